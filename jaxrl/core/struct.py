@@ -1,0 +1,26 @@
+"""Frozen, typed pytrees: one decorator for every state and batch of the code base."""
+
+import dataclasses
+from typing import Any, TypeVar, dataclass_transform
+
+import jax
+
+T = TypeVar("T")
+
+
+def static(**kwargs: Any) -> Any:
+    """A field that is part of the tree's structure (hashed by jit), not a leaf."""
+    return dataclasses.field(metadata={"static": True}, **kwargs)
+
+
+@dataclass_transform(
+    frozen_default=True, kw_only_default=True, field_specifiers=(static, dataclasses.field)
+)
+def pytree(cls: type[T]) -> type[T]:
+    """Turn a class into a frozen, keyword-only dataclass whose fields are pytree children."""
+    return jax.tree_util.register_dataclass(
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)  # pyright: ignore[reportArgumentType]
+    )
+
+
+replace = dataclasses.replace

@@ -1,0 +1,114 @@
+"""The shared vocabulary.
+
+Shapes: `[T, B, ...]` in rollouts, `[B, ...]` in batches, no batch axis in `ops`. Keys are typed
+(`jax.random.key`), split once into named keys and passed last.
+"""
+
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+
+from jaxrl.core.struct import pytree
+
+Key: TypeAlias = PRNGKeyArray
+Params: TypeAlias = Any
+PyTree: TypeAlias = Any
+Metrics: TypeAlias = dict[str, Array]
+
+
+class Columns:
+    """RLlib's column names, as used in module outputs and batches."""
+
+    OBS = "obs"
+    ACTIONS = "actions"
+    REWARDS = "rewards"
+    TERMINATEDS = "terminateds"
+    TRUNCATEDS = "truncateds"
+    ACTION_DIST_INPUTS = "action_dist_inputs"
+    ACTION_LOGP = "action_logp"
+    VF_PREDS = "vf_preds"
+    STATE_IN = "state_in"
+    STATE_OUT = "state_out"
+    EMBEDDINGS = "embeddings"
+    ADVANTAGES = "advantages"
+    VALUE_TARGETS = "value_targets"
+    LOSS_MASK = "loss_mask"
+
+
+@pytree
+class TimeStep:
+    """What one step of one environment returns, before any reset.
+
+    `obs` is the successor of the state that was acted on, also at an episode's end. There is no
+    `done`: `terminated` ends the task (nothing follows), `truncated` only ends the recording.
+    """
+
+    obs: PyTree
+    reward: Float[Array, "*batch"]
+    terminated: Bool[Array, "*batch"]
+    truncated: Bool[Array, "*batch"]
+    info: dict[str, Any]
+
+
+@pytree
+class Rollout:
+    """Consecutive transitions of `B` environments, `[T, B, ...]`.
+
+    `final_obs[t]` is the successor of `obs[t]` before auto-reset: at an end it differs from
+    `obs[t + 1]`, elsewhere it is equal. `mask` is False where a row is no transition (a host
+    environment's reset row, padding, an environment that returned a non-finite value); losses,
+    targets and statistics are masked means. `carry_in` is the module's recurrent state at `t = 0`.
+    """
+
+    obs: PyTree
+    action: PyTree
+    reward: Float[Array, "T B"]
+    terminated: Bool[Array, "T B"]
+    truncated: Bool[Array, "T B"]
+    final_obs: PyTree
+    is_first: Bool[Array, "T B"]
+    mask: Bool[Array, "T B"]
+    extras: dict[str, PyTree]
+    carry_in: PyTree = None
+
+
+@pytree
+class Counter:
+    """A lifetime count of 64 bits as two words, exact where JAX has no 64-bit integers."""
+
+    low: UInt32[Array, ""]
+    high: UInt32[Array, ""]
+
+    @staticmethod
+    def zero() -> "Counter":
+        return Counter(low=jnp.zeros((), jnp.uint32), high=jnp.zeros((), jnp.uint32))
+
+    def add(self, amount: int | Int[Array, ""]) -> "Counter":
+        """The count plus a non-negative amount below 2**32."""
+        low = self.low + jnp.asarray(amount, jnp.uint32)
+        return Counter(low=low, high=self.high + (low < self.low).astype(jnp.uint32))
+
+    def as_float(self) -> Float[Array, ""]:
+        """The count in float32 (24 significant bits), for schedules."""
+        return self.high.astype(jnp.float32) * 2.0**32 + self.low.astype(jnp.float32)
+
+    def __int__(self) -> int:
+        low, high = jax.device_get((self.low, self.high))
+        return (int(high) << 32) + int(low)
+
+
+@pytree
+class Progress:
+    """How far a run has come; what schedules and exploration read."""
+
+    env_steps: Counter
+    updates: Counter
+    train_batches: Counter
+
+    @staticmethod
+    def zero() -> "Progress":
+        return Progress(
+            env_steps=Counter.zero(), updates=Counter.zero(), train_batches=Counter.zero()
+        )
