@@ -19,7 +19,7 @@ class UnknownNameError(JaxrlError, KeyError):
     """No setting, algorithm, environment or module has this name."""
 
 
-class UnknownSettingError(UnknownNameError, TypeError, AttributeError):
+class UnknownSettingError(UnknownNameError, TypeError):
     """No setting of this group has this name."""
 
 
