@@ -1,0 +1,37 @@
+"""How every test runs: eight host devices, no silent broadcasting, no reused key, no stray file."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+# Everything up to `import jax` has to be said before JAX starts; subprocesses inherit it.
+_DEVICES = "--xla_force_host_platform_device_count"
+if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=8".strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # `JAX_PLATFORMS=cuda,cpu make test` takes the GPU
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "jax")
+)
+# A bounded cache is a locked one: without a size, two workers read each other's half-written files.
+os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2 * 1024**3))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+os.environ.setdefault("MPLBACKEND", "agg")
+
+import jax
+import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_debug_key_reuse", True)
+
+
+@pytest.fixture(autouse=True)
+def _key_reuse_is_an_error(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Checks that no key is consumed twice, but in tests marked `allow_key_reuse`."""
+    with jax.debug_key_reuse("allow_key_reuse" not in request.keywords):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_results_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sends run folders that a test does not name to the test's own folder."""
+    monkeypatch.setenv("JAXRL_RESULTS_DIR", str(tmp_path / "jaxrl_results"))
