@@ -1,0 +1,76 @@
+"""Fresh data as epochs of minibatches, each drawn evenly from every logical shard."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from jaxrl.core.types import Key, PyTree
+from jaxrl.ops.shuffle import shuffled_index
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OnPolicy:
+    """Every row of a train batch once an epoch, in `num_minibatches` equal parts.
+
+    The environments are divided into `num_shards` logical shards. A minibatch takes an equal part
+    of each shard, in an order of the shard's own, so which rows share a minibatch depends on the
+    shards and not on how many devices hold them. The order is a bijection computed per index
+    (see `ops.shuffle`): no sort, and no copy of the batch but the rows at hand.
+    """
+
+    num_epochs: int
+    num_minibatches: int
+    num_shards: int
+    shuffle: bool = True
+
+    @property
+    def num_updates(self) -> int:
+        """Minibatches of one train batch, all epochs."""
+        return self.num_epochs * self.num_minibatches
+
+    def rows(
+        self,
+        update: Int[Array, ""],
+        key: Key,
+        shards: Int[Array, " S"],
+        num_steps: int,
+        num_envs: int,
+    ) -> Int[Array, " N"]:
+        """The rows of a minibatch in data of shape `[num_steps * num_envs, ...]`.
+
+        Args:
+            update: Number of the minibatch within the train batch.
+            key: The train batch's key for shuffling, the same on every device.
+            shards: Which logical shards are here; `num_envs` is divided among them in order.
+            num_steps: Length T of the rollout.
+            num_envs: Environments B that are here.
+        """
+        envs_per_shard = num_envs // shards.shape[0]
+        size = num_steps * envs_per_shard
+        part = size // self.num_minibatches
+        epoch, minibatch = update // self.num_minibatches, update % self.num_minibatches
+        positions = (minibatch * part + jnp.arange(part)).astype(jnp.uint32)
+        epoch_key = jax.random.fold_in(key, epoch)
+
+        def of_shard(local: Int[Array, ""], shard: Int[Array, ""]) -> Int[Array, " n"]:
+            index = positions
+            if self.shuffle:
+                index = shuffled_index(jax.random.fold_in(epoch_key, shard), positions, size)
+            index = index.astype(jnp.int32)
+            step, env = index // envs_per_shard, index % envs_per_shard
+            return step * num_envs + local * envs_per_shard + env
+
+        local = jnp.arange(shards.shape[0], dtype=jnp.int32)
+        return jax.vmap(of_shard)(local, shards).reshape(-1)
+
+
+def flatten_time(tree: PyTree) -> PyTree:
+    """`[T, B, ...]` to `[T * B, ...]`, without a copy."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
+
+
+def take_rows(tree: PyTree, rows: Int[Array, " N"]) -> PyTree:
+    """The given rows of every leaf."""
+    return jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), tree)

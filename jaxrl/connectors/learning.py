@@ -1,0 +1,82 @@
+"""Learner connectors: reward clipping and reward normalisation."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxrl.connectors.base import LearnerConnector
+from jaxrl.core.struct import replace
+from jaxrl.core.types import PyTree, Rollout
+from jaxrl.ops.statistics import RunningMoments
+
+
+@dataclasses.dataclass(frozen=True)
+class ClipRewards(LearnerConnector):
+    """Rewards clipped to `[low, high]`, or their sign where `low` is None."""
+
+    low: float | None
+    high: float | None
+
+    def __call__(
+        self, state: PyTree, per_env: PyTree, rollout: Rollout, axis_name: str | None
+    ) -> tuple[PyTree, PyTree, Rollout]:
+        del axis_name
+        reward = rollout.reward
+        clipped = jnp.sign(reward) if self.low is None else jnp.clip(reward, self.low, self.high)
+        return state, per_env, replace(rollout, reward=clipped)
+
+
+@dataclasses.dataclass(frozen=True)
+class NormalizeRewards(LearnerConnector):
+    """Rewards divided by the running standard deviation of the discounted return so far.
+
+    As in OpenAI baselines' VecNormalize: the running sum `R_t = gamma R_{t-1} + r_t` starts anew
+    with each episode; its variance, not its mean, scales the reward, which is clipped to ±`clip`.
+    """
+
+    gamma: float
+    clip: float = 10.0
+
+    def init(self) -> RunningMoments:
+        return RunningMoments.zero(())
+
+    def init_per_env(self, num_envs: int) -> Float[Array, " B"]:
+        return jnp.zeros((num_envs,), jnp.float32)
+
+    def __call__(
+        self,
+        state: RunningMoments,
+        per_env: Float[Array, " B"],
+        rollout: Rollout,
+        axis_name: str | None,
+    ) -> tuple[RunningMoments, Float[Array, " B"], Rollout]:
+        def step(
+            running: Float[Array, " B"], row: tuple[Array, Array]
+        ) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
+            reward, ended = row
+            running = self.gamma * running + reward
+            return jnp.where(ended, 0.0, running), running
+
+        ended = rollout.terminated | rollout.truncated
+        per_env, returns = jax.lax.scan(step, per_env, (rollout.reward, ended))
+        state = state.update(returns, rollout.mask, axis_name)
+        scaled = jnp.clip(rollout.reward / (state.std() + 1e-8), -self.clip, self.clip)
+        return state, per_env, replace(rollout, reward=scaled)
+
+
+def default_learner_connectors(
+    clip_rewards: bool | float | tuple[float, float] | None, normalize_rewards: bool, gamma: float
+) -> tuple[LearnerConnector, ...]:
+    """What the settings ask for: clipping first, then normalisation."""
+    connectors: list[LearnerConnector] = []
+    if clip_rewards is True:
+        connectors.append(ClipRewards(None, None))
+    elif isinstance(clip_rewards, (int, float)) and clip_rewards is not False:
+        connectors.append(ClipRewards(-float(clip_rewards), float(clip_rewards)))
+    elif isinstance(clip_rewards, (tuple, list)):
+        connectors.append(ClipRewards(float(clip_rewards[0]), float(clip_rewards[1])))
+    if normalize_rewards:
+        connectors.append(NormalizeRewards(gamma))
+    return tuple(connectors)

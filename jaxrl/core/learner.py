@@ -1,0 +1,143 @@
+"""The optimiser step: the only place where a loss becomes an update."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float
+
+from jaxrl.core.struct import pytree
+from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree, Rollout
+
+S = TypeVar("S")
+B = TypeVar("B")
+
+NONFINITE = "num_nonfinite_updates"
+
+
+class Learner(Protocol[S, B]):
+    """What an algorithm file defines. All four are pure; `S` holds parameters, optimiser, targets.
+
+    `axis_name` is the mesh axis over which gradients and moments are reduced, or None.
+    """
+
+    def init(self, key: Key) -> S:
+        """The first state. Consumes the key."""
+        ...
+
+    def prepare(self, state: S, rollout: Rollout, progress: Progress) -> tuple[B, Metrics]:
+        """Targets for a whole train batch, `[T, B, ...]` as the rollout, and their statistics."""
+        ...
+
+    def update(self, state: S, batch: B, progress: Progress, key: Key) -> tuple[S, Metrics]:
+        """One gradient step on one minibatch, `[N, ...]`."""
+        ...
+
+    def finish(self, state: S, metrics: Metrics, progress: Progress) -> S:
+        """Once a train batch, with the means of the updates' metrics: adaptive KL, targets."""
+        ...
+
+
+@pytree
+class SgdState:
+    """Parameters and the optimiser's state that belongs to them."""
+
+    params: Params
+    opt_state: PyTree
+
+
+def sgd_step(
+    loss_fn: Callable[[Params], tuple[Float[Array, ""], Metrics]],
+    tx: optax.GradientTransformation,
+    state: SgdState,
+    axis_name: str | None = None,
+) -> tuple[SgdState, Metrics]:
+    """One step of `tx` down the gradient of the mean loss over all shards.
+
+    A non-finite loss or gradient (after the reduction, so that all devices agree) leaves
+    parameters and optimiser as they were and is counted in the metrics.
+
+    Args:
+        loss_fn: Mean loss of this device's rows, and metrics.
+        tx: The optimiser, built from the hyperparameters' current values.
+        state: Parameters and optimiser state.
+        axis_name: Mesh axis to average gradients over; None on one device.
+    """
+    (loss, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+    if axis_name is not None:
+        flat, unravel = ravel_pytree((grads, loss))
+        grads, loss = unravel(jax.lax.pmean(flat, axis_name))
+    grad_norm = optax.global_norm(grads)
+    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    kept = select(finite, SgdState(params=params, opt_state=opt_state), state)
+    metrics = {
+        name: jnp.where(finite, jax.lax.stop_gradient(value), 0.0)
+        for name, value in metrics.items()
+    }
+    return kept, {
+        **metrics,
+        "total_loss": jnp.where(finite, loss, 0.0),
+        "grad_norm": jnp.where(finite, grad_norm, 0.0),
+        NONFINITE: 1.0 - finite.astype(jnp.float32),
+    }
+
+
+def select(condition: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
+    """`new` where the scalar condition holds, else `old`, leaf by leaf."""
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
+
+
+def clip_gradients(by: str, limit: Float[Array, ""] | None) -> optax.GradientTransformation:
+    """RLlib's three kinds of clipping, each as its name says.
+
+    Args:
+        by: "value" clamps each entry to `[-limit, limit]`; "norm" scales each tensor to an L2 norm
+            of at most `limit`; "global_norm" scales all of them by their common L2 norm.
+        limit: The bound, None for no clipping.
+    """
+    if limit is None:
+        return optax.identity()
+    return _CLIPPING[by](limit)
+
+
+def _clip_by_tensor_norm(limit: Any) -> optax.GradientTransformation:
+    def clip(updates: PyTree) -> PyTree:
+        def scale(g: Array) -> Array:
+            return g * jnp.minimum(1.0, limit / (jnp.sqrt(jnp.sum(jnp.square(g))) + 1e-6))
+
+        return jax.tree.map(scale, updates)
+
+    return optax.stateless(lambda updates, _: clip(updates))
+
+
+_CLIPPING: dict[str, Callable[[Any], optax.GradientTransformation]] = {
+    "value": optax.clip,
+    "norm": _clip_by_tensor_norm,
+    "global_norm": optax.clip_by_global_norm,
+}
+
+
+OptimizerSetting = str | Mapping[str, Any] | Callable[..., optax.GradientTransformation]
+OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "lion", "radam", "nadam", "adabelief", "lamb")
+
+
+def make_optimizer(
+    setting: OptimizerSetting, lr: Float[Array, ""], clip: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """The gradient clipping, then the optimiser that the setting names, at a traced rate.
+
+    Args:
+        setting: optax's name, `{"name": ..., **keyword arguments}`, or a callable of `lr`.
+        lr: The current learning rate.
+        clip: What is done to the gradients first.
+    """
+    if callable(setting):
+        return optax.chain(clip, setting(lr))
+    kwargs = {"name": setting} if isinstance(setting, str) else dict(setting)
+    factory: Callable[..., optax.GradientTransformation] = vars(optax)[kwargs.pop("name")]
+    return optax.chain(clip, factory(lr, **kwargs))
