@@ -1,0 +1,219 @@
+"""gymnax 1.x environments as `JaxEnv`s (https://github.com/RobertTLange/gymnax).
+
+gymnax's `step` resets the environment at every step, needed or not; this adapter calls `step_env`
+and leaves resets to auto-reset. gymnax's own rewards, observations and states have dtypes that
+differ between reset and step or are weakly typed, so everything is cast here, once.
+"""
+
+import functools
+import importlib
+import sys
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.core.types import Key, PyTree, TimeStep
+from jaxrl.envs.params import current, override_params
+from jaxrl.envs.wrappers import OwnTimeLimit
+from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
+
+ENV_IDS = {
+    "CartPole-v1": "classic_control.cartpole:CartPole",
+    "Pendulum-v1": "classic_control.pendulum:Pendulum",
+    "Acrobot-v1": "classic_control.acrobot:Acrobot",
+    "MountainCar-v0": "classic_control.mountain_car:MountainCar",
+    "MountainCarContinuous-v0": "classic_control.continuous_mountain_car:ContinuousMountainCar",
+    "Asterix-MinAtar": "minatar.asterix:MinAsterix",
+    "Breakout-MinAtar": "minatar.breakout:MinBreakout",
+    "Freeway-MinAtar": "minatar.freeway:MinFreeway",
+    "Seaquest-MinAtar": "minatar.seaquest:MinSeaquest",
+    "SpaceInvaders-MinAtar": "minatar.space_invaders:MinSpaceInvaders",
+    "Catch-bsuite": "bsuite.catch:Catch",
+    "DeepSea-bsuite": "bsuite.deep_sea:DeepSea",
+    "MemoryChain-bsuite": "bsuite.memory_chain:MemoryChain",
+    "UmbrellaChain-bsuite": "bsuite.umbrella_chain:UmbrellaChain",
+    "DiscountingChain-bsuite": "bsuite.discounting_chain:DiscountingChain",
+    "SimpleBandit-bsuite": "bsuite.bandit:SimpleBandit",
+    "FourRooms-misc": "misc.rooms:FourRooms",
+    "MetaMaze-misc": "misc.meta_maze:MetaMaze",
+    "PointRobot-misc": "misc.point_robot:PointRobot",
+    "BernoulliBandit-misc": "misc.bernoulli_bandit:BernoulliBandit",
+    "GaussianBandit-misc": "misc.gaussian_bandit:GaussianBandit",
+    "Reacher-misc": "misc.reacher:Reacher",
+    "Swimmer-misc": "misc.swimmer:Swimmer",
+    "Pong-misc": "misc.pong:Pong",
+    "FrozenLake-misc": "misc.frozen_lake:FrozenLake",
+}
+"""id -> module and class below `gymnax.environments`; all but MNISTBandit-bsuite."""
+
+_ENVIRONMENT_MODULE = "gymnax.environments.environment"
+_IMAGE_MODULES = ("gymnax.environments.minatar.", "gymnax.environments.misc.pong")
+_COSTLY_RESETS = ("gymnax.environments.minatar.", "gymnax.environments.misc.pong")
+
+
+def env_class(name: str) -> type:
+    """The gymnax class of an id.
+
+    Raises:
+        UnknownNameError: gymnax has no such environment.
+        EnvError: gymnax is not installed, or the environment does not work offline.
+    """
+    if name == "MNISTBandit-bsuite":
+        raise EnvError(
+            "gymnax:MNISTBandit-bsuite downloads its data when it is made, so jaxrl refuses it; "
+            "gymnax:SimpleBandit-bsuite and gymnax:BernoulliBandit-misc are bandits without data."
+        )
+    if name not in ENV_IDS:
+        raise UnknownNameError(
+            f"gymnax has no environment {name!r}.{did_you_mean(name, ENV_IDS)} "
+            f"Known: {', '.join(ENV_IDS)}."
+        )
+    module_name, _, class_name = ENV_IDS[name].partition(":")
+    try:
+        module = importlib.import_module(f"gymnax.environments.{module_name}")
+    except ModuleNotFoundError as error:
+        raise EnvError(
+            f"gymnax:{name} needs the package {error.name!r}, which is not installed: "
+            f"pip install 'gymnax>=1.0,<2' six."
+        ) from error
+    return vars(module)[class_name]
+
+
+def is_gymnax(value: object) -> bool:
+    """Whether the value is a gymnax environment; never imports gymnax."""
+    return is_gymnax_class(type(value))
+
+
+def is_gymnax_class(cls: type) -> bool:
+    """Whether the class is a gymnax environment's; never imports gymnax."""
+    module = sys.modules.get(_ENVIRONMENT_MODULE)
+    return module is not None and issubclass(cls, vars(module)["Environment"])
+
+
+class GymnaxEnv(OwnTimeLimit):
+    """A gymnax environment. Its time limit is `params.max_steps_in_episode`.
+
+    Rewards are float32; observations are float32, but uint8 for the one-hot images of MinAtar
+    and Pong and int32 for discrete observations. Wrappers of one gymnax object are equal.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.name = str(env.name)
+        module = type(env).__module__ + "."
+        self._is_image = module.startswith(_IMAGE_MODULES)
+        self.reset_mode = "on_demand" if module.startswith(_COSTLY_RESETS) else "every_step"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GymnaxEnv) and self.env is other.env
+
+    def __hash__(self) -> int:
+        return hash((GymnaxEnv, id(self.env)))
+
+    @property
+    def default_params(self) -> PyTree:
+        """gymnax's, with every number strongly typed."""
+        return jax.tree.map(_strong_numpy, self.env.default_params)
+
+    def with_time_limit(self, params: PyTree, max_episode_steps: int) -> PyTree:
+        changes = {"max_steps_in_episode": max_episode_steps}
+        return override_params(self.name, params, changes)
+
+    def time_limit(self, params: PyTree) -> int:
+        """The number of steps after which an episode is truncated."""
+        return int(current(params, "max_steps_in_episode"))
+
+    def observation_space(self, params: PyTree) -> gymnasium.Space[Any]:
+        return _to_gymnasium(self.env.observation_space(params), as_image=self._is_image)
+
+    def action_space(self, params: PyTree) -> gymnasium.Space[Any]:
+        return _to_gymnasium(self.env.action_space(params), as_image=False)
+
+    def reset(self, key: Key, params: PyTree) -> tuple[PyTree, PyTree]:
+        with jax.numpy_rank_promotion("allow"):
+            obs, state = self.env.reset_env(key, params)
+        return jax.tree.map(_cast, state, self._state_dtypes), self._cast_obs(obs)
+
+    def step(
+        self, key: Key, state: PyTree, action: PyTree, params: PyTree
+    ) -> tuple[PyTree, TimeStep]:
+        with jax.numpy_rank_promotion("allow"):
+            obs, next_state, reward, terminated, _ = self.env.step_env(key, state, action, params)
+            truncated = self.env.is_truncated(next_state, params)
+        return jax.tree.map(_cast, next_state, self._state_dtypes), TimeStep(
+            obs=self._cast_obs(obs),
+            reward=_cast(jnp.reshape(reward, ()), np.float32),
+            terminated=_cast(jnp.reshape(terminated, ()), np.bool_),
+            truncated=_cast(jnp.reshape(truncated, ()), np.bool_),
+            info={},
+        )
+
+    def _cast_obs(self, obs: PyTree) -> PyTree:
+        return jax.tree.map(_cast, obs, self._obs_dtypes)
+
+    @functools.cached_property
+    def _obs_dtypes(self) -> PyTree:
+        """The observation's structure, with a dtype per leaf."""
+        space = self.observation_space(self.default_params)
+        return _space_dtypes(space)
+
+    @functools.cached_property
+    def _state_dtypes(self) -> PyTree:
+        """Per leaf of the state, what holds both its value after a reset and after a step."""
+        params = self.default_params
+        action_space = self.action_space(params)
+
+        def both(key: Key) -> tuple[PyTree, PyTree]:
+            with jax.numpy_rank_promotion("allow"):
+                _, first = self.env.reset_env(key, params)
+                action = jnp.zeros(action_space.shape, _space_dtypes(action_space))
+                return first, self.env.step_env(key, first, action, params)[1]
+
+        first, second = jax.eval_shape(both, jax.eval_shape(lambda: jax.random.key(0)))
+        return jax.tree.map(lambda a, b: jnp.promote_types(a.dtype, b.dtype), first, second)
+
+
+def _cast(value: Any, dtype: Any) -> jax.Array:
+    """Strongly typed."""
+    return jax.lax.convert_element_type(value, dtype)
+
+
+def _strong_numpy(value: Any) -> Any:
+    array = np.asarray(value)
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def _to_gymnasium(space: Any, *, as_image: bool) -> gymnasium.Space[Any]:
+    """The gymnasium space of the cast observation or action.
+
+    Raises:
+        EnvError: gymnax has grown a space that this adapter does not know.
+    """
+    kind = type(space).__name__
+    if kind == "Discrete":
+        return gymnasium.spaces.Discrete(int(space.n))
+    if kind == "Box":
+        dtype = np.uint8 if as_image else np.float32
+        low = np.broadcast_to(np.asarray(space.low, dtype), space.shape)
+        high = np.broadcast_to(np.asarray(space.high, dtype), space.shape)
+        return gymnasium.spaces.Box(low, high, dtype=dtype)
+    if kind == "Dict":
+        children = {k: _to_gymnasium(v, as_image=as_image) for k, v in space.spaces.items()}
+        return gymnasium.spaces.Dict(children)
+    if kind == "Tuple":
+        return gymnasium.spaces.Tuple(
+            tuple(_to_gymnasium(child, as_image=as_image) for child in space.spaces)
+        )
+    raise EnvError(f"The gymnax space {space!r} is not supported: Box, Discrete, Dict, Tuple are.")
+
+
+def _space_dtypes(space: gymnasium.Space[Any]) -> PyTree:
+    """The structure of a space's values, with the dtype of each leaf in a JAX program."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {name: _space_dtypes(child) for name, child in space.spaces.items()}
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return tuple(_space_dtypes(child) for child in space.spaces)
+    return np.dtype(np.int32) if isinstance(space, gymnasium.spaces.Discrete) else space.dtype

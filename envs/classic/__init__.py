@@ -1,0 +1,1 @@
+"""jaxrl's own classic-control environments, each equal to gymnasium's."""

@@ -1,0 +1,85 @@
+"""Setting an environment's parameters by name."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl.core.types import PyTree
+from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
+
+
+def param_names(params: PyTree) -> list[str]:
+    """The names that `override_params` accepts: a dataclass's fields or a dictionary's keys."""
+    if dataclasses.is_dataclass(params):
+        return [field.name for field in dataclasses.fields(params)]
+    return list(params) if isinstance(params, dict) else []
+
+
+def override_params(
+    env_name: str, params: PyTree, values: Mapping[str, Any], arguments: Iterable[str] = ()
+) -> PyTree:
+    """The params with some fields replaced, each of the shape and dtype it had.
+
+    Args:
+        env_name: Named in errors.
+        params: A dataclass or a dictionary.
+        values: By field name.
+        arguments: Names that are known elsewhere (the constructor's), for the did-you-mean.
+
+    Raises:
+        UnknownNameError: No field has this name.
+        EnvError: A value cannot stand for the field's default.
+    """
+    names = param_names(params)
+    for key in values:
+        if key not in names:
+            known = [*names, *arguments]
+            raise UnknownNameError(
+                f"{env_name} has no parameter {key!r} (given in env_config)."
+                f"{did_you_mean(key, known)} Known: {', '.join(known) or 'none'}."
+            )
+    changes = {key: _cast(env_name, key, current(params, key), values[key]) for key in values}
+    if isinstance(params, dict):
+        return {**params, **changes}
+    return dataclasses.replace(params, **changes)
+
+
+def current(params: PyTree, name: str) -> Any:
+    """The value of one field."""
+    return params[name] if isinstance(params, dict) else vars(params)[name]
+
+
+def _cast(env_name: str, name: str, default: PyTree, value: PyTree) -> PyTree:
+    leaves, structure = jax.tree.flatten(default)
+    if jax.tree.structure(value) == structure and len(leaves) != 1:
+        given = jax.tree.leaves(value)
+        cast = [_cast_leaf(env_name, name, *pair) for pair in zip(leaves, given, strict=True)]
+        return jax.tree.unflatten(structure, cast)
+    if len(leaves) != 1:
+        raise EnvError(f"{env_name}'s parameter {name!r} must have the structure {structure}.")
+    return jax.tree.unflatten(structure, [_cast_leaf(env_name, name, leaves[0], value)])
+
+
+def _cast_leaf(env_name: str, name: str, default: Any, value: Any) -> Any:
+    """The value as an array of the default's shape and dtype, if that loses nothing."""
+    expected = np.asarray(default)
+    dtype = jax.dtypes.canonicalize_dtype(expected.dtype)
+    try:
+        given = np.asarray(value)
+        cast = given.astype(dtype)
+        fits = given.shape == expected.shape and (
+            given.dtype.kind in "biuf"
+            and (dtype.kind == "f" or bool(np.all(cast == given)))
+            and (given.dtype.kind == "b") == (dtype.kind == "b")
+        )
+    except (TypeError, ValueError):
+        fits, cast = False, None
+    if not fits:
+        raise EnvError(
+            f"{env_name}'s parameter {name!r} must be {dtype} of shape {expected.shape} "
+            f"(default {expected.tolist()!r}), got {value!r}."
+        )
+    return cast

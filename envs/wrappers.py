@@ -1,0 +1,94 @@
+"""Wrappers around one environment."""
+
+from typing import Any
+
+import gymnasium
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from jaxrl.core.struct import pytree, replace
+from jaxrl.core.types import Key, PyTree, TimeStep
+from jaxrl.envs.base import JaxEnv
+from jaxrl.errors import EnvError
+
+
+class OwnTimeLimit(JaxEnv[Any, Any]):
+    """An environment whose `params` hold its time limit; `make` puts no `TimeLimit` around it."""
+
+    def with_time_limit(self, params: PyTree, max_episode_steps: int) -> PyTree:
+        """The parameters with another time limit."""
+        raise NotImplementedError(f"{type(self).__name__} does not define with_time_limit")
+
+
+@pytree
+class TimeLimitState:
+    """The wrapped environment's state and the number of steps since its reset."""
+
+    inner: PyTree
+    num_steps: Int[Array, "*batch"]
+
+
+class TimeLimit(JaxEnv[TimeLimitState, Any]):
+    """Truncates an episode at its `max_episode_steps`-th step, exactly as gymnasium's TimeLimit.
+
+    A step that terminates at the limit is both terminated and truncated. Two limits of the same
+    length around the same environment are equal, so that `jit` does not compile twice.
+    """
+
+    def __init__(self, env: JaxEnv[Any, Any], max_episode_steps: int) -> None:
+        """Wraps `env`.
+
+        Raises:
+            EnvError: `max_episode_steps` is not a positive integer.
+        """
+        self.env = env
+        self.max_episode_steps = check_max_episode_steps(max_episode_steps)
+        self.name = env.name
+        self.reset_mode = env.reset_mode
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, TimeLimit)
+            and self.env == other.env
+            and self.max_episode_steps == other.max_episode_steps
+        )
+
+    def __hash__(self) -> int:
+        return hash((TimeLimit, self.env, self.max_episode_steps))
+
+    @property
+    def default_params(self) -> PyTree:
+        return self.env.default_params
+
+    def observation_space(self, params: PyTree) -> gymnasium.Space[Any]:
+        return self.env.observation_space(params)
+
+    def action_space(self, params: PyTree) -> gymnasium.Space[Any]:
+        return self.env.action_space(params)
+
+    def reset(self, key: Key, params: PyTree) -> tuple[TimeLimitState, PyTree]:
+        inner, obs = self.env.reset(key, params)
+        return TimeLimitState(inner=inner, num_steps=jnp.zeros((), jnp.int32)), obs
+
+    def step(
+        self, key: Key, state: TimeLimitState, action: PyTree, params: PyTree
+    ) -> tuple[TimeLimitState, TimeStep]:
+        inner, step = self.env.step(key, state.inner, action, params)
+        num_steps = state.num_steps + 1
+        truncated = step.truncated | (num_steps >= self.max_episode_steps)
+        return TimeLimitState(inner=inner, num_steps=num_steps), replace(step, truncated=truncated)
+
+    def render(self, state: TimeLimitState, params: PyTree) -> np.ndarray:
+        return self.env.render(state.inner, params)
+
+
+def check_max_episode_steps(value: object) -> int:
+    """The value as a positive int.
+
+    Raises:
+        EnvError: It is anything else.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise EnvError(f"max_episode_steps must be a positive integer, got {value!r}.")
+    return int(value)
