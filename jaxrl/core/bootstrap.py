@@ -1,0 +1,62 @@
+"""Values of successors, which are not the next row where an episode ended."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxrl.core.struct import pytree
+from jaxrl.core.types import PyTree, Rollout
+
+ValueFn = Callable[[PyTree], Float[Array, " N"]]
+
+
+@pytree
+class _Loop:
+    done: Int[Array, ""]
+    values: Float[Array, " N"]
+
+
+def successor_values(
+    value_fn: ValueFn, rollout: Rollout, values: Float[Array, "T B"]
+) -> Float[Array, "T B"]:
+    """v(final_obs) of every row, at little more than the cost of the truncated ones.
+
+    Within an episode the successor is the next row, whose value is known. The last row and the
+    truncated ones are evaluated on `final_obs`; truncations are gathered a few rows at a time, so
+    a rollout without them costs one forward pass of B rows. At terminations the result is not a
+    successor's value and must meet a discount of 0.
+
+    Args:
+        value_fn: State values of a batch of the module's observations.
+        rollout: `[T, B, ...]`, holding the module's observations.
+        values: v(obs), `[T, B]`.
+    """
+    last = value_fn(jax.tree.map(lambda x: x[-1], rollout.final_obs))
+    shifted = jnp.concatenate([values[1:], last[None]])
+    truncated = rollout.truncated & ~rollout.terminated
+    flat_obs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.final_obs)
+    flat = evaluate_rows(value_fn, flat_obs, truncated.reshape(-1), shifted.reshape(-1))
+    return flat.reshape(values.shape)
+
+
+def evaluate_rows(
+    value_fn: ValueFn, obs: PyTree, wanted: Bool[Array, " N"], values: Float[Array, " N"]
+) -> Float[Array, " N"]:
+    """`values` with the wanted rows replaced by `value_fn` of their observations."""
+    rows = wanted.shape[0]
+    chunk = max(1, rows // 32)
+    ordinal = jnp.cumsum(wanted.astype(jnp.int32))
+
+    def body(carry: _Loop) -> _Loop:
+        nth = carry.done + jnp.arange(1, chunk + 1, dtype=jnp.int32)
+        row = jnp.searchsorted(ordinal, nth)  # `rows`, which is dropped, past the last one
+        picked = jax.tree.map(lambda x: jnp.take(x, row, axis=0, mode="clip"), obs)
+        return _Loop(
+            done=carry.done + chunk,
+            values=carry.values.at[row].set(value_fn(picked), mode="drop"),
+        )
+
+    start = _Loop(done=jnp.zeros((), jnp.int32), values=values)
+    return jax.lax.while_loop(lambda carry: carry.done < ordinal[-1], body, start).values

@@ -1,0 +1,283 @@
+"""The in-graph runner: roll out, prepare, draw, scan(update), as one compiled program.
+
+`InGraph.init` and `InGraph.step` are pure and public: jit, vmap or scan them as you like. With
+`axis_name` set they are one device's part of a `shard_map` over the mesh (see `runners.program`).
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from jaxrl.buffers.on_policy import OnPolicy, flatten_time, take_rows
+from jaxrl.connectors.base import LearnerPipeline
+from jaxrl.core.learner import NONFINITE, select
+from jaxrl.core.hparams import current_values
+from jaxrl.core.struct import pytree, replace
+from jaxrl.core.types import Key, Metrics, Progress, PyTree
+from jaxrl.envs.vector import VectorState
+from jaxrl.runners.ring import (
+    EpisodeRing,
+    EpisodeSums,
+    FaultLog,
+    empty_fault_log,
+    empty_ring,
+    push_episodes,
+    push_faults,
+)
+from jaxrl.runners.rollout import Actor, Sampler, initial_env_index
+
+
+@pytree
+class ConnectorState:
+    """Statistics of the connectors; `per_env` has a leading axis B."""
+
+    obs: PyTree
+    learner: PyTree
+    per_env: PyTree
+
+
+@pytree
+class GuardState:
+    """What the divergence guard remembers; `snapshot` is the last learner state known good."""
+
+    snapshot: PyTree
+    in_a_row: Int[Array, ""]
+    num_rollbacks: Int[Array, ""]
+    num_nonfinite: UInt32[Array, ""]
+
+
+@pytree
+class TrainState:
+    """The whole of a run. Saving it is exact, and a leading axis makes a population of it."""
+
+    learner: Any
+    env: VectorState
+    env_params: PyTree
+    connectors: ConnectorState
+    carry: PyTree
+    ring: EpisodeRing
+    faults: FaultLog
+    guard: GuardState
+    progress: Progress
+    key: Key
+
+
+@pytree
+class Summary:
+    """What a run of several train batches reports: one transfer to the host."""
+
+    metrics: Metrics
+    episodes: EpisodeSums
+    train_batches: Int[Array, ""]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InGraph:
+    """A run's pure functions, closed over everything that is static."""
+
+    learner: Any
+    sampler: Sampler
+    experience: OnPolicy
+    learner_pipeline: LearnerPipeline
+    num_envs: int
+    num_steps: int
+    ring_size: int
+    on_nonfinite: str
+    nonfinite_tolerance: int
+    axis_name: str | None = None
+
+    @property
+    def batch_steps(self) -> int:
+        """Environment steps of one train batch, over all devices."""
+        return self.num_envs * self.num_steps
+
+    def init(self, key: Key, env_params: PyTree) -> TrainState:
+        """The first state of a run, for all environments. Consumes the key."""
+        learner_key, env_key, run_key = jax.random.split(key, 3)
+        learner_state = self.learner.init(learner_key)
+        env_state = self.sampler.env.reset(
+            env_key, initial_env_index(self.num_envs), env_params
+        )
+        shards = self.experience.num_shards
+        return TrainState(
+            learner=learner_state,
+            env=env_state,
+            env_params=env_params,
+            connectors=ConnectorState(
+                obs=self.sampler.obs_pipeline.init(),
+                learner=self.learner_pipeline.init(),
+                per_env=self.learner_pipeline.init_per_env(self.num_envs),
+            ),
+            carry=self.sampler.module.initial_carry(self.num_envs),
+            ring=empty_ring(shards, self.ring_size),
+            faults=empty_fault_log(shards),
+            guard=GuardState(
+                snapshot=learner_state if self.on_nonfinite == "rollback" else None,
+                in_a_row=jnp.zeros((), jnp.int32),
+                num_rollbacks=jnp.zeros((), jnp.int32),
+                num_nonfinite=jnp.zeros((), jnp.uint32),
+            ),
+            progress=Progress.zero(),
+            key=run_key,
+        )
+
+    def step(self, state: TrainState) -> tuple[TrainState, Metrics]:
+        """One train batch: roll out, prepare, every minibatch's update, finish."""
+        state, _, metrics = self._train_batch(state)
+        return state, metrics
+
+    def run(self, state: TrainState, num_batches: Int[Array, ""]) -> tuple[TrainState, Summary]:
+        """`num_batches` train batches, a traced number: changing it compiles nothing."""
+        shapes = jax.eval_shape(self.step, state)[1]
+        start = _RunCarry(
+            state=state,
+            summary=Summary(
+                metrics=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
+                episodes=EpisodeSums.zero(state.ring.count.shape[0]),
+                train_batches=jnp.zeros((), jnp.int32),
+            ),
+        )
+
+        def more(carry: _RunCarry) -> Bool[Array, ""]:
+            going = carry.summary.train_batches < num_batches
+            if self.on_nonfinite == "raise":
+                going = going & (carry.state.guard.in_a_row < self.nonfinite_tolerance)
+            return going
+
+        def body(carry: _RunCarry) -> _RunCarry:
+            state, record, metrics = self._train_batch(carry.state)
+            summary = Summary(
+                metrics=jax.tree.map(jnp.add, carry.summary.metrics, metrics),
+                episodes=carry.summary.episodes.add(record),
+                train_batches=carry.summary.train_batches + 1,
+            )
+            return _RunCarry(state=state, summary=summary)
+
+        end = jax.lax.while_loop(more, body, start)
+        return end.state, end.summary
+
+    def _train_batch(self, state: TrainState) -> tuple[TrainState, Any, Metrics]:
+        batch_key = jax.random.fold_in(state.key, state.progress.train_batches.low)
+        shuffle_key, update_key = jax.random.split(batch_key)
+        actor = self.actor(state)
+        env, carry, raw, record = self.sampler.rollout(
+            actor, state.env, state.carry, state.env_params, self.num_steps
+        )
+        obs_state = state.connectors.obs
+        learner_state, per_env, rollout = self.learner_pipeline(
+            state.connectors.learner,
+            state.connectors.per_env,
+            self.sampler.observed(obs_state, raw),
+            self.axis_name,
+        )
+        connectors = ConnectorState(
+            obs=self.sampler.obs_pipeline.update(obs_state, raw.obs, raw.mask, self.axis_name),
+            learner=learner_state,
+            per_env=per_env,
+        )
+        progress = replace(
+            state.progress, env_steps=state.progress.env_steps.add(self.batch_steps)
+        )
+        batch, prepared = self.learner.prepare(state.learner, rollout, progress)
+        learned, metrics = self._epochs(
+            state.learner, batch, env.index, progress, shuffle_key, update_key
+        )
+        learned = self.learner.finish(learned, metrics, progress)
+        guard, learned = self._guard(state.guard, learned, metrics)
+        new_state = replace(
+            state,
+            learner=learned,
+            env=env,
+            connectors=connectors,
+            carry=carry,
+            ring=push_episodes(state.ring, record, env.index),
+            faults=push_faults(state.faults, record, env.index),
+            guard=guard,
+            progress=replace(
+                progress,
+                updates=progress.updates.add(self.experience.num_updates),
+                train_batches=progress.train_batches.add(1),
+            ),
+        )
+        return new_state, record, {**metrics, **prepared}
+
+    def actor(self, state: TrainState) -> Actor:
+        """What acting depends on."""
+        return Actor(
+            params=state.learner.sgd.params,
+            obs_state=state.connectors.obs,
+            hparams=current_values(state.learner.hparams, state.progress),
+            progress=state.progress,
+        )
+
+    def _epochs(
+        self,
+        learner_state: Any,
+        batch: PyTree,
+        env_index: Int[Array, " B"],
+        progress: Progress,
+        shuffle_key: Key,
+        update_key: Key,
+    ) -> tuple[Any, Metrics]:
+        """Every minibatch of every epoch; the means of their metrics over updates and devices."""
+        flat = flatten_time(batch)
+        num_envs = env_index.shape[0]
+        envs_per_shard = self.num_envs // self.experience.num_shards
+        shards = env_index[::envs_per_shard] // envs_per_shard
+
+        def body(s: Any, i: Int[Array, ""]) -> tuple[Any, Metrics]:
+            rows = self.experience.rows(i, shuffle_key, shards, self.num_steps, num_envs)
+            now = replace(progress, updates=progress.updates.add(i))
+            key = jax.random.fold_in(update_key, i)
+            return self.learner.update(s, take_rows(flat, rows), now, key)
+
+        updates = jnp.arange(self.experience.num_updates, dtype=jnp.int32)
+        learner_state, metrics = jax.lax.scan(body, learner_state, updates)
+        in_a_row = _longest_tail(metrics[NONFINITE])
+        means = {name: value.mean() for name, value in metrics.items() if name != NONFINITE}
+        if self.axis_name is not None:
+            names = sorted(means)
+            stacked = jax.lax.pmean(jnp.stack([means[n] for n in names]), self.axis_name)
+            means = dict(zip(names, stacked, strict=True))
+        means[NONFINITE] = metrics[NONFINITE].sum()
+        means[NONFINITE_TAIL] = in_a_row
+        return learner_state, means
+
+    def _guard(
+        self, guard: GuardState, learned: Any, metrics: Metrics
+    ) -> tuple[GuardState, Any]:
+        """Count skipped updates; after too many in a row return to the last good parameters."""
+        bad = metrics.pop(NONFINITE).astype(jnp.uint32)
+        tail = metrics.pop(NONFINITE_TAIL).astype(jnp.int32)
+        all_bad = tail == self.experience.num_updates
+        in_a_row = jnp.where(all_bad, guard.in_a_row + tail, tail)
+        guard = replace(guard, in_a_row=in_a_row, num_nonfinite=guard.num_nonfinite + bad)
+        if self.on_nonfinite != "rollback":
+            return guard, learned
+        roll_back = in_a_row >= self.nonfinite_tolerance
+        learned = select(roll_back, guard.snapshot, learned)
+        return replace(
+            guard,
+            snapshot=select(bad == 0, learned, guard.snapshot),
+            in_a_row=jnp.where(roll_back, 0, in_a_row),
+            num_rollbacks=guard.num_rollbacks + roll_back,
+        ), learned
+
+
+NONFINITE_TAIL = "nonfinite_tail"
+
+
+@pytree
+class _RunCarry:
+    state: TrainState
+    summary: Summary
+
+
+def _longest_tail(bad: Float[Array, " U"]) -> Int[Array, ""]:
+    """How many of the last updates in a row were skipped."""
+    good = bad < 0.5
+    tail = jnp.argmax(good[::-1])
+    return jnp.where(good.any(), tail, bad.shape[0]).astype(jnp.int32)

@@ -1,0 +1,122 @@
+"""Rolling out a module in vectorised environments: one scan, for every algorithm."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from jaxrl.connectors.base import ActionPipeline, ObservationPipeline
+from jaxrl.core.rl_module import RLModule
+from jaxrl.core.struct import pytree
+from jaxrl.core.types import Columns, Key, Params, Progress, PyTree, Rollout
+from jaxrl.envs.vector import StepKeys, VectorEnv, VectorState, VectorStep
+from jaxrl.runners.ring import EpisodeRecord
+
+
+@pytree
+class Actor:
+    """What acting depends on and does not change while it lasts."""
+
+    params: Params
+    obs_state: PyTree
+    hparams: dict[str, Array]
+    progress: Progress
+
+
+@pytree
+class _Carry:
+    env: VectorState
+    module: PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+    """Environment, module and the connectors between them, as pure functions."""
+
+    env: VectorEnv
+    module: RLModule
+    obs_pipeline: ObservationPipeline
+    action_pipeline: ActionPipeline
+
+    def act(
+        self,
+        actor: Actor,
+        obs: PyTree,
+        carry: PyTree,
+        env_index: Int[Array, " B"],
+        keys: Key,
+        explore: bool,
+    ) -> dict[str, Any]:
+        """The module's output for raw observations `[B, ...]`."""
+        forward = self.module.forward_exploration if explore else self.module.forward_inference
+        return forward(
+            actor.params,
+            self.obs_pipeline(actor.obs_state, obs),
+            carry,
+            actor.hparams,
+            actor.progress,
+            env_index,
+            keys,
+        )
+
+    def step(
+        self, actor: Actor, state: VectorState, carry: PyTree, params: PyTree, explore: bool
+    ) -> tuple[VectorState, PyTree, VectorStep, dict[str, Any]]:
+        """Act once in every environment. The module's carry is reset where an episode ended."""
+        keys: StepKeys = self.env.keys(state)
+        out = self.act(actor, state.obs, carry, state.index, keys.action, explore)
+        action = self.action_pipeline(out[Columns.ACTIONS])
+        new_state, step = self.env.step(state, action, keys, params)
+        return new_state, out.get(Columns.STATE_OUT), step, out
+
+    def rollout(
+        self, actor: Actor, state: VectorState, carry: PyTree, params: PyTree, num_steps: int
+    ) -> tuple[VectorState, PyTree, Rollout, EpisodeRecord]:
+        """`num_steps` transitions of every environment, with the environment's own observations."""
+
+        def body(c: _Carry, _: None) -> tuple[_Carry, tuple[Rollout, EpisodeRecord]]:
+            state = c.env
+            new_state, module_carry, step, out = self.step(actor, state, c.module, params, True)
+            extras = {
+                name: out[name]
+                for name in (Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS)
+                if name in out
+            }
+            row = Rollout(
+                obs=state.obs,
+                action=out[Columns.ACTIONS],
+                reward=step.reward,
+                terminated=step.terminated,
+                truncated=step.truncated,
+                final_obs=step.final_obs,
+                is_first=state.is_first,
+                mask=step.mask,
+                extras=extras,
+            )
+            record = EpisodeRecord(
+                ended=step.ended,
+                episode_return=step.episode_return,
+                episode_length=step.episode_length,
+                env_step=state.count,
+                fault=step.fault,
+            )
+            return _Carry(env=new_state, module=module_carry), (row, record)
+
+        start = _Carry(env=state, module=carry)
+        end, (rollout, record) = jax.lax.scan(body, start, None, length=num_steps)
+        return end.env, end.module, dataclasses.replace(rollout, carry_in=carry), record
+
+    def observed(self, obs_state: PyTree, rollout: Rollout) -> Rollout:
+        """The rollout with the observations that the module saw."""
+        return dataclasses.replace(
+            rollout,
+            obs=self.obs_pipeline(obs_state, rollout.obs),
+            final_obs=self.obs_pipeline(obs_state, rollout.final_obs),
+        )
+
+
+def initial_env_index(num_envs: int) -> Int[Array, " B"]:
+    """The places of all environments of a run."""
+    return jnp.arange(num_envs, dtype=jnp.int32)
