@@ -1,0 +1,56 @@
+"""Reinforcement learning in JAX: RLlib's API, one compiled program."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxrl.algorithm import Algorithm
+    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.load import load_config
+    from jaxrl.core.rl_module import RLModule, RLModuleSpec
+    from jaxrl.envs.base import JaxEnv
+    from jaxrl.envs.context import EnvContext
+    from jaxrl.envs.registry import list_envs, register_env
+    from jaxrl.errors import JaxrlError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Algorithm",
+    "AlgorithmConfig",
+    "EnvContext",
+    "JaxEnv",
+    "JaxrlError",
+    "RLModule",
+    "RLModuleSpec",
+    "__version__",
+    "list_envs",
+    "load_config",
+    "register_env",
+]
+
+_HOME = {
+    "Algorithm": "jaxrl.algorithm",
+    "AlgorithmConfig": "jaxrl.config.base",
+    "EnvContext": "jaxrl.envs.context",
+    "JaxEnv": "jaxrl.envs.base",
+    "JaxrlError": "jaxrl.errors",
+    "RLModule": "jaxrl.core.rl_module",
+    "RLModuleSpec": "jaxrl.core.rl_module",
+    "list_envs": "jaxrl.envs.registry",
+    "load_config": "jaxrl.config.load",
+    "register_env": "jaxrl.envs.registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is first used (PEP 562), so that `import jaxrl` is quick."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'jaxrl' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,59 @@
+# The two commands are `make train` and `make test`; each sets up .venv first if that is needed.
+SHELL := /bin/bash
+BIN := .venv/bin
+CONFIG ?= configs/classic/cartpole-ppo.yaml
+# Test processes: a number, or as many as there are cores, four at most (each compiles and holds JAX).
+WORKERS ?= logical
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
+	"$$python" -c '$(SUPPORTED)' >/dev/null 2>&1 && { echo "$$python"; break; }; done)
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help train test test-slow lint format docs clean
+
+help:
+	@echo "make train      train PPO on CartPole (CONFIG=... for another file of configs/)"
+	@echo "make test       lint, format, types, import layers and the default test suite"
+	@echo "make test-slow  the learning curves and other long tests"
+	@echo "make lint       only lint, format, types, import layers, lengths and spelling"
+	@echo "make format     rewrite the code as the formatter wants it"
+	@echo "make docs       build the documentation into site/"
+
+train: .venv/.core
+	$(BIN)/jaxrl train file $(CONFIG)
+
+test: .venv/.dev
+	$(PYTEST)
+
+test-slow: .venv/.dev
+	$(PYTEST) -m slow
+
+lint: .venv/.dev
+	$(BIN)/python -m pytest tests/house
+
+format: .venv/.dev
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+docs: .venv/.dev
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf build dist site .pytest_cache .ruff_cache .import_linter_cache
+
+.venv/bin/pip:
+	@[ -n "$(PYTHON)" ] && "$(PYTHON)" -c '$(SUPPORTED)' || { \
+	  echo "jaxrl needs Python 3.11, 3.12 or 3.13, and $(if $(PYTHON),'$(PYTHON)' is not,no python on the PATH is) one" \
+	    "of them; name one, as in: make train PYTHON=/path/to/python3.12" >&2; exit 2; }
+	"$(PYTHON)" -m venv .venv
+
+.venv/.core: pyproject.toml constraints.txt | .venv/bin/pip
+	@echo "Installing jaxrl into .venv (the first time takes a few minutes)"
+	@$(PIP_INSTALL) -e .
+	@touch $@
+
+.venv/.dev: pyproject.toml constraints.txt | .venv/bin/pip
+	@echo "Installing jaxrl and its test tools into .venv (the first time takes a few minutes)"
+	@$(PIP_INSTALL) -e ".[dev]"
+	@touch .venv/.core $@

@@ -1,0 +1,123 @@
+"""Small files, small functions, shallow nesting: what keeps the code readable, as numbers."""
+
+import ast
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MODULE_LINES = 400
+ALGORITHM_LINES = 250
+FUNCTION_LINES_95TH_PERCENTILE = 40
+FUNCTION_LINES = 80
+LEVELS = 4
+
+# Path, or path::function, with the reason why it may be longer or deeper.
+ALLOWED: dict[str, str] = {}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
+
+
+def sources() -> list[Path]:
+    return [
+        path
+        for folder in ("jaxrl", "envs", "benchmarks")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if ".venv" not in str(path)
+    ]
+
+
+def functions(path: Path) -> Iterator[Function]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, Function):
+            yield node
+
+
+def lines_of(function: Function) -> int:
+    """Lines from `def` to the end, without the docstring."""
+    length = function.end_lineno - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function, clean=False) is not None:
+        length -= first.end_lineno - first.lineno + 1
+    return length
+
+
+def levels_of(node: ast.AST, level: int = 1) -> int:
+    """The deepest level of statements: a function's body is 1; `elif` opens no new one."""
+    deepest = level
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.ClassDef, Function)):
+            continue  # a nested function is measured for itself
+        is_elif = isinstance(node, ast.If) and isinstance(child, ast.If) and child in node.orelse
+        inner = level + (isinstance(child, BLOCKS) and not is_elif)
+        deepest = max(deepest, levels_of(child, inner))
+    return deepest
+
+
+def is_allowed(name: str) -> bool:
+    return name in ALLOWED
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_file_is_short(path: Path) -> None:
+    name = str(path.relative_to(ROOT))
+    limit = ALGORITHM_LINES if name.startswith("jaxrl/algorithms/") else MODULE_LINES
+    length = len(path.read_text().splitlines())
+    assert length <= limit or is_allowed(name), f"{name} has {length} lines, the limit is {limit}"
+
+
+def test_functions_are_short() -> None:
+    lengths = {
+        f"{path.relative_to(ROOT)}::{function.name}": lines_of(function)
+        for path in sources()
+        for function in functions(path)
+    }
+    longest = {
+        name: length
+        for name, length in lengths.items()
+        if length > FUNCTION_LINES and not is_allowed(name)
+    }
+    assert not longest, f"functions over {FUNCTION_LINES} lines: {longest}"
+    in_order = sorted(lengths.values())
+    percentile = in_order[math.ceil(0.95 * len(in_order)) - 1]
+    assert percentile <= FUNCTION_LINES_95TH_PERCENTILE, f"95th percentile: {percentile} lines"
+
+
+def test_nesting_is_shallow() -> None:
+    deep = {
+        name: levels
+        for path in sources()
+        for function in functions(path)
+        if (levels := levels_of(function)) > LEVELS
+        and not is_allowed(name := f"{path.relative_to(ROOT)}::{function.name}")
+    }
+    assert not deep, f"statements deeper than {LEVELS} levels: {deep}"
+
+
+def test_allow_list_is_short_and_current() -> None:
+    files = {str(path.relative_to(ROOT)) for path in sources()}
+    gone = [name for name in ALLOWED if name.split("::")[0] not in files]
+    assert not gone
+    assert len(ALLOWED) <= 5
+
+
+def test_measures_count_as_they_say() -> None:
+    source = '''
+def f(x):
+    """A docstring
+    of two lines."""
+    for a in x:
+        if a:
+            while a:
+                with a:
+                    a = 1
+        elif x:
+            pass
+'''
+    function = ast.parse(source).body[0]
+    assert isinstance(function, ast.FunctionDef)
+    assert lines_of(function) == 8
+    assert levels_of(function) == 5

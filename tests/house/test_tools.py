@@ -1,0 +1,45 @@
+"""The tools that `make lint` runs: lint, format, types, import layers, spelling."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+COMMANDS = {
+    "lint": ["ruff", "check", "."],
+    "format": ["ruff", "format", "--check", "."],
+    "types": ["pyright", "--pythonpath", sys.executable],
+    "import layers": ["lint-imports", "--no-cache"],
+    "spelling": ["codespell"],
+}
+
+
+@pytest.mark.parametrize("tool", COMMANDS)
+def test_tool_finds_nothing(tool: str) -> None:
+    program, *arguments = COMMANDS[tool]
+    done = subprocess.run(
+        [str(BIN / program), *arguments],
+        cwd=ROOT,
+        env={**os.environ, "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{' '.join(COMMANDS[tool])}\n{done.stdout}\n{done.stderr}"
+
+
+def test_every_core_module_has_a_layer() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = " ".join(settings["contracts"][0]["layers"]).replace("(", " ").replace(")", " ")
+    listed = {name for name in layers.split() if name.startswith("core.")}
+    present = {
+        f"core.{path.stem}"
+        for path in (ROOT / "jaxrl" / "core").glob("*.py")
+        if path.stem != "__init__"
+    }
+    assert present <= listed, f"add to the layers of pyproject.toml: {sorted(present - listed)}"

@@ -1,0 +1,70 @@
+"""What is declared is what is needed, and what is needed can be installed again."""
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+# Imported name -> the name it is installed under, where the two differ.
+INSTALLED_AS = {"orbax": "orbax-checkpoint", "yaml": "pyyaml"}
+# Needed by gymnax, which does not declare it.
+NOT_IMPORTED = {"six"}
+# Part of a whole installation although no module imports it today: the runners' actors need Ray, and
+# chex comes with optax.
+STANDS_READY = {"chex", "ray"}
+
+
+def name_of(requirement: str) -> str:
+    return re.split(r"[\s\[<>=!~;]", requirement, maxsplit=1)[0].lower().replace("_", "-")
+
+
+def imported() -> set[str]:
+    """The top-level packages that the code imports, wherever in a file it does so."""
+    names = set()
+    for folder in ("jaxrl", "envs"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Import):
+                    names |= {alias.name.split(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom):
+                    names.add(node.module.split(".")[0])
+    return names - set(sys.stdlib_module_names) - {"jaxrl"}
+
+
+def test_every_import_is_declared() -> None:
+    declared = {name_of(requirement) for requirement in PROJECT["dependencies"]}
+    declared |= {name_of(item) for name in ("wandb",) for item in EXTRAS[name]}
+    used = {INSTALLED_AS.get(name, name).lower() for name in imported()}
+    assert used <= declared
+
+
+def test_every_core_dependency_is_used() -> None:
+    declared = {name_of(requirement) for requirement in PROJECT["dependencies"]}
+    used = {INSTALLED_AS.get(name, name).lower() for name in imported()}
+    assert declared - NOT_IMPORTED - STANDS_READY <= used
+
+
+def test_constraints_name_each_dependency_exactly_and_no_host() -> None:
+    lines = [
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
+    for line in lines:
+        assert re.fullmatch(r'[\w.\-]+==[\w.]+( ; python_version (<|>=) "3\.\d+")?', line), line
+    constrained = {name_of(line) for line in lines}
+    needed = {name_of(item) for item in PROJECT["dependencies"]}
+    needed |= {name_of(item) for extra in ("dev", "docs", "test") for item in EXTRAS[extra]}
+    assert needed - {"jaxrl"} <= constrained
+
+
+def test_make_and_ci_agree_with_the_supported_versions() -> None:
+    assert PROJECT["requires-python"] == ">=3.11,<3.14"
+    assert "(3, 11) <= sys.version_info[:2] < (3, 14)" in (ROOT / "Makefile").read_text()
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
