@@ -12,6 +12,7 @@ from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, TimeStep
 from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.classic.params import scalar
+from jaxrl.envs.classic.raster import Canvas
 
 
 @pytree
@@ -86,6 +87,32 @@ class CartPole(JaxEnv[CartPoleState, CartPoleParams]):
             truncated=jnp.zeros((), bool),
             info={},
         )
+
+    def render(self, state: CartPoleState, params: CartPoleParams) -> np.ndarray:
+        """`[400, 600, 3]`, as gymnasium's picture."""
+        x, _, theta, _ = np.asarray(state.physics)
+        scale = 600 / (2 * float(params.x_threshold))
+        canvas = Canvas(height=400, width=600)
+        cart = np.array([x * scale + 300.0, 100.0])
+        axle = cart + np.array([0.0, 7.5])
+        along = np.array([np.sin(theta), np.cos(theta)])
+        across = np.array([along[1], -along[0]])
+        pole_length = scale * 2 * float(params.half_length)
+        bottom, top = axle - 5.0 * along, axle + (pole_length - 5.0) * along
+        canvas.fill_polygon(
+            np.array([[0.0, 99.5], [600, 99.5], [600, 100.5], [0, 100.5]]), (0, 0, 0)
+        )
+        canvas.fill_polygon(
+            cart[None] + np.array([[-25, -15], [-25, 15], [25, 15], [25, -15]]), (0, 0, 0)
+        )
+        canvas.fill_polygon(
+            np.stack(
+                [bottom - 5 * across, top - 5 * across, top + 5 * across, bottom + 5 * across]
+            ),
+            (202, 152, 101),
+        )
+        canvas.fill_circle(axle, 5.0, (129, 132, 203))
+        return canvas.to_uint8()
 
 
 def _accelerations(

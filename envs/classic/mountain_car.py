@@ -1,0 +1,164 @@
+"""MountainCar-v0 and MountainCarContinuous-v0, after Moore (1990), equal to gymnasium's."""
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxrl.core.struct import pytree
+from jaxrl.core.types import Key, TimeStep
+from jaxrl.envs.base import JaxEnv
+from jaxrl.envs.classic.params import scalar
+
+
+@pytree
+class MountainCarParams:
+    """Positions, velocities per step; `force` is what a push adds to the velocity."""
+
+    min_position: Float[Array, ""] = scalar(-1.2)
+    max_position: Float[Array, ""] = scalar(0.6)
+    max_speed: Float[Array, ""] = scalar(0.07)
+    goal_position: Float[Array, ""] = scalar(0.5)
+    goal_velocity: Float[Array, ""] = scalar(0.0)
+    force: Float[Array, ""] = scalar(0.001)
+    gravity: Float[Array, ""] = scalar(0.0025)
+    init_low: Float[Array, ""] = scalar(-0.6)
+    init_high: Float[Array, ""] = scalar(-0.4)
+
+
+@pytree
+class MountainCarContinuousParams:
+    """As the discrete car's, with `power` for a push of 1 and the range of pushes."""
+
+    min_position: Float[Array, ""] = scalar(-1.2)
+    max_position: Float[Array, ""] = scalar(0.6)
+    max_speed: Float[Array, ""] = scalar(0.07)
+    goal_position: Float[Array, ""] = scalar(0.45)
+    goal_velocity: Float[Array, ""] = scalar(0.0)
+    power: Float[Array, ""] = scalar(0.0015)
+    gravity: Float[Array, ""] = scalar(0.0025)
+    min_action: Float[Array, ""] = scalar(-1.0)
+    max_action: Float[Array, ""] = scalar(1.0)
+    init_low: Float[Array, ""] = scalar(-0.6)
+    init_high: Float[Array, ""] = scalar(-0.4)
+
+
+@pytree
+class MountainCarState:
+    """Position and velocity."""
+
+    physics: Float[Array, "*batch 2"]
+
+
+class MountainCar(JaxEnv[MountainCarState, MountainCarParams]):
+    """Reach the hilltop by pushing left (0), not at all (1) or right (2); every step costs 1."""
+
+    name = "MountainCar-v0"
+    max_episode_steps = 200
+
+    @property
+    def default_params(self) -> MountainCarParams:
+        return MountainCarParams()
+
+    def observation_space(self, params: MountainCarParams) -> gymnasium.spaces.Box:
+        return _observation_space(params)
+
+    def action_space(self, params: MountainCarParams) -> gymnasium.spaces.Discrete:
+        return gymnasium.spaces.Discrete(3)
+
+    def reset(
+        self, key: Key, params: MountainCarParams
+    ) -> tuple[MountainCarState, Float[Array, "2"]]:
+        physics = _start(key, params)
+        return MountainCarState(physics=physics), physics
+
+    def step(
+        self, key: Key, state: MountainCarState, action: Int[Array, ""], params: MountainCarParams
+    ) -> tuple[MountainCarState, TimeStep]:
+        push = (action - 1).astype(jnp.float32) * params.force
+        physics, terminated = _drive(state.physics, push, params)
+        return MountainCarState(physics=physics), TimeStep(
+            obs=physics,
+            reward=-jnp.ones((), jnp.float32),
+            terminated=terminated,
+            truncated=jnp.zeros((), bool),
+            info={},
+        )
+
+
+class MountainCarContinuous(JaxEnv[MountainCarState, MountainCarContinuousParams]):
+    """Reach the hilltop (worth 100) by pushes in [-1, 1], each costing 0.1 times its square."""
+
+    name = "MountainCarContinuous-v0"
+    max_episode_steps = 999
+
+    @property
+    def default_params(self) -> MountainCarContinuousParams:
+        return MountainCarContinuousParams()
+
+    def observation_space(self, params: MountainCarContinuousParams) -> gymnasium.spaces.Box:
+        return _observation_space(params)
+
+    def action_space(self, params: MountainCarContinuousParams) -> gymnasium.spaces.Box:
+        return gymnasium.spaces.Box(
+            float(params.min_action), float(params.max_action), (1,), np.float32
+        )
+
+    def reset(
+        self, key: Key, params: MountainCarContinuousParams
+    ) -> tuple[MountainCarState, Float[Array, "2"]]:
+        physics = _start(key, params)
+        return MountainCarState(physics=physics), physics
+
+    def step(
+        self,
+        key: Key,
+        state: MountainCarState,
+        action: Float[Array, "1"],
+        params: MountainCarContinuousParams,
+    ) -> tuple[MountainCarState, TimeStep]:
+        """The push is clipped to its range; the cost is that of the action as it was given."""
+        push = jnp.clip(action[0], params.min_action, params.max_action) * params.power
+        physics, terminated = _drive(state.physics, push, params)
+        return MountainCarState(physics=physics), TimeStep(
+            obs=physics,
+            reward=100.0 * terminated.astype(jnp.float32) - 0.1 * action[0] ** 2,
+            terminated=terminated,
+            truncated=jnp.zeros((), bool),
+            info={},
+        )
+
+
+def _observation_space(
+    params: MountainCarParams | MountainCarContinuousParams,
+) -> gymnasium.spaces.Box:
+    max_speed = float(params.max_speed)
+    low = np.array([float(params.min_position), -max_speed], np.float32)
+    high = np.array([float(params.max_position), max_speed], np.float32)
+    return gymnasium.spaces.Box(low, high, dtype=np.float32)
+
+
+def _start(key: Key, params: MountainCarParams | MountainCarContinuousParams) -> Float[Array, "2"]:
+    """At rest, anywhere near the valley's bottom."""
+    position = jax.random.uniform(key, (), jnp.float32, params.init_low, params.init_high)
+    return jnp.stack([position, jnp.zeros((), jnp.float32)])
+
+
+def _drive(
+    physics: Float[Array, "2"],
+    push: Float[Array, ""],
+    params: MountainCarParams | MountainCarContinuousParams,
+) -> tuple[Float[Array, "2"], Array]:
+    """The next position and velocity, and whether the goal is reached.
+
+    The left wall stops the car; the right end of the track only stops its position.
+    """
+    position, velocity = physics
+    velocity = velocity + (push - params.gravity * jnp.cos(3 * position))
+    velocity = jnp.clip(velocity, -params.max_speed, params.max_speed)
+    position = jnp.clip(position + velocity, params.min_position, params.max_position)
+    at_wall = (position <= params.min_position) & (velocity < 0)
+    velocity = jnp.where(at_wall, 0.0, velocity)
+    reached = (position >= params.goal_position) & (velocity >= params.goal_velocity)
+    return jnp.stack([position, velocity]), reached
