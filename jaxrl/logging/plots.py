@@ -1,0 +1,111 @@
+"""The learning curve as a picture."""
+
+import csv
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxrl.logging import files, results
+from jaxrl.logging.json_sink import read_results
+from jaxrl.logging.run_folder import RunFolder
+
+Points = list[tuple[int, float]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LearningCurve:
+    """Returns against environment steps; a run without an evaluation has no `evaluated`."""
+
+    steps: list[int]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    evaluated: Points
+
+
+def read_learning_curve(folder: RunFolder) -> LearningCurve:
+    """The curve from `result.json`, or from `progress.csv` if there is no other."""
+    steps: list[int] = []
+    band: list[tuple[float, float, float]] = []
+    evaluated: Points = []
+    for row in _rows(folder):
+        step = results.env_steps(row)
+        mean = results.number(row, results.RETURN_MEAN)
+        if mean is not None:
+            low, high = (
+                results.number(row, results.RETURN_MIN),
+                results.number(row, results.RETURN_MAX),
+            )
+            steps.append(step)
+            band.append((mean, mean if low is None else low, mean if high is None else high))
+        score = results.number(row, f"{results.EVALUATION}/episode_return_mean")
+        if score is not None:
+            evaluated.append((step, score))
+    mean, low, high = (list(column) for column in zip(*band, strict=True)) if band else ([], [], [])
+    return LearningCurve(steps=steps, mean=mean, low=low, high=high, evaluated=evaluated)
+
+
+def draw_learning_curve(folder: RunFolder, *, title: str | None = None) -> Path | None:
+    """Draws `plots/learning_curve.png`: mean return with its range, evaluations as marks.
+
+    Args:
+        folder: The run; its `result.json` or `progress.csv` is read.
+        title: Above the picture; the run's name by default.
+
+    Returns:
+        The picture's path, or None if no episode has ended yet or nothing was logged.
+
+    Raises:
+        RunFolderError: If the picture cannot be written.
+    """
+    curve = read_learning_curve(folder)
+    if not curve.steps and not curve.evaluated:
+        return None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 4.2), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    marker = "o" if len(curve.steps) == 1 else ""
+    axes.fill_between(
+        curve.steps, curve.low, curve.high, color="C0", alpha=0.15, linewidth=0, label="min to max"
+    )
+    axes.plot(curve.steps, curve.mean, color="C0", marker=marker, label="training, mean")
+    if curve.evaluated:
+        steps, scores = zip(*curve.evaluated, strict=True)
+        axes.plot(steps, scores, "D", color="C3", markersize=5, label="evaluation, mean")
+    axes.set(xlabel="environment steps", ylabel="episode return", title=title or folder.name)
+    axes.grid(alpha=0.25)
+    axes.xaxis.set_major_formatter(lambda value, _: _engineering(value))
+    axes.legend(loc="best", frameon=False)
+    with files.one_sentence("write", folder.learning_curve):
+        folder.learning_curve.parent.mkdir(exist_ok=True)
+        part = folder.learning_curve.with_suffix(".part")
+        figure.savefig(part, format="png")
+        part.replace(folder.learning_curve)
+    return folder.learning_curve
+
+
+def _engineering(value: float) -> str:
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:g}{unit}"
+    return f"{value:g}"
+
+
+def _rows(folder: RunFolder) -> Iterator[Mapping[str, Any]]:
+    if folder.result_file.is_file():
+        yield from read_results(folder.result_file)
+    elif folder.progress_file.is_file():
+        with folder.progress_file.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                yield {name: _cell(value) for name, value in row.items() if value}
+
+
+def _cell(value: str) -> float | str:
+    try:
+        return float(value)
+    except ValueError:
+        return value

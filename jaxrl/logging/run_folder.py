@@ -1,0 +1,221 @@
+"""The folder of one run: what lies where, and that only one process writes to it."""
+
+import datetime
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import uuid
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxrl.errors import ConfigError, RunFolderError
+from jaxrl.logging import files, results
+
+DEFAULT_RESULTS_DIR = "~/jaxrl_results"
+_MAX_NAME = 80
+
+
+def results_root(results_dir: str | os.PathLike[str] | None = None) -> Path:
+    """Where runs go: the setting, else `$JAXRL_RESULTS_DIR`, else `~/jaxrl_results`."""
+    chosen = results_dir or os.environ.get("JAXRL_RESULTS_DIR") or DEFAULT_RESULTS_DIR
+    return Path(os.path.abspath(Path(chosen).expanduser()))
+
+
+class RunFolder:
+    """One run's folder, held by one process until `close()` (or its end).
+
+    ```
+    params.json    the config          checkpoints/               what `resume` continues from
+    run.json       id, stop criterion  plots/learning_curve.png   return against steps
+    result.json    a line per iteration
+    progress.csv   the same as a table events.out.tfevents.*      for TensorBoard
+    ```
+    """
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._release = weakref.finalize(self, os.close, lock)
+
+    @classmethod
+    def make(
+        cls,
+        name: str,
+        params: Mapping[str, Any],
+        *,
+        results_dir: str | os.PathLike[str] | None = None,
+    ) -> "RunFolder":
+        """A new folder `<results_dir>/<name>`, or `<name>_2`, ... if that is taken.
+
+        Args:
+            name: The run's name, without path separators.
+            params: The config as a dictionary, written to `params.json`.
+            results_dir: Parent folder; made if missing. None for the default.
+
+        Raises:
+            ConfigError: If the name cannot be a folder's.
+            RunFolderError: If the folder cannot be made or written to.
+        """
+        if not name or name.startswith(".") or re.search(r"[/\\\0]", name):
+            raise ConfigError(
+                f"debugging(name={name!r}) cannot be a folder's name: use letters, digits, "
+                "'-' and '_', and choose the parent folder with results_dir."
+            )
+        root = results_root(results_dir)
+        with files.one_sentence("create a run folder in", root):
+            root.mkdir(parents=True, exist_ok=True)
+            path = _make_unique(root, name)
+        try:
+            with files.one_sentence("write to the run folder", path):
+                folder = cls(path, _lock(path))
+                folder.checkpoints.mkdir()
+                _write_json(folder.params_file, params)
+                _write_json(folder.run_file, {"id": uuid.uuid4().hex[:12], "stop": {}})
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+        return folder
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "RunFolder":
+        """An existing run's folder, to go on writing to it.
+
+        Raises:
+            RunFolderError: If there is none, if it cannot be written to, or if another process
+                (or an Algorithm of this one that was not stopped) is still writing to it.
+        """
+        folder = Path(os.path.abspath(Path(path).expanduser()))
+        if not is_run_folder(folder):
+            raise RunFolderError(
+                f"{folder} is no run folder: it has no params.json; give the folder that "
+                "'jaxrl train' printed."
+            )
+        with files.one_sentence("write to the run folder", folder):
+            return cls(folder, _lock(folder))
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.path.name
+
+    @property
+    def params_file(self) -> Path:
+        """The config, as JSON."""
+        return self.path / "params.json"
+
+    @property
+    def run_file(self) -> Path:
+        """What belongs to the run and not to its config: its id and its stop criterion."""
+        return self.path / "run.json"
+
+    @property
+    def result_file(self) -> Path:
+        """One JSON document per iteration and line."""
+        return self.path / "result.json"
+
+    @property
+    def progress_file(self) -> Path:
+        """The scalars of the results as a table."""
+        return self.path / "progress.csv"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def learning_curve(self) -> Path:
+        """The picture of return against environment steps."""
+        return self.path / "plots" / "learning_curve.png"
+
+    @property
+    def run_id(self) -> str:
+        """An identifier that stays the same when the run is resumed or moved."""
+        return str(self._run_info()["id"])
+
+    @property
+    def stop_criterion(self) -> dict[str, Any]:
+        """What the run was last told to stop at; empty if nothing."""
+        return dict(self._run_info()["stop"])
+
+    def save_stop_criterion(self, stop: Mapping[str, Any]) -> None:
+        """Remembers what the run is to stop at, for `jaxrl resume`."""
+        with files.one_sentence("write", self.run_file):
+            _write_json(self.run_file, {**self._run_info(), "stop": dict(stop)})
+
+    def close(self) -> None:
+        """Lets others write to the folder; may be called twice."""
+        self._release()
+
+    def _run_info(self) -> dict[str, Any]:
+        try:
+            info = json.loads(self.run_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"Cannot read {self.run_file}: {error}.") from error
+        if not isinstance(info, dict) or "id" not in info or "stop" not in info:
+            raise RunFolderError(f"{self.run_file} is damaged: it has no 'id' and 'stop'.")
+        return info
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether a run was logged there."""
+    return (path / "params.json").is_file() and (path / "run.json").is_file()
+
+
+def default_name(algo: str, env: object, seed: int | None) -> str:
+    """`PPO_CartPole-v1_2024-05-01_12-30-00_seed0`: the name of a run that was given none."""
+    label = env if isinstance(env, str) else _class_name(env)
+    label = re.split(r"[:.](?=[A-Za-z_]\w*$)", label)[-1]  # the class of a class path
+    label = re.sub(r"[^A-Za-z0-9._+-]+", "-", label)[:_MAX_NAME]
+    now = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    return f"{algo}_{label}_{now}" + ("" if seed is None else f"_seed{seed}")
+
+
+def _class_name(env: object) -> str:
+    if env is None:
+        return "no-env"
+    return (env if isinstance(env, type) else type(env)).__name__
+
+
+def _make_unique(root: Path, name: str) -> Path:
+    """Makes `root/name`, or the first `root/name_<n>` that is free (mkdir decides, no race)."""
+    number = 1
+    while True:
+        path = root / (name if number == 1 else f"{name}_{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def _lock(path: Path) -> int:
+    """Takes the folder for this process; the kernel gives it back when the process ends."""
+    handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(handle, 0)
+        os.write(handle, str(os.getpid()).encode())
+    except OSError as error:
+        holder = os.pread(handle, 20, 0).decode(errors="replace") or "unknown"
+        if error.errno in (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS):
+            return handle  # a network file system without locks
+        os.close(handle)
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        raise RunFolderError(
+            f"{path} is in use by process {holder}: wait for it to end, or call stop() on the "
+            "Algorithm that writes there."
+        ) from error
+    return handle
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    with files.replacing(path) as file:
+        json.dump(results.to_json(value), file, indent=2, allow_nan=False)
+        file.write("\n")

@@ -1,0 +1,134 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxrl.errors import ConfigError, RunFolderError
+from jaxrl.logging import run_folder
+from jaxrl.logging.run_folder import RunFolder
+
+
+def test_a_new_folder_holds_the_config_and_a_run_id(tmp_path: Path) -> None:
+    folder = RunFolder.make("first", {"lr": np.float32(0.5), "inf": np.inf}, results_dir=tmp_path)
+    assert folder.path == tmp_path / "first"
+    assert json.loads(folder.params_file.read_text()) == {"lr": 0.5, "inf": None}
+    assert folder.checkpoints.is_dir()
+    assert folder.stop_criterion == {}
+    assert len(folder.run_id) == 12
+    folder.close()
+
+
+def test_two_runs_of_one_name_get_folders_of_their_own(tmp_path: Path) -> None:
+    made = [RunFolder.make("same", {}, results_dir=tmp_path) for _ in range(3)]
+    assert [folder.name for folder in made] == ["same", "same_2", "same_3"]
+    assert len({folder.run_id for folder in made}) == 3
+
+
+def test_the_default_place_follows_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAXRL_RESULTS_DIR", str(tmp_path / "elsewhere"))
+    assert RunFolder.make("run", {}).path == tmp_path / "elsewhere" / "run"
+    monkeypatch.delenv("JAXRL_RESULTS_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert run_folder.results_root() == tmp_path / "home" / "jaxrl_results"
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "a\\b"])
+def test_a_name_that_is_no_folder_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be a folder's name"):
+        RunFolder.make(name, {}, results_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.touch()
+    with pytest.raises(RunFolderError, match=r"Cannot create a run folder in .*file") as caught:
+        RunFolder.make("run", {}, results_dir=blocker)
+    assert "results_dir" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(RunFolderError, match="Cannot create"):
+        RunFolder.make("run", {}, results_dir="/proc/jaxrl")
+
+
+def test_a_folder_that_cannot_be_filled_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_folder, "_write_json", full)
+    with pytest.raises(RunFolderError, match="No space left on device"):
+        RunFolder.make("run", {}, results_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_open_finds_the_same_run_again(tmp_path: Path) -> None:
+    folder = RunFolder.make("run", {}, results_dir=tmp_path)
+    folder.save_stop_criterion({"training_iteration": 3, "env_runners/episode_return_mean": 450.0})
+    folder.close()
+    folder.close()
+    again = RunFolder.open(folder.path)
+    assert again.run_id == folder.run_id
+    assert again.stop_criterion == {
+        "training_iteration": 3,
+        "env_runners/episode_return_mean": 450.0,
+    }
+
+
+def test_a_folder_in_use_is_refused_until_it_is_closed(tmp_path: Path) -> None:
+    folder = RunFolder.make("run", {}, results_dir=tmp_path)
+    code = (
+        "from jaxrl.logging.run_folder import RunFolder; import sys\n"
+        "try:\n    RunFolder.open(sys.argv[1])\n"
+        "except OSError as error:\n    print(error); sys.exit(7)\n"
+    )
+    command = [sys.executable, "-c", code, str(folder.path)]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode == 7, refused.stderr
+    assert "is in use by process" in refused.stdout
+    with pytest.raises(RunFolderError, match=r"call stop\(\)"):
+        RunFolder.open(folder.path)
+    folder.close()
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"no run folder.*params\.json"):
+        RunFolder.open(tmp_path)
+    with pytest.raises(RunFolderError, match="no run folder"):
+        RunFolder.open(tmp_path / "nothing")
+
+
+def test_a_damaged_run_file_is_named(tmp_path: Path) -> None:
+    folder = RunFolder.make("run", {}, results_dir=tmp_path)
+    folder.run_file.write_text("{")
+    with pytest.raises(RunFolderError, match=r"run\.json"):
+        _ = folder.stop_criterion
+
+
+class MyEnv:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("env", "label"),
+    [
+        ("CartPole-v1", "CartPole-v1"),
+        ("gymnax:Breakout-MinAtar", "gymnax-Breakout-MinAtar"),
+        ("my_package.envs:Corridor", "Corridor"),
+        ("my_package.envs.Corridor", "Corridor"),
+        (MyEnv, "MyEnv"),
+        (MyEnv(), "MyEnv"),
+        (None, "no-env"),
+    ],
+)
+def test_default_names_say_what_runs(env: object, label: str) -> None:
+    name = run_folder.default_name("PPO", env, 3)
+    assert name.startswith(f"PPO_{label}_20")
+    assert name.endswith("_seed3")
+    assert not run_folder.default_name("PPO", env, None).endswith("None")
