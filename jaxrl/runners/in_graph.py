@@ -182,11 +182,11 @@ class InGraph:
             state.progress, env_steps=state.progress.env_steps.add(self.batch_steps)
         )
         batch, prepared = self.learner.prepare(state.learner, rollout, progress)
-        learned, metrics = self._epochs(
+        learned, metrics, skipped = self._epochs(
             state.learner, batch, env.index, progress, shuffle_key, update_key
         )
         learned = self.learner.finish(learned, metrics, progress)
-        guard, learned = self._guard(state.guard, learned, metrics)
+        guard, learned = self._guard(state.guard, state.learner, learned, skipped)
         new_state = replace(
             state,
             learner=learned,
@@ -221,8 +221,8 @@ class InGraph:
         progress: Progress,
         shuffle_key: Key,
         update_key: Key,
-    ) -> tuple[Any, Metrics]:
-        """Every minibatch of every epoch; the means of their metrics over updates and devices."""
+    ) -> tuple[Any, Metrics, Bool[Array, " U"]]:
+        """Every minibatch of every epoch: the means of their metrics, and which were skipped."""
         flat = flatten_time(batch)
         num_envs = env_index.shape[0]
         envs_per_shard = self.num_envs // self.experience.num_shards
@@ -236,38 +236,35 @@ class InGraph:
 
         updates = jnp.arange(self.experience.num_updates, dtype=jnp.int32)
         learner_state, metrics = jax.lax.scan(body, learner_state, updates)
-        in_a_row = _longest_tail(metrics[NONFINITE])
-        means = {name: value.mean() for name, value in metrics.items() if name != NONFINITE}
+        skipped = metrics.pop(NONFINITE) > 0.5
+        means = {name: value.mean() for name, value in metrics.items()}
         if self.axis_name is not None:
             names = sorted(means)
             stacked = jax.lax.pmean(jnp.stack([means[n] for n in names]), self.axis_name)
             means = dict(zip(names, stacked, strict=True))
-        means[NONFINITE] = metrics[NONFINITE].sum()
-        means[NONFINITE_TAIL] = in_a_row
-        return learner_state, means
+        return learner_state, means, skipped
 
     def _guard(
-        self, guard: GuardState, learned: Any, metrics: Metrics
+        self, guard: GuardState, before: Any, learned: Any, skipped: Bool[Array, " U"]
     ) -> tuple[GuardState, Any]:
-        """Count skipped updates; after too many in a row return to the last good parameters."""
-        bad = metrics.pop(NONFINITE).astype(jnp.uint32)
-        tail = metrics.pop(NONFINITE_TAIL).astype(jnp.int32)
-        all_bad = tail == self.experience.num_updates
-        in_a_row = jnp.where(all_bad, guard.in_a_row + tail, tail)
-        guard = replace(guard, in_a_row=in_a_row, num_nonfinite=guard.num_nonfinite + bad)
+        """Count skipped updates; after too many in a row return to the last good state.
+
+        The last good state is the one that the latest train batch without a skipped update
+        started from: its parameters are known to give finite gradients.
+        """
+        tail = _length_of_tail(skipped)
+        in_a_row = jnp.where(skipped.all(), guard.in_a_row + tail, tail)
+        num_nonfinite = guard.num_nonfinite + skipped.sum(dtype=jnp.uint32)
+        guard = replace(guard, in_a_row=in_a_row, num_nonfinite=num_nonfinite)
         if self.on_nonfinite != "rollback":
             return guard, learned
         roll_back = in_a_row >= self.nonfinite_tolerance
-        learned = select(roll_back, guard.snapshot, learned)
         return replace(
             guard,
-            snapshot=select(bad == 0, learned, guard.snapshot),
+            snapshot=select(~skipped.any(), before, guard.snapshot),
             in_a_row=jnp.where(roll_back, 0, in_a_row),
             num_rollbacks=guard.num_rollbacks + roll_back,
-        ), learned
-
-
-NONFINITE_TAIL = "nonfinite_tail"
+        ), select(roll_back, guard.snapshot, learned)
 
 
 @pytree
@@ -276,8 +273,7 @@ class _RunCarry:
     summary: Summary
 
 
-def _longest_tail(bad: Float[Array, " U"]) -> Int[Array, ""]:
-    """How many of the last updates in a row were skipped."""
-    good = bad < 0.5
-    tail = jnp.argmax(good[::-1])
-    return jnp.where(good.any(), tail, bad.shape[0]).astype(jnp.int32)
+def _length_of_tail(flags: Bool[Array, " U"]) -> Int[Array, ""]:
+    """How many of the last entries in a row are set."""
+    tail = jnp.argmax(~flags[::-1]).astype(jnp.int32)
+    return jnp.where(flags.all(), flags.shape[0], tail)

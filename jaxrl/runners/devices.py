@@ -1,0 +1,64 @@
+"""Which devices a run uses. On a CPU the cores are devices.
+
+Rule: when the first Algorithm is built, and nothing says otherwise (`XLA_FLAGS`,
+`JAX_NUM_CPU_DEVICES`, a backend that has started), the CPU is divided into as many devices as
+there are cores to use, at most 8. `config.plan` then decides how many of them a run takes.
+"""
+
+import os
+from pathlib import Path
+
+import jax
+
+MAX_CPU_DEVICES = 8
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: its affinity, and its cgroup's quota where there is one."""
+    affinity = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.exists():
+        limit, period = quota.read_text().split()
+        if limit != "max":
+            return max(1, min(affinity, int(limit) // int(period)))
+    return affinity
+
+
+def claim_cpu_devices() -> str | None:
+    """Divide the CPU into devices if that is still possible; a sentence for `explain()` if not."""
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return "CPU devices: as XLA_FLAGS says"
+    if "JAX_NUM_CPU_DEVICES" in os.environ:
+        return "CPU devices: as JAX_NUM_CPU_DEVICES says"
+    wanted = min(MAX_CPU_DEVICES, usable_cores())
+    if jax.config.read("jax_num_cpu_devices") == wanted:
+        return None
+    try:
+        jax.config.update("jax_num_cpu_devices", wanted)
+    except RuntimeError:
+        found = len(jax.local_devices())
+        return (
+            f"JAX had started before the first build, so the CPU stays {found} device(s); build "
+            "before using JAX, or set JAX_NUM_CPU_DEVICES, to use every core"
+        )
+    return None
+
+
+def memory_limit(device: jax.Device) -> int | None:
+    """Bytes that a device can hold, None where nothing says."""
+    if device.platform == "cpu":
+        return _host_memory_limit()
+    stats = device.memory_stats()
+    return None if stats is None else stats.get("bytes_limit")
+
+
+def _host_memory_limit() -> int | None:
+    limits: list[int] = []
+    cgroup = Path("/sys/fs/cgroup/memory.max")
+    if cgroup.exists() and (text := cgroup.read_text().strip()) != "max":
+        limits.append(int(text))
+    if "SC_PHYS_PAGES" in os.sysconf_names:
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(limits) if limits else None
