@@ -1,0 +1,298 @@
+"""RLModule: networks behind pure methods, the same in every runner and learner."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
+
+import flax.linen as nn
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxrl.core.action_space import ActionDistribution, action_distribution, describe_unsupported
+from jaxrl.core.distributions import Distribution
+from jaxrl.core.types import Columns, Key, Params, PyTree
+from jaxrl.errors import ModuleError, SpaceError
+
+ACTION_MASK = "action_mask"
+
+
+class RLModule:
+    """A policy, and a value function where an algorithm needs one.
+
+    A custom module sets `self.network` (a flax linen module) in `setup` and gives its outputs by
+    RLlib's names in `_forward`; whatever is not needed (the value while acting) XLA leaves out:
+
+        class MyModule(RLModule):
+            def setup(self):
+                self.network = MyNetwork(self.distribution.input_dim)
+
+            def _forward(self, params, obs):
+                logits, value = self.network.apply({"params": params}, obs)
+                return {Columns.ACTION_DIST_INPUTS: logits, Columns.VF_PREDS: value}
+
+    A module without flax overrides `init` instead of setting `network`. Every method is pure; the
+    object holds spaces and settings only. Observations have leading batch axes.
+
+    Attributes:
+        distribution: How the actions of `action_space` are distributed; set before `setup`.
+        network: The flax module whose parameters `init` makes.
+    """
+
+    log_std_clip: ClassVar[float] = 20.0
+
+    network: nn.Module
+    distribution: ActionDistribution
+
+    def __init__(
+        self,
+        *,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        model_config: Any = None,
+    ) -> None:
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.model_config = {} if model_config is None else model_config
+        self.distribution = self.make_distribution()
+        self.setup()
+
+    def setup(self) -> None:
+        """Build the networks; the spaces, `model_config` and `distribution` are set."""
+
+    def make_distribution(self) -> ActionDistribution:
+        """The action distribution; override for another family, such as a squashed one."""
+        return action_distribution(self.action_space, log_std_clip=self.log_std_clip)
+
+    def init(self, key: Key) -> Params:
+        """Fresh parameters, a nested dict of arrays. Consumes the key."""
+        obs = zero_obs(self.observation_space, (1,))
+        variables = self.network.init(key, obs)
+        return cast(Params, variables["params"])
+
+    def initial_carry(self, batch_size: int) -> PyTree:
+        """The recurrent state at an episode's start; None for a module without one."""
+        return None
+
+    def _forward(self, params: Params, obs: PyTree) -> dict[str, Any]:
+        """All outputs for observations with leading batch axes."""
+        return cast(dict[str, Any], self.network.apply({"params": params}, obs))
+
+    def _forward_policy(self, params: Params, obs: PyTree) -> Float[Array, "*batch n"]:
+        """The distribution's inputs alone; override to spare work that acting does not need."""
+        return self._forward(params, obs)[Columns.ACTION_DIST_INPUTS]
+
+    def action_dist(
+        self, inputs: Float[Array, "*batch n"], obs: PyTree | None = None
+    ) -> Distribution:
+        """The distribution of network outputs, masked by the observation's action mask if any."""
+        return self.distribution.from_inputs(inputs, self.action_mask(obs))
+
+    def action_mask(self, obs: PyTree | None) -> Bool[Array, "*batch n"] | None:
+        """`obs["action_mask"]` where the observation space is a Dict that has one."""
+        if obs is None or not has_action_mask(self.observation_space):
+            return None
+        return obs[ACTION_MASK]
+
+    def forward_inference(
+        self,
+        params: Params,
+        obs: PyTree,
+        carry: PyTree = None,
+        hparams: Mapping[str, Any] | None = None,
+        progress: Any = None,
+        env_index: Int[Array, " B"] | None = None,
+        keys: Key | None = None,
+    ) -> dict[str, Any]:
+        """The most likely actions `[B, ...]`; the keys are not consumed."""
+        inputs = self._forward_policy(params, obs)
+        actions = self.action_dist(inputs, obs).mode()
+        return {
+            Columns.ACTIONS: actions,
+            Columns.ACTION_DIST_INPUTS: inputs,
+            Columns.STATE_OUT: carry,
+        }
+
+    def forward_exploration(
+        self,
+        params: Params,
+        obs: PyTree,
+        carry: PyTree,
+        hparams: Mapping[str, Any],
+        progress: Any,
+        env_index: Int[Array, " B"],
+        keys: Key,
+    ) -> dict[str, Any]:
+        """Sampled actions `[B, ...]` and their log-probabilities; values are not computed.
+
+        `keys` are typed keys `[B]`, one per environment, each consumed once.
+        """
+        inputs = self._forward_policy(params, obs)
+        distribution = self.action_dist(inputs, obs)
+        actions = jax.vmap(_sample)(distribution, keys)
+        return {
+            Columns.ACTIONS: actions,
+            Columns.ACTION_DIST_INPUTS: inputs,
+            Columns.ACTION_LOGP: distribution.log_prob(actions),
+            Columns.STATE_OUT: carry,
+        }
+
+    def forward_train(self, params: Params, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """All outputs for `batch["obs"]`, whose leading axes they keep."""
+        return self._forward(params, batch[Columns.OBS])
+
+    def compute_values(self, params: Params, obs: PyTree) -> Float[Array, "*batch"]:
+        """State values, with the observations' leading axes."""
+        return self._forward(params, obs)[Columns.VF_PREDS]
+
+    def summary(self) -> str:
+        """The parameter table as plain text: layers, shapes, counts, trainable or not."""
+        return parameter_table(type(self).__name__, jax.eval_shape(self.init, jax.random.key(0)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RLModuleSpec:
+    """What to build a module from; what is None is filled in by the algorithm's config."""
+
+    module_class: type[RLModule] | None = None
+    observation_space: gymnasium.Space[Any] | None = None
+    action_space: gymnasium.Space[Any] | None = None
+    model_config: Any = None
+
+    def build(self) -> RLModule:
+        """The module, checked against its spaces by `check_module`.
+
+        Raises:
+            ModuleError: If a space is missing, or the class or its outputs do not fit.
+            SpaceError: If a space is not supported.
+            ConfigError: If a model setting is wrong.
+        """
+        for name, space in (
+            ("observation_space", self.observation_space),
+            ("action_space", self.action_space),
+        ):
+            if not isinstance(space, gymnasium.Space):
+                raise ModuleError(
+                    f"RLModuleSpec.{name} is {space!r}; it must be a gymnasium space."
+                )
+        module_class = self._resolve_class()
+        module = module_class(
+            observation_space=cast(Any, self.observation_space),
+            action_space=cast(Any, self.action_space),
+            model_config=self.model_config,
+        )
+        check_module(module)
+        return module
+
+    def _resolve_class(self) -> type[RLModule]:
+        if self.module_class is None:
+            from jaxrl.core.default_module import ActorCriticModule
+
+            return ActorCriticModule
+        if not (isinstance(self.module_class, type) and issubclass(self.module_class, RLModule)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ModuleError(
+                f"RLModuleSpec.module_class is {self.module_class!r}; it must be a subclass of "
+                "jaxrl.core.rl_module.RLModule."
+            )
+        return self.module_class
+
+
+def check_module(module: RLModule, *, needs_values: bool = False) -> None:
+    """Trace the module (nothing is compiled) and hold its outputs against its spaces.
+
+    Raises:
+        ModuleError: In one sentence, what does not fit.
+    """
+    name, rows = type(module).__name__, 3
+    obs = jax.eval_shape(lambda: zero_obs(module.observation_space, (rows,)))
+    try:
+        params = jax.eval_shape(module.init, jax.random.key(0))
+        outputs = jax.eval_shape(module.forward_train, params, {Columns.OBS: obs})
+    except (TypeError, ValueError, AttributeError, KeyError, NotImplementedError) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise ModuleError(
+            f"{name} cannot be traced with observations of {module.observation_space}: "
+            f"{type(error).__name__}: {first_line}"
+        ) from error
+    expected: dict[str, tuple[int, ...]] = {
+        Columns.ACTION_DIST_INPUTS: (rows, module.distribution.input_dim)
+    }
+    if needs_values or Columns.VF_PREDS in outputs:
+        expected[Columns.VF_PREDS] = (rows,)
+    for column, shape in expected.items():
+        _check_output(name, module, outputs, column, shape)
+
+
+def _check_output(
+    name: str, module: RLModule, outputs: Any, column: str, shape: tuple[int, ...]
+) -> None:
+    if not isinstance(outputs, dict) or column not in outputs:
+        has = ", ".join(map(str, outputs)) if isinstance(outputs, dict) else repr(outputs)
+        raise ModuleError(f"{name}._forward gives no {column!r}; it gives: {has}.")
+    got = tuple(outputs[column].shape)
+    if got != shape:
+        why = (
+            f"the action space {module.action_space} needs {shape[-1]} numbers an action"
+            if column == Columns.ACTION_DIST_INPUTS
+            else "values are one number an observation"
+        )
+        raise ModuleError(
+            f"{name} gives {column!r} of shape {got} for {shape[0]} observations, not {shape}: {why}."
+        )
+    if not jnp.issubdtype(outputs[column].dtype, jnp.floating):
+        raise ModuleError(
+            f"{name} gives {column!r} of dtype {outputs[column].dtype}; it must be floating."
+        )
+
+
+def has_action_mask(space: gymnasium.Space[Any]) -> bool:
+    """Whether observations are a Dict with an `action_mask` part."""
+    return isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces
+
+
+def zero_obs(space: gymnasium.Space[Any], batch_shape: tuple[int, ...]) -> PyTree:
+    """Zeros shaped and typed as observations of `space`, with leading batch axes.
+
+    Raises:
+        SpaceError: For a space without a fixed shape.
+    """
+    match space:
+        case spaces.Dict():
+            return {name: zero_obs(part, batch_shape) for name, part in space.spaces.items()}
+        case spaces.Tuple():
+            return tuple(zero_obs(part, batch_shape) for part in space.spaces)
+        case _:
+            if space.shape is None or space.dtype is None:
+                raise SpaceError(
+                    f"The observation space {describe_unsupported(space)} has no fixed shape; "
+                    "use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them."
+                )
+            return jnp.zeros((*batch_shape, *space.shape), np.dtype(space.dtype))
+
+
+def parameter_table(title: str, params: Params) -> str:
+    """A table of parameters (or their shapes), one row an array, with totals."""
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    rows = [("layer", "parameter", "shape", "number", "trainable")]
+    trainable = total = 0
+    for path, leaf in leaves:
+        names = [str(getattr(entry, "key", entry)) for entry in path]
+        number = int(np.prod(leaf.shape, dtype=np.int64))
+        is_trainable = bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+        total += number
+        trainable += number if is_trainable else 0
+        shape = " x ".join(map(str, leaf.shape)) or "scalar"
+        layer = "/".join(names[:-1]) or "-"
+        rows.append((layer, names[-1], shape, f"{number:,}", "yes" if is_trainable else "no"))
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
+    rule = "-" * (sum(widths) + 8)
+    totals = f"{total:,} parameters: {trainable:,} trainable, {total - trainable:,} not trainable"
+    return "\n".join([title, rule, lines[0], rule, *lines[1:], rule, totals])
+
+
+def _sample(distribution: Distribution, key: Key) -> Array:
+    return distribution.sample(key)
