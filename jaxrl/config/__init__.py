@@ -1,0 +1,28 @@
+"""Settings: groups, the fluent AlgorithmConfig, and what they amount to."""
+
+from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.fields import Schedule, field
+from jaxrl.config.fluent import fluent
+from jaxrl.config.groups import OnPolicyTraining, Training
+from jaxrl.config.plan import BatchPlan, choose_num_devices
+from jaxrl.config.registry import (
+    get_algorithm_config,
+    get_algorithm_config_class,
+    list_algorithms,
+    register,
+)
+
+__all__ = [
+    "AlgorithmConfig",
+    "BatchPlan",
+    "OnPolicyTraining",
+    "Schedule",
+    "Training",
+    "choose_num_devices",
+    "field",
+    "fluent",
+    "get_algorithm_config",
+    "get_algorithm_config_class",
+    "list_algorithms",
+    "register",
+]

@@ -1,0 +1,90 @@
+"""What a config amounts to, in plain text."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from jaxrl.config.names import GROUP_METHODS
+from jaxrl.config.plan import choose_num_devices
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+
+def explain(
+    config: "AlgorithmConfig",
+    *,
+    platform: str | None = None,
+    local_device_count: int | None = None,
+    env_notes: Iterable[str] = (),
+    notes: Iterable[str] = (),
+    module_table: str | None = None,
+) -> str:
+    """The effective settings, batch arithmetic, placement and why.
+
+    Args:
+        config: Explained, not changed.
+        platform: "cpu", "gpu" or "tpu", where known.
+        local_device_count: Devices there are, where known.
+        env_notes: Sentences about the environment, from `make`.
+        notes: More sentences, e.g. that the backend had already started.
+        module_table: The module's summary.
+    """
+    blocks = [_settings(config), _batch(config)]
+    placement = _placement(config, platform, local_device_count)
+    blocks.append("\n".join(["Placement", *(f"  {line}" for line in placement)]))
+    said = [*env_notes, *notes, *config.notes]
+    if said:
+        blocks.append("\n".join(["Notes", *(f"  {line}" for line in said)]))
+    if module_table:
+        blocks.append("Module\n" + module_table)
+    return "\n\n".join(blocks)
+
+
+def _settings(config: "AlgorithmConfig") -> str:
+    lines = [f"{type(config).__name__}, * = set by you"]
+    adapted = _adapted(config)
+    table = config.name_table()
+    for attribute, method in GROUP_METHODS.items():
+        lines.append(f"{method}()")
+        for name in table.groups[attribute]:
+            mark = "*" if name in config.explicit else " "
+            shown = f"{config[name]!r}"
+            if name in adapted and adapted[name] != config[name]:
+                shown = f"{adapted[name]!r} (from {shown})"
+            lines.append(f" {mark} {name} = {shown}")
+    return "\n".join(lines)
+
+
+def _adapted(config: "AlgorithmConfig") -> dict[str, int]:
+    plan = config.plan()
+    return {
+        "train_batch_size": plan.train_batch_size,
+        "num_envs_per_env_runner": plan.num_envs,
+        "rollout_fragment_length": plan.rollout_fragment_length,
+        "minibatch_size": plan.minibatch_size,
+        "num_shards": plan.num_shards,
+    }
+
+
+def _batch(config: "AlgorithmConfig") -> str:
+    plan = config.plan()
+    return "\n".join(["Batch", f"  {plan.describe()}", *(f"  {note}" for note in plan.notes)])
+
+
+def _placement(
+    config: "AlgorithmConfig", platform: str | None, local_device_count: int | None
+) -> list[str]:
+    plan = config.plan()
+    lines = [
+        "In-graph: rollout, targets and updates are one compiled program on the local devices."
+    ]
+    requested = config.learners_settings.num_devices
+    if platform is None or local_device_count is None:
+        lines.append(
+            f"{plan.num_shards} shards; num_devices={requested!r} is settled when the Algorithm is "
+            "built."
+        )
+    else:
+        number = None if requested == "auto" else requested
+        lines.append(choose_num_devices(plan, platform, local_device_count, number)[1])
+    return lines

@@ -1,0 +1,188 @@
+"""A setting is written once: a field of its group, with default, type, doc and check."""
+
+import dataclasses
+import functools
+import importlib
+import math
+import typing
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from jaxrl.config.coerce import MismatchError, choices, coerce, copy_containers, describe
+from jaxrl.errors import ConfigError, did_you_mean
+
+Schedule: TypeAlias = float | list[list[float]]
+"""A constant, or `[[timestep, value], ...]` from timestep 0 on, interpolated linearly."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """A condition on a single value of the right type, and the words for it."""
+
+    wants: str
+    holds: Callable[[Any], bool]
+
+
+def _numbers(holds: Callable[[float], bool]) -> Callable[[Any], bool]:
+    """Lets through what is no number; looks at every value of a schedule."""
+
+    def check(value: Any) -> bool:
+        if isinstance(value, list):
+            return all(holds(knot[1]) for knot in typing.cast(list[list[float]], value))
+        return not isinstance(value, int | float) or isinstance(value, bool) or holds(value)
+
+    return check
+
+
+positive = Check("above 0", _numbers(lambda x: x > 0))
+non_negative = Check("at least 0", _numbers(lambda x: x >= 0))
+at_least_one = Check("at least 1", _numbers(lambda x: x >= 1))
+fraction = Check("between 0 and 1", _numbers(lambda x: 0 <= x <= 1))
+finite = Check("finite", _numbers(math.isfinite))
+
+
+def field(
+    *,
+    default: Any,
+    doc: str,
+    sweepable: bool = False,
+    check: Check | None = None,
+    import_path: bool = False,
+) -> Any:
+    """A setting of a group, with a default.
+
+    Args:
+        default: A dictionary or list is copied for every config.
+        doc: One or two sentences for the settings page; the first says what the setting does.
+        sweepable: A scalar that only enters arithmetic, and so changes without a recompile.
+        check: What a value of the right type must also fulfil.
+        import_path: A string `"module:name"` stands for the object it names.
+    """
+    metadata = setting_metadata(
+        doc=doc, sweepable=sweepable, check=check, import_path=import_path
+    )
+    if isinstance(default, dict | list):
+        shared: Any = default
+        return dataclasses.field(
+            default_factory=lambda: copy_containers(shared), metadata=metadata
+        )
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def setting_metadata(
+    *,
+    doc: str,
+    sweepable: bool = False,
+    check: Check | None = None,
+    import_path: bool = False,
+) -> dict[str, Any]:
+    """For `dataclasses.field(kw_only=False, metadata=...)`: a setting that may be positional."""
+    return {"doc": doc, "sweepable": sweepable, "check": check, "import_path": import_path}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What the code base knows about one setting."""
+
+    name: str
+    annotation: Any
+    default: Any
+    doc: str
+    sweepable: bool
+    check: Check | None
+    import_path: bool
+
+    def parse(self, value: Any) -> Any:
+        """The value as this setting keeps it.
+
+        Raises:
+            ConfigError: Wrong type, range or name.
+        """
+        if self.import_path and isinstance(value, str) and value not in choices(self.annotation):
+            value = load_object(value, self.name)
+        try:
+            parsed = coerce(value, self.annotation)
+        except MismatchError:
+            raise ConfigError(self._complaint(value)) from None
+        if is_schedule(self.annotation):
+            check_knots(self.name, parsed)
+        if self.check is not None and not self.check.holds(parsed):
+            raise ConfigError(f"{self.name} must be {self.check.wants}, got {value!r}.")
+        return parsed
+
+    def _complaint(self, value: Any) -> str:
+        hint = did_you_mean(value, choices(self.annotation)) if isinstance(value, str) else ""
+        wants = describe(self.annotation)
+        if is_schedule(self.annotation):
+            wants = wants.replace("a list of lists of numbers", "a list [[timestep, value], ...]")
+        return f"{self.name} must be {wants}, got {value!r}.{hint}"
+
+
+@functools.cache
+def settings_of(group: type[Any]) -> dict[str, Setting]:
+    """The settings of a group, in the order of its definition."""
+    hints = typing.get_type_hints(group)
+    blank = group()
+    return {
+        f.name: Setting(
+            name=f.name,
+            annotation=hints[f.name],
+            default=getattr(blank, f.name),
+            doc=f.metadata["doc"],
+            sweepable=f.metadata["sweepable"],
+            check=f.metadata["check"],
+            import_path=f.metadata["import_path"],
+        )
+        for f in dataclasses.fields(group)
+    }
+
+
+def is_schedule(annotation: Any) -> bool:
+    """Whether `[[timestep, value], ...]` is a value of this type."""
+    members = typing.get_args(annotation)
+    return list[list[float]] in members
+
+
+def check_knots(name: str, value: Any) -> None:
+    """Refuses a schedule that does not start at 0, does not ascend, or has no pairs."""
+    if not isinstance(value, list):
+        return
+    knots = typing.cast(list[list[float]], value)
+    if not knots or any(len(knot) != 2 for knot in knots):
+        raise ConfigError(f"{name} must be a list of [timestep, value] pairs, got {value!r}.")
+    times = [knot[0] for knot in knots]
+    if times[0] != 0:
+        raise ConfigError(
+            f"{name} must start at timestep 0, got {value!r}; "
+            f"put [0, {knots[0][1]:g}] in front of it."
+        )
+    if any(later <= earlier for earlier, later in zip(times, times[1:], strict=False)):
+        raise ConfigError(f"{name} must have ascending timesteps, got {value!r}; sort its pairs.")
+
+
+def load_object(path: str, name: str) -> Any:
+    """The object that `"module:qualified.name"` names.
+
+    Raises:
+        ConfigError: There is no such module or object; names the setting.
+    """
+    module, colon, qualname = path.partition(":")
+    if not colon:
+        module, _, qualname = path.rpartition(".")
+    try:
+        return functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{name} must be an object or its import path 'module:name', "
+            f"got {path!r}, which cannot be imported ({error})."
+        ) from error
+
+
+def object_path(value: Any) -> str | None:
+    """`"module:qualname"` of a function or class that can be imported again, else None."""
+    module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(qualname, str):
+        return None
+    if "<" in qualname or module == "__main__":
+        return None
+    return f"{module}:{qualname}"

@@ -1,0 +1,42 @@
+"""Algorithms by name; a module is imported when its algorithm is first asked for."""
+
+from typing import TYPE_CHECKING, Any
+
+from jaxrl.config.fields import load_object
+from jaxrl.errors import UnknownNameError, did_you_mean
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+_CONFIGS: dict[str, str] = {"PPO": "jaxrl.algorithms.ppo:PPOConfig"}
+
+
+def register(name: str, config: str) -> None:
+    """Makes `--algo NAME` and `run: NAME` mean the config class at `"module:object"`."""
+    _CONFIGS[name] = config
+
+
+def list_algorithms() -> list[str]:
+    """The known names, sorted."""
+    return sorted(_CONFIGS)
+
+
+def get_algorithm_config_class(name: str) -> "type[AlgorithmConfig]":
+    """The config class of an algorithm.
+
+    Raises:
+        UnknownNameError: Nothing is registered under this name.
+    """
+    known = {key.lower(): key for key in _CONFIGS}
+    if name.lower() not in known:
+        raise UnknownNameError(
+            f"There is no algorithm '{name}'; known are {', '.join(list_algorithms())}."
+            + did_you_mean(name, _CONFIGS)
+        )
+    found: Any = load_object(_CONFIGS[known[name.lower()]], "algo")
+    return found
+
+
+def get_algorithm_config(name: str) -> "AlgorithmConfig":
+    """A config of an algorithm, with its defaults."""
+    return get_algorithm_config_class(name)()
