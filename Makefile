@@ -18,7 +18,7 @@ help:
 	@echo "make test-slow  the learning curves and other long tests"
 	@echo "make lint       only lint, format, types, import layers, lengths and spelling"
 	@echo "make format     rewrite the code as the formatter wants it"
-	@echo "make docs       build the documentation into site/"
+	@echo "make docs       build the documentation into build/site"
 
 train: .venv/.core
 	$(BIN)/jaxrl train file $(CONFIG)
@@ -40,7 +40,7 @@ docs: .venv/.dev
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf build dist site .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf build dist .pytest_cache .ruff_cache .import_linter_cache
 
 .venv/bin/pip:
 	@[ -n "$(PYTHON)" ] && "$(PYTHON)" -c '$(SUPPORTED)' || { \

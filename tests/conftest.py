@@ -17,6 +17,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2 * 1024**3)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 os.environ.setdefault("MPLBACKEND", "agg")
+os.environ.setdefault("MPLCONFIGDIR", str(Path(__file__).parent.parent / ".pytest_cache" / "mpl"))
 
 import jax
 import pytest
@@ -33,6 +34,7 @@ def _key_reuse_is_an_error(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _no_results_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sends run folders that a test does not name to the test's own folder."""
+def _home_is_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sends run folders and caches that a test does not name to the test's own folder."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("JAXRL_RESULTS_DIR", str(tmp_path / "jaxrl_results"))

@@ -1,0 +1,55 @@
+"""Every Python block of the documents runs, each file's blocks one after the other."""
+
+import os
+import re
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NAME = "documented"
+
+
+def blocks(path: Path) -> list[tuple[int, str]]:
+    """The blocks of a file, with the number of each one's first line."""
+    text = path.read_text()
+    return [(text[: found.start(1)].count("\n"), found[1]) for found in FENCE.finditer(text)]
+
+
+def documents() -> list[Path]:
+    files = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
+    return [path for path in files if blocks(path)]
+
+
+@pytest.fixture
+def namespace() -> Iterator[dict[str, object]]:
+    """The globals of an importable module, as classes of a user's own file would have."""
+    module = types.ModuleType(NAME)
+    sys.modules[NAME] = module
+    yield module.__dict__
+    del sys.modules[NAME]
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_blocks_run(
+    path: Path, namespace: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for first_line, source in blocks(path):
+        exec(compile("\n" * first_line + source, os.fspath(path), "exec"), namespace)
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    link = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    broken = [
+        f"{path.relative_to(ROOT)}: {target}"
+        for path in documents
+        for target in link.findall(path.read_text())
+        if not (path.parent / target).exists()
+    ]
+    assert not broken
