@@ -11,18 +11,23 @@ import uuid
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxrl.errors import ConfigError, RunFolderError
 from jaxrl.logging import files, results
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
 
 DEFAULT_RESULTS_DIR = "~/jaxrl_results"
 _MAX_NAME = 80
 
 
 def results_root(results_dir: str | os.PathLike[str] | None = None) -> Path:
-    """Where runs go: the setting, else `$JAXRL_RESULTS_DIR`, else `~/jaxrl_results`."""
-    chosen = results_dir or os.environ.get("JAXRL_RESULTS_DIR") or DEFAULT_RESULTS_DIR
+    """Where runs go: the setting or, if that is the default, `$JAXRL_RESULTS_DIR` if it is set."""
+    chosen = results_dir or DEFAULT_RESULTS_DIR
+    if str(chosen) == DEFAULT_RESULTS_DIR:
+        chosen = os.environ.get("JAXRL_RESULTS_DIR") or chosen
     return Path(os.path.abspath(Path(chosen).expanduser()))
 
 
@@ -40,6 +45,17 @@ class RunFolder:
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self._release = weakref.finalize(self, os.close, lock)
+
+    @classmethod
+    def create(cls, config: "AlgorithmConfig") -> "RunFolder":
+        """The folder of a new run of this config; see `make`."""
+        debugging = config.debugging_settings
+        name = debugging.run_name or default_name(
+            config.algo_name or type(config).__name__.removesuffix("Config"),
+            config.environment_settings.env,
+            debugging.seed,
+        )
+        return cls.make(name, config.to_dict(), results_dir=debugging.results_dir)
 
     @classmethod
     def make(
@@ -62,7 +78,7 @@ class RunFolder:
         """
         if not name or name.startswith(".") or re.search(r"[/\\\0]", name):
             raise ConfigError(
-                f"debugging(name={name!r}) cannot be a folder's name: use letters, digits, "
+                f"debugging(run_name={name!r}) cannot be a folder's name: use letters, digits, "
                 "'-' and '_', and choose the parent folder with results_dir."
             )
         root = results_root(results_dir)

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 from jaxrl.logging import results
@@ -11,8 +11,10 @@ from jaxrl.logging.json_sink import JsonSink
 from jaxrl.logging.run_folder import RunFolder
 from jaxrl.logging.tensorboard_sink import TensorBoardSink
 
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
 SINK_NAMES = ("json", "csv", "tensorboard", "console", "wandb")
-DEFAULT_SINKS = ("json", "csv", "tensorboard")
 
 
 @runtime_checkable
@@ -32,6 +34,22 @@ SinkSpec: TypeAlias = "str | Sink | type"
 
 
 def open_sinks(
+    config: "AlgorithmConfig",
+    folder: RunFolder,
+    start_iteration: int = 0,
+    start_env_steps: int = 0,
+) -> list[Sink]:
+    """Opens the sinks of `debugging(loggers=[...])`; see `open_all`."""
+    return open_all(
+        config.debugging_settings.loggers,
+        folder,
+        config.to_dict(),
+        start_iteration=start_iteration,
+        start_env_steps=start_env_steps,
+    )
+
+
+def open_all(
     specs: Sequence[SinkSpec],
     folder: RunFolder,
     params: Mapping[str, Any],

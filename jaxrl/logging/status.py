@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxrl.logging import results
 
-PHASES = ("building", "compiling", "training", "evaluating", "saving")
+PHASES: tuple[str, ...] = ("building", "compiling", "training", "evaluating", "saving")
 _HISTORY = 240  # points of the sparkline; halved when full, so it spans the whole run
 
 
@@ -49,7 +49,7 @@ class RunStatus:
         self.phase = PHASES[0]
         self._clock = clock
         self._started = self._phase_started = clock()
-        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self._every, self._seen = 1, 0
         self._first: tuple[float, results.Result] | None = None
         self._last_steps: int | None = None

@@ -1,5 +1,6 @@
 """Numbers, durations and sparklines as short text."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from jaxrl.logging import results
@@ -56,9 +57,7 @@ def sparkline(values: Sequence[float], width: int = 30) -> str:
         return ""
     parts = min(width, len(values))
     edges = [round(i * len(values) / parts) for i in range(parts + 1)]
-    means = [
-        sum(values[a:b]) / (b - a) for a, b in zip(edges[:-1], edges[1:], strict=True) if b > a
-    ]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
     low, high = min(means), max(means)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((mean - low) * scale)] for mean in means)

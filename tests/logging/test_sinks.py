@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from jaxrl.errors import ConfigError, RunFolderError, UnknownNameError
-from jaxrl.logging import RunFolder, Sink, open_sinks
+from jaxrl.logging import RunFolder, Sink
 from jaxrl.logging.csv_sink import CsvSink
 from jaxrl.logging.json_sink import JsonSink, read_results
+from jaxrl.logging.sinks import open_all
 from jaxrl.logging.tensorboard_sink import TensorBoardSink
 
 
@@ -223,7 +224,7 @@ class TestWandb:
         self, wandb: types.ModuleType, folder: RunFolder
     ) -> None:
         for _ in range(2):
-            (sink,) = open_sinks(["wandb"], folder, {"lr": np.float32(0.5)})
+            (sink,) = open_all(["wandb"], folder, {"lr": np.float32(0.5)})
             sink.write(result(1, text="x"))
             sink.close()
         first, second = wandb.runs
@@ -244,7 +245,7 @@ class TestWandb:
         self, wandb: types.ModuleType, folder: RunFolder, caplog: pytest.LogCaptureFixture
     ) -> None:
         wandb.online = False
-        open_sinks(["wandb"], folder, {})
+        open_all(["wandb"], folder, {})
         assert wandb.runs[0].settings["mode"] == "offline"
         assert "recorded offline" in caplog.text
 
@@ -253,7 +254,7 @@ class TestWandb:
     ) -> None:
         monkeypatch.setitem(sys.modules, "wandb", None)
         with pytest.raises(ConfigError, match=r"jaxrl\[wandb\]"):
-            open_sinks(["wandb"], folder, {})
+            open_all(["wandb"], folder, {})
 
 
 class Recorder:
@@ -269,10 +270,10 @@ class Recorder:
         self.closed = True
 
 
-class TestOpenSinks:
+class TestOpenAll:
     def test_names_instances_and_classes(self, folder: RunFolder) -> None:
         mine = Recorder()
-        sinks = open_sinks(["json", "csv", "tensorboard", mine, Recorder], folder, {})
+        sinks = open_all(["json", "csv", "tensorboard", mine, Recorder], folder, {})
         assert sinks[3] is mine
         assert isinstance(sinks[4], Recorder)
         assert sinks[4].folder is folder
@@ -289,12 +290,12 @@ class TestOpenSinks:
     ) -> None:
         mine = Recorder()
         with pytest.raises(UnknownNameError, match="Did you mean 'tensorboard'"):
-            open_sinks([mine, "tensorbord"], folder, {})
+            open_all([mine, "tensorbord"], folder, {})
         assert mine.closed
 
     def test_what_is_no_sink_is_refused(self, folder: RunFolder) -> None:
         with pytest.raises(ConfigError, match=r"write\(result\) and close\(\)"):
-            open_sinks([object()], folder, {})  # pyright: ignore[reportArgumentType]
+            open_all([object()], folder, {})  # pyright: ignore[reportArgumentType]
 
     @pytest.mark.parametrize("name", ["json", "csv"])
     def test_a_file_that_cannot_be_written_is_one_sentence(
@@ -303,4 +304,4 @@ class TestOpenSinks:
         path = folder.result_file if name == "json" else folder.progress_file
         path.mkdir()
         with pytest.raises(RunFolderError, match=rf"Cannot write .*{path.name}"):
-            open_sinks([name], folder, {})
+            open_all([name], folder, {})
