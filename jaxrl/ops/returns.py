@@ -3,7 +3,8 @@
 `v_tm1` is the value of the state acted in, `v_t` that of its successor, which the caller gives
 explicitly: at a truncation and at the last row it is the value of the *final* observation, so
 everything bootstraps there. `terminated` ends the task (nothing follows); `truncated` only ends
-the recording. A row with `mask` False is no transition: its result is 0 and nothing passes it.
+the recording. A row with `mask` False is no transition: its result is 0 and nothing passes it
+(None: every row is one).
 """
 
 from collections.abc import Callable
@@ -21,9 +22,9 @@ def gae(
     v_t: Float[Array, "T *B"],
     terminated: Bool[Array, "T *B"],
     truncated: Bool[Array, "T *B"],
+    mask: Bool[Array, "T *B"] | None,
     gamma: float | Float[Array, ""],
     lambda_: float | Float[Array, ""],
-    mask: Bool[Array, "T *B"] | None = None,
 ) -> Float[Array, "T *B"]:
     """Aₜ = δₜ + γλ Aₜ₊₁, δₜ = rₜ + γ v(sₜ) − v(sₜ₋₁)  (Schulman et al. 2016, eq. 16).
 
@@ -45,9 +46,9 @@ def lambda_returns(
     v_t: Float[Array, "T *B"],
     terminated: Bool[Array, "T *B"],
     truncated: Bool[Array, "T *B"],
+    mask: Bool[Array, "T *B"] | None,
     gamma: float | Float[Array, ""],
     lambda_: float | Float[Array, ""],
-    mask: Bool[Array, "T *B"] | None = None,
 ) -> Float[Array, "T *B"]:
     """Gₜ = rₜ + γ ((1 − λ) v(sₜ) + λ Gₜ₊₁)  (Sutton & Barto, eq. 12.2, recursively).
 
@@ -68,11 +69,11 @@ def discounted_returns(
     v_t: Float[Array, "T *B"],
     terminated: Bool[Array, "T *B"],
     truncated: Bool[Array, "T *B"],
+    mask: Bool[Array, "T *B"] | None,
     gamma: float | Float[Array, ""],
-    mask: Bool[Array, "T *B"] | None = None,
 ) -> Float[Array, "T *B"]:
     """Gₜ = rₜ + γ Gₜ₊₁ to the end of the recording, v(sₜ) from there (zeros: no bootstrap)."""
-    return lambda_returns(r_t, v_t, terminated, truncated, gamma, 1.0, mask)
+    return lambda_returns(r_t, v_t, terminated, truncated, mask, gamma, 1.0)
 
 
 def n_step_returns(
@@ -80,9 +81,9 @@ def n_step_returns(
     v_t: Float[Array, "T *B"],
     terminated: Bool[Array, "T *B"],
     truncated: Bool[Array, "T *B"],
+    mask: Bool[Array, "T *B"] | None,
     gamma: float | Float[Array, ""],
     n: int,
-    mask: Bool[Array, "T *B"] | None = None,
 ) -> Float[Array, "T *B"]:
     """Gₜ = Σₖ₌₀ⁿ⁻¹ γᵏ rₜ₊ₖ + γⁿ v(sₜ₊ₙ₋₁)  (Sutton & Barto, eq. 7.1).
 
@@ -104,11 +105,11 @@ def vtrace(
     rho_tm1: Float[Array, "T *B"],
     terminated: Bool[Array, "T *B"],
     truncated: Bool[Array, "T *B"],
+    mask: Bool[Array, "T *B"] | None,
     gamma: float | Float[Array, ""],
     lambda_: float | Float[Array, ""] = 1.0,
     clip_rho: float | Float[Array, ""] = 1.0,
     clip_pg_rho: float | Float[Array, ""] = 1.0,
-    mask: Bool[Array, "T *B"] | None = None,
 ) -> tuple[Float[Array, "T *B"], Float[Array, "T *B"]]:
     """V-trace targets and policy-gradient advantages (Espeholt et al. 2018, eq. 1 and section 4.2).
 
@@ -128,6 +129,24 @@ def vtrace(
     target_t = jnp.where(goes_on, successor, v_t)
     advantages = jnp.minimum(clip_pg_rho, rho_tm1) * (r_t + discount_t * target_t - v_tm1)
     return targets, advantages if mask is None else jnp.where(mask, advantages, 0.0)
+
+
+def return_is_known(
+    terminated: Bool[Array, "T *B"],
+    truncated: Bool[Array, "T *B"],
+    mask: Bool[Array, "T *B"] | None = None,
+) -> Bool[Array, "T *B"]:
+    """Whether a row's episode ends within the rows, for estimators without a value function.
+
+    A truncation counts as an end: without a value there is nothing to bootstrap from, and the
+    return up to the truncation is all that is known.
+    """
+    ended = terminated | truncated
+    if mask is not None:
+        ended = ended & mask
+    goes_on = _goes_on(terminated, truncated, mask)
+    known = _accumulate(ended.astype(jnp.float32), goes_on.astype(jnp.float32))
+    return known > 0.5
 
 
 def _goes_on(
