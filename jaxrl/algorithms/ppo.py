@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxrl.config.base import AlgorithmConfig
-from jaxrl.config.fields import field, fluent, non_negative, positive, unit_interval
+from jaxrl.config.fields import Schedule, field, fluent, non_negative, positive, unit_interval
 from jaxrl.config.groups import OnPolicyTraining
-from jaxrl.config.registry import register
 from jaxrl.core.bootstrap import successor_values
 from jaxrl.core.hparams import HParams, current_values, hyperparameters
 from jaxrl.core.learner import SgdState, clip_gradients, make_optimizer, sgd_step
@@ -51,7 +50,7 @@ class PPOTraining(OnPolicyTraining):
     kl_target: float = field(
         default=0.01, doc="KL divergence that the weight adapts to.", sweepable=True, check=positive
     )
-    entropy_coeff: float | list[list[float]] = field(
+    entropy_coeff: Schedule = field(
         default=0.0, doc="Weight of the entropy bonus, or its schedule.", sweepable=True
     )
 
@@ -120,7 +119,7 @@ class PPOLearner:
             mask = mask & returns.return_is_known(rollout.terminated, rollout.truncated)
         targets = advantages + estimates
         moments = losses.masked_moments(advantages, mask, self.axis_name)
-        if self.settings.normalize_advantages is True:
+        if self.settings.normalize_advantages in (True, "batch"):
             advantages = (advantages - moments.mean) / jnp.maximum(moments.std, 1e-4)
         batch = PPOBatch(
             obs=rollout.obs,
@@ -133,10 +132,14 @@ class PPOLearner:
             value_targets=targets,
             weight=mask.astype(jnp.float32) / jnp.maximum(moments.fraction, 1e-8),
         )
-        residual = losses.masked_moments(targets - estimates, mask, self.axis_name)
-        spread = losses.masked_moments(targets, mask, self.axis_name)
-        explained = 1.0 - jnp.square(residual.std) / jnp.maximum(jnp.square(spread.std), 1e-8)
-        return batch, {"vf_explained_var": explained, "curr_lr": values["lr"]}
+        metrics = {"curr_lr": values["lr"], "curr_entropy_coeff": values["entropy_coeff"]}
+        if self.settings.use_kl_loss:
+            metrics["curr_kl_coeff"] = state.kl_coeff
+        if self.settings.use_critic:
+            metrics["vf_explained_var"] = losses.explained_variance(
+                targets, estimates, mask, self.axis_name
+            )
+        return batch, metrics
 
     def _values(
         self, params: Params, rollout: Rollout
@@ -233,7 +236,7 @@ class PPOConfig(AlgorithmConfig):
     """Configuration of PPO."""
 
     algo_name = "PPO"
-    training_settings: PPOTraining = PPOTraining(lr=5e-5, train_batch_size_per_learner=4000)
+    training_settings: PPOTraining = PPOTraining(lr=5e-5, train_batch_size=4000, num_epochs=30, minibatch_size=128)
     training = fluent("training_settings", PPOTraining)
 
     def get_default_learner_class(self) -> type[PPOLearner]:
@@ -246,7 +249,7 @@ class A2CConfig(PPOConfig):
     algo_name = "A2C"
     training_settings: PPOTraining = PPOTraining(
         lr=1e-3,
-        train_batch_size_per_learner=500,
+        train_batch_size=500,
         num_epochs=1,
         minibatch_size=None,
         use_kl_loss=False,
@@ -269,7 +272,3 @@ class PGConfig(A2CConfig):
         A2CConfig.training_settings, use_critic=False, entropy_coeff=0.0
     )
 
-
-register("PPO", "jaxrl.algorithms.ppo:PPOConfig")
-register("A2C", "jaxrl.algorithms.ppo:A2CConfig")
-register("PG", "jaxrl.algorithms.ppo:PGConfig")

@@ -17,13 +17,14 @@ class OnPolicy:
     The environments are divided into `num_shards` logical shards. A minibatch takes an equal part
     of each shard, in an order of the shard's own, so which rows share a minibatch depends on the
     shards and not on how many devices hold them. The order is a bijection computed per index
-    (see `ops.shuffle`): no sort, and no copy of the batch but the rows at hand.
+    (see `ops.shuffle`): no sort, and no copy of the batch but the rows at hand. Without
+    `reshuffle` every epoch repeats the minibatches of the first.
     """
 
     num_epochs: int
     num_minibatches: int
     num_shards: int
-    shuffle: bool = True
+    reshuffle: bool = True
 
     @property
     def num_updates(self) -> int:
@@ -52,12 +53,10 @@ class OnPolicy:
         part = size // self.num_minibatches
         epoch, minibatch = update // self.num_minibatches, update % self.num_minibatches
         positions = (minibatch * part + jnp.arange(part)).astype(jnp.uint32)
-        epoch_key = jax.random.fold_in(key, epoch)
+        epoch_key = jax.random.fold_in(key, epoch if self.reshuffle else 0)
 
         def of_shard(local: Int[Array, ""], shard: Int[Array, ""]) -> Int[Array, " n"]:
-            index = positions
-            if self.shuffle:
-                index = shuffled_index(jax.random.fold_in(epoch_key, shard), positions, size)
+            index = shuffled_index(jax.random.fold_in(epoch_key, shard), positions, size)
             index = index.astype(jnp.int32)
             step, env = index // envs_per_shard, index % envs_per_shard
             return step * num_envs + local * envs_per_shard + env

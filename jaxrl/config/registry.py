@@ -8,7 +8,11 @@ from jaxrl.errors import UnknownNameError, did_you_mean
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
-_CONFIGS: dict[str, str] = {"PPO": "jaxrl.algorithms.ppo:PPOConfig"}
+_CONFIGS: dict[str, str] = {
+    "PPO": "jaxrl.algorithms.ppo:PPOConfig",
+    "A2C": "jaxrl.algorithms.ppo:A2CConfig",
+    "PG": "jaxrl.algorithms.ppo:PGConfig",
+}
 
 
 def register(name: str, config: str) -> None:

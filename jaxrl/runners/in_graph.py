@@ -87,6 +87,7 @@ class InGraph:
     ring_size: int
     on_nonfinite: str
     nonfinite_tolerance: int
+    explore: bool = True
     axis_name: str | None = None
 
     @property
@@ -164,7 +165,7 @@ class InGraph:
         shuffle_key, update_key = jax.random.split(batch_key)
         actor = self.actor(state)
         env, carry, raw, record = self.sampler.rollout(
-            actor, state.env, state.carry, state.env_params, self.num_steps
+            actor, state.env, state.carry, state.env_params, self.num_steps, self.explore
         )
         obs_state = state.connectors.obs
         learner_state, per_env, rollout = self.learner_pipeline(

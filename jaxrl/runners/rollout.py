@@ -15,6 +15,10 @@ from jaxrl.envs.vector import StepKeys, VectorEnv, VectorState, VectorStep
 from jaxrl.runners.ring import EpisodeRecord
 
 
+RECORDED = (Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS)
+"""What a rollout keeps of the module's output, beside the action."""
+
+
 @pytree
 class Actor:
     """What acting depends on and does not change while it lasts."""
@@ -51,15 +55,20 @@ class Sampler:
     ) -> dict[str, Any]:
         """The module's output for raw observations `[B, ...]`."""
         forward = self.module.forward_exploration if explore else self.module.forward_inference
-        return forward(
+        observed = self.obs_pipeline(actor.obs_state, obs)
+        out = forward(
             actor.params,
-            self.obs_pipeline(actor.obs_state, obs),
+            observed,
             carry,
             actor.hparams,
             actor.progress,
             env_index,
             keys,
         )
+        if Columns.ACTION_LOGP not in out:
+            dist = self.module.action_dist(out[Columns.ACTION_DIST_INPUTS], observed)
+            out = {**out, Columns.ACTION_LOGP: dist.log_prob(out[Columns.ACTIONS])}
+        return out
 
     def step(
         self, actor: Actor, state: VectorState, carry: PyTree, params: PyTree, explore: bool
@@ -72,18 +81,20 @@ class Sampler:
         return new_state, out.get(Columns.STATE_OUT), step, out
 
     def rollout(
-        self, actor: Actor, state: VectorState, carry: PyTree, params: PyTree, num_steps: int
+        self,
+        actor: Actor,
+        state: VectorState,
+        carry: PyTree,
+        params: PyTree,
+        num_steps: int,
+        explore: bool = True,
     ) -> tuple[VectorState, PyTree, Rollout, EpisodeRecord]:
         """`num_steps` transitions of every environment, with the environment's own observations."""
 
         def body(c: _Carry, _: None) -> tuple[_Carry, tuple[Rollout, EpisodeRecord]]:
             state = c.env
-            new_state, module_carry, step, out = self.step(actor, state, c.module, params, True)
-            extras = {
-                name: out[name]
-                for name in (Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS)
-                if name in out
-            }
+            new_state, module_carry, step, out = self.step(actor, state, c.module, params, explore)
+            extras = {name: out[name] for name in RECORDED}
             row = Rollout(
                 obs=state.obs,
                 action=out[Columns.ACTIONS],

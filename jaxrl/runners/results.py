@@ -1,0 +1,174 @@
+"""From what the device reports to the result dictionary, with RLlib's keys."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl.core.types import Counter, PyTree
+from jaxrl.envs.vector import FAULT_NAMES
+from jaxrl.runners.evaluate import EvaluationResult
+from jaxrl.runners.in_graph import GuardState, Summary, TrainState
+from jaxrl.runners.ring import EpisodeRing, EpisodeSums, FaultLog
+
+
+@dataclasses.dataclass(frozen=True)
+class EndedEpisode:
+    """One episode that ended, as `on_episode_end` receives it."""
+
+    episode_return: float
+    episode_length: int
+    env_index: int
+    env_step: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """Everything of a dispatch that the host looks at; fetched in one transfer."""
+
+    summary: Summary
+    ring: EpisodeRing
+    faults: FaultLog
+    in_a_row: Any
+    num_rollbacks: Any
+    num_nonfinite: Any
+    env_steps: Counter
+    updates: Counter
+
+    @staticmethod
+    def fetch(state: TrainState, summary: Summary) -> "Report":
+        """Copy to the host, as arrays of its own: a live view would defeat donation."""
+        guard: GuardState = state.guard
+        fields = {
+            "summary": summary,
+            "ring": state.ring,
+            "faults": state.faults,
+            "in_a_row": guard.in_a_row,
+            "num_rollbacks": guard.num_rollbacks,
+            "num_nonfinite": guard.num_nonfinite,
+            "env_steps": state.progress.env_steps,
+            "updates": state.progress.updates,
+        }
+        return Report(**to_host(fields))
+
+
+def to_host(tree: PyTree) -> PyTree:
+    """NumPy copies of all leaves; typed keys as they are."""
+
+    def copy(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return leaf
+        return np.array(leaf)
+
+    return jax.tree.map(copy, jax.device_get(tree))
+
+
+def counted(counter: Counter) -> int:
+    """A fetched counter as an integer."""
+    return (int(counter.high) << 32) + int(counter.low)
+
+
+def new_episodes(ring: EpisodeRing, counts_before: np.ndarray) -> tuple[list[EndedEpisode], int]:
+    """The episodes since the counts, in order of time, and how many the ring did not hold."""
+    size = ring.env_index.shape[1]
+    episodes: list[EndedEpisode] = []
+    missed = 0
+    for shard, (before, after) in enumerate(zip(counts_before, ring.count, strict=True)):
+        fresh = int((int(after) - int(before)) % 2**32)
+        missed += max(0, fresh - size)
+        first = int(after) - min(fresh, size)
+        for ordinal in range(first, int(after)):
+            place = ordinal % size
+            episodes.append(
+                EndedEpisode(
+                    float(ring.episode_return[shard, place]),
+                    int(ring.episode_length[shard, place]),
+                    int(ring.env_index[shard, place]),
+                    int(ring.env_step[shard, place]),
+                )
+            )
+    episodes.sort(key=lambda episode: (episode.env_step, episode.env_index))
+    return episodes, missed
+
+
+def episode_metrics(ring: EpisodeRing, sums: EpisodeSums, smoothing: int) -> dict[str, Any]:
+    """Means over the last `smoothing` episodes, or over all of the iteration's if these are more.
+
+    Without any ended episode the keys of returns are left out: there is no number to report.
+    """
+    count = int(sums.count.sum())
+    lifetime = int(ring.count.astype(np.int64).sum())
+    result: dict[str, Any] = {"num_episodes": count, "num_episodes_lifetime": lifetime}
+    if count >= smoothing:
+        low, high = sums.min_return.min(), sums.max_return.max()
+        mean_return = sums.sum_return.sum(dtype=np.float64) / count
+        mean_length = sums.sum_length.sum(dtype=np.float64) / count
+        shortest, longest = sums.min_length.min(), sums.max_length.max()
+    elif lifetime:
+        returns, lengths = _latest(ring, smoothing)
+        low, high, mean_return = returns.min(), returns.max(), returns.mean(dtype=np.float64)
+        shortest, longest, mean_length = lengths.min(), lengths.max(), lengths.mean()
+    else:
+        return result
+    return {
+        **result,
+        "episode_return_mean": float(mean_return),
+        "episode_return_min": float(low),
+        "episode_return_max": float(high),
+        "episode_len_mean": float(mean_length),
+        "episode_len_min": int(shortest),
+        "episode_len_max": int(longest),
+    }
+
+
+def _latest(ring: EpisodeRing, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns and lengths of the newest episodes of all shards together."""
+    size = ring.env_index.shape[1]
+    held = np.arange(size)[None, :] < np.minimum(ring.count, size)[:, None]
+    newest = np.argsort(-ring.env_step[held].astype(np.int64), kind="stable")[:number]
+    return ring.episode_return[held][newest], ring.episode_length[held][newest]
+
+
+def guard_metrics(report: Report) -> dict[str, Any]:
+    """What the divergence guard saw over the run's life."""
+    faults = report.faults
+    count = int(faults.count.astype(np.int64).sum())
+    result: dict[str, Any] = {
+        "num_nonfinite_updates": int(report.num_nonfinite),
+        "num_nonfinite_updates_in_a_row": int(report.in_a_row),
+        "num_rollbacks": int(report.num_rollbacks),
+        "num_nonfinite_env_steps": count,
+    }
+    if count:
+        seen = np.where(faults.count > 0, faults.env_step.astype(np.int64), -1)
+        shard = int(np.argmax(seen))
+        result["last_nonfinite_env_step"] = {
+            "env_index": int(faults.env_index[shard]),
+            "env_step": int(faults.env_step[shard]),
+            "what": FAULT_NAMES[int(faults.kind[shard])],
+        }
+    return result
+
+
+def evaluation_metrics(result: EvaluationResult) -> dict[str, Any]:
+    """RLlib's `evaluation/env_runners` part."""
+    ended = result.ended
+    metrics: dict[str, Any] = {
+        "num_episodes": int(ended.sum()),
+        "num_env_steps_sampled": int(result.env_steps),
+        "num_nonfinite_env_steps": int(result.num_nonfinite),
+    }
+    if not ended.any():
+        return metrics
+    returns, lengths = result.episode_return[ended], result.episode_length[ended]
+    return {
+        **metrics,
+        "episode_return_mean": float(returns.mean(dtype=np.float64)),
+        "episode_return_min": float(returns.min()),
+        "episode_return_max": float(returns.max()),
+        "episode_return_std": float(returns.std(dtype=np.float64)),
+        "episode_len_mean": float(lengths.mean(dtype=np.float64)),
+        "episode_len_min": int(lengths.min()),
+        "episode_len_max": int(lengths.max()),
+    }
