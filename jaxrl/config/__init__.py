@@ -1,8 +1,7 @@
 """Settings: groups, the fluent AlgorithmConfig, and what they amount to."""
 
 from jaxrl.config.base import AlgorithmConfig
-from jaxrl.config.fields import Schedule, field
-from jaxrl.config.fluent import fluent
+from jaxrl.config.fields import Schedule, field, fluent
 from jaxrl.config.groups import OnPolicyTraining, Training
 from jaxrl.config.plan import BatchPlan, choose_num_devices
 from jaxrl.config.registry import (

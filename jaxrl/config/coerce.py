@@ -3,7 +3,7 @@
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar, Union
+from typing import Any, Literal, TypeVar, Union, cast
 
 import numpy as np
 
@@ -56,6 +56,10 @@ def _coerce_generic(value: Any, origin: Any, args: tuple[Any, ...]) -> Any:
     if origin in (dict, Mapping):
         _require(value, isinstance(value, Mapping))
         return {coerce(k, args[0]): coerce(v, args[1]) for k, v in value.items()}
+    return _coerce_sequence(value, origin, args)
+
+
+def _coerce_sequence(value: Any, origin: Any, args: tuple[Any, ...]) -> Any:
     _require(value, isinstance(value, list | tuple))
     if origin is list:
         return [coerce(item, args[0]) for item in value]
@@ -73,8 +77,10 @@ def _coerce_plain(value: Any, annotation: Any) -> Any:
     if annotation in (int, float) and isinstance(value, bool | np.bool_):
         raise MismatchError
     if annotation is int:
-        integral = isinstance(value, float | np.floating) and float(value).is_integer()
-        return int(_require(value, integral or isinstance(value, int | np.integer)))
+        integral = isinstance(value, int | np.integer) or (
+            isinstance(value, float | np.floating) and float(cast(Any, value)).is_integer()
+        )
+        return int(_require(value, integral))
     if annotation is float:
         _require(value, isinstance(value, int | float | np.integer | np.floating))
         return float(_require(value, not np.isnan(value)))
@@ -84,11 +90,11 @@ def _coerce_plain(value: Any, annotation: Any) -> Any:
 def copy_containers(value: Any) -> Any:
     """A copy of nested dicts, lists and tuples; everything else is shared, identity kept."""
     if type(value) is dict:
-        return {key: copy_containers(item) for key, item in value.items()}
-    if type(value) is list:
-        return [copy_containers(item) for item in value]
-    if type(value) is tuple:
-        return tuple(copy_containers(item) for item in value)
+        mapping = cast(dict[Any, Any], value)
+        return {key: copy_containers(item) for key, item in mapping.items()}
+    if type(value) in (list, tuple):
+        items = (copy_containers(item) for item in value)
+        return list(items) if type(value) is list else tuple(items)
     return value
 
 

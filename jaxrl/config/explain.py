@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from jaxrl.config.modules import model_notes
 from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.plan import choose_num_devices
 
@@ -32,7 +33,7 @@ def explain(
     blocks = [_settings(config), _batch(config)]
     placement = _placement(config, platform, local_device_count)
     blocks.append("\n".join(["Placement", *(f"  {line}" for line in placement)]))
-    said = [*env_notes, *notes, *config.notes]
+    said = [*env_notes, *notes, *config.notes, *model_notes(config)]
     if said:
         blocks.append("\n".join(["Notes", *(f"  {line}" for line in said)]))
     if module_table:

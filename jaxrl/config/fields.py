@@ -3,10 +3,11 @@
 import dataclasses
 import functools
 import importlib
+import itertools
 import math
 import typing
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from jaxrl.config.coerce import MismatchError, choices, coerce, copy_containers, describe
 from jaxrl.errors import ConfigError, did_you_mean
@@ -21,6 +22,7 @@ class Check:
 
     wants: str
     holds: Callable[[Any], bool]
+    hint: Callable[[Any], str] = lambda value: ""
 
 
 def _numbers(holds: Callable[[float], bool]) -> Callable[[Any], bool]:
@@ -37,7 +39,7 @@ def _numbers(holds: Callable[[float], bool]) -> Callable[[Any], bool]:
 positive = Check("above 0", _numbers(lambda x: x > 0))
 non_negative = Check("at least 0", _numbers(lambda x: x >= 0))
 at_least_one = Check("at least 1", _numbers(lambda x: x >= 1))
-fraction = Check("between 0 and 1", _numbers(lambda x: 0 <= x <= 1))
+unit_interval = Check("between 0 and 1", _numbers(lambda x: 0 <= x <= 1))
 finite = Check("finite", _numbers(math.isfinite))
 
 
@@ -58,13 +60,11 @@ def field(
         check: What a value of the right type must also fulfil.
         import_path: A string `"module:name"` stands for the object it names.
     """
-    metadata = setting_metadata(
-        doc=doc, sweepable=sweepable, check=check, import_path=import_path
-    )
+    metadata = setting_metadata(doc=doc, sweepable=sweepable, check=check, import_path=import_path)
     if isinstance(default, dict | list):
-        shared: Any = default
         return dataclasses.field(
-            default_factory=lambda: copy_containers(shared), metadata=metadata
+            default_factory=functools.partial(copy_containers, typing.cast(Any, default)),
+            metadata=metadata,
         )
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -98,8 +98,8 @@ class Setting:
         Raises:
             ConfigError: Wrong type, range or name.
         """
-        if self.import_path and isinstance(value, str) and value not in choices(self.annotation):
-            value = load_object(value, self.name)
+        if self.import_path:
+            value = self._resolve_paths(value)
         try:
             parsed = coerce(value, self.annotation)
         except MismatchError:
@@ -107,8 +107,21 @@ class Setting:
         if is_schedule(self.annotation):
             check_knots(self.name, parsed)
         if self.check is not None and not self.check.holds(parsed):
-            raise ConfigError(f"{self.name} must be {self.check.wants}, got {value!r}.")
+            hint = self.check.hint(parsed)
+            raise ConfigError(f"{self.name} must be {self.check.wants}, got {value!r}.{hint}")
         return parsed
+
+    def _resolve_paths(self, value: Any) -> Any:
+        """The objects that import paths stand for, also those in a list."""
+        if isinstance(value, list | tuple):
+            return [self._resolve_paths(item) for item in typing.cast(list[Any], value)]
+        known = choices(self.annotation)
+        if not isinstance(value, str) or value in known:
+            return value
+        if known and ":" not in value:
+            hint = did_you_mean(value, known)
+            raise ConfigError(f"{self.name} has {value!r}, but known are {', '.join(known)}.{hint}")
+        return load_object(value, self.name)
 
     def _complaint(self, value: Any) -> str:
         hint = did_you_mean(value, choices(self.annotation)) if isinstance(value, str) else ""
@@ -156,7 +169,7 @@ def check_knots(name: str, value: Any) -> None:
             f"{name} must start at timestep 0, got {value!r}; "
             f"put [0, {knots[0][1]:g}] in front of it."
         )
-    if any(later <= earlier for earlier, later in zip(times, times[1:], strict=False)):
+    if any(later <= earlier for earlier, later in itertools.pairwise(times)):
         raise ConfigError(f"{name} must have ascending timesteps, got {value!r}; sort its pairs.")
 
 
@@ -186,3 +199,45 @@ def object_path(value: Any) -> str | None:
     if "<" in qualname or module == "__main__":
         return None
     return f"{module}:{qualname}"
+
+
+P = ParamSpec("P")
+
+
+class Configurable(Protocol):
+    """What a fluent method needs of its config."""
+
+    def set_group(
+        self, attribute: str, args: tuple[Any, ...], kwargs: dict[str, Any], /
+    ) -> None: ...
+
+
+C = TypeVar("C", bound=Configurable)
+
+
+class fluent(Generic[P]):  # noqa: N801  (reads as a decorator would)
+    """`training = fluent("training_settings", Training)` is the method `.training(**settings)`.
+
+    It changes the settings that were given and returns the config. The type checker sees the
+    group's own names and types, old names are understood at run time only.
+    """
+
+    def __init__(self, attribute: str, group: Callable[P, object]) -> None:
+        self.attribute = attribute
+        self.group = group
+        self.__doc__ = group.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> "fluent[P]": ...
+    @overload
+    def __get__(self, instance: C, owner: type[C], /) -> Callable[P, C]: ...
+    def __get__(self, instance: Any, owner: type, /) -> Any:
+        if instance is None:
+            return self
+
+        def set_settings(*args: P.args, **kwargs: P.kwargs) -> Any:
+            instance.set_group(self.attribute, args, kwargs)
+            return instance
+
+        set_settings.__doc__ = self.__doc__
+        return set_settings

@@ -60,9 +60,7 @@ RENAMED: dict[str, Renamed] = {
     "min_sample_timesteps_per_reporting": Renamed("min_sample_timesteps_per_iteration"),
     "min_train_timesteps_per_reporting": Renamed("min_train_timesteps_per_iteration"),
     "eager_max_retraces": Renamed("max_retraces"),
-    "torch_skip_nan_gradients": Renamed(
-        "on_nonfinite", lambda value: "skip" if value else "raise"
-    ),
+    "torch_skip_nan_gradients": Renamed("on_nonfinite", lambda value: "skip" if value else "raise"),
     "keep_checkpoints_num": Renamed("max_to_keep"),
     "local_dir": Renamed("results_dir"),
     "storage_path": Renamed("results_dir"),
@@ -81,9 +79,9 @@ RENAMED: dict[str, Renamed] = {
 }
 
 
-def _spread(names: str, reason: str, *, accepts: tuple[Any, ...] = ()) -> Iterator[
-    tuple[str, Refused]
-]:
+def _spread(
+    names: str, reason: str, *, accepts: tuple[Any, ...] = ()
+) -> Iterator[tuple[str, Refused]]:
     for name in names.split():
         yield name, Refused(reason, accepts)
 

@@ -37,7 +37,7 @@ class Meant:
 class NameTable:
     """All settings of one config class."""
 
-    def __init__(self, groups: Mapping[str, type[Any]]) -> None:
+    def __init__(self, groups: Mapping[str, Any]) -> None:
         self.groups = {attribute: settings_of(group) for attribute, group in groups.items()}
         self.group_of = {
             name: attribute for attribute, settings in self.groups.items() for name in settings

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from jaxrl.config.modules import check_model_config
 from jaxrl.errors import ConfigError
 from jaxrl.metrics import check_key
 
@@ -15,6 +16,7 @@ def validate(config: "AlgorithmConfig") -> None:
     _check_rewards(config)
     _check_evaluation(config)
     _check_checkpointing(config)
+    check_model_config(config)
     config.plan()
 
 

@@ -1,0 +1,37 @@
+"""Checks of single values that need more than a comparison."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, cast
+
+from jaxrl.config.fields import Check
+from jaxrl.errors import did_you_mean
+
+
+def _optimizer_problem(setting: Any) -> str | None:
+    """None for an optimiser that can be made, else what is wrong, as the end of a sentence."""
+    import optax  # pyright: ignore[reportMissingTypeStubs]
+
+    from jaxrl.core.learner import OPTIMIZERS
+
+    if callable(setting):
+        return None
+    if isinstance(setting, str):
+        setting = {"name": setting}
+    arguments = dict(cast(Mapping[str, Any], setting))
+    name = arguments.pop("name", None)
+    if name not in OPTIMIZERS:
+        return f" Known are {', '.join(OPTIMIZERS)}.{did_you_mean(name, OPTIMIZERS)}"
+    known = [p for p in inspect.signature(vars(optax)[name]).parameters if p != "learning_rate"]
+    for argument in arguments:
+        if argument not in known:
+            hint = did_you_mean(argument, known)
+            return f" {name} has no argument '{argument}' (the learning rate is lr).{hint}"
+    return None
+
+
+optimizer_check = Check(
+    wants="the name of an optimiser, {'name': ..., arguments}, or a function",
+    holds=lambda value: _optimizer_problem(value) is None,
+    hint=lambda value: _optimizer_problem(value) or "",
+)

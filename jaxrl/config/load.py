@@ -1,0 +1,191 @@
+"""Experiments from files: YAML or JSON in RLlib's style, or a Python file with a `config`."""
+
+import dataclasses
+import json
+import re
+import runpy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.registry import get_algorithm_config
+from jaxrl.config.stop import Stop, parse_stop
+from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError, did_you_mean
+
+SETTINGS_AT_TOP = (
+    "checkpoint_frequency",
+    "checkpoint_freq",
+    "checkpoint_at_end",
+    "checkpoint_score_attribute",
+    "checkpoint_score_order",
+    "max_to_keep",
+    "keep_checkpoints_num",
+    "num_to_keep",
+    "results_dir",
+    "local_dir",
+    "storage_path",
+)
+KEYS = ("run", "algo", "env", "stop", "config", *SETTINGS_AT_TOP)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What a file describes: a config, and when to stop."""
+
+    name: str
+    config: AlgorithmConfig
+    stop: Stop
+
+
+def load_config(path: str | Path) -> AlgorithmConfig:
+    """The config of the one experiment in a file."""
+    return load_experiment(path).config
+
+
+def load_experiment(path: str | Path, name: str | None = None) -> Experiment:
+    """The one experiment of a file, or the one with this name.
+
+    Raises:
+        ConfigError: The file is no experiment; one sentence, with the line where there is one.
+        UnknownNameError: A key, setting or experiment that does not exist.
+    """
+    experiments = load_experiments(path)
+    if name is not None:
+        for experiment in experiments:
+            if experiment.name == name:
+                return experiment
+        names = [experiment.name for experiment in experiments]
+        raise UnknownNameError(
+            f"{path} has no experiment '{name}'; it has {', '.join(names)}."
+            + did_you_mean(name, names)
+        )
+    if len(experiments) > 1:
+        names = ", ".join(experiment.name for experiment in experiments)
+        raise ConfigError(f"{path} has {len(experiments)} experiments ({names}); name one of them.")
+    return experiments[0]
+
+
+def load_experiments(path: str | Path) -> list[Experiment]:
+    """All experiments of a file, in its order; see `load_experiment`."""
+    path = Path(path).expanduser()
+    if path.suffix not in (".yaml", ".yml", ".json", ".py"):
+        raise ConfigError(f"An experiment file ends in .yaml, .yml, .json or .py, got '{path}'.")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Cannot read the experiment file '{path}': {error}.") from error
+    if path.suffix == ".py":
+        return [_from_python(path)]
+    data, lines = _parse(text, path)
+    if not isinstance(data, dict) or not data:
+        raise ConfigError(f"{path} must map an experiment's name to its settings, got {data!r}.")
+    return [
+        _with_place(path, lines, str(name), body)
+        for name, body in cast(dict[Any, Any], data).items()
+    ]
+
+
+def experiment_from_dict(name: str, body: Any) -> Experiment:
+    """An experiment from `{"run": ..., "env": ..., "stop": ..., "config": {...}}`."""
+    if not isinstance(body, Mapping):
+        raise ConfigError(
+            f"Experiment '{name}' must be a mapping with run, env, stop and config, got {body!r}."
+        )
+    entries = dict(cast(Mapping[str, Any], body))
+    for key in entries:
+        if key == "num_samples" and entries[key] == 1:
+            continue
+        if key not in KEYS:
+            raise UnknownNameError(
+                f"Experiment '{name}' has an unknown key '{key}' (got {entries[key]!r})."
+                f"{did_you_mean(key, KEYS)}"
+            )
+    algo = entries.get("run", entries.get("algo"))
+    if not isinstance(algo, str):
+        raise ConfigError(
+            f"Experiment '{name}' must name its algorithm, e.g. run: PPO, got {algo!r}."
+        )
+    settings: Any = entries.get("config") or {}
+    if not isinstance(settings, Mapping):
+        raise ConfigError(
+            f"config of experiment '{name}' must be a mapping of settings, got {settings!r}."
+        )
+    config = get_algorithm_config(algo).update_from_dict(cast(Mapping[str, Any], settings))
+    at_top = {key: entries[key] for key in (*SETTINGS_AT_TOP, "env") if key in entries}
+    config.update_from_dict(at_top)
+    return Experiment(name=name, config=config, stop=parse_stop(entries.get("stop")))
+
+
+def _from_python(path: Path) -> Experiment:
+    found = runpy.run_path(str(path), run_name=path.stem)
+    config = found.get("config")
+    if not isinstance(config, AlgorithmConfig):
+        raise ConfigError(f"{path} must define config, an AlgorithmConfig, got {config!r}.")
+    return Experiment(name=path.stem, config=config, stop=parse_stop(found.get("stop")))
+
+
+def _with_place(path: Path, lines: dict[str, int], name: str, body: Any) -> Experiment:
+    """The experiment; an error is told with the file and, if it quotes a key, the line."""
+    try:
+        return experiment_from_dict(name, body)
+    except JaxrlError as error:
+        sentence = str(error)
+        quoted = re.findall(r"[\w/]+", sentence)
+        line = next((lines[word] for word in quoted if word in lines and word != name), None)
+        where = f"{path}, line {line}" if line else str(path)
+        raise type(error)(f"{where}: {sentence}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads `3e-4` as a number, as YAML 1.2 does, and refuses a key that is given twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            if key_node.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key '{key_node.value}' is given twice", key_node.start_mark
+                )
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+cast(Any, _Loader).add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
+    list("-+0123456789"),
+)
+
+
+def _parse(text: str, path: Path) -> tuple[Any, dict[str, int]]:
+    """The data, and the line of every key."""
+    if path.suffix == ".json":
+        try:
+            return json.loads(text), {}
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path}, line {error.lineno}: this is no JSON: {error.msg}.") from (
+                error
+            )
+    try:
+        node: Any = cast(Any, yaml).compose(text, Loader=_Loader)
+        data = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or str(error).split("\n")[0]
+        raise ConfigError(f"{path}{line}: this is no YAML: {problem}.") from error
+    return data, _lines(node)
+
+
+def _lines(node: Any) -> dict[str, int]:
+    if not isinstance(node, yaml.MappingNode):
+        return {}
+    lines: dict[str, int] = {}
+    for key, value in cast(list[tuple[Any, Any]], node.value):
+        lines.setdefault(str(key.value), key.start_mark.line + 1)
+        for name, line in _lines(value).items():
+            lines.setdefault(name, line)
+    return lines

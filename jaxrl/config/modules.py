@@ -1,0 +1,80 @@
+"""Which module a config builds, and with which model settings."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from jaxrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.core.rl_module import RLModuleSpec
+
+
+def resolve_module_spec(
+    config: "AlgorithmConfig", observation_space: Any, action_space: Any
+) -> "RLModuleSpec":
+    """The user's or the algorithm's spec, with model settings merged and spaces filled in."""
+    spec = _chosen_spec(config)
+    return dataclasses.replace(
+        spec,
+        observation_space=spec.observation_space or observation_space,
+        action_space=spec.action_space or action_space,
+        model_config=_merged(spec, config.rl_module_settings.model_config),
+    )
+
+
+def check_model_config(config: "AlgorithmConfig") -> None:
+    """Refuses wrong settings of the default module; a custom one checks its own."""
+    from jaxrl.core.model_config import DefaultModelConfig
+
+    spec = resolve_module_spec(config, None, None)
+    settings: Any = spec.model_config
+    if _is_default(spec) and isinstance(settings, Mapping):
+        DefaultModelConfig.from_dict(cast(Mapping[str, Any], settings))
+
+
+def model_notes(config: "AlgorithmConfig") -> list[str]:
+    """A sentence for each model setting that was given under an old name."""
+    from jaxrl.core.model_config import resolve_model_settings
+
+    given = config.rl_module_settings.model_config
+    if not _is_default(_chosen_spec(config)) or not isinstance(given, Mapping):
+        return []
+    return resolve_model_settings(cast(Mapping[str, Any], given))[1]
+
+
+def _chosen_spec(config: "AlgorithmConfig") -> "RLModuleSpec":
+    from jaxrl.core.rl_module import RLModule, RLModuleSpec
+
+    chosen = config.rl_module_settings.rl_module_spec
+    if chosen is None:
+        return config.get_default_rl_module_spec()
+    if isinstance(chosen, type) and issubclass(chosen, RLModule):
+        return RLModuleSpec(module_class=chosen)
+    if not isinstance(chosen, RLModuleSpec):
+        raise ConfigError(
+            f"rl_module_spec must be an RLModuleSpec or a subclass of RLModule, got {chosen!r}."
+        )
+    return chosen
+
+
+def _is_default(spec: "RLModuleSpec") -> bool:
+    return spec.module_class is None
+
+
+def _merged(spec: "RLModuleSpec", given: Any) -> Any:
+    """The spec's model settings, with the config's on top; a whole object replaces them."""
+    from jaxrl.core.model_config import resolve_model_settings
+
+    if given is None or given == {}:
+        return spec.model_config
+    if not isinstance(given, Mapping):
+        return given
+    settings = dict(cast(Mapping[str, Any], given))
+    if _is_default(spec):
+        settings = resolve_model_settings(settings)[0]
+    base = spec.model_config
+    if base is not None and not isinstance(base, Mapping):
+        base = base.to_dict() if hasattr(base, "to_dict") else dataclasses.asdict(base)
+    return {**(base or {}), **settings}

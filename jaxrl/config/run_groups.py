@@ -1,0 +1,195 @@
+"""The groups of settings around training: evaluation, reports, checkpoints, logs, callbacks."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+from jaxrl.config.fields import at_least_one, field, non_negative, setting_metadata
+from jaxrl.config.groups import Auto
+
+Hook = Callable[..., Any] | list[Callable[..., Any]] | None
+LoggerName = Literal["console", "json", "csv", "tensorboard", "wandb"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Runs of the policy apart from training."""
+
+    evaluation_interval: int | None = field(
+        default=None,
+        check=non_negative,
+        doc="Evaluates every so many iterations; None or 0 never does.",
+    )
+    evaluation_duration: int = field(
+        default=10, check=at_least_one, doc="How long one evaluation is, in its unit."
+    )
+    evaluation_duration_unit: Literal["episodes", "timesteps"] = field(
+        default="episodes", doc="The unit of evaluation_duration."
+    )
+    evaluation_config: dict[str, Any] | None = field(
+        default=None,
+        doc="Settings that differ in evaluation, e.g. {'explore': False}. Mind that some tasks "
+        "are solved only by a policy that draws its actions.",
+    )
+    custom_evaluation_function: Callable[..., Any] | None = field(
+        default=None,
+        import_path=True,
+        doc="A function of the Algorithm that returns a dictionary of metrics, in place of the "
+        "built-in evaluation.",
+    )
+    evaluation_num_envs: int | Auto = field(
+        default="auto",
+        check=at_least_one,
+        doc="Environments evaluated side by side; 'auto' is one per episode, at most 64.",
+    )
+    always_attach_evaluation_results: bool = field(
+        default=True, doc="Repeats the latest evaluation in the results between two evaluations."
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FaultTolerance:
+    """What happens when numbers stop being finite."""
+
+    on_nonfinite: Literal["rollback", "raise", "skip"] = field(
+        default="rollback",
+        doc="A non-finite update is always skipped; after nonfinite_updates_tolerance in a row, go "
+        "back to the last good parameters, raise, or go on skipping.",
+    )
+    nonfinite_updates_tolerance: int = field(
+        default=10,
+        check=at_least_one,
+        doc="Non-finite updates in a row before on_nonfinite applies.",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reporting:
+    """How long an iteration is and what its result holds."""
+
+    min_time_s_per_iteration: float | None = field(
+        default=None,
+        check=non_negative,
+        doc="Training steps are repeated until an iteration has lasted so many seconds.",
+    )
+    min_train_timesteps_per_iteration: int = field(
+        default=0,
+        check=non_negative,
+        doc="Training steps are repeated until so many environment steps were trained on.",
+    )
+    min_sample_timesteps_per_iteration: int = field(
+        default=0,
+        check=non_negative,
+        doc="Training steps are repeated until so many environment steps were sampled.",
+    )
+    metrics_num_episodes_for_smoothing: int = field(
+        default=100,
+        check=at_least_one,
+        doc="Episode means are over the last so many episodes; 1 does not smooth.",
+    )
+    log_gradients: bool = field(
+        default=False, doc="Reports the gradient norm of every parameter tensor."
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpointing:
+    """When the whole state of a run is saved, and what is kept."""
+
+    checkpoint_frequency: int = field(
+        default=0,
+        check=non_negative,
+        doc="Saves every so many iterations of fit(); 0 does not save on the way.",
+    )
+    checkpoint_at_end: bool = field(default=True, doc="Saves when fit() ends.")
+    max_to_keep: int | None = field(
+        default=3,
+        check=at_least_one,
+        doc="Checkpoints kept in the run folder, the newest and the best; None keeps all.",
+    )
+    checkpoint_score_attribute: str | None = field(
+        default=None,
+        doc="The result key, e.g. 'evaluation/env_runners/episode_return_mean', by which the best "
+        "checkpoints are kept; None keeps the newest.",
+    )
+    checkpoint_score_order: Literal["max", "min"] = field(
+        default="max", doc="Whether a high or a low score is best."
+    )
+    async_checkpointing: bool = field(
+        default=True, doc="Writes checkpoints in the background while training goes on."
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Debugging:
+    """Seeds, logs and the compiler."""
+
+    seed: int = field(
+        default=0,
+        check=non_negative,
+        doc="Seed of every random draw; the same config and seed give the same run.",
+    )
+    log_level: Literal["DEBUG", "INFO", "WARN", "WARNING", "ERROR"] = field(
+        default="WARN", doc="Level of jaxrl's Python loggers."
+    )
+    log_sys_usage: bool = field(
+        default=True, doc="Reports processor, memory and device memory use with each result."
+    )
+    loggers: list[LoggerName | Any] = field(
+        default=["console", "json", "csv", "tensorboard"],
+        import_path=True,
+        doc="Where results go: names, or objects or classes with the methods write(result) and "
+        "close().",
+    )
+    results_dir: str = field(default="~/jaxrl_results", doc="The folder of all run folders.")
+    run_name: str | None = field(
+        default=None, doc="Name of the run folder; None makes one of algorithm, environment, time."
+    )
+    max_retraces: int | None = field(
+        default=None,
+        check=non_negative,
+        doc="Raises when a compiled program would be compiled again more often than this, naming "
+        "what changed; None does not count.",
+    )
+    jit: bool = field(
+        default=True, doc="False runs operation by operation, for a debugger; very slow."
+    )
+    compilation_cache_dir: str | None = field(
+        default=None,
+        doc="Where compiled programs are kept between processes: None is a private folder of the "
+        "user (or JAX's own setting), 'off' keeps none.",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Callbacks:
+    """Functions of the user's that are called on the way."""
+
+    callbacks_class: Any = dataclasses.field(
+        default=None,
+        kw_only=False,
+        metadata=setting_metadata(
+            doc="A Callbacks subclass, or a list of them, called in this order.", import_path=True
+        ),
+    )
+    on_algorithm_init: Hook = field(
+        default=None, import_path=True, doc="Called when an Algorithm has been built."
+    )
+    on_train_result: Hook = field(
+        default=None, import_path=True, doc="Called with each result, which it may extend."
+    )
+    on_evaluate_start: Hook = field(
+        default=None, import_path=True, doc="Called before each evaluation."
+    )
+    on_evaluate_end: Hook = field(
+        default=None, import_path=True, doc="Called with the metrics of each evaluation."
+    )
+    on_episode_end: Hook = field(
+        default=None, import_path=True, doc="Called for each ended episode, after the dispatch."
+    )
+    on_sample_end: Hook = field(
+        default=None, import_path=True, doc="Called when a dispatch has gathered its samples."
+    )
+    on_checkpoint_loaded: Hook = field(
+        default=None, import_path=True, doc="Called after a checkpoint has been restored."
+    )

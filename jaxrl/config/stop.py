@@ -1,0 +1,47 @@
+"""When a run ends: thresholds on result keys."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from jaxrl.config.coerce import MismatchError, coerce
+from jaxrl.errors import ConfigError
+from jaxrl.metrics import OLD_KEYS, check_key, flatten, lookup
+
+Stop = dict[str, float]
+"""Result key, e.g. `"env_runners/episode_return_mean"`, to the value at which the run ends."""
+
+
+def parse_stop(criteria: Any) -> Stop:
+    """Criteria as written by a user, nested or with `"a/b"` keys, under today's names.
+
+    Raises:
+        UnknownNameError: A key that no result has.
+        ConfigError: A threshold that is no number.
+    """
+    if criteria is None:
+        return {}
+    if not isinstance(criteria, Mapping):
+        raise ConfigError(
+            f"stop must be a dictionary such as {{'training_iteration': 10}}, got {criteria!r}."
+        )
+    stop: Stop = {}
+    for written, value in flatten(cast(Mapping[str, Any], criteria)).items():
+        key = OLD_KEYS.get(written, written)
+        check_key(key, "stop")
+        try:
+            stop[key] = coerce(value, float)
+        except MismatchError:
+            raise ConfigError(
+                f"stop must give a number for '{written}', got {value!r}, "
+                "e.g. {'" + written + "': 100}."
+            ) from None
+    return stop
+
+
+def reached(result: Mapping[str, Any], stop: Stop) -> str | None:
+    """A sentence on the first criterion that the result has reached, or None."""
+    for key, threshold in stop.items():
+        value = lookup(result, key)
+        if value is not None and value >= threshold:
+            return f"{key} = {value:g} has reached {threshold:g}"
+    return None
