@@ -1,0 +1,142 @@
+"""What is measured, and in what order. Every function returns plain values for the JSON file."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from benchmarks.machine import load_average
+from benchmarks.peers import launch
+from benchmarks.settings import Setting
+from benchmarks.statistics import Estimate, median_interval, paired_ratio
+from benchmarks.worker import Worker
+
+OVERHEAD_ITERATION_S = 0.6
+IMPORTS = {
+    "import jax, flax": "import jax, flax",
+    "import jaxrl": "import jaxrl",
+    "PPOConfig and Algorithm": "from jaxrl import Algorithm; "
+    "from jaxrl.algorithms.ppo import PPOConfig",
+}
+
+
+def cache_variables(folder: str) -> dict[str, str]:
+    """Environment variables that send every compiled program to `folder`."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": folder,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+
+
+def interleaved(
+    workers: Mapping[str, Worker], setting: Setting, rounds: int
+) -> dict[str, dict[str, Any]]:
+    """Set every peer up, one measurement to warm up, then `rounds` times each in turn.
+
+    The first of a round moves on by one every round, so that no peer always follows the same one.
+    """
+    peers: dict[str, dict[str, Any]] = {}
+    for name, worker in workers.items():
+        peers[name] = {**worker.ask("setup", setting=setting.to_dict()), "steps_per_s": []}
+    order = list(workers)
+    for number in range(rounds + 1):
+        first = number % len(order)
+        for name in order[first:] + order[:first]:
+            reply = workers[name].ask("run")
+            if number > 0:
+                peers[name]["steps_per_s"].append(reply["env_steps"] / reply["seconds"])
+    for name, worker in workers.items():
+        peers[name]["return_mean"] = worker.ask("evaluate")["return_mean"]
+    return peers
+
+
+def throughput(workers: Mapping[str, Worker], setting: Setting, rounds: int) -> dict[str, Any]:
+    """Environment steps a second of every peer at one setting, and ours over each of the others."""
+    before = load_average()
+    peers = interleaved(workers, setting, rounds)
+    ratios = {}
+    if launch.OURS in peers:
+        ours = peers[launch.OURS]["steps_per_s"]
+        for name, peer in peers.items():
+            if name != launch.OURS:
+                ratios[name] = as_dict(paired_ratio(ours, peer["steps_per_s"]))
+    for peer in peers.values():
+        peer["median"] = as_dict(median_interval(peer["steps_per_s"]))
+    return {
+        "setting": setting.to_dict(),
+        "env_steps": setting.env_steps,
+        "peers": peers,
+        "ratios": ratios,
+        "load": [before, load_average()],
+    }
+
+
+def train_overhead(
+    worker: Worker, setting: Setting, rounds: int, steps_per_s: float
+) -> dict[str, Any]:
+    """`train()` over the bare loop of the same compiled program, at short iterations.
+
+    An iteration lasts a little over half a second: the longer it is, the less overhead counts.
+    """
+    updates = max(1, math.ceil(OVERHEAD_ITERATION_S * steps_per_s / setting.train_batch_size))
+    setting = dataclasses.replace(setting, num_updates=updates)
+    worker.ask("setup", setting=setting.to_dict())
+    seconds: dict[str, list[float]] = {"run": [], "bare": []}
+    for number in range(rounds + 1):
+        for command in ("run", "bare") if number % 2 else ("bare", "run"):
+            taken = worker.ask(command)["seconds"]
+            if number > 0:
+                seconds[command].append(taken)
+    return {
+        "num_updates": updates,
+        "train_s": seconds["run"],
+        "bare_s": seconds["bare"],
+        "ratio": as_dict(paired_ratio(seconds["run"], seconds["bare"])),
+    }
+
+
+def import_times(rounds: int) -> dict[str, list[float]]:
+    """Seconds of each import in fresh processes, in turn, after one round to fill the disk cache."""
+    seconds: dict[str, list[float]] = {name: [] for name in IMPORTS}
+    for number in range(rounds + 1):
+        for name, statement in IMPORTS.items():
+            taken = _timed_import(statement)
+            if number > 0:
+                seconds[name].append(taken)
+    return seconds
+
+
+def compile_times(setting: Setting, rounds: int) -> dict[str, Any]:
+    """Seconds to build and compile our PPO in fresh processes: with an empty cache, then again."""
+    setting = dataclasses.replace(setting, num_updates=1)
+    seconds: dict[str, list[float]] = {"cold": [], "cached": []}
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
+            for kind in ("cold", "cached"):
+                with launch.start(launch.OURS, env=cache_variables(folder)) as worker:
+                    reply = worker.ask("setup", setting=setting.to_dict())
+                seconds[kind].append(reply["compile_s"])
+    return {"setting": setting.name, **seconds}
+
+
+def median_excess(values: Sequence[float], base: Sequence[float]) -> float:
+    """The median of paired differences."""
+    return median(a - b for a, b in zip(values, base, strict=True))
+
+
+def as_dict(estimate: Estimate) -> dict[str, Any]:
+    return dataclasses.asdict(estimate)
+
+
+def _timed_import(statement: str) -> float:
+    code = f"import time; s = time.perf_counter(); {statement}; print(time.perf_counter() - s)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=launch.ROOT
+    )
+    return float(done.stdout.split()[-1])

@@ -1,0 +1,336 @@
+"""PPO on CartPole-v1 in one file: the loop a researcher writes by hand, with jax, flax and optax.
+
+Two forms. The *plain* one draws a full `jax.random.permutation` per epoch and runs on one device.
+The *tuned* one differs in two things: minibatches come from a keyed bijection on the indices
+instead of a sort, and the CPU's cores are devices, each with its share of the environments and of
+every minibatch, gradients averaged.
+
+As in PureJaxRL, the end of an episode by its time limit is treated as its end by failure: no value
+is bootstrapped from the final observation. All environments reset at every step, and the reset
+state is taken where an episode ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import PartitionSpec
+
+from benchmarks.settings import Setting
+
+AXIS = "devices"
+MAX_EPISODE_STEPS = 500
+
+
+class Env(NamedTuple):
+    physics: jax.Array
+    """x, x_dot, theta, theta_dot, `[4]`."""
+    time: jax.Array
+    episode_return: jax.Array
+
+
+def reset(key: jax.Array) -> Env:
+    physics = jax.random.uniform(key, (4,), minval=-0.05, maxval=0.05)
+    return Env(physics, jnp.zeros((), jnp.int32), jnp.zeros(()))
+
+
+def step(key: jax.Array, env: Env, action: jax.Array) -> tuple[Env, jax.Array, jax.Array]:
+    """CartPole-v1 as in gymnasium, with auto-reset: the next state, the reward, the end."""
+    _, x_dot, theta, theta_dot = env.physics
+    force = jnp.where(action == 1, 10.0, -10.0)
+    cos, sin = jnp.cos(theta), jnp.sin(theta)
+    temp = (force + 0.05 * theta_dot**2 * sin) / 1.1
+    theta_acc = (9.8 * sin - cos * temp) / (0.5 * (4.0 / 3.0 - 0.1 * cos**2 / 1.1))
+    x_acc = temp - 0.05 * theta_acc * cos / 1.1
+    change = jnp.stack([x_dot, x_acc, theta_dot, theta_acc])
+    physics = env.physics + 0.02 * change
+    fallen = (jnp.abs(physics[0]) > 2.4) | (jnp.abs(physics[2]) > 12 * 2 * np.pi / 360)
+    moved = Env(physics, env.time + 1, env.episode_return + 1.0)
+    ended = fallen | (moved.time >= MAX_EPISODE_STEPS)
+    env = jax.tree.map(lambda new, old: jnp.where(ended, new, old), reset(key), moved)
+    return env, jnp.ones(()), ended
+
+
+class MLP(nn.Module):
+    hidden_size: int
+    num_outputs: int
+    output_scale: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for _ in range(2):
+            x = nn.tanh(
+                nn.Dense(self.hidden_size, kernel_init=nn.initializers.orthogonal(2**0.5))(x)
+            )
+        return nn.Dense(
+            self.num_outputs, kernel_init=nn.initializers.orthogonal(self.output_scale)
+        )(x)
+
+
+class Batch(NamedTuple):
+    obs: jax.Array
+    action: jax.Array
+    log_prob: jax.Array
+    advantage: jax.Array
+    target: jax.Array
+
+
+class Transition(NamedTuple):
+    obs: jax.Array
+    action: jax.Array
+    log_prob: jax.Array
+    value: jax.Array
+    reward: jax.Array
+    ended: jax.Array
+    episode_return: jax.Array
+
+
+class State(NamedTuple):
+    params: Any
+    opt_state: Any
+    env: Env
+    key: jax.Array
+
+
+class Metrics(NamedTuple):
+    loss: jax.Array
+    return_sum: jax.Array
+    num_episodes: jax.Array
+
+
+def gae(
+    reward: jax.Array,
+    value: jax.Array,
+    ended: jax.Array,
+    last_value: jax.Array,
+    gamma: float,
+    gae_lambda: float,
+) -> jax.Array:
+    """Advantages `[T, B]` (Schulman et al. 2016); `ended[t]` cuts after step `t`."""
+
+    def backwards(
+        carry: tuple[jax.Array, jax.Array], row: tuple[jax.Array, jax.Array, jax.Array]
+    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        advantage, next_value = carry
+        reward, value, ended = row
+        alive = 1.0 - ended
+        delta = reward + gamma * alive * next_value - value
+        advantage = delta + gamma * gae_lambda * alive * advantage
+        return (advantage, value), advantage
+
+    rows = (reward, value, ended.astype(jnp.float32))
+    return jax.lax.scan(backwards, (jnp.zeros_like(last_value), last_value), rows, reverse=True)[1]
+
+
+def shuffled(noise: jax.Array, index: jax.Array, size: int) -> jax.Array:
+    """Where the bijection on `range(size)` that `noise` makes sends `index`: no sort.
+
+    Four rounds of multiply by an odd number, add, xor-shift, modulo a power of two; indices that
+    land outside the range go round again until they are inside (cycle walking). `noise` is 32
+    random bits, `[2, 4]`.
+    """
+    num_bits = max(1, (size - 1).bit_length())
+    mask = jnp.uint32(2**num_bits - 1)
+    factors, terms = noise
+
+    def scramble(i: jax.Array) -> jax.Array:
+        for r in range(4):
+            i = (i * (factors[r] | 1) + terms[r]) & mask
+            i = i ^ (i >> (num_bits // 2 + 1))
+        return i
+
+    index = scramble(index.astype(jnp.uint32))
+    if size != 2**num_bits:
+        index = jax.lax.while_loop(
+            lambda i: jnp.any(i >= size), lambda i: jnp.where(i >= size, scramble(i), i), index
+        )
+    return index.astype(jnp.int32)
+
+
+class PPO:
+    """The compiled pieces for one setting; `mesh` is given for the tuned form only."""
+
+    def __init__(self, setting: Setting, mesh: jax.sharding.Mesh | None = None) -> None:
+        self.setting = setting
+        self.mesh = mesh
+        self.num_shards = 1 if mesh is None else mesh.size
+        self.actor = MLP(setting.hidden_size, 2, 0.01)
+        self.critic = MLP(setting.hidden_size, 1, 1.0)
+        self.optimizer = optax.chain(
+            optax.clip_by_global_norm(setting.max_grad_norm),
+            optax.adam(setting.lr, eps=setting.adam_eps),
+        )
+
+    def init(self, key: jax.Array) -> State:
+        key_actor, key_critic, key_env, key = jax.random.split(key, 4)
+        obs = jnp.zeros((1, 4))
+        params = (self.actor.init(key_actor, obs), self.critic.init(key_critic, obs))
+        env = jax.vmap(reset)(jax.random.split(key_env, self.setting.num_envs))
+        return State(params, self.optimizer.init(params), env, key)
+
+    def train(self, state: State) -> tuple[State, Metrics]:
+        """`num_updates` train batches; metrics `[num_updates]`."""
+        if self.mesh is None:
+            return self._train(state)
+        replicated, split = cast(Any, PartitionSpec()), cast(Any, PartitionSpec(AXIS))
+        specs = State(replicated, replicated, split, replicated)
+        # check_vma is off because the gradients are averaged by hand, once per minibatch.
+        return jax.shard_map(
+            self._train,
+            mesh=self.mesh,
+            in_specs=(specs,),
+            out_specs=(specs, replicated),
+            check_vma=False,
+        )(state)
+
+    def _train(self, state: State) -> tuple[State, Metrics]:
+        return jax.lax.scan(
+            lambda state, _: self._iteration(state), state, None, self.setting.num_updates
+        )
+
+    def _iteration(self, state: State) -> tuple[State, Metrics]:
+        key, key_shared = jax.random.split(state.key)
+        key_own = key_shared
+        if self.mesh is not None:
+            key_own = jax.random.fold_in(key_shared, jax.lax.axis_index(AXIS))
+        key_rollout, key_shuffle = jax.random.split(key_own)
+        env, rollout = self._rollout(state.params, state.env, key_rollout)
+        batch = self._prepare(state.params, env, rollout)
+        params, opt_state, loss = self._learn(state.params, state.opt_state, batch, key_shuffle)
+        metrics = Metrics(
+            self._mean(loss),
+            self._sum(jnp.sum(rollout.episode_return * rollout.ended)),
+            self._sum(jnp.sum(rollout.ended)),
+        )
+        return State(params, opt_state, env, key), metrics
+
+    def _rollout(self, params: Any, env: Env, key: jax.Array) -> tuple[Env, Transition]:
+        num_envs = self.setting.num_envs // self.num_shards
+
+        def one_step(env: Env, key: jax.Array) -> tuple[Env, Transition]:
+            key_act, key_env = jax.random.split(key)
+            obs = env.physics
+            log_probs = self._log_probs(params, obs)
+            action = jax.random.categorical(key_act, log_probs)
+            log_prob = jnp.take_along_axis(log_probs, action[:, None], axis=1)[:, 0]
+            value = self._value(params, obs)
+            keys = jax.random.split(key_env, num_envs)
+            next_env, reward, ended = jax.vmap(step)(keys, env, action)
+            done_return = env.episode_return + reward
+            return next_env, Transition(obs, action, log_prob, value, reward, ended, done_return)
+
+        return jax.lax.scan(one_step, env, jax.random.split(key, self.setting.num_steps))
+
+    def _prepare(self, params: Any, env: Env, rollout: Transition) -> Batch:
+        """Advantages (normalised over the whole train batch) and value targets, `[T * B, ...]`."""
+        last_value = self._value(params, env.physics)
+        advantage = gae(
+            rollout.reward,
+            rollout.value,
+            rollout.ended,
+            last_value,
+            self.setting.gamma,
+            self.setting.gae_lambda,
+        )
+        mean = self._mean(jnp.mean(advantage))
+        std = jnp.sqrt(self._mean(jnp.mean((advantage - mean) ** 2)))
+        batch = Batch(
+            rollout.obs,
+            rollout.action,
+            rollout.log_prob,
+            (advantage - mean) / (std + 1e-8),
+            advantage + rollout.value,
+        )
+        return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), batch)
+
+    def _learn(
+        self, params: Any, opt_state: Any, batch: Batch, key: jax.Array
+    ) -> tuple[Any, Any, jax.Array]:
+        def minibatch_step(
+            carry: tuple[Any, Any], minibatch: Batch
+        ) -> tuple[tuple[Any, Any], jax.Array]:
+            params, opt_state = carry
+            loss, grads = jax.value_and_grad(self._loss)(params, minibatch)
+            updates, opt_state = self.optimizer.update(self._mean(grads), opt_state, params)
+            return (optax.apply_updates(params, updates), opt_state), loss
+
+        def epoch(carry: tuple[Any, Any], key: jax.Array) -> tuple[tuple[Any, Any], jax.Array]:
+            if self.mesh is None:
+                return self._permuted_epoch(minibatch_step, carry, batch, key)
+            return self._bijective_epoch(minibatch_step, carry, batch, key)
+
+        keys = jax.random.split(key, self.setting.num_epochs)
+        (params, opt_state), loss = jax.lax.scan(epoch, (params, opt_state), keys)
+        return params, opt_state, jnp.mean(loss)
+
+    def _permuted_epoch(
+        self, minibatch_step: Callable[..., Any], carry: Any, batch: Batch, key: jax.Array
+    ) -> Any:
+        permutation = jax.random.permutation(key, batch.obs.shape[0])
+        minibatches = jax.tree.map(
+            lambda x: x[permutation].reshape((self.setting.num_minibatches, -1, *x.shape[1:])),
+            batch,
+        )
+        return jax.lax.scan(minibatch_step, carry, minibatches)
+
+    def _bijective_epoch(
+        self, minibatch_step: Callable[..., Any], carry: Any, batch: Batch, key: jax.Array
+    ) -> Any:
+        size = batch.obs.shape[0]
+        part = size // self.setting.num_minibatches
+        noise = jax.random.bits(key, (2, 4), jnp.uint32)
+
+        def gather_and_step(carry: Any, start: jax.Array) -> Any:
+            index = shuffled(noise, start + jnp.arange(part), size)
+            return minibatch_step(carry, jax.tree.map(lambda x: x[index], batch))
+
+        return jax.lax.scan(gather_and_step, carry, jnp.arange(0, size, part))
+
+    def _loss(self, params: Any, batch: Batch) -> jax.Array:
+        """Equation 9 of Schulman et al. 2017 with the clipped objective, equation 7."""
+        log_probs = self._log_probs(params, batch.obs)
+        log_prob = jnp.take_along_axis(log_probs, batch.action[:, None], axis=1)[:, 0]
+        ratio = jnp.exp(log_prob - batch.log_prob)
+        clip = self.setting.clip_param
+        clipped = jnp.clip(ratio, 1.0 - clip, 1.0 + clip)
+        policy_loss = -jnp.mean(jnp.minimum(ratio * batch.advantage, clipped * batch.advantage))
+        value = self._value(params, batch.obs)
+        value_loss = 0.5 * jnp.mean((value - batch.target) ** 2)
+        entropy = -jnp.mean(jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1))
+        setting = self.setting
+        return policy_loss + setting.vf_loss_coeff * value_loss - setting.entropy_coeff * entropy
+
+    def _log_probs(self, params: Any, obs: jax.Array) -> jax.Array:
+        return jax.nn.log_softmax(cast(jax.Array, self.actor.apply(params[0], obs)))
+
+    def _value(self, params: Any, obs: jax.Array) -> jax.Array:
+        return cast(jax.Array, self.critic.apply(params[1], obs))[:, 0]
+
+    def _mean(self, tree: Any) -> Any:
+        return tree if self.mesh is None else jax.lax.pmean(tree, AXIS)
+
+    def _sum(self, tree: Any) -> Any:
+        return tree if self.mesh is None else jax.lax.psum(tree, AXIS)
+
+
+def device_mesh(setting: Setting) -> jax.sharding.Mesh:
+    """As many devices as divide the environments and the minibatches."""
+    devices = jax.devices()
+    count = max(
+        n
+        for n in range(1, len(devices) + 1)
+        if setting.num_envs % n == 0 and setting.minibatch_size % n == 0
+    )
+    return jax.sharding.Mesh(np.array(devices[:count]), (AXIS,))
+
+
+def compile_train(ppo: PPO) -> Callable[[State], tuple[State, Metrics]]:
+    """The train loop, compiled; the state passed to it is donated."""
+    example = jax.eval_shape(ppo.init, jax.random.key(0))
+    return jax.jit(ppo.train, donate_argnums=0).lower(example).compile()

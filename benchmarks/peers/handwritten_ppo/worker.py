@@ -1,0 +1,82 @@
+"""The hand-written PPO as a peer: `python -m benchmarks.peers.handwritten_ppo.worker [--tuned]`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import flax
+import jax
+import numpy as np
+import optax
+
+from benchmarks.peers.handwritten_ppo import ppo
+from benchmarks.peers.protocol import serve
+from benchmarks.settings import Setting, available_cores
+
+MAX_CPU_DEVICES = 8
+
+
+class HandwrittenPeer:
+    """One compiled setting at a time; learning goes on from run to run."""
+
+    def __init__(self, *, tuned: bool) -> None:
+        self._tuned = tuned
+        self._setting: Setting | None = None
+        self._train: Callable[[ppo.State], tuple[ppo.State, ppo.Metrics]] | None = None
+        self._state: ppo.State | None = None
+        self._metrics: ppo.Metrics | None = None
+
+    def info(self, request: dict[str, Any]) -> dict[str, Any]:
+        versions = {module.__name__: module.__version__ for module in (jax, flax, optax)}
+        return {"versions": versions, "devices": len(jax.devices()) if self._tuned else 1}
+
+    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Compile for a setting and start from fresh parameters."""
+        self._setting = Setting.from_dict(request["setting"])
+        mesh = ppo.device_mesh(self._setting) if self._tuned else None
+        program = ppo.PPO(self._setting, mesh)
+        start = time.perf_counter()
+        self._train = ppo.compile_train(program)
+        compile_s = time.perf_counter() - start
+        state = jax.jit(program.init)(jax.random.key(self._setting.seed))
+        if mesh is not None:
+            shardings = self._train.input_shardings[0][0]  # pyright: ignore
+            state = jax.device_put(state, shardings)
+        self._state = jax.block_until_ready(state)
+        return {"compile_s": compile_s}
+
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One measurement."""
+        assert self._train is not None
+        assert self._state is not None
+        assert self._setting is not None
+        start = time.perf_counter()
+        self._state, self._metrics = jax.block_until_ready(self._train(self._state))
+        return {"seconds": time.perf_counter() - start, "env_steps": self._setting.env_steps}
+
+    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Mean return of the training episodes that ended in the last run's last quarter."""
+        assert self._metrics is not None
+        last = max(1, self._metrics.loss.shape[0] // 4)
+        total = float(np.sum(self._metrics.return_sum[-last:]))
+        episodes = int(np.sum(self._metrics.num_episodes[-last:]))
+        return {"return_mean": total / episodes if episodes else None}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tuned", action="store_true", help="bijective shuffle, cores as devices")
+    tuned = parser.parse_args().tuned
+    if tuned and "JAX_NUM_CPU_DEVICES" not in os.environ:
+        cores = min(available_cores(), MAX_CPU_DEVICES)
+        jax.config.update("jax_num_cpu_devices", cores)
+    peer = HandwrittenPeer(tuned=tuned)
+    serve({"info": peer.info, "setup": peer.setup, "run": peer.run, "evaluate": peer.evaluate})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""jaxrl's PPO as a peer, through its public API only: what a user gets from `algo.train()`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from importlib.metadata import version
+from typing import Any
+
+import jax
+
+from benchmarks.peers.protocol import serve
+from benchmarks.settings import Setting
+from jaxrl import Algorithm
+from jaxrl.algorithms.ppo import PPOConfig
+
+
+class JaxrlPeer:
+    """One Algorithm at a time; learning goes on from run to run."""
+
+    def __init__(self) -> None:
+        self._setting: Setting | None = None
+        self._algorithm: Algorithm | None = None
+        self._result: dict[str, Any] = {}
+
+    def info(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Versions; devices are claimed by the first build, so one is made."""
+        probe = config(Setting(num_envs=64, num_steps=32, num_updates=1)).build()
+        probe.stop()
+        versions = {name: version(name) for name in ("jaxrl", "jax", "flax", "optax")}
+        return {"versions": versions, "devices": len(jax.local_devices())}
+
+    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Build for a setting, from fresh parameters, and compile.
+
+        The first `train()` compiles; what the second takes is not compiling.
+        """
+        self._setting = Setting.from_dict(request["setting"])
+        if self._algorithm is not None:
+            self._algorithm.stop()
+        start = time.perf_counter()
+        self._algorithm = config(self._setting).build()
+        self._algorithm.train()
+        first = time.perf_counter()
+        self._algorithm.train()
+        second = time.perf_counter()
+        return {"compile_s": (first - start) - (second - first)}
+
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One measurement: one `train()`."""
+        assert self._algorithm is not None
+        assert self._setting is not None
+        start = time.perf_counter()
+        self._result = self._algorithm.train()
+        seconds = time.perf_counter() - start
+        sampled = self._result["env_runners"]["num_env_steps_sampled"]
+        if sampled != self._setting.env_steps:
+            raise RuntimeError(f"train() made {sampled} steps, asked for {self._setting.env_steps}")
+        return {"seconds": seconds, "env_steps": sampled}
+
+    def bare(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What `run` computes, without what `train()` does around it."""
+        assert self._algorithm is not None
+        assert self._setting is not None
+        seconds = bare_loop(self._algorithm, self._setting.num_updates)
+        return {"seconds": seconds, "env_steps": self._setting.env_steps}
+
+    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Mean return of the training episodes that ended last."""
+        return {"return_mean": self._result["env_runners"].get("episode_return_mean")}
+
+
+def config(setting: Setting) -> PPOConfig:
+    """The setting in jaxrl's terms. Its value loss has no factor of a half of its own."""
+    return (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_envs_per_env_runner=setting.num_envs)
+        .training(
+            train_batch_size=setting.train_batch_size,
+            minibatch_size=setting.minibatch_size,
+            num_epochs=setting.num_epochs,
+            lr=setting.lr,
+            gamma=setting.gamma,
+            lambda_=setting.gae_lambda,
+            clip_param=setting.clip_param,
+            vf_clip_param=float("inf"),
+            vf_loss_coeff=setting.vf_loss_coeff / 2,
+            entropy_coeff=setting.entropy_coeff,
+            use_kl_loss=False,
+            grad_clip=setting.max_grad_norm,
+            grad_clip_by="global_norm",
+            optimizer={"name": "adam", "eps": setting.adam_eps},
+        )
+        .rl_module(
+            model_config={
+                "fcnet_hiddens": [setting.hidden_size, setting.hidden_size],
+                "fcnet_activation": "tanh",
+                "vf_share_layers": False,
+            }
+        )
+        .reporting(min_sample_timesteps_per_iteration=setting.env_steps)
+        .debugging(seed=setting.seed)
+    )
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
+        os.environ["JAXRL_RESULTS_DIR"] = folder
+        peer = JaxrlPeer()
+        serve(
+            {
+                "info": peer.info,
+                "setup": peer.setup,
+                "run": peer.run,
+                "bare": peer.bare,
+                "evaluate": peer.evaluate,
+            }
+        )
+
+
+if __name__ == "__main__":
+    main()

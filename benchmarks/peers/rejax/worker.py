@@ -1,0 +1,101 @@
+"""Rejax's PPO as a peer, run by the interpreter of its own environment (see requirements.txt).
+
+Rejax's evaluation is left out of what is timed. What it has fixed and we cannot make equal: it
+clips gradients per element, Adam's epsilon is 1e-8, value losses are clipped at `clip_eps`,
+advantages are normalised per minibatch, and a time limit counts as a termination.
+"""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+from typing import Any
+
+import jax
+import numpy as np
+from rejax import PPO  # pyright: ignore[reportAttributeAccessIssue]
+from rejax.evaluate import evaluate  # pyright: ignore[reportMissingImports]
+
+from benchmarks.peers.protocol import serve
+from benchmarks.settings import Setting
+
+NUM_EVALUATION_EPISODES = 128
+
+
+class RejaxPeer:
+    """One compiled setting at a time; learning goes on from run to run."""
+
+    def __init__(self) -> None:
+        self._setting: Setting | None = None
+        self._algorithm: Any = None
+        self._train: Any = None
+        self._state: Any = None
+
+    def info(self, request: dict[str, Any]) -> dict[str, Any]:
+        packages = ("rejax", "gymnax", "jax", "flax", "optax")
+        return {"versions": {name: version(name) for name in packages}, "devices": 1}
+
+    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Compile Rejax's own `train` for a setting and start from fresh parameters."""
+        self._setting = Setting.from_dict(request["setting"])
+        self._algorithm = create(self._setting)
+        self._state = jax.jit(self._algorithm.init_state)(jax.random.PRNGKey(self._setting.seed))
+        start = time.perf_counter()
+        train = jax.jit(lambda state: self._algorithm.train(train_state=state)[0])
+        self._train = train.lower(self._state).compile()
+        return {"compile_s": time.perf_counter() - start}
+
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One measurement."""
+        assert self._setting is not None
+        start = time.perf_counter()
+        self._state = jax.block_until_ready(self._train(self._state))
+        return {"seconds": time.perf_counter() - start, "env_steps": self._setting.env_steps}
+
+    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Mean return of fresh episodes played by the sampling policy."""
+        algorithm = self._algorithm
+        _, returns = evaluate(
+            algorithm.make_act(self._state),
+            jax.random.PRNGKey(1),
+            algorithm.env,
+            algorithm.env_params,
+            NUM_EVALUATION_EPISODES,
+            algorithm.env_params.max_steps_in_episode,
+        )
+        return {"return_mean": float(np.mean(returns))}
+
+
+def create(setting: Setting) -> Any:
+    """Rejax's PPO at the setting, without its evaluation."""
+    algorithm = PPO.create(
+        env="CartPole-v1",
+        num_envs=setting.num_envs,
+        num_steps=setting.num_steps,
+        num_epochs=setting.num_epochs,
+        num_minibatches=setting.num_minibatches,
+        total_timesteps=setting.env_steps,
+        eval_freq=setting.env_steps,
+        skip_initial_evaluation=True,
+        learning_rate=setting.lr,
+        gamma=setting.gamma,
+        gae_lambda=setting.gae_lambda,
+        clip_eps=setting.clip_param,
+        vf_coef=setting.vf_loss_coeff,
+        ent_coef=setting.entropy_coeff,
+        max_grad_norm=setting.max_grad_norm,
+        agent_kwargs={
+            "activation": "tanh",
+            "hidden_layer_sizes": (setting.hidden_size, setting.hidden_size),
+        },
+    )
+    return algorithm.replace(eval_callback=lambda algorithm, state, rng: ())
+
+
+def main() -> None:
+    peer = RejaxPeer()
+    serve({"info": peer.info, "setup": peer.setup, "run": peer.run, "evaluate": peer.evaluate})
+
+
+if __name__ == "__main__":
+    main()

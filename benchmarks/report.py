@@ -1,0 +1,167 @@
+"""The results as Markdown tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any
+
+from benchmarks.measure import IMPORTS, median_excess
+from benchmarks.peers import launch
+from benchmarks.statistics import Estimate
+
+RATIO_AIMS = {
+    ("4x128", launch.REJAX): 1.0,
+    ("64x32", launch.REJAX): 1.9,
+    ("2048x16", launch.REJAX): 1.8,
+}
+MAX_OVERHEAD, MAX_IMPORT_S, MAX_COLD_S, MAX_CACHED_S = 1.05, 1.0, 5.0, 1.5
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+    """All tables of one run."""
+    sections = [_header(results)]
+    if results["throughput"]:
+        sections += [_throughput(results["throughput"]), _ratios(results["throughput"])]
+    if results["overhead"]:
+        sections.append(_overhead(results["overhead"]))
+    if results["imports"]:
+        sections.append(_imports(results["imports"]))
+    if results["compile"]:
+        sections.append(_compile(results["compile"]))
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    names = list(header)
+    lines = [names, ["---"] * len(names), *(list(row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _header(results: Mapping[str, Any]) -> str:
+    machine, load = results["machine"], results["load"]
+    where = (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+        f"{machine['system']}, Python {machine['python']}; load average {load['before']} before, "
+        f"{load['after']} after; {results['date']}; `{results['command']}`."
+    )
+    lines = ["# Speed", where]
+    if results["quick"]:
+        lines.append("**A quick run: it shows that everything works, its figures mean nothing.**")
+    if load["before"] > 0.5:
+        lines.append("**The machine was busy before the run began: only the ratios are of use.**")
+    rows = [
+        (name, str(info["devices"]), ", ".join(f"{k} {v}" for k, v in info["versions"].items()))
+        for name, info in results["peers"].items()
+    ]
+    return "\n\n".join([*lines, table(("peer", "devices", "versions"), rows)])
+
+
+def _throughput(throughput: Mapping[str, Any]) -> str:
+    rows = []
+    for setting, measured in throughput.items():
+        for name, peer in measured["peers"].items():
+            estimate = Estimate(**peer["median"])
+            spread = f"{estimate.low:,.0f} - {estimate.high:,.0f}"
+            score = peer["return_mean"]
+            rows.append(
+                (
+                    setting,
+                    name,
+                    f"{estimate.median:,.0f}",
+                    spread,
+                    f"{peer['compile_s']:.1f}",
+                    "-" if score is None else f"{score:.0f}",
+                    " / ".join(str(value) for value in measured["load"]),
+                )
+            )
+    return (
+        "## Environment steps per second\n\n"
+        "PPO on CartPole-v1, environments x steps per train batch; median, 95 % bootstrap interval "
+        "over the rounds. Compiling is not in it. The return is the sampling policy's after all "
+        "rounds: a sign that it learns, no comparison.\n\n"
+        + table(
+            ("setting", "peer", "steps/s", "interval", "compile s", "return", "load"),
+            rows,
+        )
+    )
+
+
+def _ratios(throughput: Mapping[str, Any]) -> str:
+    rows = []
+    for setting, measured in throughput.items():
+        for name, ratio in measured["ratios"].items():
+            estimate, aim = Estimate(**ratio), RATIO_AIMS.get((setting, name))
+            rows.append(
+                (
+                    setting,
+                    f"{launch.OURS} / {name}",
+                    f"{estimate.median:.2f}",
+                    f"{estimate.low:.2f} - {estimate.high:.2f}",
+                    str(estimate.count),
+                    "-" if aim is None else f"at least {aim}: {estimate.verdict(aim)}",
+                )
+            )
+    if not rows:
+        return ""
+    return "## Ratios\n\nMedian of the ratios within a round, 95 % bootstrap interval.\n\n" + table(
+        ("setting", "ratio", "median", "interval", "pairs", "aim"), rows
+    )
+
+
+def _overhead(overhead: Mapping[str, Any]) -> str:
+    rows = []
+    for setting, measured in overhead.items():
+        estimate = Estimate(**measured["ratio"])
+        rows.append(
+            (
+                setting,
+                str(measured["num_updates"]),
+                f"{median(measured['train_s']):.3f}",
+                f"{median(measured['bare_s']):.3f}",
+                f"{estimate.median:.3f}",
+                f"{estimate.low:.3f} - {estimate.high:.3f}",
+                f"at most {MAX_OVERHEAD}: {_reached(estimate.median, MAX_OVERHEAD)}",
+            )
+        )
+    return "## `train()` over the bare compiled loop of the same program\n\n" + table(
+        ("setting", "updates", "train() s", "bare s", "ratio", "interval", "aim"), rows
+    )
+
+
+def _imports(imports: Mapping[str, list[float]]) -> str:
+    base = imports[next(iter(IMPORTS))]
+    rows = []
+    for name, seconds in imports.items():
+        excess = median_excess(seconds, base)
+        aim = f"at most {MAX_IMPORT_S} s: {_reached(excess, MAX_IMPORT_S)}"
+        rows.append(
+            (
+                name,
+                f"{median(seconds):.2f}",
+                f"{excess:+.2f}" if seconds is not base else "-",
+                aim if name == "import jaxrl" else "-",
+            )
+        )
+    return f"## Imports\n\nSeconds in fresh processes, median of {len(base)}.\n\n" + table(
+        ("import", "s", "over the first", "aim"), rows
+    )
+
+
+def _compile(compiled: Mapping[str, Any]) -> str:
+    aims = {"cold": MAX_COLD_S, "cached": MAX_CACHED_S}
+    names = {"cold": "empty cache", "cached": "from the persistent cache"}
+    rows = []
+    for kind, aim in aims.items():
+        taken = median(compiled[kind])
+        reached = f"at most {aim} s: {_reached(taken, aim)}"
+        rows.append((names[kind], f"{taken:.2f}", str(len(compiled[kind])), reached))
+    return (
+        f"## Compiling PPO at {compiled['setting']}\n\nSeconds to build and compile in a fresh "
+        "process, imports apart.\n\n" + table(("", "median s", "processes", "aim"), rows)
+    )
+
+
+def _reached(value: float, limit: float) -> str:
+    return "yes" if value <= limit else "no"

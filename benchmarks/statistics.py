@@ -1,0 +1,61 @@
+"""Medians of paired ratios, with a bootstrap interval."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A median and its interval. With fewer than three values the interval is their range."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    def verdict(self, aim: float) -> str:
+        """Whether the true value is at least `aim`, as far as the interval tells."""
+        if self.low >= aim:
+            return "yes"
+        return "no" if self.high < aim else "undecided"
+
+
+def median_interval(
+    values: Sequence[float], *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> Estimate:
+    """The median with its percentile bootstrap interval (Efron & Tibshirani, section 13.3).
+
+    Raises:
+        ValueError: there is no value, or one is not finite.
+    """
+    data = np.asarray(values, dtype=np.float64)
+    if data.size == 0 or not np.isfinite(data).all():
+        raise ValueError(f"a median needs at least one value, all of them finite; got {values}")
+    if data.size < 3:
+        low, high = data.min(), data.max()
+    else:
+        draws = np.random.default_rng(seed).integers(data.size, size=(resamples, data.size))
+        tail = (1.0 - confidence) / 2.0
+        low, high = np.quantile(np.median(data[draws], axis=1), [tail, 1.0 - tail])
+    return Estimate(
+        median=float(np.median(data)), low=float(low), high=float(high), count=data.size
+    )
+
+
+def paired_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Estimate:
+    """The median of `numerator[i] / denominator[i]`, both measured in round `i`.
+
+    A ratio within a round cancels what a busy or throttled machine does to the whole round.
+
+    Raises:
+        ValueError: the two differ in length.
+    """
+    if len(numerator) != len(denominator):
+        raise ValueError(
+            f"pairs need as many values on both sides; got {len(numerator)} and {len(denominator)}"
+        )
+    return median_interval([a / b for a, b in zip(numerator, denominator, strict=True)])

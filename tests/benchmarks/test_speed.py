@@ -1,0 +1,104 @@
+"""Order of measurements, settings, and the tables."""
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from benchmarks import measure, speed
+from benchmarks.peers import launch
+from benchmarks.report import markdown
+from benchmarks.settings import Setting, parse_setting
+from benchmarks.worker import Worker
+
+
+class FakeWorker:
+    """Answers like a peer, `speed` steps a second, and notes when it was asked."""
+
+    def __init__(self, name: str, log: list[str], speed: float) -> None:
+        self.name, self.log, self.speed = name, log, speed
+
+    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+        if command in ("run", "bare"):
+            self.log.append(self.name if command == "run" else command)
+            seconds = 1000.0 / self.speed * (1.02 if command == "run" else 1.0)
+            return {"seconds": seconds, "env_steps": 1000}
+        return {"compile_s": 2.5, "return_mean": 400.0, "versions": {"fake": "1"}, "devices": 1}
+
+
+def fake_workers(log: list[str], **speeds: float) -> dict[str, Worker]:
+    return {name: cast(Worker, FakeWorker(name, log, rate)) for name, rate in speeds.items()}
+
+
+SETTING = Setting(num_envs=64, num_steps=32, num_updates=10)
+
+
+def test_peers_take_turns_and_the_first_round_is_not_counted() -> None:
+    log: list[str] = []
+    measured = measure.interleaved(fake_workers(log, a=1.0, b=2.0, c=3.0), SETTING, rounds=3)
+    assert log == [*"abc", *"bca", *"cab", *"abc"]
+    assert [len(peer["steps_per_s"]) for peer in measured.values()] == [3, 3, 3]
+
+
+def test_ratios_are_ours_over_theirs() -> None:
+    workers = fake_workers([], jaxrl=400.0, rejax=200.0)
+    measured = measure.throughput(workers, SETTING, rounds=7)
+    assert measured["ratios"]["rejax"]["median"] == pytest.approx(2.0)
+    assert measured["ratios"]["rejax"]["count"] == 7
+    assert list(measured["ratios"]) == ["rejax"]
+
+
+def test_overhead_is_train_over_the_bare_loop_at_short_iterations() -> None:
+    log: list[str] = []
+    worker = fake_workers(log, jaxrl=400.0)["jaxrl"]
+    measured = measure.train_overhead(worker, SETTING, rounds=4, steps_per_s=200_000.0)
+    assert measured["ratio"]["median"] == pytest.approx(1.02)
+    assert measured["num_updates"] * SETTING.train_batch_size / 200_000.0 >= 0.5
+    assert log[:4] == ["bare", "jaxrl", "jaxrl", "bare"]
+
+
+def test_a_setting_is_read_and_sized() -> None:
+    setting = parse_setting("64x32", steps=100_000)
+    assert (setting.num_envs, setting.num_steps, setting.num_updates) == (64, 32, 49)
+    assert Setting.from_dict(json.loads(json.dumps(setting.to_dict()))) == setting
+
+
+@pytest.mark.parametrize("text", ["64", "64x", "0x32", "axb", "3x3"])
+def test_a_setting_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        parse_setting(text)
+
+
+@pytest.mark.parametrize("option", [["--peers", "rejaxx"], ["--settings", "64"], ["--parts", "x"]])
+def test_a_wrong_option_ends_with_2(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        speed.main(option)
+    assert error.value.code == 2
+    assert option[1] in capsys.readouterr().err
+
+
+def test_a_run_writes_json_and_the_table_it_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = {"jaxrl": 400.0, "rejax": 200.0}
+
+    class Started(FakeWorker):
+        def __enter__(self) -> "Started":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(launch, "start", lambda name, env: Started(name, [], rates[name]))
+    seconds = {name: [1.0, 1.1, 1.2] for name in measure.IMPORTS}
+    monkeypatch.setattr(measure, "import_times", lambda rounds: seconds)
+    arguments = ["--peers", "jaxrl,rejax", "--settings", "64x32", "--pairs", "7"]
+    assert speed.main([*arguments, "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "| 64x32 | jaxrl / rejax | 2.00 | 2.00 - 2.00 | 7 | at least 1.9: yes |" in printed
+    assert "| 1.020 | 1.020 - 1.020 | at most 1.05: yes |" in printed
+    assert "| empty cache | 2.50 | 3 | at most 5.0 s: yes |" in printed
+    assert (tmp_path / "speed.md").read_text().strip() == printed.strip()
+    results = json.loads((tmp_path / "speed.json").read_text())
+    assert markdown(results).strip() == printed.strip()
