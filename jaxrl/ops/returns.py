@@ -120,7 +120,7 @@ def vtrace(
     discount_t = gamma * (1.0 - terminated.astype(r_t.dtype))
     goes_on = _goes_on(terminated, truncated, mask)
     error_t = jnp.minimum(clip_rho, rho_tm1) * (r_t + discount_t * v_t - v_tm1)
-    trace_t = discount_t * lambda_ * jnp.minimum(1.0, rho_tm1) * goes_on.astype(r_t.dtype)
+    trace_t = jnp.where(goes_on, discount_t * lambda_ * jnp.minimum(1.0, rho_tm1), 0.0)
     if mask is not None:
         error_t = jnp.where(mask, error_t, 0.0)
     correction = _accumulate(error_t, trace_t)
