@@ -70,33 +70,40 @@ class ConfigBuilder:
 
     def _apply(self, values: Mapping[str, Any], group: str | None = None) -> None:
         """Sets all of the values or, if one is wrong, none."""
+        for name in values:
+            if self._frozen:
+                self._refuse_frozen(name)
+        parsed = [
+            (meant, meant.setting.parse(meant.value)) for meant in self._meanings(values, group)
+        ]
+        for meant, value in parsed:
+            name = meant.setting.name
+            group_before = self.__dict__[meant.group]
+            self.__dict__[meant.group] = dataclasses.replace(group_before, **{name: value})
+            self._explicit.add(name)
+            if meant.note is not None and meant.note not in self.notes:
+                self.notes.append(meant.note)
+                logger.warning(meant.note)
+
+    def _meanings(self, values: Mapping[str, Any], group: str | None) -> list[Meant]:
+        """What each name means; refuses one setting under two names."""
         table = self.name_table()
-        new: dict[str, Any] = {}
         written: dict[str, str] = {}
         meanings: list[Meant] = []
         for name, value in values.items():
-            if self._frozen:
-                self._refuse_frozen(name)
             meant = table.resolve(name, value, group=group)
             if meant is None:
                 continue
             setting = meant.setting.name
             if setting in written:
+                other = written[setting]
                 raise ConfigError(
-                    f"'{written[setting]}' and '{name}' are the same setting, got "
-                    f"{values[written[setting]]!r} and {value!r}; give only {setting}."
+                    f"'{other}' and '{name}' are the same setting, got {values[other]!r} and "
+                    f"{value!r}; give only {setting}."
                 )
             written[setting] = name
-            new[setting] = meant.setting.parse(value if meant.value is value else meant.value)
             meanings.append(meant)
-        for meant in meanings:
-            name = meant.setting.name
-            settings = dataclasses.replace(getattr(self, meant.group), **{name: new[name]})
-            self.__dict__[meant.group] = settings
-            self._explicit.add(name)
-            if meant.note is not None and meant.note not in self.notes:
-                self.notes.append(meant.note)
-                logger.warning(meant.note)
+        return meanings
 
     def _refuse_frozen(self, name: str) -> NoReturn:
         raise ConfigError(

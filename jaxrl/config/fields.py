@@ -92,6 +92,14 @@ class Setting:
     check: Check | None
     import_path: bool
 
+    @property
+    def wants(self) -> str:
+        """The type in words."""
+        words = describe(self.annotation)
+        if is_schedule(self.annotation):
+            words = words.replace("a list of lists of numbers", "a list [[timestep, value], ...]")
+        return words
+
     def parse(self, value: Any) -> Any:
         """The value as this setting keeps it.
 
@@ -125,10 +133,7 @@ class Setting:
 
     def _complaint(self, value: Any) -> str:
         hint = did_you_mean(value, choices(self.annotation)) if isinstance(value, str) else ""
-        wants = describe(self.annotation)
-        if is_schedule(self.annotation):
-            wants = wants.replace("a list of lists of numbers", "a list [[timestep, value], ...]")
-        return f"{self.name} must be {wants}, got {value!r}.{hint}"
+        return f"{self.name} must be {self.wants}, got {value!r}.{hint}"
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """A config as plain JSON and YAML data, for checkpoints and run folders: no pickle."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,7 +16,8 @@ from jaxrl.errors import CheckpointError, ConfigError
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
-IMPORT, SPACE, DATACLASS, TUPLE = "__import__", "__space__", "__dataclass__", "__tuple__"
+IMPORT, SPACE, DATACLASS = "__import__", "__space__", "__dataclass__"
+TUPLE, FLOAT = "__tuple__", "__float__"
 
 
 def serializable_dict(config: "AlgorithmConfig") -> dict[str, Any]:
@@ -92,6 +94,8 @@ def _algo_path(config: "AlgorithmConfig") -> str:
 
 
 def _encode(name: str, value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {FLOAT: str(value)}  # JSON has no word for it
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.generic):
@@ -140,6 +144,8 @@ def _decode(value: Any, name: str) -> Any:
         return load_object(data[IMPORT], name)
     if SPACE in data:
         return _decode_space(data[SPACE])
+    if FLOAT in data:
+        return float(data[FLOAT])
     if TUPLE in data:
         return tuple(_decode(item, name) for item in data[TUPLE])
     if DATACLASS in data:

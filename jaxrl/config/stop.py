@@ -38,7 +38,7 @@ def parse_stop(criteria: Any) -> Stop:
     return stop
 
 
-def reached(result: Mapping[str, Any], stop: Stop) -> str | None:
+def stop_reached(result: Mapping[str, Any], stop: Stop) -> str | None:
     """A sentence on the first criterion that the result has reached, or None."""
     for key, threshold in stop.items():
         value = lookup(result, key)
