@@ -13,6 +13,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from jaxrl import metrics
 from jaxrl.logging import results, text
 from jaxrl.logging.status import RunStatus
 
@@ -115,7 +116,7 @@ class PlainDisplay:
     def iteration(self, result: results.Result) -> None:
         self.status.update(result)
         words = text.line(result, self.status.steps_per_s) + self._remaining()
-        if results.lookup(result, results.EVALUATION) or self._is_due():
+        if results.new_evaluation(result) or self._is_due():
             self.message(words)
             self._printed_at, self._waiting = self._clock(), None
         else:
@@ -131,7 +132,11 @@ class PlainDisplay:
         progress = self.status.progress()
         if progress is None or progress.fraction is None:
             return ""
-        left = f", {text.duration(progress.eta_s)} left" if progress.eta_s else ""
+        left = (
+            f", {text.duration(progress.eta_s)} left"
+            if progress.eta_s and progress.fraction < 1.0
+            else ""
+        )
         return f"  {progress.fraction:.0%}{left}"
 
 
@@ -207,7 +212,11 @@ class LiveDisplay:
         words = f"{progress.name} {text.number(progress.value)} of {text.number(progress.target)}"
         if progress.fraction is None:
             return [Text(words, style="dim")]
-        eta = f"  {text.duration(progress.eta_s)} left" if progress.eta_s else ""
+        eta = (
+            f"  {text.duration(progress.eta_s)} left"
+            if progress.eta_s and progress.fraction < 1.0
+            else ""
+        )
         grid = Table.grid(padding=(0, 2))
         grid.add_column(width=24)
         grid.add_column()
@@ -240,14 +249,14 @@ class LiveDisplay:
 
     def _steps(self) -> Text:
         status = self.status
-        iteration = text.number(results.number(status.result, results.ITERATION) or 0)
+        iteration = text.number(results.number(status.result, metrics.TRAINING_ITERATION) or 0)
         words = Text(f"{text.number(results.env_steps(status.result))}   iteration {iteration}")
         if status.steps_per_s:
             words.append(f"   {text.rate(status.steps_per_s)} steps/s", style="bold")
         return words
 
     def _return(self) -> Text:
-        stats = results.lookup(self.status.result, "env_runners")
+        stats = metrics.lookup(self.status.result, "env_runners")
         shown = text.returns(stats) if isinstance(stats, Mapping) else None
         if shown is None:
             return Text("no episode has ended yet", style="dim")

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import IO
 
@@ -11,7 +11,7 @@ from jaxrl.errors import RunFolderError
 
 
 @contextlib.contextmanager
-def one_sentence(doing: str, path: Path) -> Iterator[None]:
+def one_sentence(doing: str, path: Path) -> Generator[None]:
     """Turns an OSError into a RunFolderError that names the path.
 
     Args:
@@ -35,7 +35,7 @@ def one_sentence(doing: str, path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[str]]:
+def replacing(path: Path) -> Generator[IO[str]]:
     """A text file that takes `path`'s place when the block ends well, and vanishes otherwise."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

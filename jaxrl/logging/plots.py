@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxrl import metrics
 from jaxrl.logging import files, results
 from jaxrl.logging.json_sink import read_results
 from jaxrl.logging.run_folder import RunFolder
@@ -39,7 +40,7 @@ def read_learning_curve(folder: RunFolder) -> LearningCurve:
             )
             steps.append(step)
             band.append((mean, mean if low is None else low, mean if high is None else high))
-        score = results.number(row, f"{results.EVALUATION}/episode_return_mean")
+        score = results.number(results.new_evaluation(row), metrics.EPISODE_RETURN_MEAN)
         if score is not None:
             evaluated.append((step, score))
     mean, low, high = (list(column) for column in zip(*band, strict=True)) if band else ([], [], [])
@@ -101,7 +102,7 @@ def _rows(folder: RunFolder) -> Iterator[Mapping[str, Any]]:
     elif folder.progress_file.is_file():
         with folder.progress_file.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
-                yield {name: _cell(value) for name, value in row.items() if value}
+                yield _nested({name: _cell(value) for name, value in row.items() if value})
 
 
 def _cell(value: str) -> float | str:
@@ -109,3 +110,14 @@ def _cell(value: str) -> float | str:
         return float(value)
     except ValueError:
         return value
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for path, value in flat.items():
+        *parents, last = path.split("/")
+        inner = result
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[last] = value
+    return result

@@ -1,43 +1,30 @@
-"""Reading and writing result dictionaries: nested access, flat columns, plain JSON values."""
+"""What sinks and displays need of a result: numbers, cells of a table, plain JSON values."""
 
 import enum
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxrl import metrics
+
 Result = Mapping[str, Any]
 Scalar = int | float | bool | str
 
-ITERATION = "training_iteration"
-ENV_STEPS = "num_env_steps_sampled_lifetime"
-TIME_TOTAL = "time_total_s"
-RETURN_MEAN = "env_runners/episode_return_mean"
-RETURN_MIN = "env_runners/episode_return_min"
-RETURN_MAX = "env_runners/episode_return_max"
-LEN_MEAN = "env_runners/episode_len_mean"
-NUM_EPISODES = "env_runners/num_episodes_lifetime"
-EVALUATION = "evaluation/env_runners"
-
-
-def lookup(result: Result, path: str) -> Any:
-    """The value at `"a/b/c"` of a nested (or already flat) result, or None if there is none."""
-    if path in result:
-        return result[path]
-    value: Any = result
-    for part in path.split("/"):
-        if not isinstance(value, Mapping) or part not in value:
-            return None
-        value = value[part]
-    return value
+RETURN_MEAN = f"{metrics.ENV_RUNNERS}/{metrics.EPISODE_RETURN_MEAN}"
+RETURN_MIN = f"{metrics.ENV_RUNNERS}/{metrics.EPISODE_RETURN_MIN}"
+RETURN_MAX = f"{metrics.ENV_RUNNERS}/{metrics.EPISODE_RETURN_MAX}"
+LEN_MEAN = f"{metrics.ENV_RUNNERS}/{metrics.EPISODE_LEN_MEAN}"
+EVALUATION_SECONDS = f"{metrics.TIMERS}/evaluation_s"
+EVALUATED = f"{metrics.EVALUATION}/{metrics.ENV_RUNNERS}"
 
 
 def number(result: Result, path: str) -> float | None:
     """The value at `path` as a finite float, or None."""
-    value = to_plain(lookup(result, path))
+    value = to_plain(metrics.lookup(result, path))
     if isinstance(value, int | float) and math.isfinite(value):
         return float(value)
     return None
@@ -45,25 +32,20 @@ def number(result: Result, path: str) -> float | None:
 
 def env_steps(result: Result) -> int:
     """Environment steps sampled since the run began."""
-    steps = number(result, ENV_STEPS)
-    if steps is None:
-        steps = number(result, f"env_runners/{ENV_STEPS}")
-    return int(steps or 0)
+    return int(number(result, metrics.NUM_ENV_STEPS_SAMPLED_LIFETIME) or 0)
 
 
-def flatten(result: Result, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a nested result as `("a/b/c", plain value)`, in order."""
-    for key, value in result.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{name}/")
-        else:
-            yield name, to_plain(value)
+def new_evaluation(result: Result) -> Mapping[str, Any]:
+    """The evaluation that this result brought, empty if it has none or repeats an earlier one."""
+    if metrics.lookup(result, EVALUATION_SECONDS) is None:
+        return {}
+    return metrics.lookup(result, EVALUATED) or {}
 
 
 def flat_scalars(result: Result) -> dict[str, Scalar]:
-    """`flatten` without what does not fit into one cell: lists, arrays and missing values."""
-    return {name: value for name, value in flatten(result) if isinstance(value, Scalar)}
+    """Every value that fits into one cell, under its path: no list, array or missing value."""
+    plain = {name: to_plain(value) for name, value in metrics.flatten(result).items()}
+    return {name: value for name, value in plain.items() if isinstance(value, Scalar)}
 
 
 def to_plain(value: Any) -> Any:

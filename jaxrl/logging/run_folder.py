@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxrl.config.serialize import describable_dict
 from jaxrl.errors import ConfigError, RunFolderError
 from jaxrl.logging import files, results
 
@@ -55,7 +56,7 @@ class RunFolder:
             config.environment_settings.env,
             debugging.seed,
         )
-        return cls.make(name, config.to_dict(), results_dir=debugging.results_dir)
+        return cls.make(name, describable_dict(config), results_dir=debugging.results_dir)
 
     @classmethod
     def make(

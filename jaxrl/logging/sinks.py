@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
+from jaxrl.config.serialize import describable_dict
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 from jaxrl.logging import results
 from jaxrl.logging.csv_sink import CsvSink
@@ -43,7 +44,7 @@ def open_sinks(
     return open_all(
         config.debugging_settings.loggers,
         folder,
-        config.to_dict(),
+        describable_dict(config),
         start_iteration=start_iteration,
         start_env_steps=start_env_steps,
     )

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxrl import metrics
 from jaxrl.logging import results
 
 PHASES: tuple[str, ...] = ("building", "compiling", "training", "evaluating", "saving")
@@ -80,9 +81,7 @@ class RunStatus:
         self.result = result
         if self._first is None:
             self._first = (self._clock(), result)
-        evaluation = results.lookup(result, results.EVALUATION)
-        if isinstance(evaluation, Mapping) and evaluation:
-            self.evaluation = evaluation
+        self.evaluation = results.new_evaluation(result) or self.evaluation
         value = results.number(result, results.RETURN_MEAN)
         if value is not None:
             self._remember(value)
@@ -142,4 +141,4 @@ class RunStatus:
 
 def _is_count(name: str) -> bool:
     last = name.rsplit("/", maxsplit=1)[-1]
-    return last in (results.ITERATION, results.TIME_TOTAL) or last.startswith("num_")
+    return last in (metrics.TRAINING_ITERATION, metrics.TIME_TOTAL_S) or last.startswith("num_")

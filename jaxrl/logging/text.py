@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
+from jaxrl import metrics
 from jaxrl.logging import results
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -26,12 +27,12 @@ _LEARNER_STATS = (
 
 
 def number(value: float) -> str:
-    """`1,234,567`, `123.4`, `0.0312`, `3e-04`: four digits, as short as that allows."""
+    """`1,234,567`, `123.4`, `0.0312`, `3e-05`: as short as four digits allow."""
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
-    if 1e-3 <= abs(value) < 1e5:
-        return f"{value:,.{max(0, 4 - len(str(int(abs(value)))))}f}".rstrip("0").rstrip(".")
-    return f"{value:.3g}"
+    if abs(value) >= 1e3:
+        return f"{value:.3g}" if abs(value) >= 1e15 else f"{value:,.0f}"
+    return f"{value:.4g}" if abs(value) >= 1 else f"{value:.3g}"
 
 
 def rate(value: float) -> str:
@@ -65,7 +66,7 @@ def sparkline(values: Sequence[float], width: int = 30) -> str:
 
 def learner_stats(result: results.Result) -> Iterator[tuple[str, float]]:
     """The well-known figures of each module's learner that the result has, under short names."""
-    learners = results.lookup(result, "learners")
+    learners = metrics.lookup(result, "learners")
     if not isinstance(learners, Mapping):
         return
     modules = [name for name, stats in learners.items() if isinstance(stats, Mapping)]
@@ -81,11 +82,11 @@ def learner_stats(result: results.Result) -> Iterator[tuple[str, float]]:
 
 def troubles(result: results.Result) -> Iterator[tuple[str, float]]:
     """What went wrong so far: the counts under `fault_tolerance` that are not zero."""
-    counts = results.lookup(result, "fault_tolerance")
+    counts = metrics.lookup(result, "fault_tolerance")
     if isinstance(counts, Mapping):
         for name in counts:
             value = results.number(counts, name)
-            if value and name.startswith("num_") and "healthy" not in name:
+            if value and name.startswith("num_") and not name.endswith("_in_a_row"):
                 yield name.removeprefix("num_").replace("_", " "), value
 
 
@@ -101,9 +102,9 @@ def returns(stats: Mapping[str, object]) -> str | None:
 
 def line(result: results.Result, steps_per_s: float | None = None) -> str:
     """One iteration as one line for logs."""
-    parts = [f"iteration {number(results.number(result, results.ITERATION) or 0)}"]
+    parts = [f"iteration {number(results.number(result, metrics.TRAINING_ITERATION) or 0)}"]
     parts.append(f"steps {number(results.env_steps(result))}")
-    stats = results.lookup(result, "env_runners")
+    stats = metrics.lookup(result, "env_runners")
     shown = returns(stats) if isinstance(stats, Mapping) else None
     parts.append(f"return {shown}" if shown else "no episode has ended yet")
     length = results.number(result, results.LEN_MEAN)
@@ -112,12 +113,11 @@ def line(result: results.Result, steps_per_s: float | None = None) -> str:
     parts += [f"{name} {number(value)}" for name, value in learner_stats(result)]
     if steps_per_s:
         parts.append(f"{rate(steps_per_s)} steps/s")
-    seconds = results.number(result, results.TIME_TOTAL)
+    seconds = results.number(result, metrics.TIME_TOTAL_S)
     if seconds is not None:
         parts.append(duration(seconds))
     parts += [f"{name.upper()} {number(value)}" for name, value in troubles(result)]
-    evaluation = results.lookup(result, results.EVALUATION)
-    evaluated = returns(evaluation) if isinstance(evaluation, Mapping) else None
+    evaluated = returns(results.new_evaluation(result))
     if evaluated:
         parts.append(f"evaluated return {evaluated}")
     return "  ".join(parts)

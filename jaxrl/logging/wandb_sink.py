@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from jaxrl import metrics
 from jaxrl.errors import ConfigError
 from jaxrl.logging import results
 from jaxrl.logging.run_folder import RunFolder
@@ -48,11 +49,16 @@ class WandbSink:
                 folder.path,
             )
             self._run = wandb.init(**{**settings, "mode": "offline"})
-        self._run.define_metric(results.ENV_STEPS)
-        self._run.define_metric("*", step_metric=results.ENV_STEPS)
+        self._run.define_metric(metrics.NUM_ENV_STEPS_SAMPLED_LIFETIME)
+        self._run.define_metric("*", step_metric=metrics.NUM_ENV_STEPS_SAMPLED_LIFETIME)
 
     def write(self, result: results.Result) -> None:
-        self._run.log({**finite_numbers(result), results.ENV_STEPS: results.env_steps(result)})
+        self._run.log(
+            {
+                **finite_numbers(result),
+                metrics.NUM_ENV_STEPS_SAMPLED_LIFETIME: results.env_steps(result),
+            }
+        )
 
     def close(self) -> None:
         self._run.finish()

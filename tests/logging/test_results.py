@@ -49,20 +49,6 @@ def test_flat_scalars_keep_order_and_leave_out_what_fits_no_cell() -> None:
     assert list(results.flat_scalars(result).items()) == [("b/y", 1.0), ("b/x/z", 2), ("d", "text")]
 
 
-def test_lookup_finds_nested_and_flat_keys_and_misses_without_an_error() -> None:
-    result = {"env_runners": {"episode_return_mean": 3.0}, "timers/x": 1}
-    assert results.lookup(result, "env_runners/episode_return_mean") == 3.0
-    assert results.lookup(result, "timers/x") == 1
-    assert results.lookup(result, "env_runners/episode_return_mean/deeper") is None
-    assert results.lookup(result, "evaluation/env_runners") is None
-
-
 @pytest.mark.parametrize("missing", [None, float("nan"), "text", np.inf])
 def test_number_is_none_for_what_cannot_be_drawn(missing: object) -> None:
     assert results.number({"a": missing}, "a") is None
-
-
-def test_env_steps_are_found_where_rllib_has_them() -> None:
-    assert results.env_steps({results.ENV_STEPS: np.int64(5)}) == 5
-    assert results.env_steps({"env_runners": {results.ENV_STEPS: 6}}) == 6
-    assert results.env_steps({}) == 0

@@ -1,0 +1,5 @@
+"""`python -m jaxrl.cli`, the same as `jaxrl`."""
+
+from jaxrl.cli import main
+
+main()

@@ -1,0 +1,175 @@
+"""The commands, their options and their help; what they do is imported when they run."""
+
+import enum
+from typing import Annotated, Any
+
+import typer
+
+from jaxrl.cli.errors import ErrorGroup, set_verbosity
+
+app = typer.Typer(
+    cls=ErrorGroup,
+    name="jaxrl",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Reinforcement learning in JAX: train, evaluate and resume runs.",
+)
+
+Verbosity = Annotated[
+    int,
+    typer.Option(
+        "-v",
+        count=True,
+        show_default=False,
+        callback=set_verbosity,
+        help="Say more; -vv says most. Shows the traceback of an error.",
+    ),
+]
+Stop = Annotated[
+    str | None,
+    typer.Option(
+        metavar="JSON",
+        help="When to stop: result keys and the values to reach, the first one reached counts.",
+    ),
+]
+
+
+class Listed(enum.StrEnum):
+    """What `jaxrl list` can list."""
+
+    ALGOS = "algos"
+    ENVS = "envs"
+    CONFIGS = "configs"
+
+
+@app.callback()
+def root(verbose: Verbosity = 0) -> None:
+    """Options before the command."""
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "jaxrl train --algo PPO --env CartPole-v1 "
+    "--stop '{\"num_env_steps_sampled_lifetime\": 100000}'\n\n"
+    'jaxrl train --algo PPO --env Pendulum-v1 --config \'{"lr": 3e-4, "gamma": 0.95}\' --seed 1\n\n'
+    "jaxrl train file configs/classic/cartpole-ppo.yaml\n\n"
+    "jaxrl train file classic/cartpole-ppo --stop '{\"training_iteration\": 5}'"
+)
+def train(
+    source: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="file CONFIG",
+            show_default=False,
+            help="Train what a YAML file says: a path, or the id of a shipped one "
+            "([bold]jaxrl list configs[/bold]). Options given beside it win.",
+        ),
+    ] = None,
+    algo: Annotated[
+        str | None, typer.Option("--algo", "--run", help="Name of the algorithm.")
+    ] = None,
+    env: Annotated[
+        str | None,
+        typer.Option(help="Id of the environment, or a class path [bold]pkg.mod:Class[/bold]."),
+    ] = None,
+    stop: Stop = None,
+    config: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Settings, under RLlib's names.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of every random draw.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run folder.")] = None,
+    results_dir: Annotated[
+        str | None,
+        typer.Option(help="Folder of all run folders.", show_default="~/jaxrl_results"),
+    ] = None,
+    checkpoint_freq: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Save every N iterations; 0 saves only at the end."),
+    ] = None,
+    verbose: Verbosity = 0,
+) -> None:
+    """Train an algorithm on an environment, and leave a run folder behind.
+
+    Ctrl-C (or SIGTERM) saves a checkpoint and says how to go on; a second one ends at once.
+    """
+    from jaxrl.cli import experiments, runs
+
+    overrides: dict[str, Any] = {
+        "seed": seed,
+        "run_name": name,
+        "results_dir": results_dir,
+        "checkpoint_frequency": checkpoint_freq,
+    }
+    experiment = experiments.assemble(
+        source or [], algo=algo, env=env, stop=stop, config=config, overrides=overrides
+    )
+    raise typer.Exit(runs.train(experiment))
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "jaxrl evaluate ~/jaxrl_results/my_run --episodes 20\n\n"
+    "jaxrl evaluate ~/jaxrl_results/my_run/checkpoints/checkpoint_000010"
+)
+def evaluate(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT", help="A checkpoint, or a run folder for its newest one."
+        ),
+    ],
+    episodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="How many episodes; the config's evaluation by default."
+        ),
+    ] = None,
+    verbose: Verbosity = 0,
+) -> None:
+    """Play with a trained policy and print its returns. Leaves the run folder as it is."""
+    from jaxrl.cli import runs
+
+    runs.evaluate(checkpoint, episodes)
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "jaxrl resume ~/jaxrl_results/my_run\n\n"
+    "jaxrl resume my_run --stop '{\"num_env_steps_sampled_lifetime\": 1000000}'"
+)
+def resume(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run folder, or its name in ~/jaxrl_results.")
+    ],
+    stop: Stop = None,
+    verbose: Verbosity = 0,
+) -> None:
+    """Go on with a run from its newest checkpoint, in the same folder.
+
+    Without --stop it goes on to the criterion that the run had.
+    """
+    from jaxrl.cli import runs
+
+    raise typer.Exit(runs.resume(run, stop))
+
+
+@app.command(
+    name="list",
+    epilog="[bold]Examples[/bold]\n\njaxrl list algos\n\njaxrl list envs\n\njaxrl list configs",
+)
+def list_(
+    what: Annotated[Listed, typer.Argument(help="What to list.")], verbose: Verbosity = 0
+) -> None:
+    """List the algorithms, the environments, or the configs that are shipped."""
+    from jaxrl.cli import experiments
+
+    for line in experiments.known(what):
+        typer.echo(line)
+
+
+def main() -> None:
+    """The entry point `jaxrl`."""
+    app()

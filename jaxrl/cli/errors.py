@@ -1,0 +1,66 @@
+"""What a user did wrong is one line and exit code 2; what we did wrong is a traceback and 1."""
+
+import logging
+import sys
+import traceback
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from jaxrl.errors import JaxrlError
+
+_VERBOSITY = "jaxrl.verbosity"
+_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+class ErrorGroup(TyperGroup):
+    """Answers a JaxrlError from any command with one sentence."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except JaxrlError as error:
+            if verbosity(ctx):
+                traceback.print_exc()
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(2) from error
+        except KeyboardInterrupt as error:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(130) from error
+
+
+def verbosity(ctx: typer.Context) -> int:
+    """How often -v was given, before the command or after it."""
+    return ctx.find_root().meta.get(_VERBOSITY, 0)
+
+
+def set_verbosity(ctx: typer.Context, count: int) -> int:
+    """The callback of every -v option."""
+    level = max(count, verbosity(ctx))
+    ctx.find_root().meta[_VERBOSITY] = level
+    if not ctx.resilient_parsing:
+        _log_to_stderr(_LEVELS[min(level, len(_LEVELS) - 1)])
+    return level
+
+
+class _StderrHandler(logging.StreamHandler[Any]):
+    """Writes to whatever standard error is at that moment: a live display replaces it."""
+
+    @property
+    def stream(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: Any) -> None:
+        """Only the base class sets it."""
+
+
+def _log_to_stderr(level: int) -> None:
+    """Sends jaxrl's log to standard error, and everybody's from -vv on."""
+    ours = logging.getLogger("jaxrl")
+    if not any(isinstance(handler, _StderrHandler) for handler in ours.handlers):
+        handler = _StderrHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        ours.addHandler(handler)
+    ours.setLevel(level)

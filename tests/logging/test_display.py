@@ -1,0 +1,283 @@
+import io
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from jaxrl.logging import text
+from jaxrl.logging.console_sink import ConsoleSink
+from jaxrl.logging.display import LiveDisplay, PlainDisplay, open_display
+from jaxrl.logging.status import RunStatus
+
+STOP = {"num_env_steps_sampled_lifetime": 1000.0, "env_runners/episode_return_mean": 450.0}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def result(iteration: int, **more: Any) -> dict[str, Any]:
+    return {
+        "training_iteration": iteration,
+        "num_env_steps_sampled_lifetime": iteration * 100,
+        "time_total_s": 2.0 * iteration,
+        "time_this_iter_s": 2.0,
+        "env_runners": {
+            "episode_return_mean": 20.5 * iteration,
+            "episode_return_min": 9.0,
+            "episode_return_max": 500.0,
+            "episode_len_mean": 33.25,
+            "num_env_steps_sampled": 100,
+        },
+        "learners": {
+            "default_policy": {
+                "policy_loss": -0.01234,
+                "vf_loss": 12.5,
+                "mean_kl_loss": 0.0021,
+                "entropy": 0.69,
+                "curr_lr": 3e-4,
+            }
+        },
+        "fault_tolerance": {"num_nonfinite_updates": 0},
+        **more,
+    }
+
+
+def evaluated(iteration: int, mean: float, *, new: bool = True) -> dict[str, Any]:
+    """A result with an evaluation, its own or an earlier one repeated."""
+    stats = {"episode_return_mean": mean, "num_episodes": 10}
+    timers = {"evaluation_s": 0.5} if new else {}
+    return result(iteration, evaluation={"env_runners": stats}, timers=timers)
+
+
+class TestStatus:
+    def test_progress_is_the_count_that_is_nearest(self) -> None:
+        clock = Clock()
+        status = RunStatus({"training_iteration": 100.0, **STOP}, clock)
+        status.update(result(1))
+        clock.now += 6.0
+        status.update(result(4))
+        progress = status.progress()
+        assert progress is not None
+        assert progress.name == "num_env_steps_sampled_lifetime"
+        assert progress.fraction == pytest.approx(0.4)
+        assert progress.eta_s == pytest.approx(12.0)  # 300 steps took 6 s, 600 are left
+
+    def test_a_resumed_run_estimates_from_its_own_pace(self) -> None:
+        clock = Clock()
+        status = RunStatus(STOP, clock)
+        status.update(result(8))
+        clock.now += 1.0
+        status.update(result(9))
+        progress = status.progress()
+        assert progress is not None
+        assert progress.eta_s == pytest.approx(1.0)
+
+    def test_a_return_alone_has_no_fraction(self) -> None:
+        status = RunStatus({"env_runners/episode_return_mean": 450.0})
+        assert status.progress() is None
+        status.update(result(3))
+        progress = status.progress()
+        assert progress is not None
+        assert (progress.fraction, progress.value, progress.target) == (None, 61.5, 450.0)
+
+    def test_throughput_counts_training_and_nothing_else(self) -> None:
+        clock = Clock()
+        status = RunStatus({}, clock)
+        for phase, seconds in (("compiling", 5.0), ("training", 2.0), ("evaluating", 3.0)):
+            status.enter(phase)
+            clock.now += seconds
+        status.enter("training")
+        status.update(result(1))
+        assert status.steps_per_s == pytest.approx(50.0)
+        clock.now += 4.0
+        status.update(result(3))
+        assert status.steps_per_s == pytest.approx(50.0)
+        assert status.seconds_in("compiling") == pytest.approx(5.0)
+
+    def test_throughput_without_phases_is_the_iterations_own(self) -> None:
+        status = RunStatus({}, Clock())
+        status.update(result(1))
+        status.update(result(2))
+        assert status.steps_per_s == pytest.approx(50.0)
+
+    def test_the_history_stays_short_and_spans_the_whole_run(self) -> None:
+        status = RunStatus()
+        for i in range(5000):
+            status.update(result(i))
+        assert 60 <= len(status.returns) <= 240
+        assert status.returns[0] == 0.0
+        assert status.returns[-1] > 20.5 * 4800
+
+
+class TestText:
+    @pytest.mark.parametrize(
+        ("value", "expected"),
+        [
+            (1234567.0, "1,234,567"),
+            (12345.6, "12,346"),
+            (123.456, "123.5"),
+            (0.0123456, "0.0123"),
+            (3e-4, "0.0003"),
+            (-2.5e-7, "-2.5e-07"),
+            (0.0, "0"),
+            (1.5e20, "1.5e+20"),
+        ],
+    )
+    def test_number(self, value: float, expected: str) -> None:
+        assert text.number(value) == expected
+
+    @pytest.mark.parametrize(
+        ("seconds", "expected"), [(3.21, "3.2 s"), (65, "1:05"), (7384, "2:03:04")]
+    )
+    def test_duration(self, seconds: float, expected: str) -> None:
+        assert text.duration(seconds) == expected
+
+    @pytest.mark.parametrize(
+        ("value", "expected"), [(812.0, "812"), (45123.0, "45.1k"), (3.2e6, "3.2M")]
+    )
+    def test_rate(self, value: float, expected: str) -> None:
+        assert text.rate(value) == expected
+
+    def test_sparkline(self) -> None:
+        assert text.sparkline([]) == ""
+        assert text.sparkline([5.0, 5.0]) == "▁▁"
+        assert text.sparkline([0.0, 3.5, 7.0]) == "▁▅█"
+        assert text.sparkline([float(i) for i in range(100)], width=8) == "▁▂▃▄▅▆▇█"
+
+    def test_a_line_says_what_happened(self) -> None:
+        trouble = {"num_nonfinite_updates": 3, "num_nonfinite_updates_in_a_row": 2}
+        line = text.line(result(2, fault_tolerance=trouble), steps_per_s=54321.0)
+        assert line == (
+            "iteration 2  steps 200  return 41 (9 to 500)  length 33.25  policy loss -0.0123  "
+            "vf loss 12.5  kl 0.0021  entropy 0.69  lr 0.0003  54.3k steps/s  4.0 s  "
+            "NONFINITE UPDATES 3"
+        )
+
+    def test_a_run_in_which_no_episode_ended(self) -> None:
+        assert "no episode has ended yet" in text.line({"training_iteration": 1, "env_runners": {}})
+
+    def test_several_modules_are_told_apart(self) -> None:
+        learners = {"a": {"policy_loss": 1.0}, "b": {"policy_loss": 2.0}, "count": 3}
+        assert list(text.learner_stats({"learners": learners})) == [
+            ("a policy loss", 1.0),
+            ("b policy loss", 2.0),
+        ]
+
+
+class TestPlain:
+    def open(self, clock: Callable[[], float]) -> tuple[PlainDisplay, io.StringIO]:
+        out = io.StringIO()
+        console = Console(file=out, width=40)
+        display = PlainDisplay("PPO on X", STOP, console=console, clock=clock, device=lambda: "cpu")
+        return display, out
+
+    def test_few_lines_and_the_last_one_always(self) -> None:
+        clock = Clock()
+        display, out = self.open(clock)
+        with display:
+            display.phase("compiling")
+            clock.now += 3.2
+            for i in range(1, 8):
+                display.phase("training")
+                clock.now += 0.5
+                display.iteration(result(i))
+        lines = out.getvalue().splitlines()
+        assert lines[:3] == ["PPO on X", "compiling for cpu ...", "compiled in 3.2 s"]
+        assert [line.split()[1] for line in lines[3:]] == ["1", "5", "7"]
+        assert lines[4].endswith("50%, 2.5 s left")
+        assert "\x1b" not in out.getvalue()
+
+    def test_a_new_evaluation_is_shown_at_once_and_an_old_one_is_not_repeated(self) -> None:
+        clock = Clock()
+        display, out = self.open(clock)
+        with display:
+            display.iteration(result(1))
+            display.iteration(evaluated(2, 77.5))
+            display.iteration(evaluated(3, 77.5, new=False))
+            display.iteration(evaluated(4, 77.5))
+            display.iteration(result(5))
+            display.iteration(result(6))
+        lines = out.getvalue().splitlines()[1:]
+        assert [line.split()[1] for line in lines] == ["1", "2", "4", "6"]
+        assert ["evaluated return 77.5" in line for line in lines] == [False, True, True, False]
+
+
+class TestLive:
+    def screen(self, display: LiveDisplay, console: Console) -> str:
+        with console.capture() as capture:
+            console.print(display.render())
+        return capture.get()
+
+    def test_the_panel_shows_what_happens(self) -> None:
+        clock = Clock()
+        console = Console(width=100, force_terminal=True, color_system=None, file=io.StringIO())
+        display = LiveDisplay(
+            "PPO on X", STOP, console=console, clock=clock, device=lambda: "2 x cpu"
+        )
+        display.phase("compiling")
+        clock.now += 3.5
+        before = self.screen(display, console)
+        assert "compiling  3.5 s" in before
+        assert "no episode has ended yet" in before
+        for i in range(1, 5):
+            display.phase("training")
+            clock.now += 2.0
+            display.iteration(evaluated(i, 33.0))
+        trouble = {"num_nonfinite_env_steps": 4}
+        display.iteration({**evaluated(5, 44.0), "fault_tolerance": trouble})
+        shown = self.screen(display, console)
+        for words in (
+            "PPO on X",
+            "training",
+            " 50%",
+            "num_env_steps_sampled_lifetime 500 of 1,000",
+            "iteration 5",
+            "50 steps/s",
+            "102.5 (9 to 500)",
+            "▁▃▅▆█",
+            "length 33.25",
+            "44",
+            "policy loss -0.0123",
+            "kl 0.0021",
+            "4 nonfinite env steps",
+            "2 x cpu",
+        ):
+            assert words in shown, f"{words!r} is not in\n{shown}"
+
+    def test_it_is_redrawn_while_the_main_thread_is_busy(self) -> None:
+        out = io.StringIO()
+        console = Console(width=100, height=30, force_terminal=True, color_system=None, file=out)
+        with LiveDisplay("PPO on X", {}, console=console) as display:
+            display.phase("compiling")
+            time.sleep(0.8)
+            drawn = out.getvalue()
+            display.message("a line that stays")
+        assert drawn.count("compiling") >= 2
+        assert "a line that stays" in out.getvalue()
+        assert "ended after" in out.getvalue()
+        assert out.getvalue().rstrip().endswith("\x1b[?25h")  # the cursor is back
+
+
+def test_the_terminal_decides_which_display_opens() -> None:
+    terminal = Console(force_terminal=True, file=io.StringIO(), _environ={"TERM": "xterm"})
+    dumb = Console(force_terminal=True, file=io.StringIO(), _environ={"TERM": "dumb"})
+    assert isinstance(open_display("t", {}, console=terminal), LiveDisplay)
+    assert isinstance(open_display("t", {}, console=dumb), PlainDisplay)
+    assert isinstance(open_display("t", {}, console=Console(file=io.StringIO())), PlainDisplay)
+
+
+def test_the_console_sink_prints_a_line_per_result(capsys: pytest.CaptureFixture[str]) -> None:
+    sink = ConsoleSink()
+    for i in (1, 2):
+        sink.write(result(i))
+    sink.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["iteration 1", "iteration 2"]
+    assert "50 steps/s" in lines[1]
