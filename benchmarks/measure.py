@@ -113,15 +113,17 @@ def import_times(rounds: int) -> dict[str, list[float]]:
 
 
 def compile_times(setting: Setting, rounds: int) -> dict[str, Any]:
-    """Seconds to build and compile our PPO in fresh processes: with an empty cache, then again."""
+    """Seconds that compiling our PPO takes in fresh processes: with an empty cache, then again.
+
+    `program_s` is the train program alone, `compile_s` everything from `build()` to a compiled
+    first `train()`.
+    """
     setting = dataclasses.replace(setting, num_updates=1)
-    seconds: dict[str, list[float]] = {"cold": [], "cached": []}
+    seconds: dict[str, list[dict[str, Any]]] = {"cold": [], "cached": []}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
-            for kind in ("cold", "cached"):
-                with launch.start(launch.OURS, env=cache_variables(folder)) as worker:
-                    reply = worker.ask("setup", setting=setting.to_dict())
-                seconds[kind].append(reply["compile_s"])
+            for taken in seconds.values():
+                taken.append(_compile_once(setting, folder))
     return {"setting": setting.name, **seconds}
 
 
@@ -140,3 +142,8 @@ def _timed_import(statement: str) -> float:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=launch.ROOT
     )
     return float(done.stdout.split()[-1])
+
+
+def _compile_once(setting: Setting, cache_folder: str) -> dict[str, Any]:
+    with launch.start(launch.OURS, env=cache_variables(cache_folder)) as worker:
+        return worker.ask("setup", setting=setting.to_dict())

@@ -24,7 +24,13 @@ class FakeWorker:
             self.log.append(self.name if command == "run" else command)
             seconds = 1000.0 / self.speed * (1.02 if command == "run" else 1.0)
             return {"seconds": seconds, "env_steps": 1000}
-        return {"compile_s": 2.5, "return_mean": 400.0, "versions": {"fake": "1"}, "devices": 1}
+        return {
+            "compile_s": 2.5,
+            "program_s": 2.0,
+            "return_mean": 400.0,
+            "versions": {"fake": "1"},
+            "devices": 1,
+        }
 
 
 def fake_workers(log: list[str], **speeds: float) -> dict[str, Worker]:
@@ -98,7 +104,7 @@ def test_a_run_writes_json_and_the_table_it_prints(
     printed = capsys.readouterr().out
     assert "| 64x32 | jaxrl / rejax | 2.00 | 2.00 - 2.00 | 7 | at least 1.9: yes |" in printed
     assert "| 1.020 | 1.020 - 1.020 | at most 1.05: yes |" in printed
-    assert "| empty cache | 2.50 | 3 | at most 5.0 s: yes |" in printed
+    assert "| empty cache | 2.00 | 2.50 | 3 | at most 5.0 s: yes |" in printed
     assert (tmp_path / "speed.md").read_text().strip() == printed.strip()
     results = json.loads((tmp_path / "speed.json").read_text())
     assert markdown(results).strip() == printed.strip()

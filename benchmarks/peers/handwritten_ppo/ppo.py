@@ -125,7 +125,8 @@ def gae(
         return (advantage, value), advantage
 
     rows = (reward, value, ended.astype(jnp.float32))
-    return jax.lax.scan(backwards, (jnp.zeros_like(last_value), last_value), rows, reverse=True)[1]
+    start = (jnp.zeros_like(last_value), last_value)
+    return jax.lax.scan(backwards, start, rows, reverse=True, unroll=16)[1]
 
 
 def shuffled(noise: jax.Array, index: jax.Array, size: int) -> jax.Array:
