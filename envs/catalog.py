@@ -1,9 +1,44 @@
-"""The environments that jaxrl itself brings: id -> "module:class", imported on demand."""
+"""The environments that jaxrl itself brings, imported on demand."""
 
-OWN_ENVS = {
-    "CartPole-v1": "jaxrl.envs.classic.cartpole:CartPole",
-    "Acrobot-v1": "jaxrl.envs.classic.acrobot:Acrobot",
-    "MountainCar-v0": "jaxrl.envs.classic.mountain_car:MountainCar",
-    "MountainCarContinuous-v0": "jaxrl.envs.classic.mountain_car:MountainCarContinuous",
-    "Pendulum-v1": "jaxrl.envs.classic.pendulum:Pendulum",
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CatalogEntry:
+    """A class as "module:name", and arguments of its constructor."""
+
+    path: str
+    arguments: Mapping[str, Any] = MappingProxyType({})
+
+
+def _classic(path: str) -> CatalogEntry:
+    return CatalogEntry(path=f"jaxrl.envs.classic.{path}")
+
+
+def _probe(name: str, **arguments: Any) -> CatalogEntry:
+    return CatalogEntry(path=f"jaxrl.envs.probes:{name}", arguments=arguments)
+
+
+OWN_ENVS: Mapping[str, CatalogEntry] = {
+    "CartPole-v1": _classic("cartpole:CartPole"),
+    "Acrobot-v1": _classic("acrobot:Acrobot"),
+    "MountainCar-v0": _classic("mountain_car:MountainCar"),
+    "MountainCarContinuous-v0": _classic("mountain_car:MountainCarContinuous"),
+    "Pendulum-v1": _classic("pendulum:Pendulum"),
+    "probe-value-v0": _probe("ProbeValue"),
+    "probe-value-continuous-v0": _probe("ProbeValue", continuous=True),
+    "probe-obs-value-v0": _probe("ProbeObsValue"),
+    "probe-obs-value-continuous-v0": _probe("ProbeObsValue", continuous=True),
+    "probe-discount-v0": _probe("ProbeDiscount"),
+    "probe-discount-continuous-v0": _probe("ProbeDiscount", continuous=True),
+    "probe-action-v0": _probe("ProbeAction"),
+    "probe-action-continuous-v0": _probe("ProbeAction", continuous=True),
+    "probe-obs-action-v0": _probe("ProbeObsAction"),
+    "probe-obs-action-continuous-v0": _probe("ProbeObsAction", continuous=True),
+    "probe-multidiscrete-v0": _probe("ProbeMultiDiscrete"),
+    "probe-truncation-v0": _probe("ProbeTruncation"),
+    "probe-truncation-continuous-v0": _probe("ProbeTruncation", continuous=True),
 }

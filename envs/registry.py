@@ -40,6 +40,13 @@ class MadeEnv:
     id: str
     notes: tuple[str, ...] = ()
 
+    @property
+    def max_episode_steps(self) -> int | None:
+        """After how many steps an episode is truncated, None for never."""
+        if isinstance(self.env, OwnTimeLimit):
+            return self.env.time_limit(self.params)
+        return self.env.max_episode_steps
+
 
 def register_env(name: str, creator: EnvCreator | type[JaxEnv[Any, Any]]) -> None:
     """Let `name` stand for an environment; a name that was registered before is replaced.
@@ -106,11 +113,10 @@ def _from_string(spec: str, context: EnvContext) -> MadeEnv:
     if spec in _registered:
         return _from_object(_registered[spec], context, spec)
     if prefix == "jaxrl" and name in OWN_ENVS:
-        return _from_object(_load(OWN_ENVS[name]), context, spec)
+        return _from_catalog(name, context, spec)
     if spec in OWN_ENVS:
         note = f"{spec}: jaxrl's own JAX implementation (not gymnasium's, not gymnax's)."
-        made = _from_object(_load(OWN_ENVS[spec]), context, spec)
-        return dataclasses.replace(made, notes=(note,))
+        return dataclasses.replace(_from_catalog(spec, context, spec), notes=(note,))
     if prefix == "gymnax" and name:
         return _from_class(gymnax_adapter.env_class(name), context, spec)
     if spec in gymnax_adapter.ENV_IDS:
@@ -121,6 +127,12 @@ def _from_string(spec: str, context: EnvContext) -> MadeEnv:
     if prefix != "jaxrl" and _CLASS_PATH.fullmatch(spec):
         return _from_object(_load(spec), context, spec)
     raise _unknown(spec)
+
+
+def _from_catalog(name: str, context: EnvContext, env_id: str) -> MadeEnv:
+    entry = OWN_ENVS[name]
+    merged = context.copy_with_overrides({**entry.arguments, **context})
+    return _from_object(_load(entry.path), merged, env_id)
 
 
 def _from_object(spec: Any, context: EnvContext, env_id: str) -> MadeEnv:

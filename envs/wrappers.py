@@ -20,6 +20,10 @@ class OwnTimeLimit(JaxEnv[Any, Any]):
         """The parameters with another time limit."""
         raise NotImplementedError(f"{type(self).__name__} does not define with_time_limit")
 
+    def time_limit(self, params: PyTree) -> int:
+        """After how many steps an episode is truncated."""
+        raise NotImplementedError(f"{type(self).__name__} does not define time_limit")
+
 
 @pytree
 class TimeLimitState:

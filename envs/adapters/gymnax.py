@@ -53,6 +53,14 @@ _ENVIRONMENT_MODULE = "gymnax.environments.environment"
 _IMAGE_MODULES = ("gymnax.environments.minatar.", "gymnax.environments.misc.pong")
 _COSTLY_RESETS = ("gymnax.environments.minatar.", "gymnax.environments.misc.pong")
 
+_WIDER_BOUNDS = {
+    "gymnax.environments.bsuite.memory_chain": ((slice(2, None), -1.0, 1.0),),
+    "gymnax.environments.misc.gaussian_bandit": ((0, -np.inf, np.inf), (3, -1.0, np.inf)),
+    "gymnax.environments.misc.bernoulli_bandit": ((3, -np.inf, np.inf),),
+    "gymnax.environments.misc.meta_maze": ((-2, -np.inf, np.inf),),
+}
+"""Where observations leave the space that gymnax declares: index, low, high."""
+
 
 def env_class(name: str) -> type:
     """The gymnax class of an id.
@@ -116,32 +124,44 @@ class GymnaxEnv(OwnTimeLimit):
     @property
     def default_params(self) -> PyTree:
         """gymnax's, with every number strongly typed."""
-        return jax.tree.map(_strong_numpy, self.env.default_params)
+        with jax.ensure_compile_time_eval():
+            return jax.tree.map(_strong_numpy, self.env.default_params)
 
     def with_time_limit(self, params: PyTree, max_episode_steps: int) -> PyTree:
         changes = {"max_steps_in_episode": max_episode_steps}
         return override_params(self.name, params, changes)
 
     def time_limit(self, params: PyTree) -> int:
-        """The number of steps after which an episode is truncated."""
         return int(current(params, "max_steps_in_episode"))
 
     def observation_space(self, params: PyTree) -> gymnasium.Space[Any]:
-        return _to_gymnasium(self.env.observation_space(params), as_image=self._is_image)
+        with jax.ensure_compile_time_eval():
+            space = _to_gymnasium(self.env.observation_space(params), as_image=self._is_image)
+        for index, low, high in _WIDER_BOUNDS.get(type(self.env).__module__, ()):
+            if isinstance(space, gymnasium.spaces.Box):
+                lows, highs = space.low.copy(), space.high.copy()
+                lows[index], highs[index] = low, high
+                space = gymnasium.spaces.Box(lows, highs, dtype=np.float32)
+        return space
 
     def action_space(self, params: PyTree) -> gymnasium.Space[Any]:
-        return _to_gymnasium(self.env.action_space(params), as_image=False)
+        with jax.ensure_compile_time_eval():
+            return _to_gymnasium(self.env.action_space(params), as_image=False)
 
     def reset(self, key: Key, params: PyTree) -> tuple[PyTree, PyTree]:
+        params = jax.tree.map(jnp.asarray, params)
         with jax.numpy_rank_promotion("allow"):
-            obs, state = self.env.reset_env(key, params)
+            obs, state = self.env.reset_env(_unchecked(key), params)
         return jax.tree.map(_cast, state, self._state_dtypes), self._cast_obs(obs)
 
     def step(
         self, key: Key, state: PyTree, action: PyTree, params: PyTree
     ) -> tuple[PyTree, TimeStep]:
+        params = jax.tree.map(jnp.asarray, params)
         with jax.numpy_rank_promotion("allow"):
-            obs, next_state, reward, terminated, _ = self.env.step_env(key, state, action, params)
+            obs, next_state, reward, terminated, _ = self.env.step_env(
+                _unchecked(key), state, action, params
+            )
             truncated = self.env.is_truncated(next_state, params)
         return jax.tree.map(_cast, next_state, self._state_dtypes), TimeStep(
             obs=self._cast_obs(obs),
@@ -157,8 +177,7 @@ class GymnaxEnv(OwnTimeLimit):
     @functools.cached_property
     def _obs_dtypes(self) -> PyTree:
         """The observation's structure, with a dtype per leaf."""
-        space = self.observation_space(self.default_params)
-        return _space_dtypes(space)
+        return _space_dtypes(self.observation_space(self.default_params))
 
     @functools.cached_property
     def _state_dtypes(self) -> PyTree:
@@ -166,19 +185,27 @@ class GymnaxEnv(OwnTimeLimit):
         params = self.default_params
         action_space = self.action_space(params)
 
-        def both(key: Key) -> tuple[PyTree, PyTree]:
+        def both(key: Key, params: PyTree) -> tuple[PyTree, PyTree]:
             with jax.numpy_rank_promotion("allow"):
-                _, first = self.env.reset_env(key, params)
+                _, first = self.env.reset_env(_unchecked(key), params)
                 action = jnp.zeros(action_space.shape, _space_dtypes(action_space))
-                return first, self.env.step_env(key, first, action, params)[1]
+                return first, self.env.step_env(_unchecked(key), first, action, params)[1]
 
-        first, second = jax.eval_shape(both, jax.eval_shape(lambda: jax.random.key(0)))
+        first, second = jax.eval_shape(both, jax.eval_shape(lambda: jax.random.key(0)), params)
         return jax.tree.map(lambda a, b: jnp.promote_types(a.dtype, b.dtype), first, second)
 
 
 def _cast(value: Any, dtype: Any) -> jax.Array:
     """Strongly typed."""
     return jax.lax.convert_element_type(value, dtype)
+
+
+def _unchecked(key: Key) -> Any:
+    """The key as plain words, the same to `jax.random` but not to `jax_debug_key_reuse`.
+
+    Nine of gymnax's environments draw twice from one key, which is theirs to mend.
+    """
+    return jax.random.key_data(key)
 
 
 def _strong_numpy(value: Any) -> Any:
@@ -195,11 +222,12 @@ def _to_gymnasium(space: Any, *, as_image: bool) -> gymnasium.Space[Any]:
     kind = type(space).__name__
     if kind == "Discrete":
         return gymnasium.spaces.Discrete(int(space.n))
+    if kind == "Box" and as_image:
+        return gymnasium.spaces.Box(0, 1, space.shape, np.uint8)
     if kind == "Box":
-        dtype = np.uint8 if as_image else np.float32
-        low = np.broadcast_to(np.asarray(space.low, dtype), space.shape)
-        high = np.broadcast_to(np.asarray(space.high, dtype), space.shape)
-        return gymnasium.spaces.Box(low, high, dtype=dtype)
+        low = _unbounded(np.broadcast_to(np.asarray(space.low, np.float32), space.shape))
+        high = _unbounded(np.broadcast_to(np.asarray(space.high, np.float32), space.shape))
+        return gymnasium.spaces.Box(low, high, dtype=np.float32)
     if kind == "Dict":
         children = {k: _to_gymnasium(v, as_image=as_image) for k, v in space.spaces.items()}
         return gymnasium.spaces.Dict(children)
@@ -208,6 +236,12 @@ def _to_gymnasium(space: Any, *, as_image: bool) -> gymnasium.Space[Any]:
             tuple(_to_gymnasium(child, as_image=as_image) for child in space.spaces)
         )
     raise EnvError(f"The gymnax space {space!r} is not supported: Box, Discrete, Dict, Tuple are.")
+
+
+def _unbounded(bound: np.ndarray) -> np.ndarray:
+    """gymnax writes the largest float32 where there is no bound."""
+    largest = np.finfo(np.float32).max
+    return np.where(np.abs(bound) >= largest, np.sign(bound) * np.float32(np.inf), bound)
 
 
 def _space_dtypes(space: gymnasium.Space[Any]) -> PyTree:
