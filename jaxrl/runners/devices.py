@@ -33,7 +33,7 @@ def claim_cpu_devices() -> str | None:
     if "JAX_NUM_CPU_DEVICES" in os.environ:
         return "CPU devices: as JAX_NUM_CPU_DEVICES says"
     wanted = min(MAX_CPU_DEVICES, usable_cores())
-    if jax.config.read("jax_num_cpu_devices") == wanted:
+    if jax.config.jax_num_cpu_devices == wanted:
         return None
     try:
         jax.config.update("jax_num_cpu_devices", wanted)

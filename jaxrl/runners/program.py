@@ -54,7 +54,7 @@ def enable_compilation_cache(setting: str | None) -> Path | None:
     if setting == "off":
         jax.config.update("jax_enable_compilation_cache", False)
         return None
-    configured = jax.config.read("jax_compilation_cache_dir")
+    configured = jax.config.jax_compilation_cache_dir
     if setting is None and configured:
         return Path(configured)
     cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -162,7 +162,7 @@ def _bytes(memory: Any, name: str) -> int:
 def _signature(args: tuple[Any, ...]) -> tuple[Any, ...]:
     leaves, structure = jax.tree.flatten(args)
     described = tuple(
-        (leaf.shape, leaf.dtype, leaf.weak_type, leaf.sharding)
+        (leaf.shape, leaf.dtype, leaf.aval.weak_type, leaf.sharding)
         if isinstance(leaf, jax.Array)
         else (type(leaf), None, None, None)
         for leaf in leaves

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxrl.core.types import Counter, PyTree
 from jaxrl.envs.vector import FAULT_NAMES
+from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runners.evaluate import EvaluationResult
 from jaxrl.runners.in_graph import GuardState, Summary, TrainState
 from jaxrl.runners.ring import EpisodeRing, EpisodeSums, FaultLog
@@ -172,3 +173,67 @@ def evaluation_metrics(result: EvaluationResult) -> dict[str, Any]:
         "episode_len_min": int(lengths.min()),
         "episode_len_max": int(lengths.max()),
     }
+
+
+@dataclasses.dataclass
+class IterationTotals:
+    """What the dispatches of one iteration add up to."""
+
+    train_batches: int = 0
+    env_steps: int = 0
+    seconds: float = 0.0
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    sums: EpisodeSums | None = None
+    not_reported: int = 0
+    report: Report | None = None
+
+    def add(self, report: Report, batch_steps: int, seconds: float, not_reported: int) -> None:
+        """One more dispatch."""
+        summary = report.summary
+        self.train_batches += int(summary.train_batches)
+        self.env_steps += int(summary.train_batches) * batch_steps
+        self.seconds += seconds
+        self.not_reported += not_reported
+        for name, value in summary.metrics.items():
+            self.metrics[name] = self.metrics.get(name, 0.0) + float(value)
+        self.sums = summary.episodes if self.sums is None else _joined(self.sums, summary.episodes)
+        self.report = report
+
+    def result(self, smoothing: int) -> dict[str, Any]:
+        """The part of a result that comes from training."""
+        report, sums = self.report, self.sums
+        assert report is not None
+        assert sums is not None
+        steps, batches = counted(report.env_steps), max(1, self.train_batches)
+        sampled = {
+            **episode_metrics(report.ring, sums, smoothing),
+            "num_episodes_not_reported": self.not_reported,
+            "num_env_steps_sampled": self.env_steps,
+            "num_env_steps_sampled_lifetime": steps,
+            "num_env_steps_sampled_per_second": self.env_steps / max(self.seconds, 1e-9),
+        }
+        learned: dict[str, Any] = {
+            name: value / batches for name, value in sorted(self.metrics.items())
+        }
+        learned["num_module_steps_trained_lifetime"] = steps
+        learned["num_updates_lifetime"] = counted(report.updates)
+        return {
+            "env_runners": sampled,
+            "learners": {DEFAULT_MODULE: learned},
+            "fault_tolerance": guard_metrics(report),
+            "num_env_steps_sampled_lifetime": steps,
+            "num_env_steps_trained_lifetime": steps,
+            "num_training_step_calls_per_iteration": self.train_batches,
+        }
+
+
+def _joined(a: EpisodeSums, b: EpisodeSums) -> EpisodeSums:
+    return EpisodeSums(
+        count=a.count + b.count,
+        sum_return=a.sum_return + b.sum_return,
+        sum_length=a.sum_length + b.sum_length,
+        min_return=np.minimum(a.min_return, b.min_return),
+        max_return=np.maximum(a.max_return, b.max_return),
+        min_length=np.minimum(a.min_length, b.min_length),
+        max_length=np.maximum(a.max_length, b.max_length),
+    )

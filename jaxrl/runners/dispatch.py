@@ -1,0 +1,88 @@
+"""How many train batches go into one dispatch of the compiled program, and running them."""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxrl.runners.in_graph import TrainState
+from jaxrl.runners.results import IterationTotals, Report
+from jaxrl.runners.sharding import Compiled
+
+if TYPE_CHECKING:
+    from jaxrl.config.groups import Reporting
+
+CHUNK_SECONDS = 1.0
+"""Length of one dispatch; stop signals and time targets are looked at in between."""
+
+
+class Dispatcher:
+    """Runs train batches in chunks of about a second.
+
+    Splitting a run into other chunks changes no bit of it: the number of train batches is traced,
+    and every random draw depends on counters alone.
+
+    Args:
+        programs: The runner's programs.
+        batch_steps: Environment steps of one train batch.
+        jit: Whether they are compiled.
+    """
+
+    def __init__(self, programs: Compiled, batch_steps: int, *, jit: bool) -> None:
+        self._programs = programs
+        self._batch_steps = batch_steps
+        self._jit = jit
+        self._seconds_per_batch: float | None = None
+
+    def wanted(self, reporting: "Reporting", totals: IterationTotals, elapsed: float) -> int:
+        """Train batches of the next dispatch, 0 when the iteration has all it was asked for."""
+        steps = max(
+            reporting.min_sample_timesteps_per_iteration,
+            reporting.min_train_timesteps_per_iteration,
+            1,
+        )
+        left = -(-(steps - totals.env_steps) // self._batch_steps)
+        pace = self._seconds_per_batch
+        chunk = 1 if pace is None else max(1, int(CHUNK_SECONDS / pace))
+        if left > 0:
+            return min(left, chunk)
+        remaining = (reporting.min_time_s_per_iteration or 0.0) - elapsed
+        if remaining <= 0:
+            return 0
+        return max(1, min(chunk, int(remaining / (pace or CHUNK_SECONDS))))
+
+    def run(
+        self, state: TrainState, batches: int, on_phase: Callable[[str], None]
+    ) -> tuple[TrainState, Report, float]:
+        """The state after it (the given one is donated), what it reports, and its seconds."""
+        number = np.int32(batches)
+        if self._jit:
+            if not self._programs.run.figures:
+                on_phase("compiling")
+            self._programs.run.compiled_for(state, number)
+        on_phase("training")
+        started = time.perf_counter()
+        state, summary = self._programs.run(state, number)
+        report = Report.fetch(state, summary)
+        seconds = time.perf_counter() - started
+        self._seconds_per_batch = seconds / max(1, int(report.summary.train_batches))
+        return state, report, seconds
+
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """The latest compilation of each program: seconds, operations, bytes."""
+        report: dict[str, dict[str, Any]] = {}
+        for program in (self._programs.init, self._programs.run):
+            if program.figures:
+                latest = program.figures[-1]
+                report[program.name] = {
+                    **vars(latest),
+                    "total_s": latest.total_s,
+                    "num_compilations": len(program.figures),
+                }
+        return report
+
+    def compile_seconds(self) -> float:
+        """Seconds spent on compiling so far, tracing included."""
+        programs = (self._programs.init, self._programs.run)
+        return sum(figures.total_s for program in programs for figures in program.figures)
