@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 
@@ -11,7 +10,7 @@ class CatalogEntry:
     """A class as "module:name", and arguments of its constructor."""
 
     path: str
-    arguments: Mapping[str, Any] = MappingProxyType({})
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def _classic(path: str) -> CatalogEntry:

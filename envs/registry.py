@@ -115,8 +115,9 @@ def _from_string(spec: str, context: EnvContext) -> MadeEnv:
     if prefix == "jaxrl" and name in OWN_ENVS:
         return _from_catalog(name, context, spec)
     if spec in OWN_ENVS:
+        made = _from_catalog(spec, context, spec)
         note = f"{spec}: jaxrl's own JAX implementation (not gymnasium's, not gymnax's)."
-        return dataclasses.replace(_from_catalog(spec, context, spec), notes=(note,))
+        return dataclasses.replace(made, notes=(note,) if spec in gymnasium.registry else ())
     if prefix == "gymnax" and name:
         return _from_class(gymnax_adapter.env_class(name), context, spec)
     if spec in gymnax_adapter.ENV_IDS:

@@ -239,9 +239,9 @@ def _to_gymnasium(space: Any, *, as_image: bool) -> gymnasium.Space[Any]:
 
 
 def _unbounded(bound: np.ndarray) -> np.ndarray:
-    """gymnax writes the largest float32 where there is no bound."""
+    """The largest float32, where gymnax means that there is no bound, as infinity."""
     largest = np.finfo(np.float32).max
-    return np.where(np.abs(bound) >= largest, np.sign(bound) * np.float32(np.inf), bound)
+    return np.where(np.abs(bound) >= largest, np.copysign(np.float32(np.inf), bound), bound)
 
 
 def _space_dtypes(space: gymnasium.Space[Any]) -> PyTree:
