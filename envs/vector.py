@@ -91,7 +91,7 @@ def finite_rows(tree: PyTree) -> Bool[Array, " B"]:
     return result
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class VectorEnv:
     """The copies' pure `reset` and `step`. The batch size is that of the keys and states given.
 

@@ -77,7 +77,7 @@ class PPOBatch:
     weight: Float[Array, "*batch"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class PPOLearner:
     """The clipped surrogate with value loss, entropy bonus and adaptive KL penalty."""
 

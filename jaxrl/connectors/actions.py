@@ -21,7 +21,7 @@ def _bounds(space: spaces.Box, ndim: int) -> tuple[Array, Array]:
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class UnsquashActions(ActionConnector):
     """From [-1, 1] to the bounds of the environment's Box, clipped there."""
 
@@ -35,7 +35,7 @@ class UnsquashActions(ActionConnector):
         return jnp.clip(low + (action + 1.0) * 0.5 * (high - low), low, high)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ClipActions(ActionConnector):
     """Clip to the bounds of the environment's Box."""
 

@@ -70,7 +70,7 @@ class LearnerConnector:
         raise NotImplementedError(f"{type(self).__name__} does not define __call__")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ObservationPipeline:
     """Observation connectors one after the other."""
 
@@ -109,7 +109,7 @@ class ObservationPipeline:
         return tuple(updated)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ActionPipeline:
     """Action connectors, from the module's action to the environment's."""
 
@@ -131,7 +131,7 @@ class ActionPipeline:
         return action
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class LearnerPipeline:
     """Learner connectors one after the other."""
 

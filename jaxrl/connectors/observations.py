@@ -57,7 +57,7 @@ def flatten(space: gymnasium.Space[Any], obs: PyTree) -> Array:
             return obs.reshape(*leading, -1).astype(jnp.float32)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class FlattenObservations(ObservationConnector):
     """Any (nested) space to one float32 vector; integers become one-hot."""
 

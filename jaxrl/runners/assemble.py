@@ -35,7 +35,7 @@ DEFAULT_STEP_CAP = 10_000
 MAX_EVALUATION_ENVS = 64
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Assembly:
     """Everything static of a run, before any device is touched."""
 

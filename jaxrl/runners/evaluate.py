@@ -36,7 +36,7 @@ class _Loop:
     steps: Int[Array, ""]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluator:
     """Plays `episodes_per_env` episodes in each of `num_envs` environments.
 

@@ -74,7 +74,7 @@ class Summary:
     train_batches: Int[Array, ""]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class InGraph:
     """A run's pure functions, closed over everything that is static."""
 

@@ -35,7 +35,7 @@ class _Carry:
     module: PyTree
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Sampler:
     """Environment, module and the connectors between them, as pure functions."""
 
