@@ -133,8 +133,8 @@ def _with_place(path: Path, lines: dict[str, int], name: str, body: Any) -> Expe
         return experiment_from_dict(name, body)
     except JaxrlError as error:
         sentence = str(error)
-        quoted = re.findall(r"[\w/]+", sentence)
-        line = next((lines[word] for word in quoted if word in lines and word != name), None)
+        words = [*re.findall(r"'([\w/]+)'", sentence), *re.findall(r"[\w/]+", sentence)]
+        line = next((lines[word] for word in words if word in lines and word != name), None)
         where = f"{path}, line {line}" if line else str(path)
         raise type(error)(f"{where}: {sentence}") from error
 

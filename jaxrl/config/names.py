@@ -75,7 +75,7 @@ class NameTable:
         refused = REFUSED.get(name)
         if refused is not None:
             return self._refuse(name, value, refused)
-        where = f"{GROUP_METHODS[group]}()" if group else "the config"
+        where = f"{GROUP_METHODS[group]}()" if group else "The config"
         raise UnknownSettingError(
             f"{where} has no setting '{name}' (got {value!r}).{self._hint(name, group)}"
         )
@@ -103,14 +103,12 @@ class NameTable:
         raise ConfigError(f"'{name}' (got {value!r}) has no effect here: {refused.reason}.")
 
     def _hint(self, name: str, group: str | None) -> str:
-        if group is not None:
-            hint = did_you_mean(name, self.groups[group])
-            if hint:
-                return hint
         hint = did_you_mean(name, self.group_of)
-        if not hint or group is None:
+        if not hint:
             return hint
         meant = hint.split("'")[1]
+        if group is None or self.group_of[meant] == group:
+            return hint
         return f" Did you mean '{meant}' of {GROUP_METHODS[self.group_of[meant]]}()?"
 
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from jaxrl.config.modules import check_model_config
-from jaxrl.errors import ConfigError
+from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.metrics import check_key
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ def _check_evaluation(config: "AlgorithmConfig") -> None:
 def _check_overrides(config: "AlgorithmConfig") -> None:
     try:
         other = config.get_evaluation_config_object()
-    except ConfigError as error:
-        raise ConfigError(f"evaluation_config: {error}") from error
+    except JaxrlError as error:
+        raise type(error)(f"evaluation_config: {error}") from error
     if other is not None:
         validate(other)
 

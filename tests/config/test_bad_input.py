@@ -1,0 +1,266 @@
+"""What is wrong with a config is said in one line: the setting, the value, and what would work."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.config import get_algorithm_config
+from jaxrl.config.load import experiment_from_dict, load_experiment
+from jaxrl.config.serialize import serializable_dict
+from jaxrl.config.stop import parse_stop
+from jaxrl.errors import JaxrlError
+
+Case = tuple[str, Callable[[], Any], list[str]]
+
+
+def ppo(**settings: Any) -> PPOConfig:
+    return PPOConfig().update_from_dict(settings)
+
+
+def experiment(**changes: Any) -> Any:
+    return experiment_from_dict("x", {"run": "PPO", "env": "CartPole-v1", **changes})
+
+
+CASES: list[Case] = [
+    (
+        "unknown setting",
+        lambda: PPOConfig().training(**{"clip_parm": 0.2}),
+        ["training()", "'clip_parm'", "0.2", "Did you mean 'clip_param'?"],
+    ),
+    (
+        "unknown flat setting",
+        lambda: ppo(entropy_coef=0.1),
+        ["'entropy_coef'", "0.1", "Did you mean 'entropy_coeff'?"],
+    ),
+    (
+        "setting of another group",
+        lambda: PPOConfig().env_runners(**{"clip_param": 0.2}),
+        ["'clip_param'", "0.2", "is a setting of training(), not env_runners()"],
+    ),
+    (
+        "typo that belongs to another group",
+        lambda: PPOConfig().env_runners(**{"evaluation_intervall": 5}),
+        ["'evaluation_intervall'", "5", "'evaluation_interval' of evaluation()"],
+    ),
+    ("reading what is not there", lambda: ppo()["gama"], ["'gama'", "Did you mean 'gamma'?"]),
+    ("wrong type", lambda: ppo(lr="3e-4"), ["lr", "must be a number", "'3e-4'"]),
+    ("bool for a number", lambda: ppo(gamma=True), ["gamma", "must be a number", "True"]),
+    ("float for a count", lambda: ppo(num_epochs=2.5), ["num_epochs", "a whole number", "2.5"]),
+    ("NaN", lambda: ppo(lr=float("nan")), ["lr", "must be a number", "nan"]),
+    ("out of range", lambda: ppo(gamma=1.5), ["gamma", "must be between 0 and 1", "1.5"]),
+    ("negative", lambda: ppo(clip_param=-0.2), ["clip_param", "must be above 0", "-0.2"]),
+    ("zero steps", lambda: ppo(train_batch_size=0), ["train_batch_size", "at least 1", "0"]),
+    (
+        "wrong word",
+        lambda: ppo(observation_filter="MeanStdFiltr"),
+        ["observation_filter", "'MeanStdFiltr'", "Did you mean 'MeanStdFilter'?"],
+    ),
+    (
+        "wrong unit",
+        lambda: ppo(evaluation_duration_unit="episode"),
+        ["evaluation_duration_unit", "'episode'", "Did you mean 'episodes'?"],
+    ),
+    (
+        "schedule that starts late",
+        lambda: ppo(lr=[[100, 1e-3], [200, 0.0]]),
+        ["lr", "start at timestep 0", "[[100.0", "put [0, 0.001] in front"],
+    ),
+    (
+        "schedule out of order",
+        lambda: ppo(entropy_coeff=[[0, 0.1], [9, 0.0], [5, 0.0]]),
+        ["entropy_coeff", "ascending timesteps", "[9.0, 0.0]", "sort"],
+    ),
+    (
+        "schedule without pairs",
+        lambda: ppo(lr=[[0, 1e-3, 2]]),
+        ["lr", "[timestep, value] pairs", "2.0"],
+    ),
+    (
+        "unknown optimiser",
+        lambda: ppo(optimizer="adm"),
+        ["optimizer", "'adm'", "Did you mean 'adam'?"],
+    ),
+    (
+        "unknown argument of the optimiser",
+        lambda: ppo(optimizer={"name": "adam", "epsilon": 1e-5}),
+        ["optimizer", "'epsilon'", "'eps'"],
+    ),
+    (
+        "unknown logger",
+        lambda: ppo(loggers=["tensorbord"]),
+        ["loggers", "'tensorbord'", "Did you mean 'tensorboard'?"],
+    ),
+    (
+        "import path of nothing",
+        lambda: ppo(on_train_result="no_such_module:hook"),
+        ["on_train_result", "'module:name'", "'no_such_module:hook'"],
+    ),
+    (
+        "indivisible minibatch",
+        lambda: ppo(train_batch_size=4000, minibatch_size=128).validate(),
+        ["train_batch_size=4000", "minibatch_size=128", "125 or 160", "3968 or 4096"],
+    ),
+    (
+        "indivisible environments",
+        lambda: ppo(train_batch_size=1000, num_envs_per_env_runner=16, minibatch_size=None).plan(),
+        ["train_batch_size=1000", "num_envs_per_env_runner=16", "10 or 20", "992 or 1008"],
+    ),
+    (
+        "environments times steps",
+        lambda: ppo(
+            train_batch_size=4096, num_envs_per_env_runner=16, rollout_fragment_length=100
+        ).plan(),
+        ["=16 x rollout_fragment_length=100 is 1600", "train_batch_size=4096", "to 256", "1600"],
+    ),
+    (
+        "indivisible shards",
+        lambda: ppo(num_envs_per_env_runner=12, num_shards=8, train_batch_size=1200).plan(),
+        ["num_envs_per_env_runner=12", "num_shards=8", "6"],
+    ),
+    (
+        "Ray actors",
+        lambda: ppo(num_env_runners=2).validate(),
+        ["num_env_runners", "must be 0", "got 2", "num_envs_per_env_runner"],
+    ),
+    (
+        "learner processes",
+        lambda: ppo(num_learners=1).validate(),
+        ["num_learners", "must be 0", "got 1", "num_devices"],
+    ),
+    (
+        "whole episodes",
+        lambda: ppo(batch_mode="complete_episodes").validate(),
+        ["batch_mode", "'complete_episodes'", "must be 'truncate_episodes'"],
+    ),
+    (
+        "setting of RLlib's without effect",
+        lambda: PPOConfig().fault_tolerance(**{"restart_failed_env_runners": True}),
+        ["'restart_failed_env_runners'", "True", "Ray actors are not part of this version"],
+    ),
+    (
+        "group of RLlib's without effect",
+        lambda: PPOConfig().resources(num_gpus=1),
+        ["resources(num_gpus=1)", "learners(num_devices=...)"],
+    ),
+    (
+        "another framework",
+        lambda: ppo(framework="torch"),
+        ["framework", "'torch'", "must be 'jax'"],
+    ),
+    (
+        "one setting under two names",
+        lambda: PPOConfig().training(**{"num_epochs": 3, "num_sgd_iter": 5}),
+        ["'num_epochs'", "'num_sgd_iter'", "3", "5", "give only num_epochs"],
+    ),
+    (
+        "evaluation override",
+        lambda: ppo(evaluation_config={"explor": False}).validate(),
+        ["evaluation_config", "'explor'", "Did you mean 'explore'?"],
+    ),
+    (
+        "more evaluation environments than episodes",
+        lambda: ppo(evaluation_num_envs=20, evaluation_duration=10).validate(),
+        ["evaluation_num_envs", "evaluation_duration=10", "20", "10 or fewer"],
+    ),
+    (
+        "score of nothing",
+        lambda: ppo(checkpoint_score_attribute="env_runners/episode_reward_mean").validate(),
+        ["checkpoint_score_attribute", "episode_reward_mean", "episode_return_mean"],
+    ),
+    (
+        "score without evaluation",
+        lambda: ppo(
+            checkpoint_score_attribute="evaluation/env_runners/episode_return_mean"
+        ).validate(),
+        ["checkpoint_score_attribute", "evaluation_interval", "None", "evaluation_interval=1"],
+    ),
+    (
+        "clip range upside down",
+        lambda: ppo(clip_rewards=(1.0, -1.0)).validate(),
+        ["clip_rewards", "(1.0, -1.0)", "(-1.0, 1.0)"],
+    ),
+    (
+        "model setting",
+        lambda: ppo(model={"fcnet_hidens": [64]}).validate(),
+        ["'fcnet_hidens'", "Did you mean 'fcnet_hiddens'?"],
+    ),
+    (
+        "a function that cannot be saved",
+        lambda: serializable_dict(ppo(on_train_result=lambda **kw: None)),
+        ["on_train_result", "<lambda>", "at the top of a module"],
+    ),
+    (
+        "unknown algorithm",
+        lambda: get_algorithm_config("PP0"),
+        ["'PP0'", "Did you mean 'PPO'?"],
+    ),
+    (
+        "unknown stop criterion",
+        lambda: parse_stop({"env_runners/episode_return_men": 1}),
+        ["stop", "episode_return_men", "Did you mean 'env_runners/episode_return_mean'?"],
+    ),
+    (
+        "stop criterion that is no number",
+        lambda: parse_stop({"training_iteration": "ten"}),
+        ["stop", "'training_iteration'", "'ten'", "a number"],
+    ),
+    (
+        "unknown key of an experiment",
+        lambda: experiment(cofig={}),
+        ["'cofig'", "{}", "Did you mean 'config'?"],
+    ),
+    ("experiment without algorithm", lambda: experiment(run=None), ["run: PPO", "None"]),
+    ("no such file", lambda: load_experiment("nowhere.yaml"), ["nowhere.yaml", "Cannot read"]),
+    ("no such kind of file", lambda: load_experiment("a.toml"), ["a.toml", ".yaml"]),
+]
+
+
+@pytest.mark.parametrize(("make", "words"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_bad_input_is_told_in_one_line(make: Callable[[], Any], words: list[str]) -> None:
+    with pytest.raises(JaxrlError) as caught:
+        make()
+    message = str(caught.value)
+    for word in words:
+        assert word in message
+    assert "\n" not in message
+    assert message.endswith((".", "?"))
+
+
+def test_a_wrong_value_changes_nothing() -> None:
+    config = PPOConfig()
+    before = config.to_dict()
+    with pytest.raises(JaxrlError):
+        config.training(lr=1e-4, gamma=2.0)
+    assert config.to_dict() == before
+
+
+def test_errors_in_files_have_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("x:\n  run: PPO\n  env: CartPole-v1\n  config:\n    clip_parm: 0.2\n")
+    with pytest.raises(JaxrlError, match=r"bad\.yaml, line 5: .*Did you mean 'clip_param'"):
+        load_experiment(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x: [1, 2\n", r"line 2: this is no YAML"),
+        ("x:\n  run: PPO\n  run: A2C\n", r"line 3: this is no YAML: the key 'run' is given twice"),
+        ("just words\n", r"must map an experiment's name to its settings, got 'just words'"),
+    ],
+)
+def test_broken_yaml_has_a_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(JaxrlError, match=said):
+        load_experiment(path)
+
+
+def test_broken_json_has_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text('{"x": {"run": "PPO",\n}}')
+    with pytest.raises(JaxrlError, match=r"line \d: this is no JSON"):
+        load_experiment(path)
