@@ -217,13 +217,22 @@ def _candidates(request: BatchRequest, name: str) -> list[int]:
             return [envs * steps]
         rows = shards if request.whole_batch else math.lcm(shards, request.minibatch_size or 1)
         unit = math.lcm(rows, (envs or shards) * (steps or 1))
-        return [k * unit for k in (batch // unit, batch // unit + 1) if k]
+        return _around(batch, unit)
     if name == "num_shards":
         return divisors(request.num_envs or request.minibatch_size or batch)
     if request.train_batch_size is None and name in ("num_envs", "rollout_fragment_length"):
-        rows = math.lcm(request.num_shards or 1, request.minibatch_size or 1)
-        return list(range(1, getattr(request, name) + rows + 1))
+        other = request.rollout_fragment_length if name == "num_envs" else request.num_envs
+        unit = (request.minibatch_size or 1) // math.gcd(request.minibatch_size or 1, other or 1)
+        if name == "num_envs":
+            unit = math.lcm(unit, request.num_shards or 1)
+        return _around(getattr(request, name), unit)
     return divisors(batch)
+
+
+def _around(value: int, unit: int) -> list[int]:
+    """The multiples of `unit` just below and above a value."""
+    k = value // unit
+    return [n * unit for n in (k - 1, k, k + 1) if n > 0]
 
 
 def _below(request: BatchRequest, name: str, current: int) -> list[int]:

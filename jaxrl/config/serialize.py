@@ -100,6 +100,8 @@ def _encode(name: str, value: Any) -> Any:
         return value
     if isinstance(value, np.generic):
         return cast(Any, value).item()
+    if isinstance(value, gymnasium.Space):  # a Dict space is a Mapping too
+        return {SPACE: _encode_space(name, cast(Any, value))}
     if isinstance(value, Mapping):
         items = cast(Mapping[Any, Any], value).items()
         return {str(key): _encode(name, item) for key, item in items}
@@ -107,8 +109,6 @@ def _encode(name: str, value: Any) -> Any:
         return {TUPLE: [_encode(name, item) for item in cast(tuple[Any, ...], value)]}
     if isinstance(value, list):
         return [_encode(name, item) for item in cast(list[Any], value)]
-    if isinstance(value, gymnasium.Space):
-        return {SPACE: _encode_space(name, cast(Any, value))}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: _encode(name, getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {DATACLASS: _import_path(name, type(value)), "fields": fields}
@@ -165,7 +165,7 @@ def _encode_space(name: str, space: gymnasium.Space[Any]) -> dict[str, Any]:
         case spaces.MultiDiscrete():
             return {"kind": kind, "nvec": space.nvec.tolist()}
         case spaces.MultiBinary():
-            return {"kind": kind, "n": list(space.shape)}
+            return {"kind": kind, "n": space.n if isinstance(space.n, int) else list(space.shape)}
         case spaces.Dict():
             parts = {key: _encode_space(name, part) for key, part in space.spaces.items()}
             return {"kind": kind, "spaces": parts}

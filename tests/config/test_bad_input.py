@@ -27,7 +27,7 @@ def experiment(**changes: Any) -> Any:
 CASES: list[Case] = [
     (
         "unknown setting",
-        lambda: PPOConfig().training(**{"clip_parm": 0.2}),
+        lambda: PPOConfig().training(clip_parm=0.2),
         ["training()", "'clip_parm'", "0.2", "Did you mean 'clip_param'?"],
     ),
     (
@@ -37,12 +37,12 @@ CASES: list[Case] = [
     ),
     (
         "setting of another group",
-        lambda: PPOConfig().env_runners(**{"clip_param": 0.2}),
+        lambda: PPOConfig().env_runners(clip_param=0.2),
         ["'clip_param'", "0.2", "is a setting of training(), not env_runners()"],
     ),
     (
         "typo that belongs to another group",
-        lambda: PPOConfig().env_runners(**{"evaluation_intervall": 5}),
+        lambda: PPOConfig().env_runners(evaluation_intervall=5),
         ["'evaluation_intervall'", "5", "'evaluation_interval' of evaluation()"],
     ),
     ("reading what is not there", lambda: ppo()["gama"], ["'gama'", "Did you mean 'gamma'?"]),
@@ -137,7 +137,7 @@ CASES: list[Case] = [
     ),
     (
         "setting of RLlib's without effect",
-        lambda: PPOConfig().fault_tolerance(**{"restart_failed_env_runners": True}),
+        lambda: PPOConfig().fault_tolerance(restart_failed_env_runners=True),
         ["'restart_failed_env_runners'", "True", "Ray actors are not part of this version"],
     ),
     (
@@ -152,7 +152,7 @@ CASES: list[Case] = [
     ),
     (
         "one setting under two names",
-        lambda: PPOConfig().training(**{"num_epochs": 3, "num_sgd_iter": 5}),
+        lambda: PPOConfig().training(num_epochs=3, num_sgd_iter=5),
         ["'num_epochs'", "'num_sgd_iter'", "3", "5", "give only num_epochs"],
     ),
     (
@@ -209,8 +209,8 @@ CASES: list[Case] = [
     ),
     (
         "unknown key of an experiment",
-        lambda: experiment(cofig={}),
-        ["'cofig'", "{}", "Did you mean 'config'?"],
+        lambda: experiment(konfig={}),
+        ["'konfig'", "{}", "Did you mean 'config'?"],
     ),
     ("experiment without algorithm", lambda: experiment(run=None), ["run: PPO", "None"]),
     ("no such file", lambda: load_experiment("nowhere.yaml"), ["nowhere.yaml", "Cannot read"]),

@@ -45,7 +45,7 @@ def test_flat_reads(name: str) -> None:
     config = PPOConfig()
     assert getattr(config, name) == config[name] == config.get(name) == dict(config.items())[name]
     assert name in config
-    assert name in config.keys()
+    assert name in list(config)
 
 
 def test_old_names_read_too() -> None:
@@ -91,12 +91,12 @@ def test_frozen_configs_name_the_attribute() -> None:
         lambda: setattr(config, "lr", 1e-3),
         lambda: config.update_from_dict({"lr": 1e-3}),
     ):
-        with pytest.raises(ConfigError, match="'lr'.*frozen.*copy_frozen=False"):
+        with pytest.raises(ConfigError, match=r"'lr'.*frozen.*copy_frozen=False"):
             change()
 
 
 def test_copies() -> None:
-    config = PPOConfig().training(lr=1e-4, **{"num_sgd_iter": 3})
+    config = PPOConfig().training(lr=1e-4, num_sgd_iter=3)
     config.freeze()
     assert config.copy().is_frozen
     assert copy.deepcopy(config).is_frozen
@@ -140,8 +140,8 @@ def test_overrides_are_checked() -> None:
 
 def test_old_names_are_accepted_and_answered(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="jaxrl.config"):
-        config = PPOConfig().training(**{"num_sgd_iter": 3, "model": {"fcnet_hiddens": [8]}})
-        config.training(**{"num_sgd_iter": 4})
+        config = PPOConfig().training(num_sgd_iter=3, model={"fcnet_hiddens": [8]})
+        config.training(num_sgd_iter=4)
     assert config.num_epochs == 4
     assert config.rl_module_settings.model_config == {"fcnet_hiddens": [8]}
     assert len(config.notes) == len(caplog.messages) == 2
@@ -157,7 +157,7 @@ def test_schedules_under_old_names() -> None:
 
 def test_values_that_say_what_happens_anyway_are_accepted() -> None:
     config = PPOConfig().framework("jax").api_stack(enable_rl_module_and_learner=True)
-    config.evaluation(**{"evaluation_num_env_runners": 0})
+    config.evaluation(evaluation_num_env_runners=0)
     assert config.explicit == set()
 
 
@@ -235,7 +235,7 @@ def test_learner_class() -> None:
         """A custom loss."""
 
     assert PPOConfig().learners(learner_class=MyLearner).get_learner_class() is MyLearner
-    moved = PPOConfig().training(**{"learner_class": MyLearner})
+    moved = PPOConfig().training(learner_class=MyLearner)
     assert moved.get_learner_class() is MyLearner
     assert "learners(learner_class=...)" in moved.notes[0]
 

@@ -1,0 +1,52 @@
+"""`explain()` and the settings page say what is there."""
+
+from pathlib import Path
+
+from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.config import list_algorithms
+from jaxrl.config.page import settings_page
+from jaxrl.config.registry import get_algorithm_config
+
+PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+
+
+def test_effective_values_are_shown() -> None:
+    text = PPOConfig().environment("CartPole-v1").training(train_batch_size=4000).explain()
+    assert " * env = 'CartPole-v1'" in text
+    assert " * train_batch_size = 4000" in text
+    assert "   minibatch_size = 125 (from 128)" in text
+    assert "   rollout_fragment_length = 250 (from 'auto')" in text
+    assert "16 envs x 250 steps = 4000; 32 minibatches of 125 x 30 epochs = 960 updates" in text
+    for name in PPOConfig().keys():  # noqa: SIM118 (the config is not a dictionary)
+        assert f" {name} = " in text
+
+
+def test_placement_says_why() -> None:
+    config = PPOConfig().env_runners(num_envs_per_env_runner=64, rollout_fragment_length=32)
+    config.training(minibatch_size=512)
+    assert "settled when the Algorithm is built" in config.explain()
+    text = config.explain(platform="cpu", local_device_count=2, module_table="layer | shape")
+    assert "2 cpu devices: the largest divisor of num_shards=8 up to 2" in text
+    assert "Module\nlayer | shape" in text
+
+
+def test_notes_are_shown() -> None:
+    config = PPOConfig().training(num_sgd_iter=3)
+    text = config.explain(env_notes=["CartPole-v1: ours."], notes=["JAX had started."])
+    for sentence in ("CartPole-v1: ours.", "JAX had started.", "'num_sgd_iter' is the old name"):
+        assert sentence in text
+
+
+def test_settings_page_is_current() -> None:
+    assert PAGE.read_text() == settings_page(), "python -m jaxrl.config.page > docs/settings.md"
+
+
+def test_every_setting_is_documented() -> None:
+    page = PAGE.read_text()
+    for algo in list_algorithms():
+        config = get_algorithm_config(algo)
+        for name in config.keys():  # noqa: SIM118
+            setting = config.name_table().setting(name)
+            assert setting.doc.endswith("."), name
+            assert len(setting.doc) > 10, name
+            assert f"| `{name}` |" in page

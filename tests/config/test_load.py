@@ -1,0 +1,125 @@
+"""Experiments from YAML, JSON and Python files, the shipped ones among them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxrl.config.load import load_config, load_experiment, load_experiments
+from jaxrl.config.stop import parse_stop, stop_reached
+from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SHIPPED = sorted(CONFIGS.rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(CONFIGS)))
+def test_shipped_config_loads(path: Path) -> None:
+    experiment = load_experiment(path)
+    experiment.config.validate()
+    plan = experiment.config.plan()
+    assert plan.notes == ()
+    assert experiment.config.notes == []
+    assert experiment.stop
+    assert experiment.config.env is not None
+    environment, _, algorithm = path.stem.rpartition("-")
+    assert experiment.name == path.stem
+    assert algorithm == experiment.config.algo_name.lower()
+    spelled = experiment.config.env.split(":")[-1].lower().replace("-minatar", "")
+    assert environment == spelled.rsplit("-v", 1)[0]
+    assert "https://" in path.read_text()
+
+
+def test_there_is_a_config_for_every_environment() -> None:
+    names = {str(path.relative_to(CONFIGS).with_suffix("")) for path in SHIPPED}
+    classic = ("acrobot", "cartpole", "mountaincar", "mountaincarcontinuous", "pendulum")
+    minatar = ("asterix", "breakout", "freeway", "seaquest", "spaceinvaders")
+    assert {f"classic/{env}-ppo" for env in classic} <= names
+    assert {f"minatar/{env}-ppo" for env in minatar} <= names
+
+
+RLLIB = """
+old-style:
+  run: PPO
+  env: CartPole-v1
+  stop:
+    episode_reward_mean: 150
+    timesteps_total: 1e5
+    env_runners: {num_episodes_lifetime: 10}
+  checkpoint_freq: 5
+  keep_checkpoints_num: 2
+  config:
+    framework: jax
+    lr: 3e-4
+    lambda: 0.95
+    num_sgd_iter: 4
+    train_batch_size_per_learner: 1_024
+    model: {fcnet_hiddens: [32]}
+"""
+
+
+def test_rllib_style(tmp_path: Path) -> None:
+    path = tmp_path / "old.yaml"
+    path.write_text(RLLIB)
+    experiment = load_experiment(path)
+    config = experiment.config
+    assert (config.lr, config.lambda_, config.num_epochs) == (3e-4, 0.95, 4)
+    assert (config.train_batch_size, config.checkpoint_frequency, config.max_to_keep) == (
+        1024,
+        5,
+        2,
+    )
+    assert experiment.stop == {
+        "env_runners/episode_return_mean": 150.0,
+        "num_env_steps_sampled_lifetime": 1e5,
+        "env_runners/num_episodes_lifetime": 10.0,
+    }
+
+
+def test_json(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({"x": {"run": "PPO", "env": "CartPole-v1", "config": {"lr": 0.1}}}))
+    assert load_config(path).lr == 0.1
+
+
+def test_python(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from jaxrl.algorithms.ppo import PPOConfig\n"
+        "config = PPOConfig().environment('CartPole-v1')\nstop = {'training_iteration': 3}\n"
+    )
+    experiment = load_experiment(path)
+    assert experiment.name == "mine"
+    assert experiment.stop == {"training_iteration": 3.0}
+    path.write_text("config = 3\n")
+    with pytest.raises(ConfigError, match="must define config, an AlgorithmConfig, got 3"):
+        load_experiment(path)
+
+
+def test_several_experiments(tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text("a: {run: PPO, env: X}\nb: {run: A2C, env: Y}\n")
+    assert [e.config.algo_name for e in load_experiments(path)] == ["PPO", "A2C"]
+    assert load_experiment(path, "b").config.env == "Y"
+    with pytest.raises(ConfigError, match=r"2 experiments \(a, b\); name one"):
+        load_experiment(path)
+    with pytest.raises(UnknownNameError, match="no experiment 'c'"):
+        load_experiment(path, "c")
+
+
+def test_samples_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("a: {run: PPO, env: X, num_samples: 3}\n")
+    with pytest.raises(JaxrlError, match=r"'num_samples' \(got 3\)"):
+        load_experiment(path)
+
+
+def test_stop_criteria() -> None:
+    stop = parse_stop({"training_iteration": 5, "learners/default_policy/entropy": 0.5})
+    assert stop_reached({"training_iteration": 4}, stop) is None
+    reason = stop_reached({"training_iteration": 5}, stop)
+    assert reason == "training_iteration = 5 has reached 5"
+    nested = {"training_iteration": 1, "learners": {"default_policy": {"entropy": 0.6}}}
+    assert "entropy" in str(stop_reached(nested, stop))
+    assert stop_reached({"training_iteration": None}, stop) is None
+    assert parse_stop(None) == {}

@@ -1,0 +1,195 @@
+"""Every setting can be set, and survives dictionaries, JSON and YAML."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from gymnasium import spaces
+
+from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.config.load import experiment_from_dict
+from jaxrl.config.serialize import config_from_serializable, describable_dict, serializable_dict
+from jaxrl.core.model_config import DefaultModelConfig
+from jaxrl.core.rl_module import RLModule, RLModuleSpec
+from jaxrl.envs.base import JaxEnv
+from jaxrl.errors import CheckpointError, ConfigError
+
+
+def hook(**kwargs: Any) -> None:
+    """Importable, so it can be saved."""
+
+
+class Environment(JaxEnv[Any, Any]):
+    """Importable too."""
+
+
+BOX = spaces.Box(-1.0, 1.0, (2, 3), np.float32)
+
+# A value for every setting that is not its default.
+OTHER: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "env_config": {"gravity": 9.0, "nested": {"a": [1, 2]}},
+    "observation_space": spaces.Dict({"x": BOX, "n": spaces.Tuple([spaces.MultiBinary(3)])}),
+    "action_space": spaces.Discrete(3, start=1),
+    "clip_rewards": (-2.0, 2.0),
+    "normalize_actions": False,
+    "clip_actions": True,
+    "disable_env_checking": True,
+    "max_episode_steps": 7,
+    "reset_mode": "pool",
+    "num_env_runners": 1,
+    "num_envs_per_env_runner": 8,
+    "rollout_fragment_length": 5,
+    "batch_mode": "complete_episodes",
+    "explore": False,
+    "observation_filter": "MeanStdFilter",
+    "normalize_rewards": True,
+    "env_to_module_connector": hook,
+    "module_to_env_connector": hook,
+    "gamma": 0.5,
+    "lr": [[0.0, 1e-3], [100.0, 0.0]],
+    "grad_clip": 0.5,
+    "grad_clip_by": "norm",
+    "train_batch_size": 64,
+    "optimizer": {"name": "adam", "eps": 1e-5},
+    "num_epochs": 3,
+    "minibatch_size": 16,
+    "shuffle_batch_per_epoch": False,
+    "normalize_advantages": "minibatch",
+    "num_learners": 1,
+    "num_devices": 2,
+    "num_shards": 4,
+    "learner_class": PPOConfig().get_default_learner_class(),
+    "rl_module_spec": RLModuleSpec(module_class=RLModule, action_space=BOX),
+    "model_config": {"fcnet_hiddens": [8, 8]},
+    "evaluation_interval": 3,
+    "evaluation_duration": 4,
+    "evaluation_duration_unit": "timesteps",
+    "evaluation_config": {"explore": False},
+    "custom_evaluation_function": hook,
+    "evaluation_num_envs": 2,
+    "always_attach_evaluation_results": False,
+    "on_nonfinite": "raise",
+    "nonfinite_updates_tolerance": 2,
+    "min_time_s_per_iteration": 1.5,
+    "min_train_timesteps_per_iteration": 100,
+    "min_sample_timesteps_per_iteration": 100,
+    "metrics_num_episodes_for_smoothing": 5,
+    "log_gradients": True,
+    "checkpoint_frequency": 2,
+    "checkpoint_at_end": False,
+    "max_to_keep": None,
+    "checkpoint_score_attribute": "env_runners/episode_return_mean",
+    "checkpoint_score_order": "min",
+    "async_checkpointing": False,
+    "seed": 3,
+    "log_level": "DEBUG",
+    "log_sys_usage": False,
+    "loggers": ["json"],
+    "results_dir": "elsewhere",
+    "run_name": "mine",
+    "max_retraces": 0,
+    "jit": False,
+    "compilation_cache_dir": "off",
+    "callbacks_class": [Environment],
+    "on_algorithm_init": hook,
+    "on_train_result": [hook, hook],
+    "on_evaluate_start": hook,
+    "on_evaluate_end": hook,
+    "on_episode_end": hook,
+    "on_sample_end": hook,
+    "on_checkpoint_loaded": hook,
+    # PPO's own
+    "clip_param": 0.1,
+    "lambda_": 0.9,
+    "use_critic": False,
+    "vf_loss_coeff": 0.25,
+    "vf_clip_param": float("inf"),
+    "use_kl_loss": False,
+    "kl_coeff": 0.3,
+    "kl_target": 0.02,
+    "entropy_coeff": [[0.0, 0.1], [10.0, 0.0]],
+}
+
+
+def test_the_table_has_every_setting() -> None:
+    assert set(OTHER) == set(PPOConfig().keys())
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_setting_round_trips(name: str) -> None:
+    default = PPOConfig()
+    config = PPOConfig().update_from_dict({name: OTHER[name]})
+    assert config[name] == OTHER[name] != default[name]
+    assert config.explicit == {name}
+
+    assert PPOConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
+
+    data = serializable_dict(config)
+    assert data == describable_dict(config)
+    for plain in (
+        json.loads(json.dumps(data, allow_nan=False)),
+        yaml.safe_load(yaml.safe_dump(data)),
+    ):
+        again = config_from_serializable(plain)
+        assert type(again) is PPOConfig
+        assert again.to_dict() == config.to_dict()
+
+
+def is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(is_plain(item) for item in value)
+    return isinstance(value, bool | int | float | str)
+
+
+@pytest.mark.parametrize("name", sorted(n for n, v in OTHER.items() if is_plain(v)))
+def test_setting_can_be_written_in_yaml(name: str) -> None:
+    value = OTHER[name]
+    text = yaml.safe_dump({"run": "PPO", "config": {name: value}})
+    assert experiment_from_dict("x", yaml.safe_load(text)).config[name] == value
+
+
+def test_objects_are_written_as_import_paths() -> None:
+    config = PPOConfig().update_from_dict(
+        {"on_train_result": "json:dumps", "callbacks_class": ["collections:OrderedDict"]}
+    )
+    assert config.on_train_result is json.dumps
+    assert [c.__name__ for c in config.callbacks_class] == ["OrderedDict"]
+
+
+def test_objects_inside_values_survive() -> None:
+    config = PPOConfig().rl_module(
+        model_config=DefaultModelConfig(fcnet_hiddens=[8], log_std_clip_param=float("inf"))
+    )
+    config.environment(Environment).training(optimizer=hook)
+    again = config_from_serializable(json.loads(json.dumps(serializable_dict(config))))
+    assert again.model_config == config.model_config
+    assert again.env is Environment
+    assert again.optimizer is hook
+
+
+@pytest.mark.parametrize("value", [lambda: None, object()], ids=["lambda", "instance"])
+def test_what_cannot_be_saved_is_named(value: Any) -> None:
+    config = PPOConfig().environment(env=value)
+    with pytest.raises(ConfigError, match=r"env cannot be saved.*register_env"):
+        serializable_dict(config)
+    assert describable_dict(config)["settings"]["env"] == repr(value)
+
+
+def test_what_cannot_be_saved_can_be_supplied() -> None:
+    def creator(context: Any) -> None:
+        del context
+
+    data = describable_dict(PPOConfig().environment(creator).training(lr=1e-4))
+    again = config_from_serializable(data, overrides={"env": creator})
+    assert again.env is creator
+    assert again.lr == 1e-4
+    assert again.explicit == {"env", "lr"}
+
+
+@pytest.mark.parametrize("data", [None, [], {"algo": "PPO"}, {"settings": {}}])
+def test_foreign_data_are_no_config(data: Any) -> None:
+    with pytest.raises(CheckpointError, match="no saved config"):
+        config_from_serializable(data)
