@@ -1,0 +1,159 @@
+"""Activations, initialisers and encoders by name, and what names are refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl.core.networks import (
+    ACTIVATIONS,
+    CNN,
+    INITIALIZERS,
+    MLP,
+    default_conv_filters,
+    get_activation,
+    get_initializer,
+    parse_conv_filters,
+)
+from jaxrl.errors import ConfigError
+
+SHAPE = (200, 300)
+# mean, standard deviation and largest absolute value of a [200, 300] kernel
+INITIALIZER_STATISTICS = {
+    ("default", ()): (0.0, np.sqrt(1 / 600), np.sqrt(1 / 200)),
+    ("xavier_uniform_", (("gain", 2.0),)): (0.0, np.sqrt(8 / 500), np.sqrt(24 / 500)),
+    ("glorot_uniform", ()): (0.0, np.sqrt(2 / 500), np.sqrt(6 / 500)),
+    ("xavier_normal", (("gain", 2.0),)): (0.0, np.sqrt(8 / 500), None),
+    ("glorot_normal", ()): (0.0, np.sqrt(2 / 500), None),
+    ("kaiming_uniform_", ()): (0.0, np.sqrt(2 / 200), np.sqrt(6 / 200)),
+    ("he_uniform", ()): (0.0, np.sqrt(2 / 200), np.sqrt(6 / 200)),
+    ("kaiming_normal", ()): (0.0, np.sqrt(2 / 200), None),
+    ("he_normal", ()): (0.0, np.sqrt(2 / 200), None),
+    ("lecun_uniform", ()): (0.0, np.sqrt(1 / 200), np.sqrt(3 / 200)),
+    ("lecun_normal", ()): (0.0, np.sqrt(1 / 200), None),
+    ("normal_", (("mean", 1.0), ("std", 0.3))): (1.0, 0.3, None),
+    ("trunc_normal_", (("std", 0.5), ("a", -0.5), ("b", 0.5))): (0.0, 0.27, 0.5),
+    ("truncated_normal", (("mean", 1.0), ("std", 0.1), ("a", 0.9), ("b", 1.1))): (
+        1.0,
+        0.054,
+        1.1,
+    ),
+    ("uniform_", (("a", -0.2), ("b", 0.4))): (0.1, 0.6 / np.sqrt(12), 0.4),
+    ("constant_", (("val", 0.7),)): (0.7, 0.0, 0.7),
+    ("zeros_", ()): (0.0, 0.0, 0.0),
+    ("ones", ()): (1.0, 0.0, 1.0),
+}
+
+
+@pytest.mark.parametrize(("name", "kwargs"), INITIALIZER_STATISTICS)
+def test_initializers_have_the_spread_that_their_name_says(name, kwargs):
+    mean, std, bound = INITIALIZER_STATISTICS[name, kwargs]
+    kernel = get_initializer(name, dict(kwargs))(jax.random.key(0), SHAPE, jnp.float32)
+    np.testing.assert_allclose(kernel.mean(), mean, atol=0.005)
+    np.testing.assert_allclose(kernel.std(), std, rtol=0.02, atol=1e-6)
+    if bound is not None:
+        np.testing.assert_allclose(np.abs(kernel).max(), bound, rtol=0.01)
+
+
+def test_every_initializer_is_covered():
+    tested = {name.rstrip("_") for name, _ in INITIALIZER_STATISTICS}
+    assert tested == set(INITIALIZERS) - {"orthogonal"}
+
+
+def test_orthogonal_has_orthogonal_columns_of_its_gain():
+    kernel = get_initializer("orthogonal", {"gain": 0.5})(jax.random.key(0), (20, 8), jnp.float32)
+    np.testing.assert_allclose(kernel.T @ kernel, 0.25 * np.eye(8), atol=1e-5)
+
+
+def test_defaults_and_callables():
+    bias = get_initializer(None, for_bias=True)(jax.random.key(0), (5,), jnp.float32)
+    np.testing.assert_array_equal(bias, np.zeros(5))
+    ones = jax.nn.initializers.ones
+    assert get_initializer(ones) is ones
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "for_bias", "message"),
+    [
+        ("orthogonl", None, False, "Did you mean 'orthogonal'"),
+        ("orthogonal", {"gian": 1.0}, False, "Did you mean 'gain'"),
+        ("orthogonal", {"gain": "big"}, False, "must be a number"),
+        ("orthogonal", None, True, "no initialiser for a bias"),
+        ("constant", None, False, "lacks 'val'"),
+        ("he_normal", {"gain": 1.0}, False, "it takes: none"),
+        (3, None, False, "unknown"),
+        (jax.nn.initializers.ones, {"gain": 1.0}, False, "beside a callable"),
+    ],
+)
+def test_refused_initializers(name, kwargs, for_bias, message):
+    with pytest.raises(ConfigError, match=message):
+        get_initializer(name, kwargs, "fcnet_kernel_initializer", for_bias=for_bias)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_are_element_wise_and_monotone_enough(name):
+    x = jnp.linspace(-3.0, 3.0, 13)
+    y = get_activation(name)(x)
+    assert y.shape == x.shape
+    assert y[-1] > y[0]
+
+
+def test_activations_by_value():
+    x = jnp.array([-1.0, 2.0])
+    np.testing.assert_allclose(get_activation("ReLU")(x), [0.0, 2.0])
+    np.testing.assert_allclose(get_activation("swish")(x), x * jax.nn.sigmoid(x), rtol=1e-6)
+    np.testing.assert_allclose(get_activation(None)(x), x)
+    with pytest.raises(ConfigError, match=r"conv_activation .*Did you mean 'tanh'"):
+        get_activation("tahn", "conv_activation")
+
+
+def test_mlp_equals_numpy():
+    mlp = MLP(hiddens=(7, 3), activation=jnp.tanh)
+    x = jax.random.normal(jax.random.key(0), (2, 4, 5))
+    variables = mlp.init(jax.random.key(1), x)
+    params, h = variables["params"], np.asarray(x)
+    for i in range(2):
+        layer = params[f"dense_{i}"]
+        h = np.tanh(h @ np.asarray(layer["kernel"]) + np.asarray(layer["bias"]))
+    np.testing.assert_allclose(mlp.apply(variables, x), h, rtol=1e-5, atol=1e-6)
+
+
+def test_layernorm_follows_each_layer():
+    mlp = MLP(hiddens=(7, 3), activation=get_activation("linear"), use_layernorm=True)
+    x = jax.random.normal(jax.random.key(0), (4, 5))
+    y = mlp.apply(mlp.init(jax.random.key(1), x), x)
+    np.testing.assert_allclose(y.mean(axis=-1), np.zeros(4), atol=1e-5)
+    np.testing.assert_allclose(y.std(axis=-1), np.ones(4), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [((84, 84, 4), 3136), ((64, 64, 3), 2048), ((10, 10, 4), 1024), ((3, 3, 1), 16)],
+)
+def test_default_filters(shape, size):
+    filters = default_conv_filters(shape)
+    cnn = CNN(filters=filters)
+    obs = jax.ShapeDtypeStruct((2, 3, *shape), jnp.float32)
+    out = jax.eval_shape(lambda x: cnn.init_with_output(jax.random.key(0), x)[0], obs)
+    assert out.shape == (2, 3, size)
+
+
+def test_sizes_without_a_default():
+    assert default_conv_filters((210, 160, 3)) is None
+    assert default_conv_filters((2, 2, 3)) is None
+
+
+def test_conv_filters_are_rllib_s_lists():
+    assert parse_conv_filters([[16, 4, 2], (32, [3, 5], (1, 2), "valid")]) == (
+        (16, (4, 4), (2, 2), "same"),
+        (32, (3, 5), (1, 2), "valid"),
+    )
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["small", [[16, 4]], [[16, 4, 2, "full"]], [[16, 0, 2]], [[16.0, 4, 2]], [3], [[16, [3], 2]]],
+)
+def test_refused_conv_filters(value):
+    with pytest.raises(ConfigError, match="conv_filters"):
+        parse_conv_filters(value)
