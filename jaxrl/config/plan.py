@@ -181,11 +181,11 @@ def _suggest(request: BatchRequest, names: Iterable[str]) -> Iterator[dict[str, 
         if current is None:
             continue
         for values in (_below(request, name, current), _above(request, name, current)):
-            for value in values:
-                if _solve(dataclasses.replace(request, **{name: value}))[0] is not None:
-                    found = True
-                    yield {name: value}
-                    break
+            works = (v for v in values if _solve(dataclasses.replace(request, **{name: v}))[0])
+            nearest_one = next(works, None)
+            if nearest_one is not None:
+                found = True
+                yield {name: nearest_one}
     if not found:
         yield _change_all(request)
 

@@ -35,7 +35,7 @@ class Evaluation:
         default=None,
         import_path=True,
         doc="A function of the Algorithm that returns a dictionary of metrics, in place of the "
-        "built-in evaluation.",
+        "built-in evaluation; those below custom_metrics can be stop criteria.",
     )
     evaluation_num_envs: int | Auto = field(
         default="auto",
