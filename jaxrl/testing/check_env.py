@@ -224,9 +224,13 @@ def _run(name: str, function: Any, *arguments: Any) -> _Trajectory:
         ) from error
 
 
+def _ended(trajectory: _Trajectory) -> np.ndarray:
+    return np.asarray(trajectory.steps.terminated) | np.asarray(trajectory.steps.truncated)
+
+
 def _live_rows(trajectory: _Trajectory) -> np.ndarray:
     """`[B, T]`: the steps up to each episode's first end; what follows is not defined."""
-    ended = np.asarray(trajectory.steps.terminated | trajectory.steps.truncated)
+    ended = _ended(trajectory)
     return np.cumsum(ended, axis=1) - ended == 0
 
 
@@ -322,7 +326,7 @@ def _check_final_state(made: MadeEnv, trajectory: _Trajectory, keys: Key) -> Non
     first = _numbers((_inner(resets[0]), resets[1]))
     rows = _numbers((_inner(trajectory.states), trajectory.steps.obs))
     live = _live_rows(trajectory)
-    ended = np.asarray(trajectory.steps.terminated | trajectory.steps.truncated) & live
+    ended = _ended(trajectory) & live
     inside = np.ones_like(live)
     for low_high, leaf in zip(jax.tree.leaves(first), jax.tree.leaves(rows), strict=True):
         if leaf.dtype == np.uint32:  # keys, whose words have no meaningful range
@@ -339,7 +343,7 @@ def _check_final_state(made: MadeEnv, trajectory: _Trajectory, keys: Key) -> Non
 
 
 def _warn_about_endless(made: MadeEnv, trajectory: _Trajectory) -> None:
-    ended = np.asarray(trajectory.steps.terminated | trajectory.steps.truncated)
+    ended = _ended(trajectory)
     if made.max_episode_steps is None and not ended.any():
         warnings.warn(
             f"{made.id} did not end within {ended.shape[1]} steps and has no time limit; give "

@@ -1,0 +1,389 @@
+"""check_env refuses environments that are broken in one way each, and says in which."""
+
+import itertools
+import re
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from jaxrl.core.struct import pytree, replace
+from jaxrl.core.types import TimeStep
+from jaxrl.envs import JaxEnv
+from jaxrl.errors import EnvError
+from jaxrl.testing import check_env
+
+
+@pytree
+class WalkParams:
+    width: Any
+
+
+@pytree
+class WalkState:
+    position: Any
+    num_steps: Any
+
+
+class Walk(JaxEnv[Any, Any]):
+    """A sound environment: a walk that starts near 0 and ends beyond `width`."""
+
+    name = "Walk"
+    max_episode_steps = 50
+
+    @property
+    def default_params(self) -> WalkParams:
+        return WalkParams(width=np.asarray(3.0, np.float32))
+
+    def observation_space(self, params: WalkParams) -> Any:
+        return spaces.Dict(
+            {
+                "position": spaces.Box(-9.0, 9.0, (1,), np.float32),
+                "parts": spaces.Tuple([spaces.Discrete(100), spaces.MultiDiscrete([100, 2])]),
+            }
+        )
+
+    def action_space(self, params: WalkParams) -> Any:
+        return spaces.Discrete(2)
+
+    def observe(self, state: WalkState) -> Any:
+        parts = (state.num_steps, jnp.stack([state.num_steps, jnp.zeros((), jnp.int32)]))
+        return {"position": state.position[None], "parts": parts}
+
+    def reset(self, key: Any, params: WalkParams) -> Any:
+        state = WalkState(
+            position=jax.random.uniform(key, (), jnp.float32, -0.1, 0.1),
+            num_steps=jnp.zeros((), jnp.int32),
+        )
+        return state, self.observe(state)
+
+    def step(self, key: Any, state: WalkState, action: Any, params: WalkParams) -> Any:
+        noise = jax.random.uniform(key, (), jnp.float32, 0.5, 1.0)
+        position = state.position + jnp.where(action == 1, noise, -noise)
+        position = jnp.clip(position, -4.0, 4.0)
+        state = WalkState(position=position, num_steps=state.num_steps + 1)
+        return state, TimeStep(
+            obs=self.observe(state),
+            reward=jnp.ones((), jnp.float32),
+            terminated=jnp.abs(position) > params.width,
+            truncated=jnp.zeros((), bool),
+            info={},
+        )
+
+
+def test_a_sound_environment_passes() -> None:
+    check_env(Walk())
+
+
+class Altered(Walk):
+    """What a step returns, changed afterwards; `cheap` tells which check to expect."""
+
+    def step(self, key: Any, state: Any, action: Any, params: Any) -> Any:
+        state, step = super().step(key, state, action, params)
+        return self.alter(state, step, params)
+
+    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
+        return state, step
+
+
+class NotASpace(Walk):
+    def observation_space(self, params: Any) -> Any:
+        return {"position": 3}
+
+
+class Float64Space(Walk):
+    def observation_space(self, params: Any) -> Any:
+        return spaces.Dict({"position": spaces.Box(-1, 1, (1,), np.float64)})
+
+
+class TextActions(Walk):
+    def action_space(self, params: Any) -> Any:
+        return spaces.Text(3)
+
+
+class IntegerActions(Walk):
+    def action_space(self, params: Any) -> Any:
+        return spaces.Box(0, 3, (1,), np.int32)
+
+
+class MissingKey(Walk):
+    def observe(self, state: Any) -> Any:
+        return {"position": state.position[None]}
+
+
+class ShortTuple(Walk):
+    def observe(self, state: Any) -> Any:
+        return {**super().observe(state), "parts": (state.num_steps,)}
+
+
+class WrongShape(Walk):
+    def observe(self, state: Any) -> Any:
+        return {**super().observe(state), "position": state.position}
+
+
+class WrongDtype(Walk):
+    def observe(self, state: Any) -> Any:
+        obs = super().observe(state)
+        return {**obs, "parts": (obs["parts"][0].astype(jnp.float32), obs["parts"][1])}
+
+
+class WeakObservation(Walk):
+    def observe(self, state: Any) -> Any:
+        return {
+            **super().observe(state),
+            "parts": (jnp.asarray(1), super().observe(state)["parts"][1]),
+        }
+
+
+class NestedInsteadOfArray(Walk):
+    def observe(self, state: Any) -> Any:
+        return {**super().observe(state), "position": [state.position]}
+
+
+class OutOfRange(Walk):
+    def observe(self, state: Any) -> Any:
+        return {**super().observe(state), "position": state.position[None] * 40.0}
+
+
+class NaNObservation(Altered):
+    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
+        bad = jnp.where(state.num_steps == 2, jnp.nan, step.obs["position"])
+        return state, replace(step, obs={**step.obs, "position": bad})
+
+
+class NaNReward(Altered):
+    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
+        return state, replace(step, reward=jnp.where(state.num_steps == 2, jnp.nan, step.reward))
+
+
+class IntegerReward(Altered):
+    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
+        return state, replace(step, reward=jnp.ones((), jnp.int32))
+
+
+class VectorReward(Altered):
+    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
+        return state, replace(step, reward=jnp.ones((1,), jnp.float32))
+
+
+class WeakReward(Altered):
+    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
+        return state, replace(step, reward=jnp.where(step.terminated, 1.0, 0.0))
+
+
+class NestedReward(Altered):
+    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
+        return state, replace(step, reward={"a": step.reward})
+
+
+class FloatFlag(Altered):
+    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
+        return state, replace(step, terminated=step.terminated.astype(jnp.float32))
+
+
+class NoTruncatedFlag(Altered):
+    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
+        return state, replace(step, truncated=None)
+
+
+class InfoList(Altered):
+    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
+        return state, replace(step, info=[])
+
+
+class GymnaxLike(Altered):
+    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
+        return step.obs, state, step.reward, step.terminated, {}
+
+
+class ThreeFromReset(Walk):
+    def reset(self, key: Any, params: Any) -> Any:
+        return *super().reset(key, params), {}
+
+
+class StateGrows(Altered):
+    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
+        return {"state": state}, step
+
+    def reset(self, key: Any, params: Any) -> Any:
+        return super().reset(key, params)
+
+    def step(self, key: Any, state: Any, action: Any, params: Any) -> Any:
+        return super().step(
+            key, state["state"] if isinstance(state, dict) else state, action, params
+        )
+
+
+class StateChangesDtype(Altered):
+    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
+        return replace(state, num_steps=state.num_steps.astype(jnp.float32)), step
+
+    def observe(self, state: Any) -> Any:
+        return super().observe(replace(state, num_steps=state.num_steps.astype(jnp.int32)))
+
+
+class WeakState(Walk):
+    def reset(self, key: Any, params: Any) -> Any:
+        state, obs = super().reset(key, params)
+        return replace(state, num_steps=0), obs
+
+
+class Unhashable(Walk):
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class PythonBranch(Altered):
+    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
+        return (state, step) if step.terminated else (state, step)
+
+
+class BakedParams(Altered):
+    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
+        return state, replace(step, reward=jnp.full((), float(params.width), jnp.float32))
+
+
+class HostRandomness(Walk):
+    counter = itertools.count()
+
+    def reset(self, key: Any, params: Any) -> Any:
+        state, obs = super().reset(key, params)
+        shape = jax.ShapeDtypeStruct((), np.float32)
+        drawn = jax.pure_callback(
+            lambda _: np.float32(0.001 * next(self.counter)),
+            shape,
+            state.position,
+            vmap_method="sequential",
+        )
+        state = replace(state, position=drawn)
+        return state, self.observe(state)
+
+
+class BatchAware(Walk):
+    """Depends on whether it is vmapped, through a callback that sees the whole batch."""
+
+    def reset(self, key: Any, params: Any) -> Any:
+        state, obs = super().reset(key, params)
+        shape = jax.ShapeDtypeStruct((), np.float32)
+        mean = jax.pure_callback(
+            lambda x: np.broadcast_to(np.float32(x.size), x.shape),
+            shape,
+            state.position,
+            vmap_method="expand_dims",
+        )
+        state = replace(state, position=0.01 * mean)
+        return state, self.observe(state)
+
+
+class AutoReset(Altered):
+    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
+        fresh, obs = self.reset(jax.random.key(0), params)
+
+        def choose(a: Any, b: Any) -> Any:
+            return jnp.where(step.terminated, a, b)
+
+        state = jax.tree.map(choose, fresh, state)
+        return state, replace(step, obs=jax.tree.map(choose, obs, step.obs))
+
+
+BROKEN = [
+    (NotASpace, "observation_space must be a gymnasium space, got {'position': 3}"),
+    (Float64Space, "observation_space['position'] must be float32 or uint8, got float64"),
+    (TextActions, "action_space is Text; supported are"),
+    (IntegerActions, "action_space must be float32, got int32"),
+    (MissingKey, "must be a dictionary with the keys ['parts', 'position'], got ['position']"),
+    (ShortTuple, "reset's observation['parts'] must be a tuple of 2, got 1 of them"),
+    (WrongShape, "observation['position'] must be float32 of shape (1,)"),
+    (
+        WrongDtype,
+        "observation['parts'][0] must be int32 of shape () for Discrete(100), got float32",
+    ),
+    (WeakObservation, "observation['parts'][0] is a weakly typed int32"),
+    (NestedInsteadOfArray, "observation['position'] must be one float32 array"),
+    (OutOfRange, "observation['position'] must lie in [-9.0, 9.0] at index (0,)"),
+    (NaNObservation, "step's observation['position'] is NaN at index (0,)"),
+    (NaNReward, "the reward is nan"),
+    (IntegerReward, "the reward must be a float32 scalar, got int32 of shape ()"),
+    (VectorReward, "the reward must be a float32 scalar, got float32 of shape (1,)"),
+    (WeakReward, "the reward is a weakly typed float32"),
+    (NestedReward, "the reward must be one float32 scalar, got a dict"),
+    (FloatFlag, "terminated must be a bool scalar, got float32"),
+    (NoTruncatedFlag, "truncated must be one bool scalar, got a NoneType"),
+    (InfoList, "info must be a dictionary, got a list"),
+    (GymnaxLike, "step must return (state, TimeStep), got a tuple of 5"),
+    (ThreeFromReset, "reset must return (state, obs), got a tuple of 3"),
+    (StateGrows, "the state's structure differs between reset and step"),
+    (StateChangesDtype, "num_steps is int32[] after a reset and float32[] after a step"),
+    (WeakState, "num_steps is a weakly typed int32"),
+    (Unhashable, "must be hashable"),
+    (PythonBranch, "step cannot be traced by jax.jit (TracerBoolConversionError"),
+    (BakedParams, "step cannot be traced by jax.jit (ConcretizationTypeError"),
+    (HostRandomness, "two runs from the same keys and actions differ in first_"),
+    (BatchAware, "a vmapped environment differs from the same environment alone"),
+    (AutoReset, "the state after an end looks like a reset's"),
+]
+
+
+@pytest.mark.allow_key_reuse
+@pytest.mark.parametrize(("broken", "message"), BROKEN, ids=[b.__name__ for b, _ in BROKEN])
+def test_a_broken_environment_is_refused(broken: type[Walk], message: str) -> None:
+    with pytest.raises(EnvError, match=re.escape(message)):
+        check_env(make_unlimited(broken), num_steps=12)
+
+
+def make_unlimited(cls: type[Walk]) -> Any:
+    """A fresh subclass instance."""
+    return cls()
+
+
+def test_ends_that_are_first_states_can_be_allowed() -> None:
+    check_env(AutoReset(), num_steps=12, check_auto_reset=False)
+
+
+def test_an_environment_that_ignores_its_key_is_warned_about() -> None:
+    class SameStart(Walk):
+        def reset(self, key: Any, params: Any) -> Any:
+            return super().reset(jax.random.key(0), params)
+
+        def step(self, key: Any, state: Any, action: Any, params: Any) -> Any:
+            return super().step(jax.random.key(0), state, action, params)
+
+    with pytest.warns(UserWarning, match="Walk does not depend on the key"):
+        check_env(SameStart(), num_steps=4)
+
+
+def test_an_environment_without_an_end_is_warned_about() -> None:
+    class Endless(Walk):
+        max_episode_steps = None
+
+        @property
+        def default_params(self) -> WalkParams:
+            return WalkParams(width=np.asarray(100.0, np.float32))
+
+    with pytest.warns(UserWarning, match="did not end within 4 steps and has no time limit"):
+        check_env(Endless(), num_steps=4)
+
+
+def test_what_is_no_jax_environment_is_refused() -> None:
+    with pytest.raises(EnvError, match="runs on the host"):
+        check_env(gymnasium.make("CartPole-v1"))  # pyright: ignore[reportArgumentType]
+
+
+def test_what_make_returned_is_checked_with_its_params() -> None:
+    from jaxrl.envs import make
+
+    narrow = make(Walk(), {"width": np.float32(1.0)})
+    check_env(narrow, num_steps=8)
+    with pytest.raises(EnvError, match="wrong"):
+        check_env(replace(narrow, env=Wrong()), num_steps=8)
+
+
+class Wrong(Walk):
+    def observation_space(self, params: Any) -> Any:
+        if params.width == 1.0:
+            raise EnvError("wrong")
+        return super().observation_space(params)

@@ -1,0 +1,87 @@
+"""The values that the probes promise are the returns that they pay."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl.envs import TimeLimit, list_envs, make
+from jaxrl.envs.probes import Probe
+from jaxrl.testing import check_env
+
+PROBES = [name for name in list_envs() if name.startswith("jaxrl:probe-")]
+GAMMA = 0.9
+
+
+def probe_of(name: str) -> tuple[Probe, Any]:
+    made = make(name)
+    env = made.env.env if isinstance(made.env, TimeLimit) else made.env
+    assert isinstance(env, Probe)
+    return env, made.params
+
+
+def test_there_are_five_with_both_kinds_of_action() -> None:
+    continuous = [name for name in PROBES if "continuous" in name]
+    assert len(continuous) == 6
+    assert len(PROBES) == 13
+
+
+@pytest.mark.filterwarnings("ignore:.*does not depend on the key")
+@pytest.mark.parametrize("name", PROBES)
+def test_contract(name: str) -> None:
+    check_env(name, num_steps=12)
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_values_are_discounted_returns_of_the_right_actions(name: str) -> None:
+    env, params = probe_of(name)
+    table = env.value_table(GAMMA)
+    truncates = "truncation" in name
+
+    def discounted_return(key: Any) -> tuple[Any, Any]:
+        state, first_obs = env.reset(key, params)
+        total, discount = jnp.zeros(()), jnp.ones(())
+        for _ in range(200 if truncates else 2):
+            if table.actions is None:
+                action = jnp.zeros(env.action_space(params).shape or (), jnp.int32)
+            else:
+                row = jnp.argmin(jnp.abs(jnp.asarray(table.obs)[:, 0] - state.obs[0]))
+                action = jnp.asarray(table.actions)[row]
+            state, step = env.step(jax.random.key(0), state, action, params)
+            total = total + discount * step.reward
+            discount = discount * GAMMA * (1.0 - step.terminated)
+        return first_obs, total
+
+    keys = jax.random.split(jax.random.key(1), 16)
+    first_obs, returns = jax.jit(jax.vmap(discounted_return))(keys)
+    seen = np.unique(np.asarray(first_obs))
+    assert set(seen) <= set(table.obs[:, 0])
+    for obs, value in zip(np.asarray(first_obs)[:, 0], np.asarray(returns), strict=True):
+        np.testing.assert_allclose(value, table.values[table.obs[:, 0] == obs], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", [n for n in PROBES if "action" in n or "discrete" in n])
+def test_no_action_pays_more_than_the_right_one(name: str) -> None:
+    env, params = probe_of(name)
+    table = env.value_table(GAMMA)
+    assert table.actions is not None
+    space = env.action_space(params)
+    space.seed(0)
+    for obs, best in zip(table.obs[:, 0], table.actions, strict=True):
+        pays = [float(env.reward(obs, jnp.asarray(space.sample()))) for _ in range(30)]
+        assert max(pays) <= float(env.reward(obs, jnp.asarray(best))) == 1.0
+        assert min(pays) < 0.9
+
+
+def test_the_truncation_probe_is_cut_and_never_ends() -> None:
+    made = make("jaxrl:probe-truncation-v0")
+    assert made.max_episode_steps == 10
+    state, _ = made.env.reset(jax.random.key(0), made.params)
+    for count in range(1, 13):
+        state, step = made.env.step(jax.random.key(1), state, np.int32(0), made.params)
+        assert not step.terminated
+        assert bool(step.truncated) == (count >= 10)
+        assert step.reward == 1.0
+    assert make("jaxrl:probe-truncation-v0", max_episode_steps=4).max_episode_steps == 4

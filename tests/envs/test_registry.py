@@ -1,0 +1,242 @@
+"""From what a user calls an environment to a made one."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+
+from jaxrl.envs import EnvContext, JaxEnv, TimeLimit, list_envs, make, register_env, registry
+from jaxrl.envs.classic.cartpole import CartPole, CartPoleParams
+from jaxrl.envs.classic.pendulum import Pendulum
+from jaxrl.errors import EnvError, UnknownNameError
+
+
+@pytest.fixture(autouse=True)
+def _forget_registrations() -> Iterator[None]:
+    before = dict(registry._registered)
+    yield
+    registry._registered.clear()
+    registry._registered.update(before)
+
+
+class Sized(CartPole):
+    """An environment of a user's, with an argument that must be given."""
+
+    name = "Sized"
+    max_episode_steps = 11
+
+    def __init__(self, size: int, *, label: str = "a") -> None:
+        super().__init__()
+        self.size = size
+        self.label = label
+
+
+class Open(Sized):
+    """Its constructor takes whatever it is given."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(1)
+        self.options = options
+
+
+class DictParams(CartPole):
+    """Its parameters are a dictionary."""
+
+    @property
+    def default_params(self) -> Any:
+        return {"weights": np.zeros(3, np.float32), "count": np.asarray(2, np.int32)}
+
+
+def inner(made: registry.MadeEnv) -> Any:
+    assert isinstance(made.env, TimeLimit)
+    return made.env.env
+
+
+def make_cartpole(context: EnvContext) -> JaxEnv[Any, Any]:
+    """A creator that a class path can name."""
+    return CartPole(sutton_barto_reward=bool(context.get("sutton", False)))
+
+
+def test_a_bare_id_is_ours_and_says_so() -> None:
+    made = make("CartPole-v1")
+    assert isinstance(inner(made), CartPole)
+    assert made.id == "CartPole-v1"
+    assert made.max_episode_steps == 500
+    assert made.notes == (
+        "CartPole-v1: jaxrl's own JAX implementation (not gymnasium's, not gymnax's).",
+    )
+    assert make("jaxrl:CartPole-v1").notes == ()
+
+
+def test_ids_of_gymnax_need_no_prefix_where_they_are_its_own() -> None:
+    assert make("Breakout-MinAtar").env == make("gymnax:Breakout-MinAtar").env
+    assert make("Breakout-MinAtar").notes == ("Breakout-MinAtar: gymnax's implementation.",)
+    assert make("gymnax:CartPole-v1").env != make("CartPole-v1").env
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "jaxrl.envs.classic.pendulum:Pendulum",
+        "jaxrl.envs.classic.pendulum.Pendulum",
+        Pendulum,
+        Pendulum(),
+        lambda context: Pendulum(),
+    ],
+)
+def test_class_paths_classes_instances_and_creators(spec: Any) -> None:
+    made = make(spec)
+    assert isinstance(inner(made), Pendulum)
+    assert made.max_episode_steps == 200
+    assert made.id
+
+
+def test_equal_arguments_make_equal_environments() -> None:
+    assert make("CartPole-v1").env == make("jaxrl:CartPole-v1", {"gravity": 1.0}).env
+    assert make(Sized, {"size": 3}).env == make(Sized, {"size": 3}).env
+    assert make(Sized, {"size": 1}).env != make(Sized, {"size": True}).env
+    assert make(Sized, {"size": [3]}).env != make(Sized, {"size": [3]}).env
+    assert make("CartPole-v1").env != make("CartPole-v1", {"sutton_barto_reward": True}).env
+    assert make("gymnax:Catch-bsuite").env == make("gymnax:Catch-bsuite").env
+    assert make("gymnax:Catch-bsuite", {"rows": 7}).env != make("gymnax:Catch-bsuite").env
+
+
+def test_registered_names_go_before_built_in_ones() -> None:
+    contexts = []
+
+    def creator(context: EnvContext) -> JaxEnv[Any, Any]:
+        contexts.append(context)
+        return Pendulum()
+
+    register_env("CartPole-v1", creator)
+    made = make("CartPole-v1", EnvContext({"a": 1}, worker_index=2, vector_index=3))
+    assert isinstance(inner(made), Pendulum)
+    assert contexts == [{"a": 1}]
+    assert (contexts[0].worker_index, contexts[0].vector_index) == (2, 3)
+    assert (contexts[0].num_workers, contexts[0].remote) == (0, False)
+    assert list_envs()[0] == "CartPole-v1"
+    register_env("mine", Sized)
+    assert inner(make("mine", {"size": 4})).size == 4
+
+
+def test_a_creator_may_be_named_by_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "some_module", sys.modules[__name__])
+    assert inner(make("some_module:make_cartpole", {"sutton": True})).sutton_barto_reward
+
+
+def test_a_context_can_be_copied_with_changes() -> None:
+    context = EnvContext({"a": 1}, worker_index=1, num_workers=4, remote=True)
+    copy = context.copy_with_overrides(worker_index=2)
+    assert (dict(copy), copy.worker_index, copy.num_workers, copy.remote) == ({"a": 1}, 2, 4, True)
+    assert dict(context.copy_with_overrides({"b": 2})) == {"b": 2}
+
+
+def test_env_config_holds_parameters_and_constructor_arguments() -> None:
+    made = make("CartPole-v1", {"gravity": 5, "sutton_barto_reward": True})
+    assert inner(made).sutton_barto_reward
+    assert made.params.gravity == np.float32(5)
+    assert made.params.gravity.dtype == np.float32
+    assert made.params.force_mag == np.float32(10)
+    assert make(Pendulum(), {"g": 9.81}).params.g == np.float32(9.81)
+    assert inner(make(Open, {"anything": 1})).options == {"anything": 1}
+    changed = make(DictParams, {"weights": [1, 2, 3]}).params
+    np.testing.assert_array_equal(changed["weights"], np.array([1, 2, 3], np.float32))
+    assert changed["count"] == 2
+
+
+def test_another_time_limit() -> None:
+    made = make("CartPole-v1", max_episode_steps=7)
+    assert made.max_episode_steps == 7
+    assert make(made.env).max_episode_steps == 7
+    again = make(made.env, max_episode_steps=9)
+    assert again.env == TimeLimit(inner(made), 9)
+
+
+def test_ids_are_listed_and_can_be_made() -> None:
+    names = list_envs()
+    assert len(names) == len(set(names))
+    assert {"Pendulum-v1", "jaxrl:probe-value-v0", "gymnax:Pong-misc"} <= set(names)
+    for name in names:
+        assert make(name).id == name
+
+
+class Raises(CartPole):
+    """Its params have a field of two numbers."""
+
+    @property
+    def default_params(self) -> Any:
+        return {"pair": (np.zeros((), np.float32), np.zeros((), np.float32))}
+
+
+BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+    ("CartPole-v2", {}, UnknownNameError, "Did you mean 'CartPole-v1'"),
+    ("CartPole.v1", {}, UnknownNameError, "Did you mean 'CartPole-v1'"),
+    ("Breakout-MinAtr", {}, UnknownNameError, "Did you mean 'Breakout-MinAtar'"),
+    ("jaxrl:Pendulm-v1", {}, UnknownNameError, "Did you mean"),
+    ("gymnax:Breakout", {}, UnknownNameError, "Did you mean 'Breakout-MinAtar'"),
+    ("gymnax:MNISTBandit-bsuite", {}, EnvError, "downloads its data"),
+    ("FrozenLake-v1", {}, EnvError, "runs on the host"),
+    ("ALE/Pong-v5", {}, EnvError, "runs on the host"),
+    (gymnasium.Env, {}, EnvError, "runs on the host"),
+    (lambda context: gymnasium.make("CartPole-v1"), {}, EnvError, "runs on the host"),
+    (lambda context: 5, {}, EnvError, "must return a JaxEnv, got 5"),
+    ("no_such_module:Env", {}, EnvError, "No module named 'no_such_module'"),
+    ("jaxrl.envs.classic.pendulum:Pendulem", {}, EnvError, "Did you mean 'Pendulum'"),
+    ("collections:OrderedDict", {}, EnvError, "is not a JaxEnv class"),
+    (5, {}, EnvError, "must be an id, a class path"),
+    (Sized, {}, EnvError, "needs size"),
+    ("CartPole-v1", {"gravty": 1}, UnknownNameError, "Did you mean 'gravity'"),
+    ("CartPole-v1", {"sutton_reward": 1}, UnknownNameError, "'sutton_barto_reward'"),
+    ("CartPole-v1", {"gravity": "x"}, EnvError, "must be float32 of shape"),
+    ("CartPole-v1", {"gravity": [1, 2]}, EnvError, "must be float32 of shape"),
+    ("CartPole-v1", {"gravity": True}, EnvError, "must be float32 of shape"),
+    ("gymnax:Catch-bsuite", {"max_steps_in_episode": 2.5}, EnvError, "must be int32"),
+    ("gymnax:Catch-bsuite", {"colums": 3}, UnknownNameError, "Did you mean 'columns'"),
+    (Raises, {"pair": 3.0}, EnvError, "must have the structure"),
+]
+
+
+@pytest.mark.parametrize(("spec", "env_config", "error", "message"), BAD)
+def test_bad_input_is_one_sentence(
+    spec: Any, env_config: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        make(spec, env_config)
+
+
+@pytest.mark.parametrize(
+    ("name", "creator", "message"),
+    [
+        ("", make_cartpole, "non-empty string"),
+        ("gymnax:mine", make_cartpole, "reserved"),
+        ("mine", 5, "must be callable"),
+    ],
+)
+def test_bad_registrations(name: str, creator: Any, message: str) -> None:
+    with pytest.raises(EnvError, match=message):
+        register_env(name, creator)
+
+
+def test_params_are_a_pytree_of_strongly_typed_numbers() -> None:
+    leaves = jax.tree.leaves(CartPoleParams())
+    assert len(leaves) == len(dataclasses.fields(CartPoleParams))
+    for leaf in leaves:
+        assert leaf.dtype == np.float32
+        assert leaf.shape == ()
+
+
+def test_making_our_environment_starts_no_backend_and_imports_no_gymnax() -> None:
+    code = (
+        "import sys; from jax._src import xla_bridge; from jaxrl.envs import make, list_envs;"
+        "m = make('CartPole-v1'); m.env.observation_space(m.params); list_envs();"
+        "assert not xla_bridge.backends_are_initialized();"
+        "assert 'gymnax' not in sys.modules and 'matplotlib' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
