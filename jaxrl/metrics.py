@@ -8,18 +8,42 @@ from typing import Any
 
 from jaxrl.errors import UnknownNameError, did_you_mean
 
+ENV_RUNNERS = "env_runners"
+LEARNERS = "learners"
+EVALUATION = "evaluation"
+TIMERS = "timers"
+FAULT_TOLERANCE = "fault_tolerance"
+COMPILE = "compile"
+
+EPISODE_RETURN_MEAN = "episode_return_mean"
+EPISODE_RETURN_MIN = "episode_return_min"
+EPISODE_RETURN_MAX = "episode_return_max"
+EPISODE_LEN_MEAN = "episode_len_mean"
+NUM_EPISODES = "num_episodes"
+NUM_ENV_STEPS_SAMPLED_LIFETIME = "num_env_steps_sampled_lifetime"
+
+TRAINING_ITERATION = "training_iteration"
+TIME_TOTAL_S = "time_total_s"
+TIMESTAMP = "timestamp"
+PID = "pid"
+
 DEFAULT_MODULE = "default_policy"
 """RLlib's id of the only module, below `learners/`."""
 
 _EPISODES = (
-    *(f"episode_{what}_{how}" for what in ("return", "len") for how in ("mean", "min", "max")),
-    "num_episodes",
+    EPISODE_RETURN_MEAN,
+    EPISODE_RETURN_MIN,
+    EPISODE_RETURN_MAX,
+    EPISODE_LEN_MEAN,
+    "episode_len_min",
+    "episode_len_max",
+    NUM_EPISODES,
     "num_env_steps_sampled",
 )
 _TRAINING = (
     *_EPISODES,
     "num_episodes_lifetime",
-    "num_env_steps_sampled_lifetime",
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
     "num_env_steps_sampled_per_second",
 )
 _FAULTS = (
@@ -29,24 +53,24 @@ _FAULTS = (
     "num_nonfinite_env_steps",
 )
 KNOWN_KEYS: tuple[str, ...] = (
-    "training_iteration",
+    TRAINING_ITERATION,
     "time_this_iter_s",
-    "time_total_s",
-    "num_env_steps_sampled_lifetime",
+    TIME_TOTAL_S,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
     "num_env_steps_trained_lifetime",
-    *(f"env_runners/{name}" for name in _TRAINING),
-    *(f"evaluation/env_runners/{name}" for name in _EPISODES),
-    *(f"fault_tolerance/{name}" for name in _FAULTS),
+    *(f"{ENV_RUNNERS}/{name}" for name in _TRAINING),
+    *(f"{EVALUATION}/{ENV_RUNNERS}/{name}" for name in _EPISODES),
+    *(f"{FAULT_TOLERANCE}/{name}" for name in _FAULTS),
 )
 """Numbers that a stop criterion or a checkpoint score may name."""
 
-OPEN_PREFIXES = ("learners/", "timers/", "custom_metrics/", "evaluation/custom_metrics/")
+OPEN_PREFIXES = (f"{LEARNERS}/", f"{TIMERS}/", "custom_metrics/", f"{EVALUATION}/custom_metrics/")
 """Below these, names depend on the algorithm or the user."""
 
-_RETURN = "env_runners/episode_return_mean"
+_RETURN = f"{ENV_RUNNERS}/{EPISODE_RETURN_MEAN}"
 OLD_KEYS = {
-    "timesteps_total": "num_env_steps_sampled_lifetime",
-    "num_env_steps_sampled": "num_env_steps_sampled_lifetime",
+    "timesteps_total": NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    "num_env_steps_sampled": NUM_ENV_STEPS_SAMPLED_LIFETIME,
     "episodes_total": "env_runners/num_episodes_lifetime",
     "episode_reward_mean": _RETURN,
     "episode_reward_min": "env_runners/episode_return_min",
