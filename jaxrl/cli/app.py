@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jaxrl.cli.errors import ErrorGroup, set_verbosity
+from jaxrl.cli.errors import ErrorGroup, log_level, set_verbosity
 
 app = typer.Typer(
     cls=ErrorGroup,
@@ -59,6 +59,7 @@ def root(verbose: Verbosity = 0) -> None:
     "jaxrl train file classic/cartpole-ppo --stop '{\"training_iteration\": 5}'"
 )
 def train(
+    ctx: typer.Context,
     source: Annotated[
         list[str] | None,
         typer.Argument(
@@ -106,7 +107,7 @@ def train(
     experiment = experiments.assemble(
         source or [], algo=algo, env=env, stop=stop, config=config, overrides=overrides
     )
-    raise typer.Exit(runs.train(experiment))
+    raise typer.Exit(runs.train(experiment, log_level(ctx)))
 
 
 @app.command(
@@ -115,6 +116,7 @@ def train(
     "jaxrl evaluate ~/jaxrl_results/my_run/checkpoints/checkpoint_000010"
 )
 def evaluate(
+    ctx: typer.Context,
     checkpoint: Annotated[
         str,
         typer.Argument(
@@ -132,7 +134,7 @@ def evaluate(
     """Play with a trained policy and print its returns. Leaves the run folder as it is."""
     from jaxrl.cli import runs
 
-    runs.evaluate(checkpoint, episodes)
+    runs.evaluate(checkpoint, episodes, log_level(ctx))
 
 
 @app.command(
@@ -141,6 +143,7 @@ def evaluate(
     "jaxrl resume my_run --stop '{\"num_env_steps_sampled_lifetime\": 1000000}'"
 )
 def resume(
+    ctx: typer.Context,
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="A run folder, or its name in ~/jaxrl_results.")
     ],
@@ -153,7 +156,7 @@ def resume(
     """
     from jaxrl.cli import runs
 
-    raise typer.Exit(runs.resume(run, stop))
+    raise typer.Exit(runs.resume(run, stop, log_level(ctx)))
 
 
 @app.command(

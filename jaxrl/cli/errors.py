@@ -35,12 +35,18 @@ def verbosity(ctx: typer.Context) -> int:
     return ctx.find_root().meta.get(_VERBOSITY, 0)
 
 
+def log_level(ctx: typer.Context) -> int | None:
+    """What -v asks for, or None if it was not given."""
+    count = verbosity(ctx)
+    return _LEVELS[min(count, len(_LEVELS) - 1)] if count else None
+
+
 def set_verbosity(ctx: typer.Context, count: int) -> int:
     """The callback of every -v option."""
     level = max(count, verbosity(ctx))
     ctx.find_root().meta[_VERBOSITY] = level
     if not ctx.resilient_parsing:
-        _log_to_stderr(_LEVELS[min(level, len(_LEVELS) - 1)])
+        _log_to_stderr(log_level(ctx) or _LEVELS[0])
     return level
 
 
@@ -57,7 +63,7 @@ class _StderrHandler(logging.StreamHandler[Any]):
 
 
 def _log_to_stderr(level: int) -> None:
-    """Sends jaxrl's log to standard error, and everybody's from -vv on."""
+    """Sends jaxrl's log to standard error."""
     ours = logging.getLogger("jaxrl")
     if not any(isinstance(handler, _StderrHandler) for handler in ours.handlers):
         handler = _StderrHandler()

@@ -1,23 +1,24 @@
 """What `jaxrl train`, `resume` and `evaluate` do: display, signals, and the words at the end."""
 
 import functools
+import logging
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import jax
 import typer
 from rich.console import Console
 
 from jaxrl import metrics
-from jaxrl.checkpoint import find_checkpoint
+from jaxrl.checkpoint import complete_checkpoints, find_checkpoint, read_metadata
 from jaxrl.cli.experiments import json_object
 from jaxrl.cli.interrupts import Interrupts
-from jaxrl.config.stop import parse_stop
-from jaxrl.errors import RunFolderError, did_you_mean
+from jaxrl.config.stop import parse_stop, stop_reached
+from jaxrl.errors import ConfigError, RunFolderError, did_you_mean
 from jaxrl.logging import results, text
 from jaxrl.logging.display import Display, open_display
+from jaxrl.logging.json_sink import read_results
 from jaxrl.logging.plots import draw_learning_curve
 from jaxrl.logging.run_folder import RunFolder, is_run_folder, results_root
 
@@ -26,28 +27,29 @@ if TYPE_CHECKING:
     from jaxrl.config.load import Experiment
 
 
-def train(experiment: "Experiment") -> int:
+def train(experiment: "Experiment", log_level: int | None = None) -> int:
     """Trains from the beginning; returns the exit code."""
     config, stop = experiment.config, experiment.stop
     # The display takes the place of the sink that prints.
     loggers = config.debugging_settings.loggers
     config.debugging(loggers=[sink for sink in loggers if sink != "console"])
     title = f"{config.algo_name} on {config.environment_settings.env}"
-    return _run(title, stop, config.build)
+    return _run(title, stop, config.build, log_level)
 
 
-def resume(run: str, stop: str | None) -> int:
+def resume(run: str, stop: str | None, log_level: int | None = None) -> int:
     """Goes on with a run in its own folder; returns the exit code."""
     from jaxrl.algorithm import Algorithm
 
     folder = RunFolder.open(_find(run))
     criterion = folder.stop_criterion if stop is None else parse_stop(json_object("--stop", stop))
     checkpoint = find_checkpoint(folder.path)
+    _refuse_if_reached(folder, checkpoint, criterion)
     build = functools.partial(Algorithm.from_checkpoint, str(checkpoint), run_folder=folder)
-    return _run(f"{folder.name}, from {checkpoint.name}", criterion, build)
+    return _run(f"{folder.name}, from {checkpoint.name}", criterion, build, log_level)
 
 
-def evaluate(checkpoint: str, episodes: int | None) -> None:
+def evaluate(checkpoint: str, episodes: int | None, log_level: int | None = None) -> None:
     """Prints the returns of a saved policy."""
     from jaxrl.algorithm import Algorithm
 
@@ -55,12 +57,15 @@ def evaluate(checkpoint: str, episodes: int | None) -> None:
     path = find_checkpoint(_find(checkpoint))
     waiting = console.status(f"loading {path.name} and compiling its evaluation")
     with waiting, Algorithm.from_checkpoint(str(path)) as algo:
+        _set_level(log_level)
         found = algo.evaluate(num_episodes=episodes)
     for line in [*_evaluation_lines(found), f"checkpoint        {path}"]:
         typer.echo(line)
 
 
-def _run(title: str, stop: Mapping[str, float], build: Callable[[], "Algorithm"]) -> int:
+def _run(
+    title: str, stop: Mapping[str, float], build: Callable[[], "Algorithm"], log_level: int | None
+) -> int:
     console = Console()
     device = _Device()
     display = open_display(title, stop, console=console, device=device)
@@ -76,6 +81,7 @@ def _run(title: str, stop: Mapping[str, float], build: Callable[[], "Algorithm"]
         display.phase("building")
         with build() as algo:
             device.devices = algo.devices
+            _set_level(log_level)
             lines = _train_to_the_end(algo, stop, display, interrupts)
     for line in lines:
         typer.echo(line)
@@ -91,8 +97,7 @@ def _train_to_the_end(
     folder.save_stop_criterion(stop)
     display.message(f"run folder  {folder.path}")
     algo.fit(stop, on_iteration=display.iteration, should_stop=lambda: interrupts.requested)
-    display.phase("saving")
-    checkpoint = algo.save()
+    checkpoint = _final_checkpoint(algo)
     curve = draw_learning_curve(folder)
     lines = [f"run folder        {folder.path}"]
     if curve is not None:
@@ -105,15 +110,39 @@ def _train_to_the_end(
     return [*evaluated, *lines, f"evaluate it with  {_command('evaluate', checkpoint)}"]
 
 
+def _final_checkpoint(algo: "Algorithm") -> Path:
+    """The checkpoint of the last iteration, saved now if `fit` did not."""
+    folder = algo.run_folder.checkpoints
+    saved = complete_checkpoints(folder)
+    if not saved or read_metadata(saved[-1])["iteration"] != algo.iteration:
+        algo.save()
+        saved = complete_checkpoints(folder)
+    return saved[-1]
+
+
+def _refuse_if_reached(folder: RunFolder, checkpoint: Path, stop: Mapping[str, float]) -> None:
+    iteration = read_metadata(checkpoint)["iteration"]
+    logged = read_results(folder.result_file) if folder.result_file.is_file() else []
+    for row in logged:
+        if metrics.lookup(row, results.ITERATION) != iteration:
+            continue
+        sentence = stop_reached(row, dict(stop))
+        if sentence:
+            raise ConfigError(
+                f"{folder.name} is done: {sentence}; give a later criterion, as in "
+                f"--stop '{{\"{results.ITERATION}\": {iteration + 100}}}'."
+            )
+
+
 def _command(verb: str, path: str | Path) -> str:
     return f"jaxrl {verb} {shlex.quote(str(path))}"
 
 
 def _evaluation_lines(result: results.Result) -> list[str]:
-    stats = metrics.lookup(result, metrics.ENV_RUNNERS)
+    stats = metrics.lookup(result, "env_runners")
     stats = stats if isinstance(stats, Mapping) else {}
-    episodes = results.number(stats, metrics.NUM_EPISODES) or 0
-    mean = results.number(stats, metrics.EPISODE_RETURN_MEAN)
+    episodes = results.number(stats, "num_episodes") or 0
+    mean = results.number(stats, "episode_return_mean")
     if mean is None:
         return ["evaluated return  no episode ended within the evaluation"]
     parts = [f"{text.number(mean)} on average"]
@@ -121,7 +150,7 @@ def _evaluation_lines(result: results.Result) -> list[str]:
         value = results.number(stats, f"episode_return_{name}")
         if value is not None:
             parts.append(f"{name} {text.number(value)}")
-    length = results.number(stats, metrics.EPISODE_LEN_MEAN)
+    length = results.number(stats, "episode_len_mean")
     steps = "" if length is None else f" of {text.number(length)} steps on average"
     return [
         f"evaluated return  {'  '.join(parts)}",
@@ -143,11 +172,17 @@ def _find(given: str) -> Path:
     return root / given
 
 
+def _set_level(log_level: int | None) -> None:
+    """-v wins over debugging(log_level=...), which was set when the Algorithm was built."""
+    if log_level is not None:
+        logging.getLogger("jaxrl").setLevel(log_level)
+
+
 class _Device:
     """Says what the run computes on, once that is decided: asking earlier would decide it."""
 
     def __init__(self) -> None:
-        self.devices: list[jax.Device] = []
+        self.devices: list[Any] = []
 
     def __call__(self) -> str:
         if not self.devices:

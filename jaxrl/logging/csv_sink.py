@@ -5,7 +5,6 @@ import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jaxrl import metrics
 from jaxrl.logging import files, results
 
 
@@ -55,11 +54,7 @@ class CsvSink:
             self._rewrite([], iter(()))
             return
         header, *body = rows
-        column = (
-            header.index(metrics.TRAINING_ITERATION)
-            if metrics.TRAINING_ITERATION in header
-            else None
-        )
+        column = header.index(results.ITERATION) if results.ITERATION in header else None
         kept = [row for row in body if len(row) == len(header) and _until(row, column, iteration)]
         if len(kept) < len(body) or not text.endswith("\n"):
             self._rewrite(header, iter(kept))

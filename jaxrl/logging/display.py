@@ -192,6 +192,8 @@ class LiveDisplay:
             title=Text(self._title, style="bold"),
             title_align="left",
             border_style="dim",
+            # The terminal writes ^C behind the last character: on a full line it would break it.
+            width=max(self._console.width - 3, 20),
         )
 
     def _headline(self) -> RenderableType:
@@ -232,7 +234,8 @@ class LiveDisplay:
         ]
         evaluated = text.returns(status.evaluation)
         if evaluated:
-            rows.append(("evaluated", Text(evaluated, style="magenta")))
+            words = f"{evaluated}   at iteration {text.number(status.evaluated_at)}"
+            rows.append(("evaluated", Text(words, style="magenta")))
         stats = [f"{name} {text.number(value)}" for name, value in text.learner_stats(result)]
         if stats:
             rows.append(("learner", Text("   ".join(stats))))
@@ -249,7 +252,7 @@ class LiveDisplay:
 
     def _steps(self) -> Text:
         status = self.status
-        iteration = text.number(results.number(status.result, metrics.TRAINING_ITERATION) or 0)
+        iteration = text.number(results.number(status.result, results.ITERATION) or 0)
         words = Text(f"{text.number(results.env_steps(status.result))}   iteration {iteration}")
         if status.steps_per_s:
             words.append(f"   {text.rate(status.steps_per_s)} steps/s", style="bold")

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jaxrl import metrics
 from jaxrl.logging import files, results
 
 
@@ -51,7 +50,7 @@ def _keep_until(path: Path, iteration: int) -> None:
 
 def _belongs(line: str, iteration: int) -> bool:
     row = _parse(line)
-    return row is not None and (results.number(row, metrics.TRAINING_ITERATION) or 0) <= iteration
+    return row is not None and (results.number(row, results.ITERATION) or 0) <= iteration
 
 
 def _parse(line: str) -> dict[str, Any] | None:

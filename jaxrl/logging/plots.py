@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrl import metrics
 from jaxrl.logging import files, results
 from jaxrl.logging.json_sink import read_results
 from jaxrl.logging.run_folder import RunFolder
@@ -40,7 +39,7 @@ def read_learning_curve(folder: RunFolder) -> LearningCurve:
             )
             steps.append(step)
             band.append((mean, mean if low is None else low, mean if high is None else high))
-        score = results.number(results.new_evaluation(row), metrics.EPISODE_RETURN_MEAN)
+        score = results.number(results.new_evaluation(row), "episode_return_mean")
         if score is not None:
             evaluated.append((step, score))
     mean, low, high = (list(column) for column in zip(*band, strict=True)) if band else ([], [], [])

@@ -14,12 +14,15 @@ from jaxrl import metrics
 Result = Mapping[str, Any]
 Scalar = int | float | bool | str
 
-RETURN_MEAN = f"{metrics.ENV_RUNNERS}/{metrics.EPISODE_RETURN_MEAN}"
-RETURN_MIN = f"{metrics.ENV_RUNNERS}/{metrics.EPISODE_RETURN_MIN}"
-RETURN_MAX = f"{metrics.ENV_RUNNERS}/{metrics.EPISODE_RETURN_MAX}"
-LEN_MEAN = f"{metrics.ENV_RUNNERS}/{metrics.EPISODE_LEN_MEAN}"
-EVALUATION_SECONDS = f"{metrics.TIMERS}/evaluation_s"
-EVALUATED = f"{metrics.EVALUATION}/{metrics.ENV_RUNNERS}"
+ITERATION = "training_iteration"
+ENV_STEPS = "num_env_steps_sampled_lifetime"
+TIME_TOTAL = "time_total_s"
+RETURN_MEAN = "env_runners/episode_return_mean"
+RETURN_MIN = "env_runners/episode_return_min"
+RETURN_MAX = "env_runners/episode_return_max"
+LEN_MEAN = "env_runners/episode_len_mean"
+EVALUATED = "evaluation/env_runners"
+EVALUATION_SECONDS = "timers/evaluation_s"
 
 
 def number(result: Result, path: str) -> float | None:
@@ -32,7 +35,7 @@ def number(result: Result, path: str) -> float | None:
 
 def env_steps(result: Result) -> int:
     """Environment steps sampled since the run began."""
-    return int(number(result, metrics.NUM_ENV_STEPS_SAMPLED_LIFETIME) or 0)
+    return int(number(result, ENV_STEPS) or 0)
 
 
 def new_evaluation(result: Result) -> Mapping[str, Any]:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxrl import metrics
 from jaxrl.logging import results
 
 PHASES: tuple[str, ...] = ("building", "compiling", "training", "evaluating", "saving")
@@ -45,6 +44,7 @@ class RunStatus:
         self.stop = dict(stop or {})
         self.result: results.Result = {}
         self.evaluation: Mapping[str, Any] = {}
+        self.evaluated_at = 0
         self.returns: list[float] = []
         self.steps_per_s: float | None = None
         self.phase = PHASES[0]
@@ -81,7 +81,10 @@ class RunStatus:
         self.result = result
         if self._first is None:
             self._first = (self._clock(), result)
-        self.evaluation = results.new_evaluation(result) or self.evaluation
+        evaluation = results.new_evaluation(result)
+        if evaluation:
+            self.evaluation = evaluation
+            self.evaluated_at = int(results.number(result, results.ITERATION) or 0)
         value = results.number(result, results.RETURN_MEAN)
         if value is not None:
             self._remember(value)
@@ -141,4 +144,4 @@ class RunStatus:
 
 def _is_count(name: str) -> bool:
     last = name.rsplit("/", maxsplit=1)[-1]
-    return last in (metrics.TRAINING_ITERATION, metrics.TIME_TOTAL_S) or last.startswith("num_")
+    return last in (results.ITERATION, results.TIME_TOTAL) or last.startswith("num_")

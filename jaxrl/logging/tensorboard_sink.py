@@ -1,20 +1,18 @@
-"""TensorBoard events: scalars against environment steps, without TensorFlow."""
+"""TensorBoard events: scalars against environment steps."""
 
-import importlib
 import math
 import socket
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from jaxrl.logging import files, results
+from jaxrl.logging.event_file import EventFile
 
 _NOT_PLOTTED = frozenset({"timestamp", "pid"})
 
 
 class TensorBoardSink:
-    """Writes one event per result, flushed at once: a killed run loses nothing.
+    """Writes one event per result, on disk at once: a killed run loses nothing.
 
     Every start writes a file of its own. A resumed run's file begins with a mark that tells
     TensorBoard to forget what was logged past the step it goes on from.
@@ -28,46 +26,35 @@ class TensorBoardSink:
     def __init__(
         self, directory: Path, *, start_iteration: int = 0, start_env_steps: int = 0
     ) -> None:
-        from tensorboardX import RecordWriter  # slow to import
-
-        # Classes that protobuf makes at import, which type checkers cannot see.
-        event_pb2: Any = importlib.import_module("tensorboardX.proto.event_pb2")
-        summary_pb2: Any = importlib.import_module("tensorboardX.proto.summary_pb2")
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._path = _unused(directory)
         with files.one_sentence("write", self._path):
-            self._writer = RecordWriter(str(self._path))
-            self._add(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+            self._file = EventFile(self._path)
             if start_iteration > 0:
-                log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-                step = start_env_steps + 1
-                self._add(self._event(wall_time=time.time(), step=step, session_log=log))
+                self._file.start_at(start_env_steps + 1)
 
     def write(self, result: results.Result) -> None:
-        summary = self._summary(
-            value=[
-                self._summary.Value(tag=name, simple_value=value)
-                for name, value in finite_numbers(result).items()
-            ]
-        )
-        step = results.env_steps(result)
         with files.one_sentence("write", self._path):
-            self._add(self._event(wall_time=time.time(), step=step, summary=summary))
+            self._file.scalars(results.env_steps(result), curves(result))
 
     def close(self) -> None:
-        self._writer.close()
-
-    def _add(self, event: Any) -> None:
-        self._writer.write(event.SerializeToString())
-        self._writer.flush()
+        self._file.close()
 
 
-def finite_numbers(result: results.Result) -> Mapping[str, float]:
-    """The numbers of a result that can be drawn, under flat names."""
+def curves(result: results.Result) -> dict[str, float]:
+    """The finite numbers of a result that are points of a curve, under flat names.
+
+    Left out are the evaluation if it only repeats an earlier one, and what never changes.
+    """
+    skipped = ("compile/",)
+    if not results.new_evaluation(result):
+        skipped += ("evaluation/",)
     return {
         name: float(value)
         for name, value in results.flat_scalars(result).items()
-        if isinstance(value, int | float) and math.isfinite(value) and name not in _NOT_PLOTTED
+        if isinstance(value, int | float)
+        and math.isfinite(value)
+        and name not in _NOT_PLOTTED
+        and not name.startswith(skipped)
     }
 
 

@@ -102,7 +102,7 @@ def returns(stats: Mapping[str, object]) -> str | None:
 
 def line(result: results.Result, steps_per_s: float | None = None) -> str:
     """One iteration as one line for logs."""
-    parts = [f"iteration {number(results.number(result, metrics.TRAINING_ITERATION) or 0)}"]
+    parts = [f"iteration {number(results.number(result, results.ITERATION) or 0)}"]
     parts.append(f"steps {number(results.env_steps(result))}")
     stats = metrics.lookup(result, "env_runners")
     shown = returns(stats) if isinstance(stats, Mapping) else None
@@ -113,7 +113,7 @@ def line(result: results.Result, steps_per_s: float | None = None) -> str:
     parts += [f"{name} {number(value)}" for name, value in learner_stats(result)]
     if steps_per_s:
         parts.append(f"{rate(steps_per_s)} steps/s")
-    seconds = results.number(result, metrics.TIME_TOTAL_S)
+    seconds = results.number(result, results.TIME_TOTAL)
     if seconds is not None:
         parts.append(duration(seconds))
     parts += [f"{name.upper()} {number(value)}" for name, value in troubles(result)]

@@ -6,11 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl import metrics
 from jaxrl.errors import ConfigError
 from jaxrl.logging import results
 from jaxrl.logging.run_folder import RunFolder
-from jaxrl.logging.tensorboard_sink import finite_numbers
+from jaxrl.logging.tensorboard_sink import curves
 
 _log = logging.getLogger(__name__)
 
@@ -49,14 +48,14 @@ class WandbSink:
                 folder.path,
             )
             self._run = wandb.init(**{**settings, "mode": "offline"})
-        self._run.define_metric(metrics.NUM_ENV_STEPS_SAMPLED_LIFETIME)
-        self._run.define_metric("*", step_metric=metrics.NUM_ENV_STEPS_SAMPLED_LIFETIME)
+        self._run.define_metric(results.ENV_STEPS)
+        self._run.define_metric("*", step_metric=results.ENV_STEPS)
 
     def write(self, result: results.Result) -> None:
         self._run.log(
             {
-                **finite_numbers(result),
-                metrics.NUM_ENV_STEPS_SAMPLED_LIFETIME: results.env_steps(result),
+                **curves(result),
+                results.ENV_STEPS: results.env_steps(result),
             }
         )
 

@@ -243,7 +243,7 @@ class TestLive:
             "102.5 (9 to 500)",
             "▁▃▅▆█",
             "length 33.25",
-            "44",
+            "44   at iteration 5",
             "policy loss -0.0123",
             "kl 0.0021",
             "4 nonfinite env steps",

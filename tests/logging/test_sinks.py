@@ -164,6 +164,17 @@ class TestTensorBoard:
         assert "timestamp" not in read
         assert "text" not in read
 
+    def test_curves_have_no_point_that_was_not_measured(self, tmp_path: Path) -> None:
+        sink = TensorBoardSink(tmp_path)
+        evaluation = {"env_runners": {"episode_return_mean": 7.0}}
+        compiled = {"train": {"flops": 5.0}}
+        sink.write(result(1, evaluation=evaluation, timers={"evaluation_s": 1.0}))
+        sink.write(result(2, evaluation=evaluation, timers={}, compile=compiled))
+        sink.close()
+        read = self.scalars(tmp_path)
+        assert read["evaluation/env_runners/episode_return_mean"] == [(100, 7.0)]
+        assert "compile/train/flops" not in read
+
     def test_resume_hides_what_lay_past_the_restored_iteration(self, tmp_path: Path) -> None:
         sink = TensorBoardSink(tmp_path)
         for i in range(1, 6):

@@ -1,0 +1,72 @@
+"""Signals against a process whose main thread is deep in C, as it is while XLA compiles."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from jaxrl.cli.interrupts import Interrupts
+
+BUSY_IN_C = """
+import hashlib, sys, time
+from jaxrl.cli.interrupts import Interrupts
+
+def say(words):
+    print(words, flush=True)
+
+with Interrupts(on_first=say, before_abort=lambda: say("aborting")) as interrupts:
+    say("ready")
+    hashlib.pbkdf2_hmac("sha256", b"x", b"y", int(sys.argv[1]))
+    while not interrupts.requested:
+        time.sleep(0.01)
+    say("in order")
+sys.exit(interrupts.exit_code)
+"""
+
+
+def start(iterations: int) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", BUSY_IN_C, str(iterations)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"]
+)
+def test_the_first_signal_lets_the_run_end_in_order(number: signal.Signals, code: int) -> None:
+    process = start(iterations=1)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=30)
+    assert out.splitlines() == [number.name, "in order"]
+    assert process.returncode == code
+
+
+def test_the_second_signal_ends_a_process_that_is_busy_in_c() -> None:
+    process = start(iterations=2_000_000_000)  # a quarter of an hour
+    assert process.stdout is not None
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "SIGINT\n"  # answered while the main thread is busy
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert out == "aborting\n"
+    assert process.returncode == 130
+    assert time.monotonic() - started < 10
+
+
+def test_everything_is_put_back() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    threads = threading.active_count()
+    with Interrupts(on_first=lambda name: None, before_abort=lambda: None) as interrupts:
+        assert signal.getsignal(signal.SIGINT) != before[0]
+        assert interrupts.exit_code == 0
+        assert not interrupts.requested
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert threading.active_count() == threads
+    assert signal.set_wakeup_fd(-1) == -1
