@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import jaxrl
 
-LAZY = ["gymnax", "matplotlib", "ray", "rlax", "tensorboardX", "typer", "wandb", "jaxrl.cli"]
+LAZY = ["gymnax", "matplotlib", "ray", "rlax", "typer", "wandb", "jaxrl.cli"]
 
 
 def run_python(code: str) -> str:
