@@ -100,7 +100,7 @@ class CartPole(JaxEnv[CartPoleState, CartPoleParams]):
         pole_length = scale * 2 * float(params.half_length)
         bottom, top = axle - 5.0 * along, axle + (pole_length - 5.0) * along
         canvas.fill_polygon(
-            np.array([[0.0, 99.5], [600, 99.5], [600, 100.5], [0, 100.5]]), (0, 0, 0)
+            np.array([[0.0, 100.0], [600, 100.0], [600, 101.0], [0, 101.0]]), (0, 0, 0)
         )
         canvas.fill_polygon(
             cart[None] + np.array([[-25, -15], [-25, 15], [25, 15], [25, -15]]), (0, 0, 0)

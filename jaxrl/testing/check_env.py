@@ -13,7 +13,7 @@ from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, PyTree, TimeStep
 from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.registry import EnvSpec, MadeEnv, make
-from jaxrl.envs.wrappers import TimeLimitState
+from jaxrl.envs.wrappers import TimeLimit, TimeLimitState
 from jaxrl.errors import EnvError
 from jaxrl.testing.space_checks import check_space, check_struct, check_values
 
@@ -102,11 +102,12 @@ def _unroll(env: JaxEnv[Any, Any]) -> Callable[[Key, PyTree, PyTree], _Trajector
         first_state, first_obs = env.reset(key_reset, params)
 
         def step(state: PyTree, inputs: dict[str, Any]) -> tuple[PyTree, dict[str, Any]]:
-            state, step = env.step(inputs["key"], state, inputs["action"], params)
+            key = jax.random.fold_in(key_steps, inputs["index"])
+            state, step = env.step(key, state, inputs["action"], params)
             return state, {"state": state, "step": step}
 
-        keys = jax.random.split(key_steps, len(jax.tree.leaves(actions)[0]))
-        _, rows = jax.lax.scan(step, first_state, {"key": keys, "action": actions})
+        indices = jnp.arange(len(jax.tree.leaves(actions)[0]))
+        _, rows = jax.lax.scan(step, first_state, {"index": indices, "action": actions})
         return _Trajectory(
             first_state=first_state, first_obs=first_obs, states=rows["state"], steps=rows["step"]
         )
@@ -145,7 +146,8 @@ def _check_signatures(
     made: MadeEnv, observation_space: gymnasium.Space[Any], action: PyTree
 ) -> None:
     """Types of everything, from abstract evaluation: nothing is compiled."""
-    name, env = made.id, made.env
+    name = made.id
+    env = made.env.env if isinstance(made.env, TimeLimit) else made.env
     key = jax.eval_shape(lambda: jax.random.key(0))
     first = _trace(f"{name}: reset", env.reset, key, made.params)
     if not (isinstance(first, tuple) and len(first) == 2):

@@ -239,7 +239,7 @@ class Unhashable(Walk):
 
 class PythonBranch(Altered):
     def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
-        return (state, step) if step.terminated else (state, step)
+        return (state, step) if step.terminated else (state, replace(step, info={}))
 
 
 class BakedParams(Altered):
@@ -251,7 +251,7 @@ class HostRandomness(Walk):
     counter = itertools.count()
 
     def reset(self, key: Any, params: Any) -> Any:
-        state, obs = super().reset(key, params)
+        state, _ = super().reset(key, params)
         shape = jax.ShapeDtypeStruct((), np.float32)
         drawn = jax.pure_callback(
             lambda _: np.float32(0.001 * next(self.counter)),
@@ -267,7 +267,7 @@ class BatchAware(Walk):
     """Depends on whether it is vmapped, through a callback that sees the whole batch."""
 
     def reset(self, key: Any, params: Any) -> Any:
-        state, obs = super().reset(key, params)
+        state, _ = super().reset(key, params)
         shape = jax.ShapeDtypeStruct((), np.float32)
         mean = jax.pure_callback(
             lambda x: np.broadcast_to(np.float32(x.size), x.shape),
@@ -332,12 +332,7 @@ BROKEN = [
 @pytest.mark.parametrize(("broken", "message"), BROKEN, ids=[b.__name__ for b, _ in BROKEN])
 def test_a_broken_environment_is_refused(broken: type[Walk], message: str) -> None:
     with pytest.raises(EnvError, match=re.escape(message)):
-        check_env(make_unlimited(broken), num_steps=12)
-
-
-def make_unlimited(cls: type[Walk]) -> Any:
-    """A fresh subclass instance."""
-    return cls()
+        check_env(broken(), num_steps=12)
 
 
 def test_ends_that_are_first_states_can_be_allowed() -> None:

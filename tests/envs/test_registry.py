@@ -38,14 +38,6 @@ class Sized(CartPole):
         self.label = label
 
 
-class Open(Sized):
-    """Its constructor takes whatever it is given."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(1)
-        self.options = options
-
-
 class DictParams(CartPole):
     """Its parameters are a dictionary."""
 
@@ -145,7 +137,6 @@ def test_env_config_holds_parameters_and_constructor_arguments() -> None:
     assert made.params.gravity.dtype == np.float32
     assert made.params.force_mag == np.float32(10)
     assert make(Pendulum(), {"g": 9.81}).params.g == np.float32(9.81)
-    assert inner(make(Open, {"anything": 1})).options == {"anything": 1}
     changed = make(DictParams, {"weights": [1, 2, 3]}).params
     np.testing.assert_array_equal(changed["weights"], np.array([1, 2, 3], np.float32))
     assert changed["count"] == 2
