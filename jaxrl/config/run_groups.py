@@ -28,8 +28,9 @@ class Evaluation:
     )
     evaluation_config: dict[str, Any] | None = field(
         default=None,
-        doc="Settings that differ in evaluation, e.g. {'explore': False}. Mind that some tasks "
-        "are solved only by a policy that draws its actions.",
+        doc="What differs in evaluation, e.g. {'explore': False}: env, env_config, "
+        "max_episode_steps, explore and evaluation's own settings. Mind that some tasks are solved "
+        "only by a policy that draws its actions.",
     )
     custom_evaluation_function: Callable[..., Any] | None = field(
         default=None,
@@ -40,7 +41,8 @@ class Evaluation:
     evaluation_num_envs: int | Auto = field(
         default="auto",
         check=at_least_one,
-        doc="Environments evaluated side by side; 'auto' is one per episode, at most 64.",
+        doc="Environments evaluated side by side, each for an equal share of the duration; 'auto' "
+        "is the largest divisor of the duration up to a limit.",
     )
     always_attach_evaluation_results: bool = field(
         default=True, doc="Repeats the latest evaluation in the results between two evaluations."

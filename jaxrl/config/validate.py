@@ -1,13 +1,26 @@
 """What depends on several settings. Single values are checked when they are set."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxrl.config.modules import check_model_config
+from jaxrl.config.plan import divisors, nearest
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.metrics import check_key
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+
+
+READ_BY_EVALUATION = (
+    "env",
+    "env_config",
+    "max_episode_steps",
+    "explore",
+    "evaluation_duration",
+    "evaluation_duration_unit",
+    "evaluation_num_envs",
+)
+"""What `evaluation_config` may change; the rest is the trained policy's."""
 
 
 def validate(config: "AlgorithmConfig") -> None:
@@ -52,22 +65,30 @@ def _check_rewards(config: "AlgorithmConfig") -> None:
 def _check_evaluation(config: "AlgorithmConfig") -> None:
     evaluation = config.evaluation_settings
     envs, duration = evaluation.evaluation_num_envs, evaluation.evaluation_duration
-    if envs != "auto" and evaluation.evaluation_duration_unit == "episodes" and envs > duration:
+    if envs != "auto" and duration % envs:
         raise ConfigError(
-            f"evaluation_num_envs must be at most evaluation_duration={duration} episodes, got "
-            f"{envs}; use {duration} or fewer, or 'auto'."
+            f"evaluation_num_envs must divide evaluation_duration={duration}, so that every "
+            f"environment gets an equal share, got {envs}; use "
+            f"{nearest(divisors(duration), envs)} or 'auto'."
         )
     if evaluation.evaluation_config and not config.in_evaluation:
-        _check_overrides(config)
+        _check_overrides(config, evaluation.evaluation_config)
 
 
-def _check_overrides(config: "AlgorithmConfig") -> None:
+def _check_overrides(config: "AlgorithmConfig", overrides: dict[str, Any]) -> None:
     try:
+        changed = config.overrides(**overrides)
+        for name in changed:
+            if name not in READ_BY_EVALUATION:
+                raise ConfigError(
+                    f"evaluation does not read {name} (got {changed[name]!r}); it can have its own "
+                    f"{', '.join(READ_BY_EVALUATION)}."
+                )
         other = config.get_evaluation_config_object()
+        if other is not None:
+            _check_evaluation(other)
     except JaxrlError as error:
         raise type(error)(f"evaluation_config: {error}") from error
-    if other is not None:
-        validate(other)
 
 
 def _check_checkpointing(config: "AlgorithmConfig") -> None:

@@ -161,9 +161,14 @@ CASES: list[Case] = [
         ["evaluation_config", "'explor'", "Did you mean 'explore'?"],
     ),
     (
-        "more evaluation environments than episodes",
+        "evaluation override without effect",
+        lambda: ppo(evaluation_config={"lr": 0.1}).validate(),
+        ["evaluation_config", "does not read lr", "0.1", "env_config"],
+    ),
+    (
+        "evaluation episodes that cannot be shared",
         lambda: ppo(evaluation_num_envs=20, evaluation_duration=10).validate(),
-        ["evaluation_num_envs", "evaluation_duration=10", "20", "10 or fewer"],
+        ["evaluation_num_envs", "evaluation_duration=10", "20", "use 10"],
     ),
     (
         "score of nothing",
