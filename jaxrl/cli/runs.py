@@ -20,7 +20,7 @@ from jaxrl.logging import results, text
 from jaxrl.logging.display import Display, open_display
 from jaxrl.logging.json_sink import read_results
 from jaxrl.logging.plots import draw_learning_curve
-from jaxrl.logging.run_folder import RunFolder, is_run_folder, results_root
+from jaxrl.logging.run_folder import RunFolder, check_name, is_run_folder, results_root
 
 if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 def train(experiment: "Experiment", log_level: int | None = None) -> int:
     """Trains from the beginning; returns the exit code."""
     config, stop = experiment.config, experiment.stop
+    if config.debugging_settings.run_name is not None:
+        check_name(config.debugging_settings.run_name)
     # The display takes the place of the sink that prints.
     loggers = config.debugging_settings.loggers
     config.debugging(loggers=[sink for sink in loggers if sink != "console"])

@@ -77,11 +77,7 @@ class RunFolder:
             ConfigError: If the name cannot be a folder's.
             RunFolderError: If the folder cannot be made or written to.
         """
-        if not name or name.startswith(".") or re.search(r"[/\\\0]", name):
-            raise ConfigError(
-                f"debugging(run_name={name!r}) cannot be a folder's name: use letters, digits, "
-                "'-' and '_', and choose the parent folder with results_dir."
-            )
+        check_name(name)
         root = results_root(results_dir)
         with files.one_sentence("create a run folder in", root):
             root.mkdir(parents=True, exist_ok=True)
@@ -176,6 +172,19 @@ class RunFolder:
         if not isinstance(info, dict) or "id" not in info or "stop" not in info:
             raise RunFolderError(f"{self.run_file} is damaged: it has no 'id' and 'stop'.")
         return info
+
+
+def check_name(name: str) -> None:
+    """Refuses a run's name that cannot be a folder's.
+
+    Raises:
+        ConfigError: It is empty, hidden, or has a path separator.
+    """
+    if not name or name.startswith(".") or re.search(r"[/\\\0]", name):
+        raise ConfigError(
+            f"debugging(run_name={name!r}) cannot be a folder's name: use letters, digits, "
+            "'-' and '_', and choose the parent folder with results_dir."
+        )
 
 
 def is_run_folder(path: Path) -> bool:

@@ -1,0 +1,166 @@
+"""Runs from the command line, end to end: trained, killed, resumed, evaluated."""
+
+import csv
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from jaxrl.cli.app import app
+from jaxrl.logging.plots import draw_learning_curve
+from jaxrl.logging.run_folder import RunFolder
+
+SMALL = {
+    "num_envs_per_env_runner": 8,
+    "train_batch_size": 128,
+    "minibatch_size": 64,
+    "num_epochs": 1,
+    "num_devices": 1,
+    "model_config": {"fcnet_hiddens": [8]},
+    "evaluation_duration": 3,
+    "evaluation_interval": 2,
+}
+TRAIN = ("train", "--algo", "PPO", "--env", "CartPole-v1", "--config", json.dumps(SMALL))
+
+
+def jaxrl(*args: object) -> Result:
+    return CliRunner().invoke(app, [*map(str, args)], prog_name="jaxrl", catch_exceptions=False)
+
+
+def iterations(run: Path) -> list[int]:
+    lines = (run / "result.json").read_text().splitlines()
+    return [json.loads(line)["training_iteration"] for line in lines]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """A finished run and what was printed; tests do not change it."""
+    results = tmp_path_factory.mktemp("results")
+    stop = json.dumps({"training_iteration": 4})
+    done = jaxrl(*TRAIN, "--stop", stop, "--name", "my run", "--results-dir", results, "--seed", 3)
+    assert done.exit_code == 0, done.output
+    return results / "my run", done
+
+
+def test_a_run_leaves_everything_behind(trained: tuple[Path, Result]) -> None:
+    run, _ = trained
+    assert iterations(run) == [1, 2, 3, 4]
+    with (run / "progress.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["num_env_steps_sampled_lifetime"] for row in rows] == ["128", "256", "384", "512"]
+    assert rows[0]["evaluation/env_runners/episode_return_mean"] == ""
+    assert float(rows[1]["evaluation/env_runners/episode_return_mean"]) > 0
+    settings = json.loads((run / "params.json").read_text())["settings"]
+    assert settings["train_batch_size"] == 128
+    assert settings["seed"] == 3
+    assert json.loads((run / "run.json").read_text())["stop"] == {"training_iteration": 4}
+    assert list(run.glob("events.out.tfevents.*"))
+    assert (run / "plots" / "learning_curve.png").stat().st_size > 1000
+    assert (run / "checkpoints" / "checkpoint_000004").is_dir()
+
+
+def test_the_output_says_what_happened_and_what_to_do_next(trained: tuple[Path, Result]) -> None:
+    run, done = trained
+    lines = done.output.splitlines()
+    assert lines[0] == "PPO on CartPole-v1"
+    assert any(line.startswith("compiling") for line in lines)
+    assert any(re.fullmatch(r"compiled in .*", line) for line in lines)
+    assert len([line for line in lines if line.startswith("iteration ")]) >= 2
+    last = dict(re.split(r"  +", line, maxsplit=1) for line in lines[-6:] if line[0] != " ")
+    assert float(last["evaluated return"].split()[0]) > 0
+    assert last["run folder"] == str(run)
+    assert last["learning curve"] == f"{run}/plots/learning_curve.png"
+    assert last["checkpoint"] == f"{run}/checkpoints/checkpoint_000004"
+    assert shlex.split(last["evaluate it with"]) == ["jaxrl", "evaluate", last["checkpoint"]]
+
+
+def test_evaluate_takes_a_checkpoint_or_a_run_and_changes_nothing(
+    trained: tuple[Path, Result],
+) -> None:
+    run, _ = trained
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    printed: list[list[str]] = []
+    for path in (run, run / "checkpoints" / "checkpoint_000004"):
+        done = jaxrl("evaluate", path, "--episodes", 5)
+        assert done.exit_code == 0, done.output
+        printed.append(done.output.splitlines())
+    assert printed[0] == printed[1]
+    first, second, third = printed[0]
+    assert re.fullmatch(r"evaluated return  [\d.]+ on average  std .*  min .*  max .*", first)
+    assert re.fullmatch(r" +over 5 episodes of [\d.]+ steps on average", second)
+    assert third.endswith("checkpoint_000004")
+    after = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    assert after == before
+    assert [path.name for path in run.parent.iterdir()] == [run.name]
+
+
+def test_resume_of_a_finished_run_is_refused_with_what_to_say(
+    trained: tuple[Path, Result],
+) -> None:
+    done = jaxrl("resume", trained[0])
+    assert done.exit_code == 2
+    assert "training_iteration = 4 has reached 4" in done.stderr
+    assert "--stop" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path) -> Path:
+    """A run that SIGTERM ended in order, after its second iteration or later."""
+    stop = json.dumps({"training_iteration": 100_000})
+    command = [sys.executable, "-m", "jaxrl.cli", *TRAIN, "--stop", stop]
+    process = subprocess.Popen(
+        [*command, "--name", "killed", "--results-dir", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    run = tmp_path / "killed"
+    _wait_for(process, lambda: (run / "result.json").exists() and len(iterations(run)) >= 2)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert "SIGTERM: saving" in out
+    assert out.splitlines()[-1] == f"go on with        jaxrl resume {run}"
+    return run
+
+
+def _wait_for(process: subprocess.Popen[str], ready: Any) -> None:
+    deadline = time.monotonic() + 120
+    while not ready():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "the run does not get going"
+        time.sleep(0.05)
+
+
+def test_a_terminated_run_is_resumed_where_it_was(interrupted: Path) -> None:
+    run = interrupted
+    done_so_far = iterations(run)
+    reached = len(done_so_far)
+    assert done_so_far == list(range(1, reached + 1))
+    saved = sorted((run / "checkpoints").glob("checkpoint_*"))
+    assert saved[-1].name == f"checkpoint_{reached:06d}"  # the last iteration is in it
+    with (run / "result.json").open("a") as file:  # as a kill without warning would leave it
+        file.write(json.dumps({"training_iteration": reached + 1}) + '\n{"training_it')
+    stop = json.dumps({"training_iteration": reached + 2})
+    done = jaxrl("resume", run, "--stop", stop)
+    assert done.exit_code == 0, done.output
+    assert iterations(run) == list(range(1, reached + 3))
+    rows = [json.loads(line) for line in (run / "result.json").read_text().splitlines()]
+    assert [row["num_env_steps_sampled_lifetime"] for row in rows] == [
+        128 * i for i in range(1, reached + 3)
+    ]
+    assert rows[-1]["time_total_s"] > rows[reached - 1]["time_total_s"]
+    assert [path.name for path in run.parent.iterdir()] == ["killed"]
+    folder = RunFolder.open(run)  # given back by the resumed run
+    assert folder.stop_criterion == {"training_iteration": reached + 2}
+    assert draw_learning_curve(folder) is not None
+    folder.close()
