@@ -2,8 +2,8 @@
 
 Auto-reset is exact in both modes (every episode starts from a fresh draw of its own key):
 
-- `every_step` resets all copies at every step and keeps the result where an episode ended. Best
-  where a reset costs about as much as a step (CartPole).
+- `every_step` makes a first state for every copy and step, in bulk before the rollout, and takes
+  it where an episode ended. Best where a reset costs no more than a step (CartPole).
 - `on_demand` resets only the copies whose episode ended, a sixteenth of the batch at a time. Best
   where a reset is dear (image games, procedural levels).
 
@@ -56,12 +56,25 @@ class VectorStep:
 
 
 @pytree
-class StepKeys:
-    """The draws that belong to one transition: the action's, the step's and the reset's."""
+class Fresh:
+    """First states of episodes."""
 
-    action: Key
-    step: Key
-    reset: Key
+    env: PyTree
+    obs: PyTree
+
+
+@pytree
+class StepInputs:
+    """What transitions draw from, `[B]` or `[T, B]`.
+
+    Made for many steps at once, before the loop over them: hashing keys in bulk costs a fraction
+    of hashing them step by step. `fresh` is None where resets are made on demand.
+    """
+
+    action_key: Key
+    step_key: Key
+    reset_key: Key
+    fresh: Fresh | None
 
 
 NO_FAULT, REWARD_FAULT, OBS_FAULT = 0, 1, 2
@@ -120,18 +133,32 @@ class VectorEnv:
             episode_length=jnp.zeros((rows,), jnp.int32),
         )
 
-    def keys(self, state: VectorState) -> StepKeys:
-        """The keys of each copy's next transition."""
-        folded = jax.vmap(jax.random.fold_in)(state.key, state.count)
-        action, step, reset = _split_rows(folded, 3)
-        return StepKeys(action=action, step=step, reset=reset)
+    def inputs(self, state: VectorState, num_steps: int, params: PyTree) -> StepInputs:
+        """What each copy's next transitions draw from, `[num_steps, B]`."""
+        counts = state.count[None, :] + jnp.arange(num_steps, dtype=jnp.uint32)[:, None]
+        folded = jax.vmap(jax.vmap(jax.random.fold_in), (None, 0))(state.key, counts)
+        split = jax.vmap(jax.vmap(lambda key: jax.random.split(key, 3)))(folded)
+        action_key, step_key, reset_key = (split[:, :, i] for i in range(3))
+        fresh = None
+        if self.reset_mode == "every_step":
+            env_state, obs = jax.vmap(jax.vmap(self.env.reset, (0, None)), (0, None))(
+                reset_key, params
+            )
+            fresh = Fresh(env=env_state, obs=obs)
+        return StepInputs(
+            action_key=action_key, step_key=step_key, reset_key=reset_key, fresh=fresh
+        )
+
+    def next_inputs(self, state: VectorState, params: PyTree) -> StepInputs:
+        """What each copy's very next transition draws from, `[B]`."""
+        return jax.tree.map(lambda leaf: leaf[0], self.inputs(state, 1, params))
 
     def step(
-        self, state: VectorState, action: PyTree, keys: StepKeys, params: PyTree
+        self, state: VectorState, action: PyTree, inputs: StepInputs, params: PyTree
     ) -> tuple[VectorState, VectorStep]:
         """One transition of every copy, and the reset of those that ended."""
         env_state, ts = jax.vmap(self.env.step, (0, 0, 0, None))(
-            keys.step, state.env, action, params
+            inputs.step_key, state.env, action, params
         )
         finite_reward, finite_obs = jnp.isfinite(ts.reward), finite_rows(ts.obs)
         mask = finite_reward & finite_obs
@@ -141,7 +168,7 @@ class VectorEnv:
         ended = terminated | truncated
         episode_return = state.episode_return + reward
         episode_length = state.episode_length + mask
-        env_state, obs = self._reset_ended(keys.reset, ended, env_state, ts.obs, params)
+        env_state, obs = self._reset_ended(inputs, ended, env_state, ts.obs, params)
         step = VectorStep(
             reward=reward,
             terminated=terminated,
@@ -164,12 +191,16 @@ class VectorEnv:
         ), step
 
     def _reset_ended(
-        self, keys: Key, ended: Bool[Array, " B"], env_state: PyTree, obs: PyTree, params: PyTree
+        self,
+        inputs: StepInputs,
+        ended: Bool[Array, " B"],
+        env_state: PyTree,
+        obs: PyTree,
+        params: PyTree,
     ) -> tuple[PyTree, PyTree]:
-        if self.reset_mode == "on_demand":
-            return self._reset_on_demand(keys, ended, env_state, obs, params)
-        fresh = jax.vmap(self.env.reset, (0, None))(keys, params)
-        return where_rows(ended, fresh, (env_state, obs))
+        if inputs.fresh is None:
+            return self._reset_on_demand(inputs.reset_key, ended, env_state, obs, params)
+        return where_rows(ended, (inputs.fresh.env, inputs.fresh.obs), (env_state, obs))
 
     def _reset_on_demand(
         self, keys: Key, ended: Bool[Array, " B"], env_state: PyTree, obs: PyTree, params: PyTree

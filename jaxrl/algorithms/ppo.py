@@ -84,6 +84,7 @@ class PPOLearner:
     module: RLModule
     settings: PPOTraining
     axis_name: str | None = None
+    log_gradients: bool = False
 
     def init(self, key: Key) -> PPOState:
         params = self.module.init(key)
@@ -216,6 +217,7 @@ class PPOLearner:
             self._optimizer(values),
             state.sgd,
             self.axis_name,
+            self.log_gradients,
         )
         return replace(state, sgd=sgd), metrics
 

@@ -54,6 +54,7 @@ def sgd_step(
     tx: optax.GradientTransformation,
     state: SgdState,
     axis_name: str | None = None,
+    log_gradients: bool = False,
 ) -> tuple[SgdState, Metrics]:
     """One step of `tx` down the gradient of the mean loss over all shards.
 
@@ -65,12 +66,15 @@ def sgd_step(
         tx: The optimiser, built from the hyperparameters' current values.
         state: Parameters and optimiser state.
         axis_name: Mesh axis to average gradients over; None on one device.
+        log_gradients: Also report the L2 norm of every gradient tensor, as `grad_norm/<path>`.
     """
     (loss, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
     if axis_name is not None:
         flat, unravel = ravel_pytree((grads, loss))
         grads, loss = unravel(jax.lax.pmean(flat, axis_name))
-    grad_norm = optax.global_norm(grads)
+    grad_norm = optax.tree.norm(grads)
+    if log_gradients:
+        metrics = {**metrics, **_tensor_norms(grads)}
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
@@ -84,6 +88,13 @@ def sgd_step(
         "total_loss": jnp.where(finite, loss, 0.0),
         "grad_norm": jnp.where(finite, grad_norm, 0.0),
         NONFINITE: 1.0 - finite.astype(jnp.float32),
+    }
+
+
+def _tensor_norms(grads: PyTree) -> Metrics:
+    return {
+        f"grad_norm/{jax.tree_util.keystr(path, simple=True, separator='.')}": optax.tree.norm(leaf)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(grads)[0]
     }
 
 

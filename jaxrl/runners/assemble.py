@@ -65,8 +65,10 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
             environment.clip_rewards, config.env_runners_settings.normalize_rewards, training.gamma
         )
     )
-    learner = config.get_learner_class()(module=sampler.module, settings=training)
-    smoothing = config.reporting_settings.metrics_num_episodes_for_smoothing
+    reporting = config.reporting_settings
+    learner = config.get_learner_class()(
+        module=sampler.module, settings=training, log_gradients=reporting.log_gradients
+    )
     faults = config.fault_tolerance_settings
     runner = InGraph(
         learner=learner,
@@ -80,7 +82,7 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
         learner_pipeline=learner_pipeline,
         num_envs=plan.num_envs,
         num_steps=plan.rollout_fragment_length,
-        ring_size=max(MIN_RING_SIZE, smoothing),
+        ring_size=max(MIN_RING_SIZE, reporting.metrics_num_episodes_for_smoothing),
         on_nonfinite=faults.on_nonfinite,
         nonfinite_tolerance=faults.nonfinite_updates_tolerance,
         explore=config.env_runners_settings.explore,

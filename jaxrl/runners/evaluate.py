@@ -82,7 +82,12 @@ class Evaluator:
 
     def _step(self, actor: Actor, env_params: PyTree, loop: _Loop) -> _Loop:
         env, module, step, _ = self.sampler.step(
-            actor, loop.env, loop.module, env_params, self.explore
+            actor,
+            loop.env,
+            loop.module,
+            self.sampler.env.next_inputs(loop.env, env_params),
+            env_params,
+            self.explore,
         )
         counts = step.ended & (loop.played < self.recorded)
         place = jnp.minimum(loop.played, self.recorded - 1)

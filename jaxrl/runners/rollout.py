@@ -11,7 +11,7 @@ from jaxrl.connectors.base import ActionPipeline, ObservationPipeline
 from jaxrl.core.rl_module import RLModule
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Columns, Key, Params, Progress, PyTree, Rollout
-from jaxrl.envs.vector import StepKeys, VectorEnv, VectorState, VectorStep
+from jaxrl.envs.vector import StepInputs, VectorEnv, VectorState, VectorStep
 from jaxrl.runners.ring import EpisodeRecord
 
 
@@ -71,13 +71,18 @@ class Sampler:
         return out
 
     def step(
-        self, actor: Actor, state: VectorState, carry: PyTree, params: PyTree, explore: bool
+        self,
+        actor: Actor,
+        state: VectorState,
+        carry: PyTree,
+        inputs: StepInputs,
+        params: PyTree,
+        explore: bool,
     ) -> tuple[VectorState, PyTree, VectorStep, dict[str, Any]]:
         """Act once in every environment. The module's carry is reset where an episode ended."""
-        keys: StepKeys = self.env.keys(state)
-        out = self.act(actor, state.obs, carry, state.index, keys.action, explore)
+        out = self.act(actor, state.obs, carry, state.index, inputs.action_key, explore)
         action = self.action_pipeline(out[Columns.ACTIONS])
-        new_state, step = self.env.step(state, action, keys, params)
+        new_state, step = self.env.step(state, action, inputs, params)
         return new_state, out.get(Columns.STATE_OUT), step, out
 
     def rollout(
@@ -91,9 +96,11 @@ class Sampler:
     ) -> tuple[VectorState, PyTree, Rollout, EpisodeRecord]:
         """`num_steps` transitions of every environment, with the environment's own observations."""
 
-        def body(c: _Carry, _: None) -> tuple[_Carry, tuple[Rollout, EpisodeRecord]]:
+        def body(c: _Carry, now: StepInputs) -> tuple[_Carry, tuple[Rollout, EpisodeRecord]]:
             state = c.env
-            new_state, module_carry, step, out = self.step(actor, state, c.module, params, explore)
+            new_state, module_carry, step, out = self.step(
+                actor, state, c.module, now, params, explore
+            )
             extras = {name: out[name] for name in RECORDED}
             row = Rollout(
                 obs=state.obs,
@@ -116,7 +123,8 @@ class Sampler:
             return _Carry(env=new_state, module=module_carry), (row, record)
 
         start = _Carry(env=state, module=carry)
-        end, (rollout, record) = jax.lax.scan(body, start, None, length=num_steps)
+        inputs = self.env.inputs(state, num_steps, params)
+        end, (rollout, record) = jax.lax.scan(body, start, inputs)
         return end.env, end.module, dataclasses.replace(rollout, carry_in=carry), record
 
     def observed(self, obs_state: PyTree, rollout: Rollout) -> Rollout:

@@ -1,0 +1,134 @@
+"""The ring of ended episodes and the fault log, against plain loops."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.envs.vector import NO_FAULT
+from jaxrl.runners.results import episode_metrics, new_episodes, to_host
+from jaxrl.runners.ring import (
+    EpisodeRecord,
+    EpisodeSums,
+    empty_fault_log,
+    empty_ring,
+    push_episodes,
+    push_faults,
+)
+
+SHARDS, ENVS, STEPS, SIZE = 2, 6, 5, 4
+
+
+def records(seed: int, number: int) -> list[EpisodeRecord]:
+    """Random rollouts in which about a third of the steps end an episode."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for i in range(number):
+        shape = (STEPS, ENVS)
+        step = np.broadcast_to(np.arange(STEPS)[:, None] + i * STEPS, shape)
+        made.append(
+            EpisodeRecord(
+                ended=jnp.asarray(rng.random(shape) < 0.3),
+                episode_return=jnp.asarray(rng.normal(size=shape), jnp.float32),
+                episode_length=jnp.asarray(rng.integers(1, 50, shape), jnp.int32),
+                env_step=jnp.asarray(step, jnp.uint32),
+                fault=jnp.asarray(np.where(rng.random(shape) < 0.05, 1, NO_FAULT), jnp.int32),
+            )
+        )
+    return made
+
+
+def in_order(record: EpisodeRecord, shard: int) -> list[tuple[float, int, int, int]]:
+    """A shard's episodes as (return, length, environment, step), in order of time."""
+    per_shard = ENVS // SHARDS
+    return [
+        (
+            float(record.episode_return[t, e]),
+            int(record.episode_length[t, e]),
+            e,
+            int(record.env_step[t, e]),
+        )
+        for t in range(STEPS)
+        for e in range(shard * per_shard, (shard + 1) * per_shard)
+        if bool(record.ended[t, e])
+    ]
+
+
+def test_the_ring_holds_the_newest_of_each_shard() -> None:
+    ring = empty_ring(SHARDS, SIZE)
+    index = jnp.arange(ENVS, dtype=jnp.int32)
+    seen: list[list[tuple[float, int, int, int]]] = [[] for _ in range(SHARDS)]
+    push = jax.jit(push_episodes)
+    for record in records(0, 6):
+        before = np.array(ring.count)
+        ring = push(ring, record, index)
+        for shard in range(SHARDS):
+            seen[shard] += in_order(record, shard)
+            assert int(ring.count[shard]) == len(seen[shard])
+            for ordinal in range(max(0, len(seen[shard]) - SIZE), len(seen[shard])):
+                place = ordinal % SIZE
+                want = seen[shard][ordinal]
+                got = (
+                    float(ring.episode_return[shard, place]),
+                    int(ring.episode_length[shard, place]),
+                    int(ring.env_index[shard, place]),
+                    int(ring.env_step[shard, place]),
+                )
+                assert got == want
+        episodes, missed = new_episodes(to_host(ring), before)
+        fresh = [len(in_order(record, shard)) for shard in range(SHARDS)]
+        assert len(episodes) == sum(min(n, SIZE) for n in fresh)
+        assert missed == sum(max(0, n - SIZE) for n in fresh)
+        steps = [episode.env_step for episode in episodes]
+        assert steps == sorted(steps)
+
+
+def test_sums_and_smoothing() -> None:
+    ring, sums = empty_ring(SHARDS, 64), EpisodeSums.zero(SHARDS)
+    index = jnp.arange(ENVS, dtype=jnp.int32)
+    rows: list[tuple[float, int, int, int]] = []
+    for record in records(1, 4):
+        ring, sums = push_episodes(ring, record, index), sums.add(record)
+        rows += in_order(record, 0) + in_order(record, 1)
+    returns = np.array([row[0] for row in rows])
+    lengths = np.array([row[1] for row in rows])
+    every = episode_metrics(to_host(ring), to_host(sums), smoothing=5)  # more ended: all count
+    np.testing.assert_allclose(every["episode_return_mean"], returns.mean(), rtol=1e-5)
+    np.testing.assert_allclose(every["episode_return_min"], returns.min(), rtol=1e-6)
+    np.testing.assert_allclose(every["episode_return_max"], returns.max(), rtol=1e-6)
+    assert every["episode_len_min"] == lengths.min()
+    assert every["episode_len_max"] == lengths.max()
+    quiet = to_host(EpisodeSums.zero(SHARDS))  # none in this iteration: the ring's latest
+    latest = sorted(rows, key=lambda row: -row[3])[:10]
+    smoothed = episode_metrics(to_host(ring), quiet, smoothing=10)
+    oldest = latest[-1][3]
+    certain = [row[0] for row in rows if row[3] > oldest]
+    assert smoothed["num_episodes"] == 0
+    assert len(certain) <= 10
+    total = smoothed["episode_return_mean"] * 10 - sum(certain)
+    candidates = [row[0] for row in rows if row[3] == oldest]
+    assert min(candidates) * (10 - len(certain)) - 1e-4 <= total
+    assert total <= max(candidates) * (10 - len(certain)) + 1e-4
+
+
+def test_no_episode_means_no_number() -> None:
+    ring, sums = to_host(empty_ring(SHARDS, SIZE)), to_host(EpisodeSums.zero(SHARDS))
+    assert episode_metrics(ring, sums, 100) == {"num_episodes": 0, "num_episodes_lifetime": 0}
+
+
+def test_the_fault_log_names_the_last_one() -> None:
+    log = empty_fault_log(SHARDS)
+    index = jnp.arange(ENVS, dtype=jnp.int32)
+    last: dict[int, tuple[int, int]] = {}
+    counts = [0, 0]
+    for record in records(2, 5):
+        log = push_faults(log, record, index)
+        for t in range(STEPS):
+            for e in range(ENVS):
+                if int(record.fault[t, e]) != NO_FAULT:
+                    shard = e // (ENVS // SHARDS)
+                    counts[shard] += 1
+                    last[shard] = (e, int(record.env_step[t, e]))
+    assert sum(counts) > 2
+    for shard in range(SHARDS):
+        assert int(log.count[shard]) == counts[shard]
+        assert (int(log.env_index[shard]), int(log.env_step[shard])) == last[shard]
