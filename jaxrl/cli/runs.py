@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -75,7 +76,7 @@ def _run(
         on_first=lambda name: display.message(
             f"{name}: saving after this iteration; once more ends at once, without saving"
         ),
-        before_abort=lambda: console.print("\naborted"),
+        before_abort=functools.partial(_put_terminal_in_order, console),
     )
     with interrupts, display:
         if not stop:
@@ -172,6 +173,12 @@ def _find(given: str) -> Path:
             f"There is no run '{given}', here or in {root}.{did_you_mean(given, runs)}"
         )
     return root / given
+
+
+def _put_terminal_in_order(console: Console) -> None:
+    """Shows the cursor that the live display hides, and leaves the display's last line."""
+    console.show_cursor(True)
+    os.write(2, b"\naborted\n")  # past the display, which holds the streams
 
 
 def _set_level(log_level: int | None) -> None:

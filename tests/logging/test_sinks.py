@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from jaxrl.errors import ConfigError, RunFolderError, UnknownNameError
 from jaxrl.logging import RunFolder, Sink
@@ -140,23 +141,22 @@ class TestCsv:
         assert [row["training_iteration"] for row in table(path)] == ["1"]
 
 
-class TestTensorBoard:
-    @staticmethod
-    def scalars(path: Path) -> dict[str, list[tuple[int, float]]]:
-        accumulator = pytest.importorskip(
-            "tensorboard.backend.event_processing.event_accumulator"
-        ).EventAccumulator(str(path))
-        accumulator.Reload()
-        return {
-            tag: [(event.step, event.value) for event in accumulator.Scalars(tag)]
-            for tag in accumulator.Tags()["scalars"]
-        }
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """The curves that TensorBoard shows for a folder."""
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
+    return {
+        tag: [(event.step, event.value) for event in accumulator.Scalars(tag)]
+        for tag in accumulator.Tags()["scalars"]
+    }
 
+
+class TestTensorBoard:
     def test_scalars_against_env_steps(self, tmp_path: Path) -> None:
         sink = TensorBoardSink(tmp_path)
         sink.write(result(1, loss=math.nan, text="x", flag=True, timestamp=5))
         sink.write(result(2, loss=0.25))
-        read = self.scalars(tmp_path)  # before close: a killed run loses nothing
+        read = scalars(tmp_path)  # before close: a killed run loses nothing
         sink.close()
         assert read["env_runners/episode_return_mean"] == [(100, 0.5), (200, 1.0)]
         assert read["loss"] == [(200, 0.25)]
@@ -171,7 +171,7 @@ class TestTensorBoard:
         sink.write(result(1, evaluation=evaluation, timers={"evaluation_s": 1.0}))
         sink.write(result(2, evaluation=evaluation, timers={}, compile=compiled))
         sink.close()
-        read = self.scalars(tmp_path)
+        read = scalars(tmp_path)
         assert read["evaluation/env_runners/episode_return_mean"] == [(100, 7.0)]
         assert "compile/train/flops" not in read
 
@@ -184,12 +184,8 @@ class TestTensorBoard:
         sink.write(result(4, env_runners={"episode_return_mean": -1.0}))
         sink.close()
         assert len(list(tmp_path.iterdir())) == 2
-        assert self.scalars(tmp_path)["env_runners/episode_return_mean"] == [
-            (100, 0.5),
-            (200, 1.0),
-            (300, 1.5),
-            (400, -1.0),
-        ]
+        expected = [(100, 0.5), (200, 1.0), (300, 1.5), (400, -1.0)]
+        assert scalars(tmp_path)["env_runners/episode_return_mean"] == expected
 
 
 class FakeWandbRun:
