@@ -63,18 +63,20 @@ def test_shapes_and_eager_jit_vmap_agree(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_leading_axes_of_any_number(name):
-    flat = _make(name, 3, (B,))
     family = FAMILIES[name]()
-    stacked = family.from_inputs(_normal(3, B, family.input_dim).reshape(2, 3, -1))
-    single = family.from_inputs(_normal(3, B, family.input_dim)[0])
-    mode = flat.mode()
-    np.testing.assert_array_equal(stacked.mode().reshape(mode.shape), mode)
-    np.testing.assert_array_equal(single.mode(), mode[0])
-    log_prob = flat.log_prob(mode)
-    tolerance = {"rtol": 1e-5, "atol": 1e-5}
-    np.testing.assert_allclose(stacked.log_prob(stacked.mode()).reshape(-1), log_prob, **tolerance)
-    np.testing.assert_allclose(single.log_prob(single.mode()), log_prob[0], **tolerance)
-    np.testing.assert_allclose(single.entropy(), flat.entropy()[0], **tolerance)
+
+    @jax.jit
+    def everything(inputs):
+        p = family.from_inputs(inputs)
+        return p.mode(), p.log_prob(p.mode()), p.entropy()
+
+    inputs = _normal(3, B, family.input_dim)
+    flat, single = everything(inputs), everything(inputs[0])
+    stacked = everything(inputs.reshape(2, 3, -1))
+    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    jax.tree.map(lambda x, y: close(x.reshape(y.shape), y), stacked, flat)
+    jax.tree.map(lambda x, y: close(x, y[0]), single, flat)
+    assert stacked[1].shape == (2, 3)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -109,9 +111,9 @@ def test_categorical_equals_distrax_and_its_frequencies():
         **tolerance,
     )
     np.testing.assert_array_equal(p.mode(), reference.mode())
-    draws = jax.vmap(p.sample)(jax.random.split(jax.random.key(0), 20_000))
+    draws = jax.jit(jax.vmap(p.sample))(jax.random.split(jax.random.key(0), 5_000))
     frequency = np.stack([(np.asarray(draws) == a).mean(axis=0) for a in range(4)], axis=-1)
-    np.testing.assert_allclose(frequency, p.probs(), atol=0.015)
+    np.testing.assert_allclose(frequency, p.probs(), atol=0.03)
 
 
 def test_multi_categorical_is_a_product_of_categoricals():
@@ -161,7 +163,7 @@ def test_masked_actions_have_probability_zero(name):
         d = family.from_inputs(x, jnp.asarray(mask))
         return jnp.sum(d.entropy() + d.log_prob(p.mode()) + d.kl(q))
 
-    grad = np.asarray(jax.grad(loss)(inputs))
+    grad = np.asarray(jax.jit(jax.grad(loss))(inputs))
     assert np.isfinite(grad).all()
     assert (grad[~mask] == 0.0).all()
 
@@ -190,9 +192,9 @@ def test_diag_gaussian_equals_scipy_and_distrax():
         for d in (p, q)
     ]
     np.testing.assert_allclose(p.kl(q), reference[0].kl_divergence(reference[1]), rtol=1e-4)
-    draws = np.asarray(jax.vmap(p.sample)(jax.random.split(jax.random.key(0), 20_000)))
-    np.testing.assert_allclose(draws.mean(axis=0), p.mean, atol=0.25)
-    np.testing.assert_allclose(draws.std(axis=0), jnp.exp(p.log_std), rtol=0.03)
+    draws = np.asarray(jax.vmap(p.sample)(jax.random.split(jax.random.key(0), 5_000)))
+    np.testing.assert_allclose(draws.mean(axis=0), p.mean, atol=0.5)
+    np.testing.assert_allclose(draws.std(axis=0), jnp.exp(p.log_std), rtol=0.06)
 
 
 def test_log_std_is_clamped():
@@ -244,11 +246,12 @@ def test_squashed_entropy_equals_monte_carlo(log_std):
         event_shape=(2,),
     )
     keys = jax.random.split(jax.random.key(0), 50_000)
-    _, log_prob = jax.vmap(p.sample_and_log_prob)(keys)
+    _, log_prob = jax.jit(jax.vmap(p.sample_and_log_prob))(keys)
     np.testing.assert_allclose(p.entropy(), -log_prob.mean(), rtol=0.02, atol=0.03)
 
 
 def test_squashed_gaussian_is_finite_at_the_bounds():
+    @jax.jit
     def loss(mean, log_std, action):
         p = SquashedGaussian(mean=mean, log_std=log_std, low=(-1.0,), high=(3.0,), event_shape=(1,))
         sample, log_prob = p.sample_and_log_prob(jax.random.key(0))

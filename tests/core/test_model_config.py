@@ -1,0 +1,147 @@
+"""The default module's settings: RLlib's names and defaults, and what is refused."""
+
+import dataclasses
+import math
+
+import pytest
+
+from jaxrl.core.model_config import (
+    MODEL_SETTINGS,
+    RENAMED_MODEL_SETTINGS,
+    DefaultModelConfig,
+    resolve_model_settings,
+)
+from jaxrl.errors import ConfigError, UnknownSettingError
+
+# ray 2.60's DefaultModelConfig; None where this version refuses the setting.
+RLLIB_DEFAULTS = {
+    "fcnet_hiddens": [256, 256],
+    "fcnet_activation": "tanh",
+    "fcnet_kernel_initializer": None,
+    "fcnet_kernel_initializer_kwargs": None,
+    "fcnet_bias_initializer": None,
+    "fcnet_bias_initializer_kwargs": None,
+    "fcnet_use_layernorm": False,
+    "conv_filters": None,
+    "conv_activation": "relu",
+    "conv_kernel_initializer": None,
+    "conv_kernel_initializer_kwargs": None,
+    "conv_bias_initializer": None,
+    "conv_bias_initializer_kwargs": None,
+    "head_fcnet_hiddens": [],
+    "head_fcnet_activation": "relu",
+    "head_fcnet_kernel_initializer": None,
+    "head_fcnet_kernel_initializer_kwargs": None,
+    "head_fcnet_bias_initializer": None,
+    "head_fcnet_bias_initializer_kwargs": None,
+    "head_fcnet_use_layernorm": False,
+    "free_log_std": False,
+    "log_std_clip_param": 20.0,
+    "vf_share_layers": False,
+}
+OURS = {
+    "pi_head_kernel_initializer",
+    "pi_head_kernel_initializer_kwargs",
+    "vf_head_kernel_initializer",
+    "vf_head_kernel_initializer_kwargs",
+}
+
+
+def test_names_and_defaults_are_rllib_s():
+    settings = DefaultModelConfig().to_dict()
+    assert {n: v for n, v in settings.items() if n not in OURS} == RLLIB_DEFAULTS
+    assert set(settings) == set(RLLIB_DEFAULTS) | OURS
+    assert all(f.metadata["doc"] for f in dataclasses.fields(DefaultModelConfig))
+
+
+def test_round_trip_through_plain_data():
+    config = DefaultModelConfig(
+        fcnet_hiddens=[32],
+        conv_filters=[[16, 4, 2], [8, [3, 2], 1, "valid"]],
+        pi_head_kernel_initializer="orthogonal",
+        pi_head_kernel_initializer_kwargs={"gain": 0.01},
+        log_std_clip_param=math.inf,
+    )
+    assert DefaultModelConfig.from_dict(config.to_dict()) == config
+    assert config.to_dict()["conv_filters"][1] == [8, [3, 2], [1, 1], "valid"]
+
+
+def test_old_names_are_accepted_and_answered():
+    settings, notes = resolve_model_settings(
+        {"post_fcnet_hiddens": [8], "fcnet_weights_initializer": "orthogonal", "free_log_std": True}
+    )
+    assert settings == {
+        "head_fcnet_hiddens": [8],
+        "fcnet_kernel_initializer": "orthogonal",
+        "free_log_std": True,
+    }
+    assert notes == [
+        "The model setting 'post_fcnet_hiddens' is called 'head_fcnet_hiddens' now.",
+        "The model setting 'fcnet_weights_initializer' is called 'fcnet_kernel_initializer' now.",
+    ]
+    assert DefaultModelConfig.from_dict({"post_fcnet_hiddens": [8]}).head_fcnet_hiddens == (8,)
+
+
+def test_every_new_name_exists():
+    assert set(RENAMED_MODEL_SETTINGS.values()) <= set(MODEL_SETTINGS)
+    assert not set(RENAMED_MODEL_SETTINGS) & set(MODEL_SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("use_lstm", "recurrent"),
+        ("max_seq_len", "recurrent"),
+        ("lstm_cell_size", "recurrent"),
+        ("lstm_use_prev_action", "recurrent"),
+        ("use_attention", "attention"),
+        ("attention_dim", "attention"),
+        ("fusionnet_hiddens", "streams"),
+        ("conv_transpose_kernel_initializer", "transposed"),
+        ("custom_model", "RLModuleSpec"),
+        ("framestack", "wrapper"),
+    ],
+)
+def test_settings_of_other_versions_are_refused_by_name(name, reason):
+    with pytest.raises(ConfigError, match=f"'{name}' is not supported: .*{reason}"):
+        DefaultModelConfig.from_dict({name: 1})
+
+
+def test_unknown_and_double_names():
+    with pytest.raises(UnknownSettingError, match="Did you mean 'fcnet_hiddens'"):
+        DefaultModelConfig.from_dict({"fcnet_hidden": [8]})
+    with pytest.raises(ConfigError, match="given twice"):
+        DefaultModelConfig.from_dict({"head_fcnet_hiddens": [8], "post_fcnet_hiddens": [8]})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("fcnet_hiddens", 64, "list of positive whole numbers"),
+        ("fcnet_hiddens", [64, 0], "list of positive whole numbers"),
+        ("fcnet_hiddens", [64.0], "list of positive whole numbers"),
+        ("fcnet_hiddens", [True], "list of positive whole numbers"),
+        ("head_fcnet_hiddens", "64", "list of positive whole numbers"),
+        ("fcnet_activation", "rellu", "Did you mean 'relu'"),
+        ("fcnet_activation", 3, "no known activation"),
+        ("head_fcnet_activation", "tanhh", "Did you mean 'tanh'"),
+        ("conv_activation", "nope", "no known activation"),
+        ("conv_filters", [[16, 4]], r"conv_filters\[0\]"),
+        ("fcnet_use_layernorm", 1, "True or False"),
+        ("vf_share_layers", "no", "True or False"),
+        ("free_log_std", None, "True or False"),
+        ("log_std_clip_param", 0.0, "above 0"),
+        ("log_std_clip_param", "20", "above 0"),
+        ("log_std_clip_param", float("nan"), "above 0"),
+        ("fcnet_kernel_initializer", "ortogonal", "Did you mean 'orthogonal'"),
+        ("fcnet_kernel_initializer", 3, "name or a callable"),
+        ("fcnet_bias_initializer", "orthogonal", "no initialiser for a bias"),
+        ("fcnet_kernel_initializer_kwargs", 3, "must be a dict"),
+        ("fcnet_kernel_initializer_kwargs", {"gain": 1.0}, "'default' does not take"),
+    ],
+)
+def test_wrong_values_name_the_setting(name, value, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        DefaultModelConfig.from_dict({name: value})
+    assert name.removesuffix("_kwargs") in str(error.value)
+    assert "\n" not in str(error.value)
