@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, PyTree, TimeStep
 from jaxrl.envs.base import JaxEnv
+from jaxrl.envs.params import scalar
 from jaxrl.envs.registry import make
 from jaxrl.errors import EnvError
 
@@ -20,9 +21,9 @@ class FaultyParams:
     """The wrapped environment's params; which episodes break, and at which of their steps."""
 
     inner: PyTree
-    at_step: Int[Array, "*batch"]
+    at_step: Int[Array, "*batch"] = scalar(1, np.int32)
     """Counted from 1; 0 for never."""
-    fraction: Float[Array, "*batch"]
+    fraction: Float[Array, "*batch"] = scalar(1.0)
     """Of episodes that break, drawn at their reset."""
 
 
@@ -70,11 +71,7 @@ class FaultyEnv(JaxEnv[FaultyState, FaultyParams]):
 
     @property
     def default_params(self) -> FaultyParams:
-        return FaultyParams(
-            inner=self._inner_params,
-            at_step=np.asarray(1, np.int32),
-            fraction=np.asarray(1.0, np.float32),
-        )
+        return FaultyParams(inner=self._inner_params)
 
     def observation_space(self, params: FaultyParams) -> gymnasium.Space[Any]:
         return self.env.observation_space(params.inner)

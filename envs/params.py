@@ -1,4 +1,4 @@
-"""Setting an environment's parameters by name."""
+"""An environment's parameters: declaring them, and setting them by name."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -9,6 +9,14 @@ import numpy as np
 
 from jaxrl.core.types import PyTree
 from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
+
+
+def scalar(default: float, dtype: type[np.number[Any]] = np.float32) -> Any:
+    """A field of a params pytree that is a single number.
+
+    The leaf is a NumPy array, so that making an environment does not start JAX's backend.
+    """
+    return dataclasses.field(default_factory=lambda: np.asarray(default, dtype))
 
 
 def param_names(params: PyTree) -> list[str]:

@@ -47,19 +47,18 @@ class TimeLimit(JaxEnv[TimeLimitState, Any]):
             EnvError: `max_episode_steps` is not a positive integer.
         """
         self.env = env
-        self.max_episode_steps = check_max_episode_steps(max_episode_steps)
+        self._limit = check_max_episode_steps(max_episode_steps)
+        self.max_episode_steps = self._limit
         self.name = env.name
         self.reset_mode = env.reset_mode
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, TimeLimit)
-            and self.env == other.env
-            and self.max_episode_steps == other.max_episode_steps
+            isinstance(other, TimeLimit) and self.env == other.env and self._limit == other._limit
         )
 
     def __hash__(self) -> int:
-        return hash((TimeLimit, self.env, self.max_episode_steps))
+        return hash((TimeLimit, self.env, self._limit))
 
     @property
     def default_params(self) -> PyTree:
@@ -80,7 +79,7 @@ class TimeLimit(JaxEnv[TimeLimitState, Any]):
     ) -> tuple[TimeLimitState, TimeStep]:
         inner, step = self.env.step(key, state.inner, action, params)
         num_steps = state.num_steps + 1
-        truncated = step.truncated | (num_steps >= self.max_episode_steps)
+        truncated = step.truncated | (num_steps >= self._limit)
         return TimeLimitState(inner=inner, num_steps=num_steps), replace(step, truncated=truncated)
 
     def render(self, state: TimeLimitState, params: PyTree) -> np.ndarray:

@@ -50,8 +50,8 @@ ENV_IDS = {
 """id -> module and class below `gymnax.environments`; all but MNISTBandit-bsuite."""
 
 _ENVIRONMENT_MODULE = "gymnax.environments.environment"
-_IMAGE_MODULES = ("gymnax.environments.minatar.", "gymnax.environments.misc.pong")
-_COSTLY_RESETS = ("gymnax.environments.minatar.", "gymnax.environments.misc.pong")
+_GRID_GAMES = ("gymnax.environments.minatar.", "gymnax.environments.misc.pong")
+"""Their observations are images of zeros and ones; resetting all of them at each step is dear."""
 
 _WIDER_BOUNDS = {
     "gymnax.environments.bsuite.memory_chain": ((slice(2, None), -1.0, 1.0),),
@@ -111,9 +111,8 @@ class GymnaxEnv(OwnTimeLimit):
     def __init__(self, env: Any) -> None:
         self.env = env
         self.name = str(env.name)
-        module = type(env).__module__ + "."
-        self._is_image = module.startswith(_IMAGE_MODULES)
-        self.reset_mode = "on_demand" if module.startswith(_COSTLY_RESETS) else "every_step"
+        self._is_image = type(env).__module__.startswith(_GRID_GAMES)
+        self.reset_mode = "on_demand" if self._is_image else "every_step"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, GymnaxEnv) and self.env is other.env

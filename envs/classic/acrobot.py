@@ -1,5 +1,7 @@
 """Acrobot-v1, after Sutton (1996) and Sutton and Barto's book, equal to gymnasium's."""
 
+from typing import Any
+
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, TimeStep
 from jaxrl.envs.base import JaxEnv
-from jaxrl.envs.classic.params import scalar
+from jaxrl.envs.params import scalar
 
 
 @pytree
@@ -53,7 +55,7 @@ class Acrobot(JaxEnv[AcrobotState, AcrobotParams]):
         high = np.array([1, 1, 1, 1, float(params.max_vel_1), float(params.max_vel_2)], np.float32)
         return gymnasium.spaces.Box(-high, high, dtype=np.float32)
 
-    def action_space(self, params: AcrobotParams) -> gymnasium.spaces.Discrete:
+    def action_space(self, params: AcrobotParams) -> gymnasium.Space[Any]:
         return gymnasium.spaces.Discrete(3)
 
     def reset(self, key: Key, params: AcrobotParams) -> tuple[AcrobotState, Float[Array, "6"]]:

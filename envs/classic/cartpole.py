@@ -11,8 +11,8 @@ from jaxtyping import Array, Float, Int
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, TimeStep
 from jaxrl.envs.base import JaxEnv
-from jaxrl.envs.classic.params import scalar
 from jaxrl.envs.classic.raster import Canvas
+from jaxrl.envs.params import scalar
 
 
 @pytree
@@ -57,7 +57,7 @@ class CartPole(JaxEnv[CartPoleState, CartPoleParams]):
         high = np.array([x_limit, np.inf, theta_limit, np.inf], np.float32)
         return gymnasium.spaces.Box(-high, high, dtype=np.float32)
 
-    def action_space(self, params: CartPoleParams) -> gymnasium.spaces.Discrete:
+    def action_space(self, params: CartPoleParams) -> gymnasium.Space[Any]:
         return gymnasium.spaces.Discrete(2)
 
     def reset(self, key: Key, params: CartPoleParams) -> tuple[CartPoleState, Float[Array, "4"]]:

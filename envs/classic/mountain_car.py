@@ -1,5 +1,7 @@
 """MountainCar-v0 and MountainCarContinuous-v0, after Moore (1990), equal to gymnasium's."""
 
+from typing import Any
+
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, TimeStep
 from jaxrl.envs.base import JaxEnv
-from jaxrl.envs.classic.params import scalar
+from jaxrl.envs.params import scalar
 
 
 @pytree
@@ -64,7 +66,7 @@ class MountainCar(JaxEnv[MountainCarState, MountainCarParams]):
     def observation_space(self, params: MountainCarParams) -> gymnasium.spaces.Box:
         return _observation_space(params)
 
-    def action_space(self, params: MountainCarParams) -> gymnasium.spaces.Discrete:
+    def action_space(self, params: MountainCarParams) -> gymnasium.Space[Any]:
         return gymnasium.spaces.Discrete(3)
 
     def reset(

@@ -9,8 +9,8 @@ from jaxtyping import Array, Float
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, TimeStep
 from jaxrl.envs.base import JaxEnv
-from jaxrl.envs.classic.params import scalar
 from jaxrl.envs.classic.raster import Canvas
+from jaxrl.envs.params import scalar
 
 
 @pytree
