@@ -279,7 +279,7 @@ def parameter_table(title: str, params: Params) -> str:
     rows = [("layer", "parameter", "shape", "number", "trainable")]
     trainable = total = 0
     for path, leaf in leaves:
-        names = [str(getattr(entry, "key", entry)) for entry in path]
+        names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
         number = int(np.prod(leaf.shape, dtype=np.int64))
         is_trainable = bool(jnp.issubdtype(leaf.dtype, jnp.floating))
         total += number
