@@ -17,7 +17,7 @@ from typing_extensions import Self
 from jaxrl import checkpoint as ckpt
 from jaxrl.callbacks import CallbackList
 from jaxrl.config.plan import choose_num_devices
-from jaxrl.config.serialize import config_from_serializable, describable_dict, serializable_dict
+from jaxrl.config.serialize import config_from_serializable, restorable_dict
 from jaxrl.config.stop import parse_stop, stop_reached
 from jaxrl.core.types import Columns, Key, PyTree
 from jaxrl.errors import (
@@ -489,15 +489,11 @@ class Algorithm:
             self._recorder.starts_at(self.iteration, int(host["env_steps"]))
 
     def _metadata(self) -> dict[str, Any]:
-        try:
-            config = serializable_dict(self.config)
-            unsaved = None
-        except ConfigError as error:
-            config, unsaved = describable_dict(self.config), str(error)
+        config, not_saved = restorable_dict(self.config)
         return {
             "algorithm": self.config.algo_name,
             "config": config,
-            "config_not_restorable_because": unsaved,
+            "not_saved": not_saved,
             "iteration": self.iteration,
             "time_total_s": self._time_total_s,
             "env_steps": int(self.state.progress.env_steps),
@@ -591,6 +587,13 @@ class Algorithm:
         """
         found = ckpt.find_checkpoint(path)
         metadata = ckpt.read_metadata(found)
+        missing = [name for name in metadata["not_saved"] if name not in overrides]
+        if missing:
+            supply = ", ".join(f"{name}=..." for name in missing)
+            raise CheckpointError(
+                f"{found} does not hold {' and '.join(missing)}, which had no import path: supply "
+                f"it with from_checkpoint(..., {supply})."
+            )
         config = config_from_serializable(metadata["config"], overrides)
         algorithm = (config.algo_class or cls)(config, run_folder=run_folder)
         algorithm.restore(found)

@@ -37,7 +37,9 @@ class Callbacks:
     def on_evaluate_start(self, *, algorithm: "Algorithm") -> None:
         """Called before each evaluation."""
 
-    def on_evaluate_end(self, *, algorithm: "Algorithm", evaluation_metrics: dict[str, Any]) -> None:
+    def on_evaluate_end(
+        self, *, algorithm: "Algorithm", evaluation_metrics: dict[str, Any]
+    ) -> None:
         """Called with what an evaluation returned."""
 
     def on_episode_end(self, *, algorithm: "Algorithm", episode: "EndedEpisode") -> None:
@@ -67,7 +69,11 @@ class CallbackList:
         for hook in HOOKS:
             value = vars(settings)[hook]
             self._functions[hook] = (
-                [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
+                []
+                if value is None
+                else list(value)
+                if isinstance(value, (list, tuple))
+                else [value]
             )
 
     def wants(self, hook: str) -> bool:

@@ -205,9 +205,7 @@ def read_metadata(checkpoint: Path) -> dict[str, Any]:
             raise ValueError("its metadata is not jaxrl's")
         version = document.get("checkpoint_version")
         if version != VERSION:
-            raise ValueError(
-                f"its format is version {version}, this jaxrl reads version {VERSION}"
-            )
+            raise ValueError(f"its format is version {version}, this jaxrl reads version {VERSION}")
     return document
 
 

@@ -19,7 +19,9 @@ def get_parameters(state: TrainState) -> PyTree:
     return to_host(state.learner.sgd.params)
 
 
-def set_parameters(state: TrainState, weights: PyTree, *, strict: bool) -> tuple[TrainState, list[str]]:
+def set_parameters(
+    state: TrainState, weights: PyTree, *, strict: bool
+) -> tuple[TrainState, list[str]]:
     """The state with the parameters given, and a sentence for each that did not fit.
 
     Raises:

@@ -49,5 +49,7 @@ def differs(a: Any, b: Any) -> bool:
     """Whether any leaf differs."""
     return any(
         not np.array_equal(x, y)
-        for x, y in zip(jax.tree.leaves(host_leaves(a)), jax.tree.leaves(host_leaves(b)), strict=True)
+        for x, y in zip(
+            jax.tree.leaves(host_leaves(a)), jax.tree.leaves(host_leaves(b)), strict=True
+        )
     )

@@ -31,9 +31,7 @@ class PPOTraining(OnPolicyTraining):
     clip_param: float = field(
         default=0.3, doc="Clip range of the probability ratio.", sweepable=True, check=positive
     )
-    lambda_: float = field(
-        default=1.0, doc="GAE's lambda.", sweepable=True, check=unit_interval
-    )
+    lambda_: float = field(default=1.0, doc="GAE's lambda.", sweepable=True, check=unit_interval)
     use_critic: bool = field(
         default=True, doc="Learn a value function; without it returns are Monte-Carlo."
     )
@@ -238,7 +236,9 @@ class PPOConfig(AlgorithmConfig):
     """Configuration of PPO."""
 
     algo_name = "PPO"
-    training_settings: PPOTraining = PPOTraining(lr=5e-5, train_batch_size=4000, num_epochs=30, minibatch_size=128)
+    training_settings: PPOTraining = PPOTraining(
+        lr=5e-5, train_batch_size=4000, num_epochs=30, minibatch_size=128
+    )
     training = fluent("training_settings", PPOTraining)
 
     def get_default_learner_class(self) -> type[PPOLearner]:
@@ -273,4 +273,3 @@ class PGConfig(A2CConfig):
     training_settings: PPOTraining = dataclasses.replace(
         A2CConfig.training_settings, use_critic=False, entropy_coeff=0.0
     )
-

@@ -4,9 +4,9 @@ import functools
 import logging
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -15,6 +15,7 @@ from jaxrl import metrics
 from jaxrl.checkpoint import complete_checkpoints, find_checkpoint, read_metadata
 from jaxrl.cli.experiments import json_object
 from jaxrl.cli.interrupts import Interrupts
+from jaxrl.config.serialize import config_from_serializable
 from jaxrl.config.stop import parse_stop, stop_reached
 from jaxrl.errors import ConfigError, RunFolderError, did_you_mean
 from jaxrl.logging import results, text
@@ -33,9 +34,7 @@ def train(experiment: "Experiment", log_level: int | None = None) -> int:
     config, stop = experiment.config, experiment.stop
     if config.debugging_settings.run_name is not None:
         check_name(config.debugging_settings.run_name)
-    # The display takes the place of the sink that prints.
-    loggers = config.debugging_settings.loggers
-    config.debugging(loggers=[sink for sink in loggers if sink != "console"])
+    config.debugging(loggers=_without_console(config.debugging_settings.loggers))
     title = f"{config.algo_name} on {config.environment_settings.env}"
     return _run(title, stop, config.build, log_level)
 
@@ -45,10 +44,17 @@ def resume(run: str, stop: str | None, log_level: int | None = None) -> int:
     from jaxrl.algorithm import Algorithm
 
     folder = RunFolder.open(_find(run))
-    criterion = folder.stop_criterion if stop is None else parse_stop(json_object("--stop", stop))
+    criterion = _criterion(folder, stop)
     checkpoint = find_checkpoint(folder.path)
-    _refuse_if_reached(folder, checkpoint, criterion)
-    build = functools.partial(Algorithm.from_checkpoint, str(checkpoint), run_folder=folder)
+    saved = read_metadata(checkpoint)
+    _refuse_if_reached(folder, saved["iteration"], criterion)
+    loggers = config_from_serializable(saved["config"]).debugging_settings.loggers
+    build = functools.partial(
+        Algorithm.from_checkpoint,
+        str(checkpoint),
+        run_folder=folder,
+        loggers=_without_console(loggers),
+    )
     return _run(f"{folder.name}, from {checkpoint.name}", criterion, build, log_level)
 
 
@@ -64,6 +70,11 @@ def evaluate(checkpoint: str, episodes: int | None, log_level: int | None = None
         found = algo.evaluate(num_episodes=episodes)
     for line in [*_evaluation_lines(found), f"checkpoint        {path}"]:
         typer.echo(line)
+
+
+def _without_console(loggers: Sequence[Any]) -> list[Any]:
+    """The display takes the place of the sink that prints."""
+    return [sink for sink in loggers if sink != "console"]
 
 
 def _run(
@@ -123,8 +134,19 @@ def _final_checkpoint(algo: "Algorithm") -> Path:
     return saved[-1]
 
 
-def _refuse_if_reached(folder: RunFolder, checkpoint: Path, stop: Mapping[str, float]) -> None:
-    iteration = read_metadata(checkpoint)["iteration"]
+def _criterion(folder: RunFolder, stop: str | None) -> dict[str, float]:
+    if stop is not None:
+        return parse_stop(json_object("--stop", stop))
+    stored = folder.stop_criterion
+    if stored is None:
+        raise ConfigError(
+            f"{folder.name} was never given a stop criterion, since it was trained from Python: "
+            "give one, as in --stop '{\"training_iteration\": 100}'."
+        )
+    return stored
+
+
+def _refuse_if_reached(folder: RunFolder, iteration: int, stop: Mapping[str, float]) -> None:
     logged = read_results(folder.result_file) if folder.result_file.is_file() else []
     for row in logged:
         if metrics.lookup(row, results.ITERATION) != iteration:

@@ -30,6 +30,23 @@ def serializable_dict(config: "AlgorithmConfig") -> dict[str, Any]:
     return _as_data(config, _encode)
 
 
+def restorable_dict(config: "AlgorithmConfig") -> tuple[dict[str, Any], list[str]]:
+    """As `serializable_dict`, but settings that cannot be saved are left out, and named."""
+    not_saved: list[str] = []
+
+    def encode(name: str, value: Any) -> Any:
+        try:
+            return _encode(name, value)
+        except ConfigError:
+            not_saved.append(name)
+            return None
+
+    data = _as_data(config, encode)
+    for name in not_saved:
+        data["settings"].pop(name, None)
+    return data, not_saved
+
+
 def describable_dict(config: "AlgorithmConfig") -> dict[str, Any]:
     """As `serializable_dict`, but what cannot be saved is shown by its repr: for reading only."""
 

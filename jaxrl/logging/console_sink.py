@@ -1,21 +1,19 @@
-"""The sink "console": each result as one line on standard output."""
+"""The sink "console": results as lines on standard output."""
 
-import sys
+from rich.console import Console
 
-from jaxrl.logging import results, text
-from jaxrl.logging.status import RunStatus
+from jaxrl.logging import results
+from jaxrl.logging.display import PlainDisplay
 
 
 class ConsoleSink:
-    """Prints a line per result, for scripts and notebooks that call `train()` themselves."""
+    """For scripts and notebooks that call `train()` themselves: a line every few seconds."""
 
     def __init__(self) -> None:
-        self._status = RunStatus()
+        self._display = PlainDisplay("", {}, console=Console())
 
     def write(self, result: results.Result) -> None:
-        self._status.update(result)
-        sys.stdout.write(text.line(result, self._status.steps_per_s) + "\n")
-        sys.stdout.flush()
+        self._display.iteration(result)
 
     def close(self) -> None:
-        """Nothing is held."""
+        self._display.flush()

@@ -101,9 +101,7 @@ class PlainDisplay:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._waiting is not None:
-            self.message(self._waiting)
-            self._waiting = None
+        self.flush()
 
     def phase(self, name: str) -> None:
         if self.status.phase == "compiling" and name != "compiling":
@@ -121,6 +119,12 @@ class PlainDisplay:
             self._printed_at, self._waiting = self._clock(), None
         else:
             self._waiting = words
+
+    def flush(self) -> None:
+        """Prints the latest iteration if its line was held back."""
+        if self._waiting is not None:
+            self.message(self._waiting)
+            self._waiting = None
 
     def message(self, words: str) -> None:
         self._console.print(words, markup=False, highlight=False, soft_wrap=True)

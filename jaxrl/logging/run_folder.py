@@ -87,7 +87,7 @@ class RunFolder:
                 folder = cls(path, _lock(path))
                 folder.checkpoints.mkdir()
                 _write_json(folder.params_file, params)
-                _write_json(folder.run_file, {"id": uuid.uuid4().hex[:12], "stop": {}})
+                _write_json(folder.run_file, {"id": uuid.uuid4().hex[:12], "stop": None})
         except BaseException:
             shutil.rmtree(path, ignore_errors=True)
             raise
@@ -151,9 +151,9 @@ class RunFolder:
         return str(self._run_info()["id"])
 
     @property
-    def stop_criterion(self) -> dict[str, Any]:
-        """What the run was last told to stop at; empty if nothing."""
-        return dict(self._run_info()["stop"])
+    def stop_criterion(self) -> dict[str, float] | None:
+        """What the run was last told to stop at; None if nobody said."""
+        return self._run_info()["stop"]
 
     def save_stop_criterion(self, stop: Mapping[str, Any]) -> None:
         """Remembers what the run is to stop at, for `jaxrl resume`."""

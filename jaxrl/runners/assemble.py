@@ -94,10 +94,10 @@ def make_env(config: "AlgorithmConfig") -> MadeEnv:
     """The config's environment, with declared spaces compared to its own."""
     settings = config.environment_settings
     if settings.env is None:
-        raise ConfigError("env is not set: name one with .environment(env=...), e.g. 'CartPole-v1'.")
-    made = make(
-        settings.env, settings.env_config, max_episode_steps=settings.max_episode_steps
-    )
+        raise ConfigError(
+            "env is not set: name one with .environment(env=...), e.g. 'CartPole-v1'."
+        )
+    made = make(settings.env, settings.env_config, max_episode_steps=settings.max_episode_steps)
     for name, declared, own in (
         (
             "observation_space",

@@ -99,9 +99,7 @@ class InGraph:
         """The first state of a run, for all environments. Consumes the key."""
         learner_key, env_key, run_key = jax.random.split(key, 3)
         learner_state = self.learner.init(learner_key)
-        env_state = self.sampler.env.reset(
-            env_key, initial_env_index(self.num_envs), env_params
-        )
+        env_state = self.sampler.env.reset(env_key, initial_env_index(self.num_envs), env_params)
         shards = self.experience.num_shards
         return TrainState(
             learner=learner_state,
@@ -179,9 +177,7 @@ class InGraph:
             learner=learner_state,
             per_env=per_env,
         )
-        progress = replace(
-            state.progress, env_steps=state.progress.env_steps.add(self.batch_steps)
-        )
+        progress = replace(state.progress, env_steps=state.progress.env_steps.add(self.batch_steps))
         batch, prepared = self.learner.prepare(state.learner, rollout, progress)
         learned, metrics, skipped = self._epochs(
             state.learner, batch, env.index, progress, shuffle_key, update_key

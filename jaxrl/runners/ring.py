@@ -80,15 +80,11 @@ class EpisodeSums:
             sum_return=self.sum_return + jnp.where(ended, returns, 0.0).sum(axis=1),
             sum_length=self.sum_length
             + jnp.where(ended, lengths, 0).sum(axis=1).astype(jnp.float32),
-            min_return=jnp.minimum(
-                self.min_return, jnp.where(ended, returns, jnp.inf).min(axis=1)
-            ),
+            min_return=jnp.minimum(self.min_return, jnp.where(ended, returns, jnp.inf).min(axis=1)),
             max_return=jnp.maximum(
                 self.max_return, jnp.where(ended, returns, -jnp.inf).max(axis=1)
             ),
-            min_length=jnp.minimum(
-                self.min_length, jnp.where(ended, lengths, largest).min(axis=1)
-            ),
+            min_length=jnp.minimum(self.min_length, jnp.where(ended, lengths, largest).min(axis=1)),
             max_length=jnp.maximum(self.max_length, jnp.where(ended, lengths, 0).max(axis=1)),
         )
 

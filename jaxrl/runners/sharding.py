@@ -37,9 +37,7 @@ def state_specs(state: TrainState) -> TrainState:
 def summary_specs(summary: Summary) -> Summary:
     """Episode sums are per shard; the rest is reduced."""
     whole = jax.tree.map(lambda _: WHOLE, summary)
-    return dataclasses.replace(
-        whole, episodes=jax.tree.map(lambda _: ALONG, summary.episodes)
-    )
+    return dataclasses.replace(whole, episodes=jax.tree.map(lambda _: ALONG, summary.episodes))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,8 +51,12 @@ class Compiled:
 
 
 def compile_runner(
-    runner: InGraph, state_shapes: TrainState, devices: list[jax.Device], *,
-    max_retraces: int | None, jit: bool,
+    runner: InGraph,
+    state_shapes: TrainState,
+    devices: list[jax.Device],
+    *,
+    max_retraces: int | None,
+    jit: bool,
 ) -> Compiled:
     """Programs for the devices; with several, a `shard_map` of the same functions over a mesh.
 

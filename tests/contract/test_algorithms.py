@@ -109,9 +109,7 @@ def test_one_device_equals_eight(algo: str) -> None:
     alone = compiled_states(assembly, jax.devices()[:1])
     shared = compiled_states(assembly, jax.devices()[:8])
     assert_equal(alone[0], shared[0])
-    np.testing.assert_array_equal(
-        np.asarray(alone[1].env.count), np.asarray(shared[1].env.count)
-    )
+    np.testing.assert_array_equal(np.asarray(alone[1].env.count), np.asarray(shared[1].env.count))
     assert_close(alone[1].env, shared[1].env)
     assert_equal(alone[1].ring, shared[1].ring)
     assert_close(alone[1].learner, shared[1].learner, rtol=1e-4, atol=2e-5)

@@ -273,11 +273,14 @@ def test_the_terminal_decides_which_display_opens() -> None:
     assert isinstance(open_display("t", {}, console=Console(file=io.StringIO())), PlainDisplay)
 
 
-def test_the_console_sink_prints_a_line_per_result(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_console_sink_prints_few_lines_and_the_last_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     sink = ConsoleSink()
-    for i in (1, 2):
+    for i in range(1, 6):
         sink.write(result(i))
+    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()] == ["iteration 1"]
     sink.close()
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["iteration 1", "iteration 2"]
-    assert "50 steps/s" in lines[1]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("iteration 5  steps 500")
+    assert "50 steps/s" in line

@@ -16,7 +16,7 @@ def test_a_new_folder_holds_the_config_and_a_run_id(tmp_path: Path) -> None:
     assert folder.path == tmp_path / "first"
     assert json.loads(folder.params_file.read_text()) == {"lr": 0.5, "inf": None}
     assert folder.checkpoints.is_dir()
-    assert folder.stop_criterion == {}
+    assert folder.stop_criterion is None
     assert len(folder.run_id) == 12
     folder.close()
 

@@ -1,0 +1,111 @@
+"""The divergence guard: what is not finite is named, skipped, rolled back or raised."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl.algorithms.ppo import PPOBatch, PPOLearner, PPOState
+from jaxrl.checkpoint import complete_checkpoints
+from jaxrl.core.struct import replace
+from jaxrl.core.types import Key, Metrics, Progress
+from jaxrl.errors import DivergenceError
+from tests.helpers import assert_equal, differs, small
+
+FIRST_BAD, LAST_BAD = 2, 4
+"""Train batches with poisoned gradients, counted from 0."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PoisonedLearner(PPOLearner):
+    """NaN advantages, and so NaN gradients, for three train batches."""
+
+    def update(
+        self, state: PPOState, batch: PPOBatch, progress: Progress, key: Key
+    ) -> tuple[PPOState, Metrics]:
+        number = progress.train_batches.low
+        bad = (number >= FIRST_BAD) & (number <= LAST_BAD)
+        poison = jnp.where(bad, jnp.nan, 1.0)
+        return super().update(
+            state, replace(batch, advantages=batch.advantages * poison), progress, key
+        )
+
+
+def poisoned(**fault_tolerance: Any) -> Any:
+    """8 updates a train batch, so 24 bad ones in a row."""
+    return small().learners(learner_class=PoisonedLearner).fault_tolerance(**fault_tolerance)
+
+
+def params_of(algorithm: Any) -> Any:
+    return algorithm.get_weights()["default_policy"]
+
+
+def test_a_nan_reward_is_named_and_training_goes_on() -> None:
+    config = small(env="jaxrl.envs.faults:FaultyEnv")
+    config.environment(env_config={"env": "CartPole-v1", "at_step": 6, "fraction": 0.1})
+    with config.build() as algorithm:
+        for _ in range(4):
+            result = algorithm.train()
+        faults = result["fault_tolerance"]
+        assert faults["num_nonfinite_env_steps"] > 0
+        named = faults["last_nonfinite_env_step"]
+        assert named["what"] == "reward"
+        assert 0 <= named["env_index"] < 16
+        assert 0 < named["env_step"] <= 32
+        assert faults["num_nonfinite_updates"] == 0
+        leaves = jax.tree.leaves(params_of(algorithm))
+        assert all(np.isfinite(leaf).all() for leaf in leaves)
+        before = params_of(algorithm)
+        algorithm.train()
+        assert differs(before, params_of(algorithm))
+
+
+def test_bad_updates_are_skipped_and_counted() -> None:
+    with poisoned(on_nonfinite="skip").build() as algorithm:
+        for _ in range(FIRST_BAD):
+            algorithm.train()
+        before = params_of(algorithm)
+        for number in range(3):
+            faults = algorithm.train()["fault_tolerance"]
+            assert faults["num_nonfinite_updates"] == 8 * (number + 1)
+            assert faults["num_nonfinite_updates_in_a_row"] == 8 * (number + 1)
+        assert faults["num_rollbacks"] == 0
+        assert_equal(before, params_of(algorithm))
+        faults = algorithm.train()["fault_tolerance"]
+        assert faults["num_nonfinite_updates_in_a_row"] == 0
+        assert differs(before, params_of(algorithm))
+
+
+def test_after_enough_in_a_row_the_last_good_state_returns() -> None:
+    with poisoned(on_nonfinite="rollback", nonfinite_updates_tolerance=16).build() as algorithm:
+        algorithm.train()
+        good = params_of(algorithm)  # where the last wholly good train batch starts
+        algorithm.train()
+        latest = params_of(algorithm)
+        assert algorithm.train()["fault_tolerance"]["num_rollbacks"] == 0  # 8 in a row
+        assert_equal(latest, params_of(algorithm))
+        faults = algorithm.train()["fault_tolerance"]  # 16 in a row
+        assert faults["num_rollbacks"] == 1
+        assert faults["num_nonfinite_updates_in_a_row"] == 0
+        assert_equal(good, params_of(algorithm))
+        steps = algorithm.train()["num_env_steps_sampled_lifetime"]
+        assert steps == 5 * 128  # keys and counters went on
+        algorithm.train()
+        assert differs(good, params_of(algorithm))
+
+
+def test_raise_stops_the_loop_saves_and_says_where() -> None:
+    config = poisoned(on_nonfinite="raise", nonfinite_updates_tolerance=8)
+    config.reporting(min_sample_timesteps_per_iteration=128 * 1000)
+    with config.build() as algorithm:
+        with pytest.raises(DivergenceError, match="8 updates in a row") as caught:
+            algorithm.train()
+        saved = complete_checkpoints(Path(algorithm.run_dir) / "checkpoints")
+        assert str(saved[-1]) in str(caught.value)
+        assert int(algorithm.state.progress.env_steps) == 128 * (FIRST_BAD + 1)
+        leaves = jax.tree.leaves(params_of(algorithm))
+        assert all(np.isfinite(leaf).all() for leaf in leaves)

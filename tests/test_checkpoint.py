@@ -1,0 +1,287 @@
+"""Checkpoints: exact, atomic, complete, and refused in one sentence when they are not."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl.algorithm import Algorithm
+from jaxrl.checkpoint import CheckpointWriter, complete_checkpoints, find_checkpoint, read_metadata
+from jaxrl.errors import CheckpointError
+from tests.helpers import assert_equal, differs, small
+
+ROOT = Path(__file__).parent.parent
+
+
+def in_new_process(code: str, *args: str) -> str:
+    """What a Python program of its own prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("algo", ["PPO", "A2C", "PG"])
+def test_resuming_in_a_new_process_is_byte_exact(algo: str, tmp_path: Path) -> None:
+    config = small(algo).env_runners(observation_filter="MeanStdFilter", normalize_rewards=True)
+    with config.build() as algorithm:
+        algorithm.train()
+        path = algorithm.save(tmp_path)
+        algorithm.train()
+        algorithm.train()
+        want = algorithm.get_state()["train_state"]
+        steps = algorithm.iteration
+    in_new_process(
+        "import sys, numpy as np\n"
+        "from jaxrl.algorithm import Algorithm\n"
+        "algorithm = Algorithm.from_checkpoint(sys.argv[1])\n"
+        "[algorithm.train() for _ in range(2)]\n"
+        f"assert algorithm.iteration == {steps}\n"
+        "np.savez(sys.argv[2], **algorithm.get_state()['train_state'])\n"
+        "algorithm.stop()\n",
+        path,
+        str(tmp_path / "resumed.npz"),
+    )
+    got = np.load(tmp_path / "resumed.npz")
+    assert set(got.files) == set(want)
+    assert len(want) > 30
+    for name, leaf in want.items():
+        assert got[name].dtype == leaf.dtype, name
+        assert got[name].tobytes() == leaf.tobytes(), name
+
+
+def test_there_is_no_pickle(tmp_path: Path) -> None:
+    with small().build() as algorithm:
+        path = Path(algorithm.save(tmp_path))
+    for file in path.rglob("*"):
+        assert file.suffix not in {".pkl", ".pickle"}
+        if file.is_file():
+            assert not file.read_bytes().startswith(b"\x80\x04")
+
+
+@pytest.fixture
+def two_checkpoints(tmp_path: Path) -> tuple[Path, Path]:
+    """An older and a newer checkpoint of one run."""
+    with small().build() as algorithm:
+        algorithm.train()
+        older = Path(algorithm.save(tmp_path))
+        algorithm.train()
+        return older, Path(algorithm.save(tmp_path))
+
+
+def truncate(checkpoint: Path) -> None:
+    largest = max((checkpoint / "state").rglob("*"), key=lambda p: p.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+
+
+def flip_a_bit(checkpoint: Path) -> None:
+    files = [p for p in (checkpoint / "state").rglob("*") if p.is_file()]
+    largest = max(files, key=lambda p: p.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 4
+    largest.write_bytes(bytes(content))
+
+
+def lose_state(checkpoint: Path) -> None:
+    shutil.rmtree(checkpoint / "state")
+    (checkpoint / "state").mkdir()
+
+
+def cut_metadata(checkpoint: Path) -> None:
+    file = checkpoint / "metadata" / "metadata"
+    file.write_text(file.read_text()[:200])
+
+
+def later_version(checkpoint: Path) -> None:
+    file = checkpoint / "metadata" / "metadata"
+    document = json.loads(file.read_text())
+    file.write_text(json.dumps({**document, "checkpoint_version": 99}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (truncate, "cannot be loaded"),
+        (flip_a_bit, "cannot be loaded"),
+        (lose_state, "cannot be loaded"),
+        (cut_metadata, "cannot be loaded"),
+        (later_version, "version 99, this jaxrl reads version 1"),
+    ],
+)
+def test_damage_is_refused_and_the_previous_one_named(
+    damage: Callable[[Path], None], reason: str, two_checkpoints: tuple[Path, Path]
+) -> None:
+    older, newer = two_checkpoints
+    damage(newer)
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        Algorithm.from_checkpoint(newer)
+    assert f"The previous one is {older.resolve()}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    Algorithm.from_checkpoint(older).stop()
+
+
+def test_foreign_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such file or folder"):
+        find_checkpoint(tmp_path / "nothing")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(CheckpointError, match="is no jaxrl checkpoint"):
+        find_checkpoint(tmp_path / "other")
+    for part in ("metadata", "state"):
+        (tmp_path / "other" / part).mkdir()
+    (tmp_path / "other" / "metadata" / "metadata").write_text('{"hello": 1}')
+    with pytest.raises(CheckpointError, match="its metadata is not jaxrl's"):
+        read_metadata(tmp_path / "other")
+
+
+def test_another_algorithm_or_shape_is_refused_and_nothing_changes(tmp_path: Path) -> None:
+    with small().build() as algorithm:
+        path = algorithm.save(tmp_path)
+    with small("A2C").build() as other:
+        with pytest.raises(CheckpointError, match="is of algorithm PPO, this one is A2C"):
+            other.restore(path)
+    wider = small().rl_module(model_config={"fcnet_hiddens": [9]})
+    with wider.build() as other:
+        before = other.get_state()["train_state"]
+        with pytest.raises(CheckpointError, match=r"does not fit.*learner\.\S+ is float32\[8"):
+            other.restore(path)
+        assert_equal(before, other.get_state()["train_state"])
+
+
+def test_components_are_restored_alone(tmp_path: Path) -> None:
+    with small().env_runners(observation_filter="MeanStdFilter").build() as algorithm:
+        algorithm.train()
+        path = algorithm.save(tmp_path)
+        saved = algorithm.get_state()["train_state"]
+    other = small().env_runners(observation_filter="MeanStdFilter").debugging(seed=5)
+    with other.build() as fresh:
+        before = fresh.get_state()["train_state"]
+        fresh.restore(path, component="rl_module")
+        after = fresh.get_state()["train_state"]
+        for name, leaf in after.items():
+            source = saved if name.startswith("learner.sgd.params") else before
+            np.testing.assert_array_equal(leaf, source[name], err_msg=name)
+        fresh.restore(path, component="connectors")
+        after = fresh.get_state()["train_state"]
+        np.testing.assert_array_equal(
+            after["connectors.obs.0.mean"], saved["connectors.obs.0.mean"]
+        )
+        assert fresh.iteration == 0
+        with pytest.raises(CheckpointError, match="Did you mean 'rl_module'"):
+            fresh.restore(path, component="rl_modul")
+
+
+def test_an_env_that_cannot_be_imported_must_be_supplied(tmp_path: Path) -> None:
+    from jaxrl.envs.classic.cartpole import CartPole
+
+    with small(env=lambda _: CartPole()).build() as algorithm:
+        algorithm.train()
+        path = algorithm.save(tmp_path)
+        want = algorithm.get_state()["train_state"]
+    with pytest.raises(CheckpointError, match=r"from_checkpoint\(\.\.\., env=\.\.\.\)"):
+        Algorithm.from_checkpoint(path)
+    with Algorithm.from_checkpoint(path, env="CartPole-v1") as algorithm:
+        assert_equal(want, algorithm.get_state()["train_state"])
+
+
+def test_the_best_are_kept(tmp_path: Path) -> None:
+    writer = CheckpointWriter(tmp_path, max_to_keep=2, score_attribute="x", asynchronous=True)
+    for number, score in enumerate([1.0, 5.0, 2.0, 4.0, 3.0]):
+        writer.save(number, {"a": np.arange(3.0)}, {}, score)
+    writer.close()
+    kept = [path.name for path in complete_checkpoints(tmp_path)]
+    assert kept == ["checkpoint_000001", "checkpoint_000003"]
+
+
+def test_an_asynchronous_save_survives_donation(tmp_path: Path) -> None:
+    """The state is donated to the next train batch while the save is still writing."""
+    config = small().debugging(results_dir=str(tmp_path), run_name="run")
+    config.checkpointing(checkpoint_frequency=1, max_to_keep=None, checkpoint_at_end=False)
+    states = []
+    with config.build() as algorithm:
+        algorithm.fit(
+            {"training_iteration": 4},
+            on_iteration=lambda _: states.append(algorithm.get_state()["train_state"]),
+        )
+    saved = complete_checkpoints(tmp_path / "run" / "checkpoints")
+    assert len(saved) == 4
+    with small().build() as fresh:
+        for path, want in zip(saved, states, strict=True):
+            fresh.restore(path)
+            assert_equal(want, fresh.get_state()["train_state"])
+
+
+KILLED = """
+import sys, numpy as np
+from jaxrl.checkpoint import CheckpointWriter
+writer = CheckpointWriter(sys.argv[1], asynchronous=True)
+state = {f"leaf{i}": np.random.default_rng(i).normal(size=200_000) for i in range(40)}
+for number in range(10_000):
+    writer.save(number, {**state, "number": np.asarray(number)}, {"number": number})
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.03, 0.1, 0.2, 0.35])
+def test_killed_while_saving_the_newest_complete_one_loads(delay: float, tmp_path: Path) -> None:
+    from jaxrl.checkpoint import read_leaves
+
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for _ in range(3):
+        process.stdout.readline()
+    time.sleep(delay)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    newest = find_checkpoint(tmp_path)
+    metadata = read_metadata(newest)
+    leaves = read_leaves(newest, metadata)
+    assert int(leaves["number"]) == metadata["number"] >= 1
+    # The next run clears what was left half-written, and goes on.
+    writer = CheckpointWriter(tmp_path)
+    writer.save(20_000, {"a": np.arange(3)}, {})
+    writer.close()
+    assert find_checkpoint(tmp_path).name == "checkpoint_020000"
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with small().build() as algorithm, pytest.raises(CheckpointError, match="cannot be written"):
+        algorithm.save(tmp_path / "file")
+
+
+def test_more_devices_load_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with small().learners(num_devices=1).build() as algorithm:
+        algorithm.train()
+        path = algorithm.save(tmp_path)
+        want = algorithm.get_state()["train_state"]
+    with Algorithm.from_checkpoint(path, num_devices=4) as algorithm:
+        assert len(algorithm.state.env.count.sharding.device_set) == 4
+        assert_equal(want, algorithm.get_state()["train_state"])
+        assert "num_devices=1, this run has 4" in caplog.text
+        algorithm.train()
+    assert differs(jax.tree.leaves(want), jax.tree.leaves(algorithm.get_state()["train_state"]))
+
+
+def test_a_state_that_was_given_out_does_not_change() -> None:
+    with small().build() as algorithm:
+        state: Any = algorithm.get_state()
+        before = {name: leaf.copy() for name, leaf in state["train_state"].items()}
+        algorithm.train()
+        assert_equal(before, state["train_state"])
+        algorithm.set_state(state)
+        assert algorithm.iteration == 0
+        assert_equal(before, algorithm.get_state()["train_state"])
