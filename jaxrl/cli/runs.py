@@ -147,10 +147,9 @@ def _criterion(folder: RunFolder, stop: str | None) -> dict[str, float]:
 
 
 def _refuse_if_reached(folder: RunFolder, iteration: int, stop: Mapping[str, float]) -> None:
-    logged = read_results(folder.result_file) if folder.result_file.is_file() else []
-    for row in logged:
-        if metrics.lookup(row, results.ITERATION) != iteration:
-            continue
+    if not folder.result_file.is_file():
+        return
+    for row in read_results(folder.result_file, containing=f'"{results.ITERATION}": {iteration},'):
         sentence = stop_reached(row, dict(stop))
         if sentence:
             raise ConfigError(

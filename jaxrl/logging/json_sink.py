@@ -1,8 +1,9 @@
 """`result.json`: every result whole, one line of strict JSON each."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from jaxrl.logging import files, results
 
@@ -33,27 +34,40 @@ class JsonSink:
         self._file.close()
 
 
-def read_results(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a `result.json`; what a killed process left half-written is not."""
-    with files.one_sentence("read", path), path.open(encoding="utf-8", errors="replace") as file:
-        return [row for row in map(_parse, file) if row is not None]
+def read_results(path: Path, *, containing: str = "") -> Iterator[dict[str, Any]]:
+    """The complete lines of a `result.json`; not what a killed process left half-written.
+
+    Args:
+        path: The file.
+        containing: Text that a line must have; lines without it are not even parsed.
+    """
+    with files.one_sentence("read", path), _open(path) as file:
+        for line in file:
+            row = parse(line) if containing in line else None
+            if row is not None:
+                yield row
+
+
+def _open(path: Path) -> IO[str]:
+    return path.open(encoding="utf-8", errors="replace")
 
 
 def _keep_until(path: Path, iteration: int) -> None:
-    with path.open(encoding="utf-8", errors="replace") as file:
-        lines = list(file)
-    kept = [line for line in lines if _belongs(line, iteration)]
-    if kept != lines:
-        with files.replacing(path) as file:
-            file.writelines(kept)
+    """Rewrites the file if a line does not belong; files may be large, so line by line."""
+    with _open(path) as lines:
+        if all(_belongs(line, iteration) for line in lines):
+            return
+    with _open(path) as lines, files.replacing(path) as kept:
+        kept.writelines(line for line in lines if _belongs(line, iteration))
 
 
 def _belongs(line: str, iteration: int) -> bool:
-    row = _parse(line)
+    row = parse(line)
     return row is not None and (results.number(row, results.ITERATION) or 0) <= iteration
 
 
-def _parse(line: str) -> dict[str, Any] | None:
+def parse(line: str) -> dict[str, Any] | None:
+    """The result of a line, or None if the line is not complete."""
     if not line.endswith("\n"):
         return None
     try:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl.logging import files, results
-from jaxrl.logging.json_sink import read_results
+from jaxrl.logging.json_sink import parse
 from jaxrl.logging.run_folder import RunFolder
+
+_MAX_POINTS = 5_000
 
 Points = list[tuple[int, float]]
 
@@ -97,11 +99,22 @@ def _engineering(value: float) -> str:
 
 def _rows(folder: RunFolder) -> Iterator[Mapping[str, Any]]:
     if folder.result_file.is_file():
-        yield from read_results(folder.result_file)
+        yield from _thinned(folder.result_file)
     elif folder.progress_file.is_file():
         with folder.progress_file.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 yield _nested({name: _cell(value) for name, value in row.items() if value})
+
+
+def _thinned(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Every result of a short run; of a long one some thousands, and those with evaluations."""
+    with path.open("rb") as file:
+        every = 1 + sum(1 for _ in file) // _MAX_POINTS
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for i, line in enumerate(file):
+            row = parse(line) if i % every == 0 or '"evaluation_s"' in line else None
+            if row is not None:
+                yield row
 
 
 def _cell(value: str) -> float | str:

@@ -6,7 +6,7 @@ import matplotlib.image
 import pytest
 
 from jaxrl.errors import RunFolderError
-from jaxrl.logging import RunFolder
+from jaxrl.logging import RunFolder, plots
 from jaxrl.logging.plots import draw_learning_curve, read_learning_curve
 from jaxrl.logging.sinks import open_all
 
@@ -58,6 +58,17 @@ def test_the_curve_is_read_back_from_what_was_logged(folder: RunFolder, sinks: l
     assert curve.high == [4, 5, 6]
     # Iteration 3 repeats the evaluation of iteration 2; the equal score of iteration 4 is its own.
     assert curve.evaluated == [(2000, 500.0), (4000, 500.0)]
+
+
+def test_a_long_run_is_thinned_but_for_its_evaluations(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(folder, ["json"], [result(i, evaluated=i == 50 or None) for i in range(2, 102)])
+    monkeypatch.setattr(plots, "_MAX_POINTS", 10)
+    curve = read_learning_curve(folder)
+    assert 10 <= len(curve.steps) <= 12
+    assert curve.steps[0] == 2000
+    assert curve.evaluated == [(50_000, 500.0)]
 
 
 def test_the_picture_is_a_picture(folder: RunFolder) -> None:

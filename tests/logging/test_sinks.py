@@ -66,6 +66,9 @@ class TestJson:
             file.write('{"training_iteration": 6, "env_ru')  # killed while writing
         sink = JsonSink(path, start_iteration=3)
         assert [row["training_iteration"] for row in read_results(path)] == [1, 2, 3]
+        assert [*read_results(path, containing='"training_iteration": 2,')] == [
+            json.loads(whole.splitlines()[1])
+        ]
         for i in (4, 5):
             sink.write(result(i))
         sink.close()
