@@ -46,14 +46,12 @@ def resume(run: str, stop: str | None, log_level: int | None = None) -> int:
     folder = RunFolder.open(_find(run))
     criterion = _criterion(folder, stop)
     checkpoint = find_checkpoint(folder.path)
-    saved = read_metadata(checkpoint)
-    _refuse_if_reached(folder, saved["iteration"], criterion)
-    loggers = config_from_serializable(saved["config"]).debugging_settings.loggers
+    _refuse_if_reached(folder, _iteration(checkpoint), criterion)
     build = functools.partial(
         Algorithm.from_checkpoint,
         str(checkpoint),
         run_folder=folder,
-        loggers=_without_console(loggers),
+        **_quiet_loggers(read_metadata(checkpoint)),
     )
     return _run(f"{folder.name}, from {checkpoint.name}", criterion, build, log_level)
 
@@ -75,6 +73,14 @@ def evaluate(checkpoint: str, episodes: int | None, log_level: int | None = None
 def _without_console(loggers: Sequence[Any]) -> list[Any]:
     """The display takes the place of the sink that prints."""
     return [sink for sink in loggers if sink != "console"]
+
+
+def _quiet_loggers(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The override that keeps a resumed run from printing beside the display."""
+    if "loggers" in saved["not_saved"]:
+        return {}  # objects, which only the user has; restoring says so
+    config = config_from_serializable(saved["config"])
+    return {"loggers": _without_console(config.debugging_settings.loggers)}
 
 
 def _run(
@@ -128,10 +134,15 @@ def _final_checkpoint(algo: "Algorithm") -> Path:
     """The checkpoint of the last iteration, saved now if `fit` did not."""
     folder = algo.run_folder.checkpoints
     saved = complete_checkpoints(folder)
-    if not saved or read_metadata(saved[-1])["iteration"] != algo.iteration:
+    if not saved or _iteration(saved[-1]) != algo.iteration:
         algo.save()
         saved = complete_checkpoints(folder)
     return saved[-1]
+
+
+def _iteration(checkpoint: Path) -> int:
+    """The iteration after which a checkpoint of a run folder was written."""
+    return int(checkpoint.name.rsplit("_", maxsplit=1)[1])
 
 
 def _criterion(folder: RunFolder, stop: str | None) -> dict[str, float]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.cli.app import app
 from jaxrl.logging.plots import draw_learning_curve
 from jaxrl.logging.run_folder import RunFolder
@@ -164,3 +165,19 @@ def test_a_terminated_run_is_resumed_where_it_was(interrupted: Path) -> None:
     assert folder.stop_criterion == {"training_iteration": reached + 2}
     assert draw_learning_curve(folder) is not None
     folder.close()
+
+
+def test_a_run_from_python_is_resumed_too_once_it_has_a_criterion(tmp_path: Path) -> None:
+    config = PPOConfig().environment("CartPole-v1").update_from_dict(SMALL)
+    config.debugging(run_name="api", results_dir=str(tmp_path), loggers=["console", "json"])
+    with config.build() as algo:
+        algo.train()
+        algo.save()
+    refused = jaxrl("resume", tmp_path / "api")
+    assert refused.exit_code == 2
+    assert "never given a stop criterion" in refused.stderr
+    done = jaxrl("resume", tmp_path / "api", "--stop", json.dumps({"training_iteration": 2}))
+    assert done.exit_code == 0, done.output
+    assert iterations(tmp_path / "api") == [1, 2]
+    printed = [line.split("  ")[0] for line in done.output.splitlines()]
+    assert printed.count("iteration 2") == 1  # the display, and not the console sink beside it
