@@ -43,17 +43,17 @@ def resume(run: str, stop: str | None, log_level: int | None = None) -> int:
     """Goes on with a run in its own folder; returns the exit code."""
     from jaxrl.algorithm import Algorithm
 
-    folder = RunFolder.open(_find(run))
-    criterion = _criterion(folder, stop)
-    checkpoint = find_checkpoint(folder.path)
-    _refuse_if_reached(folder, _iteration(checkpoint), criterion)
-    build = functools.partial(
-        Algorithm.from_checkpoint,
-        str(checkpoint),
-        run_folder=folder,
-        **_quiet_loggers(read_metadata(checkpoint)),
-    )
-    return _run(f"{folder.name}, from {checkpoint.name}", criterion, build, log_level)
+    with RunFolder.open(_find(run)) as folder:
+        criterion = _criterion(folder, stop)
+        checkpoint = find_checkpoint(folder.path)
+        _refuse_if_reached(folder, _iteration(checkpoint), criterion)
+        build = functools.partial(
+            Algorithm.from_checkpoint,
+            str(checkpoint),
+            run_folder=folder,
+            **_quiet_loggers(read_metadata(checkpoint)),
+        )
+        return _run(f"{folder.name}, from {checkpoint.name}", criterion, build, log_level)
 
 
 def evaluate(checkpoint: str, episodes: int | None, log_level: int | None = None) -> None:

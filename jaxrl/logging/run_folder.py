@@ -11,7 +11,7 @@ import uuid
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from jaxrl.config.serialize import describable_dict
 from jaxrl.errors import ConfigError, RunFolderError
@@ -159,6 +159,12 @@ class RunFolder:
         """Remembers what the run is to stop at, for `jaxrl resume`."""
         with files.one_sentence("write", self.run_file):
             _write_json(self.run_file, {**self._run_info(), "stop": dict(stop)})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Lets others write to the folder; may be called twice."""
