@@ -1,12 +1,13 @@
 """The environment contract: pure functions of a state, a key and parameters."""
 
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import gymnasium
 import numpy as np
 
 from jaxrl.core.types import Key, PyTree, TimeStep
 
+ResetMode: TypeAlias = Literal["every_step", "on_demand"]
 StateT = TypeVar("StateT")
 ParamsT = TypeVar("ParamsT")
 
@@ -19,11 +20,11 @@ class JaxEnv(Generic[StateT, ParamsT]):
     comes first, as in gymnax; an environment never keeps it.
     """
 
-    name: ClassVar[str] = "JaxEnv"
+    name: str = "JaxEnv"
     max_episode_steps: int | None = None
     """The time limit that `make` wraps around, None for no limit."""
-    reset_mode: ClassVar[str] = "every_step"
-    """How auto-reset is cheapest here (see `jaxrl.envs.vector`), found by measuring."""
+    reset_mode: ResetMode = "every_step"
+    """How auto-reset is cheapest here, see `jaxrl.envs.vector`."""
 
     @property
     def default_params(self) -> ParamsT:

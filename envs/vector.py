@@ -12,7 +12,7 @@ share starting states between episodes; they are left out for that.
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, PyTree
-from jaxrl.envs.base import JaxEnv
-
-ResetMode = Literal["every_step", "on_demand"]
-RESET_MODES = ("every_step", "on_demand")
+from jaxrl.envs.base import JaxEnv, ResetMode
 
 
 @pytree

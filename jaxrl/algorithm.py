@@ -1,6 +1,5 @@
 """Algorithm: the one stateful façade over a run's pure functions."""
 
-import dataclasses
 import datetime
 import logging
 import os
@@ -8,45 +7,33 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
-from typing_extensions import Self
 
 from jaxrl import checkpoint as ckpt
+from jaxrl import host_state as host
 from jaxrl.callbacks import CallbackList
-from jaxrl.config.plan import choose_num_devices
-from jaxrl.config.serialize import config_from_serializable, restorable_dict
+from jaxrl.config.serialize import config_from_serializable
 from jaxrl.config.stop import parse_stop, stop_reached
-from jaxrl.core.types import Columns, Key, PyTree
-from jaxrl.errors import (
-    CheckpointError,
-    ConfigError,
-    DivergenceError,
-    UnknownNameError,
-    did_you_mean,
-)
+from jaxrl.core.types import Columns, Device, Key, PyTree
+from jaxrl.errors import CheckpointError, ConfigError, DivergenceError, UnknownNameError
 from jaxrl.logging import RunFolder
 from jaxrl.logging.system import system_usage
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.recorder import Recorder
-from jaxrl.runners.assemble import Assembly, assemble, make_env, make_evaluator, required_bytes
-from jaxrl.runners.devices import claim_cpu_devices, memory_limit
+from jaxrl.runners.assemble import assemble
+from jaxrl.runners.devices import claim_cpu_devices
 from jaxrl.runners.dispatch import Dispatcher
+from jaxrl.runners.evaluation import Evaluation
 from jaxrl.runners.in_graph import InGraph, TrainState
 from jaxrl.runners.inference import Inference
-from jaxrl.runners.program import Program, enable_compilation_cache
-from jaxrl.runners.results import (
-    IterationTotals,
-    Report,
-    counted,
-    evaluation_metrics,
-    new_episodes,
-    to_host,
-)
+from jaxrl.runners.placement import check_memory, choose_devices
+from jaxrl.runners.program import enable_compilation_cache
+from jaxrl.runners.results import IterationTotals, Report, counted, new_episodes, to_host
 from jaxrl.runners.rollout import Actor
-from jaxrl.runners.sharding import compile_runner
+from jaxrl.runners.sharding import Compiled, compile_runner
 from jaxrl.weights import by_module, get_parameters, set_parameters
 
 if TYPE_CHECKING:
@@ -64,12 +51,11 @@ Result = dict[str, Any]
 class Algorithm:
     """A run: built from a config, trained, evaluated, saved and restored.
 
-    Subclasses may override `training_step`; `AlgorithmConfig(algo_class=...)` builds them.
+    Subclasses may override `training_step`; `PPOConfig(algo_class=...)` builds them.
 
     Attributes:
         config: The frozen config.
         state: The whole TrainState; replaced, never changed.
-        iteration: Calls of `train` so far, over all sessions of the run.
         on_phase: Called with "compiling", "training", "evaluating" or "saving" as they begin.
     """
 
@@ -77,65 +63,44 @@ class Algorithm:
         config.validate()
         config.freeze()
         self.config = config
-        self.iteration = 0
         self.on_phase: Callable[[str], None] = lambda phase: None
         logging.getLogger("jaxrl").setLevel(config.debugging_settings.log_level)
         self._device_note = claim_cpu_devices()
         enable_compilation_cache(config.debugging_settings.compilation_cache_dir)
         self._recorder = Recorder(config, run_folder)
         self._callbacks = CallbackList(config.callbacks_settings)
-        self._assembly: Assembly = assemble(config)
-        self._devices, self._placement = self._choose_devices()
-        self._check_memory()
-        self._start()
-        self._time_total_s = 0.0
+        self._assembly = assemble(config)
+        self._devices = choose_devices(config, self._assembly)
+        check_memory(self._assembly, self._devices)
+        self._host = host.HostState()
         self._last_result: Result = {}
-        self._last_evaluation: Result = {}
-        self._actions_drawn = 0
         self._should_stop: Callable[[], bool] = lambda: False
+        self._start()
         self._call("on_algorithm_init")
 
-    # --- building ---
-
-    def _choose_devices(self) -> tuple[list[jax.Device], str]:
-        devices = jax.local_devices()
-        requested = self.config.learners_settings.num_devices
-        number, why = choose_num_devices(
-            self._assembly.plan,
-            devices[0].platform,
-            len(devices) if self.config.debugging_settings.jit else 1,
-            None if requested == "auto" else requested,
-        )
-        return devices[:number], why
-
-    def _check_memory(self) -> None:
-        limit = memory_limit(self._devices[0])
-        shared = self._devices[0].platform == "cpu"
-        needed = required_bytes(self._assembly) / (1 if shared else len(self._devices))
-        if limit is not None and needed > limit:
-            plan = self._assembly.plan
-            raise ConfigError(
-                f"train_batch_size={plan.train_batch_size} needs at least {needed / 2**30:.1f} GiB "
-                f"for the state, the rollout and its targets, and the device has "
-                f"{limit / 2**30:.1f} GiB: lower train_batch_size (or num_envs_per_env_runner)."
-            )
-
     def _start(self) -> None:
-        debugging, assembly = self.config.debugging_settings, self._assembly
-        key, params = jax.random.key(debugging.seed), assembly.made.params
-        programs = compile_runner(
-            assembly.runner,
-            jax.eval_shape(assembly.runner.init, key, params),
+        debugging, made = self.config.debugging_settings, self._assembly.made
+        key = jax.random.key(debugging.seed)
+        self.programs: Compiled = compile_runner(
+            self.runner,
+            jax.eval_shape(self.runner.init, key, made.params),
             self._devices,
             max_retraces=debugging.max_retraces,
             jit=debugging.jit,
         )
-        self.state: TrainState = programs.init(key, params)
-        self._dispatcher = Dispatcher(programs, self.runner.batch_steps, jit=debugging.jit)
+        self.state: TrainState = self.programs.init(key, made.params)
+        self._dispatcher = Dispatcher(self.programs, self.runner.batch_steps, jit=debugging.jit)
         self._batches_to_run = 1
-        space = assembly.made.env.observation_space(assembly.made.params)
-        self._inference = Inference(assembly.sampler, space, jit=debugging.jit)
-        self._evaluation: tuple[Program, PyTree] | None = None
+        self._totals = IterationTotals()
+        self._evaluation = Evaluation(self.config, self._assembly)
+        self._inference = Inference(
+            self._assembly.sampler, made.env.observation_space(made.params), jit=debugging.jit
+        )
+
+    @property
+    def iteration(self) -> int:
+        """Calls of `train` so far, over all sessions of the run."""
+        return self._host.iteration
 
     @property
     def runner(self) -> InGraph:
@@ -148,18 +113,17 @@ class Algorithm:
         return self._assembly.made.params
 
     @property
-    def devices(self) -> list[jax.Device]:
+    def devices(self) -> list[Device]:
         """The devices that share the work."""
         return list(self._devices)
 
     def explain(self) -> str:
         """The config's `explain()` with what only the built Algorithm knows."""
-        notes = [] if self._device_note is None else [self._device_note]
         return self.config.explain(
             platform=self._devices[0].platform,
             local_device_count=len(jax.local_devices()),
             env_notes=self._assembly.made.notes,
-            notes=notes,
+            notes=[] if self._device_note is None else [self._device_note],
             module_table=self.get_module().summary(),
         )
 
@@ -177,37 +141,23 @@ class Algorithm:
         """
         started = time.perf_counter()
         compiled_before = self._dispatcher.compile_seconds()
-        totals = IterationTotals()
-        self._totals = totals
         reporting = self.config.reporting_settings
-        while True:
+        self._totals = totals = IterationTotals()
+        while not (totals.train_batches and self._should_stop()):
             elapsed = time.perf_counter() - started
             self._batches_to_run = self._dispatcher.wanted(reporting, totals, elapsed)
             if self._batches_to_run == 0:
                 break
             self.training_step()
             self._raise_if_diverged(totals)
-            if self._should_stop():
-                break
-        self.iteration += 1
+        self._host.iteration += 1
         result = totals.result(reporting.metrics_num_episodes_for_smoothing)
-        timers: dict[str, float] = {
+        timers = {
             "training_step_s": totals.seconds,
             "compile_s": self._dispatcher.compile_seconds() - compiled_before,
         }
-        interval = self.config.evaluation_settings.evaluation_interval
-        if interval and self.iteration % interval == 0:
-            begin = time.perf_counter()
-            self._last_evaluation = self.evaluate()
-            timers["evaluation_s"] = time.perf_counter() - begin
-            result["evaluation"] = self._last_evaluation
-        elif self._last_evaluation and (
-            self.config.evaluation_settings.always_attach_evaluation_results
-        ):
-            result["evaluation"] = self._last_evaluation
-        elapsed = time.perf_counter() - started
-        self._time_total_s += elapsed
-        result = {**result, **self._auto_filled(elapsed), "timers": timers}
+        self._evaluate_if_due(result, timers)
+        result = {**result, **self._auto_filled(started), "timers": timers}
         result["compile"] = self._dispatcher.figures()
         if self.config.debugging_settings.log_sys_usage:
             result["system"] = system_usage(self._devices)
@@ -232,14 +182,12 @@ class Algorithm:
         done = max(1, int(report.summary.train_batches))
         not_reported = self._tell_of_episodes(report, before)
         self._totals.add(report, self.runner.batch_steps, seconds, not_reported)
-        self._call(
-            "on_sample_end",
-            samples={
-                "num_env_steps_sampled": done * self.runner.batch_steps,
-                "num_env_steps_sampled_lifetime": counted(report.env_steps),
-                "num_episodes": int(report.summary.episodes.count.sum()),
-            },
-        )
+        samples = {
+            "num_env_steps_sampled": done * self.runner.batch_steps,
+            "num_env_steps_sampled_lifetime": counted(report.env_steps),
+            "num_episodes": int(report.summary.episodes.count.sum()),
+        }
+        self._call("on_sample_end", samples=samples)
         return {name: float(v) / done for name, v in report.summary.metrics.items()}
 
     def _tell_of_episodes(self, report: Report, before: np.ndarray) -> int:
@@ -252,23 +200,34 @@ class Algorithm:
 
     def _raise_if_diverged(self, totals: IterationTotals) -> None:
         settings = self.config.fault_tolerance_settings
-        report = totals.report
-        if settings.on_nonfinite != "raise" or report is None:
+        if settings.on_nonfinite != "raise" or totals.report is None:
             return
-        if int(report.in_a_row) >= settings.nonfinite_updates_tolerance:
-            path = self.save()
+        in_a_row = int(totals.report.in_a_row)
+        if in_a_row >= settings.nonfinite_updates_tolerance:
             raise DivergenceError(
-                f"{int(report.in_a_row)} updates in a row had a non-finite loss or gradient "
+                f"{in_a_row} updates in a row had a non-finite loss or gradient "
                 f"(nonfinite_updates_tolerance={settings.nonfinite_updates_tolerance}); the last "
-                f"finite parameters are saved in {path}."
+                f"finite parameters are saved in {self.save()}."
             )
 
-    def _auto_filled(self, elapsed: float) -> Result:
-        now = datetime.datetime.now()
+    def _evaluate_if_due(self, result: Result, timers: dict[str, float]) -> None:
+        settings = self.config.evaluation_settings
+        interval = settings.evaluation_interval
+        due = bool(interval) and self.iteration % (interval or 1) == 0
+        if due:
+            begin = time.perf_counter()
+            self._host.last_evaluation = self.evaluate()
+            timers["evaluation_s"] = time.perf_counter() - begin
+        if self._host.last_evaluation and (due or settings.always_attach_evaluation_results):
+            result["evaluation"] = self._host.last_evaluation
+
+    def _auto_filled(self, started: float) -> Result:
+        now, elapsed = datetime.datetime.now(), time.perf_counter() - started
+        self._host.time_total_s += elapsed
         return {
             "training_iteration": self.iteration,
             "time_this_iter_s": elapsed,
-            "time_total_s": self._time_total_s,
+            "time_total_s": self._host.time_total_s,
             "timestamp": int(now.timestamp()),
             "date": now.strftime("%Y-%m-%d_%H-%M-%S"),
             "hostname": socket.gethostname(),
@@ -299,8 +258,8 @@ class Algorithm:
                 "fit() needs a stop criterion, such as stop={'training_iteration': 10}; got none."
             )
         self._should_stop = should_stop or (lambda: False)
-        result = self._last_result
         settings = self.config.checkpointing_settings
+        result = self._last_result
         try:
             while not (criteria and stop_reached(result, criteria)) and not self._should_stop():
                 result = self.train()
@@ -335,31 +294,10 @@ class Algorithm:
         if custom is not None and num_episodes is None:
             result = dict(custom(self))
         else:
-            program, params = self._evaluation_program(num_episodes)
-            played = program(self._actor(), params, self._key(_EVALUATION, self.iteration))
-            result = {"env_runners": evaluation_metrics(to_host(played))}
+            key = self._key(_EVALUATION, self.iteration)
+            result = {"env_runners": self._evaluation.run(self._actor(), key, num_episodes)}
         self._call("on_evaluate_end", evaluation_metrics=result)
         return result
-
-    def _evaluation_program(self, num_episodes: int | None) -> tuple[Program, PyTree]:
-        if num_episodes is None and self._evaluation is not None:
-            return self._evaluation
-        config = self.config.get_evaluation_config_object()
-        assert config is not None
-        if num_episodes is not None:
-            config.evaluation(
-                evaluation_duration=num_episodes,
-                evaluation_duration_unit="episodes",
-                evaluation_num_envs="auto",
-            )
-        made = make_env(config)
-        trained = self._assembly.sampler
-        env = dataclasses.replace(trained.env, env=made.env)
-        evaluator = make_evaluator(config, dataclasses.replace(trained, env=env), made)
-        program = Program("evaluate", evaluator, enabled=config.debugging_settings.jit)
-        if num_episodes is None:
-            self._evaluation = (program, made.params)
-        return program, made.params
 
     def _actor(self) -> Actor:
         """What acting needs, on one device."""
@@ -397,8 +335,7 @@ class Algorithm:
             SpaceError: The observation is not in the observation space.
         """
         carry = None if state is None else jax.tree.map(lambda x: np.asarray(x)[None], state)
-        out = self._act([obs], carry, explore, policy_id)
-        first = jax.tree.map(lambda x: x[0], out)
+        first = jax.tree.map(lambda x: x[0], self._act([obs], carry, explore, policy_id))
         action = first.pop("actions_for_env")
         return (action, first.pop(Columns.STATE_OUT), first) if full_fetch else action
 
@@ -410,18 +347,17 @@ class Algorithm:
         policy_id: str = DEFAULT_MODULE,
     ) -> Any:
         """Actions for several observations: a dictionary for a dictionary, else a batch."""
-        if isinstance(observations, Mapping):
-            batch = self._act(list(observations.values()), None, explore, policy_id)
-            actions = batch["actions_for_env"]
-            return {name: actions[i] for i, name in enumerate(observations)}
-        return self._act(list(observations), None, explore, policy_id)["actions_for_env"]
+        named = isinstance(observations, Mapping)
+        rows = list(observations.values()) if isinstance(observations, Mapping) else observations
+        actions = self._act(list(rows), None, explore, policy_id)["actions_for_env"]
+        return {name: actions[i] for i, name in enumerate(observations)} if named else actions
 
     def _act(
         self, observations: list[Any], carry: PyTree, explore: bool | None, policy_id: str
     ) -> dict[str, Any]:
         self._check_module_id(policy_id)
-        self._actions_drawn += 1
-        key = self._key(_ACTIONS, self._actions_drawn)
+        self._host.actions_drawn += 1
+        key = self._key(_ACTIONS, self._host.actions_drawn)
         if explore is None:
             explore = self.config.env_runners_settings.explore
         return self._inference(self._actor(), observations, carry, key, explore)
@@ -475,45 +411,26 @@ class Algorithm:
             CheckpointError: It does not fit; nothing is changed.
         """
         leaves: Mapping[str, np.ndarray] = state["train_state"]
-        prefixes = ("",) if component is None else _component(component)
+        prefixes = host.component_prefixes(component)
         problem = ckpt.first_difference(self.state, leaves, prefixes)
         if problem is not None:
             raise CheckpointError(f"The state does not fit this Algorithm: {problem}.")
         self.state = ckpt.fill(self.state, leaves, prefixes)
         if component is None:
-            host = state["metadata"]
-            self.iteration = int(host["iteration"])
-            self._time_total_s = float(host["time_total_s"])
-            self._last_evaluation = dict(host["last_evaluation"])
-            self._actions_drawn = int(host["actions_drawn"])
-            self._recorder.starts_at(self.iteration, int(host["env_steps"]))
+            self._host = host.HostState.from_metadata(state["metadata"])
+            self._recorder.starts_at(self.iteration, state["metadata"]["env_steps"])
 
     def _metadata(self) -> dict[str, Any]:
-        config, not_saved = restorable_dict(self.config)
-        return {
-            "algorithm": self.config.algo_name,
-            "config": config,
-            "not_saved": not_saved,
-            "iteration": self.iteration,
-            "time_total_s": self._time_total_s,
-            "env_steps": int(self.state.progress.env_steps),
-            "last_evaluation": self._last_evaluation,
-            "actions_drawn": self._actions_drawn,
-            "num_devices": len(self._devices),
-            "platform": self._devices[0].platform,
-            "versions": ckpt.versions(),
-        }
+        steps = int(self.state.progress.env_steps)
+        return host.checkpoint_metadata(self.config, self._host, steps, self._devices)
 
     # --- checkpoints ---
 
     def save(self, checkpoint_dir: str | os.PathLike[str] | None = None) -> str:
-        """Write a checkpoint and wait until it is on disk.
+        """Write a checkpoint, wait until it is on disk, and return its path.
 
         Args:
             checkpoint_dir: The folder that gets `checkpoint_<iteration>`; None for the run's.
-
-        Returns:
-            The checkpoint's path.
         """
         if checkpoint_dir is None:
             return str(self._save_in_run(wait=True))
@@ -541,30 +458,21 @@ class Algorithm:
         """
         found = ckpt.find_checkpoint(path)
         metadata = ckpt.read_metadata(found)
-        if component is None and metadata["algorithm"] != self.config.algo_name:
-            raise CheckpointError(
-                f"{found} is of algorithm {metadata['algorithm']}, this one is "
-                f"{self.config.algo_name}; restore(..., component='rl_module') takes the module."
-            )
+        if component is None:
+            host.check_algorithm(metadata, self.config.algo_name, found)
         leaves = ckpt.read_leaves(found, metadata)
         try:
             self.set_state({"train_state": leaves, "metadata": metadata}, component)
         except CheckpointError as error:
             raise CheckpointError(f"{found} does not fit: {error}") from error
-        self._warn_of_inexact_resume(metadata)
+        differences = host.differences(metadata, self._devices)
+        if differences and component is None:
+            logger.warning(
+                "The checkpoint was written with %s: the run goes on from the same state, but "
+                "not bit for bit as it would have.",
+                "; ".join(differences),
+            )
         self._call("on_checkpoint_loaded")
-
-    def _warn_of_inexact_resume(self, metadata: Mapping[str, Any]) -> None:
-        here = {"num_devices": len(self._devices), "platform": self._devices[0].platform}
-        for name, value in here.items():
-            if metadata[name] != value:
-                logger.warning(
-                    "The checkpoint was written with %s=%s, this run has %s: it goes on from the "
-                    "same state, but not bit for bit as it would have.",
-                    name,
-                    metadata[name],
-                    value,
-                )
 
     @classmethod
     def from_checkpoint(
@@ -587,13 +495,7 @@ class Algorithm:
         """
         found = ckpt.find_checkpoint(path)
         metadata = ckpt.read_metadata(found)
-        missing = [name for name in metadata["not_saved"] if name not in overrides]
-        if missing:
-            supply = ", ".join(f"{name}=..." for name in missing)
-            raise CheckpointError(
-                f"{found} does not hold {' and '.join(missing)}, which had no import path: supply "
-                f"it with from_checkpoint(..., {supply})."
-            )
+        host.check_supplied(metadata, overrides, found)
         config = config_from_serializable(metadata["config"], overrides)
         algorithm = (config.algo_class or cls)(config, run_folder=run_folder)
         algorithm.restore(found)
@@ -609,7 +511,7 @@ class Algorithm:
     @property
     def run_dir(self) -> str:
         """Path of the run's folder."""
-        return str(self._recorder.folder.path)
+        return str(self.run_folder.path)
 
     def stop(self) -> None:
         """Finish what is being written and let the run folder go; may be called twice."""
@@ -623,12 +525,3 @@ class Algorithm:
 
     def _call(self, hook: str, **kwargs: Any) -> None:
         self._callbacks.call(hook, algorithm=self, **kwargs)
-
-
-def _component(name: str) -> tuple[str, ...]:
-    if name not in ckpt.COMPONENTS:
-        raise CheckpointError(
-            f"There is no component '{name}'.{did_you_mean(name, ckpt.COMPONENTS)} "
-            f"The components are {', '.join(ckpt.COMPONENTS)}."
-        )
-    return ckpt.COMPONENTS[name]

@@ -7,7 +7,7 @@ from jaxrl.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm
-    from jaxrl.config.groups import Callbacks as CallbackSettings
+    from jaxrl.config.run_groups import Callbacks as CallbackSettings
     from jaxrl.runners.results import EndedEpisode
 
 HOOKS = (

@@ -11,11 +11,12 @@ import json
 import os
 import platform
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.core.types import PyTree
@@ -56,7 +57,7 @@ def leaf_name(path: Any) -> str:
 
 
 def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def host_leaves(tree: PyTree) -> dict[str, np.ndarray]:
@@ -271,7 +272,7 @@ def fill(
             return old
         if _is_key(old):
             impl = str(jax.random.key_impl(old))
-            new = jax.random.wrap_key_data(leaves[f"{name}:{impl}"], impl=impl)
+            new = jax.random.wrap_key_data(jnp.asarray(leaves[f"{name}:{impl}"]), impl=impl)
         elif not np.size(old):
             return old
         else:
@@ -291,7 +292,7 @@ def versions() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _refusing(checkpoint: Path) -> Iterator[None]:
+def _refusing(checkpoint: Path) -> Generator[None]:
     """Turns whatever reading raises into one sentence that also names the previous checkpoint."""
     try:
         yield
@@ -311,7 +312,7 @@ def previous_hint(checkpoint: Path) -> str:
 
 
 @contextlib.contextmanager
-def _in_one_sentence(folder: Path, what: str) -> Iterator[None]:
+def _in_one_sentence(folder: Path, what: str) -> Generator[None]:
     try:
         yield
     except OSError as error:

@@ -22,6 +22,7 @@ from jaxrl.core.types import TimeStep
 from jaxrl.envs.base import JaxEnv
 from jaxrl.errors import (
     ConfigError,
+    EnvError,
     ModuleError,
     RunFolderError,
     SpaceError,
@@ -166,7 +167,7 @@ def test_evaluation_overrides_and_custom_function() -> None:
     with small().evaluation(evaluation_config=shorter).build() as algorithm:
         assert algorithm.evaluate()["env_runners"]["episode_len_max"] == 5
     with small().evaluation(custom_evaluation_function=count_parameters).build() as algorithm:
-        assert algorithm.evaluate() == {"custom_metrics": {"parameters": 122}}
+        assert algorithm.evaluate() == {"custom_metrics": {"parameters": 107}}
 
 
 def count_parameters(algorithm: Algorithm) -> dict[str, Any]:
@@ -206,7 +207,7 @@ def test_actions_are_those_of_the_module_through_the_whole_pipeline() -> None:
         named = algorithm.compute_actions({"a": obs}, explore=False)
         np.testing.assert_allclose(named["a"], action, rtol=1e-6)
         sampled = [float(algorithm.compute_single_action(obs, explore=True)[0]) for _ in range(4)]
-        assert len(set(sampled)) == 4
+        assert len(set(sampled)) > 2  # some are clipped
         _, state_out, outputs = algorithm.compute_single_action(obs, full_fetch=True)
         assert state_out is None
         assert outputs["action_dist_inputs"].shape == (2,)
@@ -348,9 +349,10 @@ def test_callbacks_as_a_class_and_as_functions(tmp_path: Path) -> None:
         [recorded], on_train_result=lambda *, result, **_: also.append(result["custom_metrics"])
     )
     config.evaluation(evaluation_interval=1, evaluation_duration=3)
+    config.training(train_batch_size=1024)
     with config.build() as algorithm:
         result = algorithm.train()
-        assert recorded.calls == ["init", "sampled 128", "evaluate", "evaluated 3", "result"]
+        assert recorded.calls == ["init", "sampled 1024", "evaluate", "evaluated 3", "result"]
         assert also == [{"answer": 42}]
         assert len(recorded.returns) == result["env_runners"]["num_episodes"] > 0
         assert np.mean(recorded.returns) == pytest.approx(
@@ -423,6 +425,7 @@ def test_should_stop_ends_an_iteration_between_dispatches() -> None:
         assert result["num_env_steps_sampled_lifetime"] < 128 * 10**6
 
 
+@pytest.mark.allow_key_reuse
 def test_without_jit_it_computes_the_same() -> None:
     states = []
     for jit in (True, False):
@@ -441,11 +444,29 @@ def test_a_folder_that_cannot_be_written_is_refused_at_build(tmp_path: Path) -> 
         small().debugging(results_dir=str(tmp_path / "file" / "x")).build()
 
 
-def test_too_large_a_batch_is_refused_before_compiling() -> None:
+@pytest.mark.parametrize(("rows", "reason"), [(2**24, "needs at least .* GiB"), (2**34, "rows")])
+def test_too_large_a_batch_is_refused_before_compiling(
+    rows: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxrl.runners.placement.memory_limit", lambda _: 2**28)
     config = small().env_runners(num_envs_per_env_runner=2**20)
-    config.training(train_batch_size=2**34, minibatch_size=2**20)
-    with pytest.raises(ConfigError, match=r"train_batch_size=\d+ needs at least .* GiB"):
+    config.training(train_batch_size=rows, minibatch_size=2**20)
+    with pytest.raises(ConfigError, match=f"train_batch_size={rows} .*{reason}"):
         config.build()
+
+
+class Untyped(Endless):
+    """Its reward is an integer."""
+
+    def step(self, key: Any, state: EndlessState, action: Any, params: EndlessState) -> Any:
+        state, step = super().step(key, state, action, params)
+        return state, dataclasses.replace(step, reward=jnp.ones((), jnp.int32))
+
+
+def test_an_environment_that_breaks_the_contract_is_refused_before_compiling() -> None:
+    with pytest.raises(EnvError, match="the reward must be a float32 scalar, got int32"):
+        small(env=Untyped).build()
+    small(env=Untyped).environment(disable_env_checking=True).build().stop()
 
 
 def test_no_env_is_refused() -> None:

@@ -147,9 +147,9 @@ def test_foreign_folders_are_refused(tmp_path: Path) -> None:
 def test_another_algorithm_or_shape_is_refused_and_nothing_changes(tmp_path: Path) -> None:
     with small().build() as algorithm:
         path = algorithm.save(tmp_path)
-    with small("A2C").build() as other:
-        with pytest.raises(CheckpointError, match="is of algorithm PPO, this one is A2C"):
-            other.restore(path)
+    foreign = pytest.raises(CheckpointError, match="is of algorithm PPO, this one is A2C")
+    with small("A2C").build() as other, foreign:
+        other.restore(path)
     wider = small().rl_module(model_config={"fcnet_hiddens": [9]})
     with wider.build() as other:
         before = other.get_state()["train_state"]

@@ -6,18 +6,17 @@ clipped at `vf_clip_param`. A2C (Mnih et al. 2016) and REINFORCE are values of t
 """
 
 import dataclasses
-from typing import Any
+from functools import partial
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import Schedule, field, fluent, non_negative, positive, unit_interval
 from jaxrl.config.groups import OnPolicyTraining
-from jaxrl.core.bootstrap import successor_values
+from jaxrl.core.bootstrap import values_and_successors
 from jaxrl.core.hparams import HParams, current_values, hyperparameters
-from jaxrl.core.learner import SgdState, clip_gradients, make_optimizer, sgd_step
+from jaxrl.core.learner import SgdState, optimizer_of, sgd_step
 from jaxrl.core.rl_module import RLModule
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
@@ -87,39 +86,35 @@ class PPOLearner:
     def init(self, key: Key) -> PPOState:
         params = self.module.init(key)
         hparams = hyperparameters(self.settings)
-        opt_state = self._optimizer(current_values(hparams, Progress.zero())).init(params)
+        values = current_values(hparams, Progress.zero())
+        opt_state = optimizer_of(self.settings, values).init(params)
         return PPOState(
             sgd=SgdState(params=params, opt_state=opt_state),
             hparams=hparams,
             kl_coeff=jnp.asarray(self.settings.kl_coeff, jnp.float32),
         )
 
-    def _optimizer(self, values: dict[str, Float[Array, ""]]) -> Any:
-        clip = clip_gradients(self.settings.grad_clip_by, values.get("grad_clip"))
-        return make_optimizer(self.settings.optimizer, values["lr"], clip)
-
     def prepare(
         self, state: PPOState, rollout: Rollout, progress: Progress
     ) -> tuple[PPOBatch, Metrics]:
         """Advantages (GAE, Schulman et al. 2016, eq. 16) and value targets of a train batch."""
         values = current_values(state.hparams, progress)
-        mask, estimates, next_estimates = rollout.mask, *self._values(state.sgd.params, rollout)
+        mask, estimates = rollout.mask, jnp.zeros_like(rollout.reward)
+        next_estimates = estimates
+        if self.settings.use_critic:
+            value_fn = partial(self.module.compute_values, state.sgd.params)
+            estimates, next_estimates = values_and_successors(value_fn, rollout)
+        lambda_ = values["lambda_"] if self.settings.use_critic else 1.0
+        ends = (rollout.terminated, rollout.truncated, mask)
         advantages = returns.gae(
-            rollout.reward,
-            estimates,
-            next_estimates,
-            rollout.terminated,
-            rollout.truncated,
-            mask,
-            values["gamma"],
-            values["lambda_"] if self.settings.use_critic else jnp.ones(()),
+            rollout.reward, estimates, next_estimates, *ends, values["gamma"], lambda_
         )
         if not self.settings.use_critic:
-            mask = mask & returns.return_is_known(rollout.terminated, rollout.truncated)
+            mask = mask & returns.return_is_known(*ends)
         targets = advantages + estimates
         moments = losses.masked_moments(advantages, mask, self.axis_name)
         if self.settings.normalize_advantages in (True, "batch"):
-            advantages = (advantages - moments.mean) / jnp.maximum(moments.std, 1e-4)
+            advantages = losses.standardize(advantages, moments)
         batch = PPOBatch(
             obs=rollout.obs,
             action=rollout.action,
@@ -140,20 +135,6 @@ class PPOLearner:
             )
         return batch, metrics
 
-    def _values(
-        self, params: Params, rollout: Rollout
-    ) -> tuple[Float[Array, "T B"], Float[Array, "T B"]]:
-        if not self.settings.use_critic:
-            zeros = jnp.zeros_like(rollout.reward)
-            return zeros, zeros
-        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.obs)
-        estimates = self.module.compute_values(params, flat).reshape(rollout.reward.shape)
-
-        def value_fn(obs: PyTree) -> Float[Array, " N"]:
-            return self.module.compute_values(params, obs)
-
-        return estimates, successor_values(value_fn, rollout, estimates)
-
     def compute_loss(
         self,
         params: Params,
@@ -163,8 +144,8 @@ class PPOLearner:
     ) -> tuple[Float[Array, ""], Metrics]:
         """L = -L_clip + c_kl KL + c_vf L_vf - c_ent H (eq. 9, with section 4's penalty).
 
-        The override point for a custom loss: use `jnp.mean(batch.weight * x)` for means, so that
-        rows that are no transitions count for nothing.
+        The override point for a custom loss. Means are of `batch.weight * x`, so that rows that
+        are no transitions count for nothing.
 
         Args:
             params: The module's parameters, which the gradient is taken for.
@@ -175,33 +156,29 @@ class PPOLearner:
         del key
         out = self.module.forward_train(params, {Columns.OBS: batch.obs})
         dist = self.module.action_dist(out[Columns.ACTION_DIST_INPUTS], batch.obs)
-        weight = batch.weight
+
+        def mean(x: Float[Array, " N"]) -> Float[Array, ""]:
+            return jnp.mean(batch.weight * x)
+
         log_ratio = dist.log_prob(batch.action) - batch.log_prob
-        ratio = jnp.exp(log_ratio)
-        policy_loss = jnp.mean(
-            weight * losses.clipped_surrogate(ratio, batch.advantages, values["clip_param"])
-        )
-        entropy = jnp.mean(weight * dist.entropy())
+        ratio, clip = jnp.exp(log_ratio), values["clip_param"]
+        policy_loss = mean(losses.clipped_surrogate(ratio, batch.advantages, clip))
+        entropy = mean(dist.entropy())
         loss = policy_loss - values["entropy_coeff"] * entropy
         metrics = {
             "policy_loss": policy_loss,
             "entropy": entropy,
-            "approx_kl": jnp.mean(weight * (ratio - 1.0 - log_ratio)),
-            "clip_fraction": jnp.mean(weight * (jnp.abs(ratio - 1.0) > values["clip_param"])),
+            "approx_kl": mean(ratio - 1.0 - log_ratio),
+            "clip_fraction": mean(jnp.abs(ratio - 1.0) > clip),
         }
         if self.settings.use_critic:
-            vf_loss = jnp.mean(
-                weight
-                * losses.clipped_value_loss(
-                    out[Columns.VF_PREDS], batch.value_targets, values["vf_clip_param"]
-                )
-            )
-            loss = loss + values["vf_loss_coeff"] * vf_loss
-            metrics["vf_loss"] = vf_loss
-        if self.settings.use_kl_loss:
-            kl = jnp.mean(weight * self.module.action_dist(batch.dist_inputs, batch.obs).kl(dist))
-            loss = loss + values["kl_coeff"] * kl
-            metrics["mean_kl_loss"] = kl
+            errors = (out[Columns.VF_PREDS], batch.value_targets, values["vf_clip_param"])
+            metrics["vf_loss"] = mean(losses.clipped_value_loss(*errors))
+            loss = loss + values["vf_loss_coeff"] * metrics["vf_loss"]
+        if batch.dist_inputs is not None:
+            behaviour = self.module.action_dist(batch.dist_inputs, batch.obs)
+            metrics["mean_kl_loss"] = mean(behaviour.kl(dist))
+            loss = loss + values["kl_coeff"] * metrics["mean_kl_loss"]
         return loss, metrics
 
     def update(
@@ -209,19 +186,17 @@ class PPOLearner:
     ) -> tuple[PPOState, Metrics]:
         values = {**current_values(state.hparams, progress), "kl_coeff": state.kl_coeff}
         if self.settings.normalize_advantages == "minibatch":
-            batch = replace(batch, advantages=self._standardized(batch))
+            mask = batch.weight > 0.0
+            moments = losses.masked_moments(batch.advantages, mask, self.axis_name)
+            batch = replace(batch, advantages=losses.standardize(batch.advantages, moments))
         sgd, metrics = sgd_step(
             lambda params: self.compute_loss(params, batch, values, key),
-            self._optimizer(values),
+            optimizer_of(self.settings, values),
             state.sgd,
             self.axis_name,
             self.log_gradients,
         )
         return replace(state, sgd=sgd), metrics
-
-    def _standardized(self, batch: PPOBatch) -> Float[Array, " N"]:
-        moments = losses.masked_moments(batch.advantages, batch.weight > 0.0, self.axis_name)
-        return (batch.advantages - moments.mean) / jnp.maximum(moments.std, 1e-4)
 
     def finish(self, state: PPOState, metrics: Metrics, progress: Progress) -> PPOState:
         """Adapt the KL penalty: x1.5 above twice the target, x0.5 below half of it (section 4)."""

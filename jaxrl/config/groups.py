@@ -55,14 +55,14 @@ class Environment:
         doc="Clips Box actions into the action space; of use with normalize_actions=False.",
     )
     disable_env_checking: bool = field(
-        default=False, doc="Skips the trial step that checks the environment before compiling."
+        default=False, doc="Skips the check of the environment's types and spaces before compiling."
     )
     max_episode_steps: int | None = field(
         default=None,
         check=at_least_one,
         doc="Truncates episodes after so many steps; None keeps the environment's own limit.",
     )
-    reset_mode: Literal["auto", "every_step", "on_demand", "pool"] = field(
+    reset_mode: Literal["auto", "every_step", "on_demand"] = field(
         default="auto",
         doc="How ended episodes are reset in the compiled program; 'auto' takes what measured "
         "fastest for the environment.",

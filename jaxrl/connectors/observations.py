@@ -11,6 +11,7 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool
 
 from jaxrl.connectors.base import ObservationConnector, ObservationPipeline
+from jaxrl.core.rl_module import ACTION_MASK, has_action_mask
 from jaxrl.core.types import PyTree
 from jaxrl.errors import SpaceError
 from jaxrl.ops.statistics import RunningMoments
@@ -102,8 +103,6 @@ def default_observation_pipeline(
 ) -> ObservationPipeline:
     """The user's connectors, then flatten where the module takes no such space, then the filter."""
     connectors = list(extra)
-    for connector in extra:
-        space_after = connector.output_space(space)
     space_after = ObservationPipeline(tuple(connectors), space).spaces[-1]
     if not _is_plain(space_after):
         connectors.append(FlattenObservations(space_after))
@@ -115,7 +114,10 @@ def default_observation_pipeline(
 
 
 def _is_plain(space: gymnasium.Space[Any]) -> bool:
-    """Vectors of real numbers and images go to the module as they are."""
+    """Vectors of real numbers and images go to the module as they are, also beside a mask."""
+    if has_action_mask(space):
+        assert isinstance(space, spaces.Dict)
+        return all(_is_plain(sub) for name, sub in space.items() if name != ACTION_MASK)
     return isinstance(space, spaces.Box) and (
         len(space.shape) == 3 or (len(space.shape) == 1 and space.dtype == np.float32)
     )

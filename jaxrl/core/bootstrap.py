@@ -18,6 +18,15 @@ class _Loop:
     values: Float[Array, " N"]
 
 
+def values_and_successors(
+    value_fn: ValueFn, rollout: Rollout
+) -> tuple[Float[Array, "T B"], Float[Array, "T B"]]:
+    """v(obs) of every row in one forward pass, and v of its successor (see below)."""
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.obs)
+    values = value_fn(flat).reshape(rollout.reward.shape)
+    return values, successor_values(value_fn, rollout, values)
+
+
 def successor_values(
     value_fn: ValueFn, rollout: Rollout, values: Float[Array, "T B"]
 ) -> Float[Array, "T B"]:

@@ -137,6 +137,14 @@ OptimizerSetting = str | Mapping[str, Any] | Callable[..., optax.GradientTransfo
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "lion", "radam", "nadam", "adabelief", "lamb")
 
 
+def optimizer_of(
+    settings: Any, values: Mapping[str, Float[Array, ""]]
+) -> optax.GradientTransformation:
+    """The optimiser of a training group, `Training`, at the hyperparameters' current values."""
+    clip = clip_gradients(settings.grad_clip_by, values.get("grad_clip"))
+    return make_optimizer(settings.optimizer, values["lr"], clip)
+
+
 def make_optimizer(
     setting: OptimizerSetting, lr: Float[Array, ""], clip: optax.GradientTransformation
 ) -> optax.GradientTransformation:

@@ -15,6 +15,8 @@ from jaxrl.core.struct import pytree
 Key: TypeAlias = PRNGKeyArray
 Params: TypeAlias = Any
 PyTree: TypeAlias = Any
+Device: TypeAlias = Any
+"""A `jax.Device`, which type checkers do not take for a class."""
 Metrics: TypeAlias = dict[str, Array]
 
 

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import jax
+from jaxrl.core.types import Device
 
 
-def system_usage(devices: Sequence[jax.Device]) -> dict[str, Any]:
+def system_usage(devices: Sequence[Device]) -> dict[str, Any]:
     """Load of the machine, memory of the process and, where it is known, of each device."""
     unit = 1 if sys.platform == "darwin" else 1024
     usage = resource.getrusage(resource.RUSAGE_SELF)

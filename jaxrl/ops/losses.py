@@ -94,6 +94,11 @@ def masked_moments(
     return Moments(mean=mean, std=jnp.sqrt(squares / divisor), count=count, fraction=count / size)
 
 
+def standardize(x: Float[Array, "*n"], moments: Moments) -> Float[Array, "*n"]:
+    """(x − mean) / std, with a floor of 1e-4 under the deviation, as RLlib has it."""
+    return (x - moments.mean) / jnp.maximum(moments.std, 1e-4)
+
+
 def explained_variance(
     target: Float[Array, "*n"],
     prediction: Float[Array, "*n"],

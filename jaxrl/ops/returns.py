@@ -136,14 +136,12 @@ def return_is_known(
     truncated: Bool[Array, "T *B"],
     mask: Bool[Array, "T *B"] | None = None,
 ) -> Bool[Array, "T *B"]:
-    """Whether a row's episode ends within the rows, for estimators without a value function.
+    """Whether a row's whole return lies within the rows, for estimators without a value function.
 
-    A truncation counts as an end: without a value there is nothing to bootstrap from, and the
-    return up to the truncation is all that is known.
+    It does where the episode goes on to its termination. Where it is truncated the rest of the
+    return is unknown, and without a value there is nothing to bootstrap from.
     """
-    ended = terminated | truncated
-    if mask is not None:
-        ended = ended & mask
+    ended = terminated if mask is None else terminated & mask
     goes_on = _goes_on(terminated, truncated, mask)
     known = _accumulate(ended.astype(jnp.float32), goes_on.astype(jnp.float32))
     return known > 0.5

@@ -3,9 +3,6 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-import gymnasium
-import jax
-
 from jaxrl.buffers.on_policy import OnPolicy
 from jaxrl.config.plan import BatchPlan
 from jaxrl.connectors.actions import default_action_pipeline
@@ -19,11 +16,11 @@ from jaxrl.connectors.base import (
 )
 from jaxrl.connectors.learning import default_learner_connectors
 from jaxrl.connectors.observations import default_observation_pipeline
-from jaxrl.core.rl_module import RLModule, RLModuleSpec, check_module
+from jaxrl.core.rl_module import RLModule, check_module
+from jaxrl.envs.contract import check_signatures
 from jaxrl.envs.registry import MadeEnv, make
 from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import ConfigError
-from jaxrl.runners.evaluate import Evaluator
 from jaxrl.runners.in_graph import InGraph
 from jaxrl.runners.rollout import Sampler
 
@@ -31,8 +28,6 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 MIN_RING_SIZE = 128
-DEFAULT_STEP_CAP = 10_000
-MAX_EVALUATION_ENVS = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,7 +86,7 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
 
 
 def make_env(config: "AlgorithmConfig") -> MadeEnv:
-    """The config's environment, with declared spaces compared to its own."""
+    """The config's environment, checked, with declared spaces compared to its own."""
     settings = config.environment_settings
     if settings.env is None:
         raise ConfigError(
@@ -108,6 +103,8 @@ def make_env(config: "AlgorithmConfig") -> MadeEnv:
     ):
         if declared is not None and declared != own:
             raise ConfigError(f"{name} is declared as {declared}, but {made.id} has {own}.")
+    if not settings.disable_env_checking:
+        check_signatures(made)
     return made
 
 
@@ -154,76 +151,8 @@ def make_module(
     config: "AlgorithmConfig", obs_pipeline: ObservationPipeline, action_pipeline: ActionPipeline
 ) -> RLModule:
     """The module of the config's spec for the spaces between the pipelines, checked."""
-    settings = config.rl_module_settings
-    spec: Any = settings.rl_module_spec
-    if spec is None:
-        spec = RLModuleSpec()
-    elif isinstance(spec, type):
-        spec = RLModuleSpec(module_class=spec)
-    model_config = spec.model_config if spec.model_config is not None else settings.model_config
-    spaces: dict[str, gymnasium.Space[Any]] = {
-        "observation_space": obs_pipeline.spaces[-1],
-        "action_space": action_pipeline.module_space,
-    }
-    module = dataclasses.replace(spec, model_config=model_config, **spaces).build()
-    needs_values = vars(config.training_settings).get("use_critic", True)
-    check_module(module, needs_values=needs_values)
+    spec = config.get_rl_module_spec(obs_pipeline.spaces[-1], action_pipeline.module_space)
+    module = spec.build()
+    if vars(config.training_settings).get("use_critic", False):
+        check_module(module, needs_values=True)
     return module
-
-
-def make_evaluator(config: "AlgorithmConfig", sampler: Sampler, made: MadeEnv) -> Evaluator:
-    """The evaluation that an evaluation config asks for, on a sampler of its own."""
-    settings = config.evaluation_settings
-    duration = settings.evaluation_duration
-    limit = _time_limit(made)
-    if settings.evaluation_duration_unit == "timesteps":
-        envs = _num_envs(settings.evaluation_num_envs, duration)
-        steps = -(-duration // envs)
-        return Evaluator(
-            sampler=sampler,
-            num_envs=envs,
-            episodes_per_env=None,
-            max_steps=steps,
-            recorded=min(steps, 1024),
-            explore=config.env_runners_settings.explore,
-        )
-    envs = _num_envs(settings.evaluation_num_envs, duration)
-    quota = -(-duration // envs)
-    return Evaluator(
-        sampler=sampler,
-        num_envs=envs,
-        episodes_per_env=quota,
-        max_steps=quota * limit,
-        recorded=quota,
-        explore=config.env_runners_settings.explore,
-    )
-
-
-def _num_envs(setting: Any, duration: int) -> int:
-    if setting != "auto":
-        return setting
-    candidates = range(1, min(duration, MAX_EVALUATION_ENVS) + 1)
-    return max(n for n in candidates if duration % n == 0)
-
-
-def _time_limit(made: MadeEnv) -> int:
-    """Steps after which an evaluated episode is given up, so that evaluation cannot hang."""
-    limit = made.env.max_episode_steps
-    return DEFAULT_STEP_CAP if limit is None else limit
-
-
-def required_bytes(assembly: Assembly) -> int:
-    """A lower bound of the memory of one train batch: the state, the rollout and the targets."""
-    runner = assembly.runner
-
-    def shapes() -> Any:
-        state = runner.init(jax.random.key(0), assembly.made.params)
-        _, _, rollout, _ = assembly.sampler.rollout(
-            runner.actor(state), state.env, state.carry, state.env_params, runner.num_steps, True
-        )
-        seen = assembly.sampler.observed(state.connectors.obs, rollout)
-        batch, _ = runner.learner.prepare(state.learner, seen, state.progress)
-        return state, rollout, batch
-
-    leaves = jax.tree.leaves(jax.eval_shape(shapes))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)

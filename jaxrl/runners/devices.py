@@ -10,6 +10,8 @@ from pathlib import Path
 
 import jax
 
+from jaxrl.core.types import Device
+
 MAX_CPU_DEVICES = 8
 
 
@@ -33,7 +35,7 @@ def claim_cpu_devices() -> str | None:
     if "JAX_NUM_CPU_DEVICES" in os.environ:
         return "CPU devices: as JAX_NUM_CPU_DEVICES says"
     wanted = min(MAX_CPU_DEVICES, usable_cores())
-    if jax.config.jax_num_cpu_devices == wanted:
+    if jax.config.values["jax_num_cpu_devices"] == wanted:
         return None
     try:
         jax.config.update("jax_num_cpu_devices", wanted)
@@ -46,7 +48,7 @@ def claim_cpu_devices() -> str | None:
     return None
 
 
-def memory_limit(device: jax.Device) -> int | None:
+def memory_limit(device: Device) -> int | None:
     """Bytes that a device can hold, None where nothing says."""
     if device.platform == "cpu":
         return _host_memory_limit()

@@ -11,7 +11,7 @@ from jaxrl.runners.results import IterationTotals, Report
 from jaxrl.runners.sharding import Compiled
 
 if TYPE_CHECKING:
-    from jaxrl.config.groups import Reporting
+    from jaxrl.config.run_groups import Reporting
 
 CHUNK_SECONDS = 1.0
 """Length of one dispatch; stop signals and time targets are looked at in between."""

@@ -56,7 +56,40 @@ def _size(var: Any) -> int:
 
 
 _ELEMENTWISE = frozenset(
-    "add sub mul div max min exp log log1p expm1 tanh logistic sqrt rsqrt pow integer_pow sin cos "
-    "tan erf abs neg sign floor clamp select_n reduce_sum reduce_max reduce_min cumsum square "
-    "atan2 rem add_any".split()
+    [
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "max",
+        "min",
+        "exp",
+        "log",
+        "log1p",
+        "expm1",
+        "tanh",
+        "logistic",
+        "sqrt",
+        "rsqrt",
+        "pow",
+        "integer_pow",
+        "sin",
+        "cos",
+        "tan",
+        "erf",
+        "abs",
+        "neg",
+        "sign",
+        "floor",
+        "clamp",
+        "select_n",
+        "reduce_sum",
+        "reduce_max",
+        "reduce_min",
+        "cumsum",
+        "square",
+        "atan2",
+        "rem",
+        "add_any",
+    ]
 )

@@ -9,12 +9,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Int, UInt32
 
 from jaxrl.buffers.on_policy import OnPolicy, flatten_time, take_rows
 from jaxrl.connectors.base import LearnerPipeline
-from jaxrl.core.learner import NONFINITE, select
 from jaxrl.core.hparams import current_values
+from jaxrl.core.learner import NONFINITE, select
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Progress, PyTree
 from jaxrl.envs.vector import VectorState

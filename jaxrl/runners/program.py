@@ -54,7 +54,7 @@ def enable_compilation_cache(setting: str | None) -> Path | None:
     if setting == "off":
         jax.config.update("jax_enable_compilation_cache", False)
         return None
-    configured = jax.config.jax_compilation_cache_dir
+    configured = jax.config.values["jax_compilation_cache_dir"]
     if setting is None and configured:
         return Path(configured)
     cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

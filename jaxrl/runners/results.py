@@ -55,14 +55,8 @@ class Report:
 
 
 def to_host(tree: PyTree) -> PyTree:
-    """NumPy copies of all leaves; typed keys as they are."""
-
-    def copy(leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return leaf
-        return np.array(leaf)
-
-    return jax.tree.map(copy, jax.device_get(tree))
+    """NumPy copies of all leaves, none of which may be a typed key."""
+    return jax.tree.map(np.array, jax.device_get(tree))
 
 
 def counted(counter: Counter) -> int:
@@ -123,7 +117,7 @@ def episode_metrics(ring: EpisodeRing, sums: EpisodeSums, smoothing: int) -> dic
     }
 
 
-def _latest(ring: EpisodeRing, number: int) -> tuple[np.ndarray, np.ndarray]:
+def _latest(ring: EpisodeRing, number: int) -> tuple[Any, Any]:
     """Returns and lengths of the newest episodes of all shards together."""
     size = ring.env_index.shape[1]
     held = np.arange(size)[None, :] < np.minimum(ring.count, size)[:, None]
@@ -228,12 +222,14 @@ class IterationTotals:
 
 
 def _joined(a: EpisodeSums, b: EpisodeSums) -> EpisodeSums:
+    low: Any = np.minimum
+    high: Any = np.maximum
     return EpisodeSums(
         count=a.count + b.count,
         sum_return=a.sum_return + b.sum_return,
         sum_length=a.sum_length + b.sum_length,
-        min_return=np.minimum(a.min_return, b.min_return),
-        max_return=np.maximum(a.max_return, b.max_return),
-        min_length=np.minimum(a.min_length, b.min_length),
-        max_length=np.maximum(a.max_length, b.max_length),
+        min_return=low(a.min_return, b.min_return),
+        max_return=high(a.max_return, b.max_return),
+        min_length=low(a.min_length, b.min_length),
+        max_length=high(a.max_length, b.max_length),
     )

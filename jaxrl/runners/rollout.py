@@ -14,7 +14,6 @@ from jaxrl.core.types import Columns, Key, Params, Progress, PyTree, Rollout
 from jaxrl.envs.vector import StepInputs, VectorEnv, VectorState, VectorStep
 from jaxrl.runners.ring import EpisodeRecord
 
-
 RECORDED = (Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS)
 """What a rollout keeps of the module's output, beside the action."""
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from jaxrl.core.types import PyTree
+from jaxrl.core.types import Device, PyTree
 from jaxrl.runners.in_graph import InGraph, Summary, TrainState
 from jaxrl.runners.program import Program
 
@@ -47,13 +47,13 @@ class Compiled:
     init: Program
     run: Program
     shardings: Any
-    devices: tuple[jax.Device, ...]
+    devices: tuple[Device, ...]
 
 
 def compile_runner(
     runner: InGraph,
     state_shapes: TrainState,
-    devices: list[jax.Device],
+    devices: list[Device],
     *,
     max_retraces: int | None,
     jit: bool,

@@ -125,9 +125,12 @@ def interrupted(tmp_path: Path) -> Path:
         text=True,
     )
     run = tmp_path / "killed"
-    _wait_for(process, lambda: (run / "result.json").exists() and len(iterations(run)) >= 2)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    try:
+        _wait_for(process, lambda: (run / "result.json").exists() and len(iterations(run)) >= 2)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 143, err
     assert "SIGTERM: saving" in out
     assert out.splitlines()[-1] == f"go on with        jaxrl resume {run}"

@@ -38,7 +38,7 @@ OTHER: dict[str, Any] = {
     "clip_actions": True,
     "disable_env_checking": True,
     "max_episode_steps": 7,
-    "reset_mode": "pool",
+    "reset_mode": "on_demand",
     "num_env_runners": 1,
     "num_envs_per_env_runner": 8,
     "rollout_fragment_length": 5,

@@ -41,7 +41,7 @@ def test_the_second_call_does_not_recompile(algo: str) -> None:
         algorithm.state = dataclasses.replace(
             algorithm.state, carry=jnp.zeros((16, 1)) if algorithm.state.carry is None else None
         )
-        with pytest.raises(RetraceError, match="max_retraces=0.*structure"):
+        with pytest.raises(RetraceError, match=r"max_retraces=0.*structure"):
             algorithm.train()
 
 

@@ -15,7 +15,9 @@ FUNCTION_LINES = 80
 LEVELS = 4
 
 # Path, or path::function, with the reason why it may be longer or deeper.
-ALLOWED: dict[str, str] = {}
+ALLOWED: dict[str, str] = {
+    "jaxrl/algorithm.py": "the public face: every method that users call, half of it docstrings",
+}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)

@@ -241,13 +241,13 @@ def test_both_ends_at_once_is_a_termination():
     np.testing.assert_array_equal(advantage, [1.0])
 
 
-def test_return_is_known_up_to_the_last_end():
+def test_return_is_known_up_to_a_termination():
     terminated = jnp.array([0, 0, 1, 0, 0, 0], bool)
     truncated = jnp.array([0, 0, 0, 0, 1, 0], bool)
     np.testing.assert_array_equal(
-        returns.return_is_known(terminated, truncated), [1, 1, 1, 1, 1, 0]
+        returns.return_is_known(terminated, truncated), [1, 1, 1, 0, 0, 0]
     )
     mask = jnp.array([1, 0, 1, 1, 1, 1], bool)
     np.testing.assert_array_equal(
-        returns.return_is_known(terminated, truncated, mask), [0, 0, 1, 1, 1, 0]
+        returns.return_is_known(terminated, truncated, mask), [0, 0, 1, 0, 0, 0]
     )

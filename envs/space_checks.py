@@ -41,6 +41,15 @@ def leaf_dtype(space: gymnasium.Space[Any]) -> np.dtype[Any]:
     return np.dtype(np.int8 if isinstance(space, spaces.MultiBinary) else np.int32)
 
 
+def abstract_value(space: gymnasium.Space[Any]) -> PyTree:
+    """Shape and dtype of a value inside a JAX program, as `jax.eval_shape` takes them."""
+    if isinstance(space, spaces.Dict):
+        return {name: abstract_value(child) for name, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(abstract_value(child) for child in space.spaces)
+    return jax.ShapeDtypeStruct(tuple(space.shape or ()), leaf_dtype(space))
+
+
 def check_struct(what: str, space: gymnasium.Space[Any], value: PyTree) -> None:
     """The abstract value (`jax.eval_shape`) has the space's structure, dtypes and shapes.
 

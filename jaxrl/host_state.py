@@ -1,0 +1,98 @@
+"""What a run remembers on the host, and a checkpoint's metadata."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from jaxrl import checkpoint as ckpt
+from jaxrl.config.serialize import restorable_dict
+from jaxrl.core.types import Device
+from jaxrl.errors import CheckpointError, did_you_mean
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+
+@dataclasses.dataclass(kw_only=True)
+class HostState:
+    """The few things of a run that are not in its TrainState; a checkpoint's JSON holds them."""
+
+    iteration: int = 0
+    time_total_s: float = 0.0
+    actions_drawn: int = 0
+    last_evaluation: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @staticmethod
+    def from_metadata(metadata: Mapping[str, Any]) -> "HostState":
+        """As a checkpoint's metadata has it."""
+        return HostState(**metadata["host"])
+
+
+def checkpoint_metadata(
+    config: "AlgorithmConfig", host: HostState, env_steps: int, devices: list[Device]
+) -> dict[str, Any]:
+    """All that a checkpoint says beside its leaves.
+
+    Settings that cannot be imported again are left out and named under `not_saved`.
+    """
+    saved, not_saved = restorable_dict(config)
+    return {
+        "algorithm": config.algo_name,
+        "config": saved,
+        "not_saved": not_saved,
+        "host": dataclasses.asdict(host),
+        "env_steps": env_steps,
+        "num_devices": len(devices),
+        "platform": devices[0].platform,
+        "versions": ckpt.versions(),
+    }
+
+
+def check_algorithm(metadata: Mapping[str, Any], algo_name: str, path: object) -> None:
+    """Refuse another algorithm's state."""
+    if metadata["algorithm"] != algo_name:
+        raise CheckpointError(
+            f"{path} is of algorithm {metadata['algorithm']}, this one is {algo_name}; "
+            "restore(..., component='rl_module') takes the module alone."
+        )
+
+
+def check_supplied(metadata: Mapping[str, Any], given: Mapping[str, Any], path: object) -> None:
+    """Refuse to build from a config of which a part was not saved and is not given."""
+    missing = [name for name in metadata["not_saved"] if name not in given]
+    if missing:
+        supply = ", ".join(f"{name}=..." for name in missing)
+        raise CheckpointError(
+            f"{path} does not hold {' and '.join(missing)}, which had no import path: supply it "
+            f"with from_checkpoint(..., {supply})."
+        )
+
+
+def differences(metadata: Mapping[str, Any], devices: list[Device]) -> list[str]:
+    """Why a resume will not be exact to the bit, a phrase each."""
+    here = {
+        "num_devices": len(devices),
+        "platform": devices[0].platform,
+        **{f"{name} version": version for name, version in ckpt.versions().items()},
+    }
+    then = {
+        **metadata,
+        **{f"{name} version": version for name, version in metadata["versions"].items()},
+    }
+    return [
+        f"{name}={then.get(name)}, this run has {value}"
+        for name, value in here.items()
+        if then.get(name) != value
+    ]
+
+
+def component_prefixes(name: str | None) -> tuple[str, ...]:
+    """The leaves of a part of a state, as prefixes of their paths; everything for None."""
+    if name is None:
+        return ("",)
+    if name not in ckpt.COMPONENTS:
+        raise CheckpointError(
+            f"There is no component '{name}'.{did_you_mean(name, ckpt.COMPONENTS)} "
+            f"The components are {', '.join(ckpt.COMPONENTS)}."
+        )
+    return ckpt.COMPONENTS[name]

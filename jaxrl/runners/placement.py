@@ -1,0 +1,70 @@
+"""Where a run goes: which local devices share it, and whether it fits there."""
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jaxrl.config.plan import choose_num_devices
+from jaxrl.core.types import Device
+from jaxrl.errors import ConfigError
+from jaxrl.runners.assemble import Assembly
+from jaxrl.runners.devices import memory_limit
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+MAX_ROWS = 2**31 - 1
+"""Rows of a train batch are numbered with 32 bits."""
+
+
+def choose_devices(config: "AlgorithmConfig", assembly: Assembly) -> list[Device]:
+    """The local devices that share the work, by the rule of `choose_num_devices`."""
+    devices = jax.local_devices()
+    requested = config.learners_settings.num_devices
+    number, _ = choose_num_devices(
+        assembly.plan,
+        devices[0].platform,
+        len(devices) if config.debugging_settings.jit else 1,
+        None if requested == "auto" else requested,
+    )
+    return devices[:number]
+
+
+def check_memory(assembly: Assembly, devices: list[Device]) -> None:
+    """Refuse, before compiling, what cannot fit.
+
+    Raises:
+        ConfigError: A lower bound of the memory needed is more than the device has.
+    """
+    plan = assembly.plan
+    if plan.train_batch_size > MAX_ROWS:
+        raise ConfigError(
+            f"train_batch_size={plan.train_batch_size} is more than the {MAX_ROWS} rows that can "
+            "be numbered; lower it."
+        )
+    limit = memory_limit(devices[0])
+    shared = devices[0].platform == "cpu"
+    needed = required_bytes(assembly) / (1 if shared else len(devices))
+    if limit is not None and needed > limit:
+        raise ConfigError(
+            f"train_batch_size={plan.train_batch_size} needs at least {needed / 2**30:.1f} GiB for "
+            f"the state, the rollout and its targets, and the device has {limit / 2**30:.1f} GiB: "
+            "lower train_batch_size (or num_envs_per_env_runner)."
+        )
+
+
+def required_bytes(assembly: Assembly) -> int:
+    """A lower bound of the memory of one train batch: the state, the rollout and the targets."""
+    runner = assembly.runner
+
+    def everything() -> Any:
+        state = runner.init(jax.random.key(0), assembly.made.params)
+        _, _, rollout, _ = assembly.sampler.rollout(
+            runner.actor(state), state.env, state.carry, state.env_params, runner.num_steps
+        )
+        seen = assembly.sampler.observed(state.connectors.obs, rollout)
+        batch, _ = runner.learner.prepare(state.learner, seen, state.progress)
+        return state, rollout, batch
+
+    leaves = jax.tree.leaves(jax.eval_shape(everything))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
