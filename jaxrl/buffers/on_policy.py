@@ -4,10 +4,10 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, UInt32
 
 from jaxrl.core.types import Key, PyTree
-from jaxrl.ops.shuffle import shuffled_index
+from jaxrl.ops.shuffle import shuffle_constants, shuffled_index
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,11 +31,25 @@ class OnPolicy:
         """Minibatches of one train batch, all epochs."""
         return self.num_epochs * self.num_minibatches
 
+    def orders(self, key: Key, shards: Int[Array, " S"]) -> UInt32[Array, "epochs S 2 rounds"]:
+        """The order of every epoch and shard, as the constants that choose it. Consumes the key.
+
+        Args:
+            key: The train batch's key for shuffling, the same on every device.
+            shards: Which logical shards are here.
+        """
+        epochs = jnp.arange(self.num_epochs if self.reshuffle else 1, dtype=jnp.int32)
+
+        def of(epoch: Int[Array, ""], shard: Int[Array, ""]) -> UInt32[Array, "2 rounds"]:
+            number = epoch * self.num_shards + shard
+            return shuffle_constants(jax.random.fold_in(key, number))
+
+        return jax.vmap(jax.vmap(of, (None, 0)), (0, None))(epochs, shards)
+
     def rows(
         self,
         update: Int[Array, ""],
-        key: Key,
-        shards: Int[Array, " S"],
+        orders: UInt32[Array, "epochs S 2 rounds"],
         num_steps: int,
         num_envs: int,
     ) -> Int[Array, " N"]:
@@ -43,26 +57,25 @@ class OnPolicy:
 
         Args:
             update: Number of the minibatch within the train batch.
-            key: The train batch's key for shuffling, the same on every device.
-            shards: Which logical shards are here; `num_envs` is divided among them in order.
+            orders: The train batch's, of the S shards that are here.
             num_steps: Length T of the rollout.
-            num_envs: Environments B that are here.
+            num_envs: Environments B that are here, divided among the shards in order.
         """
-        envs_per_shard = num_envs // shards.shape[0]
+        num_shards = orders.shape[1]
+        envs_per_shard = num_envs // num_shards
         size = num_steps * envs_per_shard
         part = size // self.num_minibatches
         epoch, minibatch = update // self.num_minibatches, update % self.num_minibatches
-        positions = (minibatch * part + jnp.arange(part)).astype(jnp.uint32)
-        epoch_key = jax.random.fold_in(key, epoch if self.reshuffle else 0)
+        positions = (minibatch * part + jnp.arange(part, dtype=jnp.int32)).astype(jnp.uint32)
 
-        def of_shard(local: Int[Array, ""], shard: Int[Array, ""]) -> Int[Array, " n"]:
-            index = shuffled_index(jax.random.fold_in(epoch_key, shard), positions, size)
-            index = index.astype(jnp.int32)
+        def of_shard(local: Int[Array, ""], order: UInt32[Array, "2 rounds"]) -> Array:
+            index = shuffled_index(order, positions, size).astype(jnp.int32)
             step, env = index // envs_per_shard, index % envs_per_shard
             return step * num_envs + local * envs_per_shard + env
 
-        local = jnp.arange(shards.shape[0], dtype=jnp.int32)
-        return jax.vmap(of_shard)(local, shards).reshape(-1)
+        local = jnp.arange(num_shards, dtype=jnp.int32)
+        order = orders[epoch if self.reshuffle else 0]
+        return jax.vmap(of_shard)(local, order).reshape(-1)
 
 
 def flatten_time(tree: PyTree) -> PyTree:

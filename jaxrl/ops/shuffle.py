@@ -13,19 +13,24 @@ from jaxrl.core.types import Key
 _ROUNDS = 4
 
 
-def shuffled_index(key: Key, positions: UInt32[Array, "*n"], size: int) -> UInt32[Array, "*n"]:
-    """Where each of `positions` (below `size`) comes from in the shuffle that `key` chooses.
+def shuffle_constants(key: Key) -> UInt32[Array, "2 rounds"]:
+    """What chooses one shuffle among many; drawn once for all of its indices. Consumes the key."""
+    return jax.random.bits(key, (2, _ROUNDS), jnp.uint32)
+
+
+def shuffled_index(
+    constants: UInt32[Array, "2 rounds"], positions: UInt32[Array, "*n"], size: int
+) -> UInt32[Array, "*n"]:
+    """Where each of `positions` (below `size`) comes from in the shuffle that `constants` choose.
 
     Four rounds of `x ← x · odd + addend`, `x ← x ^ (x >> s)` modulo a power of two, each a
     bijection; other sizes by cycle-walking: an index outside goes round again until it is inside,
     which is a bijection of the inside (Black & Rogaway 2002). Not all size! orders can occur.
-    Consumes the key.
     """
     if not 1 <= size <= 2**31:
         raise ValueError(f"size is {size}; a shuffle needs between 1 and 2**31 indices.")
     num_bits = (size - 1).bit_length()
     positions = positions.astype(jnp.uint32)
-    constants = jax.random.bits(key, (2, _ROUNDS), jnp.uint32)
     if num_bits == 0:
         return positions
 

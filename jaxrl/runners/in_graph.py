@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxrl.buffers.on_policy import OnPolicy, flatten_time, take_rows
 from jaxrl.connectors.base import LearnerPipeline
@@ -225,21 +225,27 @@ class InGraph:
         envs_per_shard = self.num_envs // self.experience.num_shards
         shards = env_index[::envs_per_shard] // envs_per_shard
 
-        def body(s: Any, i: Int[Array, ""]) -> tuple[Any, Metrics]:
-            rows = self.experience.rows(i, shuffle_key, shards, self.num_steps, num_envs)
+        orders = self.experience.orders(shuffle_key, shards)
+        names: list[str] = []
+
+        def body(s: Any, i: Int[Array, ""]) -> tuple[Any, Float[Array, " M"]]:
+            rows = self.experience.rows(i, orders, self.num_steps, num_envs)
             now = replace(progress, updates=progress.updates.add(i))
             key = jax.random.fold_in(update_key, i)
-            return self.learner.update(s, take_rows(flat, rows), now, key)
+            s, metrics = self.learner.update(s, take_rows(flat, rows), now, key)
+            names[:] = sorted(metrics)
+            return s, jnp.stack([metrics[name].astype(jnp.float32) for name in names])
 
         updates = jnp.arange(self.experience.num_updates, dtype=jnp.int32)
-        learner_state, metrics = jax.lax.scan(body, learner_state, updates)
-        skipped = metrics.pop(NONFINITE) > 0.5
-        means = {name: value.mean() for name, value in metrics.items()}
+        learner_state, table = jax.lax.scan(body, learner_state, updates)
+        skipped = table[:, names.index(NONFINITE)] > 0.5
+        good = jnp.broadcast_to(~skipped[:, None], table.shape)
+        means = jnp.mean(table, axis=0, where=good)
+        means = jnp.where(skipped.all(), 0.0, means)
         if self.axis_name is not None:
-            names = sorted(means)
-            stacked = jax.lax.pmean(jnp.stack([means[n] for n in names]), self.axis_name)
-            means = dict(zip(names, stacked, strict=True))
-        return learner_state, means, skipped
+            means = jax.lax.pmean(means, self.axis_name)
+        named = {name: means[i] for i, name in enumerate(names) if name != NONFINITE}
+        return learner_state, named, skipped
 
     def _guard(
         self, guard: GuardState, before: Any, learned: Any, skipped: Bool[Array, " U"]
