@@ -35,8 +35,9 @@ def train(experiment: "Experiment", log_level: int | None = None) -> int:
     if config.debugging_settings.run_name is not None:
         check_name(config.debugging_settings.run_name)
     config.debugging(loggers=_without_console(config.debugging_settings.loggers))
+    config.update_from_dict(_level(log_level))
     title = f"{config.algo_name} on {config.environment_settings.env}"
-    return _run(title, stop, config.build, log_level)
+    return _run(title, stop, config.build)
 
 
 def resume(run: str, stop: str | None, log_level: int | None = None) -> int:
@@ -52,8 +53,9 @@ def resume(run: str, stop: str | None, log_level: int | None = None) -> int:
             str(checkpoint),
             run_folder=folder,
             **_quiet_loggers(read_metadata(checkpoint)),
+            **_level(log_level),
         )
-        return _run(f"{folder.name}, from {checkpoint.name}", criterion, build, log_level)
+        return _run(f"{folder.name}, from {checkpoint.name}", criterion, build)
 
 
 def evaluate(checkpoint: str, episodes: int | None, log_level: int | None = None) -> None:
@@ -63,8 +65,7 @@ def evaluate(checkpoint: str, episodes: int | None, log_level: int | None = None
     console = Console()
     path = find_checkpoint(_find(checkpoint))
     waiting = console.status(f"loading {path.name} and compiling its evaluation")
-    with waiting, Algorithm.from_checkpoint(str(path)) as algo:
-        _set_level(log_level)
+    with waiting, Algorithm.from_checkpoint(str(path), **_level(log_level)) as algo:
         found = algo.evaluate(num_episodes=episodes)
     for line in [*_evaluation_lines(found), f"checkpoint        {path}"]:
         typer.echo(line)
@@ -83,9 +84,7 @@ def _quiet_loggers(saved: Mapping[str, Any]) -> dict[str, Any]:
     return {"loggers": _without_console(config.debugging_settings.loggers)}
 
 
-def _run(
-    title: str, stop: Mapping[str, float], build: Callable[[], "Algorithm"], log_level: int | None
-) -> int:
+def _run(title: str, stop: Mapping[str, float], build: Callable[[], "Algorithm"]) -> int:
     console = Console()
     device = _Device()
     display = open_display(title, stop, console=console, device=device)
@@ -101,7 +100,8 @@ def _run(
         display.phase("building")
         with build() as algo:
             device.devices = algo.devices
-            _set_level(log_level)
+            for note in algo.notes:
+                display.message(note)
             lines = _train_to_the_end(algo, stop, display, interrupts)
     for line in lines:
         typer.echo(line)
@@ -213,10 +213,9 @@ def _put_terminal_in_order(console: Console) -> None:
     os.write(2, b"\naborted\n")  # past the display, which holds the streams
 
 
-def _set_level(log_level: int | None) -> None:
-    """-v wins over debugging(log_level=...), which was set when the Algorithm was built."""
-    if log_level is not None:
-        logging.getLogger("jaxrl").setLevel(log_level)
+def _level(log_level: int | None) -> dict[str, Any]:
+    """The setting that -v stands for, which wins over the config's."""
+    return {} if log_level is None else {"log_level": logging.getLevelName(log_level)}
 
 
 class _Device:

@@ -1,7 +1,7 @@
 """Checks of single values that need more than a comparison."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from jaxrl.config.fields import Check
@@ -34,4 +34,28 @@ optimizer_check = Check(
     wants="the name of an optimiser, {'name': ..., arguments}, or a function",
     holds=lambda value: _optimizer_problem(value) is None,
     hint=lambda value: _optimizer_problem(value) or "",
+)
+
+
+def evaluation_arguments(function: Callable[..., Any]) -> int:
+    """How many arguments a custom evaluation takes: 1 the Algorithm, 2 RLlib's eval_workers too.
+
+    0 if it takes neither one nor two.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return 1  # written in C, without a signature
+    for number in (1, 2):
+        try:
+            signature.bind(*range(number))
+        except TypeError:
+            continue
+        return number
+    return 0
+
+
+evaluation_check = Check(
+    wants="a function of (algorithm) or of (algorithm, eval_workers)",
+    holds=lambda value: value is None or evaluation_arguments(value) > 0,
 )

@@ -94,7 +94,41 @@ _MULTI = "multi-agent training is not part of this version"
 _OFFLINE = "training from recorded data is not part of this version"
 _EXPLORATION = "exploration is the module's forward_exploration; explore=False switches it off"
 
+_EPISODES = (
+    "episodes run inside the compiled program, where no Python is called; on_episode_end is called "
+    "for each episode after the dispatch in which it ended"
+)
+_ENVIRONMENTS = (
+    "an environment is pure functions inside the compiled program, so none is created; "
+    "on_algorithm_init is called when all is built"
+)
+_BATCHES = (
+    "batches never leave the compiled program; on_sample_end and on_train_result are called between "
+    "its dispatches, and a Learner's prepare() sees the samples"
+)
+HOOKS_REFUSED: dict[str, str] = {
+    "on_episode_created": _EPISODES,
+    "on_episode_start": _EPISODES,
+    "on_episode_step": _EPISODES,
+    "on_environment_created": _ENVIRONMENTS,
+    "on_sub_environment_created": _ENVIRONMENTS,
+    "on_create_policy": "the module is built once; on_algorithm_init is called when all is built",
+    "on_postprocess_trajectory": _BATCHES,
+    "on_learn_on_batch": _BATCHES,
+    "on_env_runners_recreated": _RAY,
+    "on_workers_recreated": _RAY,
+    "on_offline_eval_runners_recreated": _RAY,
+    "on_evaluate_offline_start": _OFFLINE,
+    "on_evaluate_offline_end": _OFFLINE,
+}
+"""Hooks of RLlib's callbacks that cannot be called here, and why."""
+
 REFUSED: dict[str, Refused] = {
+    **{
+        name: Refused(reason, (None,))
+        for hook, reason in HOOKS_REFUSED.items()
+        for name in (hook, f"callbacks_{hook}")
+    },
     **dict(
         _spread(
             "env_runner_cls worker_cls create_local_env_runner gym_env_vectorize_mode "
@@ -160,13 +194,27 @@ REFUSED: dict[str, Refused] = {
         _spread(
             "_disable_preprocessor_api _disable_action_flattening _validate_config "
             "_disable_initialize_loss_from_dummy_batch _disable_execution_plan_api "
-            "_tf_policy_handles_more_than_one_loss _use_msgpack_checkpoints "
-            "_torch_grad_scaler_class _torch_lr_scheduler_classes simple_optimizer "
-            "sample_collector preprocessor_pref synchronize_filters "
-            "_dont_auto_sync_env_runner_states",
+            "synchronize_filters",
             _STACK,
+            accepts=(True,),
         )
     ),
+    **dict(
+        _spread(
+            "_use_msgpack_checkpoints simple_optimizer _dont_auto_sync_env_runner_states",
+            _STACK,
+            accepts=(False,),
+        )
+    ),
+    **dict(
+        _spread(
+            "_torch_grad_scaler_class _torch_lr_scheduler_classes sample_collector "
+            "preprocessor_pref",
+            _STACK,
+            accepts=(None,),
+        )
+    ),
+    "_tf_policy_handles_more_than_one_loss": Refused(_TORCH, (True, False)),
     **dict(
         _spread(
             "policies policy_mapping_fn policies_to_train policy_map_capacity policy_map_cache "
@@ -205,13 +253,11 @@ REFUSED: dict[str, Refused] = {
     "render_env": Refused(
         "a compiled environment has no window; call its render(state) for a picture", (False,)
     ),
-    "env_task_fn": Refused("change the environment's params from an on_train_result callback"),
+    "env_task_fn": Refused(
+        "call algorithm.set_env_params(...) in an on_train_result callback; it compiles nothing"
+    ),
     "is_atari": Refused("Atari environments are not part of this version", (None, False)),
     "_is_atari": Refused("Atari environments are not part of this version", (None, False)),
-    "action_mask_key": Refused(
-        "masked environments are not part of this version; a custom module can pass a mask to its "
-        "distribution"
-    ),
     "auto_wrap_old_gym_envs": Refused("wrap old gym environments with shimmy yourself"),
     "soft_horizon": Refused("use max_episode_steps; time limits truncate", (False,)),
     "no_done_at_end": Refused("use max_episode_steps; time limits truncate", (False,)),
@@ -225,11 +271,8 @@ REFUSED: dict[str, Refused] = {
     "add_default_connectors_to_module_to_env_pipeline": Refused(
         "the default connectors are always there", (True,)
     ),
-    "learner_connector": Refused(
-        "subclass the Learner and pass learner_class; its prepare() is the learner connector"
-    ),
     "add_default_connectors_to_learner_pipeline": Refused(
-        "subclass the Learner and pass learner_class", (True,)
+        "the default connectors are always there; learner_connector adds to them", (True,)
     ),
     "evaluation_parallel_to_training": Refused(
         "evaluation runs between iterations in this version", (False,)
@@ -262,7 +305,9 @@ REFUSED: dict[str, Refused] = {
     "logger_creator": Refused("pass debugging(loggers=[...]) and results_dir"),
     "logger_config": Refused("pass logger objects with their own options as loggers=[...]"),
     "monitor": Refused("video recording is not part of this version", (False,)),
-    "fake_sampler": Refused("use an environment of jaxrl.testing", (False,)),
+    "fake_sampler": Refused(
+        "use an environment that costs next to nothing, such as 'jaxrl:probe-value-v0'", (False,)
+    ),
     "burn_in_len": Refused("recurrent modules are not part of this version", (0,)),
     "store_buffer_in_checkpoints": Refused("checkpoints always hold the whole state of the run"),
 }
@@ -272,5 +317,7 @@ GROUPS_REFUSED: dict[str, str] = {
     "python_environment": _RAY,
     "multi_agent": _MULTI,
     "offline_data": _OFFLINE,
-    "experimental": "it has no settings in this version",
+    "get_multi_rl_module_spec": _MULTI + "; get_rl_module_spec() is that of the one module",
+    "get_marl_module_spec": _MULTI + "; get_rl_module_spec() is that of the one module",
+    "get_multi_agent_setup": _MULTI,
 }

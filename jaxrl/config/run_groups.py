@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
+from jaxrl.config.checks import evaluation_check
 from jaxrl.config.fields import at_least_one, field, non_negative, setting_metadata
 from jaxrl.config.groups import Auto
 
@@ -35,8 +36,10 @@ class Evaluation:
     custom_evaluation_function: Callable[..., Any] | None = field(
         default=None,
         import_path=True,
-        doc="A function of the Algorithm that returns a dictionary of metrics, in place of the "
-        "built-in evaluation; those below custom_metrics can be stop criteria.",
+        check=evaluation_check,
+        doc="A function of (algorithm), or RLlib's (algorithm, eval_workers) with None for the "
+        "second, that returns a dictionary of metrics, in place of the built-in evaluation; those "
+        "below custom_metrics can be stop criteria.",
     )
     evaluation_num_envs: int | Auto = field(
         default="auto",
@@ -107,12 +110,13 @@ class Checkpointing:
     max_to_keep: int | None = field(
         default=3,
         check=at_least_one,
-        doc="Checkpoints kept in the run folder, the newest and the best; None keeps all.",
+        doc="Checkpoints kept in the run folder: the newest or, with a checkpoint_score_attribute, "
+        "the best, and always the newest beside them; None keeps all.",
     )
     checkpoint_score_attribute: str | None = field(
         default=None,
         doc="The result key, e.g. 'evaluation/env_runners/episode_return_mean', by which the best "
-        "checkpoints are kept; None keeps the newest.",
+        "checkpoints are kept; those without it count as the worst.",
     )
     checkpoint_score_order: Literal["max", "min"] = field(
         default="max", doc="Whether a high or a low score is best."
@@ -132,7 +136,9 @@ class Debugging:
         doc="Seed of every random draw; the same config and seed give the same run.",
     )
     log_level: Literal["DEBUG", "INFO", "WARN", "WARNING", "ERROR"] = field(
-        default="WARN", doc="Level of jaxrl's Python loggers."
+        default="WARN",
+        doc="Level of jaxrl's Python loggers: INFO says what is built, compiled and saved, DEBUG "
+        "the shapes too.",
     )
     log_sys_usage: bool = field(
         default=True, doc="Reports processor, memory and device memory use with each result."
@@ -158,8 +164,9 @@ class Debugging:
     )
     compilation_cache_dir: str | None = field(
         default=None,
-        doc="Where compiled programs are kept between processes: None is a private folder of the "
-        "user (or JAX's own setting), 'off' keeps none.",
+        doc="Where compiled programs are kept between processes, up to 2 GiB: None is a private "
+        "folder of the user (or JAX's own setting), 'off' keeps none; a folder that others can "
+        "write to is made private or not used.",
     )
 
 

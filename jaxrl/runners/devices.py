@@ -13,6 +13,7 @@ import jax
 from jaxrl.core.types import Device
 
 MAX_CPU_DEVICES = 8
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def usable_cores() -> int:
@@ -20,32 +21,35 @@ def usable_cores() -> int:
     affinity = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    if quota.exists():
-        limit, period = quota.read_text().split()
+    if CPU_QUOTA.exists():
+        limit, period = CPU_QUOTA.read_text().split()
         if limit != "max":
             return max(1, min(affinity, int(limit) // int(period)))
     return affinity
 
 
-def claim_cpu_devices() -> str | None:
-    """Divide the CPU into devices if that is still possible; a sentence for `explain()` if not."""
+def claim_cpu_devices() -> list[str]:
+    """Divide the CPU into devices if that is still possible; sentences for `explain()` if not."""
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
-        return "CPU devices: as XLA_FLAGS says"
+        return ["CPU devices: as XLA_FLAGS says."]
     if "JAX_NUM_CPU_DEVICES" in os.environ:
-        return "CPU devices: as JAX_NUM_CPU_DEVICES says"
+        return ["CPU devices: as JAX_NUM_CPU_DEVICES says."]
     wanted = min(MAX_CPU_DEVICES, usable_cores())
-    if jax.config.values["jax_num_cpu_devices"] == wanted:
-        return None
+    set_before = jax.config.values["jax_num_cpu_devices"]
+    if set_before == wanted:
+        return []
+    if set_before > 0:
+        return [f"CPU devices: {set_before}, as jax_num_cpu_devices says."]
     try:
         jax.config.update("jax_num_cpu_devices", wanted)
     except RuntimeError:
-        found = len(jax.local_devices())
-        return (
+        found = len(jax.local_devices(backend="cpu"))
+        note = (
             f"JAX had started before the first build, so the CPU stays {found} device(s); build "
-            "before using JAX, or set JAX_NUM_CPU_DEVICES, to use every core"
+            "before using JAX, or set JAX_NUM_CPU_DEVICES, to use every core."
         )
-    return None
+        return [note]
+    return []
 
 
 def memory_limit(device: Device) -> int | None:

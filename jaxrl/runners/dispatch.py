@@ -1,13 +1,14 @@
 """How many train batches go into one dispatch of the compiled program, and running them."""
 
 import time
+import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxrl.runners.in_graph import TrainState
-from jaxrl.runners.results import IterationTotals, Report
+from jaxrl.runners.results import IterationTotals, Report, to_host
 from jaxrl.runners.sharding import Compiled
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Dispatcher:
         self._batch_steps = batch_steps
         self._jit = jit
         self._seconds_per_batch: float | None = None
+        self._latest: tuple[weakref.ref[TrainState], np.ndarray] | None = None
 
     def wanted(self, reporting: "Reporting", totals: IterationTotals, elapsed: float) -> int:
         """Train batches of the next dispatch, 0 when the iteration has all it was asked for."""
@@ -57,32 +59,24 @@ class Dispatcher:
     ) -> tuple[TrainState, Report, float]:
         """The state after it (the given one is donated), what it reports, and its seconds."""
         number = np.int32(batches)
-        if self._jit:
-            if not self._programs.run.figures:
-                on_phase("compiling")
-            self._programs.run.compiled_for(state, number)
+        if self._jit and not self._programs.run.figures:
+            on_phase("compiling")
+        run = self._programs.run.compiled_for(state, number)
         on_phase("training")
         started = time.perf_counter()
-        state, summary = self._programs.run(state, number)
+        state, summary = run(state, number)
         report = Report.fetch(state, summary)
         seconds = time.perf_counter() - started
         self._seconds_per_batch = seconds / max(1, int(report.summary.train_batches))
+        self._latest = (weakref.ref(state), np.asarray(report.ring.count))
         return state, report, seconds
 
-    def figures(self) -> dict[str, dict[str, Any]]:
-        """The latest compilation of each program: seconds, operations, bytes."""
-        report: dict[str, dict[str, Any]] = {}
-        for program in (self._programs.init, self._programs.run):
-            if program.figures:
-                latest = program.figures[-1]
-                report[program.name] = {
-                    **vars(latest),
-                    "total_s": latest.total_s,
-                    "num_compilations": len(program.figures),
-                }
-        return report
+    def episode_counts(self, state: TrainState) -> np.ndarray:
+        """How many episodes each shard has seen end until this state.
 
-    def compile_seconds(self) -> float:
-        """Seconds spent on compiling so far, tracing included."""
-        programs = (self._programs.init, self._programs.run)
-        return sum(figures.total_s for program in programs for figures in program.figures)
+        Known on the host since the last dispatch; fetched only for a state that is not the one
+        that it returned, which was restored or replaced.
+        """
+        if self._latest is not None and self._latest[0]() is state:
+            return self._latest[1]
+        return to_host(state.ring.count)

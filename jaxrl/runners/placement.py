@@ -17,17 +17,17 @@ MAX_ROWS = 2**31 - 1
 """Rows of a train batch are numbered with 32 bits."""
 
 
-def choose_devices(config: "AlgorithmConfig", assembly: Assembly) -> list[Device]:
-    """The local devices that share the work, by the rule of `choose_num_devices`."""
+def choose_devices(config: "AlgorithmConfig", assembly: Assembly) -> tuple[list[Device], str]:
+    """The local devices that share the work, by the rule of `choose_num_devices`, and why."""
     devices = jax.local_devices()
     requested = config.learners_settings.num_devices
-    number, _ = choose_num_devices(
+    number, why = choose_num_devices(
         assembly.plan,
         devices[0].platform,
         len(devices) if config.debugging_settings.jit else 1,
         None if requested == "auto" else requested,
     )
-    return devices[:number]
+    return devices[:number], why
 
 
 def check_memory(assembly: Assembly, devices: list[Device]) -> None:

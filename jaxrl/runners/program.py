@@ -1,10 +1,9 @@
 """A function compiled ahead of time, with its figures and a guard against silent recompiles."""
 
 import dataclasses
-import os
+import logging
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -12,6 +11,8 @@ from jax import monitoring
 
 from jaxrl.errors import RetraceError
 from jaxrl.runners.flops import count_flops
+
+logger = logging.getLogger(__name__)
 
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
 _hits = {"count": 0}
@@ -42,32 +43,6 @@ class CompileFigures:
     @property
     def total_s(self) -> float:
         return self.trace_s + self.lower_s + self.compile_s
-
-
-def enable_compilation_cache(setting: str | None) -> Path | None:
-    """Keep compiled programs in a private folder of the user, unless JAX was told another.
-
-    Args:
-        setting: A folder, "off", or None for the default `~/.cache/jaxrl/xla`. The cache holds
-            machine code that is trusted when loaded, so the folder is made with mode 700.
-    """
-    if setting == "off":
-        jax.config.update("jax_enable_compilation_cache", False)
-        return None
-    configured = jax.config.values["jax_compilation_cache_dir"]
-    if setting is None and configured:
-        return Path(configured)
-    cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(setting).expanduser() if setting else Path(cache_home) / "jaxrl" / "xla"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError:
-        return None
-    if not os.access(folder, os.W_OK):
-        return None
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    return folder
 
 
 class Program:
@@ -103,13 +78,12 @@ class Program:
         self._last_signature: Any = None
 
     def __call__(self, *args: Any) -> Any:
-        if not self._enabled:
-            with jax.disable_jit():
-                return self._fn(*args)
         return self.compiled_for(*args)(*args)
 
-    def compiled_for(self, *args: Any) -> Any:
-        """The executable for arguments of this signature, compiled if it is new."""
+    def compiled_for(self, *args: Any) -> Callable[..., Any]:
+        """What to call with arguments of this signature: the executable, compiled if it is new."""
+        if not self._enabled:
+            return self._interpret
         signature = _signature(args)
         compiled = self._compiled.get(signature)
         if compiled is None:
@@ -118,6 +92,10 @@ class Program:
             self._compiled[signature] = compiled
             self._last_signature = signature
         return compiled
+
+    def _interpret(self, *args: Any) -> Any:
+        with jax.disable_jit():
+            return self._fn(*args)
 
     def _check_retrace(self, signature: Any) -> None:
         if self._max_retraces is None or len(self._compiled) <= self._max_retraces:
@@ -138,20 +116,53 @@ class Program:
         compiled = lowered.compile()
         t3 = time.perf_counter()
         memory = compiled.memory_analysis()
-        self.figures.append(
-            CompileFigures(
-                trace_s=t1 - t0,
-                lower_s=t2 - t1,
-                compile_s=t3 - t2,
-                cache_hit=_hits["count"] > hits,
-                flops=count_flops(traced.jaxpr),
-                argument_bytes=_bytes(memory, "argument_size_in_bytes"),
-                output_bytes=_bytes(memory, "output_size_in_bytes"),
-                temp_bytes=_bytes(memory, "temp_size_in_bytes"),
-                donated_bytes=_bytes(memory, "alias_size_in_bytes"),
-            )
+        figures = CompileFigures(
+            trace_s=t1 - t0,
+            lower_s=t2 - t1,
+            compile_s=t3 - t2,
+            cache_hit=_hits["count"] > hits,
+            flops=count_flops(traced.jaxpr),
+            argument_bytes=_bytes(memory, "argument_size_in_bytes"),
+            output_bytes=_bytes(memory, "output_size_in_bytes"),
+            temp_bytes=_bytes(memory, "temp_size_in_bytes"),
+            donated_bytes=_bytes(memory, "alias_size_in_bytes"),
         )
+        self.figures.append(figures)
+        self._log(figures, args)
         return compiled
+
+    def _log(self, figures: CompileFigures, args: tuple[Any, ...]) -> None:
+        logger.info(
+            "compiled %s in %.2f s (traced %.2f, lowered %.2f, %s %.2f)",
+            self.name,
+            figures.total_s,
+            figures.trace_s,
+            figures.lower_s,
+            "from the cache" if figures.cache_hit else "XLA",
+            figures.compile_s,
+        )
+        if logger.isEnabledFor(logging.DEBUG):
+            for path, leaf in jax.tree_util.tree_flatten_with_path(args)[0]:
+                described = jax.typeof(leaf) if isinstance(leaf, jax.Array) else type(leaf).__name__
+                logger.debug("%s: args%s is %s", self.name, jax.tree_util.keystr(path), described)
+
+
+def compile_report(programs: Iterable[Program]) -> dict[str, dict[str, Any]]:
+    """The latest compilation of each program that was compiled: seconds, operations, bytes."""
+    return {
+        program.name: {
+            **vars(program.figures[-1]),
+            "total_s": program.figures[-1].total_s,
+            "num_compilations": len(program.figures),
+        }
+        for program in programs
+        if program.figures
+    }
+
+
+def compile_seconds(programs: Iterable[Program]) -> float:
+    """Seconds spent on compiling so far, tracing included."""
+    return sum(figures.total_s for program in programs for figures in program.figures)
 
 
 def _bytes(memory: Any, name: str) -> int:

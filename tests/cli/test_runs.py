@@ -72,6 +72,7 @@ def test_the_output_says_what_happened_and_what_to_do_next(trained: tuple[Path, 
     run, done = trained
     lines = done.output.splitlines()
     assert lines[0] == "PPO on CartPole-v1"
+    assert any("CartPole-v1: jaxrl's own JAX implementation" in line for line in lines[:6])
     assert any(line.startswith("compiling") for line in lines)
     assert any(re.fullmatch(r"compiled in .*", line) for line in lines)
     assert len([line for line in lines if line.startswith("iteration ")]) >= 2

@@ -12,8 +12,8 @@ EXTRAS = PROJECT["optional-dependencies"]
 
 # Imported name -> the name it is installed under, where the two differ.
 INSTALLED_AS = {"orbax": "orbax-checkpoint", "yaml": "pyyaml"}
-# Needed by gymnax, which does not declare it.
-NOT_IMPORTED = {"six"}
+# Needed by gymnax and JAX, which do not declare them.
+NOT_IMPORTED = {"filelock", "six"}
 # Part of a whole installation although no module imports it today: the runners' actors need Ray, and
 # chex comes with optax.
 STANDS_READY = {"chex", "ray"}

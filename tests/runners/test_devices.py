@@ -1,0 +1,97 @@
+"""The cores as devices: how many there are, and when they are claimed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxrl.runners import devices
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [
+        (None, 6),
+        ("max 100000", 6),
+        ("400000 100000", 4),
+        ("1600000 100000", 6),
+        ("250000 100000", 2),
+        ("50000 100000", 1),
+    ],
+)
+def test_usable_cores_are_the_affinitys_within_the_quota(
+    quota: str | None, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cpu.max"
+    if quota is not None:
+        file.write_text(f"{quota}\n")
+    monkeypatch.setattr(devices, "CPU_QUOTA", file)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    assert devices.usable_cores() == cores
+
+
+CLAIM = """
+import jax
+import jaxrl.runners.devices as devices
+devices.usable_cores = lambda: {cores}
+{before}
+print(devices.claim_cpu_devices())
+print(devices.claim_cpu_devices() == [] or "said again")
+print(jax.local_device_count())
+"""
+
+
+@pytest.mark.parametrize(
+    ("cores", "environment", "before", "said", "number"),
+    [
+        (3, {}, "", "[]", 3),
+        (64, {}, "", "[]", devices.MAX_CPU_DEVICES),
+        (
+            3,
+            {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+            "",
+            "['CPU devices: as XLA_FLAGS says.']",
+            2,
+        ),
+        (
+            3,
+            {"JAX_NUM_CPU_DEVICES": "2"},
+            "",
+            "['CPU devices: as JAX_NUM_CPU_DEVICES says.']",
+            2,
+        ),
+        (
+            3,
+            {},
+            "jax.config.update('jax_num_cpu_devices', 2)",
+            "['CPU devices: 2, as jax_num_cpu_devices says.']",
+            2,
+        ),
+        (3, {}, "jax.devices()", "['JAX had started before the first build", 1),
+    ],
+    ids=["default", "at most 8", "XLA_FLAGS", "variable", "option", "after JAX started"],
+)
+def test_devices_are_claimed_once_unless_somebody_said_otherwise(
+    cores: int, environment: dict[str, str], before: str, said: str, number: int
+) -> None:
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", CLAIM.format(cores=cores, before=before)],
+        cwd=Path(__file__).parents[2],
+        env={**inherited, **environment, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    first, again, count = done.stdout.splitlines()
+    assert first.startswith(said)
+    assert again == ("True" if said == "[]" else "said again")
+    assert int(count) == number
