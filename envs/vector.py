@@ -21,11 +21,16 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.base import JaxEnv, ResetMode
+from jaxrl.ops.search import find
 
 
 @pytree
 class VectorState:
-    """What `B` running copies carry. `index` is the copy's place among all copies of the run."""
+    """What `B` running copies carry.
+
+    `index` is the copy's place among all copies of the run. `faulty` marks a copy that was reset
+    to a non-finite observation: `obs` has zeros there, and its next step is no transition.
+    """
 
     env: PyTree
     obs: PyTree
@@ -33,6 +38,7 @@ class VectorState:
     index: Int[Array, " B"]
     count: UInt32[Array, " B"]
     is_first: Bool[Array, " B"]
+    faulty: Bool[Array, " B"]
     episode_return: Float[Array, " B"]
     episode_length: Int[Array, " B"]
 
@@ -101,6 +107,15 @@ def finite_rows(tree: PyTree) -> Bool[Array, " B"]:
     return result
 
 
+def _finite_or_zero(tree: PyTree) -> PyTree:
+    def clean(leaf: Array) -> Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        return jnp.where(jnp.isfinite(leaf), leaf, jnp.zeros((), leaf.dtype))
+
+    return jax.tree.map(clean, tree)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class VectorEnv:
     """The copies' pure `reset` and `step`. The batch size is that of the keys and states given.
@@ -121,7 +136,8 @@ class VectorEnv:
         rows = index.shape[0]
         return VectorState(
             env=env_state,
-            obs=obs,
+            obs=_finite_or_zero(obs),
+            faulty=~finite_rows(obs),
             key=stream_keys,
             index=index.astype(jnp.int32),
             count=jnp.zeros((rows,), jnp.uint32),
@@ -157,7 +173,7 @@ class VectorEnv:
         env_state, ts = jax.vmap(self.env.step, (0, 0, 0, None))(
             inputs.step_key, state.env, action, params
         )
-        finite_reward, finite_obs = jnp.isfinite(ts.reward), finite_rows(ts.obs)
+        finite_reward, finite_obs = jnp.isfinite(ts.reward), finite_rows(ts.obs) & ~state.faulty
         mask = finite_reward & finite_obs
         reward = jnp.where(mask, ts.reward, 0.0)
         terminated = ts.terminated & mask
@@ -180,7 +196,8 @@ class VectorEnv:
         return replace(
             state,
             env=env_state,
-            obs=obs,
+            obs=_finite_or_zero(obs),
+            faulty=~finite_rows(obs),
             count=state.count + 1,
             is_first=ended,
             episode_return=jnp.where(ended, 0.0, episode_return),
@@ -209,7 +226,7 @@ class VectorEnv:
 
         def body(carry: _ResetLoop) -> _ResetLoop:
             wanted = carry.done + jnp.arange(1, chunk + 1, dtype=jnp.int32)
-            row = jnp.searchsorted(ordinal, wanted)  # `rows` (dropped) past the last one
+            row = find(ordinal, wanted)  # `rows` (dropped) past the last one
             fresh = jax.vmap(self.env.reset, (0, None))(keys[jnp.minimum(row, rows - 1)], params)
             current = jax.tree.map(
                 lambda old, new: old.at[row].set(new, mode="drop"), carry.current, fresh

@@ -180,7 +180,7 @@ def _encode_space(name: str, space: gymnasium.Space[Any]) -> dict[str, Any]:
         case spaces.Discrete():
             return {"kind": kind, "n": int(space.n), "start": int(space.start)}
         case spaces.MultiDiscrete():
-            return {"kind": kind, "nvec": space.nvec.tolist()}
+            return {"kind": kind, "nvec": space.nvec.tolist(), "start": space.start.tolist()}
         case spaces.MultiBinary():
             return {"kind": kind, "n": space.n if isinstance(space.n, int) else list(space.shape)}
         case spaces.Dict():
@@ -204,7 +204,7 @@ def _decode_space(data: Mapping[str, Any]) -> gymnasium.Space[Any]:
         case "Discrete":
             return spaces.Discrete(data["n"], start=data["start"])
         case "MultiDiscrete":
-            return spaces.MultiDiscrete(data["nvec"])
+            return spaces.MultiDiscrete(data["nvec"], start=data["start"])
         case "MultiBinary":
             return spaces.MultiBinary(data["n"])
         case "Dict":

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from jaxtyping import Array
 
 from jaxrl.connectors.base import ActionConnector, ActionPipeline
+from jaxrl.core.action_space import action_start
 
 
 def _bounds(space: spaces.Box, ndim: int) -> tuple[Array, Array]:
@@ -45,18 +46,21 @@ class ClipActions(ActionConnector):
         return jnp.clip(action, *_bounds(self.space, action.ndim))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class OffsetActions(ActionConnector):
-    """From 0..n-1 to a Discrete space that starts elsewhere."""
+    """From 0..n-1 to a Discrete or MultiDiscrete space that starts elsewhere."""
 
-    start: int
+    start: int | np.ndarray
 
     def module_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+        if isinstance(space, spaces.MultiDiscrete):
+            return spaces.MultiDiscrete(space.nvec)
         assert isinstance(space, spaces.Discrete)
         return spaces.Discrete(int(space.n))
 
     def __call__(self, action: Array) -> Array:
-        return action + self.start
+        start = jnp.asarray(self.start, action.dtype)
+        return action + start.reshape((1,) * (action.ndim - start.ndim) + start.shape)
 
 
 def default_action_pipeline(
@@ -72,8 +76,9 @@ def default_action_pipeline(
     finite bounds if asked).
     """
     connectors: list[ActionConnector] = list(extra)
-    if isinstance(space, spaces.Discrete) and int(space.start) != 0:
-        connectors.append(OffsetActions(int(space.start)))
+    start = action_start(space)
+    if np.any(start):
+        connectors.append(OffsetActions(start))
     if isinstance(space, spaces.Box):
         bounded = bool(np.all(np.isfinite(space.low)) and np.all(np.isfinite(space.high)))
         if normalize_actions and bounded:

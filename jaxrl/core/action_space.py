@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import gymnasium
+import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
@@ -18,6 +19,7 @@ from jaxrl.core.distributions import (
     MultiCategorical,
     SquashedGaussian,
 )
+from jaxrl.core.types import Key
 from jaxrl.errors import SpaceError
 
 Continuous: TypeAlias = Literal["gaussian", "squashed", "deterministic"]
@@ -48,6 +50,10 @@ class ActionDistribution:
     ) -> Distribution:
         """The distribution of a batch of network outputs."""
         return self.build(inputs, mask)
+
+    def noise(self, key: Key) -> Array:
+        """What one action's sample draws, before the network's outputs are known."""
+        return self.build(jnp.zeros((self.input_dim,), jnp.float32), None).noise(key)
 
 
 def action_distribution(

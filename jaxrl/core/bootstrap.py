@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import PyTree, Rollout
+from jaxrl.ops.search import find
 
 ValueFn = Callable[[PyTree], Float[Array, " N"]]
 
@@ -60,7 +61,7 @@ def evaluate_rows(
 
     def body(carry: _Loop) -> _Loop:
         nth = carry.done + jnp.arange(1, chunk + 1, dtype=jnp.int32)
-        row = jnp.searchsorted(ordinal, nth)  # `rows`, which is dropped, past the last one
+        row = find(ordinal, nth)  # `rows`, which is dropped, past the last one
         picked = jax.tree.map(lambda x: jnp.take(x, row, axis=0, mode="clip"), obs)
         return _Loop(
             done=carry.done + chunk,

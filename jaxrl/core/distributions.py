@@ -24,8 +24,16 @@ _TANH_EDGE = 1.0 - 1e-6  # atanh of it is 7.25 in float32; one step further it i
 class Distribution(Protocol):
     """What every action distribution can do; results have the batch's shape."""
 
+    def noise(self, key: Key) -> Array:
+        """What a sample draws; it depends on shapes alone. Consumes the key."""
+        ...
+
+    def pick(self, noise: Array) -> Array:
+        """The action that the noise chooses."""
+        ...
+
     def sample(self, key: Key) -> Array:
-        """One action per batch element, independent. Consumes the key."""
+        """One action per batch element, independent: `pick(noise(key))`. Consumes the key."""
         ...
 
     def log_prob(self, action: Array) -> Float[Array, "*batch"]:
@@ -69,8 +77,15 @@ class Categorical:
     ) -> "Categorical":
         return cls(logits=mask_logits(inputs, mask))
 
+    def noise(self, key: Key) -> Float[Array, "*batch n"]:
+        """Gumbel noise: the largest perturbed logit is a sample (Maddison et al. 2014)."""
+        return jax.random.gumbel(key, self.logits.shape, self.logits.dtype)
+
+    def pick(self, noise: Float[Array, "*batch n"]) -> Int[Array, "*batch"]:
+        return jnp.argmax(self.logits + noise, axis=-1).astype(jnp.int32)
+
     def sample(self, key: Key) -> Int[Array, "*batch"]:
-        return jax.random.categorical(key, self.logits).astype(jnp.int32)
+        return self.pick(self.noise(key))
 
     def log_prob(self, action: Int[Array, "*batch"]) -> Float[Array, "*batch"]:
         """The log-probability of `action`, which must lie in 0 .. n-1 (it is not checked)."""
@@ -131,8 +146,14 @@ class MultiCategorical:
         ]
         return cls(logits=jnp.stack(rows, axis=-2), event_shape=event_shape)
 
+    def noise(self, key: Key) -> Float[Array, "*batch k n"]:
+        return self._choices().noise(key)
+
+    def pick(self, noise: Float[Array, "*batch k n"]) -> Int[Array, "*batch_and_event"]:
+        return self._to_event(self._choices().pick(noise))
+
     def sample(self, key: Key) -> Int[Array, "*batch_and_event"]:
-        return self._to_event(self._choices().sample(key))
+        return self.pick(self.noise(key))
 
     def log_prob(self, action: Int[Array, "*batch_and_event"]) -> Float[Array, "*batch"]:
         flat = action.reshape(self.logits.shape[:-1])
@@ -190,9 +211,14 @@ class DiagGaussian:
         mean, log_std = _split_mean_log_std(inputs, event_shape, log_std_clip)
         return cls(mean=mean, log_std=log_std, event_shape=event_shape)
 
-    def sample(self, key: Key) -> Float[Array, "*batch_and_event"]:
-        noise = jax.random.normal(key, self.mean.shape, self.mean.dtype)
+    def noise(self, key: Key) -> Float[Array, "*batch_and_event"]:
+        return jax.random.normal(key, self.mean.shape, self.mean.dtype)
+
+    def pick(self, noise: Float[Array, "*batch_and_event"]) -> Float[Array, "*batch_and_event"]:
         return self.mean + jnp.exp(self.log_std) * noise
+
+    def sample(self, key: Key) -> Float[Array, "*batch_and_event"]:
+        return self.pick(self.noise(key))
 
     def log_prob(self, action: Float[Array, "*batch_and_event"]) -> Float[Array, "*batch"]:
         z = (action - self.mean) * jnp.exp(-self.log_std)
@@ -240,8 +266,14 @@ class SquashedGaussian:
         mean, log_std = _split_mean_log_std(inputs, event_shape, log_std_clip)
         return cls(mean=mean, log_std=log_std, low=low, high=high, event_shape=event_shape)
 
+    def noise(self, key: Key) -> Float[Array, "*batch_and_event"]:
+        return self._gaussian().noise(key)
+
+    def pick(self, noise: Float[Array, "*batch_and_event"]) -> Float[Array, "*batch_and_event"]:
+        return self._squash(self._gaussian().pick(noise))
+
     def sample(self, key: Key) -> Float[Array, "*batch_and_event"]:
-        return self._squash(self._gaussian().sample(key))
+        return self.pick(self.noise(key))
 
     def sample_and_log_prob(
         self, key: Key
@@ -322,6 +354,13 @@ class Deterministic:
     ) -> "Deterministic":
         value = inputs.reshape(*inputs.shape[:-1], *event_shape)
         return cls(value=value, event_shape=event_shape)
+
+    def noise(self, key: Key) -> Float[Array, "*batch_and_event"]:
+        """Zeros; the key is not consumed."""
+        return jnp.zeros_like(self.value)
+
+    def pick(self, noise: Float[Array, "*batch_and_event"]) -> Float[Array, "*batch_and_event"]:
+        return self.value
 
     def sample(self, key: Key) -> Float[Array, "*batch_and_event"]:
         """The value; the key is not consumed."""

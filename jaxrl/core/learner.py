@@ -37,7 +37,10 @@ class Learner(Protocol[S, B]):
         ...
 
     def finish(self, state: S, metrics: Metrics, progress: Progress) -> S:
-        """Once a train batch, with the means of the updates' metrics: adaptive KL, targets."""
+        """Once a train batch: adaptive KL, targets.
+
+        `metrics` are means over the last epoch's updates, NaN if all of them were skipped.
+        """
         ...
 
 

@@ -97,6 +97,15 @@ class RLModule:
             return None
         return obs[ACTION_MASK]
 
+    def draw(self, keys: Key) -> PyTree:
+        """All randomness of exploration, for typed keys `[B]`, one per environment.
+
+        It is drawn for a whole rollout at once, which costs a fraction of drawing it step by step.
+        A module that explores in another way overrides this with what its `forward_exploration`
+        takes, or returns the keys themselves. Consumes the keys.
+        """
+        return jax.vmap(self.distribution.noise)(keys)
+
     def forward_inference(
         self,
         params: Params,
@@ -105,9 +114,9 @@ class RLModule:
         hparams: Mapping[str, Any] | None = None,
         progress: Any = None,
         env_index: Int[Array, " B"] | None = None,
-        keys: Key | None = None,
+        draws: PyTree = None,
     ) -> dict[str, Any]:
-        """The most likely actions `[B, ...]`; the keys are not consumed."""
+        """The most likely actions `[B, ...]`; the draws are not used."""
         inputs = self._forward_policy(params, obs)
         actions = self.action_dist(inputs, obs).mode()
         return {
@@ -124,15 +133,15 @@ class RLModule:
         hparams: Mapping[str, Any],
         progress: Any,
         env_index: Int[Array, " B"],
-        keys: Key,
+        draws: PyTree,
     ) -> dict[str, Any]:
         """Sampled actions `[B, ...]` and their log-probabilities; values are not computed.
 
-        `keys` are typed keys `[B]`, one per environment, each consumed once.
+        `draws` is what `draw` made of one key per environment.
         """
         inputs = self._forward_policy(params, obs)
         distribution = self.action_dist(inputs, obs)
-        actions = jax.vmap(_sample)(distribution, keys)
+        actions = distribution.pick(draws)
         return {
             Columns.ACTIONS: actions,
             Columns.ACTION_DIST_INPUTS: inputs,
@@ -205,8 +214,10 @@ def check_module(module: RLModule, *, needs_values: bool = False) -> None:
 
     Raises:
         ModuleError: In one sentence, what does not fit.
+        SpaceError: The observation's action mask does not fit the action space.
     """
     name, rows = type(module).__name__, 3
+    check_action_mask(module)
     obs = jax.eval_shape(lambda: zero_obs(module.observation_space, (rows,)))
     try:
         params = jax.eval_shape(module.init, jax.random.key(0))
@@ -245,6 +256,28 @@ def _check_output(
     if not jnp.issubdtype(outputs[column].dtype, jnp.floating):
         raise ModuleError(
             f"{name} gives {column!r} of dtype {outputs[column].dtype}; it must be floating."
+        )
+
+
+def check_action_mask(module: RLModule) -> None:
+    """Hold the observation's action mask, if it has one, against the action space.
+
+    Raises:
+        SpaceError: Actions that cannot be masked, or a mask of another size.
+    """
+    space, distribution = module.observation_space, module.distribution
+    if not (isinstance(space, spaces.Dict) and has_action_mask(space)):
+        return
+    if not distribution.maskable:
+        raise SpaceError(
+            f"The observation's 'action_mask' cannot mask the action space {module.action_space}; "
+            "masks are for Discrete and MultiDiscrete. Set action_mask_key=None to observe it."
+        )
+    shape = space.spaces[ACTION_MASK].shape
+    if shape != (distribution.input_dim,):
+        raise SpaceError(
+            f"The observation's 'action_mask' has the shape {shape}, but the action space "
+            f"{module.action_space} needs ({distribution.input_dim},)."
         )
 
 
@@ -292,7 +325,3 @@ def parameter_table(title: str, params: Params) -> str:
     rule = "-" * (sum(widths) + 8)
     totals = f"{total:,} parameters: {trainable:,} trainable, {total - trainable:,} not trainable"
     return "\n".join([title, rule, lines[0], rule, *lines[1:], rule, totals])
-
-
-def _sample(distribution: Distribution, key: Key) -> Array:
-    return distribution.sample(key)

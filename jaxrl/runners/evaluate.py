@@ -85,7 +85,7 @@ class Evaluator:
             actor,
             loop.env,
             loop.module,
-            self.sampler.env.next_inputs(loop.env, env_params),
+            jax.tree.map(lambda x: x[0], self.sampler.inputs(loop.env, 1, env_params)),
             env_params,
             self.explore,
         )

@@ -66,10 +66,26 @@ class TrainState:
 
 
 @pytree
+class Learned:
+    """What the updates of a train batch report: means over those that were not skipped.
+
+    NaN where all were.
+    """
+
+    every: Metrics
+    last_epoch: Metrics
+    skipped: Bool[Array, " U"]
+
+
+@pytree
 class Summary:
-    """What a run of several train batches reports: one transfer to the host."""
+    """What a run of several train batches reports: one transfer to the host.
+
+    `metrics` are sums over the `learned_batches`, those with an update that was not skipped.
+    """
 
     metrics: Metrics
+    learned_batches: Int[Array, ""]
     episodes: EpisodeSums
     train_batches: Int[Array, ""]
 
@@ -137,6 +153,7 @@ class InGraph:
                 metrics=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
                 episodes=EpisodeSums.zero(state.ring.count.shape[0]),
                 train_batches=jnp.zeros((), jnp.int32),
+                learned_batches=jnp.zeros((), jnp.int32),
             ),
         )
 
@@ -148,10 +165,15 @@ class InGraph:
 
         def body(carry: _RunCarry) -> _RunCarry:
             state, record, metrics = self._train_batch(carry.state)
+            before = carry.summary
+            learned = ~jnp.isnan(metrics["grad_norm"])
             summary = Summary(
-                metrics=jax.tree.map(jnp.add, carry.summary.metrics, metrics),
-                episodes=carry.summary.episodes.add(record),
-                train_batches=carry.summary.train_batches + 1,
+                metrics=jax.tree.map(
+                    lambda total, x: total + jnp.where(learned, x, 0.0), before.metrics, metrics
+                ),
+                episodes=before.episodes.add(record),
+                train_batches=before.train_batches + 1,
+                learned_batches=before.learned_batches + learned,
             )
             return _RunCarry(state=state, summary=summary)
 
@@ -179,11 +201,11 @@ class InGraph:
         )
         progress = replace(state.progress, env_steps=state.progress.env_steps.add(self.batch_steps))
         batch, prepared = self.learner.prepare(state.learner, rollout, progress)
-        learned, metrics, skipped = self._epochs(
+        learned, done = self._epochs(
             state.learner, batch, env.index, progress, shuffle_key, update_key
         )
-        learned = self.learner.finish(learned, metrics, progress)
-        guard, learned = self._guard(state.guard, state.learner, learned, skipped)
+        learned = self.learner.finish(learned, done.last_epoch, progress)
+        guard, learned = self._guard(state.guard, state.learner, learned, done.skipped)
         new_state = replace(
             state,
             learner=learned,
@@ -199,7 +221,7 @@ class InGraph:
                 train_batches=progress.train_batches.add(1),
             ),
         )
-        return new_state, record, {**metrics, **prepared}
+        return new_state, record, {**done.every, **prepared}
 
     def actor(self, state: TrainState) -> Actor:
         """What acting depends on."""
@@ -218,7 +240,7 @@ class InGraph:
         progress: Progress,
         shuffle_key: Key,
         update_key: Key,
-    ) -> tuple[Any, Metrics, Bool[Array, " U"]]:
+    ) -> tuple[Any, Learned]:
         """Every minibatch of every epoch: the means of their metrics, and which were skipped."""
         flat = flatten_time(batch)
         num_envs = env_index.shape[0]
@@ -239,13 +261,16 @@ class InGraph:
         updates = jnp.arange(self.experience.num_updates, dtype=jnp.int32)
         learner_state, table = jax.lax.scan(body, learner_state, updates)
         skipped = table[:, names.index(NONFINITE)] > 0.5
-        good = jnp.broadcast_to(~skipped[:, None], table.shape)
-        means = jnp.mean(table, axis=0, where=good)
-        means = jnp.where(skipped.all(), 0.0, means)
+        last = self.experience.num_minibatches
+        means = jnp.stack(
+            [_mean_of_good(table, skipped), _mean_of_good(table[-last:], skipped[-last:])]
+        )
         if self.axis_name is not None:
             means = jax.lax.pmean(means, self.axis_name)
-        named = {name: means[i] for i, name in enumerate(names) if name != NONFINITE}
-        return learner_state, named, skipped
+        every, last_epoch = (
+            {name: row[i] for i, name in enumerate(names) if name != NONFINITE} for row in means
+        )
+        return learner_state, Learned(every=every, last_epoch=last_epoch, skipped=skipped)
 
     def _guard(
         self, guard: GuardState, before: Any, learned: Any, skipped: Bool[Array, " U"]
@@ -268,6 +293,12 @@ class InGraph:
             in_a_row=jnp.where(roll_back, 0, in_a_row),
             num_rollbacks=guard.num_rollbacks + roll_back,
         ), select(roll_back, guard.snapshot, learned)
+
+
+def _mean_of_good(table: Float[Array, "U M"], skipped: Bool[Array, " U"]) -> Float[Array, " M"]:
+    good = jnp.broadcast_to(~skipped[:, None], table.shape)
+    count = jnp.sum(~skipped, dtype=jnp.float32)
+    return jnp.sum(jnp.where(good, table, 0.0), axis=0) / count
 
 
 @pytree

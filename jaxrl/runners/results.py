@@ -176,6 +176,7 @@ class IterationTotals:
     train_batches: int = 0
     env_steps: int = 0
     seconds: float = 0.0
+    learned_batches: int = 0
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     sums: EpisodeSums | None = None
     not_reported: int = 0
@@ -185,6 +186,7 @@ class IterationTotals:
         """One more dispatch."""
         summary = report.summary
         self.train_batches += int(summary.train_batches)
+        self.learned_batches += int(summary.learned_batches)
         self.env_steps += int(summary.train_batches) * batch_steps
         self.seconds += seconds
         self.not_reported += not_reported
@@ -198,7 +200,7 @@ class IterationTotals:
         report, sums = self.report, self.sums
         assert report is not None
         assert sums is not None
-        steps, batches = counted(report.env_steps), max(1, self.train_batches)
+        steps, batches = counted(report.env_steps), self.learned_batches
         sampled = {
             **episode_metrics(report.ring, sums, smoothing),
             "num_episodes_not_reported": self.not_reported,
@@ -207,7 +209,7 @@ class IterationTotals:
             "num_env_steps_sampled_per_second": self.env_steps / max(self.seconds, 1e-9),
         }
         learned: dict[str, Any] = {
-            name: value / batches for name, value in sorted(self.metrics.items())
+            name: value / batches for name, value in sorted(self.metrics.items()) if batches
         }
         learned["num_module_steps_trained_lifetime"] = steps
         learned["num_updates_lifetime"] = counted(report.updates)

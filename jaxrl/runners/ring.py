@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxrl.core.struct import pytree
+from jaxrl.ops.search import find
 from jaxrl.envs.vector import NO_FAULT
 
 
@@ -140,7 +141,7 @@ def push_episodes(
         age = (count - 1 - place) % jnp.uint32(size)
         is_new = age < ordinal[-1].astype(jnp.uint32)
         nth = ordinal[-1] - age.astype(jnp.int32)
-        row = jnp.searchsorted(ordinal, jnp.maximum(nth, 1))
+        row = find(ordinal, jnp.maximum(nth, 1))
         row = jnp.minimum(row, ended.shape[0] - 1)
         return EpisodeRing(
             episode_return=jnp.where(is_new, returns[row], old.episode_return),

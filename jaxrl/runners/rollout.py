@@ -10,8 +10,8 @@ from jaxtyping import Array, Int
 from jaxrl.connectors.base import ActionPipeline, ObservationPipeline
 from jaxrl.core.rl_module import RLModule
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import Columns, Key, Params, Progress, PyTree, Rollout
-from jaxrl.envs.vector import StepInputs, VectorEnv, VectorState, VectorStep
+from jaxrl.core.types import Columns, Params, Progress, PyTree, Rollout
+from jaxrl.envs.vector import StepInputs, VectorEnv, VectorState, VectorStep, where_rows
 from jaxrl.runners.ring import EpisodeRecord
 
 RECORDED = (Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS)
@@ -26,6 +26,14 @@ class Actor:
     obs_state: PyTree
     hparams: dict[str, Array]
     progress: Progress
+
+
+@pytree
+class ActInputs:
+    """What steps draw from: the environments' part and the module's."""
+
+    env: StepInputs
+    draws: PyTree
 
 
 @pytree
@@ -49,7 +57,7 @@ class Sampler:
         obs: PyTree,
         carry: PyTree,
         env_index: Int[Array, " B"],
-        keys: Key,
+        draws: PyTree,
         explore: bool,
     ) -> dict[str, Any]:
         """The module's output for raw observations `[B, ...]`."""
@@ -62,27 +70,36 @@ class Sampler:
             actor.hparams,
             actor.progress,
             env_index,
-            keys,
+            draws,
         )
         if Columns.ACTION_LOGP not in out:
             dist = self.module.action_dist(out[Columns.ACTION_DIST_INPUTS], observed)
             out = {**out, Columns.ACTION_LOGP: dist.log_prob(out[Columns.ACTIONS])}
         return out
 
+    def inputs(self, state: VectorState, num_steps: int, params: PyTree) -> ActInputs:
+        """What the next steps draw from, `[num_steps, B]`, made all at once."""
+        env = self.env.inputs(state, num_steps, params)
+        return ActInputs(env=env, draws=jax.vmap(self.module.draw)(env.action_key))
+
     def step(
         self,
         actor: Actor,
         state: VectorState,
         carry: PyTree,
-        inputs: StepInputs,
+        row: ActInputs,
         params: PyTree,
         explore: bool,
     ) -> tuple[VectorState, PyTree, VectorStep, dict[str, Any]]:
-        """Act once in every environment. The module's carry is reset where an episode ended."""
-        out = self.act(actor, state.obs, carry, state.index, inputs.action_key, explore)
+        """Act once in every environment; the module's carry starts anew where an episode ended."""
+        out = self.act(actor, state.obs, carry, state.index, row.draws, explore)
         action = self.action_pipeline(out[Columns.ACTIONS])
-        new_state, step = self.env.step(state, action, inputs, params)
-        return new_state, out.get(Columns.STATE_OUT), step, out
+        new_state, step = self.env.step(state, action, row.env, params)
+        new_carry = out.get(Columns.STATE_OUT)
+        if new_carry is not None:
+            blank = self.module.initial_carry(state.index.shape[0])
+            new_carry = where_rows(new_state.is_first, blank, new_carry)
+        return new_state, new_carry, step, out
 
     def rollout(
         self,
@@ -95,7 +112,7 @@ class Sampler:
     ) -> tuple[VectorState, PyTree, Rollout, EpisodeRecord]:
         """`num_steps` transitions of every environment, with the environment's own observations."""
 
-        def body(c: _Carry, now: StepInputs) -> tuple[_Carry, tuple[Rollout, EpisodeRecord]]:
+        def body(c: _Carry, now: ActInputs) -> tuple[_Carry, tuple[Rollout, EpisodeRecord]]:
             state = c.env
             new_state, module_carry, step, out = self.step(
                 actor, state, c.module, now, params, explore
@@ -122,7 +139,7 @@ class Sampler:
             return _Carry(env=new_state, module=module_carry), (row, record)
 
         start = _Carry(env=state, module=carry)
-        inputs = self.env.inputs(state, num_steps, params)
+        inputs = self.inputs(state, num_steps, params)
         end, (rollout, record) = jax.lax.scan(body, start, inputs)
         return end.env, end.module, dataclasses.replace(rollout, carry_in=carry), record
 

@@ -10,7 +10,8 @@ from jaxrl.buffers.on_policy import OnPolicy
 pytestmark = pytest.mark.allow_key_reuse
 
 STEPS, ENVS, SHARDS = 5, 16, 4
-_rows = jax.jit(OnPolicy.rows, static_argnums=(0, 4, 5))
+_rows = jax.jit(OnPolicy.rows, static_argnums=(0, 3, 4))
+_orders = jax.jit(OnPolicy.orders, static_argnums=0)
 
 
 def rows_of(experience: OnPolicy, update: int, first: int, number: int) -> np.ndarray:
@@ -18,7 +19,8 @@ def rows_of(experience: OnPolicy, update: int, first: int, number: int) -> np.nd
     per_shard = ENVS // SHARDS
     envs = number * per_shard
     shards = jnp.arange(first, first + number, dtype=jnp.int32)
-    rows = np.asarray(_rows(experience, jnp.int32(update), jax.random.key(1), shards, STEPS, envs))
+    orders = _orders(experience, jax.random.key(1), shards)
+    rows = np.asarray(_rows(experience, jnp.int32(update), orders, STEPS, envs))
     return rows // envs * 100 + rows % envs + first * per_shard
 
 

@@ -54,7 +54,7 @@ def _explore(module, params, obs, seed=1):
 
     def act(params, obs, keys):
         return module.forward_exploration(
-            params, obs, module.initial_carry(num), {}, None, jnp.arange(num), keys
+            params, obs, module.initial_carry(num), {}, None, jnp.arange(num), module.draw(keys)
         )
 
     return jax.jit(act)(params, obs, keys)
@@ -95,7 +95,8 @@ def test_each_environment_draws_from_its_own_key():
 
     def act(obs, keys):
         index = jnp.arange(obs.shape[0])
-        return module.forward_exploration(params, obs, None, {}, None, index, keys)[Columns.ACTIONS]
+        out = module.forward_exploration(params, obs, None, {}, None, index, module.draw(keys))
+        return out[Columns.ACTIONS]
 
     with jax.debug_key_reuse(False):
         together, alone = act(obs, keys), act(obs[2:3], keys[2:3])

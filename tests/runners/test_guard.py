@@ -64,6 +64,28 @@ def test_a_nan_reward_is_named_and_training_goes_on() -> None:
         assert differs(before, params_of(algorithm))
 
 
+def test_the_one_environment_and_step_that_break_are_named() -> None:
+    """A NaN reward of environment 11 at its sixth step, and nowhere else."""
+    config = small(env="jaxrl.envs.faults:FaultyEnv")
+    config.environment(env_config={"env": "CartPole-v1", "at_step": 6, "fraction": 0.0})
+    with config.build() as algorithm:
+        env_state = algorithm.state.env.env
+        broken = replace(env_state, breaks=env_state.breaks.at[11].set(True))
+        algorithm.state = replace(algorithm.state, env=replace(algorithm.state.env, env=broken))
+        for steps in (8, 16):  # once, however long the run goes on
+            faults = algorithm.train()["fault_tolerance"]
+            assert faults["num_nonfinite_env_steps"] == 1
+            assert faults["last_nonfinite_env_step"] == {
+                "env_index": 11,
+                "env_step": 5,  # counted from 0, as the run's own count of each environment is
+                "what": "reward",
+            }
+            assert faults["num_nonfinite_updates"] == 0
+            np.testing.assert_array_equal(algorithm.state.env.count, np.full(16, steps))
+        leaves = jax.tree.leaves(params_of(algorithm))
+        assert all(np.isfinite(leaf).all() for leaf in leaves)
+
+
 def test_bad_updates_are_skipped_and_counted() -> None:
     with poisoned(on_nonfinite="skip").build() as algorithm:
         for _ in range(FIRST_BAD):

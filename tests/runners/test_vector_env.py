@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl.core.types import PyTree
+from jaxrl.envs.classic.cartpole import CartPole
 from jaxrl.envs.registry import make
 from jaxrl.envs.vector import NO_FAULT, OBS_FAULT, REWARD_FAULT, VectorEnv, VectorState, VectorStep
 from tests.helpers import assert_equal
@@ -96,3 +97,29 @@ def test_a_nan_is_masked_named_and_the_environment_reset(kind: str, fault: int) 
             if np.issubdtype(leaf.dtype, np.floating)
         )
     np.testing.assert_array_equal(np.asarray(steps.final_obs)[4], np.asarray(obs)[4])
+
+
+def test_a_reset_to_nan_is_a_fault_of_the_next_step() -> None:
+    """Every third reset gives NaN: zeros are shown instead, and the step from them is masked."""
+    states, steps, obs, _ = play(
+        "tests.runners.test_vector_env:BadReset", index=np.arange(64), steps=6
+    )
+    faulty = np.asarray(states.faulty)
+    assert faulty.any()
+    assert not faulty.all()
+    assert np.isfinite(np.asarray(obs)).all()
+    assert (np.asarray(obs)[faulty] == 0.0).all()
+    np.testing.assert_array_equal(np.asarray(steps.mask), ~faulty)
+    assert (np.asarray(steps.fault)[faulty] == OBS_FAULT).all()
+    assert np.isfinite(np.asarray(steps.final_obs)).all()
+
+
+class BadReset(CartPole):
+    """A third of the resets, by their key, show NaN."""
+
+    max_episode_steps = 2
+
+    def reset(self, key: Any, params: Any) -> Any:
+        state, obs = super().reset(key, params)
+        bad = jax.random.uniform(jax.random.fold_in(key, 7)) < 1 / 3
+        return state, jnp.where(bad, jnp.nan, obs)
