@@ -38,6 +38,7 @@ OWN_ENVS: Mapping[str, CatalogEntry] = {
     "probe-obs-action-v0": _probe("ProbeObsAction"),
     "probe-obs-action-continuous-v0": _probe("ProbeObsAction", continuous=True),
     "probe-multidiscrete-v0": _probe("ProbeMultiDiscrete"),
+    "probe-mask-v0": _probe("ProbeMask"),
     "probe-truncation-v0": _probe("ProbeTruncation"),
     "probe-truncation-continuous-v0": _probe("ProbeTruncation", continuous=True),
 }

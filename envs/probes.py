@@ -12,6 +12,7 @@ of the optimal policy predicts:
 | probe-action-v0 | 0 | 1 is right, or 0.5 | below, one step | 1 |
 | probe-obs-action-v0 | -1 or 1, at random | 0 or 1, or half the observation | below | 1, 1 |
 | probe-multidiscrete-v0 | -1 or 1, at random | (0, 0) or (1, 2) | a half for each right part | 1, 1 |
+| probe-mask-v0 | -1 or 1, at random, and a mask | 0 or 2, whichever is legal | 1; illegal 100 | 1, 1 |
 | probe-truncation-v0 | 0 | no effect | 1, truncated at step 10, never terminated | 1 / (1 - gamma) |
 
 A discrete action earns 1 where it is right and -1 where it is wrong; a continuous one earns
@@ -29,7 +30,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import Key, TimeStep
+from jaxrl.core.types import Key, PyTree, TimeStep
 from jaxrl.envs.base import JaxEnv
 
 
@@ -68,7 +69,7 @@ class Probe(JaxEnv[ProbeState, ProbeParams]):
     def default_params(self) -> ProbeParams:
         return ProbeParams()
 
-    def observation_space(self, params: ProbeParams) -> gymnasium.spaces.Box:
+    def observation_space(self, params: ProbeParams) -> gymnasium.Space[Any]:
         return gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
 
     def action_space(self, params: ProbeParams) -> gymnasium.Space[Any]:
@@ -212,6 +213,56 @@ class ProbeMultiDiscrete(Probe):
 
     def value_table(self, gamma: float) -> ValueTable:
         best = np.array([[0, 0], [1, 2]], np.int32)
+        return ValueTable(obs=_BOTH, values=np.ones(2, np.float32), actions=best)
+
+
+class ProbeMask(Probe):
+    """Of three actions one is illegal, and pays best: a policy that sees no mask learns to take it.
+
+    The observation is a Dict of the `action_mask` and, as `obs`, what tells which action is right.
+    """
+
+    name = "probe-mask-v0"
+
+    def __init__(self) -> None:
+        """Has no continuous variant."""
+        super().__init__(continuous=False)
+
+    def observation_space(self, params: ProbeParams) -> gymnasium.spaces.Dict:
+        box = super().observation_space(params)
+        return gymnasium.spaces.Dict({"action_mask": gymnasium.spaces.MultiBinary(3), "obs": box})
+
+    def action_space(self, params: ProbeParams) -> gymnasium.Space[Any]:
+        return gymnasium.spaces.Discrete(3)
+
+    def reset(self, key: Key, params: ProbeParams) -> tuple[ProbeState, PyTree]:
+        state, obs = super().reset(key, params)
+        return state, self.masked(obs)
+
+    def step(
+        self, key: Key, state: ProbeState, action: Array, params: ProbeParams
+    ) -> tuple[ProbeState, TimeStep]:
+        state, step = super().step(key, state, action, params)
+        return state, dataclasses.replace(step, obs=self.masked(step.obs))
+
+    def first_obs(self, key: Key) -> Float[Array, "1"]:
+        return _coin(key)
+
+    def masked(self, obs: Float[Array, "1"]) -> dict[str, Array]:
+        """The observation beside its mask."""
+        legal = jnp.arange(3) != self.illegal(obs[0])
+        return {"action_mask": legal.astype(jnp.int8), "obs": obs}
+
+    def illegal(self, obs: Float[Array, ""]) -> Int[Array, ""]:
+        """The one action that is not legal."""
+        return jnp.where(obs > 0, 0, 2).astype(jnp.int32)
+
+    def reward(self, obs: Float[Array, ""], action: Array) -> Float[Array, ""]:
+        wrong = jnp.where(action == self.illegal(obs), 100.0, -1.0)
+        return jnp.where(action == 2 - self.illegal(obs), 1.0, wrong).astype(jnp.float32)
+
+    def value_table(self, gamma: float) -> ValueTable:
+        best = np.array([0, 2], np.int32)
         return ValueTable(obs=_BOTH, values=np.ones(2, np.float32), actions=best)
 
 

@@ -46,6 +46,12 @@ class Environment:
         doc="True trains on the sign of the reward, a number x on the reward clipped to [-x, x], "
         "a pair on the reward clipped to it; reported returns stay unclipped.",
     )
+    action_mask_key: str | None = field(
+        default="action_mask",
+        doc="The part of a Dict observation that says with 0 or 1 which discrete actions are legal "
+        "(the choices of a MultiDiscrete action one after another); no other is ever taken. None "
+        "observes every part.",
+    )
     normalize_actions: bool = field(
         default=True,
         doc="Bounded Box actions are learned in [-1, 1] and mapped to the environment's range.",
@@ -128,11 +134,12 @@ class Training:
     gamma: float = field(
         default=0.99, sweepable=True, check=unit_interval, doc="Discount of future rewards."
     )
-    lr: Schedule = field(
+    lr: Schedule | Callable[[Any], Any] = field(
         default=0.001,
         sweepable=True,
         check=non_negative,
-        doc="Learning rate, or a schedule [[timestep, value], ...] over environment steps.",
+        doc="Learning rate, or a schedule [[timestep, value], ...] over environment steps, or a "
+        "function of their number, such as an optax schedule (part of the program, not a leaf).",
     )
     grad_clip: float | None = field(
         default=None,
@@ -204,6 +211,12 @@ class Learners:
     )
     learner_class: type[Any] | None = field(
         default=None, import_path=True, doc="A Learner subclass with a custom loss."
+    )
+    learner_connector: Callable[..., Any] | None = field(
+        default=None,
+        import_path=True,
+        doc="A function that returns a LearnerConnector, or a list of them, applied to every "
+        "rollout after the clipping and normalisation of rewards and before the targets.",
     )
 
 

@@ -83,8 +83,8 @@ class NameTable:
     def _known(self, name: str, value: Any, group: str | None) -> Meant:
         actual = self.group_of[name]
         if group is not None and actual != group:
-            if name == "learner_class":  # RLlib took it in training() as well
-                return self._renamed("training(learner_class)", name, value, quiet=False)
+            if name in ("learner_class", "learner_connector"):  # RLlib takes them in training()
+                return self._renamed(f"training({name})", name, value, quiet=False)
             raise UnknownSettingError(
                 f"'{name}' (got {value!r}) is a setting of {GROUP_METHODS[actual]}(), "
                 f"not {GROUP_METHODS[group]}()."

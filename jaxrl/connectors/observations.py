@@ -11,7 +11,8 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool
 
 from jaxrl.connectors.base import ObservationConnector, ObservationPipeline
-from jaxrl.core.rl_module import ACTION_MASK, has_action_mask
+from jaxrl.connectors.masks import BesideMask, SeparateMask, observed_space
+from jaxrl.core.rl_module import ACTION_MASK
 from jaxrl.core.types import PyTree
 from jaxrl.errors import SpaceError
 from jaxrl.ops.statistics import RunningMoments
@@ -43,9 +44,12 @@ def flatten(space: gymnasium.Space[Any], obs: PyTree) -> Array:
         case spaces.Discrete():
             return jax.nn.one_hot(obs - int(space.start), int(space.n), dtype=jnp.float32)
         case spaces.MultiDiscrete():
-            sizes = space.nvec.reshape(-1)
+            sizes, starts = space.nvec.reshape(-1), space.start.reshape(-1)
             flat = obs.reshape(*obs.shape[: obs.ndim - len(space.shape)], -1)
-            columns = [jax.nn.one_hot(flat[..., i], int(n)) for i, n in enumerate(sizes)]
+            columns = [
+                jax.nn.one_hot(flat[..., i] - int(start), int(n))
+                for i, (n, start) in enumerate(zip(sizes, starts, strict=True))
+            ]
             return jnp.concatenate(columns, axis=-1)
         case spaces.Dict():
             parts = [flatten(sub, obs[name]) for name, sub in space.spaces.items()]
@@ -99,25 +103,48 @@ class MeanStdFilter(ObservationConnector):
 
 
 def default_observation_pipeline(
-    space: gymnasium.Space[Any], observation_filter: str, extra: tuple[ObservationConnector, ...]
+    space: gymnasium.Space[Any],
+    observation_filter: str,
+    extra: tuple[ObservationConnector, ...] = (),
+    action_mask_key: str | None = ACTION_MASK,
 ) -> ObservationPipeline:
-    """The user's connectors, then flatten where the module takes no such space, then the filter."""
+    """The user's connectors, then flatten where the module takes no such space, then the filter.
+
+    What the space holds under `action_mask_key` is neither flattened nor filtered: the module
+    finds it as `obs["action_mask"]`, beside one part with everything else.
+
+    Raises:
+        SpaceError: A part of the space is not supported, or there is only a mask.
+    """
     connectors = list(extra)
     space_after = ObservationPipeline(tuple(connectors), space).spaces[-1]
+    masked = isinstance(space_after, spaces.Dict) and action_mask_key in space_after.spaces
+    if masked:
+        assert action_mask_key is not None
+        _check_more_than_a_mask(space_after, action_mask_key)
+        connectors.append(SeparateMask(action_mask_key))
+        space_after = observed_space(connectors[-1].output_space(space_after))
+    defaults: list[ObservationConnector] = []
     if not _is_plain(space_after):
-        connectors.append(FlattenObservations(space_after))
+        defaults.append(FlattenObservations(space_after))
     if observation_filter == "MeanStdFilter":
-        connectors.append(MeanStdFilter())
+        defaults.append(MeanStdFilter())
+    connectors += [BesideMask(connector) for connector in defaults] if masked else defaults
     pipeline = ObservationPipeline(tuple(connectors), space)
     flat_size(pipeline.spaces[-1])
     return pipeline
 
 
+def _check_more_than_a_mask(space: gymnasium.Space[Any], action_mask_key: str) -> None:
+    if isinstance(space, spaces.Dict) and len(space.spaces) == 1:
+        raise SpaceError(
+            f"The observation space {space} holds nothing but the mask {action_mask_key!r}; give "
+            "the module something to observe beside it, if only a constant."
+        )
+
+
 def _is_plain(space: gymnasium.Space[Any]) -> bool:
-    """Vectors of real numbers and images go to the module as they are, also beside a mask."""
-    if has_action_mask(space):
-        assert isinstance(space, spaces.Dict)
-        return all(_is_plain(sub) for name, sub in space.items() if name != ACTION_MASK)
+    """Vectors of real numbers and images go to the module as they are."""
     return isinstance(space, spaces.Box) and (
         len(space.shape) == 3 or (len(space.shape) == 1 and space.dtype == np.float32)
     )

@@ -20,7 +20,7 @@ from jaxrl.core.networks import (
     default_conv_filters,
     get_activation,
 )
-from jaxrl.core.rl_module import ACTION_MASK, RLModule, has_action_mask
+from jaxrl.core.rl_module import ACTION_MASK, RLModule, check_action_mask, has_action_mask
 from jaxrl.core.types import Columns, Params, PyTree
 from jaxrl.errors import ConfigError, SpaceError
 
@@ -220,7 +220,7 @@ class ActorCriticModule(RLModule):
     def _observed_box(self) -> spaces.Box:
         space: gymnasium.Space[Any] = self.observation_space
         if isinstance(space, spaces.Dict) and has_action_mask(space):
-            self._check_mask(space.spaces[ACTION_MASK])
+            check_action_mask(self)
             others = [part for name, part in space.spaces.items() if name != ACTION_MASK]
             if len(others) == 1 and isinstance(others[0], spaces.Box):
                 return others[0]
@@ -230,18 +230,6 @@ class ActorCriticModule(RLModule):
                 "it with the FlattenObservations connector, or write a module for it."
             )
         return space
-
-    def _check_mask(self, space: gymnasium.Space[Any]) -> None:
-        if not self.distribution.maskable:
-            raise SpaceError(
-                f"The observation's 'action_mask' cannot mask the action space {self.action_space};"
-                " masks are for Discrete and MultiDiscrete."
-            )
-        if space.shape != (self.distribution.input_dim,):
-            raise SpaceError(
-                f"The observation's 'action_mask' has the shape {space.shape}, but the action space "
-                f"{self.action_space} needs ({self.distribution.input_dim},)."
-            )
 
 
 def _check_filters_fit(filters: tuple[ConvFilter, ...], shape: tuple[int, ...]) -> None:

@@ -1,22 +1,44 @@
 """Hyperparameters as leaves of the state: changing one never recompiles a program."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxrl.core.struct import pytree, static
 from jaxrl.core.types import Progress
+from jaxrl.errors import ConfigError
 from jaxrl.ops.schedules import Schedule
 
-HParams = dict[str, "Float[Array, ''] | Schedule"]
+
+@pytree
+class ScheduleFunction:
+    """A user's function of the environment steps, such as an optax schedule.
+
+    It is part of the program and has no leaves: another function is another program.
+    """
+
+    fn: Callable[[Float[Array, ""]], Any] = static()
+
+    def value_at(self, step: Float[Array, ""]) -> Float[Array, ""]:
+        """The function's value at a number of environment steps."""
+        return jnp.asarray(self.fn(step), jnp.float32)
+
+
+Hyperparameter: TypeAlias = "Float[Array, ''] | Schedule | ScheduleFunction"
+HParams: TypeAlias = dict[str, Hyperparameter]
 
 
 def hyperparameters(settings: Any) -> HParams:
     """The sweepable numbers of a settings group, each a float32 leaf or a schedule's knots.
 
     Fields that are None are left out: whether something is None shapes the program.
+
+    Raises:
+        ConfigError: A schedule is no schedule, or a function gives no number.
     """
     leaves: HParams = {}
     for field in dataclasses.fields(settings):
@@ -25,17 +47,38 @@ def hyperparameters(settings: Any) -> HParams:
             continue
         if isinstance(value, (list, tuple)):
             leaves[field.name] = Schedule.from_setting(value, name=field.name)
+        elif callable(value):
+            leaves[field.name] = _schedule_function(field.name, value)
         else:
             leaves[field.name] = jnp.asarray(value, jnp.float32)
     return leaves
 
 
 def current_values(
-    hparams: Mapping[str, "Float[Array, ''] | Schedule"], progress: Progress
+    hparams: Mapping[str, Hyperparameter], progress: Progress
 ) -> dict[str, Float[Array, ""]]:
     """Each hyperparameter at the run's present number of environment steps."""
     steps = progress.env_steps.as_float()
     return {
-        name: value.value_at(steps) if isinstance(value, Schedule) else value
+        name: value.value_at(steps) if isinstance(value, (Schedule, ScheduleFunction)) else value
         for name, value in hparams.items()
     }
+
+
+def _schedule_function(name: str, fn: Callable[[Any], Any]) -> ScheduleFunction:
+    """The function, traced once to see that it takes a count and gives a number."""
+    schedule = ScheduleFunction(fn=fn)
+    try:
+        value = jax.eval_shape(schedule.value_at, jax.ShapeDtypeStruct((), jnp.float32))
+    except (TypeError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ConfigError(
+            f"{name} is {fn!r}, which cannot be traced as a function of the environment steps "
+            f"({type(error).__name__}: {reason}); use jax.numpy in it, or [[timestep, value], ...]."
+        ) from error
+    if value.shape != ():
+        raise ConfigError(
+            f"{name} is {fn!r}, which gives an array of shape {value.shape} for a number of "
+            "environment steps; it must give one number."
+        )
+    return schedule

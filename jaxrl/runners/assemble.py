@@ -9,6 +9,7 @@ from jaxrl.connectors.actions import default_action_pipeline
 from jaxrl.connectors.base import (
     ActionConnector,
     ActionPipeline,
+    LearnerConnector,
     LearnerPipeline,
     ObservationConnector,
     ObservationPipeline,
@@ -16,11 +17,11 @@ from jaxrl.connectors.base import (
 )
 from jaxrl.connectors.learning import default_learner_connectors
 from jaxrl.connectors.observations import default_observation_pipeline
-from jaxrl.core.rl_module import RLModule, check_module
+from jaxrl.core.rl_module import ACTION_MASK, RLModule, check_module, has_action_mask
 from jaxrl.envs.contract import check_signatures
 from jaxrl.envs.registry import MadeEnv, make
 from jaxrl.envs.vector import VectorEnv
-from jaxrl.errors import ConfigError
+from jaxrl.errors import ConfigError, ModuleError
 from jaxrl.runners.in_graph import InGraph
 from jaxrl.runners.rollout import Sampler
 
@@ -55,9 +56,15 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
     sampler = make_sampler(config, made)
     environment = config.environment_settings
     training = config.training_settings
+    learner_connector = config.learners_settings.learner_connector
     learner_pipeline = LearnerPipeline(
-        default_learner_connectors(
-            environment.clip_rewards, config.env_runners_settings.normalize_rewards, training.gamma
+        (
+            *default_learner_connectors(
+                environment.clip_rewards,
+                config.env_runners_settings.normalize_rewards,
+                training.gamma,
+            ),
+            *_connectors("learner_connector", learner_connector, LearnerConnector),
         )
     )
     reporting = config.reporting_settings
@@ -102,10 +109,18 @@ def make_env(config: "AlgorithmConfig") -> MadeEnv:
         ("action_space", settings.action_space, made.env.action_space(made.params)),
     ):
         if declared is not None and declared != own:
-            raise ConfigError(f"{name} is declared as {declared}, but {made.id} has {own}.")
+            raise ConfigError(
+                f"{name} is declared as {in_one_line(declared)}, but {made.id} has "
+                f"{in_one_line(own)}."
+            )
     if not settings.disable_env_checking:
         check_signatures(made)
     return made
+
+
+def in_one_line(space: Any) -> str:
+    """A space in words; NumPy breaks the bounds of a long one into lines."""
+    return " ".join(str(space).split())
 
 
 def make_sampler(config: "AlgorithmConfig", made: MadeEnv) -> Sampler:
@@ -118,7 +133,9 @@ def make_sampler(config: "AlgorithmConfig", made: MadeEnv) -> Sampler:
         _connectors(
             "env_to_module_connector", runners.env_to_module_connector, ObservationConnector
         ),
+        settings.action_mask_key,
     )
+    _check_mask_is_there(settings.action_mask_key, obs_pipeline)
     action_pipeline = default_action_pipeline(
         made.env.action_space(made.params),
         normalize_actions=settings.normalize_actions,
@@ -133,6 +150,17 @@ def make_sampler(config: "AlgorithmConfig", made: MadeEnv) -> Sampler:
         module=make_module(config, obs_pipeline, action_pipeline),
         obs_pipeline=obs_pipeline,
         action_pipeline=action_pipeline,
+    )
+
+
+def _check_mask_is_there(action_mask_key: str | None, pipeline: ObservationPipeline) -> None:
+    """A key other than the default must name a part; unmasked environments keep the default."""
+    if action_mask_key in (None, ACTION_MASK) or has_action_mask(pipeline.spaces[-1]):
+        return
+    raise ConfigError(
+        f"action_mask_key is {action_mask_key!r}, but the observation space "
+        f"{in_one_line(pipeline.space)} has no part of this name; name one, or leave "
+        "action_mask_key out."
     )
 
 
@@ -153,6 +181,11 @@ def make_module(
     """The module of the config's spec for the spaces between the pipelines, checked."""
     spec = config.get_rl_module_spec(obs_pipeline.spaces[-1], action_pipeline.module_space)
     module = spec.build()
+    if module.initial_carry(1) is not None:
+        raise ModuleError(
+            f"{type(module).__name__} is recurrent (initial_carry is not None); the learners of this "
+            "version would ignore its state, so use a module without one."
+        )
     if vars(config.training_settings).get("use_critic", False):
         check_module(module, needs_values=True)
     return module

@@ -25,7 +25,7 @@ def probe_of(name: str) -> tuple[Probe, Any]:
 def test_there_are_five_with_both_kinds_of_action() -> None:
     continuous = [name for name in PROBES if "continuous" in name]
     assert len(continuous) == 6
-    assert len(PROBES) == 13
+    assert len(PROBES) == 14
 
 
 @pytest.mark.filterwarnings("ignore:.*does not depend on the key")
@@ -56,9 +56,9 @@ def test_values_are_discounted_returns_of_the_right_actions(name: str) -> None:
 
     keys = jax.random.split(jax.random.key(1), 16)
     first_obs, returns = jax.jit(jax.vmap(discounted_return))(keys)
-    seen = np.unique(np.asarray(first_obs))
-    assert set(seen) <= set(table.obs[:, 0])
-    for obs, value in zip(np.asarray(first_obs)[:, 0], np.asarray(returns), strict=True):
+    first_obs = np.asarray(first_obs["obs"] if "mask" in name else first_obs)
+    assert set(np.unique(first_obs)) <= set(table.obs[:, 0])
+    for obs, value in zip(first_obs[:, 0], np.asarray(returns), strict=True):
         np.testing.assert_allclose(value, table.values[table.obs[:, 0] == obs], rtol=1e-5)
 
 
@@ -73,6 +73,23 @@ def test_no_action_pays_more_than_the_right_one(name: str) -> None:
         pays = [float(env.reward(obs, jnp.asarray(space.sample()))) for _ in range(30)]
         assert max(pays) <= float(env.reward(obs, jnp.asarray(best))) == 1.0
         assert min(pays) < 0.9
+
+
+def test_the_illegal_action_of_the_mask_probe_is_the_tempting_one() -> None:
+    env, params = probe_of("jaxrl:probe-mask-v0")
+    table = env.value_table(GAMMA)
+    assert table.actions is not None
+    seen = set()
+    for seed in range(8):
+        state, obs = env.reset(jax.random.key(seed), params)
+        rewards = [float(env.reward(state.obs[0], jnp.int32(action))) for action in range(3)]
+        assert [reward == 100.0 for reward in rewards] == [
+            not legal for legal in obs["action_mask"]
+        ]
+        best = table.actions[table.obs[:, 0] == float(state.obs[0])].item()
+        assert rewards[best] == 1.0
+        seen.add(best)
+    assert seen == {0, 2}
 
 
 def test_the_truncation_probe_is_cut_and_never_ends() -> None:

@@ -1,0 +1,80 @@
+"""Action masks: a part of the observation that reaches the distribution as it is."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+from gymnasium import spaces
+from jaxtyping import Array, Bool
+
+from jaxrl.connectors.base import ObservationConnector
+from jaxrl.core.rl_module import ACTION_MASK
+from jaxrl.core.types import PyTree
+
+OBSERVATIONS = "observations"
+"""What several parts beside a mask are called together."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SeparateMask(ObservationConnector):
+    """From a Dict with a mask to one of two parts: `"action_mask"`, and what is observed.
+
+    A single part beside the mask keeps its name; several become one Dict, `"observations"`.
+    """
+
+    key: str
+
+    def output_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+        assert isinstance(space, spaces.Dict)
+        name, beside = self._beside(space.spaces)
+        part = beside if isinstance(beside, gymnasium.Space) else spaces.Dict(beside)
+        return spaces.Dict({ACTION_MASK: space.spaces[self.key], name: part})
+
+    def __call__(self, state: PyTree, obs: PyTree) -> PyTree:
+        del state
+        name, beside = self._beside(obs)
+        return {ACTION_MASK: obs[self.key], name: beside}
+
+    def _beside(self, parts: Mapping[str, Any]) -> tuple[str, Any]:
+        """The name and the content of what stands beside the mask."""
+        others = {name: part for name, part in parts.items() if name != self.key}
+        if len(others) > 1:
+            return OBSERVATIONS, others
+        ((name, part),) = others.items()
+        return OBSERVATIONS if name == ACTION_MASK else name, part
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BesideMask(ObservationConnector):
+    """A connector for what stands beside the mask, which passes through untouched."""
+
+    inner: ObservationConnector
+
+    def output_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+        assert isinstance(space, spaces.Dict)
+        name = observed_name(space.spaces)
+        return spaces.Dict({**space.spaces, name: self.inner.output_space(space.spaces[name])})
+
+    def init(self, space: gymnasium.Space[Any]) -> PyTree:
+        return self.inner.init(observed_space(space))
+
+    def __call__(self, state: PyTree, obs: PyTree) -> PyTree:
+        name = observed_name(obs)
+        return {**obs, name: self.inner(state, obs[name])}
+
+    def update(
+        self, state: PyTree, obs: PyTree, mask: Bool[Array, "T B"], axis_name: str | None
+    ) -> PyTree:
+        return self.inner.update(state, obs[observed_name(obs)], mask, axis_name)
+
+
+def observed_name(parts: PyTree) -> str:
+    """The name of the one part beside the mask."""
+    return next(name for name in parts if name != ACTION_MASK)
+
+
+def observed_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+    """The space of the one part beside the mask."""
+    assert isinstance(space, spaces.Dict)
+    return space.spaces[observed_name(space.spaces)]
