@@ -27,7 +27,11 @@ def param_names(params: PyTree) -> list[str]:
 
 
 def override_params(
-    env_name: str, params: PyTree, values: Mapping[str, Any], arguments: Iterable[str] = ()
+    env_name: str,
+    params: PyTree,
+    values: Mapping[str, Any],
+    arguments: Iterable[str] = (),
+    given_in: str = "env_config",
 ) -> PyTree:
     """The params with some fields replaced, each of the shape and dtype it had.
 
@@ -36,6 +40,7 @@ def override_params(
         params: A dataclass or a dictionary.
         values: By field name.
         arguments: Names that are known elsewhere (the constructor's), for the did-you-mean.
+        given_in: Where the user wrote the values, for errors.
 
     Raises:
         UnknownNameError: No field has this name.
@@ -46,13 +51,33 @@ def override_params(
         if key not in names:
             known = [*names, *arguments]
             raise UnknownNameError(
-                f"{env_name} has no parameter {key!r} (given in env_config)."
+                f"{env_name} has no parameter {key!r} (given in {given_in})."
                 f"{did_you_mean(key, known)} Known: {', '.join(known) or 'none'}."
             )
     changes = {key: _cast(env_name, key, current(params, key), values[key]) for key in values}
     if isinstance(params, dict):
         return {**params, **changes}
     return dataclasses.replace(params, **changes)
+
+
+def same_params(env_name: str, params: PyTree, new: PyTree) -> PyTree:
+    """Another value of the same parameters, each leaf of the shape and dtype it had.
+
+    Raises:
+        EnvError: It has another structure, or a leaf does not fit.
+    """
+    paths, structure = jax.tree_util.tree_flatten_with_path(params)
+    leaves, other = jax.tree.flatten(new)
+    if other != structure:
+        raise EnvError(
+            f"{env_name}'s parameters must have the structure {structure}, got {other}; take "
+            "env_params and replace some of its fields."
+        )
+    cast = [
+        _cast_leaf(env_name, jax.tree_util.keystr(path, simple=True, separator="."), old, leaf)
+        for (path, old), leaf in zip(paths, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, cast)
 
 
 def current(params: PyTree, name: str) -> Any:

@@ -17,24 +17,30 @@ from jaxrl import host_state as host
 from jaxrl.callbacks import CallbackList
 from jaxrl.config.serialize import config_from_serializable
 from jaxrl.config.stop import parse_stop, stop_reached
-from jaxrl.core.types import Columns, Device, Key, PyTree
+from jaxrl.core.struct import replace
+from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.errors import CheckpointError, ConfigError, DivergenceError, UnknownNameError
 from jaxrl.logging import RunFolder
+from jaxrl.logging.messages import set_log_level
+from jaxrl.logging.results import to_json
 from jaxrl.logging.system import system_usage
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.recorder import Recorder
+from jaxrl.runners.announce import announce
 from jaxrl.runners.assemble import assemble
+from jaxrl.runners.cache import enable_compilation_cache
 from jaxrl.runners.devices import claim_cpu_devices
 from jaxrl.runners.dispatch import Dispatcher
-from jaxrl.runners.evaluation import Evaluation
+from jaxrl.runners.env_params import changed_params
+from jaxrl.runners.evaluation import Evaluation, custom_evaluation
 from jaxrl.runners.in_graph import InGraph, TrainState
-from jaxrl.runners.inference import Inference
+from jaxrl.runners.inference import Fetched, Inference, as_batch, by_name, refuse_inputs, row
 from jaxrl.runners.placement import check_memory, choose_devices
-from jaxrl.runners.program import enable_compilation_cache
+from jaxrl.runners.program import Program, compile_report, compile_seconds
 from jaxrl.runners.results import IterationTotals, Report, counted, new_episodes, to_host
 from jaxrl.runners.rollout import Actor
 from jaxrl.runners.sharding import Compiled, compile_runner
-from jaxrl.weights import by_module, get_parameters, set_parameters
+from jaxrl.weights import by_module, get_parameters, set_parameters, with_fresh_snapshot
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -42,8 +48,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("jaxrl")
 
-_EVALUATION, _ACTIONS = 1, 2
-"""What the seed's key is folded with for draws that are no part of training."""
+_EVALUATION, _ACTIONS = 0x6576616C, 0x61637473
+"""What the seed's key is folded with for draws that are no part of training: far from the small
+numbers that `split` and the counters of training fold in."""
 
 Result = dict[str, Any]
 
@@ -59,19 +66,38 @@ class Algorithm:
         on_phase: Called with "compiling", "training", "evaluating" or "saving" as they begin.
     """
 
-    def __init__(self, config: "AlgorithmConfig", *, run_folder: RunFolder | None = None) -> None:
+    def __init__(
+        self,
+        config: "AlgorithmConfig",
+        *,
+        run_folder: RunFolder | None = None,
+        may_only_read: bool = False,
+    ) -> None:
+        """Use `config.build()`, or `from_checkpoint`.
+
+        Args:
+            config: Gets frozen.
+            run_folder: The run to go on with; None makes a folder when something is written.
+            may_only_read: Do not ask before training whether a folder could be made.
+        """
         config.validate()
         config.freeze()
         self.config = config
         self.on_phase: Callable[[str], None] = lambda phase: None
-        logging.getLogger("jaxrl").setLevel(config.debugging_settings.log_level)
-        self._device_note = claim_cpu_devices()
-        enable_compilation_cache(config.debugging_settings.compilation_cache_dir)
+        set_log_level(config.debugging_settings.log_level)
+        self._notes = [
+            *claim_cpu_devices(),
+            enable_compilation_cache(config.debugging_settings.compilation_cache_dir),
+        ]
         self._recorder = Recorder(config, run_folder)
+        if not may_only_read:
+            self._recorder.check_writable()
         self._callbacks = CallbackList(config.callbacks_settings)
         self._assembly = assemble(config)
-        self._devices = choose_devices(config, self._assembly)
+        self._evaluation = Evaluation(config, self._assembly)
+        self._devices, placement = choose_devices(config, self._assembly)
         check_memory(self._assembly, self._devices)
+        announce(config, self._assembly, [placement, *self._notes])
         self._host = host.HostState()
         self._last_result: Result = {}
         self._should_stop: Callable[[], bool] = lambda: False
@@ -92,9 +118,11 @@ class Algorithm:
         self._dispatcher = Dispatcher(self.programs, self.runner.batch_steps, jit=debugging.jit)
         self._batches_to_run = 1
         self._totals = IterationTotals()
-        self._evaluation = Evaluation(self.config, self._assembly)
         self._inference = Inference(
-            self._assembly.sampler, made.env.observation_space(made.params), jit=debugging.jit
+            self._assembly.sampler,
+            made.env.observation_space(made.params),
+            max_retraces=debugging.max_retraces,
+            jit=debugging.jit,
         )
 
     @property
@@ -108,14 +136,42 @@ class Algorithm:
         return self._assembly.runner
 
     @property
+    def _programs(self) -> list[Program]:
+        """Everything that is compiled."""
+        ours = [self.programs.init, self.programs.run]
+        return [*ours, *self._evaluation.programs, *self._inference.programs]
+
+    @property
     def env_params(self) -> PyTree:
-        """The environment's parameters, which `runner.init` takes."""
-        return self._assembly.made.params
+        """The environment's parameters now, as NumPy arrays, which `runner.init` takes."""
+        return to_host(self.state.env_params)
+
+    def set_env_params(self, params: PyTree = None, /, **fields: Any) -> None:
+        """Go on in an environment with other parameters, as a curriculum does.
+
+        Nothing is compiled again. They are used from the next step on, also by evaluation, unless
+        `evaluation_config` has an environment of its own; checkpoints hold them.
+
+        Args:
+            params: All of them, of the structure of `env_params`; None for those of now.
+            **fields: Single ones by name.
+
+        Raises:
+            UnknownNameError: There is no such parameter.
+            EnvError: Another structure, shape or type, or one that changes a space.
+        """
+        new = changed_params(self._assembly.made, self.state.env_params, params, fields)
+        self.state = replace(self.state, env_params=new)
 
     @property
     def devices(self) -> list[Device]:
         """The devices that share the work."""
         return list(self._devices)
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know before training: which environment it is, and which defaults adapted."""
+        return [*self._assembly.made.notes, *self._assembly.plan.notes]
 
     def explain(self) -> str:
         """The config's `explain()` with what only the built Algorithm knows."""
@@ -123,7 +179,7 @@ class Algorithm:
             platform=self._devices[0].platform,
             local_device_count=len(jax.local_devices()),
             env_notes=self._assembly.made.notes,
-            notes=[] if self._device_note is None else [self._device_note],
+            notes=self._notes,
             module_table=self.get_module().summary(),
         )
 
@@ -140,7 +196,8 @@ class Algorithm:
             RetraceError: A program would be compiled more often than `max_retraces` allows.
         """
         started = time.perf_counter()
-        compiled_before = self._dispatcher.compile_seconds()
+        self._recorder.check_writable()
+        compiled_before = compile_seconds(self._programs)
         reporting = self.config.reporting_settings
         self._totals = totals = IterationTotals()
         while not (totals.train_batches and self._should_stop()):
@@ -154,33 +211,37 @@ class Algorithm:
         result = totals.result(reporting.metrics_num_episodes_for_smoothing)
         timers = {
             "training_step_s": totals.seconds,
-            "compile_s": self._dispatcher.compile_seconds() - compiled_before,
         }
         self._evaluate_if_due(result, timers)
+        timers["compile_s"] = compile_seconds(self._programs) - compiled_before
         result = {**result, **self._auto_filled(started), "timers": timers}
-        result["compile"] = self._dispatcher.figures()
+        result["compile"] = compile_report(self._programs)
         if self.config.debugging_settings.log_sys_usage:
             result["system"] = system_usage(self._devices)
         self._call("on_train_result", result=result)
         self._recorder.write(result)
         self._last_result = result
+        self._host.remember(result)
         return result
 
     def training_step(self) -> Result:
         """One dispatch of the compiled program: roll out, prepare, draw, update.
 
         The override point: call `super().training_step()` and do what you like before and after
-        it; change `self.state` only by replacing it.
+        it; change `self.state` only by replacing it, and keep no reference to one from before the
+        call, whose memory is given to the next (`get_state` copies).
 
         Returns:
             The dispatch's learner metrics, means over its train batches.
         """
-        before = to_host(self.state.ring.count)
-        self.state, report, seconds = self._dispatcher.run(
+        tells = self._callbacks.wants("on_episode_end")
+        before = self._dispatcher.episode_counts(self.state) if tells else None
+        self.state, summary = self._dispatcher.start(
             self.state, self._batches_to_run, self.on_phase
         )
+        report, seconds = self._dispatcher.finish(self.state, summary)
         done = max(1, int(report.summary.train_batches))
-        not_reported = self._tell_of_episodes(report, before)
+        not_reported = 0 if before is None else self._tell_of_episodes(report, before)
         self._totals.add(report, self.runner.batch_steps, seconds, not_reported)
         samples = {
             "num_env_steps_sampled": done * self.runner.batch_steps,
@@ -191,8 +252,6 @@ class Algorithm:
         return {name: float(v) / done for name, v in report.summary.metrics.items()}
 
     def _tell_of_episodes(self, report: Report, before: np.ndarray) -> int:
-        if not self._callbacks.wants("on_episode_end"):
-            return 0
         episodes, missed = new_episodes(report.ring, before)
         for episode in episodes:
             self._call("on_episode_end", episode=episode)
@@ -204,6 +263,10 @@ class Algorithm:
             return
         in_a_row = int(totals.report.in_a_row)
         if in_a_row >= settings.nonfinite_updates_tolerance:
+            # A checkpoint of its own that can be continued: the count starts anew.
+            guard = replace(self.state.guard, in_a_row=self.state.guard.in_a_row * 0)
+            self.state = replace(self.state, guard=guard)
+            self._host.iteration += 1
             raise DivergenceError(
                 f"{in_a_row} updates in a row had a non-finite loss or gradient "
                 f"(nonfinite_updates_tolerance={settings.nonfinite_updates_tolerance}); the last "
@@ -216,7 +279,7 @@ class Algorithm:
         due = bool(interval) and self.iteration % (interval or 1) == 0
         if due:
             begin = time.perf_counter()
-            self._host.last_evaluation = self.evaluate()
+            self._host.last_evaluation = to_json(self.evaluate())
             timers["evaluation_s"] = time.perf_counter() - begin
         if self._host.last_evaluation and (due or settings.always_attach_evaluation_results):
             result["evaluation"] = self._host.last_evaluation
@@ -245,18 +308,21 @@ class Algorithm:
 
         Args:
             stop: Thresholds of result keys, `{"env_runners/episode_return_mean": 450}`; the first
-                that is reached ends the run. Without any, `should_stop` must end it.
+                that is reached ends the run, also one that a restored run has reached before.
+                Without any, `should_stop` must end it. The run folder keeps them, for `resume`.
             on_iteration: Called with each result.
             should_stop: Looked at between dispatches; True ends the run in order.
 
         Returns:
-            The last result.
+            The last result. The run folder has its learning curve as a picture.
         """
         criteria = parse_stop(stop)
         if not criteria and should_stop is None:
             raise ConfigError(
                 "fit() needs a stop criterion, such as stop={'training_iteration': 10}; got none."
             )
+        if stop is not None:
+            self.run_folder.save_stop_criterion(criteria)
         self._should_stop = should_stop or (lambda: False)
         settings = self.config.checkpointing_settings
         result = self._last_result
@@ -272,6 +338,7 @@ class Algorithm:
             self._should_stop = lambda: False
         if settings.checkpoint_at_end and result:
             self._save_in_run(wait=True)
+        self._recorder.draw_learning_curve()
         return result
 
     # --- evaluation and actions ---
@@ -286,25 +353,35 @@ class Algorithm:
             num_episodes: Instead of `evaluation_duration`.
 
         Returns:
-            `{"env_runners": {"episode_return_mean": ..., ...}}`.
+            `{"env_runners": {"episode_return_mean": ..., ...}}`, or what the
+            `custom_evaluation_function` returned.
+
+        Raises:
+            ConfigError: The `custom_evaluation_function` returned no dictionary, or
+                `num_episodes` is given beside it.
         """
+        custom = self.config.evaluation_settings.custom_evaluation_function
+        if custom is not None and num_episodes is not None:
+            raise ConfigError(
+                f"num_episodes={num_episodes} has no effect on a custom_evaluation_function, which "
+                "decides itself what it plays: leave num_episodes out."
+            )
         self.on_phase("evaluating")
         self._call("on_evaluate_start")
-        custom = self.config.evaluation_settings.custom_evaluation_function
-        if custom is not None and num_episodes is None:
-            result = dict(custom(self))
+        if custom is not None:
+            result = custom_evaluation(custom, self)
         else:
             key = self._key(_EVALUATION, self.iteration)
-            result = {"env_runners": self._evaluation.run(self._actor(), key, num_episodes)}
+            result = {"env_runners": self._evaluation.run(*self._acting(), key, num_episodes)}
         self._call("on_evaluate_end", evaluation_metrics=result)
         return result
 
-    def _actor(self) -> Actor:
-        """What acting needs, on one device."""
-        actor = self.runner.actor(self.state)
+    def _acting(self) -> tuple[Actor, PyTree]:
+        """What acting and the environment need, on one device."""
+        needed = self.runner.actor(self.state), self.state.env_params
         if len(self._devices) == 1:
-            return actor
-        return jax.tree.map(lambda leaf: leaf.addressable_data(0), actor)
+            return needed
+        return jax.tree.map(lambda leaf: leaf.addressable_data(0), needed)
 
     def _key(self, purpose: int, number: int) -> Key:
         seed = jax.random.key(self.config.debugging_settings.seed)
@@ -318,6 +395,9 @@ class Algorithm:
         explore: bool | None = None,
         full_fetch: bool = False,
         policy_id: str = DEFAULT_MODULE,
+        unsquash_action: bool | None = None,
+        clip_action: bool | None = None,
+        **unused: None,
     ) -> Any:
         """The action for one observation of the environment, through the whole pipeline.
 
@@ -327,40 +407,67 @@ class Algorithm:
             explore: Sample, or take the mode; None for the config's `explore`.
             full_fetch: Also return the state after it and the module's outputs.
             policy_id: The module; there is one.
+            unsquash_action: None as configured; False leaves a Box action in the module's range.
+            clip_action: Clip a Box action that is not unsquashed; None as configured.
+            **unused: RLlib's other inputs (`prev_action`, `info`, ...) pass if they are None.
 
         Returns:
-            The action as the environment takes it, or `(action, state_out, outputs)`.
+            The action as the environment takes it; `(action, state_out, outputs)` with
+            `full_fetch` or a `state`.
 
         Raises:
             SpaceError: The observation is not in the observation space.
         """
-        carry = None if state is None else jax.tree.map(lambda x: np.asarray(x)[None], state)
-        first = jax.tree.map(lambda x: x[0], self._act([obs], carry, explore, policy_id))
-        action = first.pop("actions_for_env")
-        return (action, first.pop(Columns.STATE_OUT), first) if full_fetch else action
+        refuse_inputs("compute_single_action", unused)
+        carry = None if state is None else as_batch([state])
+        actions = (explore, unsquash_action, clip_action)
+        fetched = row(self._act([obs], carry, policy_id, *actions), 0)
+        return fetched if full_fetch or state is not None else fetched[0]
 
     def compute_actions(
         self,
         observations: Sequence[Any] | Mapping[Any, Any],
+        state: PyTree = None,
         *,
         explore: bool | None = None,
+        full_fetch: bool = False,
         policy_id: str = DEFAULT_MODULE,
+        unsquash_action: bool | None = None,
+        clip_action: bool | None = None,
+        **unused: None,
     ) -> Any:
-        """Actions for several observations: a dictionary for a dictionary, else a batch."""
-        named = isinstance(observations, Mapping)
-        rows = list(observations.values()) if isinstance(observations, Mapping) else observations
-        actions = self._act(list(rows), None, explore, policy_id)["actions_for_env"]
-        return {name: actions[i] for i, name in enumerate(observations)} if named else actions
+        """Actions for several observations: a dictionary for a dictionary, else a batch.
+
+        `state` (and what `full_fetch` returns) is by name too, or has a leading batch axis; the
+        other arguments are those of `compute_single_action`.
+        """
+        refuse_inputs("compute_actions", unused)
+        names = list(observations) if isinstance(observations, Mapping) else None
+        rows, carry = list(observations), state
+        if isinstance(observations, Mapping):
+            rows = list(observations.values())
+            carry = None if state is None else as_batch([state[name] for name in observations])
+        actions = (explore, unsquash_action, clip_action)
+        fetched = by_name(self._act(rows, carry, policy_id, *actions), names)
+        return fetched if full_fetch or state is not None else fetched[0]
 
     def _act(
-        self, observations: list[Any], carry: PyTree, explore: bool | None, policy_id: str
-    ) -> dict[str, Any]:
+        self,
+        observations: list[Any],
+        carry: PyTree,
+        policy_id: str,
+        explore: bool | None,
+        unsquash: bool | None,
+        clip: bool | None,
+    ) -> Fetched:
         self._check_module_id(policy_id)
         self._host.actions_drawn += 1
         key = self._key(_ACTIONS, self._host.actions_drawn)
         if explore is None:
             explore = self.config.env_runners_settings.explore
-        return self._inference(self._actor(), observations, carry, key, explore)
+        return self._inference(
+            self._acting()[0], observations, carry, key, explore, unsquash=unsquash, clip=clip
+        )
 
     # --- module, weights, state ---
 
@@ -375,9 +482,12 @@ class Algorithm:
         self._check_module_id(module_id)
         return self._assembly.module
 
-    def get_weights(self) -> dict[str, PyTree]:
-        """`{module_id: parameters}`, NumPy copies."""
-        return {DEFAULT_MODULE: get_parameters(self.state)}
+    def get_weights(self, module_ids: Sequence[str] | None = None) -> dict[str, PyTree]:
+        """`{module_id: parameters}`, NumPy copies, of all modules or those named."""
+        wanted = [DEFAULT_MODULE] if module_ids is None else module_ids
+        for module_id in wanted:
+            self._check_module_id(module_id)
+        return {module_id: get_parameters(self.state) for module_id in wanted}
 
     def set_weights(self, weights: Mapping[str, PyTree], *, strict: bool = True) -> list[str]:
         """Replace the module's parameters, as for a warm start from another run.
@@ -415,9 +525,13 @@ class Algorithm:
         problem = ckpt.first_difference(self.state, leaves, prefixes)
         if problem is not None:
             raise CheckpointError(f"The state does not fit this Algorithm: {problem}.")
-        self.state = ckpt.fill(self.state, leaves, prefixes)
-        if component is None:
-            self._host = host.HostState.from_metadata(state["metadata"])
+        if component is not None:
+            self.state = with_fresh_snapshot(ckpt.fill(self.state, leaves, prefixes))
+        else:
+            restored = host.HostState.from_metadata(state["metadata"])
+            self.state = ckpt.fill(self.state, leaves, prefixes)
+            self._host = restored
+            self._last_result = self._host.last_result
             self._recorder.starts_at(self.iteration, state["metadata"]["env_steps"])
 
     def _metadata(self) -> dict[str, Any]:
@@ -460,7 +574,15 @@ class Algorithm:
         metadata = ckpt.read_metadata(found)
         if component is None:
             host.check_algorithm(metadata, self.config.algo_name, found)
-        leaves = ckpt.read_leaves(found, metadata)
+        self._load(found, metadata, ckpt.read_leaves(found, metadata), component)
+
+    def _load(
+        self,
+        found: Path,
+        metadata: dict[str, Any],
+        leaves: Mapping[str, np.ndarray],
+        component: str | None = None,
+    ) -> None:
         try:
             self.set_state({"train_state": leaves, "metadata": metadata}, component)
         except CheckpointError as error:
@@ -479,6 +601,7 @@ class Algorithm:
         cls,
         path: str | os.PathLike[str],
         *,
+        component: str | None = None,
         run_folder: RunFolder | None = None,
         **overrides: Any,
     ) -> "Algorithm":
@@ -486,6 +609,8 @@ class Algorithm:
 
         Args:
             path: A checkpoint, or a folder or run whose newest is meant.
+            component: "rl_module", "learner" or "connectors" alone, in a new run of the same
+                config; None for the whole.
             run_folder: The run to go on with; None starts a folder of its own.
             **overrides: Settings to take instead of the saved ones, such as an `env` that cannot
                 be imported.
@@ -495,10 +620,13 @@ class Algorithm:
         """
         found = ckpt.find_checkpoint(path)
         metadata = ckpt.read_metadata(found)
+        host.component_prefixes(component)  # refuses an unknown name
         host.check_supplied(metadata, overrides, found)
+        leaves = ckpt.read_leaves(found, metadata)  # refused, if damaged, before anything compiles
         config = config_from_serializable(metadata["config"], overrides)
-        algorithm = (config.algo_class or cls)(config, run_folder=run_folder)
-        algorithm.restore(found)
+        algorithm_class = config.algo_class or cls
+        algorithm = algorithm_class(config, run_folder=run_folder, may_only_read=True)
+        algorithm._load(found, metadata, leaves, component)
         return algorithm
 
     # --- the end ---

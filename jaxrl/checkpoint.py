@@ -4,14 +4,20 @@ A checkpoint is a folder with `state/` (every leaf under its path, as plain arra
 (JSON: config, versions, and of every leaf its shape, dtype and checksum). It is written under a
 temporary name and renamed, so a folder called `checkpoint_...` is complete. Nothing is loaded that
 does not match leaf by leaf.
+
+A number that is saved again is written beside the old one; while the two change places, the old one
+is called `replaced_checkpoint_...` and still counts. So at every moment the newest number is there.
 """
 
 import contextlib
+import dataclasses
 import json
+import logging
+import math
 import os
-import platform
+import shutil
 import zlib
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +31,12 @@ from jaxrl.errors import CheckpointError
 if TYPE_CHECKING:
     import orbax.checkpoint
 
+logger = logging.getLogger(__name__)
+
 VERSION = 1
 PREFIX = "checkpoint"
-
-COMPONENTS: dict[str, tuple[str, ...]] = {
-    "rl_module": ("learner.sgd.params",),
-    "learner": ("learner",),
-    "connectors": ("connectors.obs", "connectors.learner"),
-}
-"""Parts of a state that can be restored alone, as prefixes of their leaves' paths."""
+_REPLACED = "replaced_"
+_STAGING = ".replacing"
 
 
 def named_leaves(tree: PyTree) -> dict[str, Any]:
@@ -82,8 +85,9 @@ class CheckpointWriter:
 
     Args:
         folder: Made if missing.
-        max_to_keep: None for all. Without `score_attribute` the newest are kept, with it the best.
-        score_attribute: Key of the metric, `a/b/c`, that says which are best.
+        max_to_keep: None for all. The newest are kept or, if they are scored, the best, and the
+            newest beside them.
+        scored: Whether `save` is given scores.
         score_order: "max" or "min".
         asynchronous: Write in the background; `wait` or the next save waits for the previous one.
     """
@@ -93,29 +97,20 @@ class CheckpointWriter:
         folder: str | os.PathLike[str],
         *,
         max_to_keep: int | None = None,
-        score_attribute: str | None = None,
+        scored: bool = False,
         score_order: str = "max",
         asynchronous: bool = False,
     ) -> None:
-        import orbax.checkpoint as ocp  # a second to import, so only when something is saved
-
         self.folder = Path(folder).expanduser().resolve()
-        self._score_attribute = score_attribute
-        best_fn = None if score_attribute is None else _score
+        keep: dict[str, Any] = {"max_to_keep": max_to_keep}
+        if scored:
+            sign = 1.0 if score_order == "max" else -1.0
+            policy = _BestAndNewest(number=max_to_keep, sign=sign)
+            keep = {"best_fn": _score, "preservation_policy": policy}
+        self._scored = scored
         with _in_one_sentence(self.folder, "written"):
-            self._manager: orbax.checkpoint.CheckpointManager = ocp.CheckpointManager(
-                self.folder,
-                item_names=("state", "metadata"),
-                options=ocp.CheckpointManagerOptions(
-                    max_to_keep=max_to_keep,
-                    best_fn=best_fn,
-                    best_mode=score_order,
-                    step_prefix=PREFIX,
-                    step_format_fixed_length=6,
-                    enable_async_checkpointing=asynchronous,
-                    cleanup_tmp_directories=True,
-                ),
-            )
+            _finish_replacing(self.folder)
+            self._manager = _manager(self.folder, asynchronous=asynchronous, **keep)
 
     def save(
         self, number: int, state: PyTree, metadata: Mapping[str, Any], score: float | None = None
@@ -123,28 +118,38 @@ class CheckpointWriter:
         """Begin to save; the state may be donated as soon as this returns.
 
         Args:
-            number: The checkpoint's number, ascending within the folder.
+            number: The checkpoint's number, ascending within the folder. If it is there, it stays
+                as it is or, if it holds anything else, until the new one is complete.
             state: Any pytree.
             metadata: JSON; the description of the leaves is added.
-            score: The metric's value now, for keeping the best.
+            score: The metric's value now, for keeping the best; None if there is none yet.
         """
-        import orbax.checkpoint as ocp
-
         leaves = host_leaves(state)
         document = {**metadata, "checkpoint_version": VERSION, "leaves": describe(leaves)}
+        metrics = None if score is None or not math.isfinite(score) else {"score": float(score)}
+        path = self.folder / f"{PREFIX}_{number:06d}"
         with _in_one_sentence(self.folder, "written"):
-            if number in self._manager.all_steps():
-                self._manager.delete(number)
-            self._manager.save(
-                number,
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(leaves),  # pyright: ignore[reportCallIssue]
-                    metadata=ocp.args.JsonSave(document),  # pyright: ignore[reportCallIssue]
-                ),
-                metrics=None if score is None else {"score": score},
-                force=True,
-            )
-        return self.folder / f"{PREFIX}_{number:06d}"
+            if number not in self._manager.all_steps():
+                _write(self._manager, number, leaves, document, metrics)
+                logger.info("checkpoint %s of %d arrays", path, len(leaves))
+                return path
+            self._manager.wait_until_finished()  # it may be the one that is being written
+            if not _holds(path, document):
+                self._replace(path, number, leaves, document, metrics)
+        return path
+
+    def _replace(self, path: Path, number: int, *content: Any) -> None:
+        """Write beside the old checkpoint, and let the two change places when it is complete."""
+        logger.info("checkpoint %s is replaced", path)
+        staging = self.folder / _STAGING
+        scored = {"best_fn": _score} if self._scored else {}
+        with contextlib.closing(_manager(staging, asynchronous=False, **scored)) as manager:
+            _write(manager, number, *content)
+        if path.exists():  # nobody removed it meanwhile
+            path.rename(path.with_name(_REPLACED + path.name))
+        (staging / path.name).rename(path)
+        _finish_replacing(self.folder)
+        self._manager.reload()
 
     def wait(self) -> None:
         """Until everything is on disk under its final name."""
@@ -161,17 +166,102 @@ def _score(metrics: Mapping[str, float]) -> float:
     return metrics["score"]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _BestAndNewest:
+    """Orbax's question which checkpoints to keep: the best `number`, and always the newest.
+
+    One without a score is worse than any with; of two equals the newer is better.
+    """
+
+    number: int | None
+    sign: float
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> list[bool]:
+        """For each checkpoint, oldest first."""
+        del context
+        places = range(len(checkpoints))
+        if self.number is None:
+            return [True for _ in places]
+
+        def rank(place: int) -> tuple[float, int]:
+            metrics = checkpoints[place].metrics
+            return (-math.inf if metrics is None else self.sign * _score(metrics)), place
+
+        best = sorted(places, key=rank)[-self.number :]
+        return [place in best or place == places[-1] for place in places]
+
+
+def _manager(
+    folder: Path, *, asynchronous: bool, **options: Any
+) -> "orbax.checkpoint.CheckpointManager":
+    import orbax.checkpoint as ocp  # a second to import, so only when something is saved
+
+    return ocp.CheckpointManager(
+        folder,
+        item_names=("state", "metadata"),
+        options=ocp.CheckpointManagerOptions(
+            step_prefix=PREFIX,
+            step_format_fixed_length=6,
+            enable_async_checkpointing=asynchronous,
+            cleanup_tmp_directories=True,
+            **options,
+        ),
+    )
+
+
+def _write(
+    manager: "orbax.checkpoint.CheckpointManager",
+    number: int,
+    leaves: Mapping[str, np.ndarray],
+    document: Mapping[str, Any],
+    metrics: Mapping[str, float] | None,
+) -> None:
+    import orbax.checkpoint as ocp
+
+    manager.save(
+        number,
+        args=ocp.args.Composite(
+            state=ocp.args.StandardSave(leaves),  # pyright: ignore[reportCallIssue]
+            metadata=ocp.args.JsonSave(document),  # pyright: ignore[reportCallIssue]
+        ),
+        metrics=metrics,
+        force=True,
+    )
+
+
+def _holds(checkpoint: Path, document: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint has this metadata, which has the checksum of every leaf."""
+    try:
+        return read_metadata(checkpoint) == json.loads(json.dumps(document))
+    except CheckpointError:
+        return False
+
+
+def _finish_replacing(folder: Path) -> None:
+    """Remove what a replacement leaves behind; one that was cut short is undone."""
+    for aside in folder.glob(f"{_REPLACED}{PREFIX}_*"):
+        own = aside.with_name(aside.name.removeprefix(_REPLACED))
+        if own.exists():
+            shutil.rmtree(aside)
+        else:
+            aside.rename(own)
+    if (folder / _STAGING).exists():
+        shutil.rmtree(folder / _STAGING)
+
+
 def complete_checkpoints(folder: str | os.PathLike[str]) -> list[Path]:
     """The complete checkpoints in a folder, oldest first."""
     root = Path(folder).expanduser()
     if not root.is_dir():
         return []
-    found = [
-        path
-        for path in root.iterdir()
-        if path.name.startswith(f"{PREFIX}_") and path.name[len(PREFIX) + 1 :].isdigit()
-    ]
-    return sorted(found, key=lambda path: int(path.name[len(PREFIX) + 1 :]))
+    numbered: dict[str, dict[int, Path]] = {_REPLACED: {}, "": {}}
+    for path in root.iterdir():
+        state = _REPLACED if path.name.startswith(_REPLACED) else ""
+        prefix, _, number = path.name.removeprefix(state).partition("_")
+        if prefix == PREFIX and number.isdigit():
+            numbered[state][int(number)] = path
+    found = {**numbered[_REPLACED], **numbered[""]}
+    return [found[number] for number in sorted(found)]
 
 
 def find_checkpoint(path: str | os.PathLike[str]) -> Path:
@@ -280,15 +370,6 @@ def fill(
         return jax.device_put(new, old.sharding) if isinstance(old, jax.Array) else new
 
     return jax.tree_util.tree_map_with_path(place, template)
-
-
-def versions() -> dict[str, str]:
-    """What a bit-exact resume depends on."""
-    import importlib.metadata
-
-    names = ("jaxrl", "jax", "jaxlib", "flax", "optax", "gymnax", "orbax-checkpoint")
-    installed = {name: importlib.metadata.version(name) for name in names}
-    return {**installed, "python": platform.python_version()}
 
 
 @contextlib.contextmanager

@@ -1,16 +1,26 @@
 """What a run remembers on the host, and a checkpoint's metadata."""
 
 import dataclasses
+import platform
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from jaxrl import checkpoint as ckpt
 from jaxrl.config.serialize import restorable_dict
 from jaxrl.core.types import Device
 from jaxrl.errors import CheckpointError, did_you_mean
+from jaxrl.logging import results
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+
+COMPONENTS: dict[str, tuple[str, ...]] = {
+    "rl_module": ("learner.sgd.params",),
+    "learner": ("learner",),
+    "connectors": ("connectors.obs", "connectors.learner"),
+}
+"""Parts of a state that can be restored alone, as prefixes of their leaves' paths."""
+
+_OF_THIS_PROCESS = ("compile", "system", "timers", "pid", "hostname")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -21,11 +31,27 @@ class HostState:
     time_total_s: float = 0.0
     actions_drawn: int = 0
     last_evaluation: dict[str, Any] = dataclasses.field(default_factory=dict)
+    last_result: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """The numbers of the latest result, which stop criteria and scores look at."""
+
+    def remember(self, result: Mapping[str, Any]) -> None:
+        """Keep what of a result outlives the process."""
+        lasting = {name: v for name, v in result.items() if name not in _OF_THIS_PROCESS}
+        self.last_result = _numbers(results.to_json(lasting))
 
     @staticmethod
     def from_metadata(metadata: Mapping[str, Any]) -> "HostState":
         """As a checkpoint's metadata has it."""
         return HostState(**metadata["host"])
+
+
+def _numbers(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A nested dictionary without its texts, lists and empty values."""
+    return {
+        name: _numbers(value) if isinstance(value, dict) else value
+        for name, value in tree.items()
+        if isinstance(value, int | float | dict)
+    }
 
 
 def checkpoint_metadata(
@@ -44,8 +70,17 @@ def checkpoint_metadata(
         "env_steps": env_steps,
         "num_devices": len(devices),
         "platform": devices[0].platform,
-        "versions": ckpt.versions(),
+        "versions": versions(),
     }
+
+
+def versions() -> dict[str, str]:
+    """What a bit-exact resume depends on."""
+    import importlib.metadata
+
+    names = ("jaxrl", "jax", "jaxlib", "flax", "optax", "gymnax", "orbax-checkpoint")
+    installed = {name: importlib.metadata.version(name) for name in names}
+    return {**installed, "python": platform.python_version()}
 
 
 def check_algorithm(metadata: Mapping[str, Any], algo_name: str, path: object) -> None:
@@ -73,7 +108,7 @@ def differences(metadata: Mapping[str, Any], devices: list[Device]) -> list[str]
     here = {
         "num_devices": len(devices),
         "platform": devices[0].platform,
-        **{f"{name} version": version for name, version in ckpt.versions().items()},
+        **{f"{name} version": version for name, version in versions().items()},
     }
     then = {
         **metadata,
@@ -90,9 +125,9 @@ def component_prefixes(name: str | None) -> tuple[str, ...]:
     """The leaves of a part of a state, as prefixes of their paths; everything for None."""
     if name is None:
         return ("",)
-    if name not in ckpt.COMPONENTS:
+    if name not in COMPONENTS:
         raise CheckpointError(
-            f"There is no component '{name}'.{did_you_mean(name, ckpt.COMPONENTS)} "
-            f"The components are {', '.join(ckpt.COMPONENTS)}."
+            f"There is no component '{name}'.{did_you_mean(name, COMPONENTS)} "
+            f"The components are {', '.join(COMPONENTS)}."
         )
-    return ckpt.COMPONENTS[name]
+    return COMPONENTS[name]

@@ -1,6 +1,8 @@
 """What a run writes down: its folder, its sinks and its checkpoints, opened when first needed."""
 
+import dataclasses
 import os
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,16 +10,38 @@ from typing import TYPE_CHECKING, Any
 from jaxrl.checkpoint import CheckpointWriter
 from jaxrl.core.types import PyTree
 from jaxrl.errors import RunFolderError
-from jaxrl.logging import RunFolder, Sink, close_sinks, open_sinks
-from jaxrl.logging.run_folder import results_root
+from jaxrl.logging import RunFolder, Sink, close_sinks, open_sinks, results
+from jaxrl.logging.plots import draw_learning_curve
+from jaxrl.logging.run_folder import check_name, results_root
 from jaxrl.metrics import lookup
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 
+@dataclasses.dataclass
+class _Open:
+    """What must be closed, apart from the Recorder, so that it can be when that is gone."""
+
+    sinks: list[Sink] | None = None
+    writer: CheckpointWriter | None = None
+
+    def close(self) -> None:
+        """Finish what is being written; nothing is lost if one of them fails."""
+        sinks, writer = self.sinks, self.writer
+        self.sinks = self.writer = None
+        try:
+            if writer is not None:
+                writer.close()
+        finally:
+            if sinks is not None:
+                close_sinks(sinks)
+
+
 class Recorder:
     """The run folder appears with the first result or checkpoint, not with the Algorithm.
+
+    What it opened is closed by `close` or, at the latest, when it is garbage or Python ends.
 
     Args:
         config: The run's config.
@@ -35,15 +59,23 @@ class Recorder:
     ) -> None:
         self._config = config
         self._folder = run_folder
-        self._sinks: list[Sink] | None = None
-        self._writer: CheckpointWriter | None = None
+        self._open = _Open()
         self._start = (start_iteration, start_env_steps)
-        if run_folder is None:
-            self._check_writable()
+        weakref.finalize(self, self._open.close)
 
-    def _check_writable(self) -> None:
-        """Refuse a results folder that cannot be written before anything is compiled."""
-        root = results_root(self._config.debugging_settings.results_dir)
+    def check_writable(self) -> None:
+        """Refuse, before anything is compiled, a run folder that could not be made.
+
+        Raises:
+            ConfigError: `run_name` cannot be a folder's name.
+            RunFolderError: The results folder cannot be written.
+        """
+        if self._folder is not None:
+            return
+        debugging = self._config.debugging_settings
+        if debugging.run_name is not None:
+            check_name(debugging.run_name)
+        root = results_root(debugging.results_dir)
         parent = next(path for path in (root, *root.parents) if path.exists())
         if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
             raise RunFolderError(
@@ -70,10 +102,11 @@ class Recorder:
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Pass one iteration's result to every sink."""
-        if self._sinks is None:
-            self._sinks = open_sinks(self._config, self.folder, *self._start)
-        for sink in self._sinks:
+        if self._open.sinks is None:
+            self._open.sinks = open_sinks(self._config, self.folder, *self._start)
+        for sink in self._open.sinks:
             sink.write(dict(result))
+        self._start = (int(result[results.ITERATION]), results.env_steps(result))
 
     def save(
         self,
@@ -86,29 +119,29 @@ class Recorder:
     ) -> Path:
         """A checkpoint in the run's folder, under the settings' rules of what is kept."""
         settings = self._config.checkpointing_settings
-        if self._writer is None:
-            self._writer = CheckpointWriter(
+        writer = self._open.writer
+        if writer is None:
+            writer = self._open.writer = CheckpointWriter(
                 self.folder.checkpoints,
                 max_to_keep=settings.max_to_keep,
-                score_attribute=settings.checkpoint_score_attribute,
+                scored=settings.checkpoint_score_attribute is not None,
                 score_order=settings.checkpoint_score_order,
                 asynchronous=settings.async_checkpointing,
             )
         score = None
         if settings.checkpoint_score_attribute is not None:
             score = lookup(result, settings.checkpoint_score_attribute)
-        path = self._writer.save(iteration, state, metadata, score)
+        path = writer.save(iteration, state, metadata, score)
         if wait:
-            self._writer.wait()
+            writer.wait()
         return path
+
+    def draw_learning_curve(self) -> Path | None:
+        """The picture of what was logged; None if that is nothing (yet)."""
+        return draw_learning_curve(self.folder) if self.has_folder else None
 
     def close(self) -> None:
         """Finish what is being written and let the folder go."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        if self._sinks is not None:
-            close_sinks(self._sinks)
-            self._sinks = None
+        self._open.close()
         if self._folder is not None:
             self._folder.close()

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl import checkpoint as ckpt
@@ -38,7 +39,7 @@ def set_parameters(
         elif np.shape(given[name]) != leaf.shape:
             problems.append(f"{name} has shape {np.shape(given[name])}, here it is {leaf.shape}")
         else:
-            fitting[name] = np.asarray(given[name], leaf.dtype)
+            fitting[name] = np.array(given[name], leaf.dtype)
     if problems and strict:
         raise ModuleError(
             f"The weights do not fit the module: {'; '.join(problems)}. "
@@ -51,7 +52,19 @@ def set_parameters(
 
     new_params = jax.tree_util.tree_map_with_path(place, params)
     sgd = replace(state.learner.sgd, params=new_params)
-    return replace(state, learner=replace(state.learner, sgd=sgd)), problems
+    state = replace(state, learner=replace(state.learner, sgd=sgd))
+    return with_fresh_snapshot(state), problems
+
+
+def with_fresh_snapshot(state: TrainState) -> TrainState:
+    """The state with what the guard goes back to replaced by the present learner state, copied.
+
+    After parameters were put in, the ones from before are no longer the last good ones.
+    """
+    if state.guard.snapshot is None:
+        return state
+    snapshot = jax.tree.map(jnp.copy, state.learner)
+    return replace(state, guard=replace(state.guard, snapshot=snapshot))
 
 
 def by_module(weights: Mapping[str, PyTree], module_id: str) -> PyTree:

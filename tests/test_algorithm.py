@@ -1,7 +1,10 @@
 """The façade: results, evaluation, actions, weights, callbacks and what overrides it."""
 
 import dataclasses
+import gc
 import json
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,13 @@ from gymnasium import spaces
 from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.callbacks import Callbacks
+from jaxrl.checkpoint import complete_checkpoints, read_leaves, read_metadata
 from jaxrl.connectors.actions import default_action_pipeline
 from jaxrl.connectors.observations import default_observation_pipeline, flatten
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import TimeStep
 from jaxrl.envs.base import JaxEnv
+from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import (
     ConfigError,
     EnvError,
@@ -28,7 +33,9 @@ from jaxrl.errors import (
     SpaceError,
     UnknownNameError,
 )
-from jaxrl.runners.inference import conform
+from jaxrl.logging import RunFolder
+from jaxrl.runners.env_params import changed_params
+from jaxrl.runners.inference import adjusted, conform
 from tests.helpers import assert_equal, differs, small
 
 
@@ -213,6 +220,24 @@ def test_actions_are_those_of_the_module_through_the_whole_pipeline() -> None:
         assert outputs["action_dist_inputs"].shape == (2,)
         with pytest.raises(UnknownNameError, match="no module 'other'"):
             algorithm.compute_single_action(obs, policy_id="other")
+        raw = algorithm.compute_single_action(obs, explore=False, unsquash_action=False)
+        np.testing.assert_allclose(raw, np.asarray(out["actions"][0]), rtol=1e-3)
+        actions, states, outputs = algorithm.compute_actions([obs] * 3, full_fetch=True)
+        assert states is None
+        assert actions.shape == outputs["actions"].shape == (3, 1)
+        actions, _, outputs = algorithm.compute_actions({"a": obs, 7: obs}, full_fetch=True)
+        assert actions["a"].shape == (1,)
+        assert outputs[7]["action_dist_inputs"].shape == (2,)
+        with pytest.raises(SpaceError, match="observations are empty"):
+            algorithm.compute_actions([])
+        for name in ("prev_action", "prev_reward", "info", "input_dict", "timestep", "episode"):
+            algorithm.compute_single_action(obs, **{name: None})
+            with pytest.raises(
+                ConfigError, match=f"compute_single_action\\({name}=1\\) has no eff"
+            ):
+                algorithm.compute_single_action(obs, **{name: 1})
+        with pytest.raises(ConfigError, match="Did you mean 'prev_reward'"):
+            algorithm.compute_actions([obs], prev_rewards=None)
 
 
 @pytest.mark.parametrize(
@@ -280,6 +305,111 @@ def test_action_connectors_cover_offset_unsquash_and_clip() -> None:
     np.testing.assert_allclose(raw(jnp.array([[5.0, -5.0]])), [[5.0, -5.0]])
 
 
+@pytest.mark.parametrize(
+    ("normalize", "clip", "unsquash_action", "clip_action", "want"),
+    [
+        (True, False, None, None, [4.0, -2.0]),
+        (True, False, True, None, [4.0, -2.0]),
+        (True, False, False, None, [3.0, -1.0]),
+        (True, False, False, True, [3.0, -1.0]),
+        (True, False, None, True, [4.0, -2.0]),
+        (False, True, None, None, [3.0, -1.0]),
+        (False, True, None, False, [3.0, -1.0]),
+        (False, False, None, True, [3.0, -1.0]),
+    ],
+)
+def test_unsquashing_and_clipping_can_be_switched_per_call(
+    normalize: bool, clip: bool, unsquash_action: Any, clip_action: Any, want: list[float]
+) -> None:
+    box = spaces.Box(-2.0, 4.0, (2,), np.float32)
+    pipeline = default_action_pipeline(box, normalize_actions=normalize, clip_actions=clip)
+    switched = adjusted(pipeline, unsquash_action, clip_action)
+    np.testing.assert_allclose(switched(jnp.array([[3.0, -1.0]]))[0], want)
+    far = switched(jnp.array([[9.0, -9.0]]))[0]
+    clips = (normalize and unsquash_action is not False) or clip_action
+    clips = clips or (clip_action is None and clip and not normalize)
+    np.testing.assert_allclose(far, [4.0, -2.0] if clips else [9.0, -9.0])
+
+
+def test_only_what_is_squashed_is_unsquashed() -> None:
+    box = spaces.Box(-2.0, 4.0, (2,), np.float32)
+    pipeline = default_action_pipeline(box, normalize_actions=False, clip_actions=True)
+    with pytest.raises(ConfigError, match="unsquash_action=True has nothing to unsquash"):
+        adjusted(pipeline, True, None)
+    discrete = default_action_pipeline(
+        spaces.Discrete(3, start=-1), normalize_actions=True, clip_actions=False
+    )
+    assert adjusted(discrete, False, True) is discrete
+
+
+# --- the environment's parameters ---
+
+
+@pytest.fixture(scope="module")
+def curriculum(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Algorithm]:
+    """Two devices, and no second compilation of anything."""
+    config = small().learners(num_devices=2).evaluation(evaluation_duration=8)
+    config.debugging(max_retraces=0, results_dir=str(tmp_path_factory.mktemp("results")))
+    with config.build() as algorithm:
+        yield algorithm
+
+
+def test_env_params_change_without_compiling(curriculum: Algorithm, tmp_path: Path) -> None:
+    curriculum.train()
+    length = curriculum.evaluate()["env_runners"]["episode_len_mean"]
+    before = curriculum.train()["env_runners"]["episode_len_mean"]
+    curriculum.set_env_params(force_mag=2000, gravity=np.float64(9.0))
+    assert float(curriculum.env_params.force_mag) == 2000.0
+    results = [curriculum.train() for _ in range(3)]
+    assert results[-1]["compile"]["train"]["num_compilations"] == 1
+    assert results[-1]["env_runners"]["episode_len_min"] <= 3 < before
+    assert curriculum.evaluate()["env_runners"]["episode_len_mean"] <= 4 < length
+    saved = Path(curriculum.save(tmp_path))
+    assert read_leaves(saved, read_metadata(saved))["env_params.force_mag"] == 2000.0
+    easier = dataclasses.replace(curriculum.env_params, force_mag=np.float32(10))
+    curriculum.set_env_params(easier)
+    assert curriculum.evaluate()["env_runners"]["episode_len_mean"] > 4
+    curriculum.restore(saved)
+    assert float(curriculum.env_params.force_mag) == 2000.0
+
+
+@pytest.mark.parametrize(
+    ("params", "fields", "error", "message"),
+    [
+        (None, {"gravty": 1.0}, UnknownNameError, r"set_env_params\(\).*Did you mean 'gravity'"),
+        (None, {"gravity": "down"}, EnvError, "'gravity' must be float32 of shape"),
+        (None, {"gravity": [1.0, 2.0]}, EnvError, "'gravity' must be float32 of shape"),
+        (None, {"x_threshold": 3.0}, EnvError, "observation space of CartPole-v1"),
+        ({"gravity": 1.0}, {}, EnvError, "must have the structure"),
+    ],
+)
+def test_other_env_params_are_refused(
+    params: Any, fields: Any, error: Any, message: str, curriculum: Algorithm
+) -> None:
+    before = curriculum.env_params
+    with pytest.raises(error, match=message):
+        curriculum.set_env_params(params, **fields)
+    assert_equal(before, curriculum.env_params)
+
+
+def test_evaluation_with_an_environment_of_its_own_keeps_it() -> None:
+    config = small().evaluation(evaluation_config={"env_config": {"gravity": 9.8}})
+    with config.build() as algorithm:
+        before = algorithm.evaluate()
+        algorithm.set_env_params(force_mag=2000.0)
+        assert algorithm.evaluate() == before
+
+
+def test_env_params_without_a_type_of_their_own_keep_it_that_way() -> None:
+    now = jax.jit(lambda params: params)({"a": 1.0, "b": jnp.zeros(2)})
+    made = MadeEnv(env=Endless(), params={"a": 1.0, "b": np.zeros(2)}, id="Endless")
+    new = changed_params(made, now, None, {"a": 2, "b": [3.0, 4.0]})
+    assert (float(new["a"]), new["b"].tolist()) == (2.0, [3.0, 4.0])
+    for name in now:
+        assert new[name].aval == now[name].aval
+        assert new[name].sharding == now[name].sharding
+
+
 # --- weights, callbacks, overrides ---
 
 
@@ -287,6 +417,10 @@ def test_weights_move_between_algorithms() -> None:
     with small().build() as one, small().debugging(seed=9).build() as other:
         one.train()
         weights = one.get_weights()
+        assert_equal(weights, one.get_weights(["default_policy"]))
+        assert one.get_weights([]) == {}
+        with pytest.raises(UnknownNameError, match="no module 'other'"):
+            one.get_weights(["other"])
         assert other.set_weights(weights) == []
         assert_equal(weights, other.get_weights())
         obs = np.zeros(4, np.float32)
@@ -409,11 +543,84 @@ def test_fit_stops_saves_and_needs_a_criterion() -> None:
             {"env_runners/num_env_steps_sampled_lifetime": 600},
             on_iteration=lambda r: seen.append(r["training_iteration"]),
         )
-        folder = Path(algorithm.run_dir) / "checkpoints"
+        run = Path(algorithm.run_dir)
     assert seen == [1, 2, 3, 4, 5]
     assert result["num_env_steps_sampled_lifetime"] == 640
-    names = sorted(path.name for path in folder.iterdir())
+    names = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert names == ["checkpoint_000002", "checkpoint_000004", "checkpoint_000005"]
+    stored = json.loads((run / "run.json").read_text())["stop"]
+    assert stored == {"env_runners/num_env_steps_sampled_lifetime": 600}
+    assert (run / "plots" / "learning_curve.png").stat().st_size > 1000
+
+
+def test_fit_draws_nothing_where_nothing_was_logged() -> None:
+    with small().debugging(loggers=[]).build() as algorithm:
+        algorithm.fit(should_stop=iter([False, False, True, True]).__next__)
+        run = Path(algorithm.run_dir)
+    assert not (run / "plots").exists()
+    assert json.loads((run / "run.json").read_text())["stop"] is None
+
+
+def test_dropping_an_algorithm_closes_what_it_writes(tmp_path: Path) -> None:
+    config = small().debugging(loggers=["json", "csv", "tensorboard"])
+    config.debugging(results_dir=str(tmp_path), run_name="run")
+    config.checkpointing(checkpoint_frequency=1, checkpoint_at_end=False)
+    algorithm = config.build()
+    algorithm.fit({"training_iteration": 2})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del algorithm
+        gc.collect()
+    assert [str(warning.message) for warning in caught] == []
+    run = tmp_path / "run"
+    assert len((run / "result.json").read_text().splitlines()) == 2
+    assert len((run / "progress.csv").read_text().splitlines()) == 3
+    assert [path.name for path in complete_checkpoints(run / "checkpoints")] == [
+        "checkpoint_000001",
+        "checkpoint_000002",
+    ]
+    RunFolder.open(run).close()  # nobody holds it any more
+
+
+def test_an_algorithm_goes_on_after_stop() -> None:
+    """And appends to its logs."""
+    algorithm = small().build()
+    algorithm.train()
+    algorithm.stop()
+    algorithm.train()
+    algorithm.stop()
+    lines = (Path(algorithm.run_dir) / "result.json").read_text().splitlines()
+    assert [json.loads(line)["training_iteration"] for line in lines] == [1, 2]
+
+
+SHOWN = """
+from jaxrl import Algorithm; from jaxrl.algorithms.ppo import PPOConfig; algo = \
+PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=16).training(\
+train_batch_size=4000, lr=3e-4, model={"fcnet_hiddens": [64, 64]}).build(); \
+[algo.train() for _ in range(30)]; algo.evaluate(); path = algo.save(); \
+algo = Algorithm.from_checkpoint(path)
+"""
+
+
+@pytest.mark.slow
+def test_the_first_example_plays_gymnasiums_own_cartpole() -> None:
+    """As it stands in the documents: nothing is closed, and the actions go to another program."""
+    names: dict[str, Any] = {}
+    exec(SHOWN, names)
+    algo: Algorithm = names.pop("algo")
+    env = gymnasium.make("CartPole-v1")
+    returns = []
+    for episode in range(10):
+        obs, _ = env.reset(seed=episode)
+        total, ended = 0.0, False
+        while not ended:
+            action = algo.compute_single_action(obs, explore=False)
+            obs, reward, terminated, truncated, _ = env.step(action)
+            total, ended = total + float(reward), terminated or truncated
+        returns.append(total)
+    env.close()
+    assert algo.iteration == 30
+    assert np.mean(returns) >= 400, returns
 
 
 def test_should_stop_ends_an_iteration_between_dispatches() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,9 +16,16 @@ import jax
 import numpy as np
 import pytest
 
+from jaxrl import checkpoint as ckpt
 from jaxrl.algorithm import Algorithm
-from jaxrl.checkpoint import CheckpointWriter, complete_checkpoints, find_checkpoint, read_metadata
-from jaxrl.errors import CheckpointError
+from jaxrl.checkpoint import (
+    CheckpointWriter,
+    complete_checkpoints,
+    find_checkpoint,
+    read_leaves,
+    read_metadata,
+)
+from jaxrl.errors import CheckpointError, RunFolderError
 from tests.helpers import assert_equal, differs, small
 
 ROOT = Path(__file__).parent.parent
@@ -59,6 +67,65 @@ def test_resuming_in_a_new_process_is_byte_exact(algo: str, tmp_path: Path) -> N
     for name, leaf in want.items():
         assert got[name].dtype == leaf.dtype, name
         assert got[name].tobytes() == leaf.tobytes(), name
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A checkpoint after one iteration, the leaves after three, and how another seed gets there."""
+    results = {"results_dir": str(tmp_path_factory.mktemp("results"))}
+    with small().debugging(**results).build() as algorithm:
+        algorithm.train()
+        path = algorithm.save(results["results_dir"])
+        algorithm.train()
+        algorithm.train()
+        want = algorithm.get_state()["train_state"]
+    with small().debugging(seed=9, **results).build() as other:
+        other.train()
+        other.train()
+        foreign = other.get_state()
+
+        def after_two_more() -> dict[str, np.ndarray]:
+            other.restore(path)
+            other.train()
+            other.train()
+            found = other.get_state()["train_state"]
+            other.set_state(foreign)
+            return found
+
+        yield path, want, after_two_more
+
+
+def forgetting(victim: str) -> Callable[..., Any]:
+    """`checkpoint.fill` as it would be if it left out the first leaf that is called so."""
+    fill = ckpt.fill
+
+    def broken(template: Any, leaves: Any, prefixes: tuple[str, ...] = ("",)) -> Any:
+        paths = jax.tree_util.tree_flatten_with_path(template)[0]
+        names = [ckpt.leaf_name(path) for path, _ in paths]
+        lost = next(name for name in names if re.search(victim, name))
+
+        def keep(path: Any, old: Any, new: Any) -> Any:
+            return old if ckpt.leaf_name(path) == lost else new
+
+        return jax.tree_util.tree_map_with_path(keep, template, fill(template, leaves, prefixes))
+
+    return broken
+
+
+@pytest.mark.parametrize(
+    "victim", [r"^key$", r"^learner\..*\bmu\b", r"^env\.env\.", r"^env\.count$"]
+)
+def test_the_comparison_notices_one_leaf_that_is_not_restored(
+    victim: str, resumed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin of the resume test whose restoring is broken: it has to fail."""
+    _, want, after_two_more = resumed
+    assert_equal(want, after_two_more())
+    with monkeypatch.context() as broken:
+        broken.setattr(ckpt, "fill", forgetting(victim))
+        got = after_two_more()
+    with pytest.raises(AssertionError):
+        assert_equal(want, got)
 
 
 def test_there_is_no_pickle(tmp_path: Path) -> None:
@@ -181,6 +248,21 @@ def test_components_are_restored_alone(tmp_path: Path) -> None:
             fresh.restore(path, component="rl_modul")
 
 
+def test_from_checkpoint_takes_a_component(resumed: Any) -> None:
+    path, _, _ = resumed
+    saved = read_leaves(Path(path), read_metadata(Path(path)))
+    with Algorithm.from_checkpoint(path, component="rl_module", seed=5) as algorithm:
+        assert algorithm.iteration == 0
+        got = algorithm.get_state()["train_state"]
+    parameters = {name for name in got if name.startswith("learner.sgd.params")}
+    assert parameters
+    for name in parameters:
+        np.testing.assert_array_equal(got[name], saved[name], err_msg=name)
+    assert not np.array_equal(got["env.obs"], saved["env.obs"])
+    with pytest.raises(CheckpointError, match="Did you mean 'learner'"):
+        Algorithm.from_checkpoint(path, component="learners")
+
+
 def test_an_env_that_cannot_be_imported_must_be_supplied(tmp_path: Path) -> None:
     from jaxrl.envs.classic.cartpole import CartPole
 
@@ -195,12 +277,82 @@ def test_an_env_that_cannot_be_imported_must_be_supplied(tmp_path: Path) -> None
 
 
 def test_the_best_are_kept(tmp_path: Path) -> None:
-    writer = CheckpointWriter(tmp_path, max_to_keep=2, score_attribute="x", asynchronous=True)
-    for number, score in enumerate([1.0, 5.0, 2.0, 4.0, 3.0]):
-        writer.save(number, {"a": np.arange(3.0)}, {}, score)
+    """And always the newest: what `save` returns is there, and a resume goes on from it."""
+    writer = CheckpointWriter(tmp_path, max_to_keep=2, scored=True, asynchronous=True)
+    for number, score in enumerate([1.0, None, 5.0, 2.0, 4.0, float("nan"), 3.0]):
+        path = writer.save(number, {"a": np.arange(3.0)}, {}, score)
+        writer.wait()
+        assert path == find_checkpoint(tmp_path)
     writer.close()
-    kept = [path.name for path in complete_checkpoints(tmp_path)]
-    assert kept == ["checkpoint_000001", "checkpoint_000003"]
+    assert numbers(tmp_path) == [2, 4, 6]
+    lowest = CheckpointWriter(tmp_path, max_to_keep=1, scored=True, score_order="min")
+    lowest.save(7, {"a": np.arange(3.0)}, {}, 9.0)
+    lowest.save(8, {"a": np.arange(3.0)}, {}, 9.5)
+    lowest.close()
+    assert numbers(tmp_path) == [6, 8]
+
+
+def numbers(folder: Path) -> list[int]:
+    return [int(path.name.rsplit("_", 1)[1]) for path in complete_checkpoints(folder)]
+
+
+def test_fit_keeps_the_best_and_resumes_from_the_newest(tmp_path: Path) -> None:
+    config = small().debugging(results_dir=str(tmp_path), run_name="run")
+    config.checkpointing(
+        checkpoint_frequency=1,
+        max_to_keep=2,
+        checkpoint_score_attribute="training_iteration",
+        checkpoint_score_order="min",
+    )
+    with config.build() as algorithm:
+        algorithm.fit({"training_iteration": 5})
+        assert Path(algorithm.save()).is_dir()
+        want = algorithm.get_state()["train_state"]
+    assert numbers(tmp_path / "run" / "checkpoints") == [1, 2, 5]
+    with Algorithm.from_checkpoint(tmp_path / "run") as algorithm:
+        assert_equal(want, algorithm.get_state()["train_state"])
+        again = algorithm.fit({"training_iteration": 5})
+        assert algorithm.iteration == again["training_iteration"] == 5  # reached before
+        assert again["env_runners"]["num_env_steps_sampled_lifetime"] == 640
+        assert algorithm.fit({"num_env_steps_sampled_lifetime": 700})["training_iteration"] == 6
+
+
+def test_saving_a_number_again_changes_nothing_or_takes_its_place(tmp_path: Path) -> None:
+    writer = CheckpointWriter(tmp_path, max_to_keep=2, scored=True, asynchronous=True)
+    first, other = {"a": np.arange(3.0)}, {"a": np.arange(4.0)}
+    path = writer.save(1, first, {"x": 1}, 5.0)
+    written = (path / "metadata" / "metadata").stat
+    writer.save(1, first, {"x": 1}, 5.0)  # while it is being written
+    before = written()
+    assert writer.save(1, first, {"x": 1}, 5.0) == path
+    assert (before.st_ino, before.st_mtime_ns) == (written().st_ino, written().st_mtime_ns)
+    for state, metadata in ((other, {"x": 1}), (other, {"x": 2})):
+        assert writer.save(1, state, metadata, 7.0) == path
+        document = read_metadata(path)
+        assert document["x"] == metadata["x"]
+        np.testing.assert_array_equal(read_leaves(path, document)["a"], state["a"])
+    for number, score in ((2, 6.0), (3, 6.5), (4, 0.0)):  # the new score of 1 counts
+        writer.save(number, first, {}, score)
+    writer.close()
+    assert numbers(tmp_path) == [1, 3, 4]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        p.name for p in complete_checkpoints(tmp_path)
+    ]
+
+
+def test_a_replacement_that_was_cut_short_is_undone(tmp_path: Path) -> None:
+    writer = CheckpointWriter(tmp_path)
+    for number in (1, 2):
+        path = writer.save(number, {"a": np.full(3, number)}, {})
+    writer.close()
+    aside = path.rename(tmp_path / f"replaced_{path.name}")
+    (tmp_path / ".replacing").mkdir()
+    assert find_checkpoint(tmp_path) == aside
+    assert int(read_leaves(aside, read_metadata(aside))["a"][0]) == 2
+    CheckpointWriter(tmp_path).close()
+    assert numbers(tmp_path) == [1, 2]
+    assert find_checkpoint(tmp_path) == path
+    assert not (tmp_path / ".replacing").exists()
 
 
 def test_an_asynchronous_save_survives_donation(tmp_path: Path) -> None:
@@ -232,20 +384,25 @@ for number in range(10_000):
 """
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.03, 0.1, 0.2, 0.35])
-def test_killed_while_saving_the_newest_complete_one_loads(delay: float, tmp_path: Path) -> None:
-    from jaxrl.checkpoint import read_leaves
-
+def kill_after(delay: float, code: str, folder: Path) -> str:
+    """Kills the program some time after its third line; returns the last line that it wrote."""
     process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     for _ in range(3):
-        process.stdout.readline()
+        line = process.stdout.readline()
     time.sleep(delay)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    process.stdout.close()
+    with process.stdout:
+        complete = [text for text in process.stdout.read().splitlines(True) if text.endswith("\n")]
+    return (complete or [line])[-1]
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.03, 0.1, 0.2, 0.35])
+def test_killed_while_saving_the_newest_complete_one_loads(delay: float, tmp_path: Path) -> None:
+    kill_after(delay, KILLED, tmp_path)
     newest = find_checkpoint(tmp_path)
     metadata = read_metadata(newest)
     leaves = read_leaves(newest, metadata)
@@ -255,6 +412,46 @@ def test_killed_while_saving_the_newest_complete_one_loads(delay: float, tmp_pat
     writer.save(20_000, {"a": np.arange(3)}, {})
     writer.close()
     assert find_checkpoint(tmp_path).name == "checkpoint_020000"
+
+
+KILLED_REPEATING = """
+import sys, numpy as np
+from jaxrl.checkpoint import CheckpointWriter
+writer = CheckpointWriter(sys.argv[1], max_to_keep=3, asynchronous=True)
+state = {f"leaf{i}": np.random.default_rng(i).normal(size=20_000) for i in range(20)}
+for number in range(10_000):
+    for version in range(4):
+        now = {**state, "version": np.asarray(version)}
+        writer.save(number, now, {"number": number, "version": version})
+        writer.save(number, now, {"number": number, "version": version})
+        writer.wait()
+        print(number, version, flush=True)
+"""
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.07, 0.16, 0.3])
+def test_killed_while_saving_a_number_again_it_is_still_there(delay: float, tmp_path: Path) -> None:
+    reached = [int(word) for word in kill_after(delay, KILLED_REPEATING, tmp_path).split()]
+    newest = find_checkpoint(tmp_path)
+    metadata = read_metadata(newest)
+    assert int(read_leaves(newest, metadata)["version"]) == metadata["version"]
+    assert [metadata["number"], metadata["version"]] >= reached
+    CheckpointWriter(tmp_path).close()
+    assert read_metadata(find_checkpoint(tmp_path)) == metadata
+
+
+def test_a_policy_is_evaluated_where_nothing_can_be_written(
+    resumed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _, _ = resumed
+    (tmp_path / "file").write_text("no folder")
+    nowhere = str(tmp_path / "file" / "x")
+    with Algorithm.from_checkpoint(path, results_dir=nowhere) as algorithm:
+        assert algorithm.evaluate(num_episodes=2)["env_runners"]["num_episodes"] == 2
+        with pytest.raises(RunFolderError, match="results_dir"):
+            algorithm.train()
+        assert algorithm.programs.run.figures == []  # refused before it was compiled
+    assert (tmp_path / "file").read_text() == "no folder"
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

@@ -67,10 +67,6 @@ class AlgorithmConfig(ConfigBuilder):
         """Refused: experience comes from an environment."""
         refuse_group("offline_data", settings)
 
-    def experimental(self, **settings: Any) -> NoReturn:
-        """Refused: nothing experimental is switched here."""
-        refuse_group("experimental", settings)
-
     # --- what the settings mean together ---
 
     def validate(self) -> None:
@@ -138,6 +134,18 @@ class AlgorithmConfig(ConfigBuilder):
         """The module to build: the user's or the algorithm's, with `model_config` merged in."""
         return resolve_module_spec(self, observation_space, action_space)
 
+    def get_multi_rl_module_spec(self, **arguments: Any) -> NoReturn:
+        """Refused: there is one module."""
+        refuse_group("get_multi_rl_module_spec", arguments)
+
+    def get_marl_module_spec(self, **arguments: Any) -> NoReturn:
+        """Refused: there is one module."""
+        refuse_group("get_marl_module_spec", arguments)
+
+    def get_multi_agent_setup(self, **arguments: Any) -> NoReturn:
+        """Refused: there is one module."""
+        refuse_group("get_multi_agent_setup", arguments)
+
     def get_default_learner_class(self) -> type[Any]:
         """The algorithm's Learner; subclasses say which."""
         raise ConfigError(
@@ -148,15 +156,20 @@ class AlgorithmConfig(ConfigBuilder):
         """The Learner to use."""
         return self.learners_settings.learner_class or self.get_default_learner_class()
 
-    def build(self, env: Any = None, use_copy: bool = True) -> "Algorithm":
+    def build(
+        self, env: Any = None, logger_creator: None = None, use_copy: bool = True
+    ) -> "Algorithm":
         """The Algorithm of this config.
 
         Args:
             env: In place of `environment(env=...)`.
+            logger_creator: RLlib's; refused, `debugging(loggers=[...])` says where results go.
             use_copy: Whether this config stays as it is; else it is the one that gets frozen.
         """
         from jaxrl.algorithm import Algorithm
 
+        if logger_creator is not None:
+            self._apply({"logger_creator": logger_creator})
         config = self.copy(copy_frozen=False) if use_copy else self
         if env is not None:
             config.environment(env)

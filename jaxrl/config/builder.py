@@ -139,6 +139,11 @@ class ConfigBuilder:
         self._apply(settings)
         return self
 
+    def experimental(self, **settings: Any) -> Self:
+        """Accepts RLlib's switches of its old stack where they say what happens here anyway."""
+        self._apply(settings)
+        return self
+
     # --- reading ---
 
     def __getitem__(self, name: str) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxrl.runners.in_graph import TrainState
+from jaxrl.runners.in_graph import Summary, TrainState
 from jaxrl.runners.results import IterationTotals, Report, to_host
 from jaxrl.runners.sharding import Compiled
 
@@ -35,6 +35,7 @@ class Dispatcher:
         self._batch_steps = batch_steps
         self._jit = jit
         self._seconds_per_batch: float | None = None
+        self._started = 0.0
         self._latest: tuple[weakref.ref[TrainState], np.ndarray] | None = None
 
     def wanted(self, reporting: "Reporting", totals: IterationTotals, elapsed: float) -> int:
@@ -54,22 +55,29 @@ class Dispatcher:
             return 0
         return max(1, min(chunk, int(remaining / (pace or CHUNK_SECONDS))))
 
-    def run(
+    def start(
         self, state: TrainState, batches: int, on_phase: Callable[[str], None]
-    ) -> tuple[TrainState, Report, float]:
-        """The state after it (the given one is donated), what it reports, and its seconds."""
+    ) -> tuple[TrainState, Summary]:
+        """Dispatch train batches: the state after them, and what `finish` turns into a report.
+
+        The given state is donated. Keep the new one before anything else can go wrong: waiting
+        for the results may be interrupted, and the old one is gone.
+        """
         number = np.int32(batches)
         if self._jit and not self._programs.run.figures:
             on_phase("compiling")
         run = self._programs.run.compiled_for(state, number)
         on_phase("training")
-        started = time.perf_counter()
-        state, summary = run(state, number)
+        self._started = time.perf_counter()
+        return run(state, number)
+
+    def finish(self, state: TrainState, summary: Summary) -> tuple[Report, float]:
+        """Wait for a dispatch; what it reports, and its seconds."""
         report = Report.fetch(state, summary)
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - self._started
         self._seconds_per_batch = seconds / max(1, int(report.summary.train_batches))
         self._latest = (weakref.ref(state), np.asarray(report.ring.count))
-        return state, report, seconds
+        return report, seconds
 
     def episode_counts(self, state: TrainState) -> np.ndarray:
         """How many episodes each shard has seen end until this state.

@@ -18,13 +18,17 @@ from jaxrl.runners.rollout import Actor, Sampler, initial_env_index
 
 @pytree
 class EvaluationResult:
-    """Returns and lengths of each environment's episodes; `ended` says which were played out."""
+    """Returns and lengths of each environment's episodes; `ended` says which were played out.
+
+    `num_cut` episodes were asked for or begun and not played out.
+    """
 
     episode_return: Float[Array, "E Q"]
     episode_length: Int[Array, "E Q"]
     ended: Bool[Array, "E Q"]
     env_steps: Int[Array, ""]
     num_nonfinite: Int[Array, ""]
+    num_cut: Int[Array, ""]
 
 
 @pytree
@@ -65,6 +69,7 @@ class Evaluator:
                 ended=jnp.zeros(shape, bool),
                 env_steps=jnp.zeros((), jnp.int32),
                 num_nonfinite=jnp.zeros((), jnp.int32),
+                num_cut=jnp.zeros((), jnp.int32),
             ),
             steps=jnp.zeros((), jnp.int32),
         )
@@ -78,7 +83,12 @@ class Evaluator:
         def body(loop: _Loop) -> _Loop:
             return self._step(actor, env_params, loop)
 
-        return jax.lax.while_loop(more, body, start).result
+        end = jax.lax.while_loop(more, body, start)
+        if self.episodes_per_env is None:
+            cut = end.env.episode_length > 0
+        else:
+            cut = jnp.maximum(self.episodes_per_env - end.played, 0)
+        return replace(end.result, num_cut=jnp.sum(cut, dtype=jnp.int32))
 
     def _step(self, actor: Actor, env_params: PyTree, loop: _Loop) -> _Loop:
         env, module, step, _ = self.sampler.step(

@@ -153,6 +153,7 @@ def evaluation_metrics(result: EvaluationResult) -> dict[str, Any]:
         "num_episodes": int(ended.sum()),
         "num_env_steps_sampled": int(result.env_steps),
         "num_nonfinite_env_steps": int(result.num_nonfinite),
+        "num_episodes_cut": int(result.num_cut),
     }
     if not ended.any():
         return metrics

@@ -12,7 +12,6 @@ from jaxrl.checkpoint import host_leaves
 from jaxrl.errors import RetraceError
 from jaxrl.runners.assemble import Assembly, assemble
 from jaxrl.runners.in_graph import TrainState
-from jaxrl.runners.sharding import compile_runner
 from tests.helpers import ALGORITHMS, assert_close, assert_equal, differs, small
 
 pytestmark = [
@@ -24,10 +23,6 @@ pytestmark = [
 def started(assembly: Assembly, seed: int = 0) -> TrainState:
     """The first state, as every program here takes it."""
     return jax.jit(assembly.runner.init)(jax.random.key(seed), assembly.made.params)
-
-
-def learner_leaves(state: TrainState) -> dict[str, np.ndarray]:
-    return host_leaves(state.learner)
 
 
 def test_the_second_call_does_not_recompile(algo: str) -> None:
@@ -85,44 +80,3 @@ def prepared(assembly: Assembly, state: TrainState) -> Any:
     rollout = assembly.sampler.observed(state.connectors.obs, raw)
     batch, _ = runner.learner.prepare(state.learner, rollout, state.progress)
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-
-
-def test_vmapped_seeds_equal_two_runs(algo: str) -> None:
-    assembly = assemble(small(algo))
-    step = assembly.runner.step
-    states = [started(assembly, seed) for seed in (0, 1)]
-    pair = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-    together, _ = jax.jit(jax.vmap(step))(pair)
-    for lane, state in enumerate(states):
-        alone, _ = jax.jit(step)(state)
-        lane_state = jax.tree.map(lambda leaf, i=lane: leaf[i], together)
-        assert_close(lane_state.env.obs, alone.env.obs)
-        np.testing.assert_array_equal(
-            np.asarray(lane_state.ring.count), np.asarray(alone.ring.count)
-        )
-        assert_close(lane_state.learner, alone.learner, rtol=1e-4, atol=2e-5)
-
-
-def test_one_device_equals_eight(algo: str) -> None:
-    config = small(algo, env="CartPole-v1").training(train_batch_size=128)
-    assembly = assemble(config.learners(num_shards=8))
-    alone = compiled_states(assembly, jax.devices()[:1])
-    shared = compiled_states(assembly, jax.devices()[:8])
-    assert_equal(alone[0], shared[0])
-    np.testing.assert_array_equal(np.asarray(alone[1].env.count), np.asarray(shared[1].env.count))
-    assert_close(alone[1].env, shared[1].env)
-    assert_equal(alone[1].ring, shared[1].ring)
-    assert_close(alone[1].learner, shared[1].learner, rtol=1e-4, atol=2e-5)
-
-
-def compiled_states(assembly: Assembly, devices: list[jax.Device]) -> tuple[Any, Any]:
-    """On the host: the first state, and the state after one train batch."""
-    key, params = jax.random.key(0), assembly.made.params
-    shapes = jax.eval_shape(assembly.runner.init, key, params)
-    programs = compile_runner(assembly.runner, shapes, devices, max_retraces=None, jit=True)
-    state = programs.init(key, params)
-    if len(devices) > 1:
-        assert len(state.env.obs.sharding.device_set) == len(devices)
-    before = jax.device_get(state)
-    state, _ = programs.run(state, np.int32(1))
-    return before, jax.device_get(state)
