@@ -21,6 +21,11 @@ def hook(**kwargs: Any) -> None:
     """Importable, so it can be saved."""
 
 
+def evaluation(algorithm: Any) -> dict[str, Any]:
+    """Importable too."""
+    return {}
+
+
 class Environment(JaxEnv[Any, Any]):
     """Importable too."""
 
@@ -34,6 +39,7 @@ OTHER: dict[str, Any] = {
     "observation_space": spaces.Dict({"x": BOX, "n": spaces.Tuple([spaces.MultiBinary(3)])}),
     "action_space": spaces.Discrete(3, start=1),
     "clip_rewards": (-2.0, 2.0),
+    "action_mask_key": "legal",
     "normalize_actions": False,
     "clip_actions": True,
     "disable_env_checking": True,
@@ -62,13 +68,14 @@ OTHER: dict[str, Any] = {
     "num_devices": 2,
     "num_shards": 4,
     "learner_class": PPOConfig().get_default_learner_class(),
+    "learner_connector": hook,
     "rl_module_spec": RLModuleSpec(module_class=RLModule, action_space=BOX),
     "model_config": {"fcnet_hiddens": [8, 8]},
     "evaluation_interval": 3,
     "evaluation_duration": 4,
     "evaluation_duration_unit": "timesteps",
     "evaluation_config": {"explore": False},
-    "custom_evaluation_function": hook,
+    "custom_evaluation_function": evaluation,
     "evaluation_num_envs": 2,
     "always_attach_evaluation_results": False,
     "on_nonfinite": "raise",
