@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jaxrl.cli.errors import ErrorGroup, log_level, set_verbosity
+from jaxrl.cli.errors import ErrorGroup, keep_log_to_ourselves, log_level, set_verbosity
 
 app = typer.Typer(
     cls=ErrorGroup,
@@ -175,4 +175,5 @@ def list_(
 
 def main() -> None:
     """The entry point `jaxrl`."""
+    keep_log_to_ourselves()
     app()

@@ -50,6 +50,11 @@ def set_verbosity(ctx: typer.Context, count: int) -> int:
     return level
 
 
+def keep_log_to_ourselves() -> None:
+    """Print no message twice: packages that are imported later configure logging as well."""
+    logging.getLogger("jaxrl").propagate = False
+
+
 class _StderrHandler(logging.StreamHandler[Any]):
     """Writes to whatever standard error is at that moment: a live display replaces it."""
 

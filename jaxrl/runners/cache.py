@@ -5,6 +5,7 @@ is also what makes JAX lock the folder: without one, two processes read each oth
 entries.
 """
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ _ENABLED, _FOLDER = "jax_enable_compilation_cache", "jax_compilation_cache_dir"
 _SIZE, _SECONDS = "jax_compilation_cache_max_size", "jax_persistent_cache_min_compile_time_secs"
 _OPTIONS = (_ENABLED, _FOLDER, _SIZE, _SECONDS)
 _JAX_DEFAULTS = {_SIZE: -1, _SECONDS: 1.0}
+_ENTRY, _DATE = "-cache", "-atime"
+"""How the names of JAX's files end."""
 _others: dict[str, Any] = {}
 """What JAX had before an option was set here."""
 _ours: dict[str, Any] = {}
@@ -43,6 +46,8 @@ def enable_compilation_cache(setting: str | None) -> str:
         return "Compilation cache: off, as JAX was told."
     if setting is None and told[_FOLDER]:
         _set(told)
+        if told[_SIZE] != _JAX_DEFAULTS[_SIZE]:
+            _date_entries(Path(told[_FOLDER]))
         return f"Compilation cache: {told[_FOLDER]}, as JAX was told."
     folder = _default_folder() if setting is None else Path(setting).expanduser()
     problem = _make_private(folder)
@@ -54,6 +59,7 @@ def enable_compilation_cache(setting: str | None) -> str:
         for name, default in ((_SIZE, MAX_BYTES), (_SECONDS, MIN_COMPILE_SECONDS))
     }
     _set({**wanted, _ENABLED: True, _FOLDER: str(folder)})
+    _date_entries(folder)
     return f"Compilation cache: {folder}, at most {wanted[_SIZE] / 2**30:.3g} GiB."
 
 
@@ -74,6 +80,19 @@ def _make_private(folder: Path) -> str | None:
     except OSError as error:
         return (error.strerror or str(error)).lower()
     return None if os.access(folder, os.W_OK | os.X_OK) else "it cannot be written"
+
+
+def _date_entries(folder: Path) -> None:
+    """Give every entry the date of use that JAX keeps beside it in a bounded cache.
+
+    One without, left by a process that was killed or by a cache without a bound, would keep JAX
+    from ever writing an entry again.
+    """
+    for entry in folder.glob(f"*{_ENTRY}"):
+        date = entry.with_name(entry.name.removesuffix(_ENTRY) + _DATE)
+        with contextlib.suppress(OSError):  # another process evicts it, or nothing can be written
+            if not date.exists():
+                date.write_bytes(entry.stat().st_mtime_ns.to_bytes(8, "little"))
 
 
 def _told_by_others(name: str) -> Any:

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.logging.messages import set_log_level
+from jaxrl.runners.announce import announce
+from jaxrl.runners.assemble import assemble
 from tests.helpers import small
 
 
@@ -58,11 +61,9 @@ def test_a_program_that_listens_is_not_told_twice(
 def test_levels_say_what_was_built_compiled_and_saved(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = small().training(minibatch_size=None)
-    with config.debugging(log_level="DEBUG").build() as algorithm:
-        for note in algorithm.notes:
-            assert note in caplog.messages
+    with small().debugging(log_level="DEBUG").build() as algorithm:
         assert any("jaxrl's own JAX implementation" in note for note in algorithm.notes)
+        assert set(algorithm.notes) <= set(caplog.messages)
         algorithm.train()
         path = algorithm.save(tmp_path)
     by_level: dict[str, list[str]] = {"INFO": [], "DEBUG": []}
@@ -82,6 +83,17 @@ def test_levels_say_what_was_built_compiled_and_saved(
     shapes = "\n".join(by_level["DEBUG"])
     for words in ("observation space Box(", "action space Discrete(2)", "float32(4, 8)", "train: "):
         assert words in shapes
+
+
+def test_what_adapted_is_announced(caplog: pytest.LogCaptureFixture) -> None:
+    set_log_level("INFO")
+    config = PPOConfig().environment("CartPole-v1").training(train_batch_size=4000, num_sgd_iter=4)
+    announce(config, assemble(config), ["Two devices."])
+    said = "\n".join(caplog.messages)
+    assert "minibatch_size: 125 instead of the default 128" in said
+    assert "'num_sgd_iter' is the old name of training(num_epochs=...)" in said
+    assert "Two devices." in caplog.messages
+    assert "parameter" not in said
 
 
 def test_by_default_it_is_quiet(caplog: pytest.LogCaptureFixture) -> None:

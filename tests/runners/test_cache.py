@@ -109,6 +109,24 @@ def test_what_jax_was_told_stays(tmp_path: Path) -> None:
     assert options()["jax_enable_compilation_cache"] is False
 
 
+def test_entries_without_a_date_are_dated(tmp_path: Path) -> None:
+    """As a killed process leaves them; JAX would never write to the folder again."""
+    folder = tmp_path / "named"
+    folder.mkdir()
+    for name in ("a-cache", "b-cache", "b-atime"):
+        (folder / name).write_bytes(b"12345678")
+    enable_compilation_cache(str(folder))
+    files = {path.name for path in folder.iterdir()}
+    assert files == {"a-cache", "a-atime", "b-cache", "b-atime"}
+    dated = int.from_bytes((folder / "a-atime").read_bytes(), "little")
+    assert dated == (folder / "a-cache").stat().st_mtime_ns
+    assert (folder / "b-atime").read_bytes() == b"12345678"
+    lru_cache = pytest.importorskip("jax._src.lru_cache")
+    cache_of_jax = lru_cache.LRUCache(str(folder), max_size=10_000)
+    cache_of_jax.put("c", b"new")
+    assert cache_of_jax.get("c") == b"new"
+
+
 COMPILE = """
 import json, sys
 import jax, jax.numpy as jnp
