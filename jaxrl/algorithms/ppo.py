@@ -199,11 +199,10 @@ class PPOLearner:
         return replace(state, sgd=sgd), metrics
 
     def finish(self, state: PPOState, metrics: Metrics, progress: Progress) -> PPOState:
-        """Adapt the KL penalty: x1.5 above twice the target, x0.5 below half of it (section 4)."""
+        """Adapt the KL penalty: x1.5 above twice the target, x0.5 below half (section 4)."""
         if not self.settings.use_kl_loss:
             return state
         kl, target = metrics["mean_kl_loss"], current_values(state.hparams, progress)["kl_target"]
-        # A NaN, where every update was skipped, compares false with everything.
         factor = jnp.where(kl > 2.0 * target, 1.5, jnp.where(kl < 0.5 * target, 0.5, 1.0))
         return replace(state, kl_coeff=state.kl_coeff * factor)
 

@@ -135,8 +135,6 @@ _CLIPPING: dict[str, Callable[[Any], optax.GradientTransformation]] = {
 }
 
 
-
-
 OptimizerSetting = str | Mapping[str, Any] | Callable[..., optax.GradientTransformation]
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "lion", "radam", "nadam", "adabelief", "lamb")
 
@@ -170,9 +168,7 @@ def _is_elementwise(setting: OptimizerSetting) -> bool:
     return setting["name"] in ELEMENTWISE and "mask" not in setting
 
 
-def make_optimizer(
-    setting: OptimizerSetting, lr: Float[Array, ""]
-) -> optax.GradientTransformation:
+def make_optimizer(setting: OptimizerSetting, lr: Float[Array, ""]) -> optax.GradientTransformation:
     """The optimiser that the setting names, at a traced rate.
 
     Args:

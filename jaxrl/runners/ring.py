@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxrl.core.struct import pytree
-from jaxrl.ops.search import find
 from jaxrl.envs.vector import NO_FAULT
+from jaxrl.ops.search import find
 
 
 @pytree

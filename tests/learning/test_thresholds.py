@@ -85,6 +85,7 @@ def test_eight_devices_learn_as_one_does() -> None:
         assert interquartile_mean(scores) >= 475
 
 
+@pytest.mark.allow_key_reuse
 def test_vmapped_seeds_learn_as_single_ones_do() -> None:
     config = load_experiment(CONFIGS / "classic" / "cartpole-ppo.yaml").config
     assembly = assemble(config)
