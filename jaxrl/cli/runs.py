@@ -21,7 +21,6 @@ from jaxrl.errors import ConfigError, RunFolderError, did_you_mean
 from jaxrl.logging import results, text
 from jaxrl.logging.display import Display, open_display
 from jaxrl.logging.json_sink import read_results
-from jaxrl.logging.plots import draw_learning_curve
 from jaxrl.logging.run_folder import RunFolder, check_name, is_run_folder, results_root
 
 if TYPE_CHECKING:
@@ -118,10 +117,9 @@ def _train_to_the_end(
     display.message(f"run folder  {folder.path}")
     algo.fit(stop, on_iteration=display.iteration, should_stop=lambda: interrupts.requested)
     checkpoint = _final_checkpoint(algo)
-    curve = draw_learning_curve(folder)
     lines = [f"run folder        {folder.path}"]
-    if curve is not None:
-        lines.append(f"learning curve    {curve}")
+    if folder.learning_curve.exists():
+        lines.append(f"learning curve    {folder.learning_curve}")
     lines.append(f"checkpoint        {checkpoint}")
     if interrupts.requested:
         return [*lines, f"go on with        {_command('resume', folder.path)}"]
