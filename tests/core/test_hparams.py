@@ -17,6 +17,7 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter, Progress
 from jaxrl.errors import ConfigError
 from jaxrl.ops.schedules import Schedule
+from tests.algorithms.test_ppo import learner_and_batch
 from tests.helpers import differs, small
 
 LR = [[0, 1e-2], [300, 2e-3], [1000, 0.0]]
@@ -111,12 +112,18 @@ def test_a_function_of_the_steps_is_a_schedule(name: str) -> None:
         np.testing.assert_allclose(value, fn(steps), rtol=1e-5, atol=1e-9)
 
 
-def test_a_run_follows_a_function_and_is_saved_with_its_path() -> None:
-    config = small(lr=halving).debugging(max_retraces=0)
-    with config.build() as algorithm:
-        for number in range(1, 4):
-            learned = algorithm.train()["learners"]["default_policy"]
-            np.testing.assert_allclose(learned["curr_lr"], 1e-2 * 0.5**number, rtol=1e-5)
+def test_updates_follow_a_function_and_it_is_saved_by_its_path() -> None:
+    learner, state, batch = learner_and_batch(lr=halving, optimizer="sgd")
+    update = jax.jit(learner.update)
+    steps = []
+    for count in (0, 128, 384):
+        after, _ = update(state, batch, at(count), jax.random.key(1))
+        bias = "pi_head", "out", "bias"
+        moved = [s.sgd.params[bias[0]][bias[1]][bias[2]] for s in (state, after)]
+        steps.append(np.asarray(moved[1] - moved[0], np.float64))
+    assert np.abs(steps[0]).max() > 1e-5
+    np.testing.assert_allclose(steps[1], steps[0] / 2, rtol=1e-2, atol=1e-7)
+    np.testing.assert_allclose(steps[2], steps[0] / 8, rtol=1e-2, atol=1e-7)
     saved = serializable_dict(small(lr=math.sqrt))["settings"]["lr"]  # a function of a module
     assert saved == {"__import__": "math:sqrt"}
 
