@@ -613,7 +613,8 @@ class Algorithm:
                 config; None for the whole.
             run_folder: The run to go on with; None starts a folder of its own.
             **overrides: Settings to take instead of the saved ones, such as an `env` that cannot
-                be imported.
+                be imported, or another `lr`: hyperparameters and environment parameters that are
+                given here are not restored.
 
         Raises:
             CheckpointError: It is damaged or foreign, or something must be supplied.
@@ -626,6 +627,9 @@ class Algorithm:
         config = config_from_serializable(metadata["config"], overrides)
         algorithm_class = config.algo_class or cls
         algorithm = algorithm_class(config, run_folder=run_folder, may_only_read=True)
+        if overrides and component is None:
+            own = ckpt.host_leaves(algorithm.state)
+            leaves = host.with_overrides(leaves, own, config, overrides)
         algorithm._load(found, metadata, leaves, component)
         return algorithm
 

@@ -131,3 +131,34 @@ def component_prefixes(name: str | None) -> tuple[str, ...]:
             f"The components are {', '.join(COMPONENTS)}."
         )
     return COMPONENTS[name]
+
+
+def with_overrides(
+    leaves: Mapping[str, np.ndarray],
+    own: Mapping[str, np.ndarray],
+    config: "AlgorithmConfig",
+    overrides: Mapping[str, Any],
+) -> dict[str, np.ndarray]:
+    """The saved leaves, but for those of settings that are overridden, which are the new run's.
+
+    Args:
+        leaves: What was saved.
+        own: The leaves of the new run's first state.
+        config: The new run's.
+        overrides: The settings that were given, under any name that they have.
+    """
+    table = config.name_table()
+    names = {table.current_name(name) or name for name in overrides}
+    kept = [f"{where}.{name}" for name in names for where in HYPERPARAMETERS]
+    if "env_config" in names:
+        kept.append("env_params")
+
+    def is_kept(leaf: str) -> bool:
+        return any(leaf == prefix or leaf.startswith(f"{prefix}.") for prefix in kept)
+
+    saved = {name: leaf for name, leaf in leaves.items() if not is_kept(name)}
+    return {**saved, **{name: leaf for name, leaf in own.items() if is_kept(name)}}
+
+
+HYPERPARAMETERS = ("learner.hparams", "guard.snapshot.hparams")
+"""Where a state holds the values of the settings that enter arithmetic."""

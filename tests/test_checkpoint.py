@@ -483,3 +483,18 @@ def test_a_state_that_was_given_out_does_not_change() -> None:
         algorithm.set_state(state)
         assert algorithm.iteration == 0
         assert_equal(before, algorithm.get_state()["train_state"])
+
+
+def test_overridden_hyperparameters_are_the_given_ones(tmp_path: Path) -> None:
+    """Also where the new value is a schedule, and those that were not given are restored."""
+    with small(lr=1e-3, entropy_coeff=0.5).build() as algorithm:
+        algorithm.train()
+        path = algorithm.save(tmp_path)
+        want = algorithm.get_weights()
+    given = {"lr": [[0, 1e-2], [1000, 0.0]], "env_config": {"gravity": 1.0}}
+    with Algorithm.from_checkpoint(path, **given) as algorithm:
+        assert_equal(want, algorithm.get_weights())
+        assert float(algorithm.env_params.gravity) == 1.0
+        learned = algorithm.train()["learners"]["default_policy"]
+    assert learned["curr_lr"] == pytest.approx(1e-2 * (1 - 256 / 1000), rel=1e-4)
+    assert learned["curr_entropy_coeff"] == pytest.approx(0.5)

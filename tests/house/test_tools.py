@@ -13,7 +13,7 @@ BIN = Path(sys.executable).parent
 COMMANDS = {
     "lint": ["ruff", "check", "."],
     "format": ["ruff", "format", "--check", "."],
-    "types": ["pyright", "--pythonpath", sys.executable],
+    "types": ["pyright", "--project", "pyproject.toml", "--pythonpath", sys.executable],
     "import layers": ["lint-imports", "--no-cache"],
     "spelling": ["codespell"],
 }
