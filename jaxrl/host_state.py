@@ -5,6 +5,8 @@ import platform
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from jaxrl.config.serialize import restorable_dict
 from jaxrl.core.types import Device
 from jaxrl.errors import CheckpointError, did_you_mean
