@@ -7,8 +7,8 @@ Auto-reset is exact in both modes (every episode starts from a fresh draw of its
 - `on_demand` resets only the copies whose episode ended, a sixteenth of the batch at a time. Best
   where a reset is dear (image games, procedural levels).
 
-Optimistic resets and pools of reset states, as others have them, are faster still in places, but
-share starting states between episodes; they are left out for that.
+Optimistic resets and pools of reset states, as others have them, share starting states between
+episodes; they are left out for that.
 """
 
 import dataclasses
@@ -161,10 +161,6 @@ class VectorEnv:
         return StepInputs(
             action_key=action_key, step_key=step_key, reset_key=reset_key, fresh=fresh
         )
-
-    def next_inputs(self, state: VectorState, params: PyTree) -> StepInputs:
-        """What each copy's very next transition draws from, `[B]`."""
-        return jax.tree.map(lambda leaf: leaf[0], self.inputs(state, 1, params))
 
     def step(
         self, state: VectorState, action: PyTree, inputs: StepInputs, params: PyTree

@@ -70,8 +70,8 @@ class Environment:
     )
     reset_mode: Literal["auto", "every_step", "on_demand"] = field(
         default="auto",
-        doc="How ended episodes are reset in the compiled program; 'auto' takes what measured "
-        "fastest for the environment.",
+        doc="How ended episodes are reset in the compiled program, exactly in either mode; 'auto' "
+        "takes what the environment names as its own.",
     )
 
 

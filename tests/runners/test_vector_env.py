@@ -28,7 +28,8 @@ def play(
 
         def body(state: VectorState, _: None) -> Any:
             action = jnp.zeros((index.shape[0],), jnp.int32)
-            new, step = env.step(state, action, env.next_inputs(state, made.params), made.params)
+            inputs = jax.tree.map(lambda leaf: leaf[0], env.inputs(state, 1, made.params))
+            new, step = env.step(state, action, inputs, made.params)
             return new, (state, step)
 
         last, (states, rows) = jax.lax.scan(body, state, None, length=steps)
