@@ -33,13 +33,14 @@ from jaxrl.runners.devices import claim_cpu_devices
 from jaxrl.runners.dispatch import Dispatcher
 from jaxrl.runners.env_params import changed_params
 from jaxrl.runners.evaluation import Evaluation, custom_evaluation
-from jaxrl.runners.in_graph import InGraph, TrainState
+from jaxrl.runners.in_graph import InGraph
 from jaxrl.runners.inference import Fetched, Inference, as_batch, by_name, refuse_inputs, row
 from jaxrl.runners.placement import check_memory, choose_devices
 from jaxrl.runners.program import Program, compile_report, compile_seconds
 from jaxrl.runners.results import IterationTotals, Report, counted, new_episodes, to_host
 from jaxrl.runners.rollout import Actor
 from jaxrl.runners.sharding import Compiled, compile_runner
+from jaxrl.runners.train_state import TrainState
 from jaxrl.weights import by_module, get_parameters, set_parameters, with_fresh_snapshot
 
 if TYPE_CHECKING:

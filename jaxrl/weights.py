@@ -11,8 +11,8 @@ from jaxrl import checkpoint as ckpt
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ModuleError
-from jaxrl.runners.in_graph import TrainState
 from jaxrl.runners.results import to_host
+from jaxrl.runners.train_state import TrainState
 
 
 def get_parameters(state: TrainState) -> PyTree:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxrl.runners.in_graph import Summary, TrainState
 from jaxrl.runners.results import IterationTotals, Report, to_host
 from jaxrl.runners.sharding import Compiled
+from jaxrl.runners.train_state import Summary, TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.run_groups import Reporting

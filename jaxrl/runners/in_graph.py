@@ -1,7 +1,9 @@
 """The in-graph runner: roll out, prepare, draw, scan(update), as one compiled program.
 
 `InGraph.init` and `InGraph.step` are pure and public: jit, vmap or scan them as you like. With
-`axis_name` set they are one device's part of a `shard_map` over the mesh (see `runners.program`).
+`axis_name` set they are one device's part of a `shard_map` over the mesh (see `runners.sharding`).
+`InGraph.learn` is everything after the rollout, and the same wherever that came from: runners on
+the host hand it what they recorded.
 """
 
 import dataclasses
@@ -9,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl.buffers.on_policy import OnPolicy, flatten_time, take_rows
 from jaxrl.connectors.base import LearnerPipeline
@@ -17,77 +19,22 @@ from jaxrl.core.hparams import current_values
 from jaxrl.core.learner import NONFINITE, select
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Progress, PyTree
-from jaxrl.envs.vector import VectorState
 from jaxrl.runners.ring import (
-    EpisodeRing,
     EpisodeSums,
-    FaultLog,
     empty_fault_log,
     empty_ring,
     push_episodes,
     push_faults,
 )
 from jaxrl.runners.rollout import Actor, Sampler, initial_env_index
-
-
-@pytree
-class ConnectorState:
-    """Statistics of the connectors; `per_env` has a leading axis B."""
-
-    obs: PyTree
-    learner: PyTree
-    per_env: PyTree
-
-
-@pytree
-class GuardState:
-    """What the divergence guard remembers; `snapshot` is the last learner state known good."""
-
-    snapshot: PyTree
-    in_a_row: Int[Array, ""]
-    num_rollbacks: Int[Array, ""]
-    num_nonfinite: UInt32[Array, ""]
-
-
-@pytree
-class TrainState:
-    """The whole of a run. Saving it is exact, and a leading axis makes a population of it."""
-
-    learner: Any
-    env: VectorState
-    env_params: PyTree
-    connectors: ConnectorState
-    carry: PyTree
-    ring: EpisodeRing
-    faults: FaultLog
-    guard: GuardState
-    progress: Progress
-    key: Key
-
-
-@pytree
-class Learned:
-    """What the updates of a train batch report: means over those that were not skipped.
-
-    NaN where all were.
-    """
-
-    every: Metrics
-    last_epoch: Metrics
-    skipped: Bool[Array, " U"]
-
-
-@pytree
-class Summary:
-    """What a run of several train batches reports: one transfer to the host.
-
-    `metrics` are sums over the `learned_batches`, those with an update that was not skipped.
-    """
-
-    metrics: Metrics
-    learned_batches: Int[Array, ""]
-    episodes: EpisodeSums
-    train_batches: Int[Array, ""]
+from jaxrl.runners.train_state import (
+    ConnectorState,
+    GuardState,
+    Learned,
+    Sampled,
+    Summary,
+    TrainState,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -112,21 +59,39 @@ class InGraph:
         return self.num_envs * self.num_steps
 
     def init(self, key: Key, env_params: PyTree) -> TrainState:
-        """The first state of a run, for all environments. Consumes the key."""
+        """The first state of a run, with all of its environments. Consumes the key."""
         learner_key, env_key, run_key = jax.random.split(key, 3)
+        state = self._without_envs(learner_key, run_key, self.num_envs)
+        return replace(
+            state,
+            env=self.sampler.env.reset(env_key, initial_env_index(self.num_envs), env_params),
+            env_params=env_params,
+            carry=self.sampler.module.initial_carry(self.num_envs),
+        )
+
+    def init_learning(self, key: Key, total_envs: int) -> TrainState:
+        """The first state without environments, which runners on the host keep. Consumes the key.
+
+        Args:
+            key: The run's.
+            total_envs: Environments of all runners, of which connectors may keep a state each.
+        """
+        learner_key, _, run_key = jax.random.split(key, 3)
+        return self._without_envs(learner_key, run_key, total_envs)
+
+    def _without_envs(self, learner_key: Key, run_key: Key, total_envs: int) -> TrainState:
         learner_state = self.learner.init(learner_key)
-        env_state = self.sampler.env.reset(env_key, initial_env_index(self.num_envs), env_params)
         shards = self.experience.num_shards
         return TrainState(
             learner=learner_state,
-            env=env_state,
-            env_params=env_params,
+            env=(),
+            env_params=(),
             connectors=ConnectorState(
                 obs=self.sampler.obs_pipeline.init(),
                 learner=self.learner_pipeline.init(),
-                per_env=self.learner_pipeline.init_per_env(self.num_envs),
+                per_env=self.learner_pipeline.init_per_env(total_envs),
             ),
-            carry=self.sampler.module.initial_carry(self.num_envs),
+            carry=(),
             ring=empty_ring(shards, self.ring_size),
             faults=empty_fault_log(shards),
             guard=GuardState(
@@ -147,15 +112,7 @@ class InGraph:
     def run(self, state: TrainState, num_batches: Int[Array, ""]) -> tuple[TrainState, Summary]:
         """`num_batches` train batches, a traced number: changing it compiles nothing."""
         shapes = jax.eval_shape(self.step, state)[1]
-        start = _RunCarry(
-            state=state,
-            summary=Summary(
-                metrics=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
-                episodes=EpisodeSums.zero(state.ring.count.shape[0]),
-                train_batches=jnp.zeros((), jnp.int32),
-                learned_batches=jnp.zeros((), jnp.int32),
-            ),
-        )
+        start = _RunCarry(state=state, summary=self.no_summary(state, shapes))
 
         def more(carry: _RunCarry) -> Bool[Array, ""]:
             going = carry.summary.train_batches < num_batches
@@ -164,30 +121,54 @@ class InGraph:
             return going
 
         def body(carry: _RunCarry) -> _RunCarry:
-            state, record, metrics = self._train_batch(carry.state)
-            before = carry.summary
-            learned = ~jnp.isnan(metrics["grad_norm"])
-            summary = Summary(
-                metrics=jax.tree.map(
-                    lambda total, x: total + jnp.where(learned, x, 0.0), before.metrics, metrics
-                ),
-                episodes=before.episodes.add(record),
-                train_batches=before.train_batches + 1,
-                learned_batches=before.learned_batches + learned,
-            )
-            return _RunCarry(state=state, summary=summary)
+            state, data, metrics = self._train_batch(carry.state)
+            return _RunCarry(state=state, summary=_summed(carry.summary, data, metrics))
 
         end = jax.lax.while_loop(more, body, start)
         return end.state, end.summary
 
-    def _train_batch(self, state: TrainState) -> tuple[TrainState, Any, Metrics]:
+    def no_summary(self, state: TrainState, metrics: Metrics) -> Summary:
+        """The summary of no train batch, for metrics of these shapes."""
+        return Summary(
+            metrics=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics),
+            episodes=EpisodeSums.zero(state.ring.count.shape[0]),
+            train_batches=jnp.zeros((), jnp.int32),
+            learned_batches=jnp.zeros((), jnp.int32),
+        )
+
+    def learn_and_sum(
+        self, state: TrainState, summary: Summary, data: Sampled
+    ) -> tuple[TrainState, Summary]:
+        """`learn`, and what it reports added to a summary."""
+        state, metrics = self.learn(state, data)
+        return state, _summed(summary, data, metrics)
+
+    def _train_batch(self, state: TrainState) -> tuple[TrainState, Sampled, Metrics]:
+        env, carry, raw, record = self.sampler.rollout(
+            self.actor(state),
+            state.env,
+            state.carry,
+            state.env_params,
+            self.num_steps,
+            self.explore,
+        )
+        data = Sampled(
+            rollout=raw,
+            record=record,
+            env_index=env.index,
+            num_env_steps=jnp.asarray(self.batch_steps, jnp.uint32),
+        )
+        learned, metrics = self.learn(state, data)
+        return replace(learned, env=env, carry=carry), data, metrics
+
+    def learn(self, state: TrainState, data: Sampled) -> tuple[TrainState, Metrics]:
+        """What follows a rollout: connectors, targets, every minibatch's update, finish, guard.
+
+        `connectors.per_env` has to be in the order of the data's columns.
+        """
         batch_key = jax.random.fold_in(state.key, state.progress.train_batches.low)
         shuffle_key, update_key = jax.random.split(batch_key)
-        actor = self.actor(state)
-        env, carry, raw, record = self.sampler.rollout(
-            actor, state.env, state.carry, state.env_params, self.num_steps, self.explore
-        )
-        obs_state = state.connectors.obs
+        raw, obs_state = data.rollout, state.connectors.obs
         learner_state, per_env, rollout = self.learner_pipeline(
             state.connectors.learner,
             state.connectors.per_env,
@@ -199,21 +180,19 @@ class InGraph:
             learner=learner_state,
             per_env=per_env,
         )
-        progress = replace(state.progress, env_steps=state.progress.env_steps.add(self.batch_steps))
-        batch, prepared = self.learner.prepare(state.learner, rollout, progress)
-        learned, done = self._epochs(
-            state.learner, batch, env.index, progress, shuffle_key, update_key
+        progress = replace(
+            state.progress, env_steps=state.progress.env_steps.add(data.num_env_steps)
         )
+        batch, prepared = self.learner.prepare(state.learner, rollout, progress)
+        learned, done = self._epochs(state.learner, batch, progress, shuffle_key, update_key)
         learned = self.learner.finish(learned, done.last_epoch, progress)
         guard, learned = self._guard(state.guard, state.learner, learned, done.skipped)
         new_state = replace(
             state,
             learner=learned,
-            env=env,
             connectors=connectors,
-            carry=carry,
-            ring=push_episodes(state.ring, record, env.index),
-            faults=push_faults(state.faults, record, env.index),
+            ring=push_episodes(state.ring, data.record, data.env_index),
+            faults=push_faults(state.faults, data.record, data.env_index),
             guard=guard,
             progress=replace(
                 progress,
@@ -221,7 +200,7 @@ class InGraph:
                 train_batches=progress.train_batches.add(1),
             ),
         )
-        return new_state, record, {**done.every, **prepared}
+        return new_state, {**done.every, **prepared}
 
     def actor(self, state: TrainState) -> Actor:
         """What acting depends on."""
@@ -236,22 +215,21 @@ class InGraph:
         self,
         learner_state: Any,
         batch: PyTree,
-        env_index: Int[Array, " B"],
         progress: Progress,
         shuffle_key: Key,
         update_key: Key,
     ) -> tuple[Any, Learned]:
         """Every minibatch of every epoch: the means of their metrics, and which were skipped."""
+        num_steps, num_envs = jax.tree.leaves(batch)[0].shape[:2]
         flat = flatten_time(batch)
-        num_envs = env_index.shape[0]
-        envs_per_shard = self.num_envs // self.experience.num_shards
-        shards = env_index[::envs_per_shard] // envs_per_shard
-
+        here = num_envs * self.experience.num_shards // self.num_envs
+        device = 0 if self.axis_name is None else jax.lax.axis_index(self.axis_name)
+        shards = device * here + jnp.arange(here, dtype=jnp.int32)
         orders = self.experience.orders(shuffle_key, shards)
         names: list[str] = []
 
         def body(s: Any, i: Int[Array, ""]) -> tuple[Any, Float[Array, " M"]]:
-            rows = self.experience.rows(i, orders, self.num_steps, num_envs)
+            rows = self.experience.rows(i, orders, num_steps, num_envs)
             now = replace(progress, updates=progress.updates.add(i))
             key = jax.random.fold_in(update_key, i)
             s, metrics = self.learner.update(s, take_rows(flat, rows), now, key)
@@ -299,6 +277,19 @@ def _mean_of_good(table: Float[Array, "U M"], skipped: Bool[Array, " U"]) -> Flo
     good = jnp.broadcast_to(~skipped[:, None], table.shape)
     count = jnp.sum(~skipped, dtype=jnp.float32)
     return jnp.sum(jnp.where(good, table, 0.0), axis=0) / count
+
+
+def _summed(before: Summary, data: Sampled, metrics: Metrics) -> Summary:
+    """The summary with one more train batch."""
+    learned = ~jnp.isnan(metrics["grad_norm"])
+    return Summary(
+        metrics=jax.tree.map(
+            lambda total, x: total + jnp.where(learned, x, 0.0), before.metrics, metrics
+        ),
+        episodes=before.episodes.add(data.record),
+        train_batches=before.train_batches + 1,
+        learned_batches=before.learned_batches + learned,
+    )
 
 
 @pytree

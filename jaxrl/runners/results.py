@@ -10,8 +10,8 @@ from jaxrl.core.types import Counter, PyTree
 from jaxrl.envs.vector import FAULT_NAMES
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runners.evaluate import EvaluationResult
-from jaxrl.runners.in_graph import GuardState, Summary, TrainState
 from jaxrl.runners.ring import EpisodeRing, EpisodeSums, FaultLog
+from jaxrl.runners.train_state import GuardState, Summary, TrainState
 
 
 @dataclasses.dataclass(frozen=True)

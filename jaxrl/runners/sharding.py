@@ -8,8 +8,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxrl.core.types import Device, PyTree
-from jaxrl.runners.in_graph import InGraph, Summary, TrainState
+from jaxrl.runners.in_graph import InGraph
 from jaxrl.runners.program import Program
+from jaxrl.runners.train_state import Summary, TrainState
 
 AXIS = "devices"
 ALONG, WHOLE = PartitionSpec(AXIS), PartitionSpec()

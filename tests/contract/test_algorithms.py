@@ -11,7 +11,7 @@ import pytest
 from jaxrl.checkpoint import host_leaves
 from jaxrl.errors import RetraceError
 from jaxrl.runners.assemble import Assembly, assemble
-from jaxrl.runners.in_graph import TrainState
+from jaxrl.runners.train_state import TrainState
 from tests.helpers import ALGORITHMS, assert_close, assert_equal, differs, small
 
 pytestmark = [

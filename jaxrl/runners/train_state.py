@@ -1,0 +1,88 @@
+"""What a run carries from one train batch to the next, and what a train batch reports."""
+
+from typing import Any
+
+from jaxtyping import Array, Bool, Int, UInt32
+
+from jaxrl.core.struct import pytree
+from jaxrl.core.types import Key, Metrics, Progress, PyTree, Rollout
+from jaxrl.runners.ring import EpisodeRecord, EpisodeRing, EpisodeSums, FaultLog
+
+
+@pytree
+class ConnectorState:
+    """Statistics of the connectors; `per_env` has a leading axis B."""
+
+    obs: PyTree
+    learner: PyTree
+    per_env: PyTree
+
+
+@pytree
+class GuardState:
+    """What the divergence guard remembers; `snapshot` is the last learner state known good."""
+
+    snapshot: PyTree
+    in_a_row: Int[Array, ""]
+    num_rollbacks: Int[Array, ""]
+    num_nonfinite: UInt32[Array, ""]
+
+
+@pytree
+class TrainState:
+    """The whole of a run. Saving it is exact, and a leading axis makes a population of it.
+
+    Where runners on the host keep the environments, `env`, `env_params` and `carry` are empty while
+    the run goes on; a checkpoint gets from the runners what they can tell.
+    """
+
+    learner: Any
+    env: PyTree
+    env_params: PyTree
+    connectors: ConnectorState
+    carry: PyTree
+    ring: EpisodeRing
+    faults: FaultLog
+    guard: GuardState
+    progress: Progress
+    key: Key
+
+
+@pytree
+class Learned:
+    """What the updates of a train batch report: means over those that were not skipped.
+
+    NaN where all were.
+    """
+
+    every: Metrics
+    last_epoch: Metrics
+    skipped: Bool[Array, " U"]
+
+
+@pytree
+class Summary:
+    """What a run of several train batches reports: one transfer to the host.
+
+    `metrics` are sums over the `learned_batches`, those with an update that was not skipped.
+    """
+
+    metrics: Metrics
+    learned_batches: Int[Array, ""]
+    episodes: EpisodeSums
+    train_batches: Int[Array, ""]
+
+
+@pytree
+class Sampled:
+    """A train batch as it was recorded, `[T, B, ...]`, in whatever runner.
+
+    `rollout` has the environments' own observations. `env_index` says which of the run's
+    environments each column comes from: on the host a column may hold another environment's steps
+    than in the batch before. `num_env_steps` counts the rows that are transitions.
+    """
+
+    rollout: Rollout
+    record: EpisodeRecord
+    env_index: Int[Array, " B"]
+    num_env_steps: UInt32[Array, ""]
