@@ -1,7 +1,7 @@
 """Environments that are Python objects and run on the host: what runners need of them."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 import gymnasium
@@ -56,8 +56,11 @@ class HostVector(Protocol):
 
     num_envs: int
 
-    def reset(self) -> PyTree:
-        """First observations `[B, ...]` of new episodes in all copies, from their own seeds."""
+    def reset(self, seeds: Sequence[int] | None = None) -> PyTree:
+        """First observations `[B, ...]` of new episodes in all copies.
+
+        Every copy draws from a seed of its own: the one that it was made with, or the given one.
+        """
         ...
 
     def step(self, action: PyTree) -> HostStep:

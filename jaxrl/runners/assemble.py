@@ -3,6 +3,8 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
+
 from jaxrl.buffers.on_policy import OnPolicy
 from jaxrl.config.plan import BatchPlan
 from jaxrl.connectors.actions import default_action_pipeline
@@ -19,11 +21,12 @@ from jaxrl.connectors.learning import default_learner_connectors
 from jaxrl.connectors.observations import default_observation_pipeline
 from jaxrl.core.rl_module import ACTION_MASK, RLModule, check_module, has_action_mask
 from jaxrl.envs.contract import check_signatures
+from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv, make
 from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import ConfigError, ModuleError
 from jaxrl.runners.in_graph import InGraph
-from jaxrl.runners.rollout import Sampler
+from jaxrl.runners.rollout import Acting, Sampler
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -123,12 +126,20 @@ def in_one_line(space: Any) -> str:
     return " ".join(str(space).split())
 
 
-def make_sampler(config: "AlgorithmConfig", made: MadeEnv) -> Sampler:
-    """The environment's copies, the pipelines and the module that fits between them."""
+def spaces_of(made: MadeEnv | MadeHostEnv) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    """An environment's observation space and action space."""
+    if isinstance(made, MadeHostEnv):
+        return made.observation_space, made.action_space
+    return made.env.observation_space(made.params), made.env.action_space(made.params)
+
+
+def make_acting(config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv) -> Acting:
+    """The pipelines around an environment's spaces and the module that fits between them."""
     settings = config.environment_settings
     runners = config.env_runners_settings
+    observation_space, action_space = spaces_of(made)
     obs_pipeline = default_observation_pipeline(
-        made.env.observation_space(made.params),
+        observation_space,
         runners.observation_filter,
         _connectors(
             "env_to_module_connector", runners.env_to_module_connector, ObservationConnector
@@ -137,20 +148,25 @@ def make_sampler(config: "AlgorithmConfig", made: MadeEnv) -> Sampler:
     )
     _check_mask_is_there(settings.action_mask_key, obs_pipeline)
     action_pipeline = default_action_pipeline(
-        made.env.action_space(made.params),
+        action_space,
         normalize_actions=settings.normalize_actions,
         clip_actions=settings.clip_actions,
         extra=_connectors(
             "module_to_env_connector", runners.module_to_env_connector, ActionConnector
         ),
     )
-    mode = made.env.reset_mode if settings.reset_mode == "auto" else settings.reset_mode
-    return Sampler(
-        env=VectorEnv(made.env, mode),
+    return Acting(
         module=make_module(config, obs_pipeline, action_pipeline),
         obs_pipeline=obs_pipeline,
         action_pipeline=action_pipeline,
     )
+
+
+def make_sampler(config: "AlgorithmConfig", made: MadeEnv) -> Sampler:
+    """The copies of a JAX environment and what acts in them."""
+    setting = config.environment_settings.reset_mode
+    mode = made.env.reset_mode if setting == "auto" else setting
+    return Sampler(env=VectorEnv(made.env, mode), **vars(make_acting(config, made)))
 
 
 def _check_mask_is_there(action_mask_key: str | None, pipeline: ObservationPipeline) -> None:

@@ -14,7 +14,7 @@ from jaxrl.connectors.base import ActionConnector, ActionPipeline
 from jaxrl.core.types import Columns, Key, PyTree
 from jaxrl.errors import ConfigError, SpaceError, did_you_mean
 from jaxrl.runners.program import Program
-from jaxrl.runners.rollout import Actor, Sampler, initial_env_index
+from jaxrl.runners.rollout import Acting, Actor, initial_env_index
 
 NOT_READ = ("prev_action", "prev_reward", "info", "input_dict", "timestep", "episode")
 """Arguments of RLlib's that no module here reads."""
@@ -30,7 +30,7 @@ class Inference:
     """Compiled forward passes of the sampler's module, connectors included.
 
     Args:
-        sampler: Environment, module and connectors of the run.
+        sampler: Module and connectors of the run.
         observation_space: The environment's.
         max_retraces: See `Program`; another number of observations is another program.
         jit: False runs operation by operation.
@@ -38,7 +38,7 @@ class Inference:
 
     def __init__(
         self,
-        sampler: Sampler,
+        sampler: Acting,
         observation_space: gymnasium.Space[Any],
         *,
         max_retraces: int | None = None,

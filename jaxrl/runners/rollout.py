@@ -43,10 +43,9 @@ class _Carry:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sampler:
-    """Environment, module and the connectors between them, as pure functions."""
+class Acting:
+    """The module and the connectors on both its sides, as pure functions of any environment."""
 
-    env: VectorEnv
     module: RLModule
     obs_pipeline: ObservationPipeline
     action_pipeline: ActionPipeline
@@ -76,6 +75,21 @@ class Sampler:
             dist = self.module.action_dist(out[Columns.ACTION_DIST_INPUTS], observed)
             out = {**out, Columns.ACTION_LOGP: dist.log_prob(out[Columns.ACTIONS])}
         return out
+
+    def observed(self, obs_state: PyTree, rollout: Rollout) -> Rollout:
+        """The rollout with the observations that the module saw."""
+        return dataclasses.replace(
+            rollout,
+            obs=self.obs_pipeline(obs_state, rollout.obs),
+            final_obs=self.obs_pipeline(obs_state, rollout.final_obs),
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sampler(Acting):
+    """An environment that is pure functions, and what acts in it."""
+
+    env: VectorEnv
 
     def inputs(self, state: VectorState, num_steps: int, params: PyTree) -> ActInputs:
         """What the next steps draw from, `[num_steps, B]`, made all at once."""
@@ -142,14 +156,6 @@ class Sampler:
         inputs = self.inputs(state, num_steps, params)
         end, (rollout, record) = jax.lax.scan(body, start, inputs)
         return end.env, end.module, dataclasses.replace(rollout, carry_in=carry), record
-
-    def observed(self, obs_state: PyTree, rollout: Rollout) -> Rollout:
-        """The rollout with the observations that the module saw."""
-        return dataclasses.replace(
-            rollout,
-            obs=self.obs_pipeline(obs_state, rollout.obs),
-            final_obs=self.obs_pipeline(obs_state, rollout.final_obs),
-        )
 
 
 def initial_env_index(num_envs: int) -> Int[Array, " B"]:

@@ -1,5 +1,6 @@
 """The recurrent state starts anew exactly where an episode does."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import ModuleError
 from jaxrl.runners.assemble import assemble
 from jaxrl.runners.in_graph import InGraph
-from jaxrl.runners.rollout import Actor, Sampler
+from jaxrl.runners.rollout import Actor
 from tests.helpers import small
 
 pytestmark = pytest.mark.allow_key_reuse
@@ -40,7 +41,7 @@ def test_the_carry_is_zero_exactly_at_episode_starts() -> None:
         model_config={"fcnet_hiddens": [4]},
     )
     made = make("CartPole-v1", max_episode_steps=7)
-    sampler = Sampler(VectorEnv(made.env), module, plain.obs_pipeline, plain.action_pipeline)
+    sampler = dataclasses.replace(plain, env=VectorEnv(made.env), module=module)
     progress: Any = None
 
     def run(key: Any) -> Any:
