@@ -27,6 +27,10 @@ class EnvError(JaxrlError, ValueError):
     """An environment cannot be made, or breaks the contract."""
 
 
+class EnvRunnerError(JaxrlError, RuntimeError):
+    """Runners on the host died, hung or cannot start, and the run cannot go on."""
+
+
 class SpaceError(JaxrlError, ValueError):
     """A space is not supported, or a value lies outside its space."""
 

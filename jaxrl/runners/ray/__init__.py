@@ -1,0 +1,1 @@
+"""EnvRunners as Ray actors. Nothing here is imported before a config asks for it."""

@@ -1,0 +1,313 @@
+"""Remote runners that are kept going: asked for fragments, watched, given up or started again.
+
+Nothing here knows Ray: actors and clock are a `Backend`'s, so every order of events can be
+simulated. All waiting is done in `poll`, in bounded steps and without holding the lock.
+"""
+
+import dataclasses
+import math
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from jaxrl.errors import EnvRunnerError
+from jaxrl.runners.fragment import Fragment, Weights
+from jaxrl.runners.ledger import Ledger, check_delivery
+from jaxrl.runners.ray.backend import Backend, Raised, RunnerDiedError
+from jaxrl.runners.ray.health import (
+    FaultPolicy,
+    Member,
+    Phase,
+    Request,
+    RestartLog,
+    with_detail,
+)
+
+ALIVE = (Phase.STARTING, Phase.HEALTHY, Phase.SUSPECT, Phase.WAITING)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """A fragment that was received, and is queued until it is trained on or discarded."""
+
+    member: Member
+    fragment: Fragment
+
+
+class Fleet:
+    """The members of a group and what each owes.
+
+    Args:
+        backend: Runs the actors.
+        policy: What follows a failure.
+        size: How many members; their indices count from 1.
+        env_id: For messages.
+        steps_per_fragment: Rows of a fragment, what a dead runner may have taken with it.
+    """
+
+    def __init__(
+        self, backend: Backend, policy: FaultPolicy, size: int, env_id: str, steps_per_fragment: int
+    ) -> None:
+        self.backend, self.policy, self.env_id = backend, policy, env_id
+        self.members = [Member(worker_index=index) for index in range(1, size + 1)]
+        self.ledger = Ledger()
+        self.log = RestartLog()
+        self.num_restarts = 0
+        self.num_sub_env_restarts = 0
+        self.lock = threading.RLock()
+        self._steps_per_fragment = steps_per_fragment
+        self._weights: tuple[int, Any] = (-1, None)
+        self._failures_in_a_row = 0
+        self._recreated: list[int] = []
+        self._stopped = False
+
+    # --- what is there ---
+
+    @property
+    def weights_version(self) -> int:
+        """The newest, -1 before the first."""
+        return self._weights[0]
+
+    def healthy(self) -> list[Member]:
+        """The members that answer in time, in order of their indices."""
+        return [member for member in self.members if member.phase is Phase.HEALTHY]
+
+    def take_recreated(self) -> list[int]:
+        """The indices of the members that were started again since the last call."""
+        with self.lock:
+            taken, self._recreated = self._recreated, []
+        return taken
+
+    def publish(self, weights: Weights) -> None:
+        """Write weights once where all can read them; each gets them with its next request."""
+        written = self.backend.put(weights)
+        with self.lock:
+            self._weights = (weights.version, written)
+
+    # --- asking ---
+
+    def start(self) -> None:
+        """Begin to start all members; `poll` notices when they are there."""
+        with self.lock:
+            for member in self.members:
+                self._start(member)
+
+    def wait_until_started(self) -> None:
+        """Wait until every member is there.
+
+        Raises:
+            EnvRunnerError: One cannot start, or takes longer than env_runner_restore_timeout_s.
+        """
+        while any(member.phase is Phase.STARTING for member in self.members):
+            self.poll(math.inf)
+
+    def request(self, member: Member) -> None:
+        """Ask a healthy member for one more fragment, with the newest weights if it lacks them."""
+        with self.lock:
+            version, written = self._weights
+            is_new = member.weights_version != version
+            if not member.requests:
+                member.head_since = self.backend.now()
+            future = self.backend.sample(member.handle, written if is_new else None)
+            member.weights_version = version
+            member.requests.append(Request(future=future, weights_version=version))
+
+    # --- hearing ---
+
+    def poll(self, timeout_s: float, *, harvest: bool = True) -> list[Arrival]:
+        """Wait until something happens, and do what follows from it.
+
+        Args:
+            timeout_s: Not longer than this; deadlines of members come before it.
+            harvest: Whether fragments may arrive; else only starts are looked at.
+
+        Returns:
+            What arrived, received in the ledger.
+
+        Raises:
+            EnvRunnerError: The policy says that a failure ends the run.
+        """
+        with self.lock:
+            self._start_waiting()
+            watched = dict(self._watched(harvest))
+            until = min([timeout_s, *(at - self.backend.now() for at in self._deadlines(harvest))])
+        ready = self.backend.wait(list(watched), max(0.0, until))
+        with self.lock:
+            if self._stopped:
+                return []
+            arrivals = [self._hear(watched[future], future) for future in ready]
+            self._expire(harvest)
+        return [arrival for arrival in arrivals if arrival is not None]
+
+    def raise_if_lost(self) -> None:
+        """Raises EnvRunnerError when no member is left and none will come back."""
+        if any(member.phase in ALIVE for member in self.members):
+            return
+        latest = next(iter(self.log.sentences()), "")
+        raise EnvRunnerError(
+            f"All {len(self.members)} EnvRunners of {self.env_id} are lost and none may be "
+            f"started again; set restart_failed_env_runners=True or raise "
+            f"max_num_env_runner_restarts. The latest: {latest}"
+        )
+
+    def _watched(self, harvest: bool) -> Iterator[tuple[Any, Member]]:
+        for member in self.members:
+            if member.phase is Phase.STARTING:
+                yield member.started, member
+            elif harvest and member.requests:
+                yield member.requests[0].future, member
+
+    def _deadlines(self, harvest: bool) -> Iterator[float]:
+        for member in self.members:
+            if member.phase in (Phase.STARTING, Phase.WAITING):
+                yield member.deadline
+            elif harvest and member.phase is Phase.SUSPECT:
+                yield member.deadline
+            elif harvest and member.phase is Phase.HEALTHY and member.requests:
+                yield member.head_since + self.policy.sample_timeout_s
+
+    def _hear(self, member: Member, future: Any) -> Arrival | None:
+        """Take a future that is ready; a member that changed meanwhile owes it no more."""
+        if future is member.started:
+            self._take_start(member)
+        elif member.requests and future is member.requests[0].future:
+            return self._take_fragment(member)
+        return None
+
+    def _take_start(self, member: Member) -> None:
+        try:
+            raised: Raised | None = self.backend.get(member.started)
+        except RunnerDiedError as error:
+            return self.fail(member, "died while it started", str(error))
+        if raised is not None:
+            return self._fail_raised(member, "cannot start", raised)
+        member.started = None
+        member.phase = Phase.HEALTHY
+        if member.incarnation > 0:
+            self._recreated.append(member.worker_index)
+            self.num_restarts += 1
+            member.restarts += 1
+            self.log.add(f"{self._name(member)} was started again (restart {member.restarts}).")
+        return None
+
+    def _take_fragment(self, member: Member) -> Arrival | None:
+        request = member.requests.popleft()
+        try:
+            fragment: Fragment | Raised = self.backend.get(request.future)
+        except RunnerDiedError as error:
+            member.requests.appendleft(request)  # what it owes is lost with it
+            self.fail(member, "died", str(error))
+            return None
+        if isinstance(fragment, Raised):
+            member.requests.appendleft(request)
+            self._fail_raised(member, "failed", fragment)
+            return None
+        member.last_number = check_delivery(
+            member.worker_index, member.incarnation, member.last_number, fragment.number
+        )
+        member.phase = Phase.HEALTHY
+        member.head_since = self.backend.now()
+        member.failures_in_a_row = self._failures_in_a_row = 0
+        self.ledger = self.ledger.receive(fragment.num_env_steps)
+        for fault in fragment.faults:
+            if fault.what == "raised":
+                self.num_sub_env_restarts += 1
+            if fault.what == "raised" and not fault.silent:
+                self.log.add(
+                    f"EnvRunner {member.worker_index} restarted its environment "
+                    f"{fault.env_index} of {self.env_id} alone, which raised.",
+                    fault.detail,
+                )
+        return Arrival(member=member, fragment=fragment)
+
+    # --- failing and coming back ---
+
+    def _start(self, member: Member) -> None:
+        member.incarnation += 1
+        member.phase = Phase.STARTING
+        member.deadline = self.backend.now() + self.policy.restore_timeout_s
+        member.handle, member.started = self.backend.start(member.worker_index, member.incarnation)
+
+    def _start_waiting(self) -> None:
+        for member in self.members:
+            if member.phase is Phase.WAITING and member.deadline <= self.backend.now():
+                self._start(member)
+
+    def _expire(self, harvest: bool) -> None:
+        """What follows from time alone."""
+        now, policy = self.backend.now(), self.policy
+        for member in self.members:
+            if member.phase is Phase.STARTING and member.deadline <= now:
+                self.fail(
+                    member,
+                    "is not ready env_runner_restore_timeout_s="
+                    f"{policy.restore_timeout_s:g} seconds after its start: raise the setting if "
+                    "the environment takes so long to make",
+                )
+            elif harvest and member.phase is Phase.SUSPECT and member.deadline <= now:
+                self.fail(
+                    member,
+                    f"hangs: it has not answered for sample_timeout_s={policy.sample_timeout_s:g} "
+                    f"and env_runner_health_probe_timeout_s={policy.probe_timeout_s:g} seconds; "
+                    "raise sample_timeout_s or lower rollout_fragment_length if it is only slow",
+                )
+            elif harvest and member.phase is Phase.HEALTHY and member.requests:
+                if member.head_since + policy.sample_timeout_s <= now:
+                    member.phase = Phase.SUSPECT
+                    member.deadline = now + policy.probe_timeout_s
+
+    def _fail_raised(self, member: Member, verb: str, raised: Raised) -> None:
+        """An exception of the user's code; one that trying again cannot help ends the run."""
+        if raised.refused is not None:
+            raise raised.refused(f"{self._name(member)} {verb}: {raised.sentence}")
+        self.fail(member, f"{verb}: {raised.sentence}", raised.traceback)
+
+    def fail(self, member: Member, what: str, detail: str = "") -> None:
+        """Give an actor up: what it owes may be lost, and the policy says what follows.
+
+        Raises:
+            EnvRunnerError: Neither restart nor ignore is set, the first start failed, or failures
+                are more in a row than num_consecutive_env_runner_failures_tolerance.
+        """
+        policy = self.policy
+        sentence = f"{self._name(member)} {what.rstrip('.')}."
+        is_first_start = member.phase is Phase.STARTING and member.incarnation == 0
+        self.backend.kill(member.handle)
+        self.ledger = self.ledger.lose(len(member.requests) * self._steps_per_fragment)
+        member.forget_actor()
+        member.phase = Phase.GONE
+        self.log.add(sentence, detail)
+        if is_first_start:
+            raise EnvRunnerError(with_detail(sentence, detail))
+        if not (policy.restart or policy.ignore):
+            advice = (
+                "Neither restart_failed_env_runners nor ignore_env_runner_failures is set, so the "
+                "run ends."
+            )
+            raise EnvRunnerError(with_detail(f"{sentence} {advice}", detail))
+        self._failures_in_a_row += 1
+        member.failures_in_a_row += 1
+        if self._failures_in_a_row > policy.failures_tolerance:
+            advice = (
+                f"That is failure {self._failures_in_a_row} without a fragment in between, more "
+                "than num_consecutive_env_runner_failures_tolerance="
+                f"{policy.failures_tolerance} allows."
+            )
+            raise EnvRunnerError(with_detail(f"{sentence} {advice}", detail))
+        if policy.restart and member.incarnation < policy.max_restarts:
+            member.phase = Phase.WAITING
+            member.deadline = self.backend.now() + policy.delay(member.failures_in_a_row)
+
+    def _name(self, member: Member) -> str:
+        return f"EnvRunner {member.worker_index} (environment {self.env_id})"
+
+    def stop(self) -> None:
+        """End all actors; may be called twice, and from wherever the group is let go."""
+        with self.lock:
+            self._stopped = True
+            for member in self.members:
+                if member.handle is not None:
+                    self.backend.kill(member.handle)
+                member.forget_actor()
+                member.phase = Phase.GONE
+        self.backend.close()
