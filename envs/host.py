@@ -67,6 +67,16 @@ class HostVector(Protocol):
         """One step of every copy; `action` is the environment's, `[B, ...]`, NumPy."""
         ...
 
+    def hold(self, held: Bool[np.ndarray, " B"]) -> None:
+        """Leave the copies so marked as they are at every step, until told otherwise.
+
+        A held copy's row is no transition: its observation stays, its reward is 0, it does not end.
+
+        Raises:
+            EnvError: The copies can only be stepped together.
+        """
+        ...
+
     def get_state(self) -> PyTree | None:
         """Everything that the copies are in as arrays with a leading axis B; None if they cannot.
 

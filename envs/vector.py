@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jaxrl.core.struct import pytree, replace
+from jaxrl.core.struct import pytree, replace, where_rows
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.base import JaxEnv, ResetMode
 from jaxrl.ops.search import find
@@ -84,15 +84,6 @@ NO_FAULT, REWARD_FAULT, OBS_FAULT = 0, 1, 2
 FAULT_NAMES = {NO_FAULT: "none", REWARD_FAULT: "reward", OBS_FAULT: "observation"}
 
 
-def where_rows(condition: Bool[Array, " B"], new: PyTree, old: PyTree) -> PyTree:
-    """Rows of `new` where the condition holds, else of `old`."""
-
-    def select(x: Array, y: Array) -> Array:
-        return jnp.where(condition.reshape(condition.shape + (1,) * (x.ndim - 1)), x, y)
-
-    return jax.tree.map(select, new, old)
-
-
 def finite_rows(tree: PyTree) -> Bool[Array, " B"]:
     """Where every floating-point entry of a row is finite."""
     checks = [
@@ -105,6 +96,23 @@ def finite_rows(tree: PyTree) -> Bool[Array, " B"]:
     for check in checks:
         result = result & check
     return result
+
+
+def copy_keys(key: Key, index: Int[Array, " B"]) -> tuple[Key, Key]:
+    """The key of each copy's first reset, and the one that its stream of draws is folded from."""
+    folded = jax.vmap(jax.random.fold_in, (None, 0))(key, index)
+    split = jax.vmap(lambda key: jax.random.split(key, 2))(folded)
+    return split[:, 0], split[:, 1]
+
+
+def transition_keys(
+    key: Key, count: UInt32[Array, " B"], steps: UInt32[Array, " T"]
+) -> tuple[Key, Key, Key]:
+    """Keys `[T, B]` of the actions, steps and resets at the transitions `count + steps`."""
+    counts = count[None, :] + steps[:, None]
+    folded = jax.vmap(jax.vmap(jax.random.fold_in), (None, 0))(key, counts)
+    split = jax.vmap(jax.vmap(lambda key: jax.random.split(key, 3)))(folded)
+    return split[:, :, 0], split[:, :, 1], split[:, :, 2]
 
 
 def _finite_or_zero(tree: PyTree) -> PyTree:
@@ -130,15 +138,14 @@ class VectorEnv:
 
     def reset(self, key: Key, index: Int[Array, " B"], params: PyTree) -> VectorState:
         """First states of the copies `index` of a run. Consumes the key."""
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, index)
-        reset_keys, stream_keys = _split_rows(keys, 2)
+        reset_keys, streams = copy_keys(key, index)
         env_state, obs = jax.vmap(self.env.reset, (0, None))(reset_keys, params)
         rows = index.shape[0]
         return VectorState(
             env=env_state,
             obs=_finite_or_zero(obs),
             faulty=~finite_rows(obs),
-            key=stream_keys,
+            key=streams,
             index=index.astype(jnp.int32),
             count=jnp.zeros((rows,), jnp.uint32),
             is_first=jnp.ones((rows,), bool),
@@ -148,10 +155,8 @@ class VectorEnv:
 
     def inputs(self, state: VectorState, num_steps: int, params: PyTree) -> StepInputs:
         """What each copy's next transitions draw from, `[num_steps, B]`."""
-        counts = state.count[None, :] + jnp.arange(num_steps, dtype=jnp.uint32)[:, None]
-        folded = jax.vmap(jax.vmap(jax.random.fold_in), (None, 0))(state.key, counts)
-        split = jax.vmap(jax.vmap(lambda key: jax.random.split(key, 3)))(folded)
-        action_key, step_key, reset_key = (split[:, :, i] for i in range(3))
+        steps = jnp.arange(num_steps, dtype=jnp.uint32)
+        action_key, step_key, reset_key = transition_keys(state.key, state.count, steps)
         fresh = None
         if self.reset_mode == "every_step":
             env_state, obs = jax.vmap(jax.vmap(self.env.reset, (0, None)), (0, None))(
@@ -237,8 +242,3 @@ class VectorEnv:
 class _ResetLoop:
     done: Int[Array, ""]
     current: PyTree
-
-
-def _split_rows(keys: Key, num: int) -> tuple[Key, ...]:
-    split = jax.vmap(lambda key: jax.random.split(key, num))(keys)
-    return tuple(split[:, i] for i in range(num))
