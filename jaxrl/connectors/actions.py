@@ -9,7 +9,8 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array
 
-from jaxrl.connectors.base import ActionConnector, ActionPipeline
+from jaxrl.connectors.base import ActionConnector
+from jaxrl.connectors.pipelines import ActionPipeline
 from jaxrl.core.action_space import action_start
 
 

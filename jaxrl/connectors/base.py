@@ -1,22 +1,54 @@
 """Connectors: pure transforms with explicit state between environment and module.
 
-One implementation serves the compiled loop, evaluation, `compute_single_action` and, from the same
-state, any other home of the policy. Statistics are frozen during a rollout and updated once after
-it; evaluation never updates them.
+One implementation serves the compiled loop, runners on the host, evaluation and
+`compute_single_action`. Statistics are frozen during a rollout and updated once after it;
+evaluation never updates them. What a connector remembers of an episode is carried from step to
+step beside the module's own memory, and starts anew with each episode.
 """
 
-import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Float
 
+from jaxrl.core.struct import pytree
 from jaxrl.core.types import PyTree, Rollout
 
 
-class ObservationConnector:
+class Connector:
+    """What all connectors have: a name, that of the class unless it says otherwise."""
+
+    name: str
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Names the class after itself."""
+        super().__init_subclass__(**kwargs)
+        if "name" not in cls.__dict__:
+            cls.name = cls.__name__
+
+    @property
+    def unwrapped(self) -> "Connector":
+        """The connector that the user knows, where another one only finds its place for it."""
+        return self
+
+
+class ObservationConnector(Connector):
     """From the environment's observation to the module's. Subclass and override what differs."""
+
+    def bind(
+        self, space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+    ) -> "ObservationConnector | None":
+        """The connector for its place in a pipeline, None where it has nothing to do.
+
+        Args:
+            space: Of the observations that it will get.
+            action_space: The module's.
+
+        Raises:
+            SpaceError: It cannot take this space.
+        """
+        del space, action_space
+        return self
 
     def output_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
         """The space after this connector; raises SpaceError for one that it cannot take."""
@@ -39,8 +71,56 @@ class ObservationConnector:
         return state
 
 
-class ActionConnector:
+@pytree
+class Before:
+    """What came before an observation, `[B, ...]`.
+
+    `action` is the module's, `reward` the environment's; where `is_first` both are those of
+    another episode, or of none.
+    """
+
+    is_first: Bool[Array, "*batch"]
+    action: PyTree
+    reward: Float[Array, "*batch"]
+
+
+class TemporalConnector(ObservationConnector):
+    """An observation connector that remembers the episode so far.
+
+    `carry` is what it remembers of each environment, with a leading axis B. It is that of
+    `init_carry` again at the first observation of every episode.
+
+    Attributes:
+        reads_action: Whether it looks at `before.action`.
+        reads_reward: Whether it looks at `before.reward`, which `compute_single_action` then asks
+            for.
+    """
+
+    reads_action: bool = False
+    reads_reward: bool = False
+
+    def init_carry(self, space: gymnasium.Space[Any], num_envs: int) -> PyTree:
+        """What is remembered at an episode's start, `[num_envs, ...]`."""
+        raise NotImplementedError(f"{type(self).__name__} does not define init_carry")
+
+    def step(
+        self, state: PyTree, carry: PyTree, obs: PyTree, before: Before
+    ) -> tuple[PyTree, PyTree]:
+        """What is remembered from here on, and the module's observations `[B, ...]`."""
+        raise NotImplementedError(f"{type(self).__name__} does not define step")
+
+    def __call__(self, state: PyTree, obs: PyTree) -> PyTree:
+        """Refused: without what came before there is nothing to say."""
+        raise TypeError(f"{self.name} goes from step to step; call step, not the connector")
+
+
+class ActionConnector(Connector):
     """From the module's action to the environment's."""
+
+    def bind(self, space: gymnasium.Space[Any]) -> "ActionConnector":
+        """The connector for its place in a pipeline; `space` is that of its output."""
+        del space
+        return self
 
     def module_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
         """The space that the module acts in, for the space that this connector's output is in."""
@@ -51,7 +131,7 @@ class ActionConnector:
         raise NotImplementedError(f"{type(self).__name__} does not define __call__")
 
 
-class LearnerConnector:
+class LearnerConnector(Connector):
     """From what was recorded to what is learned from. `per_env` state has a leading axis B."""
 
     def init(self) -> PyTree:
@@ -70,95 +150,7 @@ class LearnerConnector:
         raise NotImplementedError(f"{type(self).__name__} does not define __call__")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class ObservationPipeline:
-    """Observation connectors one after the other."""
-
-    connectors: tuple[ObservationConnector, ...]
-    space: gymnasium.Space[Any]
-
-    @property
-    def spaces(self) -> tuple[gymnasium.Space[Any], ...]:
-        """The space before each connector, and the module's at the end."""
-        spaces = [self.space]
-        for connector in self.connectors:
-            spaces.append(connector.output_space(spaces[-1]))
-        return tuple(spaces)
-
-    def init(self) -> PyTree:
-        """Every connector's first statistics."""
-        return tuple(
-            connector.init(space)
-            for connector, space in zip(self.connectors, self.spaces, strict=False)
-        )
-
-    def __call__(self, states: PyTree, obs: PyTree) -> PyTree:
-        """The module's observations, for any number of leading batch axes."""
-        for connector, state in zip(self.connectors, states, strict=True):
-            obs = connector(state, obs)
-        return obs
-
-    def update(
-        self, states: PyTree, obs: PyTree, mask: Bool[Array, "T B"], axis_name: str | None
-    ) -> PyTree:
-        """Statistics after a rollout's raw observations; each sees its predecessors' output."""
-        updated = []
-        for connector, state in zip(self.connectors, states, strict=True):
-            updated.append(connector.update(state, obs, mask, axis_name))
-            obs = connector(state, obs)
-        return tuple(updated)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ActionPipeline:
-    """Action connectors, from the module's action to the environment's."""
-
-    connectors: tuple[ActionConnector, ...]
-    space: gymnasium.Space[Any]
-
-    @property
-    def module_space(self) -> gymnasium.Space[Any]:
-        """The space that the module acts in."""
-        space = self.space
-        for connector in reversed(self.connectors):
-            space = connector.module_space(space)
-        return space
-
-    def __call__(self, action: PyTree) -> PyTree:
-        """The environment's actions, for any number of leading batch axes."""
-        for connector in self.connectors:
-            action = connector(action)
-        return action
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class LearnerPipeline:
-    """Learner connectors one after the other."""
-
-    connectors: tuple[LearnerConnector, ...]
-
-    def init(self) -> PyTree:
-        """Every connector's shared statistics."""
-        return tuple(connector.init() for connector in self.connectors)
-
-    def init_per_env(self, num_envs: int) -> PyTree:
-        """Every connector's state of each environment."""
-        return tuple(connector.init_per_env(num_envs) for connector in self.connectors)
-
-    def __call__(
-        self, states: PyTree, per_env: PyTree, rollout: Rollout, axis_name: str | None
-    ) -> tuple[PyTree, PyTree, Rollout]:
-        """The rollout to learn from, and the states after it."""
-        new_states: list[PyTree] = []
-        new_per_env: list[PyTree] = []
-        for connector, state, env_state in zip(self.connectors, states, per_env, strict=True):
-            state, env_state, rollout = connector(state, env_state, rollout, axis_name)
-            new_states.append(state)
-            new_per_env.append(env_state)
-        return tuple(new_states), tuple(new_per_env), rollout
-
-
-def as_connectors(value: Any, kind: type) -> Sequence[Any]:
+def as_connectors(value: Any, kind: type) -> tuple[Any, ...]:
     """One connector, several or None, as a sequence of the given kind."""
     if value is None:
         return ()

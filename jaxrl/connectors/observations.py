@@ -10,8 +10,9 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool
 
-from jaxrl.connectors.base import ObservationConnector, ObservationPipeline
+from jaxrl.connectors.base import ObservationConnector
 from jaxrl.connectors.masks import BesideMask, SeparateMask, observed_space
+from jaxrl.connectors.pipelines import ObservationPipeline
 from jaxrl.core.rl_module import ACTION_MASK
 from jaxrl.core.types import PyTree
 from jaxrl.errors import SpaceError

@@ -69,7 +69,7 @@ class RLModule:
 
     def init(self, key: Key) -> Params:
         """Fresh parameters, a nested dict of arrays. Consumes the key."""
-        obs = zero_obs(self.observation_space, (1,))
+        obs = zeros_of(self.observation_space, (1,))
         variables = self.network.init(key, obs)
         return cast(Params, variables["params"])
 
@@ -218,7 +218,7 @@ def check_module(module: RLModule, *, needs_values: bool = False) -> None:
     """
     name, rows = type(module).__name__, 3
     check_action_mask(module)
-    obs = jax.eval_shape(lambda: zero_obs(module.observation_space, (rows,)))
+    obs = jax.eval_shape(lambda: zeros_of(module.observation_space, (rows,)))
     try:
         params = jax.eval_shape(module.init, jax.random.key(0))
         outputs = jax.eval_shape(module.forward_train, params, {Columns.OBS: obs})
@@ -286,24 +286,27 @@ def has_action_mask(space: gymnasium.Space[Any]) -> bool:
     return isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces
 
 
-def zero_obs(space: gymnasium.Space[Any], batch_shape: tuple[int, ...]) -> PyTree:
-    """Zeros shaped and typed as observations of `space`, with leading batch axes.
+def zeros_of(space: gymnasium.Space[Any], batch_shape: tuple[int, ...]) -> PyTree:
+    """Zeros shaped and typed as values of `space` inside a program, with leading batch axes.
+
+    64-bit types become those of 32 bits.
 
     Raises:
         SpaceError: For a space without a fixed shape.
     """
     match space:
         case spaces.Dict():
-            return {name: zero_obs(part, batch_shape) for name, part in space.spaces.items()}
+            return {name: zeros_of(part, batch_shape) for name, part in space.spaces.items()}
         case spaces.Tuple():
-            return tuple(zero_obs(part, batch_shape) for part in space.spaces)
+            return tuple(zeros_of(part, batch_shape) for part in space.spaces)
         case _:
             if space.shape is None or space.dtype is None:
                 raise SpaceError(
-                    f"The observation space {describe_unsupported(space)} has no fixed shape; "
+                    f"The space {describe_unsupported(space)} has no fixed shape; "
                     "use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them."
                 )
-            return jnp.zeros((*batch_shape, *space.shape), np.dtype(space.dtype))
+            dtype = jax.dtypes.canonicalize_dtype(space.dtype)
+            return jnp.zeros((*batch_shape, *space.shape), dtype)
 
 
 def parameter_table(title: str, params: Params) -> str:

@@ -4,6 +4,8 @@ import dataclasses
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
 
 T = TypeVar("T")
 
@@ -24,3 +26,12 @@ def pytree(cls: type[T]) -> type[T]:
 
 
 replace = dataclasses.replace
+
+
+def where_rows(condition: Bool[Array, " B"], new: Any, old: Any) -> Any:
+    """Rows of the tree `new` where the condition holds, else of `old`; leaves are `[B, ...]`."""
+
+    def select(x: Array, y: Array) -> Array:
+        return jnp.where(condition.reshape(condition.shape + (1,) * (x.ndim - 1)), x, y)
+
+    return jax.tree.map(select, new, old)

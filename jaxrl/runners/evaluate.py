@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.vector import VectorState
-from jaxrl.runners.rollout import Actor, Sampler, initial_env_index
+from jaxrl.runners.rollout import Actor, Carry, Sampler, initial_env_index
 
 
 @pytree
@@ -34,7 +34,7 @@ class EvaluationResult:
 @pytree
 class _Loop:
     env: VectorState
-    module: PyTree
+    acting: Carry
     played: Int[Array, " E"]
     result: EvaluationResult
     steps: Int[Array, ""]
@@ -61,7 +61,7 @@ class Evaluator:
         shape = (self.num_envs, self.recorded)
         start = _Loop(
             env=env,
-            module=self.sampler.module.initial_carry(self.num_envs),
+            acting=self.sampler.initial_carry(self.num_envs),
             played=jnp.zeros((self.num_envs,), jnp.int32),
             result=EvaluationResult(
                 episode_return=jnp.zeros(shape, jnp.float32),
@@ -91,10 +91,10 @@ class Evaluator:
         return replace(end.result, num_cut=jnp.sum(cut, dtype=jnp.int32))
 
     def _step(self, actor: Actor, env_params: PyTree, loop: _Loop) -> _Loop:
-        env, module, step, _ = self.sampler.step(
+        env, acting, step, _ = self.sampler.step(
             actor,
             loop.env,
-            loop.module,
+            loop.acting,
             jax.tree.map(lambda x: x[0], self.sampler.inputs(loop.env, 1, env_params)),
             env_params,
             self.explore,
@@ -118,7 +118,7 @@ class Evaluator:
         )
         return _Loop(
             env=env,
-            module=module,
+            acting=acting,
             played=loop.played + step.ended,
             result=result,
             steps=loop.steps + 1,

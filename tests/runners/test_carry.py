@@ -47,7 +47,7 @@ def test_the_carry_is_zero_exactly_at_episode_starts() -> None:
     def run(key: Any) -> Any:
         actor = Actor(params=module.init(key), obs_state=(), hparams={}, progress=progress)
         state = sampler.env.reset(key, jnp.arange(6), made.params)
-        first = sampler.rollout(actor, state, module.initial_carry(6), made.params, 20)
+        first = sampler.rollout(actor, state, sampler.initial_carry(6), made.params, 20)
         second = sampler.rollout(actor, first[0], first[1], made.params, 20)
         return first[2], second[2]
 
@@ -60,7 +60,7 @@ def test_the_carry_is_zero_exactly_at_episode_starts() -> None:
         np.testing.assert_array_equal(carry[t], want)
         want = want + 1.0
     assert is_first[1:].sum() > 20
-    np.testing.assert_array_equal(np.asarray(rollouts[1].carry_in), carry[20])
+    np.testing.assert_array_equal(np.asarray(rollouts[1].carry_in.module), carry[20])
 
 
 def test_a_recurrent_module_is_refused_by_learners_that_would_ignore_it() -> None:

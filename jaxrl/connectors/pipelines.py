@@ -1,0 +1,260 @@
+"""Pipelines: connectors one after the other, and what edits them before they are fitted."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from jaxrl.connectors.base import (
+    ActionConnector,
+    Before,
+    Connector,
+    LearnerConnector,
+    ObservationConnector,
+    TemporalConnector,
+)
+from jaxrl.core.struct import pytree, where_rows
+from jaxrl.core.types import PyTree, Rollout
+from jaxrl.errors import UnknownNameError, did_you_mean
+
+C = TypeVar("C", bound=Connector)
+
+
+def position(connectors: Sequence[Connector], which: str | type[Any]) -> int:
+    """The place of the connector with this name or of this class.
+
+    Raises:
+        UnknownNameError: There is none, or more than one.
+    """
+    known = [connector.name for connector in connectors]
+    if isinstance(which, str):
+        found = [i for i, name in enumerate(known) if name == which]
+    else:
+        found = [i for i, c in enumerate(connectors) if isinstance(c.unwrapped, which)]
+    if len(found) == 1:
+        return found[0]
+    name = which if isinstance(which, str) else which.__name__
+    listed = ", ".join(known) or "none"
+    if found:
+        raise UnknownNameError(
+            f"{len(found)} connectors of this pipeline are {name!r}: {listed}; give them a `name` "
+            "of their own."
+        )
+    raise UnknownNameError(
+        f"There is no connector {name!r} in this pipeline.{did_you_mean(name, known)} "
+        f"It has: {listed}."
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pipeline(Generic[C]):
+    """Connectors one after the other, fitted to their spaces; a `PipelineBuilder` is what edits."""
+
+    connectors: tuple[C, ...]
+
+    def __len__(self) -> int:
+        """How many connectors there are."""
+        return len(self.connectors)
+
+    def __iter__(self) -> Iterator[C]:
+        """The connectors in their order."""
+        return iter(self.connectors)
+
+    def __getitem__(self, which: str | type[Any]) -> C:
+        """The connector with this name or of this class; UnknownNameError says which there are."""
+        return self.connectors[position(self.connectors, which)]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The connectors' names in their order."""
+        return tuple(connector.name for connector in self.connectors)
+
+
+@pytree
+class Replay:
+    """A rollout as a pipeline saw it, `[T, B, ...]`; `received` is what each connector got."""
+
+    received: tuple[PyTree, ...]
+    obs: PyTree
+    final_obs: PyTree
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ObservationPipeline(Pipeline[ObservationConnector]):
+    """Observation connectors one after the other."""
+
+    space: gymnasium.Space[Any]
+
+    @property
+    def spaces(self) -> tuple[gymnasium.Space[Any], ...]:
+        """The space before each connector, and the module's at the end."""
+        spaces = [self.space]
+        for connector in self.connectors:
+            spaces.append(connector.output_space(spaces[-1]))
+        return tuple(spaces)
+
+    @property
+    def temporal(self) -> tuple[TemporalConnector, ...]:
+        """The connectors that remember; without any, nothing is carried."""
+        return tuple(c for c in self.connectors if isinstance(c, TemporalConnector))
+
+    def init(self) -> PyTree:
+        """Every connector's first statistics."""
+        return tuple(
+            connector.init(space)
+            for connector, space in zip(self.connectors, self.spaces, strict=False)
+        )
+
+    def init_carry(self, num_envs: int) -> tuple[PyTree, ...]:
+        """What every connector remembers at an episode's start; `()` for one that does not."""
+        return tuple(
+            connector.init_carry(space, num_envs)
+            if isinstance(connector, TemporalConnector)
+            else ()
+            for connector, space in zip(self.connectors, self.spaces, strict=False)
+        )
+
+    def __call__(self, states: PyTree, obs: PyTree) -> PyTree:
+        """The module's observations where nothing is remembered, for any leading batch axes."""
+        for connector, state in zip(self.connectors, states, strict=True):
+            obs = connector(state, obs)
+        return obs
+
+    def step(
+        self, states: PyTree, carries: tuple[PyTree, ...], obs: PyTree, before: Before
+    ) -> tuple[tuple[PyTree, ...], PyTree]:
+        """What is remembered from here on, and the module's observations `[B, ...]`."""
+        blank = self.init_carry(before.is_first.shape[0])
+        after: list[PyTree] = []
+        for connector, state, carry, first in zip(
+            self.connectors, states, carries, blank, strict=True
+        ):
+            if isinstance(connector, TemporalConnector):
+                carry = where_rows(before.is_first, first, carry)
+                carry, obs = connector.step(state, carry, obs, before)
+            else:
+                obs = connector(state, obs)
+            after.append(carry)
+        return tuple(after), obs
+
+    def replay(
+        self,
+        states: PyTree,
+        carries: tuple[PyTree, ...],
+        rollout: Rollout,
+        before: Before | None,
+    ) -> Replay:
+        """What the module saw at every row of a rollout, and would have seen at its successors.
+
+        Args:
+            states: The statistics that it was acted with.
+            carries: What was remembered before the first row.
+            rollout: `[T, B, ...]`, with the environment's own observations.
+            before: What came before each row, `[T, B]`; None where nothing is remembered.
+        """
+        obs, final_obs, received = rollout.obs, rollout.final_obs, []
+        blank = () if before is None else self.init_carry(before.is_first.shape[1])
+        for i, (connector, state) in enumerate(zip(self.connectors, states, strict=True)):
+            received.append(obs)
+            if isinstance(connector, TemporalConnector):
+                assert before is not None
+                after = Before(
+                    is_first=jnp.zeros_like(before.is_first),
+                    action=rollout.action,
+                    reward=rollout.reward,
+                )
+                rows = _Rows(obs=obs, final_obs=final_obs, before=before, after=after)
+                obs, final_obs = _replayed(connector, state, carries[i], blank[i], rows)
+            else:
+                obs, final_obs = connector(state, obs), connector(state, final_obs)
+        return Replay(received=tuple(received), obs=obs, final_obs=final_obs)
+
+    def update(
+        self,
+        states: PyTree,
+        received: tuple[PyTree, ...],
+        mask: Bool[Array, "T B"],
+        axis_name: str | None,
+    ) -> PyTree:
+        """Statistics after a rollout of which each connector received its part."""
+        return tuple(
+            connector.update(state, obs, mask, axis_name)
+            for connector, state, obs in zip(self.connectors, states, received, strict=True)
+        )
+
+
+@pytree
+class _Rows:
+    obs: PyTree
+    final_obs: PyTree
+    before: Before
+    after: Before
+
+
+def _replayed(
+    connector: TemporalConnector, state: PyTree, carry: PyTree, blank: PyTree, rows: _Rows
+) -> tuple[PyTree, PyTree]:
+    """A connector's outputs for the rows of a rollout, and for the successors of each."""
+
+    def step(carry: PyTree, row: _Rows) -> tuple[PyTree, tuple[PyTree, PyTree]]:
+        carry = where_rows(row.before.is_first, blank, carry)
+        carry, obs = connector.step(state, carry, row.obs, row.before)
+        _, final_obs = connector.step(state, carry, row.final_obs, row.after)
+        return carry, (obs, final_obs)
+
+    return jax.lax.scan(step, carry, rows)[1]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ActionPipeline(Pipeline[ActionConnector]):
+    """Action connectors, from the module's action to the environment's."""
+
+    space: gymnasium.Space[Any]
+
+    @property
+    def spaces(self) -> tuple[gymnasium.Space[Any], ...]:
+        """The space before each connector, the module's first, and the environment's at the end."""
+        spaces = [self.space]
+        for connector in reversed(self.connectors):
+            spaces.insert(0, connector.module_space(spaces[0]))
+        return tuple(spaces)
+
+    @property
+    def module_space(self) -> gymnasium.Space[Any]:
+        """The space that the module acts in."""
+        return self.spaces[0]
+
+    def __call__(self, action: PyTree) -> PyTree:
+        """The environment's actions, for any number of leading batch axes."""
+        for connector in self.connectors:
+            action = connector(action)
+        return action
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LearnerPipeline(Pipeline[LearnerConnector]):
+    """Learner connectors one after the other."""
+
+    def init(self) -> PyTree:
+        """Every connector's shared statistics."""
+        return tuple(connector.init() for connector in self.connectors)
+
+    def init_per_env(self, num_envs: int) -> PyTree:
+        """Every connector's state of each environment."""
+        return tuple(connector.init_per_env(num_envs) for connector in self.connectors)
+
+    def __call__(
+        self, states: PyTree, per_env: PyTree, rollout: Rollout, axis_name: str | None
+    ) -> tuple[PyTree, PyTree, Rollout]:
+        """The rollout to learn from, and the states after it."""
+        new_states: list[PyTree] = []
+        new_per_env: list[PyTree] = []
+        for connector, state, env_state in zip(self.connectors, states, per_env, strict=True):
+            state, env_state, rollout = connector(state, env_state, rollout, axis_name)
+            new_states.append(state)
+            new_per_env.append(env_state)
+        return tuple(new_states), tuple(new_per_env), rollout
