@@ -19,6 +19,7 @@ from jaxrl.config.serialize import config_from_serializable
 from jaxrl.config.stop import parse_stop, stop_reached
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
+from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import CheckpointError, ConfigError, DivergenceError, UnknownNameError
 from jaxrl.logging import RunFolder
 from jaxrl.logging.messages import set_log_level
@@ -27,19 +28,29 @@ from jaxrl.logging.system import system_usage
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.recorder import Recorder
 from jaxrl.runners.announce import announce
-from jaxrl.runners.assemble import assemble
+from jaxrl.runners.assemble import assemble, spaces_of
 from jaxrl.runners.cache import enable_compilation_cache
 from jaxrl.runners.devices import claim_cpu_devices
 from jaxrl.runners.dispatch import Dispatcher
 from jaxrl.runners.env_params import changed_params
 from jaxrl.runners.evaluation import Evaluation, custom_evaluation
+from jaxrl.runners.groups import host_loop, learner_group
+from jaxrl.runners.host import EnvRunnerGroup, HostLoop
 from jaxrl.runners.in_graph import InGraph
 from jaxrl.runners.inference import Fetched, Inference, as_batch, by_name, refuse_inputs, row
+from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
 from jaxrl.runners.placement import check_memory, choose_devices
 from jaxrl.runners.program import Program, compile_report, compile_seconds
-from jaxrl.runners.results import IterationTotals, Report, counted, new_episodes, to_host
+from jaxrl.runners.results import (
+    IterationTotals,
+    Report,
+    counted,
+    merged,
+    new_episodes,
+    to_host,
+)
 from jaxrl.runners.rollout import Actor
-from jaxrl.runners.sharding import Compiled, compile_runner
+from jaxrl.runners.sharding import Compiled
 from jaxrl.runners.train_state import TrainState
 from jaxrl.weights import by_module, get_parameters, set_parameters, with_fresh_snapshot
 
@@ -63,7 +74,6 @@ class Algorithm:
 
     Attributes:
         config: The frozen config.
-        state: The whole TrainState; replaced, never changed.
         on_phase: Called with "compiling", "training", "evaluating" or "saving" as they begin.
     """
 
@@ -95,7 +105,6 @@ class Algorithm:
             self._recorder.check_writable()
         self._callbacks = CallbackList(config.callbacks_settings)
         self._assembly = assemble(config)
-        self._evaluation = Evaluation(config, self._assembly)
         self._devices, placement = choose_devices(config, self._assembly)
         check_memory(self._assembly, self._devices)
         announce(config, self._assembly, [placement, *self._notes])
@@ -107,24 +116,43 @@ class Algorithm:
 
     def _start(self) -> None:
         debugging, made = self.config.debugging_settings, self._assembly.made
-        key = jax.random.key(debugging.seed)
-        self.programs: Compiled = compile_runner(
-            self.runner,
-            jax.eval_shape(self.runner.init, key, made.params),
-            self._devices,
-            max_retraces=debugging.max_retraces,
-            jit=debugging.jit,
+        self._learners = learner_group(self.config, self._assembly, self._devices)
+        self._loop: Dispatcher | HostLoop = (
+            Dispatcher(self._learners, self._assembly.in_graph_runner.batch_steps)
+            if self._assembly.in_graph
+            else host_loop(self.config, self._assembly, self._learners, self._callbacks)
         )
-        self.state: TrainState = self.programs.init(key, made.params)
-        self._dispatcher = Dispatcher(self.programs, self.runner.batch_steps, jit=debugging.jit)
         self._batches_to_run = 1
         self._totals = IterationTotals()
+        self._evaluation = Evaluation(self.config, self._assembly)
         self._inference = Inference(
-            self._assembly.sampler,
-            made.env.observation_space(made.params),
+            self._assembly.acting,
+            spaces_of(made)[0],
             max_retraces=debugging.max_retraces,
             jit=debugging.jit,
         )
+
+    @property
+    def state(self) -> TrainState:
+        """The whole TrainState; replaced, never changed.
+
+        Where runners on the host keep the environments, `get_state` has those too.
+        """
+        return self._learners.state
+
+    @state.setter
+    def state(self, state: TrainState) -> None:
+        self._learners.state = state
+
+    @property
+    def learner_group(self) -> LearnerGroup:
+        """Where the state lives and learns."""
+        return self._learners
+
+    @property
+    def env_runner_group(self) -> EnvRunnerGroup | None:
+        """The runners that step environments on the host; None where the program does it."""
+        return self._loop.runners if isinstance(self._loop, HostLoop) else None
 
     @property
     def iteration(self) -> int:
@@ -133,18 +161,35 @@ class Algorithm:
 
     @property
     def runner(self) -> InGraph:
-        """The run's pure functions, `init` and `step`, to jit, vmap or scan yourself."""
-        return self._assembly.runner
+        """The run's pure functions, `init` and `step`, to jit, vmap or scan yourself.
+
+        Raises:
+            ConfigError: The environments are not part of the compiled program.
+        """
+        if not self._assembly.in_graph:
+            raise ConfigError(
+                f"{self._assembly.made.id} is stepped by runners on the host, so the run is no pure "
+                "function; env_runner_group and learner_group hold its two halves."
+            )
+        return self._assembly.in_graph_runner
+
+    @property
+    def programs(self) -> Compiled:
+        """The compiled programs of `runner`."""
+        assert isinstance(self._learners, LocalLearnerGroup)
+        assert self._learners.compiled is not None
+        return self._learners.compiled
 
     @property
     def _programs(self) -> list[Program]:
         """Everything that is compiled."""
-        ours = [self.programs.init, self.programs.run]
-        return [*ours, *self._evaluation.programs, *self._inference.programs]
+        others = (*self._evaluation.programs, *self._inference.programs)
+        return [*self._learners.programs, *others]
 
     @property
     def env_params(self) -> PyTree:
         """The environment's parameters now, as NumPy arrays, which `runner.init` takes."""
+        self._check_in_graph("env_params")
         return to_host(self.state.env_params)
 
     def set_env_params(self, params: PyTree = None, /, **fields: Any) -> None:
@@ -161,8 +206,19 @@ class Algorithm:
             UnknownNameError: There is no such parameter.
             EnvError: Another structure, shape or type, or one that changes a space.
         """
-        new = changed_params(self._assembly.made, self.state.env_params, params, fields)
+        made = self._check_in_graph("set_env_params()")
+        new = changed_params(made, self.state.env_params, params, fields)
         self.state = replace(self.state, env_params=new)
+
+    def _check_in_graph(self, what: str) -> MadeEnv:
+        made = self._assembly.made
+        if not self._assembly.in_graph or not isinstance(made, MadeEnv):
+            raise ConfigError(
+                f"{what} is for environments in the compiled program, and {made.id} is stepped by "
+                "runners on the host: call a method of your environment's in each with "
+                "env_runner_group.foreach_env_runner(...)."
+            )
+        return made
 
     @property
     def devices(self) -> list[Device]:
@@ -203,16 +259,17 @@ class Algorithm:
         self._totals = totals = IterationTotals()
         while not (totals.train_batches and self._should_stop()):
             elapsed = time.perf_counter() - started
-            self._batches_to_run = self._dispatcher.wanted(reporting, totals, elapsed)
+            self._batches_to_run = self._loop.wanted(reporting, totals, elapsed)
             if self._batches_to_run == 0:
                 break
             self.training_step()
             self._raise_if_diverged(totals)
         self._host.iteration += 1
         result = totals.result(reporting.metrics_num_episodes_for_smoothing)
-        timers = {
-            "training_step_s": totals.seconds,
-        }
+        timers = {"training_step_s": totals.seconds}
+        if isinstance(self._loop, HostLoop):
+            timers |= self._loop.take_timers()
+            result = merged(result, self._loop.runners.metrics())
         self._evaluate_if_due(result, timers)
         timers["compile_s"] = compile_seconds(self._programs) - compiled_before
         result = {**result, **self._auto_filled(started), "timers": timers}
@@ -235,21 +292,21 @@ class Algorithm:
         Returns:
             The dispatch's learner metrics, means over its train batches.
         """
-        tells = self._callbacks.wants("on_episode_end")
-        before = self._dispatcher.episode_counts(self.state) if tells else None
-        self.state, summary = self._dispatcher.start(
-            self.state, self._batches_to_run, self.on_phase
-        )
-        report, seconds = self._dispatcher.finish(self.state, summary)
+        in_graph = isinstance(self._loop, Dispatcher)
+        tells = in_graph and self._callbacks.wants("on_episode_end")
+        before = self._loop.episode_counts() if tells else None
+        dispatched = self._loop.start(self._batches_to_run, self.on_phase)
+        report, steps, seconds = self._loop.finish(dispatched)
         done = max(1, int(report.summary.train_batches))
         not_reported = 0 if before is None else self._tell_of_episodes(report, before)
-        self._totals.add(report, self.runner.batch_steps, seconds, not_reported)
-        samples = {
-            "num_env_steps_sampled": done * self.runner.batch_steps,
-            "num_env_steps_sampled_lifetime": counted(report.env_steps),
-            "num_episodes": int(report.summary.episodes.count.sum()),
-        }
-        self._call("on_sample_end", samples=samples)
+        self._totals.add(report, steps, seconds, not_reported)
+        if in_graph:  # runners on the host tell it where it happens, with the episodes
+            samples = {
+                "num_env_steps_sampled": steps,
+                "num_env_steps_sampled_lifetime": counted(report.env_steps),
+                "num_episodes": int(report.summary.episodes.count.sum()),
+            }
+            self._call("on_sample_end", samples=samples)
         return {name: float(v) / done for name, v in report.summary.metrics.items()}
 
     def _tell_of_episodes(self, report: Report, before: np.ndarray) -> int:
@@ -379,7 +436,8 @@ class Algorithm:
 
     def _acting(self) -> tuple[Actor, PyTree]:
         """What acting and the environment need, on one device."""
-        needed = self.runner.actor(self.state), self.state.env_params
+        state = self.state
+        needed = self._assembly.runner.actor(state), state.env_params
         if len(self._devices) == 1:
             return needed
         return jax.tree.map(lambda leaf: leaf.addressable_data(0), needed)
@@ -509,7 +567,13 @@ class Algorithm:
 
     def get_state(self) -> dict[str, Any]:
         """All that a checkpoint holds: every leaf of the TrainState, and the metadata."""
-        return {"train_state": ckpt.host_leaves(self.state), "metadata": self._metadata()}
+        return {"train_state": ckpt.host_leaves(self._whole_state()), "metadata": self._metadata()}
+
+    def _whole_state(self) -> TrainState:
+        """The state with that of the environments, also where runners on the host keep them."""
+        if isinstance(self._loop, Dispatcher):
+            return self.state
+        return replace(self.state, env=self._loop.runners.get_state())
 
     def set_state(self, state: Mapping[str, Any], component: str | None = None) -> None:
         """Replace (never merge) the state by one that `get_state` returned.
@@ -523,20 +587,29 @@ class Algorithm:
         """
         leaves: Mapping[str, np.ndarray] = state["train_state"]
         prefixes = host.component_prefixes(component)
-        problem = ckpt.first_difference(self.state, leaves, prefixes)
+        own = self._whole_state()
+        problem = ckpt.first_difference(own, leaves, prefixes)
         if problem is not None:
             raise CheckpointError(f"The state does not fit this Algorithm: {problem}.")
         if component is not None:
-            self.state = with_fresh_snapshot(ckpt.fill(self.state, leaves, prefixes))
+            filled = with_fresh_snapshot(ckpt.fill(own, leaves, prefixes))
+            self.state = filled if isinstance(self._loop, Dispatcher) else replace(filled, env=())
         else:
             restored = host.HostState.from_metadata(state["metadata"])
-            self.state = ckpt.fill(self.state, leaves, prefixes)
+            filled = ckpt.fill(own, leaves, prefixes)
+            if isinstance(self._loop, HostLoop):
+                self._loop.runners.set_state(filled.env)
+                self._loop.runners.set_counts(restored.runner_counts)
+                filled = replace(filled, env=())
+            self.state = filled
             self._host = restored
             self._last_result = self._host.last_result
             self._recorder.starts_at(self.iteration, state["metadata"]["env_steps"])
 
     def _metadata(self) -> dict[str, Any]:
         steps = int(self.state.progress.env_steps)
+        if isinstance(self._loop, HostLoop):
+            self._host.runner_counts = self._loop.runners.get_counts()
         return host.checkpoint_metadata(self.config, self._host, steps, self._devices)
 
     # --- checkpoints ---
@@ -551,14 +624,15 @@ class Algorithm:
             return str(self._save_in_run(wait=True))
         self.on_phase("saving")
         writer = ckpt.CheckpointWriter(checkpoint_dir)
-        path = writer.save(self.iteration, self.state, self._metadata())
+        path = writer.save(self.iteration, self._whole_state(), self._metadata())
         writer.close()
         return str(path)
 
     def _save_in_run(self, *, wait: bool) -> Path:
         self.on_phase("saving")
+        state = self._whole_state()
         return self._recorder.save(
-            self.iteration, self.state, self._metadata(), self._last_result, wait=wait
+            self.iteration, state, self._metadata(), self._last_result, wait=wait
         )
 
     def restore(self, path: str | os.PathLike[str], component: str | None = None) -> None:
@@ -629,7 +703,7 @@ class Algorithm:
         algorithm_class = config.algo_class or cls
         algorithm = algorithm_class(config, run_folder=run_folder, may_only_read=True)
         if overrides and component is None:
-            own = ckpt.host_leaves(algorithm.state)
+            own = ckpt.host_leaves(algorithm._whole_state())
             leaves = host.with_overrides(leaves, own, config, overrides)
         algorithm._load(found, metadata, leaves, component)
         return algorithm
@@ -647,8 +721,16 @@ class Algorithm:
         return str(self.run_folder.path)
 
     def stop(self) -> None:
-        """Finish what is being written and let the run folder go; may be called twice."""
-        self._recorder.close()
+        """Finish what is being written, stop all actors and let the run folder go.
+
+        May be called twice.
+        """
+        try:
+            self._recorder.close()
+        finally:
+            if isinstance(self._loop, HostLoop):
+                self._loop.runners.stop()
+            self._learners.stop()
 
     def __enter__(self) -> Self:
         return self

@@ -33,6 +33,8 @@ class HostState:
     time_total_s: float = 0.0
     actions_drawn: int = 0
     last_evaluation: dict[str, Any] = dataclasses.field(default_factory=dict)
+    runner_counts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What runners on the host have counted over the run's life."""
     last_result: dict[str, Any] = dataclasses.field(default_factory=dict)
     """The numbers of the latest result, which stop criteria and scores look at."""
 

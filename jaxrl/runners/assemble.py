@@ -10,15 +10,13 @@ from jaxrl.config.plan import BatchPlan
 from jaxrl.connectors.actions import default_action_pipeline
 from jaxrl.connectors.base import (
     ActionConnector,
-    ActionPipeline,
     LearnerConnector,
-    LearnerPipeline,
     ObservationConnector,
-    ObservationPipeline,
     as_connectors,
 )
 from jaxrl.connectors.learning import default_learner_connectors
 from jaxrl.connectors.observations import default_observation_pipeline
+from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline, ObservationPipeline
 from jaxrl.core.rl_module import ACTION_MASK, RLModule, check_module, has_action_mask
 from jaxrl.envs.contract import check_signatures
 from jaxrl.envs.host import MadeHostEnv
@@ -26,6 +24,7 @@ from jaxrl.envs.registry import MadeEnv, make
 from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import ConfigError, ModuleError
 from jaxrl.runners.in_graph import InGraph
+from jaxrl.runners.learning import Learning
 from jaxrl.runners.rollout import Acting, Sampler
 
 if TYPE_CHECKING:
@@ -36,16 +35,31 @@ MIN_RING_SIZE = 128
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Assembly:
-    """Everything static of a run, before any device is touched."""
+    """Everything static of a run, before any device is touched.
 
-    made: MadeEnv
-    sampler: Sampler
+    `runner` is an `InGraph` where the environments are part of the compiled program, and a
+    `Learning` where runners on the host step them.
+    """
+
+    made: MadeEnv | MadeHostEnv
+    acting: Acting
     plan: BatchPlan
-    runner: InGraph
+    runner: Learning
 
     @property
     def module(self) -> RLModule:
-        return self.sampler.module
+        return self.acting.module
+
+    @property
+    def in_graph(self) -> bool:
+        """Whether the environments are stepped inside the compiled program."""
+        return isinstance(self.runner, InGraph)
+
+    @property
+    def in_graph_runner(self) -> InGraph:
+        """The runner of a run whose environments are in the compiled program."""
+        assert isinstance(self.runner, InGraph)
+        return self.runner
 
 
 def assemble(config: "AlgorithmConfig") -> Assembly:
@@ -54,48 +68,86 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
     Raises:
         JaxrlError: Anything in the config that does not fit, in one sentence.
     """
-    plan = config.plan()
     made = make_env(config)
-    sampler = make_sampler(config, made)
-    environment = config.environment_settings
-    training = config.training_settings
-    learner_connector = config.learners_settings.learner_connector
-    learner_pipeline = LearnerPipeline(
-        (
-            *default_learner_connectors(
-                environment.clip_rewards,
-                config.env_runners_settings.normalize_rewards,
-                training.gamma,
-            ),
-            *_connectors("learner_connector", learner_connector, LearnerConnector),
+    if not runs_on_host(config, made):
+        assert isinstance(made, MadeEnv)
+        sampler = make_sampler(config, made)
+        explore = config.env_runners_settings.explore
+        parts = learning_parts(config, made, sampler)
+        runner = InGraph(acting=sampler, explore=explore, **parts)
+        return Assembly(made=made, acting=sampler, plan=config.plan(), runner=runner)
+    acting = make_acting(config, made)
+    runner = Learning(acting=acting, **learning_parts(config, made, acting))
+    return Assembly(made=made, acting=acting, plan=config.plan(), runner=runner)
+
+
+def runs_on_host(config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv) -> bool:
+    """Whether runners on the host step the environment, rather than the compiled program.
+
+    Raises:
+        ConfigError: `placement` or `batch_mode` asks for what this environment cannot.
+    """
+    runners = config.env_runners_settings
+    is_jax, placement = isinstance(made, MadeEnv), runners.placement
+    if placement == "in_graph" and not is_jax:
+        raise ConfigError(
+            f"placement='in_graph' needs an environment written in JAX, but {made.id} is a "
+            "gymnasium environment, which runs on the host: use placement='auto'."
         )
-    )
-    reporting = config.reporting_settings
+    if placement == "in_graph" and runners.num_env_runners > 0:
+        raise ConfigError(
+            f"placement='in_graph' has no use for num_env_runners={runners.num_env_runners}: set "
+            "num_env_runners=0, or placement='auto' to step the environment in Ray actors."
+        )
+    on_host = placement == "host" or not is_jax or runners.num_env_runners > 0
+    if not on_host and runners.batch_mode == "complete_episodes":
+        raise ConfigError(
+            "batch_mode='complete_episodes' needs runners on the host, whose fragments may differ "
+            f"in length; {made.id} runs inside the compiled program: set placement='host'."
+        )
+    return on_host
+
+
+def learning_parts(
+    config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv, acting: Acting
+) -> dict[str, Any]:
+    """The fields of `Learning` but for `acting`."""
+    plan, training = config.plan(), config.training_settings
+    reporting, faults = config.reporting_settings, config.fault_tolerance_settings
     learner = config.get_learner_class()(
-        module=sampler.module, settings=training, log_gradients=reporting.log_gradients
+        module=acting.module, settings=training, log_gradients=reporting.log_gradients
     )
-    faults = config.fault_tolerance_settings
-    runner = InGraph(
-        learner=learner,
-        sampler=sampler,
-        experience=OnPolicy(
+    return {
+        "learner": learner,
+        "experience": OnPolicy(
             num_epochs=plan.num_epochs,
             num_minibatches=plan.num_minibatches,
             num_shards=plan.num_shards,
             reshuffle=training.shuffle_batch_per_epoch,
         ),
-        learner_pipeline=learner_pipeline,
-        num_envs=plan.num_envs,
-        num_steps=plan.rollout_fragment_length,
-        ring_size=max(MIN_RING_SIZE, reporting.metrics_num_episodes_for_smoothing),
-        on_nonfinite=faults.on_nonfinite,
-        nonfinite_tolerance=faults.nonfinite_updates_tolerance,
-        explore=config.env_runners_settings.explore,
+        "learner_pipeline": _learner_pipeline(config, made),
+        "num_envs": plan.num_envs,
+        "num_steps": plan.rollout_fragment_length,
+        "ring_size": max(MIN_RING_SIZE, reporting.metrics_num_episodes_for_smoothing),
+        "on_nonfinite": faults.on_nonfinite,
+        "nonfinite_tolerance": faults.nonfinite_updates_tolerance,
+    }
+
+
+def _learner_pipeline(config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv) -> LearnerPipeline:
+    settings = config.environment_settings
+    clip = settings.clip_rewards
+    if clip is None and isinstance(made, MadeHostEnv):
+        # The field's convention: the sign of the reward for Atari, whose scores differ by orders.
+        clip = made.is_atari if settings.is_atari is None else settings.is_atari
+    defaults = default_learner_connectors(
+        clip, config.env_runners_settings.normalize_rewards, config.training_settings.gamma
     )
-    return Assembly(made=made, sampler=sampler, plan=plan, runner=runner)
+    own = config.learners_settings.learner_connector
+    return LearnerPipeline((*defaults, *_connectors("learner_connector", own, LearnerConnector)))
 
 
-def make_env(config: "AlgorithmConfig") -> MadeEnv:
+def make_env(config: "AlgorithmConfig") -> MadeEnv | MadeHostEnv:
     """The config's environment, checked, with declared spaces compared to its own."""
     settings = config.environment_settings
     if settings.env is None:
@@ -103,20 +155,17 @@ def make_env(config: "AlgorithmConfig") -> MadeEnv:
             "env is not set: name one with .environment(env=...), e.g. 'CartPole-v1'."
         )
     made = make(settings.env, settings.env_config, max_episode_steps=settings.max_episode_steps)
+    observation_space, action_space = spaces_of(made)
     for name, declared, own in (
-        (
-            "observation_space",
-            settings.observation_space,
-            made.env.observation_space(made.params),
-        ),
-        ("action_space", settings.action_space, made.env.action_space(made.params)),
+        ("observation_space", settings.observation_space, observation_space),
+        ("action_space", settings.action_space, action_space),
     ):
         if declared is not None and declared != own:
             raise ConfigError(
                 f"{name} is declared as {in_one_line(declared)}, but {made.id} has "
                 f"{in_one_line(own)}."
             )
-    if not settings.disable_env_checking:
+    if isinstance(made, MadeEnv) and not settings.disable_env_checking:
         check_signatures(made)
     return made
 

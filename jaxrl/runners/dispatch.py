@@ -1,21 +1,28 @@
 """How many train batches go into one dispatch of the compiled program, and running them."""
 
+import dataclasses
 import time
-import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runners.results import IterationTotals, Report, to_host
-from jaxrl.runners.sharding import Compiled
-from jaxrl.runners.train_state import Summary, TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.run_groups import Reporting
 
 CHUNK_SECONDS = 1.0
 """Length of one dispatch; stop signals and time targets are looked at in between."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Dispatched:
+    """What was begun: what the learners report on, and its environment steps if they are known."""
+
+    pending: Any
+    env_steps: int = 0
 
 
 class Dispatcher:
@@ -25,18 +32,16 @@ class Dispatcher:
     and every random draw depends on counters alone.
 
     Args:
-        programs: The runner's programs.
+        learners: Where the programs and the state are.
         batch_steps: Environment steps of one train batch.
-        jit: Whether they are compiled.
     """
 
-    def __init__(self, programs: Compiled, batch_steps: int, *, jit: bool) -> None:
-        self._programs = programs
+    def __init__(self, learners: LearnerGroup, batch_steps: int) -> None:
+        self._learners = learners
         self._batch_steps = batch_steps
-        self._jit = jit
         self._seconds_per_batch: float | None = None
         self._started = 0.0
-        self._latest: tuple[weakref.ref[TrainState], np.ndarray] | None = None
+        self._latest: tuple[int, np.ndarray] | None = None
 
     def wanted(self, reporting: "Reporting", totals: IterationTotals, elapsed: float) -> int:
         """Train batches of the next dispatch, 0 when the iteration has all it was asked for."""
@@ -55,36 +60,30 @@ class Dispatcher:
             return 0
         return max(1, min(chunk, int(remaining / (pace or CHUNK_SECONDS))))
 
-    def start(
-        self, state: TrainState, batches: int, on_phase: Callable[[str], None]
-    ) -> tuple[TrainState, Summary]:
-        """Dispatch train batches: the state after them, and what `finish` turns into a report.
+    def start(self, batches: int, on_phase: Callable[[str], None]) -> Dispatched:
+        """Dispatch train batches; `finish` waits for them."""
 
-        The given state is donated. Keep the new one before anything else can go wrong: waiting
-        for the results may be interrupted, and the old one is gone.
-        """
-        number = np.int32(batches)
-        if self._jit and not self._programs.run.figures:
-            on_phase("compiling")
-        run = self._programs.run.compiled_for(state, number)
-        on_phase("training")
-        self._started = time.perf_counter()
-        return run(state, number)
+        def on_phase_and_clock(phase: str) -> None:
+            on_phase(phase)
+            self._started = time.perf_counter()
 
-    def finish(self, state: TrainState, summary: Summary) -> tuple[Report, float]:
-        """Wait for a dispatch; what it reports, and its seconds."""
-        report = Report.fetch(state, summary)
+        return Dispatched(self._learners.run(batches, on_phase_and_clock))
+
+    def finish(self, dispatched: Dispatched) -> tuple[Report, int, float]:
+        """Wait for a dispatch: its report, its environment steps, and its seconds."""
+        report = self._learners.report(dispatched.pending)
         seconds = time.perf_counter() - self._started
-        self._seconds_per_batch = seconds / max(1, int(report.summary.train_batches))
-        self._latest = (weakref.ref(state), np.asarray(report.ring.count))
-        return report, seconds
+        done = int(report.summary.train_batches)
+        self._seconds_per_batch = seconds / max(1, done)
+        self._latest = (self._learners.generation, np.asarray(report.ring.count))
+        return report, done * self._batch_steps, seconds
 
-    def episode_counts(self, state: TrainState) -> np.ndarray:
-        """How many episodes each shard has seen end until this state.
+    def episode_counts(self) -> np.ndarray:
+        """How many episodes each shard has seen end until now.
 
-        Known on the host since the last dispatch; fetched only for a state that is not the one
-        that it returned, which was restored or replaced.
+        Known on the host since the last dispatch; fetched only where the state was restored or
+        replaced since.
         """
-        if self._latest is not None and self._latest[0]() is state:
+        if self._latest is not None and self._latest[0] == self._learners.generation:
             return self._latest[1]
-        return to_host(state.ring.count)
+        return to_host(self._learners.state.ring.count)

@@ -1,15 +1,16 @@
 """Evaluation as the config asks for it: a program is built once for each duration and kept."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxrl.config.checks import evaluation_arguments
 from jaxrl.core.types import Key, PyTree
+from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv
+from jaxrl.envs.vector import VectorEnv
 from jaxrl.envs.wrappers import OwnTimeLimit
 from jaxrl.errors import ConfigError, JaxrlError
-from jaxrl.runners.assemble import Assembly, in_one_line, make_env
+from jaxrl.runners.assemble import Assembly, in_one_line, make_env, spaces_of
 from jaxrl.runners.evaluate import Evaluator
 from jaxrl.runners.program import Program
 from jaxrl.runners.results import evaluation_metrics, to_host
@@ -43,10 +44,9 @@ class Evaluation:
         self._config = changed
         self._made = _evaluation_env(config, changed, assembly.made)
         self._trained_limit = assembly.made.max_episode_steps
-        self._same_env = not _has_overrides(config, ("env", "env_config"))
-        trained = assembly.sampler
-        env = dataclasses.replace(trained.env, env=self._made.env)
-        self._sampler = dataclasses.replace(trained, env=env)
+        # Runners on the host have parameters of their own, which cannot be changed here.
+        self._same_env = assembly.in_graph and not _has_overrides(config, ("env", "env_config"))
+        self._acting = assembly.acting
         self._programs: dict[int | None, Program] = {}
 
     @property
@@ -69,6 +69,7 @@ class Evaluation:
         return evaluation_metrics(to_host(program(actor, self._params(env_params), key)))
 
     def _params(self, trained: PyTree) -> PyTree:
+        assert isinstance(self._made, MadeEnv)
         env, limit = self._made.env, self._made.max_episode_steps
         if not self._same_env:
             return self._made.params
@@ -87,9 +88,19 @@ class Evaluation:
                 evaluation_duration_unit="episodes",
                 evaluation_num_envs="auto",
             )
+        assert isinstance(self._made, MadeEnv)
+        mode = config.environment_settings.reset_mode
+        env = VectorEnv(self._made.env, self._made.env.reset_mode if mode == "auto" else mode)
+        acting = self._acting
+        sampler = Sampler(
+            env=env,
+            module=acting.module,
+            obs_pipeline=acting.obs_pipeline,
+            action_pipeline=acting.action_pipeline,
+        )
         program = Program(
             name,
-            make_evaluator(config, self._sampler, self._made),
+            make_evaluator(config, sampler, self._made),
             max_retraces=config.debugging_settings.max_retraces,
             enabled=config.debugging_settings.jit,
         )
@@ -103,8 +114,8 @@ def _has_overrides(config: "AlgorithmConfig", names: tuple[str, ...]) -> bool:
 
 
 def _evaluation_env(
-    config: "AlgorithmConfig", changed: "AlgorithmConfig", trained: MadeEnv
-) -> MadeEnv:
+    config: "AlgorithmConfig", changed: "AlgorithmConfig", trained: MadeEnv | MadeHostEnv
+) -> MadeEnv | MadeHostEnv:
     """The environment to evaluate in, with the spaces that the module was built for."""
     if not _has_overrides(config, ENV_SETTINGS):
         return trained
@@ -112,18 +123,8 @@ def _evaluation_env(
         made = make_env(changed)
     except JaxrlError as error:
         raise type(error)(f"evaluation_config: {error}") from error
-    for name, own, wanted in (
-        (
-            "observation space",
-            made.env.observation_space(made.params),
-            trained.env.observation_space(trained.params),
-        ),
-        (
-            "action space",
-            made.env.action_space(made.params),
-            trained.env.action_space(trained.params),
-        ),
-    ):
+    names = ("observation space", "action space")
+    for name, own, wanted in zip(names, spaces_of(made), spaces_of(trained), strict=True):
         if own != wanted:
             raise ConfigError(
                 f"evaluation_config: {made.id} has the {name} {in_one_line(own)}, but the module "

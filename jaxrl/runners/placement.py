@@ -3,11 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from jaxrl.config.plan import choose_num_devices
 from jaxrl.core.types import Device
 from jaxrl.errors import ConfigError
-from jaxrl.runners.assemble import Assembly
+from jaxrl.runners.assemble import Assembly, spaces_of
 from jaxrl.runners.devices import memory_limit
 
 if TYPE_CHECKING:
@@ -55,16 +56,31 @@ def check_memory(assembly: Assembly, devices: list[Device]) -> None:
 
 def required_bytes(assembly: Assembly) -> int:
     """A lower bound of the memory of one train batch: the state, the rollout and the targets."""
-    runner = assembly.runner
+    if not assembly.in_graph:
+        return _state_and_rollout_bytes(assembly)
+    runner = assembly.in_graph_runner
 
     def everything() -> Any:
         state = runner.init(jax.random.key(0), assembly.made.params)
-        _, _, rollout, _ = assembly.sampler.rollout(
+        _, _, rollout, _ = runner.sampler.rollout(
             runner.actor(state), state.env, state.carry, state.env_params, runner.num_steps
         )
-        seen = assembly.sampler.observed(state.connectors.obs, rollout)
+        seen = runner.sampler.observed(state.connectors.obs, rollout)
         batch, _ = runner.learner.prepare(state.learner, seen, state.progress)
         return state, rollout, batch
 
     leaves = jax.tree.leaves(jax.eval_shape(everything))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+def _state_and_rollout_bytes(assembly: Assembly) -> int:
+    """The state, and the observations of a train batch and of its successors."""
+    runner, plan = assembly.runner, assembly.plan
+    state = jax.eval_shape(
+        lambda key: runner.init_learning(key, plan.total_envs), jax.random.key(0)
+    )
+    leaves = jax.tree.leaves(state)
+    space = spaces_of(assembly.made)[0]
+    observation = sum(part.nbytes for part in map(np.asarray, jax.tree.leaves(space.sample())))
+    kept = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    return kept + 2 * observation * plan.train_batch_size

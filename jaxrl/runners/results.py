@@ -1,6 +1,7 @@
 """From what the device reports to the result dictionary, with RLlib's keys."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -183,12 +184,12 @@ class IterationTotals:
     not_reported: int = 0
     report: Report | None = None
 
-    def add(self, report: Report, batch_steps: int, seconds: float, not_reported: int) -> None:
+    def add(self, report: Report, env_steps: int, seconds: float, not_reported: int) -> None:
         """One more dispatch."""
         summary = report.summary
         self.train_batches += int(summary.train_batches)
         self.learned_batches += int(summary.learned_batches)
-        self.env_steps += int(summary.train_batches) * batch_steps
+        self.env_steps += env_steps
         self.seconds += seconds
         self.not_reported += not_reported
         for name, value in summary.metrics.items():
@@ -236,3 +237,13 @@ def _joined(a: EpisodeSums, b: EpisodeSums) -> EpisodeSums:
         min_length=low(a.min_length, b.min_length),
         max_length=high(a.max_length, b.max_length),
     )
+
+
+def merged(result: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """A nested result with more entries; where both have one, the second's."""
+    joined = dict(result)
+    for name, value in more.items():
+        old = joined.get(name)
+        nested = isinstance(old, dict) and isinstance(value, Mapping)
+        joined[name] = merged(old, value) if nested else value
+    return joined

@@ -1,7 +1,7 @@
 """How a TrainState lies on the devices, and the runner's programs over a mesh of them."""
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -9,11 +9,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from jaxrl.core.types import Device, PyTree
 from jaxrl.runners.in_graph import InGraph
+from jaxrl.runners.learning import Learning
 from jaxrl.runners.program import Program
-from jaxrl.runners.train_state import Summary, TrainState
+from jaxrl.runners.train_state import Sampled, Summary, TrainState
+
+RunnerT = TypeVar("RunnerT", bound=Learning)
 
 AXIS = "devices"
-ALONG, WHOLE = PartitionSpec(AXIS), PartitionSpec()
+ALONG, WHOLE, COLUMNS = PartitionSpec(AXIS), PartitionSpec(), PartitionSpec(None, AXIS)
 
 
 def state_specs(state: TrainState) -> TrainState:
@@ -91,7 +94,69 @@ def compile_runner(
     )
 
 
-def per_device(runner: InGraph) -> InGraph:
+def learn_program(
+    runner: Learning, devices: list[Device], *, max_retraces: int | None, jit: bool
+) -> Program:
+    """`learn(state, data) -> (state, summary)` for data that runners on the host recorded.
+
+    Columns are divided over the devices as environments are in-graph; what connectors keep of each
+    environment is brought into the order of the columns and back.
+    """
+
+    def learn(state: TrainState, data: Sampled) -> tuple[TrainState, Summary]:
+        if len(devices) == 1:
+            return runner.learn_and_sum(state, data)
+        specs = state_specs(state)
+        state_and_summary = jax.eval_shape(runner.learn_and_sum, state, data)
+        sharded = jax.shard_map(
+            per_device(runner).learn_and_sum,
+            mesh=Mesh(np.asarray(devices), (AXIS,)),
+            in_specs=(specs, data_specs(data)),
+            out_specs=(specs, summary_specs(state_and_summary[1])),
+            check_vma=False,
+        )
+        return sharded(state, data)
+
+    def in_columns(state: TrainState, data: Sampled) -> tuple[TrainState, Summary]:
+        kept = state.connectors.per_env
+        columns = jax.tree.map(lambda x: x[data.env_index], kept)
+        state, summary = learn(_with_per_env(state, columns), data)
+        back = jax.tree.map(
+            lambda x, new: x.at[data.env_index].set(new), kept, state.connectors.per_env
+        )
+        return _with_per_env(state, back), summary
+
+    return Program("learn", in_columns, donate=(0,), max_retraces=max_retraces, enabled=jit)
+
+
+def _with_per_env(state: TrainState, per_env: PyTree) -> TrainState:
+    connectors = dataclasses.replace(state.connectors, per_env=per_env)
+    return dataclasses.replace(state, connectors=connectors)
+
+
+def data_specs(data: Sampled) -> Sampled:
+    """Columns are divided."""
+    columns = jax.tree.map(lambda _: COLUMNS, data)
+    carry_in = jax.tree.map(lambda _: ALONG, data.rollout.carry_in)
+    return dataclasses.replace(
+        columns,
+        rollout=dataclasses.replace(columns.rollout, carry_in=carry_in),
+        env_index=ALONG,
+        num_env_steps=WHOLE,
+    )
+
+
+def state_shardings(state: TrainState, devices: list[Device]) -> Any:
+    """Where a state without environments lies: what is kept of each environment is everywhere."""
+    if len(devices) == 1:
+        return jax.tree.map(lambda _: SingleDeviceSharding(devices[0]), state)
+    mesh = Mesh(np.asarray(devices), (AXIS,))
+    specs = state_specs(state)
+    whole = jax.tree.map(lambda _: WHOLE, specs.connectors.per_env)
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), _with_per_env(specs, whole))
+
+
+def per_device(runner: RunnerT) -> RunnerT:
     """The runner as one device's part of the mesh: it reduces over the axis."""
     return dataclasses.replace(
         runner,

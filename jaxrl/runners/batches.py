@@ -1,0 +1,87 @@
+"""From the fragments of host runners to a train batch on the learner's devices: one copy each."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from jaxrl.core.types import Device, PyTree
+from jaxrl.runners.fragment import Fragment
+from jaxrl.runners.sharding import AXIS, data_specs
+from jaxrl.runners.train_state import Sampled
+
+
+def as_sampled(fragment: Fragment) -> Sampled:
+    """A fragment's data, NumPy, as the learner takes it."""
+    return Sampled(
+        rollout=fragment.rollout,
+        record=fragment.record,
+        env_index=np.asarray(fragment.env_index, np.int32),
+        num_env_steps=np.uint32(fragment.num_env_steps),
+    )
+
+
+def to_devices(fragments: Sequence[Fragment], devices: Sequence[Device]) -> Sampled:
+    """The fragments side by side as one train batch, its columns divided over the devices.
+
+    Fragments may be read-only views of shared memory: every array is copied once, into the block of
+    its device.
+
+    Args:
+        fragments: Of equal lengths, in the order of the columns.
+        devices: The learner's, in the order of the mesh; their number divides the columns.
+    """
+    parts = [as_sampled(fragment) for fragment in fragments]
+    specs = data_specs(parts[0])
+    mesh = Mesh(np.asarray(devices), (AXIS,)) if len(devices) > 1 else None
+
+    def place(spec: PartitionSpec, *leaves: Any) -> jax.Array:
+        if spec == PartitionSpec():
+            total = np.asarray(sum(leaves), np.asarray(leaves[0]).dtype)
+            return jax.device_put(total, _whole(mesh, devices))
+        axis = len(spec) - 1
+        return _divided(leaves, axis, spec, mesh, devices)
+
+    return jax.tree.map(place, specs, *parts)
+
+
+def _whole(mesh: Mesh | None, devices: Sequence[Device]) -> Any:
+    if mesh is None:
+        return SingleDeviceSharding(devices[0])
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def _divided(
+    leaves: Sequence[Any],
+    axis: int,
+    spec: PartitionSpec,
+    mesh: Mesh | None,
+    devices: Sequence[Device],
+) -> jax.Array:
+    """The leaves joined along an axis, an equal part of it on each device."""
+    if mesh is None:
+        joined = leaves[0] if len(leaves) == 1 else np.concatenate(leaves, axis=axis)
+        return jax.device_put(joined, devices[0])
+    columns = sum(leaf.shape[axis] for leaf in leaves)
+    share = columns // len(devices)
+    blocks = [
+        jax.device_put(_columns(leaves, axis, i * share, (i + 1) * share), device)
+        for i, device in enumerate(devices)
+    ]
+    shape = list(leaves[0].shape)
+    shape[axis] = columns
+    return jax.make_array_from_single_device_arrays(tuple(shape), NamedSharding(mesh, spec), blocks)
+
+
+def _columns(leaves: Sequence[Any], axis: int, first: int, end: int) -> PyTree:
+    """The columns from `first` to `end` of the leaves side by side, as an array of their own."""
+    pieces: list[np.ndarray] = []
+    start = 0
+    for leaf in leaves:
+        low, high = max(first - start, 0), min(end - start, leaf.shape[axis])
+        if low < high:
+            pieces.append(leaf[:, low:high] if axis else leaf[low:high])
+        start += leaf.shape[axis]
+    return np.ascontiguousarray(pieces[0]) if len(pieces) == 1 else np.concatenate(pieces, axis)

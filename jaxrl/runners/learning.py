@@ -1,0 +1,236 @@
+"""What follows a rollout: connectors, targets, every minibatch's update, the guard.
+
+The same functions learn in the compiled loop and from what runners on the host recorded. With
+`axis_name` set they are one device's part of a `shard_map` over the mesh (see `runners.sharding`).
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxrl.buffers.on_policy import OnPolicy, flatten_time, take_rows
+from jaxrl.connectors.pipelines import LearnerPipeline
+from jaxrl.core.hparams import current_values
+from jaxrl.core.learner import NONFINITE, select
+from jaxrl.core.struct import replace
+from jaxrl.core.types import Key, Metrics, Progress, PyTree
+from jaxrl.runners.ring import (
+    EpisodeSums,
+    empty_fault_log,
+    empty_ring,
+    push_episodes,
+    push_faults,
+)
+from jaxrl.runners.rollout import Acting, Actor
+from jaxrl.runners.train_state import (
+    ConnectorState,
+    GuardState,
+    Learned,
+    Sampled,
+    Summary,
+    TrainState,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Learning:
+    """What a run does with what was recorded, closed over everything that is static."""
+
+    learner: Any
+    acting: Acting
+    experience: OnPolicy
+    learner_pipeline: LearnerPipeline
+    num_envs: int
+    num_steps: int
+    ring_size: int
+    on_nonfinite: str
+    nonfinite_tolerance: int
+    axis_name: str | None = None
+
+    @property
+    def batch_steps(self) -> int:
+        """Environment steps of one train batch, over all devices."""
+        return self.num_envs * self.num_steps
+
+    def init_learning(self, key: Key, total_envs: int) -> TrainState:
+        """The first state without environments, which runners on the host keep. Consumes the key.
+
+        Args:
+            key: The run's.
+            total_envs: Environments of all runners, of which connectors may keep a state each.
+        """
+        learner_key, _, run_key = jax.random.split(key, 3)
+        return self._without_envs(learner_key, run_key, total_envs)
+
+    def _without_envs(self, learner_key: Key, run_key: Key, total_envs: int) -> TrainState:
+        learner_state = self.learner.init(learner_key)
+        shards = self.experience.num_shards
+        return TrainState(
+            learner=learner_state,
+            env=(),
+            env_params=(),
+            connectors=ConnectorState(
+                obs=self.acting.obs_pipeline.init(),
+                learner=self.learner_pipeline.init(),
+                per_env=self.learner_pipeline.init_per_env(total_envs),
+            ),
+            carry=(),
+            ring=empty_ring(shards, self.ring_size),
+            faults=empty_fault_log(shards),
+            guard=GuardState(
+                snapshot=learner_state if self.on_nonfinite == "rollback" else None,
+                in_a_row=jnp.zeros((), jnp.int32),
+                num_rollbacks=jnp.zeros((), jnp.int32),
+                num_nonfinite=jnp.zeros((), jnp.uint32),
+            ),
+            progress=Progress.zero(),
+            key=run_key,
+        )
+
+    def no_summary(self, state: TrainState, metrics: Metrics) -> Summary:
+        """The summary of no train batch, for metrics of these shapes."""
+        return Summary(
+            metrics=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics),
+            episodes=EpisodeSums.zero(state.ring.count.shape[0]),
+            train_batches=jnp.zeros((), jnp.int32),
+            learned_batches=jnp.zeros((), jnp.int32),
+        )
+
+    def learn_and_sum(self, state: TrainState, data: Sampled) -> tuple[TrainState, Summary]:
+        """`learn`, with the summary of this one train batch."""
+        state, metrics = self.learn(state, data)
+        return state, summed(self.no_summary(state, metrics), data, metrics)
+
+    def learn(self, state: TrainState, data: Sampled) -> tuple[TrainState, Metrics]:
+        """What follows a rollout: connectors, targets, every minibatch's update, finish, guard.
+
+        `connectors.per_env` has to be in the order of the data's columns.
+        """
+        batch_key = jax.random.fold_in(state.key, state.progress.train_batches.low)
+        shuffle_key, update_key = jax.random.split(batch_key)
+        obs_state, seen = self.acting.learned_from(
+            state.connectors.obs, data.rollout, self.axis_name
+        )
+        learner_state, per_env, rollout = self.learner_pipeline(
+            state.connectors.learner, state.connectors.per_env, seen, self.axis_name
+        )
+        connectors = ConnectorState(obs=obs_state, learner=learner_state, per_env=per_env)
+        progress = replace(
+            state.progress, env_steps=state.progress.env_steps.add(data.num_env_steps)
+        )
+        batch, prepared = self.learner.prepare(state.learner, rollout, progress)
+        learned, done = self._epochs(state.learner, batch, progress, shuffle_key, update_key)
+        learned = self.learner.finish(learned, done.last_epoch, progress)
+        guard, learned = self._guard(state.guard, state.learner, learned, done.skipped)
+        new_state = replace(
+            state,
+            learner=learned,
+            connectors=connectors,
+            ring=push_episodes(state.ring, data.record, data.env_index),
+            faults=push_faults(state.faults, data.record, data.env_index),
+            guard=guard,
+            progress=replace(
+                progress,
+                updates=progress.updates.add(self.experience.num_updates),
+                train_batches=progress.train_batches.add(1),
+            ),
+        )
+        return new_state, {**done.every, **prepared}
+
+    def actor(self, state: TrainState) -> Actor:
+        """What acting depends on."""
+        return Actor(
+            params=state.learner.sgd.params,
+            obs_state=state.connectors.obs,
+            hparams=current_values(state.learner.hparams, state.progress),
+            progress=state.progress,
+        )
+
+    def _epochs(
+        self,
+        learner_state: Any,
+        batch: PyTree,
+        progress: Progress,
+        shuffle_key: Key,
+        update_key: Key,
+    ) -> tuple[Any, Learned]:
+        """Every minibatch of every epoch: the means of their metrics, and which were skipped."""
+        num_steps, num_envs = jax.tree.leaves(batch)[0].shape[:2]
+        flat = flatten_time(batch)
+        here = num_envs * self.experience.num_shards // self.num_envs
+        device = 0 if self.axis_name is None else jax.lax.axis_index(self.axis_name)
+        shards = device * here + jnp.arange(here, dtype=jnp.int32)
+        orders = self.experience.orders(shuffle_key, shards)
+        names: list[str] = []
+
+        def body(s: Any, i: Int[Array, ""]) -> tuple[Any, Float[Array, " M"]]:
+            rows = self.experience.rows(i, orders, num_steps, num_envs)
+            now = replace(progress, updates=progress.updates.add(i))
+            key = jax.random.fold_in(update_key, i)
+            s, metrics = self.learner.update(s, take_rows(flat, rows), now, key)
+            names[:] = sorted(metrics)
+            return s, jnp.stack([metrics[name].astype(jnp.float32) for name in names])
+
+        updates = jnp.arange(self.experience.num_updates, dtype=jnp.int32)
+        learner_state, table = jax.lax.scan(body, learner_state, updates)
+        skipped = table[:, names.index(NONFINITE)] > 0.5
+        last = self.experience.num_minibatches
+        means = jnp.stack(
+            [_mean_of_good(table, skipped), _mean_of_good(table[-last:], skipped[-last:])]
+        )
+        if self.axis_name is not None:
+            means = jax.lax.pmean(means, self.axis_name)
+        every, last_epoch = (
+            {name: row[i] for i, name in enumerate(names) if name != NONFINITE} for row in means
+        )
+        return learner_state, Learned(every=every, last_epoch=last_epoch, skipped=skipped)
+
+    def _guard(
+        self, guard: GuardState, before: Any, learned: Any, skipped: Bool[Array, " U"]
+    ) -> tuple[GuardState, Any]:
+        """Count skipped updates; after too many in a row return to the last good state.
+
+        The last good state is the one that the latest train batch without a skipped update
+        started from: its parameters are known to give finite gradients.
+        """
+        tail = _length_of_tail(skipped)
+        in_a_row = jnp.where(skipped.all(), guard.in_a_row + tail, tail)
+        num_nonfinite = guard.num_nonfinite + skipped.sum(dtype=jnp.uint32)
+        guard = replace(guard, in_a_row=in_a_row, num_nonfinite=num_nonfinite)
+        if self.on_nonfinite != "rollback":
+            return guard, learned
+        roll_back = in_a_row >= self.nonfinite_tolerance
+        return replace(
+            guard,
+            snapshot=select(~skipped.any(), before, guard.snapshot),
+            in_a_row=jnp.where(roll_back, 0, in_a_row),
+            num_rollbacks=guard.num_rollbacks + roll_back,
+        ), select(roll_back, guard.snapshot, learned)
+
+
+def _mean_of_good(table: Float[Array, "U M"], skipped: Bool[Array, " U"]) -> Float[Array, " M"]:
+    good = jnp.broadcast_to(~skipped[:, None], table.shape)
+    count = jnp.sum(~skipped, dtype=jnp.float32)
+    return jnp.sum(jnp.where(good, table, 0.0), axis=0) / count
+
+
+def summed(before: Summary, data: Sampled, metrics: Metrics) -> Summary:
+    """The summary with one more train batch."""
+    learned = ~jnp.isnan(metrics["grad_norm"])
+    return Summary(
+        metrics=jax.tree.map(
+            lambda total, x: total + jnp.where(learned, x, 0.0), before.metrics, metrics
+        ),
+        episodes=before.episodes.add(data.record),
+        train_batches=before.train_batches + 1,
+        learned_batches=before.learned_batches + learned,
+    )
+
+
+def _length_of_tail(flags: Bool[Array, " U"]) -> Int[Array, ""]:
+    """How many of the last entries in a row are set."""
+    tail = jnp.argmax(~flags[::-1]).astype(jnp.int32)
+    return jnp.where(flags.all(), flags.shape[0], tail)
