@@ -116,9 +116,7 @@ def bare_loop(algorithm: Algorithm, num_updates: int) -> float:
     Algorithm goes on from the state it leaves.
     """
     batches = np.int32(num_updates)
-    dispatcher = algorithm._dispatcher  # pyright: ignore[reportPrivateUsage]
-    programs = dispatcher._programs  # pyright: ignore[reportPrivateUsage]
-    program = programs.run.compiled_for(algorithm.state, batches)
+    program = algorithm.programs.run.compiled_for(algorithm.state, batches)
     start = time.perf_counter()
     algorithm.state, _ = jax.block_until_ready(program(algorithm.state, batches))
     return time.perf_counter() - start

@@ -51,6 +51,11 @@ class Assembly:
         return self.acting.module
 
     @property
+    def sampler(self) -> Sampler:
+        """What acts with the environments that it acts in, where both are in the program."""
+        return self.in_graph_runner.sampler
+
+    @property
     def in_graph(self) -> bool:
         """Whether the environments are stepped inside the compiled program."""
         return isinstance(self.runner, InGraph)
