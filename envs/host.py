@@ -97,6 +97,15 @@ class HostVector(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """How an environment is to be made, whatever it is: the arguments of `make` beside the first."""
+
+    context: EnvContext
+    max_episode_steps: int | None = None
+    is_atari: bool | None = None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class MadeHostEnv:
     """A host environment that can be made, in this process or another. `MadeEnv`'s counterpart.
@@ -110,6 +119,8 @@ class MadeHostEnv:
         env_config: What the contexts hold.
         is_atari: Whether rewards are clipped by default.
         notes: Sentences for `config.explain()`.
+        vector: Makes the vector environment that it brings itself, of so many copies; None where
+            it brings none.
     """
 
     id: str
@@ -120,3 +131,4 @@ class MadeHostEnv:
     env_config: dict[str, Any]
     is_atari: bool = False
     notes: tuple[str, ...] = ()
+    vector: Callable[[int, EnvContext], Any] | None = None

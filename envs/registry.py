@@ -11,21 +11,27 @@ from typing import Any, TypeAlias
 import gymnasium
 
 from jaxrl.core.types import PyTree
+from jaxrl.envs.adapters import gymnasium as gymnasium_adapter
 from jaxrl.envs.adapters import gymnax as gymnax_adapter
 from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.catalog import OWN_ENVS
 from jaxrl.envs.context import EnvContext
+from jaxrl.envs.host import MadeHostEnv, Request
 from jaxrl.envs.params import override_params
 from jaxrl.envs.wrappers import OwnTimeLimit, TimeLimit, check_max_episode_steps
 from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
 
-EnvCreator: TypeAlias = Callable[[EnvContext], JaxEnv[Any, Any]]
-EnvSpec: TypeAlias = str | type[JaxEnv[Any, Any]] | JaxEnv[Any, Any] | EnvCreator
+AnyEnv: TypeAlias = JaxEnv[Any, Any] | gymnasium.Env[Any, Any]
+EnvClass: TypeAlias = type[JaxEnv[Any, Any]] | type[gymnasium.Env[Any, Any]]
+EnvCreator: TypeAlias = Callable[[EnvContext], AnyEnv]
+EnvSpec: TypeAlias = str | EnvClass | AnyEnv | EnvCreator
 
-_registered: dict[str, EnvCreator | type[JaxEnv[Any, Any]]] = {}
+_registered: dict[str, EnvCreator | EnvClass] = {}
+
+RESERVED_PREFIXES = ("gymnasium", "gymnax", "jaxrl")
 
 _CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*")
-_GYMNASIUM_ID = re.compile(r"([\w.-]+/)?[\w.-]+-v\d+")
+_GYMNASIUM_ID = re.compile(r"([\w.]+:)?([\w.-]+/)?[\w.-]+-v\d+")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,19 +54,24 @@ class MadeEnv:
         return self.env.max_episode_steps
 
 
-def register_env(name: str, creator: EnvCreator | type[JaxEnv[Any, Any]]) -> None:
+Made: TypeAlias = MadeEnv | MadeHostEnv
+
+
+def register_env(name: str, creator: EnvCreator | EnvClass) -> None:
     """Let `name` stand for an environment; a name that was registered before is replaced.
 
     Args:
-        name: Any id without the prefixes `gymnax:` and `jaxrl:`; it goes before built-in ids.
-        creator: Called with an `EnvContext` (the `env_config`), returns a `JaxEnv`; or a class.
+        name: Any id without the prefixes `gymnasium:`, `gymnax:` and `jaxrl:`; it goes before
+            built-in ids.
+        creator: Called with an `EnvContext` (the `env_config`), returns a `JaxEnv` or a
+            `gymnasium.Env`; or a class of either.
 
     Raises:
         EnvError: The name is not a string, empty or prefixed, or the creator is not callable.
     """
     if not isinstance(name, str) or not name:
         raise EnvError(f"An environment's name must be a non-empty string, got {name!r}.")
-    if name.split(":")[0] in ("gymnax", "jaxrl"):
+    if name.split(":")[0] in RESERVED_PREFIXES:
         raise EnvError(f"The prefix of {name!r} is reserved; register the name without it.")
     if not callable(creator):
         raise EnvError(
@@ -70,7 +81,7 @@ def register_env(name: str, creator: EnvCreator | type[JaxEnv[Any, Any]]) -> Non
 
 
 def list_envs() -> list[str]:
-    """Every id that `make` knows: registered names, jaxrl's own, gymnax's."""
+    """Registered names, jaxrl's own ids and gymnax's; `gymnasium:<id>` reaches gymnasium's."""
     own = [name if not name.startswith("probe-") else f"jaxrl:{name}" for name in OWN_ENVS]
     return [*sorted(_registered), *own, *(f"gymnax:{name}" for name in gymnax_adapter.ENV_IDS)]
 
@@ -80,98 +91,115 @@ def make(
     env_config: Mapping[str, Any] | None = None,
     *,
     max_episode_steps: int | None = None,
-) -> MadeEnv:
+    is_atari: bool | None = None,
+) -> Made:
     """Make an environment, with its time limit around it.
 
-    Environments made twice from equal arguments are the same or equal objects, so that programs
-    compiled for one serve the other (creators excepted: those are called each time).
+    JAX environments made twice from equal arguments are the same or equal objects, so that
+    programs compiled for one serve the other (creators excepted: those are called each time). Of a
+    gymnasium environment one is made and closed, to learn its spaces.
 
     Args:
-        spec: An id ("CartPole-v1", "jaxrl:...", "gymnax:...", or a registered name), a class path
-            ("package.module:Class" or "package.module.Class"), a `JaxEnv` class or instance, or
-            a creator that is called with an `EnvContext`.
-        env_config: Fields of the environment's params and arguments of its constructor; what a
+        spec: An id ("CartPole-v1", "jaxrl:...", "gymnax:...", "gymnasium:...", or a registered
+            name), a class path ("package.module:Class" or "package.module.Class"), a class or an
+            instance of `JaxEnv` or `gymnasium.Env`, or a creator that is called with an
+            `EnvContext`.
+        env_config: Fields of a JAX environment's params, and arguments of the constructor; what a
             creator gets as its `EnvContext`.
         max_episode_steps: Replaces the environment's own time limit.
+        is_atari: Whether this is an Atari game, which is preprocessed and whose rewards are
+            clipped; None asks the environment.
 
     Raises:
         UnknownNameError: No environment, parameter or constructor argument has this name.
-        EnvError: The environment cannot be made, or is no JAX environment.
+        EnvError: The environment cannot be made.
     """
     if max_episode_steps is not None:
         max_episode_steps = check_max_episode_steps(max_episode_steps)
     context = env_config if isinstance(env_config, EnvContext) else EnvContext(env_config)
+    request = Request(context=context, max_episode_steps=max_episode_steps, is_atari=is_atari)
     if isinstance(spec, str):
-        made = _from_string(spec, context)
-    else:
-        made = _from_object(spec, context, _describe(spec))
-    return _with_time_limit(made, max_episode_steps)
+        return _from_string(spec, request)
+    return _from_object(spec, request, _describe(spec))
 
 
-def _from_string(spec: str, context: EnvContext) -> MadeEnv:
+def _from_string(spec: str, request: Request) -> Made:
     prefix, _, name = spec.partition(":")
     if spec in _registered:
-        return _from_object(_registered[spec], context, spec)
+        return _from_object(_registered[spec], request, spec)
     if prefix == "jaxrl" and name in OWN_ENVS:
-        return _from_catalog(name, context, spec)
+        return _from_catalog(name, request, spec)
     if spec in OWN_ENVS:
-        made = _from_catalog(spec, context, spec)
-        note = f"{spec}: jaxrl's own JAX implementation (not gymnasium's, not gymnax's)."
-        return dataclasses.replace(made, notes=(note,) if spec in gymnasium.registry else ())
+        made = _from_catalog(spec, request, spec)
+        if spec not in gymnasium.registry:
+            return made
+        return _noted(
+            made, f"{spec}: jaxrl's own JAX implementation (not gymnasium's, not gymnax's)."
+        )
     if prefix == "gymnax" and name:
-        return _from_class(gymnax_adapter.env_class(name), context, spec)
+        return _from_class(gymnax_adapter.env_class(name), request, spec)
+    if prefix == "gymnasium" and name:
+        return gymnasium_adapter.from_id(name, request, spec)
     if spec in gymnax_adapter.ENV_IDS:
-        made = _from_class(gymnax_adapter.env_class(spec), context, spec)
-        return dataclasses.replace(made, notes=(f"{spec}: gymnax's implementation.",))
-    if prefix != "jaxrl" and _GYMNASIUM_ID.fullmatch(spec) and _known_to_gymnasium(spec):
-        raise EnvError(_host_env_message(spec))
+        made = _from_class(gymnax_adapter.env_class(spec), request, spec)
+        return _noted(made, f"{spec}: gymnax's implementation.")
+    if prefix != "jaxrl" and _GYMNASIUM_ID.fullmatch(spec) and gymnasium_adapter.knows(spec):
+        made = gymnasium_adapter.from_id(spec, request, spec)
+        return _noted(made, f"{spec}: gymnasium's implementation, stepped on the host.")
     if prefix != "jaxrl" and _CLASS_PATH.fullmatch(spec):
-        return _from_object(_load(spec), context, spec)
+        return _from_object(_load(spec), request, spec)
     raise _unknown(spec)
 
 
-def _from_catalog(name: str, context: EnvContext, env_id: str) -> MadeEnv:
+def _noted(made: Made, note: str) -> Made:
+    return dataclasses.replace(made, notes=(note, *made.notes))
+
+
+def _from_catalog(name: str, request: Request, env_id: str) -> Made:
     entry = OWN_ENVS[name]
-    merged = context.copy_with_overrides({**entry.arguments, **context})
-    return _from_object(_load(entry.path), merged, env_id)
+    merged = request.context.copy_with_overrides({**entry.arguments, **request.context})
+    return _from_object(_load(entry.path), dataclasses.replace(request, context=merged), env_id)
 
 
-def _from_object(spec: Any, context: EnvContext, env_id: str) -> MadeEnv:
+def _from_object(spec: Any, request: Request, env_id: str) -> Made:
     """From a class, an instance or a creator."""
     if isinstance(spec, type):
-        return _from_class(spec, context, env_id)
+        return _from_class(spec, request, env_id)
     if isinstance(spec, JaxEnv) or gymnax_adapter.is_gymnax(spec):
         env = _adapted(spec, env_id)
-        params = override_params(env_id, env.default_params, context)
-        return MadeEnv(env=env, params=params, id=env_id)
-    if isinstance(spec, gymnasium.Env):
-        raise EnvError(_host_env_message(env_id))
+        params = override_params(env_id, env.default_params, request.context)
+        return _with_time_limit(MadeEnv(env=env, params=params, id=env_id), request)
+    if gymnasium_adapter.is_host_env(spec):
+        return gymnasium_adapter.from_instance(spec, request, env_id)
     if not callable(spec):
         raise EnvError(
-            f"An environment must be an id, a class path, a JaxEnv class or instance, or a "
-            f"creator, got {spec!r}."
+            f"An environment must be an id, a class path, a class or instance of JaxEnv or "
+            f"gymnasium.Env, or a creator, got {spec!r}."
         )
-    made = spec(context)
-    if isinstance(made, gymnasium.Env):
-        raise EnvError(_host_env_message(env_id))
+    made = gymnasium_adapter.call_creator(env_id, spec, request.context)
+    if gymnasium_adapter.is_host_env(made):
+        return gymnasium_adapter.from_creator(spec, made, request, env_id)
     env = _adapted(made, env_id)
-    return MadeEnv(env=env, params=env.default_params, id=env_id)
+    return _with_time_limit(MadeEnv(env=env, params=env.default_params, id=env_id), request)
 
 
 def _adapted(env: Any, env_id: str) -> JaxEnv[Any, Any]:
     if gymnax_adapter.is_gymnax(env):
         return gymnax_adapter.GymnaxEnv(env)
     if not isinstance(env, JaxEnv):
-        raise EnvError(f"The creator of {env_id} must return a JaxEnv, got {env!r}.")
+        raise EnvError(
+            f"The creator of {env_id} must return a JaxEnv or a gymnasium.Env, got {env!r}."
+        )
     return env
 
 
-def _from_class(cls: type, context: EnvContext, env_id: str) -> MadeEnv:
+def _from_class(cls: type, request: Request, env_id: str) -> Made:
     """An instance from the constructor's arguments in the config, params from the rest."""
-    if issubclass(cls, gymnasium.Env):
-        raise EnvError(_host_env_message(env_id))
+    if gymnasium_adapter.is_host_class(cls):
+        return gymnasium_adapter.from_class(cls, request, env_id)
     if not (issubclass(cls, JaxEnv) or gymnax_adapter.is_gymnax_class(cls)):
-        raise EnvError(f"{env_id} is not a JaxEnv class.")
+        raise EnvError(f"{env_id} is neither a JaxEnv class nor a gymnasium.Env class.")
+    context = request.context
     parameters = inspect.signature(cls).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     arguments = {p.name: context[p.name] for p in named if p.name in context}
@@ -183,7 +211,7 @@ def _from_class(cls: type, context: EnvContext, env_id: str) -> MadeEnv:
     env = _adapted(_instance(cls, arguments), env_id)
     rest = {key: value for key, value in context.items() if key not in arguments}
     params = override_params(env_id, env.default_params, rest, [p.name for p in named])
-    return MadeEnv(env=env, params=params, id=env_id)
+    return _with_time_limit(MadeEnv(env=env, params=params, id=env_id), request)
 
 
 def _instance(cls: Any, arguments: dict[str, Any]) -> Any:
@@ -203,8 +231,8 @@ def _cached_instance(cls: Any, arguments: tuple[tuple[str, Any], ...], types: An
     return cls(**dict(arguments))
 
 
-def _with_time_limit(made: MadeEnv, max_episode_steps: int | None) -> MadeEnv:
-    env, limit = made.env, max_episode_steps
+def _with_time_limit(made: MadeEnv, request: Request) -> MadeEnv:
+    env, limit = made.env, request.max_episode_steps
     if isinstance(env, TimeLimit):
         env, limit = env.env, limit or env.max_episode_steps
     if isinstance(env, OwnTimeLimit):
@@ -240,23 +268,16 @@ def _load(path: str) -> Any:
 def _describe(spec: Any) -> str:
     if isinstance(spec, JaxEnv):
         return spec.name
+    if isinstance(spec, gymnasium.Env) and spec.spec is not None:
+        return spec.spec.id
     named = spec if isinstance(spec, type) or inspect.isfunction(spec) else type(spec)
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def _known_to_gymnasium(spec: str) -> bool:
-    return spec in gymnasium.registry or "/" in spec
-
-
-def _host_env_message(env_id: str) -> str:
-    return (
-        f"{env_id} is a gymnasium environment, which runs on the host; this version runs JAX "
-        f"environments only: use one of `jaxrl list envs`, such as 'CartPole-v1' or "
-        f"'gymnax:Breakout-MinAtar', or a JaxEnv class of your own."
-    )
-
-
 def _unknown(spec: str) -> UnknownNameError:
     known = list_envs()
-    hint = did_you_mean(spec, [*known, *OWN_ENVS, *gymnax_adapter.ENV_IDS])
-    return UnknownNameError(f"Unknown environment {spec!r}.{hint} Known: {', '.join(known)}.")
+    hint = did_you_mean(spec, [*known, *OWN_ENVS, *gymnax_adapter.ENV_IDS, *gymnasium.registry])
+    return UnknownNameError(
+        f"Unknown environment {spec!r}.{hint} Known: {', '.join(known)}; gymnasium's with the prefix "
+        f"'gymnasium:'."
+    )

@@ -61,6 +61,9 @@ _WIDER_BOUNDS = {
 }
 """Where observations leave the space that gymnax declares: index, low, high."""
 
+CELL_PIXELS = 16
+"""Width and height of a grid game's cell in a picture."""
+
 
 def env_class(name: str) -> type:
     """The gymnax class of an id.
@@ -169,6 +172,21 @@ class GymnaxEnv(OwnTimeLimit):
             truncated=_cast(jnp.reshape(truncated, ()), np.bool_),
             info={},
         )
+
+    def render(self, state: PyTree, params: PyTree) -> np.ndarray:
+        """A grid game's cells, `[16 height, 16 width, 3]`, each in its channel's colour.
+
+        Later channels are drawn over earlier ones.
+        """
+        if not self._is_image:
+            raise NotImplementedError(f"gymnax:{self.name} cannot be rendered")
+        with jax.numpy_rank_promotion("allow"):
+            obs = np.asarray(self.env.get_obs(state, params)) > 0
+        number = np.max(obs * np.arange(1, obs.shape[-1] + 1)[None, None], axis=-1)
+        hue = 2 * np.pi * np.arange(obs.shape[-1])[:, None] / obs.shape[-1]
+        colours = 140 + 110 * np.cos(hue - np.array([0.0, 2.0, 4.0])[None] * np.pi / 3)
+        palette = np.concatenate([np.zeros((1, 3)), colours]).astype(np.uint8)
+        return palette[number].repeat(CELL_PIXELS, axis=0).repeat(CELL_PIXELS, axis=1)
 
     def _cast_obs(self, obs: PyTree) -> PyTree:
         return jax.tree.map(_cast, obs, self._obs_dtypes)

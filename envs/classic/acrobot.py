@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, TimeStep
 from jaxrl.envs.base import JaxEnv
+from jaxrl.envs.classic.raster import Canvas
 from jaxrl.envs.params import scalar
 
 
@@ -85,6 +86,23 @@ class Acrobot(JaxEnv[AcrobotState, AcrobotParams]):
             truncated=jnp.zeros((), bool),
             info={},
         )
+
+    def render(self, state: AcrobotState, params: AcrobotParams) -> np.ndarray:
+        """`[500, 500, 3]`, as gymnasium's picture; the second link is a metre long."""
+        theta_1, theta_2 = (float(angle) for angle in np.asarray(state.physics)[:2])
+        lengths = float(params.link_length_1), 1.0
+        scale, joint = 250 / (sum(lengths) + 0.2), np.array([250.0, 250.0])
+        canvas = Canvas(height=500, width=500)
+        canvas.draw_curve(np.full(500, 250.0 + float(params.target_height) * scale), (0, 0, 0))
+        for angle, length in zip((theta_1, theta_1 + theta_2), lengths, strict=True):
+            along = np.array([np.sin(angle), -np.cos(angle)])
+            across = np.array([along[1], -along[0]]) * 0.1 * scale
+            end = joint + along * length * scale
+            corners = [joint - across, joint + across, end + across, end - across]
+            canvas.fill_polygon(np.stack(corners), (0, 204, 204))
+            canvas.fill_circle(joint, 0.1 * scale, (204, 204, 0))
+            joint = end
+        return canvas.to_uint8()
 
 
 def _observe(physics: Float[Array, "4"]) -> Float[Array, "6"]:

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, TimeStep
 from jaxrl.envs.base import JaxEnv
+from jaxrl.envs.classic.raster import Canvas
 from jaxrl.envs.params import scalar
 
 
@@ -88,6 +89,10 @@ class MountainCar(JaxEnv[MountainCarState, MountainCarParams]):
             info={},
         )
 
+    def render(self, state: MountainCarState, params: MountainCarParams) -> np.ndarray:
+        """`[400, 600, 3]`, as gymnasium's picture."""
+        return _picture(state, params)
+
 
 class MountainCarContinuous(JaxEnv[MountainCarState, MountainCarContinuousParams]):
     """Reach the hilltop (worth 100) by pushes in [-1, 1], each costing 0.1 times its square."""
@@ -131,6 +136,10 @@ class MountainCarContinuous(JaxEnv[MountainCarState, MountainCarContinuousParams
             info={},
         )
 
+    def render(self, state: MountainCarState, params: MountainCarContinuousParams) -> np.ndarray:
+        """`[400, 600, 3]`, as gymnasium's picture."""
+        return _picture(state, params)
+
 
 def _observation_space(
     params: MountainCarParams | MountainCarContinuousParams,
@@ -164,3 +173,34 @@ def _drive(
     velocity = jnp.where(at_wall, 0.0, velocity)
     reached = (position >= params.goal_position) & (velocity >= params.goal_velocity)
     return jnp.stack([position, velocity]), reached
+
+
+def _height(position: Any) -> Any:
+    """Of the track."""
+    return np.sin(3 * position) * 0.45 + 0.55
+
+
+def _picture(
+    state: MountainCarState, params: MountainCarParams | MountainCarContinuousParams
+) -> np.ndarray:
+    """The car on its track, with a flag at the goal."""
+    position, left = float(np.asarray(state.physics)[0]), float(params.min_position)
+    scale = 600 / (float(params.max_position) - left)
+    canvas = Canvas(height=400, width=600)
+    columns = (np.arange(600) + 0.5) / scale + left
+    canvas.draw_curve(_height(columns) * scale, (0, 0, 0))
+    slope = np.cos(3 * position)
+    along = np.array([np.cos(slope), np.sin(slope)])
+    up = np.array([-along[1], along[0]])
+    axle = np.array([(position - left) * scale, _height(position) * scale + 10.0])
+    back, front = axle - 20 * along, axle + 20 * along
+    canvas.fill_polygon(np.stack([back, back + 20 * up, front + 20 * up, front]), (0, 0, 0))
+    for side in (-10.0, 10.0):
+        canvas.fill_circle(axle + side * along, 8.0, (128, 128, 128))
+    goal = float(params.goal_position)
+    foot = np.array([(goal - left) * scale, _height(goal) * scale])
+    pole = np.array([[-0.5, 0.0], [0.5, 0.0], [0.5, 50.0], [-0.5, 50.0]])
+    canvas.fill_polygon(foot[None] + pole, (0, 0, 0))
+    flag = np.array([[0.0, 50.0], [0.0, 40.0], [25.0, 45.0]])
+    canvas.fill_polygon(foot[None] + flag, (204, 204, 0))
+    return canvas.to_uint8()

@@ -2,16 +2,16 @@
 
 import numpy as np
 
+Colour = tuple[int, int, int]
+
 
 class Canvas:
     """A picture in pixels, x to the right and y up, both from the lower left corner."""
 
     def __init__(self, height: int, width: int) -> None:
         self._pixels = np.full((height, width, 3), 255.0)
-        y, x = np.mgrid[:height, :width] + 0.5
-        self._points = np.stack([x, y], axis=-1)
 
-    def fill_polygon(self, corners: np.ndarray, colour: tuple[int, int, int]) -> None:
+    def fill_polygon(self, corners: np.ndarray, colour: Colour) -> None:
         """A convex polygon, `corners` being `[n, 2]` in either direction of turning."""
         following = np.roll(corners, -1, axis=0)
         edges = following - corners
@@ -19,17 +19,39 @@ class Canvas:
         normals = np.stack([edges[:, 1], -edges[:, 0]], axis=-1) * (1.0 if turn > 0 else -1.0)
         normals = normals / np.linalg.norm(normals, axis=-1, keepdims=True)
         offsets = np.sum(normals * corners, axis=-1)
-        self._blend(np.max(self._points @ normals.T - offsets[None, None], axis=-1), colour)
+        rows, columns, points = self._around(corners.min(axis=0), corners.max(axis=0))
+        distance = np.max(points @ normals.T - offsets[None, None], axis=-1, initial=-np.inf)
+        self._blend(rows, columns, distance, colour)
 
-    def fill_circle(self, centre: np.ndarray, radius: float, colour: tuple[int, int, int]) -> None:
+    def fill_circle(self, centre: np.ndarray, radius: float, colour: Colour) -> None:
         """A disc."""
-        self._blend(np.linalg.norm(self._points - centre[None, None], axis=-1) - radius, colour)
+        rows, columns, points = self._around(centre - radius, centre + radius)
+        distance = np.linalg.norm(points - centre[None, None], axis=-1) - radius
+        self._blend(rows, columns, distance, colour)
+
+    def draw_curve(self, y: np.ndarray, colour: Colour) -> None:
+        """A line one pixel wide from edge to edge, `y` being its height at each column's centre."""
+        height, width = self._pixels.shape[:2]
+        steepness = np.sqrt(1.0 + np.gradient(y) ** 2)
+        middle = np.arange(height)[:, None] + 0.5
+        distance = np.abs(middle - y[None]) / steepness[None] - 0.5
+        self._blend(slice(0, height), slice(0, width), distance, colour)
 
     def to_uint8(self) -> np.ndarray:
         """The picture, `[height, width, 3]`, top row first."""
         return np.ascontiguousarray(self._pixels[::-1].round().astype(np.uint8))
 
-    def _blend(self, distance: np.ndarray, colour: tuple[int, int, int]) -> None:
+    def _around(self, low: np.ndarray, high: np.ndarray) -> tuple[slice, slice, np.ndarray]:
+        """Rows, columns and centres `[rows, columns, 2]` of the pixels near a box of corners."""
+        size = np.array(self._pixels.shape[1::-1])
+        first = np.clip(np.floor(low - 1.0).astype(int), 0, size)
+        last = np.clip(np.ceil(high + 1.0).astype(int), first, size)
+        y, x = np.mgrid[first[1] : last[1], first[0] : last[0]] + 0.5
+        points = np.stack([x, y], axis=-1)
+        return slice(first[1], last[1]), slice(first[0], last[0]), points
+
+    def _blend(self, rows: slice, columns: slice, distance: np.ndarray, colour: Colour) -> None:
         """Cover what lies within a shape, given each pixel's signed distance to its border."""
         cover = np.clip(0.5 - distance, 0.0, 1.0)[..., None]
-        self._pixels += cover * (np.array(colour, float)[None, None] - self._pixels)
+        here = self._pixels[rows, columns]
+        self._pixels[rows, columns] = here + cover * (np.array(colour, float)[None, None] - here)

@@ -15,6 +15,7 @@ import pytest
 from jaxrl.envs import EnvContext, JaxEnv, TimeLimit, list_envs, make, register_env, registry
 from jaxrl.envs.classic.cartpole import CartPole, CartPoleParams
 from jaxrl.envs.classic.pendulum import Pendulum
+from jaxrl.envs.host import MadeHostEnv
 from jaxrl.errors import EnvError, UnknownNameError
 
 
@@ -65,6 +66,15 @@ def test_a_bare_id_is_ours_and_says_so() -> None:
         "CartPole-v1: jaxrl's own JAX implementation (not gymnasium's, not gymnax's).",
     )
     assert make("jaxrl:CartPole-v1").notes == ()
+
+
+def test_a_prefix_asks_for_gymnasium_and_ids_of_its_own_need_none() -> None:
+    theirs = make("gymnasium:CartPole-v1")
+    assert isinstance(theirs, MadeHostEnv)
+    assert (theirs.id, theirs.max_episode_steps, theirs.notes) == ("gymnasium:CartPole-v1", 500, ())
+    bare = make("FrozenLake-v1")
+    assert isinstance(bare, MadeHostEnv)
+    assert bare.notes == ("FrozenLake-v1: gymnasium's implementation, stepped on the host.",)
 
 
 def test_ids_of_gymnax_need_no_prefix_where_they_are_its_own() -> None:
@@ -173,14 +183,14 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ("jaxrl:Pendulm-v1", {}, UnknownNameError, "Did you mean"),
     ("gymnax:Breakout", {}, UnknownNameError, "Did you mean 'Breakout-MinAtar'"),
     ("gymnax:MNISTBandit-bsuite", {}, EnvError, "downloads its data"),
-    ("FrozenLake-v1", {}, EnvError, "runs on the host"),
-    ("ALE/Pong-v5", {}, EnvError, "runs on the host"),
-    (gymnasium.Env, {}, EnvError, "runs on the host"),
-    (lambda context: gymnasium.make("CartPole-v1"), {}, EnvError, "runs on the host"),
-    (lambda context: 5, {}, EnvError, "must return a JaxEnv, got 5"),
+    ("gymnasium:CartPole-v9", {}, UnknownNameError, "Did you mean 'CartPole-v1'"),
+    ("gymnasium:CartPole-v1", {"gravty": 1}, UnknownNameError, "takes no argument 'gravty'"),
+    (gymnasium.Env, {}, EnvError, "the observation space is missing"),
+    (lambda context: 5, {}, EnvError, "must return a JaxEnv or a gymnasium.Env, got 5"),
+    (lambda context: 1 // 0, {}, EnvError, "its creation raised ZeroDivisionError"),
     ("no_such_module:Env", {}, EnvError, "No module named 'no_such_module'"),
     ("jaxrl.envs.classic.pendulum:Pendulem", {}, EnvError, "Did you mean 'Pendulum'"),
-    ("collections:OrderedDict", {}, EnvError, "is not a JaxEnv class"),
+    ("collections:OrderedDict", {}, EnvError, "is neither a JaxEnv class nor"),
     (5, {}, EnvError, "must be an id, a class path"),
     (Sized, {}, EnvError, "needs size"),
     ("CartPole-v1", {"gravty": 1}, UnknownNameError, "Did you mean 'gravity'"),
@@ -207,6 +217,7 @@ def test_bad_input_is_one_sentence(
     [
         ("", make_cartpole, "non-empty string"),
         ("gymnax:mine", make_cartpole, "reserved"),
+        ("gymnasium:mine", make_cartpole, "reserved"),
         ("mine", 5, "must be callable"),
     ],
 )

@@ -1,0 +1,289 @@
+"""A wall around one copy of a host environment: what fails inside comes out as information.
+
+It stands inside the vector environment, also in the processes of an asynchronous one, so that the
+other copies never notice. Nothing here imports JAX: those processes do without it.
+"""
+
+import dataclasses
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from jaxrl.envs.adapters.host_spaces import logger, make_fit, zeros
+from jaxrl.envs.adapters.host_state import copy_state, restore_copy
+from jaxrl.envs.context import EnvContext
+from jaxrl.errors import EnvError
+
+FAULT = "jaxrl_fault"
+"""Under this key of an info comes a `CopyFault`."""
+
+MAX_ATTEMPTS = 5
+"""So often in a row a copy is made and reset before the run ends."""
+
+MAX_RESTARTS_IN_A_ROW = 10
+"""So often a copy is restarted without one step in between before the run ends."""
+
+_FIRST_PAUSE_S = 0.05
+_NUMBERS = frozenset({float, int, np.float32, np.float64})
+
+
+class StepFailedRecreateEnvError(Exception):
+    """What an environment raises to be closed and made anew without a fuss (RLlib's name)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CopyFault:
+    """A copy was restarted, or (`fatal`) it cannot go on, with `detail` as the sentence why.
+
+    `trace` is the original traceback as text; `error` the exception itself, which does not leave
+    its process.
+    """
+
+    detail: str
+    trace: str = ""
+    fatal: bool = False
+    silent: bool = False
+    error: BaseException | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "error": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CopyPlan:
+    """How one copy is made, and what its faults lead to.
+
+    `index` is the copy's place among all copies of the run, which its seeds derive from, so that
+    data do not depend on how copies are spread over runners.
+    """
+
+    id: str
+    create: Callable[[EnvContext], gymnasium.Env[Any, Any]]
+    context: EnvContext
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
+    seed: int
+    index: int
+    restart: bool
+
+    @property
+    def name(self) -> str:
+        """For messages: which environment, worker and copy."""
+        context = self.context
+        return (
+            f"{self.id} (worker_index={context.worker_index}, vector_index={context.vector_index})"
+        )
+
+
+def derived_seed(seed: int, index: int, restarts: int = 0) -> int:
+    """The seed of a copy's first reset, another one after each restart; 31 bits."""
+    entropy = (seed, index) if restarts == 0 else (seed, index, restarts)
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
+
+
+class CopyBarrier(gymnasium.Env[Any, Any]):
+    """One copy that is made at its first reset, restarted if it may be, and never raises.
+
+    What it returns fits the observation space in structure, shape and dtype; rewards are numbers,
+    flags are bools.
+    """
+
+    def __init__(self, plan: CopyPlan) -> None:
+        self._plan = plan
+        self.observation_space = plan.observation_space
+        self.action_space = plan.action_space
+        self.metadata = {}
+        self.inner: gymnasium.Env[Any, Any] | None = None
+        self._restarts = 0
+        self._in_a_row = 0
+        self._fit_reset = make_fit(f"{plan.name}: reset's observation", plan.observation_space)
+        self._fit_step = make_fit(f"{plan.name}: step's observation", plan.observation_space)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        del options
+        try:
+            if self.inner is None:
+                self.inner = self._plan.create(self._plan.context)
+            result = self.inner.reset() if seed is None else self.inner.reset(seed=seed)
+        except Exception as error:  # noqa: BLE001  (whatever a user's environment may raise)
+            what = "reset" if self.inner is not None else "the environment's creation"
+            return self._failed(what, error)
+        try:
+            return self._checked_reset(result)
+        except EnvError as error:
+            return self._fatal(str(error))
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        try:
+            result = self.inner.step(action)  # pyright: ignore[reportOptionalMemberAccess]
+        except Exception as error:  # noqa: BLE001  (whatever a user's environment may raise)
+            obs, info = self._failed("step", error)
+            return obs, 0.0, False, False, info
+        try:
+            checked = self._checked_step(result)
+        except EnvError as error:
+            obs, info = self._fatal(str(error))
+            return obs, 0.0, False, False, info
+        self._in_a_row = 0
+        return checked
+
+    def close(self) -> None:
+        """Close the copy; what its own `close` raises is logged and no more."""
+        inner, self.inner = self.inner, None
+        if inner is None:
+            return
+        try:
+            inner.close()
+        except Exception:  # noqa: BLE001  (it is on its way out anyhow)
+            logger.debug("%s: close raised", self._plan.name, exc_info=True)
+
+    def render(self) -> Any:
+        return None if self.inner is None else self.inner.render()
+
+    @property
+    def copy_state(self) -> Any:
+        """The copy's state as arrays, None where it cannot be had."""
+        state = None if self.inner is None else copy_state(self.inner)
+        if state is None:
+            return None
+        return {**state, "restarts": np.asarray([self._restarts, self._in_a_row], np.int32)}
+
+    @copy_state.setter
+    def copy_state(self, state: Any) -> None:
+        if self.inner is None:
+            self.inner = self._plan.create(self._plan.context)
+            self.inner.reset(seed=0)
+        self._restarts, self._in_a_row = (int(count) for count in state["restarts"])
+        restore_copy(self.inner, state)
+
+    def _checked_reset(self, result: Any) -> tuple[Any, dict[str, Any]]:
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise EnvError(f"{self._plan.name}: {reset_shape_sentence(result)}")
+        obs, info = result
+        if not isinstance(info, dict):
+            raise EnvError(f"{self._plan.name}: reset's info must be a dict, got {info!r}.")
+        return self._fit_reset(obs), info
+
+    def _checked_step(self, result: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise EnvError(f"{self._plan.name}: {step_shape_sentence(result)}")
+        obs, reward, terminated, truncated, info = result
+        if reward.__class__ not in _NUMBERS:
+            reward = number(f"{self._plan.name}: the reward", reward)
+        if terminated.__class__ is not bool or truncated.__class__ is not bool:
+            terminated = flag(f"{self._plan.name}: terminated", terminated)
+            truncated = flag(f"{self._plan.name}: truncated", truncated)
+        if not isinstance(info, dict):
+            raise EnvError(f"{self._plan.name}: step's info must be a dict, got {info!r}.")
+        return self._fit_step(obs), reward, terminated, truncated, info
+
+    def _failed(self, what: str, error: Exception) -> tuple[Any, dict[str, Any]]:
+        """Restart the copy after an exception; the first observation, and the fault as info."""
+        sentence = f"{self._plan.name}: {what} raised {_one_line(error)}."
+        if not self._plan.restart:
+            return self._fatal(sentence, error)
+        self._in_a_row += 1
+        if self._in_a_row > MAX_RESTARTS_IN_A_ROW:
+            return self._fatal(
+                f"{sentence} It was restarted {MAX_RESTARTS_IN_A_ROW} times without one step.",
+                error,
+            )
+        silent = isinstance(error, StepFailedRecreateEnvError)
+        fault = CopyFault(detail=sentence, trace=_trace(error), silent=silent, error=error)
+        latest = error
+        for attempt in range(MAX_ATTEMPTS):
+            if attempt:
+                time.sleep(_FIRST_PAUSE_S * 2**attempt)
+            try:
+                result = self._recreate()
+            except Exception as again:  # noqa: BLE001  (reported if it lasts)
+                latest = again
+                continue
+            try:
+                obs, info = self._checked_reset(result)
+            except EnvError as broken:
+                return self._fatal(str(broken))
+            return obs, {**info, FAULT: fault}
+        return self._fatal(
+            f"{sentence} It could not be restarted in {MAX_ATTEMPTS} attempts, the last of which "
+            f"raised {_one_line(latest)}.",
+            latest,
+        )
+
+    def _recreate(self) -> Any:
+        self.close()
+        self._restarts += 1
+        self.inner = self._plan.create(self._plan.context)
+        return self.inner.reset(
+            seed=derived_seed(self._plan.seed, self._plan.index, self._restarts)
+        )
+
+    def _fatal(self, detail: str, error: Exception | None = None) -> tuple[Any, dict[str, Any]]:
+        trace = "" if error is None else _trace(error)
+        fault = CopyFault(detail=detail, trace=trace, fatal=True, error=error)
+        return zeros(self.observation_space), {FAULT: fault}
+
+
+def reset_shape_sentence(result: Any) -> str:
+    """What is wrong with a reset's result that is no pair."""
+    return (
+        f"reset must return (observation, info), got {_shape(result)}; an environment of the old "
+        f"gym API can be wrapped by shimmy."
+    )
+
+
+def step_shape_sentence(result: Any) -> str:
+    """What is wrong with a step's result that is no five values."""
+    return (
+        f"step must return (observation, reward, terminated, truncated, info), got "
+        f"{_shape(result)}; an environment of the old gym API can be wrapped by shimmy."
+    )
+
+
+def number(what: str, value: Any) -> float:
+    """A scalar as a float.
+
+    Raises:
+        EnvError: It is none.
+    """
+    array = np.asarray(value)
+    if array.shape != () or array.dtype.kind not in "fiub":
+        raise EnvError(f"{what} must be one number, got {value!r}.")
+    return float(array)
+
+
+def flag(what: str, value: Any) -> bool:
+    """A bool, or NumPy's.
+
+    Raises:
+        EnvError: It is something else.
+    """
+    if isinstance(value, np.ndarray) and value.shape == () and value.dtype == np.bool_:
+        return bool(value)
+    if not isinstance(value, bool | np.bool_):
+        raise EnvError(f"{what} must be a bool, got {value!r}.")
+    return bool(value)
+
+
+def _shape(result: Any) -> str:
+    if isinstance(result, tuple):
+        return f"{len(result)} values"
+    return f"a {type(result).__name__}"
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0].rstrip('.')}" if text else type(error).__name__
+
+
+def _trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))

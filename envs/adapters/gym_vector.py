@@ -1,0 +1,433 @@
+"""Gymnasium's vector environments as a `HostVector`, in each of their ways to reset themselves."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import gymnasium
+import jax
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
+from jaxtyping import Bool
+
+from jaxrl.core.types import PyTree
+from jaxrl.envs.adapters.barrier import FAULT, CopyBarrier, CopyFault, CopyPlan, derived_seed
+from jaxrl.envs.adapters.host_spaces import logger, map_space
+from jaxrl.envs.host import HostFault, HostStep
+from jaxrl.envs.space_checks import leaf_dtype
+from jaxrl.errors import EnvError
+
+_CLOSE_TIMEOUT_S = 5.0
+
+
+class RemoteTraceback(Exception):  # noqa: N818  (it is the cause of an error, and none itself)
+    """The traceback of an exception in another process, as text."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class GymVector:
+    """`B` copies in one of gymnasium's vector environments.
+
+    A copy that ended is reset within the step (SAME_STEP), right after it (DISABLED, by a reset
+    mask), or by the next step (NEXT_STEP), whose row is then no transition. The transitions are
+    the same in all three.
+
+    A copy that returns a reward or an observation that is not finite is reset, and the row is no
+    transition, as in `jaxrl.envs.vector`; so is a copy that its barrier restarted.
+    """
+
+    def __init__(
+        self,
+        vector: GymnasiumVectorEnv[Any, Any, Any],
+        *,
+        name: str,
+        seeds: list[int],
+        observation_space: gymnasium.Space[Any],
+    ) -> None:
+        """Takes `vector` over and closes it in the end.
+
+        Args:
+            vector: Whose `metadata["autoreset_mode"]` says how it resets.
+            name: For messages.
+            seeds: Of each copy's first reset.
+            observation_space: Of one copy, as modules see it.
+        """
+        self.num_envs = vector.num_envs
+        self.vector = vector
+        self._name = name
+        self._seeds = seeds
+        self._observation_space = observation_space
+        self._mode = _autoreset_mode(vector, name)
+        # Gymnasium's own take a reset mask in every mode, others only where they must.
+        own = isinstance(vector, SyncVectorEnv | AsyncVectorEnv)
+        self._takes_mask = own or self._mode is AutoresetMode.DISABLED
+        self._copy_obs = None if own else True
+        self._obs: PyTree = None
+        self._nobody = np.zeros(self.num_envs, np.bool_)
+        self._everybody = np.ones(self.num_envs, np.bool_)
+        self._to_reset = self._nobody
+        self._faulty = self._nobody
+        self._earlier_faults: list[HostFault] = []
+        self._closed = False
+
+    def reset(self) -> PyTree:
+        obs, infos = self._call(lambda: self.vector.reset(seed=self._seeds))
+        self._to_reset = self._nobody
+        self._earlier_faults = self._restarts(infos)
+        self._obs, self._faulty = _clean(self._as_runner(obs))
+        return self._obs
+
+    def step(self, action: PyTree) -> HostStep:
+        space: Any = self.vector.single_action_space
+        action = map_space(space, _action_batch, action)
+        obs, reward, terminated, truncated, infos = self._call(lambda: self.vector.step(action))
+        result = _Result(
+            obs=self._as_runner(obs),
+            reward=_float32(reward),
+            terminated=np.asarray(terminated),
+            truncated=np.asarray(truncated),
+            infos=infos,
+        )
+        if infos or self._earlier_faults or self._has_event(result):
+            return self._eventful(result)
+        self._obs = result.obs
+        return HostStep(
+            obs=result.obs,
+            reward=result.reward,
+            terminated=result.terminated,
+            truncated=result.truncated,
+            final_obs=result.obs,
+            mask=self._everybody,
+            starts=self._nobody,
+        )
+
+    def get_state(self) -> PyTree | None:
+        if not isinstance(self.vector, SyncVectorEnv | AsyncVectorEnv):
+            return None
+        copies = self.vector.get_attr("copy_state")
+        if any(copy is None for copy in copies):
+            return None
+        flags = {"to_reset": self._to_reset, "faulty": self._faulty}
+        stacked = jax.tree.map(lambda *rows: np.stack(rows), *copies)
+        return {"copies": stacked, "flags": flags, "obs": self._obs}
+
+    def set_state(self, state: PyTree) -> None:
+        def row(index: int) -> PyTree:
+            return jax.tree.map(lambda x: np.asarray(x)[index], state["copies"])
+
+        self._call(lambda: self.vector.reset(seed=self._seeds))
+        assert isinstance(self.vector, SyncVectorEnv | AsyncVectorEnv)
+        self.vector.set_attr("copy_state", [row(index) for index in range(self.num_envs)])
+        self._to_reset = np.asarray(state["flags"]["to_reset"], np.bool_)
+        self._faulty = np.asarray(state["flags"]["faulty"], np.bool_)
+        self._obs = jax.tree.map(np.asarray, state["obs"])
+        self._earlier_faults = []
+
+    def envs(self) -> list[Any]:
+        """The copies where they are in this process; the one vector environment if it is its own.
+
+        Empty where the copies are in processes of their own.
+        """
+        if isinstance(self.vector, SyncVectorEnv):
+            barriers: Any = self.vector.envs
+            return [barrier.inner for barrier in barriers]
+        return [] if isinstance(self.vector, AsyncVectorEnv) else [self.vector]
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if isinstance(self.vector, AsyncVectorEnv):
+            _close_processes(self.vector)
+        else:
+            self.vector.close()
+
+    def _has_event(self, result: "_Result") -> bool:
+        """Whether anything ended, is to be reset, or is not finite."""
+        flags = result.terminated, result.truncated, self._to_reset, self._faulty
+        return (
+            any(flag.any() for flag in flags)
+            or not np.isfinite(result.reward).all()
+            or not finite_rows(result.obs).all()
+        )
+
+    def _eventful(self, result: "_Result") -> HostStep:
+        """A step in which something ended, failed or was reset."""
+        before, infos = self._obs, result.infos
+        faults = [*self._earlier_faults, *self._restarts(infos)]
+        was_reset = self._to_reset
+        ended = (result.terminated | result.truncated) & ~was_reset
+        # A restart during the reset after an end leaves the step itself whole.
+        replaced = _rows(infos, FAULT, self.num_envs) & ~ended & ~was_reset
+        final_obs = self._final_obs(result.obs, ended, infos)
+        sound = ~(was_reset | replaced)
+        bad_obs = (~finite_rows(final_obs) | self._faulty) & sound
+        bad_reward = ~np.isfinite(result.reward) & sound & ~bad_obs
+        faults += self._nonfinite_faults(bad_reward, "reward")
+        faults += self._nonfinite_faults(bad_obs, "observation")
+        mask = sound & ~bad_reward & ~bad_obs
+        fresh = self._reset_where(ended, bad_reward | bad_obs)
+        mask = mask & ~(fresh.rows & ~ended)
+        obs = result.obs if fresh.obs is None else where_rows(fresh.rows, fresh.obs, result.obs)
+        starts = was_reset | replaced | fresh.rows
+        if self._mode is AutoresetMode.SAME_STEP:
+            starts = starts | ended
+        self._obs, unfit = _clean(obs)
+        self._faulty = unfit & starts
+        self._to_reset = ended if self._mode is AutoresetMode.NEXT_STEP else self._nobody
+        self._earlier_faults = fresh.faults
+        return HostStep(
+            obs=self._obs,
+            reward=np.where(mask, result.reward, np.float32(0.0)),
+            terminated=result.terminated & mask,
+            truncated=(result.truncated | ~mask) & ~was_reset,
+            final_obs=where_rows(mask, final_obs, before),
+            mask=mask,
+            starts=starts,
+            faults=tuple(faults),
+            infos=_InfoRows(infos=infos, ended=ended),
+        )
+
+    def _final_obs(
+        self, obs: PyTree, ended: Bool[np.ndarray, " B"], infos: dict[str, Any]
+    ) -> PyTree:
+        """The successors: those that SAME_STEP put aside where an episode ended."""
+        if self._mode is not AutoresetMode.SAME_STEP or not ended.any():
+            return obs
+        final = jax.tree.map(np.copy, obs)
+        for row in np.flatnonzero(ended):
+            rows = self._as_runner(infos["final_obs"][row])
+            jax.tree.map(lambda all_, one, row=row: all_.__setitem__(row, one), final, rows)
+        return final
+
+    def _reset_where(self, ended: Bool[np.ndarray, " B"], bad: Bool[np.ndarray, " B"]) -> "_Fresh":
+        """Reset the copies that the vector environment does not reset itself."""
+        rows = bad & ~ended
+        if self._mode is AutoresetMode.DISABLED:
+            rows = rows | ended
+        if not rows.any():
+            return _Fresh(rows=rows)
+        if not self._takes_mask:
+            rows = self._everybody if self._mode is AutoresetMode.SAME_STEP else ~ended
+        mask = {"reset_mask": rows.copy()}
+        options = mask if self._takes_mask else None
+        obs, infos = self._call(lambda: self.vector.reset(options=options))
+        return _Fresh(rows=rows, obs=self._as_runner(obs), faults=self._restarts(infos))
+
+    def _restarts(self, infos: dict[str, Any]) -> list[HostFault]:
+        """The faults that barriers report.
+
+        Raises:
+            EnvError: One is fatal.
+        """
+        found: list[HostFault] = []
+        for row in np.flatnonzero(_rows(infos, FAULT, self.num_envs)):
+            fault: CopyFault = infos[FAULT][row]
+            if fault.fatal:
+                cause = fault.error
+                if cause is None and fault.trace:
+                    cause = RemoteTraceback(fault.trace)
+                raise EnvError(fault.detail) from cause
+            detail = f"{fault.detail}\n{fault.trace}"
+            found.append(HostFault(row=int(row), what="raised", detail=detail, silent=fault.silent))
+        return found
+
+    def _nonfinite_faults(self, rows: Bool[np.ndarray, " B"], what: str) -> list[HostFault]:
+        detail = f"{self._name}: the {what} is not finite."
+        return [HostFault(row=int(row), what=what, detail=detail) for row in np.flatnonzero(rows)]
+
+    def _as_runner(self, obs: PyTree) -> PyTree:
+        return map_space(self._observation_space, self._cast_obs, obs)
+
+    def _cast_obs(self, space: gymnasium.Space[Any], value: Any) -> np.ndarray:
+        return np.array(value, leaf_dtype(space), copy=self._copy_obs)
+
+    def _call(self, function: Callable[[], Any]) -> Any:
+        """What the vector environment returns.
+
+        Raises:
+            EnvError: It raised, or one of its processes died.
+        """
+        try:
+            return function()
+        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+            raise EnvError(
+                f"{self._name}: the process of a copy died; look for what it printed, or use "
+                f"gym_env_vectorize_mode='sync'."
+            ) from error
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise EnvError(f"{self._name}: the vector environment raised {reason}") from error
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Result:
+    """What a vector environment returned, in the dtypes of runners."""
+
+    obs: PyTree
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    infos: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Fresh:
+    """Copies that were reset on demand."""
+
+    rows: np.ndarray
+    obs: PyTree = None
+    faults: list[HostFault] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _InfoRows:
+    """The info of one copy's successor out of gymnasium's merged ones."""
+
+    infos: dict[str, Any]
+    ended: np.ndarray
+
+    def __call__(self, row: int) -> dict[str, Any]:
+        infos = self.infos
+        if self.ended[row] and "final_info" in infos:
+            infos = infos["final_info"]
+        return _info_row(infos, row)
+
+
+def _info_row(infos: dict[str, Any], row: int) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for key, values in infos.items():
+        present = infos.get(f"_{key}")
+        if present is None or not present[row] or key == FAULT:
+            continue
+        kept[key] = _info_row(values, row) if isinstance(values, dict) else values[row]
+    return kept
+
+
+def _rows(infos: dict[str, Any], key: str, num_envs: int) -> Bool[np.ndarray, " B"]:
+    """Which copies' info has the key."""
+    return infos[f"_{key}"] if key in infos else np.zeros(num_envs, np.bool_)
+
+
+def _action_batch(space: gymnasium.Space[Any], value: Any) -> np.ndarray:
+    """A copy in the environment's dtype, which it may write to."""
+    return np.array(value, space.dtype)
+
+
+def _float32(reward: Any) -> np.ndarray:
+    with np.errstate(over="ignore"):  # beyond float32 is infinite, and so a fault
+        return np.asarray(reward).astype(np.float32)
+
+
+def finite_rows(tree: PyTree) -> Bool[np.ndarray, " B"]:
+    """Where every floating-point entry of a row is finite."""
+    leaves = jax.tree.leaves(tree)
+    rows = np.ones(len(leaves[0]), np.bool_)
+    for leaf in leaves:
+        if leaf.dtype.kind == "f":
+            rows &= np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)
+    return rows
+
+
+def where_rows(condition: Bool[np.ndarray, " B"], new: PyTree, old: PyTree) -> PyTree:
+    """Rows of `new` where the condition holds, else of `old`."""
+
+    def select(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return np.where(condition.reshape(-1, *(1,) * (x.ndim - 1)), x, y)
+
+    return jax.tree.map(select, new, old)
+
+
+def _clean(obs: PyTree) -> tuple[PyTree, Bool[np.ndarray, " B"]]:
+    """The observations with zeros for what is not finite, and which rows had such entries."""
+    unfit = ~finite_rows(obs)
+    if not unfit.any():
+        return obs, unfit
+
+    def clean(leaf: np.ndarray) -> np.ndarray:
+        return np.nan_to_num(leaf, nan=0.0, posinf=0.0, neginf=0.0)
+
+    return jax.tree.map(lambda x: clean(x) if x.dtype.kind == "f" else x, obs), unfit
+
+
+def _autoreset_mode(vector: GymnasiumVectorEnv[Any, Any, Any], name: str) -> AutoresetMode:
+    mode = vector.metadata.get("autoreset_mode")
+    try:
+        return AutoresetMode(mode)
+    except ValueError:
+        raise EnvError(
+            f"{name}: metadata['autoreset_mode'] of the vector environment must be one of "
+            f"gymnasium.vector.AutoresetMode, got {mode!r}."
+        ) from None
+
+
+def make_gym_vector(
+    plans: list[CopyPlan],
+    *,
+    mode: str,
+    autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
+) -> GymVector:
+    """Copies in this process ("sync") or in one process each ("async").
+
+    Raises:
+        EnvError: The copies cannot be sent to processes, or those do not start.
+    """
+    barriers = [functools.partial(CopyBarrier, plan) for plan in plans]
+    first = plans[0]
+    if mode == "sync":
+        vector: Any = SyncVectorEnv(barriers, autoreset_mode=autoreset_mode)
+    else:
+        vector = _start_processes(first.id, barriers, autoreset_mode)
+    return GymVector(
+        vector,
+        name=f"{first.id} (worker_index={first.context.worker_index})",
+        seeds=[derived_seed(plan.seed, plan.index) for plan in plans],
+        observation_space=first.observation_space,
+    )
+
+
+def _start_processes(
+    name: str, barriers: list[Any], autoreset_mode: AutoresetMode
+) -> AsyncVectorEnv:
+    try:
+        cloudpickle.dumps(barriers)
+    except Exception as error:
+        raise EnvError(
+            f"{name}: gym_env_vectorize_mode='async' sends the environment's creator to other "
+            f"processes, but it cannot be pickled ({error}); use 'sync', or a creator that makes "
+            f"what it needs itself."
+        ) from error
+    try:
+        # Never a fork: JAX has threads by now, whose locks a forked process inherits.
+        return AsyncVectorEnv(barriers, context="spawn", autoreset_mode=autoreset_mode)
+    except (EOFError, BrokenPipeError, ConnectionResetError, RuntimeError) as error:
+        raise EnvError(
+            f"{name}: the processes of gym_env_vectorize_mode='async' did not start; a script "
+            f"that trains must do so under `if __name__ == '__main__':`."
+        ) from error
+
+
+def _close_processes(vector: AsyncVectorEnv) -> None:
+    """End the copies' processes, by force where they do not answer."""
+    deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+    pipes = [pipe for pipe in vector.parent_pipes if pipe is not None and not pipe.closed]
+    for pipe in pipes:
+        try:
+            pipe.send(("close", None))
+        except OSError:
+            logger.debug("a process had ended before it was closed", exc_info=True)
+    for process in vector.processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        for end in (process.terminate, process.kill):
+            if process.is_alive():
+                end()
+                process.join(1.0)
+    for pipe in pipes:
+        pipe.close()
+    vector.closed = True

@@ -1,0 +1,99 @@
+"""Copies of any environment, stepped together on the host."""
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxrl.envs.adapters.barrier import CopyPlan, derived_seed
+from jaxrl.envs.adapters.gym_vector import GymVector, make_gym_vector
+from jaxrl.envs.base import ResetMode
+from jaxrl.envs.context import EnvContext
+from jaxrl.envs.host import HostVector, MadeHostEnv, VectorizeMode
+from jaxrl.envs.jax_host import JaxHostVector
+from jaxrl.envs.registry import MadeEnv
+from jaxrl.errors import EnvError
+
+ValidateEnv = Callable[[Any, EnvContext], None]
+
+
+def make_vector(
+    made: MadeEnv | MadeHostEnv,
+    *,
+    num_envs: int,
+    first_index: int = 0,
+    worker_index: int = 0,
+    num_workers: int = 0,
+    seed: int = 0,
+    mode: VectorizeMode = "sync",
+    restart_failed: bool = False,
+    check: bool = True,
+    validate_env: ValidateEnv | None = None,
+    reset_mode: ResetMode | None = None,
+) -> HostVector:
+    """`num_envs` copies of an environment.
+
+    Args:
+        made: What `jaxrl.envs.make` returned.
+        num_envs: How many copies.
+        first_index: The place of the first copy among all copies of the run; seeds derive from
+            places, so that data do not depend on how copies are spread over runners.
+        worker_index: For the copies' `EnvContext`, as `num_workers`.
+        num_workers: How many runners there are.
+        seed: The run's.
+        mode: In this process ("sync"), in one process each ("async"), or the vector environment
+            that the environment brings itself ("vector_entry_point").
+        restart_failed: Restart a copy that raises, instead of raising.
+        check: Try the environment out before the first step.
+        validate_env: Called with an environment and its context; raises if it does not like it.
+        reset_mode: Of JAX environments; None for the one that the environment names.
+
+    Raises:
+        EnvError: The environment cannot be made, or is not what it should be.
+    """
+    if isinstance(made, MadeEnv):
+        return JaxHostVector(
+            made,
+            num_envs=num_envs,
+            first_index=first_index,
+            seed=seed,
+            reset_mode=reset_mode or made.env.reset_mode,
+        )
+    context = EnvContext(made.env_config, worker_index=worker_index, num_workers=num_workers)
+    if mode == "vector_entry_point":
+        return _own_vector(made, context, num_envs, derived_seed(seed, first_index), restart_failed)
+    plans = [
+        CopyPlan(
+            id=made.id,
+            create=made.create,
+            context=context.copy_with_overrides(vector_index=row),
+            observation_space=made.observation_space,
+            action_space=made.action_space,
+            seed=seed,
+            index=first_index + row,
+            restart=restart_failed,
+        )
+        for row in range(num_envs)
+    ]
+    return make_gym_vector(plans, mode=mode)
+
+
+def _own_vector(
+    made: MadeHostEnv, context: EnvContext, num_envs: int, seed: int, restart_failed: bool
+) -> GymVector:
+    """The vector environment that the environment brings itself."""
+    if made.vector is None:
+        raise EnvError(
+            f"{made.id} brings no vector environment of its own; set gym_env_vectorize_mode to "
+            f"'sync' or 'async'."
+        )
+    if restart_failed:
+        raise EnvError(
+            f"restart_failed_sub_environments cannot restart one copy of {made.id} with "
+            f"gym_env_vectorize_mode='vector_entry_point', which steps them all in one call; use "
+            f"'sync' or 'async'."
+        )
+    return GymVector(
+        made.vector(num_envs, context),
+        name=f"{made.id} (worker_index={context.worker_index})",
+        seeds=[seed] * num_envs,
+        observation_space=made.observation_space,
+    )
