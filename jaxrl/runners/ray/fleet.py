@@ -7,7 +7,7 @@ simulated. All waiting is done in `poll`, in bounded steps and without holding t
 import dataclasses
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jaxrl.errors import EnvRunnerError
@@ -54,6 +54,7 @@ class Fleet:
         self.log = RestartLog()
         self.num_restarts = 0
         self.num_sub_env_restarts = 0
+        self.busy_s = 0.0
         self.lock = threading.RLock()
         self._steps_per_fragment = steps_per_fragment
         self._weights: tuple[int, Any] = (-1, None)
@@ -104,6 +105,8 @@ class Fleet:
     def request(self, member: Member) -> None:
         """Ask a healthy member for one more fragment, with the newest weights if it lacks them."""
         with self.lock:
+            if member.phase is not Phase.HEALTHY:
+                return  # it failed since it was looked at
             version, written = self._weights
             is_new = member.weights_version != version
             if not member.requests:
@@ -114,12 +117,13 @@ class Fleet:
 
     # --- hearing ---
 
-    def poll(self, timeout_s: float, *, harvest: bool = True) -> list[Arrival]:
+    def poll(self, timeout_s: float, most: float = math.inf) -> list[Arrival]:
         """Wait until something happens, and do what follows from it.
 
         Args:
             timeout_s: Not longer than this; deadlines of members come before it.
-            harvest: Whether fragments may arrive; else only starts are looked at.
+            most: So many fragments are taken at most; with 0 only starts are looked at, and no
+                runner counts as late.
 
         Returns:
             What arrived, received in the ledger.
@@ -127,17 +131,21 @@ class Fleet:
         Raises:
             EnvRunnerError: The policy says that a failure ends the run.
         """
+        harvest = most > 0
         with self.lock:
             self._start_waiting()
             watched = dict(self._watched(harvest))
             until = min([timeout_s, *(at - self.backend.now() for at in self._deadlines(harvest))])
         ready = self.backend.wait(list(watched), max(0.0, until))
+        arrivals: list[Arrival] = []
         with self.lock:
             if self._stopped:
                 return []
-            arrivals = [self._hear(watched[future], future) for future in ready]
+            for future in ready:
+                if len(arrivals) < most:
+                    arrivals += self._hear(watched[future], future)
             self._expire(harvest)
-        return [arrival for arrival in arrivals if arrival is not None]
+        return arrivals
 
     def raise_if_lost(self) -> None:
         """Raises EnvRunnerError when no member is left and none will come back."""
@@ -159,20 +167,18 @@ class Fleet:
 
     def _deadlines(self, harvest: bool) -> Iterator[float]:
         for member in self.members:
-            if member.phase in (Phase.STARTING, Phase.WAITING):
-                yield member.deadline
-            elif harvest and member.phase is Phase.SUSPECT:
+            if member.phase in (Phase.STARTING, Phase.WAITING) or (harvest and member.phase is Phase.SUSPECT):
                 yield member.deadline
             elif harvest and member.phase is Phase.HEALTHY and member.requests:
                 yield member.head_since + self.policy.sample_timeout_s
 
-    def _hear(self, member: Member, future: Any) -> Arrival | None:
+    def _hear(self, member: Member, future: Any) -> list[Arrival]:
         """Take a future that is ready; a member that changed meanwhile owes it no more."""
         if future is member.started:
             self._take_start(member)
         elif member.requests and future is member.requests[0].future:
             return self._take_fragment(member)
-        return None
+        return []
 
     def _take_start(self, member: Member) -> None:
         try:
@@ -190,35 +196,56 @@ class Fleet:
             self.log.add(f"{self._name(member)} was started again (restart {member.restarts}).")
         return None
 
-    def _take_fragment(self, member: Member) -> Arrival | None:
-        request = member.requests.popleft()
+    def _take_fragment(self, member: Member) -> list[Arrival]:
         try:
-            fragment: Fragment | Raised = self.backend.get(request.future)
+            fragment: Fragment | Raised = self.backend.get(member.requests[0].future)
         except RunnerDiedError as error:
-            member.requests.appendleft(request)  # what it owes is lost with it
             self.fail(member, "died", str(error))
-            return None
+            return []
         if isinstance(fragment, Raised):
-            member.requests.appendleft(request)
             self._fail_raised(member, "failed", fragment)
-            return None
+            return []
+        member.requests.popleft()
         member.last_number = check_delivery(
             member.worker_index, member.incarnation, member.last_number, fragment.number
         )
         member.phase = Phase.HEALTHY
         member.head_since = self.backend.now()
         member.failures_in_a_row = self._failures_in_a_row = 0
+        self.busy_s += fragment.seconds
         self.ledger = self.ledger.receive(fragment.num_env_steps)
-        for fault in fragment.faults:
-            if fault.what == "raised":
-                self.num_sub_env_restarts += 1
-            if fault.what == "raised" and not fault.silent:
+        self._note_faults(fragment)
+        return [Arrival(member=member, fragment=fragment)]
+
+    def _note_faults(self, fragment: Fragment) -> None:
+        raised = [fault for fault in fragment.faults if fault.what == "raised"]
+        self.num_sub_env_restarts += len(raised)
+        for fault in raised:
+            if not fault.silent:
                 self.log.add(
-                    f"EnvRunner {member.worker_index} restarted its environment "
-                    f"{fault.env_index} of {self.env_id} alone, which raised.",
+                    f"EnvRunner {fault.worker_index} restarted its environment {fault.env_index} "
+                    f"of {self.env_id}, which raised; the others went on.",
                     fault.detail,
                 )
-        return Arrival(member=member, fragment=fragment)
+
+    # --- accounts ---
+
+    def train(self, fragments: Iterable[Fragment]) -> None:
+        """Fragments that were queued go to the learner."""
+        with self.lock:
+            for fragment in fragments:
+                self.ledger = self.ledger.train(fragment.num_env_steps)
+
+    def discard(self, fragment: Fragment, reason: str) -> None:
+        """A fragment that was queued is thrown away."""
+        with self.lock:
+            self.ledger = self.ledger.discard(fragment.num_env_steps, reason)
+
+    def take_busy_s(self) -> float:
+        """Seconds that runners were at work for what arrived since the last call, together."""
+        with self.lock:
+            taken, self.busy_s = self.busy_s, 0.0
+        return taken
 
     # --- failing and coming back ---
 

@@ -1,0 +1,148 @@
+"""The actor around an EnvRunner, and what it is made of when it arrives in its process."""
+
+import dataclasses
+import functools
+import logging
+import os
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from ray import cloudpickle
+
+from jaxrl.envs.host import MadeHostEnv
+from jaxrl.envs.registry import MadeEnv
+from jaxrl.errors import ConfigError, JaxrlError
+from jaxrl.runners.cache import enable_compilation_cache
+from jaxrl.runners.fragment import Fragment, Weights
+from jaxrl.runners.ray.backend import Raised
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.runners.env_runner import EnvRunner
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NOT_SENT = ("loggers", "custom_evaluation_function")
+"""Settings that only the driver reads, and that need not be picklable."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """What an actor makes its runner of."""
+
+    config: "AlgorithmConfig"
+    made: MadeEnv | MadeHostEnv
+    num_workers: int
+
+
+def pack_job(job: Job) -> bytes:
+    """A job as bytes, functions and classes of the main module by value.
+
+    Raises:
+        ConfigError: Names the setting that cannot be pickled.
+    """
+    config = job.config.copy(copy_frozen=False)
+    defaults = type(config)()
+    config.update_from_dict({name: defaults[name] for name in _NOT_SENT})
+    try:
+        return cloudpickle.dumps(dataclasses.replace(job, config=config))
+    except Exception as error:  # noqa: BLE001  (an object may raise anything when it is pickled)
+        name = next((name for name, value in config.items() if not _can_be_sent(value)), "env")
+        if not _can_be_sent(job.made):
+            name = "env"
+        raise ConfigError(
+            f"{name} cannot be sent to Ray actors, because it cannot be pickled "
+            f"({type(error).__name__}: {str(error).splitlines()[0]}): make what cannot inside of "
+            "the function rather than outside, or set num_env_runners=0."
+        ) from error
+
+
+def _can_be_sent(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:  # noqa: BLE001  (an object may raise anything when it is pickled)
+        return False
+    return True
+
+
+def _guarded(
+    method: "Callable[Concatenate[RayEnvRunner, P], R]",
+) -> "Callable[Concatenate[RayEnvRunner, P], R | Raised]":
+    """Returns what a method raises as plain data: the exception may not be picklable."""
+
+    @functools.wraps(method)
+    def guarded(self: "RayEnvRunner", *args: P.args, **kwargs: P.kwargs) -> R | Raised:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001  (it is the driver's to judge)
+            return as_raised(error)
+
+    return guarded
+
+
+def as_raised(error: Exception) -> Raised:
+    """An exception as plain data.
+
+    A JaxrlError that has no other exception as its cause is a refusal: the same would happen again.
+    """
+    is_ours = isinstance(error, JaxrlError)
+    text = str(error) if is_ours else f"{type(error).__name__}: {error}"
+    return Raised(
+        sentence=text.strip() or type(error).__name__,
+        traceback="".join(traceback.format_exception(error)),
+        refused=type(error) if is_ours and error.__cause__ is None else None,
+    )
+
+
+class RayEnvRunner:
+    """Lives in a process of its own, does one thing after another, and raises nothing."""
+
+    def __init__(self) -> None:
+        self._made: EnvRunner | None = None
+
+    @property
+    def _runner(self) -> "EnvRunner":
+        if self._made is None:
+            raise RuntimeError("The EnvRunner was asked before it was started.")
+        return self._made
+
+    @_guarded
+    def start(self, job: bytes, worker_index: int, incarnation: int) -> None:
+        """Make the runner and its environments."""
+        from jaxrl.runners.env_runner import make_env_runner
+
+        opened: Job = cloudpickle.loads(job)
+        debugging = opened.config.debugging_settings
+        logging.getLogger("jaxrl").setLevel(debugging.log_level)
+        enable_compilation_cache(debugging.compilation_cache_dir)
+        self._made = make_env_runner(
+            opened.config,
+            opened.made,
+            worker_index=worker_index,
+            num_workers=opened.num_workers,
+            incarnation=incarnation,
+        )
+
+    @_guarded
+    def sample(self, weights: Weights | None) -> Fragment:
+        """One fragment, with new weights if there are."""
+        if weights is not None:
+            self._runner.set_weights(weights)
+        return self._runner.sample()
+
+    @_guarded
+    def call(self, method: str, *args: Any) -> Any:
+        """What a method of the runner returns."""
+        return getattr(self._runner, method)(*args)
+
+    @_guarded
+    def apply(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """What a function of the runner returns."""
+        return fn(self._runner, *args)
+
+    @_guarded
+    def process_id(self) -> int:
+        """Of the actor."""
+        return os.getpid()

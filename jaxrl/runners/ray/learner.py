@@ -1,0 +1,176 @@
+"""One learner of several: a process that holds its part of the state and does as the others do."""
+
+import logging
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import ray
+import ray.util
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from ray import cloudpickle
+
+from jaxrl.core.types import PyTree
+from jaxrl.envs.registry import MadeEnv
+from jaxrl.runners.fragment import Weights
+from jaxrl.runners.ray.env_runner import as_raised
+from jaxrl.runners.results import Report, to_host
+from jaxrl.runners.sharding import (
+    AXIS,
+    compile_runner,
+    data_specs,
+    learn_program,
+    state_shardings,
+)
+from jaxrl.runners.train_state import Sampled, TrainState
+
+if TYPE_CHECKING:
+    from jaxrl.runners.assemble import Assembly
+
+
+def free_address() -> str:
+    """Where the first learner waits for the others: this node, a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+
+
+def keys_as_data(tree: PyTree) -> PyTree:
+    """The tree with typed keys as their numbers, which NumPy can hold."""
+
+    def plain(leaf: Any) -> Any:
+        is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(
+            leaf.dtype, jax.dtypes.prng_key
+        )
+        return jax.random.key_data(leaf) if is_key else leaf
+
+    return jax.tree.map(plain, tree)
+
+
+def data_as_keys(tree: PyTree, like: PyTree) -> PyTree:
+    """The tree with typed keys again where `like`, of the same structure, has them."""
+
+    def typed(leaf: Any, example: Any) -> Any:
+        is_key = jax.dtypes.issubdtype(example.dtype, jax.dtypes.prng_key)
+        return jax.random.wrap_key_data(leaf) if is_key else leaf
+
+    return jax.tree.map(typed, tree, like)
+
+
+class RayLearner:
+    """Lives in a process of its own; every method is called in all learners at once."""
+
+    def address(self) -> str:
+        """Where the others find this learner, if it is the first."""
+        return free_address()
+
+    def join(self, address: str, rank: int, number: int, timeout_s: int) -> int:
+        """Meet the other learners; how many devices this one brings."""
+        if number > 1:
+            jax.distributed.initialize(
+                address,
+                num_processes=number,
+                process_id=rank,
+                initialization_timeout=timeout_s,
+            )
+        return len(jax.local_devices())
+
+    def build(self, packed: bytes) -> Any:
+        """Make the run's functions and its first state; None, or what was raised."""
+        try:
+            self._build(packed)
+        except Exception as error:  # noqa: BLE001  (it is the driver's to judge)
+            return as_raised(error)
+        return None
+
+    def _build(self, packed: bytes) -> None:
+        from jaxrl.runners.assemble import assemble
+        from jaxrl.runners.cache import enable_compilation_cache
+
+        config = cloudpickle.loads(packed).config
+        debugging = config.debugging_settings
+        logging.getLogger("jaxrl").setLevel(debugging.log_level)
+        enable_compilation_cache(debugging.compilation_cache_dir)
+        assembly: Assembly = assemble(config)
+        self._devices = jax.devices()
+        self._mesh = Mesh(np.asarray(self._devices), (AXIS,))
+        seed, made, runner = debugging.seed, assembly.made, assembly.runner
+        if assembly.in_graph:
+            assert isinstance(made, MadeEnv)
+            in_graph, params = assembly.in_graph_runner, to_host(made.params)
+
+            def first() -> TrainState:
+                return in_graph.init(jax.random.key(seed), params)
+
+            compiled = compile_runner(
+                in_graph, jax.eval_shape(first), self._devices, max_retraces=None, jit=True
+            )
+            self._main, self._shardings = compiled.run, compiled.shardings
+        else:
+            total_envs = assembly.plan.total_envs
+
+            def first() -> TrainState:
+                return runner.init_learning(jax.random.key(seed), total_envs)
+
+            self._main = learn_program(runner, self._devices, max_retraces=None, jit=True)
+            self._shardings = state_shardings(jax.eval_shape(first), self._devices)
+        self._state = jax.jit(first, out_shardings=self._shardings)()
+        self._actor = jax.jit(runner.actor, out_shardings=self._everywhere)
+        self._whole = jax.jit(keys_as_data, out_shardings=self._everywhere)
+
+    @property
+    def _everywhere(self) -> NamedSharding:
+        return NamedSharding(self._mesh, PartitionSpec())
+
+    def run(self, batches: int) -> Report:
+        """Train batches of environments inside the program."""
+        return self._dispatch(np.int32(batches))
+
+    def learn(self, columns: Sampled) -> Report:
+        """One train batch, of which this learner has its own columns, NumPy."""
+        specs = data_specs(columns)
+
+        def place(leaf: Any, spec: PartitionSpec) -> jax.Array:
+            return jax.make_array_from_process_local_data(NamedSharding(self._mesh, spec), leaf)
+
+        return self._dispatch(jax.tree.map(place, columns, specs))
+
+    def _dispatch(self, argument: Any) -> Report:
+        self._state, summary = self._main(self._state, argument)
+        return Report.fetch(self._state, summary, self._gathered)
+
+    def _gathered(self, tree: PyTree) -> PyTree:
+        """NumPy copies of arrays that are spread over the learners."""
+        return to_host(self._whole(tree))
+
+    def weights(self, version: int) -> Weights:
+        """What acting depends on now."""
+        return Weights(version=version, actor=to_host(self._actor(self._state)))
+
+    def get_state(self) -> PyTree:
+        """The whole state, NumPy, with keys as their numbers."""
+        return self._gathered(self._state)
+
+    def set_state(self, state: PyTree) -> None:
+        """Take over a state as `get_state` returns it."""
+        typed = data_as_keys(state, self._state)
+
+        def place(leaf: Any, sharding: Any) -> jax.Array:
+            return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
+
+        self._state = jax.tree.map(place, typed, self._shardings)
+
+    def figures(self) -> list[Any]:
+        """What compiling the main program cost here."""
+        return list(self._main.figures)
+
+    def apply(self, packed: bytes) -> Any:
+        """What a function of this learner returns."""
+        fn: Callable[[RayLearner], Any] = cloudpickle.loads(packed)
+        return fn(self)
+
+    def call(self, method: str, *args: Any) -> Any:
+        """What a method returns."""
+        return getattr(self, method)(*args)

@@ -1,0 +1,248 @@
+"""Several learners: a process each under Ray, joined by `jax.distributed` to one program.
+
+The driver is not a member: a dead peer can take the others with it, and the driver is what tells of
+it. Gradients and moments are reduced by XLA's collectives between the learners, as between the
+devices of one.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import ray
+import ray.exceptions
+from ray import cloudpickle
+from ray.util.placement_group import remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from jaxrl.core.types import PyTree
+from jaxrl.envs.registry import MadeEnv
+from jaxrl.errors import ConfigError, LearnerError
+from jaxrl.runners.assemble import Assembly
+from jaxrl.runners.batches import columns_of
+from jaxrl.runners.environs import actor_environs, learner_environs
+from jaxrl.runners.fragment import Fragment, Weights
+from jaxrl.runners.program import Program
+from jaxrl.runners.ray.backend import Raised
+from jaxrl.runners.ray.env_runner import Job, pack_job
+from jaxrl.runners.ray.learner import RayLearner, data_as_keys, keys_as_data
+from jaxrl.runners.ray.start import Wanted, check_resources, ensure_ray, place
+from jaxrl.runners.results import Report, to_host
+from jaxrl.runners.train_state import TrainState
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+logger = logging.getLogger("jaxrl")
+
+JOIN_TIMEOUT_S = 120
+STEP_TIMEOUT_S = 3600.0
+"""How long one dispatch may take before the learners count as hung."""
+
+
+class RayLearnerGroup:
+    """The learners of a run as Ray actors.
+
+    Args:
+        config: The run's.
+        assembly: Its pure functions, which every learner makes for itself.
+
+    Raises:
+        ConfigError: They do not fit into the cluster, or do not divide the shards.
+        LearnerError: One of them could not start.
+    """
+
+    is_remote = True
+
+    def __init__(self, config: "AlgorithmConfig", assembly: Assembly) -> None:
+        settings = config.learners_settings
+        self._number = settings.num_learners
+        self._assembly, self._config = assembly, config
+        self._generation = 0
+        self._cached: TrainState | None = None
+        self._learners: list[Any] = []
+        self._group: Any = None
+        ensure_ray(config)
+        bundle = learner_bundle(config)
+        wanted = Wanted(
+            count=self._number,
+            bundle=bundle,
+            strategy=config.resources_settings.placement_strategy,
+            count_setting="num_learners",
+            setting_of={
+                "CPU": "num_cpus_per_learner",
+                "GPU": "num_gpus_per_learner",
+                **dict.fromkeys(
+                    settings.custom_resources_per_learner, "custom_resources_per_learner"
+                ),
+            },
+        )
+        check_resources(wanted)
+        self._group = place(wanted)
+        try:
+            self._start(bundle)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, bundle: dict[str, float]) -> None:
+        extra = self._config.python_environment_settings.extra_python_environs_for_worker
+        environs = (
+            learner_environs(extra) if bundle["GPU"] > 0 else actor_environs(bundle["CPU"], extra)
+        )
+        actor: Any = ray.remote(RayLearner)
+        custom = {name: each for name, each in bundle.items() if name not in ("CPU", "GPU")}
+        for rank in range(self._number):
+            options: dict[str, Any] = {
+                "num_cpus": bundle["CPU"],
+                "num_gpus": bundle["GPU"],
+                "resources": custom,
+                "max_restarts": 0,
+                "runtime_env": {"env_vars": environs},
+            }
+            if self._group is not None:
+                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                    self._group, placement_group_bundle_index=rank
+                )
+            self._learners.append(actor.options(**options).remote())
+        address = self._collect([self._learners[0].address.remote()], JOIN_TIMEOUT_S)[0]
+        devices = self._collect(
+            [
+                learner.join.remote(address, rank, self._number, JOIN_TIMEOUT_S)
+                for rank, learner in enumerate(self._learners)
+            ],
+            JOIN_TIMEOUT_S,
+        )
+        self._check_shards(sum(devices))
+        job = Job(config=self._config, made=self._assembly.made, num_workers=0)
+        packed = ray.put(pack_job(job))
+        for answer in self._all("build", packed):
+            if isinstance(answer, Raised):
+                raise LearnerError(
+                    f"A learner of num_learners={self._number} could not start: {answer.sentence}"
+                )
+
+    def _check_shards(self, num_devices: int) -> None:
+        shards = self._assembly.plan.num_shards
+        if shards % num_devices:
+            raise ConfigError(
+                f"num_learners={self._number} with {num_devices} devices between them must divide "
+                f"num_shards={shards}, into which environments and minibatches are divided: set "
+                f"num_shards to a multiple of {num_devices}, or another num_learners."
+            )
+
+    # --- calls ---
+
+    def _all(self, method: str, *args: Any) -> list[Any]:
+        """What a method returns in every learner, called in all of them at once."""
+        futures = [learner.call.remote(method, *args) for learner in self._learners]
+        return self._collect(futures, STEP_TIMEOUT_S)
+
+    def _collect(self, futures: Sequence[Any], timeout_s: float) -> list[Any]:
+        """All answers, or LearnerError as soon as one learner fails: the others wait for it."""
+        waiting = list(futures)
+        while waiting:
+            ready, waiting = ray.wait(waiting, num_returns=1, timeout=timeout_s)
+            if not ready:
+                raise LearnerError(
+                    f"The learners gave no answer within {timeout_s:g} seconds "
+                    f"(num_learners={self._number}); all of them are stopped."
+                )
+            self._check(ready[0], futures)
+        return ray.get(list(futures))
+
+    def _check(self, future: Any, futures: Sequence[Any]) -> None:
+        try:
+            ray.get(future)
+        except ray.exceptions.RayError as error:
+            self._kill()
+            rank = list(futures).index(future)
+            raise LearnerError(
+                f"Learner {rank} of num_learners={self._number} died or failed, and the others "
+                f"cannot go on without it: {str(error).strip().splitlines()[-1]}"
+            ) from error
+
+    # --- what a group of learners is ---
+
+    @property
+    def state(self) -> TrainState:
+        if self._cached is None:
+            plain = self._all("get_state")[0]
+            self._cached = jax.device_put(data_as_keys(plain, self._shapes()))
+        return self._cached
+
+    @state.setter
+    def state(self, state: TrainState) -> None:
+        self._all("set_state", ray.put(to_host(keys_as_data(state))))
+        self._cached = state
+        self._generation += 1
+
+    def _shapes(self) -> PyTree:
+        made, runner, plan = self._assembly.made, self._assembly.runner, self._assembly.plan
+        key = jax.random.key(0)
+        if self._assembly.in_graph:
+            assert isinstance(made, MadeEnv)
+            return jax.eval_shape(self._assembly.in_graph_runner.init, key, made.params)
+        return jax.eval_shape(lambda key: runner.init_learning(key, plan.total_envs), key)
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    @property
+    def programs(self) -> list[Program]:
+        """Nothing is compiled in this process; `foreach_learner` can ask what was in theirs."""
+        return []
+
+    def run(self, batches: int, on_phase: Callable[[str], None]) -> Report:
+        on_phase("training")
+        self._cached = None
+        return self._all("run", batches)[0]
+
+    def learn(self, fragments: Sequence[Fragment], on_phase: Callable[[str], None]) -> Report:
+        on_phase("training")
+        self._cached = None
+        columns = self._assembly.plan.num_envs
+        share = columns // self._number
+        futures = [
+            learner.call.remote("learn", columns_of(fragments, rank * share, (rank + 1) * share))
+            for rank, learner in enumerate(self._learners)
+        ]
+        return self._collect(futures, STEP_TIMEOUT_S)[0]
+
+    def report(self, pending: Report) -> Report:
+        return pending
+
+    def weights(self, version: int) -> Weights:
+        return self._all("weights", version)[0]
+
+    def foreach_learner(self, fn: Callable[[Any], Any]) -> list[Any]:
+        packed = ray.put(cloudpickle.dumps(fn))
+        return self._all("apply", packed)
+
+    def _kill(self) -> None:
+        learners, self._learners = self._learners, []
+        for learner in learners:
+            ray.kill(learner)
+
+    def stop(self) -> None:
+        """End the learners; may be called twice."""
+        if not ray.is_initialized():
+            return
+        self._kill()
+        if self._group is not None:
+            remove_placement_group(self._group)
+            self._group = None
+
+
+def learner_bundle(config: "AlgorithmConfig") -> dict[str, float]:
+    """The resources of one learner by Ray's names."""
+    settings = config.learners_settings
+    gpus = float(settings.num_gpus_per_learner)
+    cpus = settings.num_cpus_per_learner
+    return {
+        "CPU": float(0 if gpus else 1) if cpus == "auto" else float(cpus),
+        "GPU": gpus,
+        **{name: float(each) for name, each in settings.custom_resources_per_learner.items()},
+    }
