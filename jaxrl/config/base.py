@@ -4,12 +4,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 from jaxrl.config import groups as g
 from jaxrl.config import run_groups as r
+from jaxrl.config import runner_groups as w
+from jaxrl.config.arithmetic import BatchPlan
 from jaxrl.config.builder import ConfigBuilder
 from jaxrl.config.explain import explain
 from jaxrl.config.fields import fluent
 from jaxrl.config.modules import resolve_module_spec
 from jaxrl.config.names import refuse_group
-from jaxrl.config.plan import BatchPlan, BatchRequest, make_plan
+from jaxrl.config.plan import make_plan
+from jaxrl.config.request import batch_request
 from jaxrl.config.validate import validate
 from jaxrl.errors import ConfigError
 
@@ -26,38 +29,36 @@ class AlgorithmConfig(ConfigBuilder):
     """
 
     algo_name: ClassVar[str] = ""
+    is_async: ClassVar[bool] = False
+    """Whether runners go on sampling while the learner learns, as in IMPALA."""
 
     environment_settings: g.Environment = g.Environment()
-    env_runners_settings: g.EnvRunners = g.EnvRunners()
+    env_runners_settings: w.EnvRunners = w.EnvRunners()
     training_settings: Any = g.Training()
-    learners_settings: g.Learners = g.Learners()
+    learners_settings: w.Learners = w.Learners()
     rl_module_settings: g.RLModules = g.RLModules()
     evaluation_settings: r.Evaluation = r.Evaluation()
     fault_tolerance_settings: r.FaultTolerance = r.FaultTolerance()
+    resources_settings: w.Resources = w.Resources()
+    python_environment_settings: w.PythonEnvironment = w.PythonEnvironment()
     reporting_settings: r.Reporting = r.Reporting()
     checkpointing_settings: r.Checkpointing = r.Checkpointing()
     debugging_settings: r.Debugging = r.Debugging()
     callbacks_settings: r.Callbacks = r.Callbacks()
 
     environment = fluent("environment_settings", g.Environment)
-    env_runners = fluent("env_runners_settings", g.EnvRunners)
+    env_runners = fluent("env_runners_settings", w.EnvRunners)
     training = fluent("training_settings", g.Training)
-    learners = fluent("learners_settings", g.Learners)
+    learners = fluent("learners_settings", w.Learners)
     rl_module = fluent("rl_module_settings", g.RLModules)
     evaluation = fluent("evaluation_settings", r.Evaluation)
     fault_tolerance = fluent("fault_tolerance_settings", r.FaultTolerance)
+    resources = fluent("resources_settings", w.Resources)
+    python_environment = fluent("python_environment_settings", w.PythonEnvironment)
     reporting = fluent("reporting_settings", r.Reporting)
     checkpointing = fluent("checkpointing_settings", r.Checkpointing)
     debugging = fluent("debugging_settings", r.Debugging)
     callbacks = fluent("callbacks_settings", r.Callbacks)
-
-    def resources(self, **settings: Any) -> NoReturn:
-        """Refused: devices are chosen by learners(num_devices=...)."""
-        refuse_group("resources", settings)
-
-    def python_environment(self, **settings: Any) -> NoReturn:
-        """Refused: there are no actor processes."""
-        refuse_group("python_environment", settings)
 
     def multi_agent(self, **settings: Any) -> NoReturn:
         """Refused: there is one module."""
@@ -93,7 +94,7 @@ class AlgorithmConfig(ConfigBuilder):
         Raises:
             BatchSizeError: Explicit values do not divide; names the values that would.
         """
-        return make_plan(_batch_request(self))
+        return make_plan(batch_request(self))
 
     def explain(self, **facts: Any) -> str:
         """The effective settings, the batch arithmetic, the placement and why, as text.
@@ -177,23 +178,3 @@ class AlgorithmConfig(ConfigBuilder):
 
     build_algo = build
     """RLlib's newer name."""
-
-
-def _batch_request(config: AlgorithmConfig) -> BatchRequest:
-    training, runners = config.training_settings, config.env_runners_settings
-    explicit = config.explicit
-    on_policy = isinstance(training, g.OnPolicyTraining)
-    size = training.minibatch_size if on_policy else None
-    shards = config.learners_settings.num_shards
-    envs, steps = runners.num_envs_per_env_runner, runners.rollout_fragment_length
-    return BatchRequest(
-        train_batch_size=training.train_batch_size if "train_batch_size" in explicit else None,
-        num_envs=None if envs == "auto" else envs,
-        rollout_fragment_length=None if steps == "auto" else steps,
-        minibatch_size=size if "minibatch_size" in explicit else None,
-        num_shards=None if shards == "auto" else shards,
-        num_epochs=training.num_epochs if on_policy else 1,
-        whole_batch=size is None,
-        default_train_batch_size=training.train_batch_size,
-        default_minibatch_size=size or training.train_batch_size,
-    )

@@ -1,5 +1,6 @@
 """One value against one type annotation: accept, convert where nothing is lost, or say no."""
 
+import enum
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -16,7 +17,8 @@ def coerce(value: Any, annotation: Any) -> Any:
     """The value as the annotated type.
 
     Integral floats pass as ints (YAML's `1e6`), ints as floats, sequences as the annotated one,
-    NumPy scalars as Python's. Containers are copied, so that a setting is never shared.
+    NumPy scalars as Python's, an enum's member as its value where words are wanted (gymnasium's
+    VectorizeMode). Containers are copied, so that a setting is never shared.
 
     Raises:
         MismatchError: The value does not fit.
@@ -27,6 +29,7 @@ def coerce(value: Any, annotation: Any) -> Any:
     if origin in (Union, types.UnionType):
         return _coerce_union(value, typing.get_args(annotation))
     if origin is Literal:
+        value = value.value if isinstance(value, enum.Enum) else value
         return _require(value, isinstance(value, str) and value in typing.get_args(annotation))
     if origin is not None:
         return _coerce_generic(value, origin, typing.get_args(annotation))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from jaxrl.config.modules import model_notes
 from jaxrl.config.names import GROUP_METHODS
+from jaxrl.config.placement import Placement, placement_notes
 from jaxrl.config.plan import choose_num_devices
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ def explain(
     *,
     platform: str | None = None,
     local_device_count: int | None = None,
+    placement: Placement | None = None,
     env_notes: Iterable[str] = (),
     notes: Iterable[str] = (),
     module_table: str | None = None,
@@ -26,13 +28,14 @@ def explain(
         config: Explained, not changed.
         platform: "cpu", "gpu" or "tpu", where known.
         local_device_count: Devices there are, where known.
+        placement: Where environments are stepped, where known.
         env_notes: Sentences about the environment, from `make`.
         notes: More sentences, e.g. that the backend had already started.
         module_table: The module's summary.
     """
     blocks = [_settings(config), _batch(config)]
-    placement = _placement(config, platform, local_device_count)
-    blocks.append("\n".join(["Placement", *(f"  {line}" for line in placement)]))
+    lines = [*placement_notes(config, placement), _devices(config, platform, local_device_count)]
+    blocks.append("\n".join(["Placement", *(f"  {line}" for line in lines)]))
     said = [*env_notes, *notes, *config.notes, *model_notes(config)]
     if said:
         blocks.append("\n".join(["Notes", *(f"  {line}" for line in said)]))
@@ -60,7 +63,7 @@ def _adapted(config: "AlgorithmConfig") -> dict[str, int]:
     plan = config.plan()
     return {
         "train_batch_size": plan.train_batch_size,
-        "num_envs_per_env_runner": plan.num_envs,
+        "num_envs_per_env_runner": plan.envs_per_runner,
         "rollout_fragment_length": plan.rollout_fragment_length,
         "minibatch_size": plan.minibatch_size,
         "num_shards": plan.num_shards,
@@ -72,20 +75,23 @@ def _batch(config: "AlgorithmConfig") -> str:
     return "\n".join(["Batch", f"  {plan.describe()}", *(f"  {note}" for note in plan.notes)])
 
 
-def _placement(
+def _devices(
     config: "AlgorithmConfig", platform: str | None, local_device_count: int | None
-) -> list[str]:
+) -> str:
     plan = config.plan()
-    lines = [
-        "In-graph: rollout, targets and updates are one compiled program on the local devices."
-    ]
-    requested = config.learners_settings.num_devices
+    learners = config.learners_settings
+    if learners.num_learners > 0:
+        return (
+            f"{learners.num_learners} learner processes under Ray share the {plan.num_shards} "
+            "shards of each update."
+        )
+    if learners.local_device_idx is not None:
+        return f"Local device {learners.local_device_idx}, as set."
+    requested = learners.num_devices
     if platform is None or local_device_count is None:
-        lines.append(
+        return (
             f"{plan.num_shards} shards; num_devices={requested!r} is settled when the Algorithm is "
             "built."
         )
-    else:
-        number = None if requested == "auto" else requested
-        lines.append(choose_num_devices(plan, platform, local_device_count, number)[1])
-    return lines
+    number = None if requested == "auto" else requested
+    return choose_num_devices(plan, platform, local_device_count, number)[1]

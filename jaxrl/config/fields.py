@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from jaxrl.config.coerce import MismatchError, choices, coerce, copy_containers, describe
+from jaxrl.config.markers import holds_marker
 from jaxrl.errors import ConfigError, did_you_mean
 
 Schedule: TypeAlias = float | list[list[float]]
@@ -103,9 +104,13 @@ class Setting:
     def parse(self, value: Any) -> Any:
         """The value as this setting keeps it.
 
+        A marker of Ray Tune's is kept as it is; each trial gets a value in its place.
+
         Raises:
             ConfigError: Wrong type, range or name.
         """
+        if holds_marker(value):
+            return copy_containers(value)
         if self.import_path:
             value = self._resolve_paths(value)
         try:

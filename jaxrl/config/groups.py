@@ -44,7 +44,8 @@ class Environment:
         default=None,
         check=positive,
         doc="True trains on the sign of the reward, a number x on the reward clipped to [-x, x], "
-        "a pair on the reward clipped to it; reported returns stay unclipped.",
+        "a pair on the reward clipped to it; None takes the sign for Atari only. Reported returns "
+        "stay unclipped.",
     )
     action_mask_key: str | None = field(
         default="action_mask",
@@ -61,7 +62,18 @@ class Environment:
         doc="Clips Box actions into the action space; of use with normalize_actions=False.",
     )
     disable_env_checking: bool = field(
-        default=False, doc="Skips the check of the environment's types and spaces before compiling."
+        default=False, doc="Skips the check of the environment's types and spaces before training."
+    )
+    validate_env: Callable[..., Any] | None = field(
+        default=None,
+        import_path=True,
+        doc="A function of (env, env_context) that raises if the environment is not as it should "
+        "be; called with each environment on the host, and once with a JAX environment.",
+    )
+    is_atari: bool | None = field(
+        default=None,
+        doc="Whether the environment is treated as an Atari game (its frames and rewards); None "
+        "goes by its id.",
     )
     max_episode_steps: int | None = field(
         default=None,
@@ -74,57 +86,15 @@ class Environment:
         "takes what the environment names as its own.",
     )
 
+    def clipping(self, *, atari: bool) -> bool | float | tuple[float, float] | None:
+        """What `clip_rewards` comes to.
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EnvRunners:
-    """How experience is gathered."""
-
-    num_env_runners: int = field(
-        default=0,
-        check=non_negative,
-        doc="Ray actors that step environments; 0, the only value in this version, rolls out "
-        "inside the compiled program.",
-    )
-    num_envs_per_env_runner: int | Auto = field(
-        default="auto",
-        check=at_least_one,
-        doc="Environments stepped side by side; 'auto' takes the number nearest to 16 that divides "
-        "the train batch.",
-    )
-    rollout_fragment_length: int | Auto = field(
-        default="auto",
-        check=at_least_one,
-        doc="Steps of each environment per train batch; 'auto' is train_batch_size divided by the "
-        "number of environments.",
-    )
-    batch_mode: Literal["truncate_episodes", "complete_episodes"] = field(
-        default="truncate_episodes",
-        doc="'truncate_episodes', the only value in this version, cuts fragments by steps.",
-    )
-    explore: bool = field(
-        default=True, doc="Actions are sampled; False takes the distribution's mode."
-    )
-    observation_filter: Literal["NoFilter", "MeanStdFilter"] = field(
-        default="NoFilter",
-        doc="'MeanStdFilter' normalises observations by their running mean and deviation.",
-    )
-    normalize_rewards: bool = field(
-        default=False,
-        doc="Divides rewards by the running deviation of the discounted return; reported returns "
-        "stay as they are.",
-    )
-    env_to_module_connector: Callable[..., Any] | None = field(
-        default=None,
-        import_path=True,
-        doc="A function that returns a connector, or a list of them, applied to observations "
-        "before the module sees them.",
-    )
-    module_to_env_connector: Callable[..., Any] | None = field(
-        default=None,
-        import_path=True,
-        doc="A function that returns a connector, or a list of them, applied to actions before "
-        "the environment sees them.",
-    )
+        Args:
+            atari: Whether the environment's id is that of an Atari game.
+        """
+        if self.clip_rewards is not None:
+            return self.clip_rewards
+        return True if (atari if self.is_atari is None else self.is_atari) else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,8 +125,13 @@ class Training:
     train_batch_size: int = field(
         default=32,
         check=at_least_one,
-        doc="Environment steps per training step, over all devices. RLlib's "
-        "train_batch_size_per_learner is understood as the same, there being one learner.",
+        doc="Environment steps per training step, over all devices and learners.",
+    )
+    train_batch_size_per_learner: int | None = field(
+        default=None,
+        check=at_least_one,
+        doc="Environment steps per training step of each learner, in place of train_batch_size, "
+        "which is num_learners times as many; None leaves it to train_batch_size.",
     )
     optimizer: str | dict[str, Any] | Callable[..., Any] = field(
         default="adam",
@@ -184,39 +159,6 @@ class OnPolicyTraining(Training):
         default=True,
         doc="Advantages to mean 0 and deviation 1, over the train batch (True, 'batch') or over "
         "each minibatch ('minibatch').",
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Learners:
-    """Where gradients are computed."""
-
-    num_learners: int = field(
-        default=0,
-        check=non_negative,
-        doc="Learner processes; 0, the only value in this version, learns in this process.",
-    )
-    num_devices: int | Auto = field(
-        default="auto",
-        check=at_least_one,
-        doc="Local devices that share the environments and minibatches; explain() says what "
-        "'auto' chose and why. Any number of devices gives the same minibatches.",
-    )
-    num_shards: int | Auto = field(
-        default="auto",
-        check=at_least_one,
-        doc="Logical shards of the environments, a multiple of every number of devices the run "
-        "shall ever use; 'auto' is the largest of 8, 4, 2, 1 that divides the environments and "
-        "the minibatch.",
-    )
-    learner_class: type[Any] | None = field(
-        default=None, import_path=True, doc="A Learner subclass with a custom loss."
-    )
-    learner_connector: Callable[..., Any] | None = field(
-        default=None,
-        import_path=True,
-        doc="A function that returns a LearnerConnector, or a list of them, applied to every "
-        "rollout after the clipping and normalisation of rewards and before the targets.",
     )
 
 

@@ -33,7 +33,6 @@ def _unless_none(value: Any) -> Any:
 
 RENAMED: dict[str, Renamed] = {
     # names that RLlib uses side by side with the ones here
-    "train_batch_size_per_learner": Renamed("train_batch_size", quiet=True),
     "lambda": Renamed("lambda_", quiet=True),
     "checkpoint_freq": Renamed("checkpoint_frequency", quiet=True),
     "num_to_keep": Renamed("max_to_keep", quiet=True),
@@ -42,7 +41,30 @@ RENAMED: dict[str, Renamed] = {
     "num_workers": Renamed("num_env_runners"),
     "num_rollout_workers": Renamed("num_env_runners"),
     "num_envs_per_worker": Renamed("num_envs_per_env_runner"),
+    "worker_cls": Renamed("env_runner_cls"),
+    "num_cpus_per_worker": Renamed("num_cpus_per_env_runner"),
+    "custom_resources_per_worker": Renamed("custom_resources_per_env_runner"),
+    "validate_workers_after_construction": Renamed("validate_env_runners_after_construction"),
+    "max_requests_in_flight_per_sampler_worker": Renamed("max_requests_in_flight_per_env_runner"),
     "num_learner_workers": Renamed("num_learners"),
+    "num_cpus_per_learner_worker": Renamed("num_cpus_per_learner"),
+    "num_gpus_per_learner_worker": Renamed("num_gpus_per_learner"),
+    "local_gpu_idx": Renamed("local_device_idx"),
+    "num_cpus_for_local_worker": Renamed("num_cpus_for_main_process"),
+    "num_cpus_for_driver": Renamed("num_cpus_for_main_process"),
+    "recreate_failed_env_runners": Renamed("restart_failed_env_runners"),
+    "recreate_failed_workers": Renamed("restart_failed_env_runners"),
+    "ignore_worker_failures": Renamed("ignore_env_runner_failures"),
+    "max_num_worker_restarts": Renamed("max_num_env_runner_restarts"),
+    "delay_between_worker_restarts_s": Renamed("delay_between_env_runner_restarts_s"),
+    "num_consecutive_worker_failures_tolerance": Renamed(
+        "num_consecutive_env_runner_failures_tolerance"
+    ),
+    "worker_health_probe_timeout_s": Renamed("env_runner_health_probe_timeout_s"),
+    "worker_restore_timeout_s": Renamed("env_runner_restore_timeout_s"),
+    "evaluation_num_workers": Renamed("evaluation_num_env_runners"),
+    "_is_atari": Renamed("is_atari"),
+    "monitor": Renamed("record_video"),
     "num_sgd_iter": Renamed("num_epochs"),
     "sgd_minibatch_size": Renamed("minibatch_size"),
     "shuffle_sequences": Renamed("shuffle_batch_per_epoch"),
@@ -71,11 +93,18 @@ RENAMED: dict[str, Renamed] = {
             "train_result",
             "evaluate_start",
             "evaluate_end",
+            "environment_created",
+            "episode_created",
+            "episode_start",
+            "episode_step",
             "episode_end",
             "sample_end",
+            "env_runners_recreated",
             "checkpoint_loaded",
         )
     },
+    "on_workers_recreated": Renamed("on_env_runners_recreated"),
+    "callbacks_on_workers_recreated": Renamed("on_env_runners_recreated"),
 }
 
 
@@ -86,42 +115,28 @@ def _spread(
         yield name, Refused(reason, accepts)
 
 
-_RAY = "Ray actors are not part of this version; environments run inside the compiled program"
-_ONE_PROCESS = "learning happens in this process; num_devices chooses its devices"
+_STATES = "the learner updates statistics from the batch and sends them with the weights"
+_LEARNERS = "a learner gets each batch from the process that drives the run, one at a time"
 _TORCH = "the framework is JAX and everything is compiled"
 _STACK = "there is one stack, with modules, learners and connectors always on"
 _MULTI = "multi-agent training is not part of this version"
 _OFFLINE = "training from recorded data is not part of this version"
 _EXPLORATION = "exploration is the module's forward_exploration; explore=False switches it off"
 
-_EPISODES = (
-    "episodes run inside the compiled program, where no Python is called; on_episode_end is called "
-    "for each episode after the dispatch in which it ended"
-)
-_ENVIRONMENTS = (
-    "an environment is pure functions inside the compiled program, so none is created; "
-    "on_algorithm_init is called when all is built"
-)
 _BATCHES = (
-    "batches never leave the compiled program; on_sample_end and on_train_result are called between "
-    "its dispatches, and a Learner's prepare() sees the samples"
+    "what is done to a batch is compiled; on_sample_end and on_train_result are called between the "
+    "calls of the compiled program, and a Learner's prepare() sees the samples"
 )
 HOOKS_REFUSED: dict[str, str] = {
-    "on_episode_created": _EPISODES,
-    "on_episode_start": _EPISODES,
-    "on_episode_step": _EPISODES,
-    "on_environment_created": _ENVIRONMENTS,
-    "on_sub_environment_created": _ENVIRONMENTS,
+    "on_sub_environment_created": "on_environment_created is called with all of a runner's",
     "on_create_policy": "the module is built once; on_algorithm_init is called when all is built",
     "on_postprocess_trajectory": _BATCHES,
     "on_learn_on_batch": _BATCHES,
-    "on_env_runners_recreated": _RAY,
-    "on_workers_recreated": _RAY,
-    "on_offline_eval_runners_recreated": _RAY,
+    "on_offline_eval_runners_recreated": _OFFLINE,
     "on_evaluate_offline_start": _OFFLINE,
     "on_evaluate_offline_end": _OFFLINE,
 }
-"""Hooks of RLlib's callbacks that cannot be called here, and why."""
+"""Hooks of RLlib's callbacks that are never called, and why."""
 
 REFUSED: dict[str, Refused] = {
     **{
@@ -131,47 +146,53 @@ REFUSED: dict[str, Refused] = {
     },
     **dict(
         _spread(
-            "env_runner_cls worker_cls create_local_env_runner gym_env_vectorize_mode "
-            "num_cpus_per_env_runner num_gpus_per_env_runner custom_resources_per_env_runner "
-            "num_cpus_per_worker num_gpus_per_worker custom_resources_per_worker "
-            "validate_env_runners_after_construction validate_workers_after_construction "
-            "sample_timeout_s max_requests_in_flight_per_env_runner "
-            "max_requests_in_flight_per_sampler_worker merge_env_runner_states "
-            "broadcast_env_runner_states use_env_runner_state_server "
-            "env_runner_state_server_max_concurrency episodes_to_numpy remote_worker_envs "
-            "remote_env_batch_wait_ms use_worker_filter_stats update_worker_filter_stats "
-            "sampler_perf_stats_ema_coef placement_strategy num_cpus_for_main_process "
-            "custom_resources_for_main_process num_cpus_for_local_worker num_cpus_for_driver "
-            "restart_failed_env_runners recreate_failed_env_runners recreate_failed_workers "
-            "ignore_env_runner_failures ignore_worker_failures max_num_env_runner_restarts "
-            "max_num_worker_restarts delay_between_env_runner_restarts_s "
-            "delay_between_worker_restarts_s num_consecutive_env_runner_failures_tolerance "
-            "num_consecutive_worker_failures_tolerance env_runner_health_probe_timeout_s "
-            "worker_health_probe_timeout_s env_runner_restore_timeout_s worker_restore_timeout_s "
-            "evaluation_sample_timeout_s evaluation_unhealthy_workers_timeout_s "
-            "evaluation_error_after_n_consecutive_skips metrics_episode_collection_timeout_s "
-            "collect_metrics_timeout extra_python_environs_for_driver "
-            "extra_python_environs_for_worker",
-            _RAY,
+            "merge_env_runner_states use_worker_filter_stats update_worker_filter_stats",
+            _STATES,
+            accepts=("training_only", True),
+        )
+    ),
+    "broadcast_env_runner_states": Refused(_STATES, (True,)),
+    "use_env_runner_state_server": Refused(_STATES, (False,)),
+    "env_runner_state_server_max_concurrency": Refused(_STATES),
+    "create_local_env_runner": Refused(
+        "there is a runner in this process with num_env_runners=0, and none beside actors", (True,)
+    ),
+    **dict(
+        _spread(
+            "create_env_on_local_worker create_env_on_driver",
+            "this process makes an environment to learn its spaces, and steps none beside actors",
+            accepts=(False,),
         )
     ),
     **dict(
         _spread(
-            "evaluation_num_env_runners evaluation_num_workers create_env_on_local_worker "
-            "create_env_on_driver",
-            _RAY,
-            accepts=(0, False),
+            "num_gpus_per_env_runner num_gpus_per_worker",
+            "runners see no accelerator; the learner's are chosen by learners(num_devices=...)",
+            accepts=(0, 0.0),
         )
+    ),
+    "sample_async": Refused("IMPALA and APPO sample while they learn", (False,)),
+    "remote_worker_envs": Refused(
+        "gym_env_vectorize_mode='async' steps each environment in a process of its own", (False,)
+    ),
+    "remote_env_batch_wait_ms": Refused(
+        "with gym_env_vectorize_mode='async' a step waits for all environments", (0,)
+    ),
+    "sampler_perf_stats_ema_coef": Refused("timers are of one iteration each, not smoothed"),
+    "episodes_to_numpy": Refused("episodes hold NumPy arrays", (True,)),
+    "compress_observations": Refused(
+        "fragments are shared memory on one node, and sent as they are between nodes", (False,)
     ),
     **dict(
         _spread(
-            "num_cpus_per_learner num_gpus_per_learner custom_resources_per_learner "
-            "num_cpus_per_learner_worker num_gpus_per_learner_worker local_gpu_idx "
-            "num_aggregator_actors_per_learner max_requests_in_flight_per_aggregator_actor "
-            "max_requests_in_flight_per_learner learner_config_dict",
-            _ONE_PROCESS,
+            "metrics_episode_collection_timeout_s collect_metrics_timeout",
+            "metrics come with the fragments, which sample_timeout_s limits",
         )
     ),
+    "num_aggregator_actors_per_learner": Refused(_LEARNERS, (0,)),
+    "max_requests_in_flight_per_aggregator_actor": Refused(_LEARNERS),
+    "max_requests_in_flight_per_learner": Refused(_LEARNERS),
+    "learner_config_dict": Refused("a Learner subclass reads the settings of training()", ({},)),
     **dict(
         _spread(
             "eager_tracing tf_session_args local_tf_session_args torch_compile_learner "
@@ -246,51 +267,27 @@ REFUSED: dict[str, Refused] = {
         )
     ),
     **dict(_spread("exploration_config", _EXPLORATION)),
-    "num_gpus": Refused("devices are chosen by learners(num_devices=...) and JAX_PLATFORMS"),
+    "num_gpus": Refused(
+        "devices are chosen by learners(num_devices=...) and JAX_PLATFORMS; "
+        "learners(num_gpus_per_learner=...) reserves them with Ray"
+    ),
     "_fake_gpus": Refused(
         "set XLA_FLAGS=--xla_force_host_platform_device_count=8 before starting Python"
     ),
     "render_env": Refused(
-        "a compiled environment has no window; call its render(state) for a picture", (False,)
+        "there is no window; evaluation(record_video=True) writes videos", (False,)
     ),
     "env_task_fn": Refused(
         "call algorithm.set_env_params(...) in an on_train_result callback; it compiles nothing"
     ),
-    "is_atari": Refused("Atari environments are not part of this version", (None, False)),
-    "_is_atari": Refused("Atari environments are not part of this version", (None, False)),
     "auto_wrap_old_gym_envs": Refused("wrap old gym environments with shimmy yourself"),
     "soft_horizon": Refused("use max_episode_steps; time limits truncate", (False,)),
     "no_done_at_end": Refused("use max_episode_steps; time limits truncate", (False,)),
-    "compress_observations": Refused("experience never leaves the device", (False,)),
-    "episode_lookback_horizon": Refused(
-        "connectors keep their own state; nothing looks back into episodes", (1,)
-    ),
-    "add_default_connectors_to_env_to_module_pipeline": Refused(
-        "the default connectors are always there", (True,)
-    ),
-    "add_default_connectors_to_module_to_env_pipeline": Refused(
-        "the default connectors are always there", (True,)
-    ),
-    "add_default_connectors_to_learner_pipeline": Refused(
-        "the default connectors are always there; learner_connector adds to them", (True,)
-    ),
-    "evaluation_parallel_to_training": Refused(
-        "evaluation runs between iterations in this version", (False,)
-    ),
     "enable_async_evaluation": Refused(
-        "evaluation runs between iterations in this version", (False,)
-    ),
-    "evaluation_auto_duration_min_env_steps_per_sample": Refused(
-        "evaluation runs between iterations in this version"
-    ),
-    "evaluation_auto_duration_max_env_steps_per_sample": Refused(
-        "evaluation runs between iterations in this version"
+        "set evaluation_parallel_to_training=True and evaluation_duration='auto'", (False,)
     ),
     "evaluation_force_reset_envs_before_iteration": Refused(
         "every evaluation starts from fresh environments", (True,)
-    ),
-    "restart_failed_sub_environments": Refused(
-        "a compiled environment cannot crash; one with non-finite values is reset by itself"
     ),
     "keep_per_episode_custom_metrics": Refused(
         "collect what you need in an on_episode_end callback", (False,)
@@ -304,7 +301,6 @@ REFUSED: dict[str, Refused] = {
     ),
     "logger_creator": Refused("pass debugging(loggers=[...]) and results_dir"),
     "logger_config": Refused("pass logger objects with their own options as loggers=[...]"),
-    "monitor": Refused("video recording is not part of this version", (False,)),
     "fake_sampler": Refused(
         "use an environment that costs next to nothing, such as 'jaxrl:probe-value-v0'", (False,)
     ),
@@ -313,8 +309,6 @@ REFUSED: dict[str, Refused] = {
 }
 
 GROUPS_REFUSED: dict[str, str] = {
-    "resources": _RAY + "; devices are chosen by learners(num_devices=...)",
-    "python_environment": _RAY,
     "multi_agent": _MULTI,
     "offline_data": _OFFLINE,
     "get_multi_rl_module_spec": _MULTI + "; get_rl_module_spec() is that of the one module",

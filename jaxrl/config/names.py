@@ -16,12 +16,21 @@ GROUP_METHODS = {
     "rl_module_settings": "rl_module",
     "evaluation_settings": "evaluation",
     "fault_tolerance_settings": "fault_tolerance",
+    "resources_settings": "resources",
+    "python_environment_settings": "python_environment",
     "reporting_settings": "reporting",
     "checkpointing_settings": "checkpointing",
     "debugging_settings": "debugging",
     "callbacks_settings": "callbacks",
 }
 """The attribute that holds a group, and the method that changes it."""
+
+OF_TRAINING = (
+    "learner_class",
+    "learner_connector",
+    "add_default_connectors_to_learner_pipeline",
+)
+"""Settings of the learners that RLlib takes in training()."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +92,7 @@ class NameTable:
     def _known(self, name: str, value: Any, group: str | None) -> Meant:
         actual = self.group_of[name]
         if group is not None and actual != group:
-            if name in ("learner_class", "learner_connector"):  # RLlib takes them in training()
+            if name in OF_TRAINING:
                 return self._renamed(f"training({name})", name, value, quiet=False)
             raise UnknownSettingError(
                 f"'{name}' (got {value!r}) is a setting of {GROUP_METHODS[actual]}(), "

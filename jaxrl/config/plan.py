@@ -1,67 +1,23 @@
-"""The exact arithmetic of a train batch: defaults adapt, explicit values never do."""
+"""The exact plan of a train batch, or the changes that would make one; and its devices."""
 
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 
+from jaxrl.config.arithmetic import (
+    DEFAULT_NUM_ENVS,
+    SETTING_OF,
+    BatchPlan,
+    BatchRequest,
+    divisors,
+    free_batch,
+    nearest,
+    solve,
+)
 from jaxrl.errors import ConfigError
 
-DEFAULT_NUM_ENVS = 16
-MAX_SHARDS = 8
 MIN_ENVS_PER_CPU_DEVICE = 8
 MIN_ROWS_PER_CPU_DEVICE = 64
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BatchPlan:
-    """How many of what one training step has.
-
-    `num_envs * rollout_fragment_length = train_batch_size = num_minibatches * minibatch_size`,
-    and `num_shards` divides `num_envs` and `minibatch_size`.
-    """
-
-    num_envs: int
-    rollout_fragment_length: int
-    train_batch_size: int
-    minibatch_size: int
-    num_minibatches: int
-    num_epochs: int
-    num_shards: int
-    notes: tuple[str, ...] = ()
-    """A sentence for every default that adapted."""
-
-    @property
-    def updates_per_iteration(self) -> int:
-        """Gradient steps of one training step."""
-        return self.num_minibatches * self.num_epochs
-
-    def describe(self) -> str:
-        """The arithmetic in one line."""
-        return (
-            f"{self.num_envs} envs x {self.rollout_fragment_length} steps = "
-            f"{self.train_batch_size}; {self.num_minibatches} minibatches of "
-            f"{self.minibatch_size} x {self.num_epochs} epochs = "
-            f"{self.updates_per_iteration} updates an iteration"
-        )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BatchRequest:
-    """What the settings say; None where the plan is free to choose.
-
-    The defaults are what the plan stays close to. `minibatch_size` with `whole_batch` is the train
-    batch itself.
-    """
-
-    train_batch_size: int | None
-    num_envs: int | None
-    rollout_fragment_length: int | None
-    minibatch_size: int | None
-    num_shards: int | None
-    num_epochs: int = 1
-    whole_batch: bool = False
-    default_train_batch_size: int = 4000
-    default_minibatch_size: int = 128
 
 
 class BatchSizeError(ConfigError):
@@ -72,105 +28,17 @@ class BatchSizeError(ConfigError):
         self.suggestions = suggestions
 
 
-SETTING_OF = {
-    "train_batch_size": "train_batch_size",
-    "num_envs": "num_envs_per_env_runner",
-    "rollout_fragment_length": "rollout_fragment_length",
-    "minibatch_size": "minibatch_size",
-    "num_shards": "num_shards",
-}
-
-
 def make_plan(request: BatchRequest) -> BatchPlan:
     """The plan closest to the request.
 
     Raises:
         BatchSizeError: Explicit values do not divide; names the values that would.
     """
-    plan, problem = _solve(request)
+    plan, problem = solve(request)
     if plan is not None:
         return plan
     suggestions = tuple(_suggest(request, problem.names))
-    raise BatchSizeError(f"{problem.sentence}: {_in_words(suggestions)}.", suggestions)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Problem:
-    sentence: str = ""
-    names: tuple[str, ...] = ()
-
-
-def _solve(request: BatchRequest) -> tuple[BatchPlan | None, _Problem]:
-    batch = request.train_batch_size or _free_batch(request)
-    shards = request.num_shards or 1
-    envs = request.num_envs or _free_envs(request, batch)
-    steps = request.rollout_fragment_length or max(1, batch // envs)
-    size = batch if request.whole_batch else request.minibatch_size
-    size = size or nearest(divisors(batch, shards), request.default_minibatch_size) or batch
-    problem = _first_problem(request, batch, envs, steps, size)
-    if problem is not None:
-        return None, problem
-    auto = next(g for g in (8, 4, 2, 1) if g <= MAX_SHARDS and math.gcd(envs, size) % g == 0)
-    plan = BatchPlan(
-        num_envs=envs,
-        rollout_fragment_length=steps,
-        train_batch_size=batch,
-        minibatch_size=size,
-        num_minibatches=batch // size,
-        num_epochs=request.num_epochs,
-        num_shards=request.num_shards or auto,
-    )
-    return dataclasses.replace(plan, notes=tuple(_notes(request, plan))), _Problem()
-
-
-def _free_batch(request: BatchRequest) -> int:
-    """The multiple of everything explicit that is nearest to the default train batch."""
-    shards = request.num_shards or 1
-    envs, steps = request.num_envs, request.rollout_fragment_length
-    if envs and steps:
-        return envs * steps
-    rows = shards if request.whole_batch else math.lcm(shards, request.minibatch_size or 1)
-    unit = math.lcm(rows, (envs or shards) * (steps or 1))
-    return max(1, math.floor(request.default_train_batch_size / unit + 0.5)) * unit
-
-
-def _free_envs(request: BatchRequest, batch: int) -> int:
-    steps = request.rollout_fragment_length
-    if steps:
-        return max(1, batch // steps)
-    return nearest(divisors(batch, request.num_shards or 1), DEFAULT_NUM_ENVS) or 1
-
-
-def _first_problem(
-    request: BatchRequest, batch: int, envs: int, steps: int, size: int
-) -> _Problem | None:
-    if envs * steps != batch:
-        given = request.num_envs and request.rollout_fragment_length
-        if given:
-            return _Problem(
-                f"num_envs_per_env_runner={envs} x rollout_fragment_length={steps} is "
-                f"{envs * steps}, not train_batch_size={batch}",
-                ("rollout_fragment_length", "num_envs", "train_batch_size"),
-            )
-        name = "num_envs" if request.num_envs else "rollout_fragment_length"
-        value = envs if request.num_envs else steps
-        return _Problem(
-            f"train_batch_size={batch} is not a multiple of {SETTING_OF[name]}={value}",
-            (name, "train_batch_size"),
-        )
-    if batch % size:
-        return _Problem(
-            f"train_batch_size={batch} is not a multiple of minibatch_size={size}",
-            ("minibatch_size", "train_batch_size", "num_envs"),
-        )
-    shards = request.num_shards or 1
-    for name, value in (("num_envs", envs), ("minibatch_size", size)):
-        if value % shards:
-            return _Problem(
-                f"{SETTING_OF[name]}={value} is not a multiple of num_shards={shards}",
-                ("num_shards", name, "train_batch_size"),
-            )
-    return None
+    raise BatchSizeError(f"{problem.sentence}: {_in_words(request, suggestions)}.", suggestions)
 
 
 def _suggest(request: BatchRequest, names: Iterable[str]) -> Iterator[dict[str, int]]:
@@ -181,7 +49,7 @@ def _suggest(request: BatchRequest, names: Iterable[str]) -> Iterator[dict[str, 
         if current is None:
             continue
         for values in (_below(request, name, current), _above(request, name, current)):
-            works = (v for v in values if _solve(dataclasses.replace(request, **{name: v}))[0])
+            works = (v for v in values if solve(dataclasses.replace(request, **{name: v}))[0])
             nearest_one = next(works, None)
             if nearest_one is not None:
                 found = True
@@ -191,17 +59,24 @@ def _suggest(request: BatchRequest, names: Iterable[str]) -> Iterator[dict[str, 
 
 
 def _change_all(request: BatchRequest) -> dict[str, int]:
-    """Keeps the train batch and lets everything else adapt to it."""
-    batch = request.train_batch_size or _free_batch(request)
-    shards = nearest(divisors(batch), request.num_shards or 1) or 1
-    envs = nearest(divisors(batch, shards), request.num_envs or DEFAULT_NUM_ENVS) or batch
+    """Keeps the train batch, if runners and learners can share it, and adapts all else to it."""
+    runners = 1 if request.asynchronous else request.num_env_runners
+    unit = math.lcm(request.num_learners, runners)
+    batch = request.train_batch_size or free_batch(request)
+    batch = max(1, math.floor(batch / unit + 0.5)) * unit
+    shared = [d for d in divisors(batch, request.num_learners) if batch % math.lcm(d, unit) == 0]
+    shards = nearest(shared, request.num_shards or 1) or request.num_learners
+    wished = (request.envs_per_runner or 0) * runners or DEFAULT_NUM_ENVS
+    columns = nearest(divisors(batch, math.lcm(shards, runners)), wished) or batch
     size = request.minibatch_size or request.default_minibatch_size
-    size = nearest(divisors(batch, shards), size) or batch
+    envs = columns // runners
+    if request.asynchronous:
+        envs = nearest(divisors(columns), request.envs_per_runner or columns) or columns
     wanted = {
         "train_batch_size": batch,
-        "num_envs": envs,
-        "rollout_fragment_length": batch // envs,
-        "minibatch_size": size,
+        "envs_per_runner": envs,
+        "rollout_fragment_length": batch // columns,
+        "minibatch_size": nearest(divisors(batch, shards), size) or batch,
         "num_shards": shards,
     }
     return {name: value for name, value in wanted.items() if getattr(request, name) is not None}
@@ -209,24 +84,31 @@ def _change_all(request: BatchRequest) -> dict[str, int]:
 
 def _candidates(request: BatchRequest, name: str) -> list[int]:
     """Values of one setting that may work, in ascending order."""
-    batch = request.train_batch_size or _free_batch(request)
+    batch = request.train_batch_size or free_batch(request)
     if name == "train_batch_size":
-        envs, steps = request.num_envs, request.rollout_fragment_length
-        shards = request.num_shards or 1
-        if envs and steps:
-            return [envs * steps]
-        rows = shards if request.whole_batch else math.lcm(shards, request.minibatch_size or 1)
-        unit = math.lcm(rows, (envs or shards) * (steps or 1))
-        return _around(batch, unit)
+        if request.columns and request.rollout_fragment_length:
+            return [request.columns * request.rollout_fragment_length]
+        return _around(batch, request.batch_unit)
     if name == "num_shards":
-        return divisors(request.num_envs or request.minibatch_size or batch)
-    if request.train_batch_size is None and name in ("num_envs", "rollout_fragment_length"):
-        other = request.rollout_fragment_length if name == "num_envs" else request.num_envs
-        unit = (request.minibatch_size or 1) // math.gcd(request.minibatch_size or 1, other or 1)
-        if name == "num_envs":
-            unit = math.lcm(unit, request.num_shards or 1)
-        return _around(getattr(request, name), unit)
+        return divisors(request.columns or request.minibatch_size or batch, request.num_learners)
+    if name == "num_env_runners":
+        if request.num_env_runners == 1:
+            return []  # nobody is told to start actors
+        return divisors(batch) if request.train_batch_size else _around(request.num_env_runners, 1)
+    if request.train_batch_size is None and name in ("envs_per_runner", "rollout_fragment_length"):
+        return _around(getattr(request, name), _unit_beside(request, name))
     return divisors(batch)
+
+
+def _unit_beside(request: BatchRequest, name: str) -> int:
+    """What a factor must be a multiple of, so that a free train batch holds whole minibatches."""
+    others = math.prod(value for factor, value in request.factors.items() if factor != name)
+    size = request.minibatch_size or 1
+    unit = size // math.gcd(size, others)
+    if name == "envs_per_runner":
+        runners = 1 if request.asynchronous else request.num_env_runners
+        unit = math.lcm(unit, request.shards // math.gcd(request.shards, runners))
+    return unit
 
 
 def _around(value: int, unit: int) -> list[int]:
@@ -243,55 +125,23 @@ def _above(request: BatchRequest, name: str, current: int) -> list[int]:
     return [v for v in _candidates(request, name) if v > current]
 
 
-def _in_words(suggestions: tuple[dict[str, int], ...]) -> str:
+def _in_words(request: BatchRequest, suggestions: tuple[dict[str, int], ...]) -> str:
     if len(suggestions) == 1 and len(suggestions[0]) > 1:
-        changes = ", ".join(f"{SETTING_OF[n]}={v}" for n, v in suggestions[0].items())
-        return f"set {changes}"
+        pairs = [_setting(request, name, value) for name, value in suggestions[0].items()]
+        return f"set {', '.join(f'{name}={value}' for name, value in pairs)}"
     values: dict[str, list[str]] = {}
     for change in suggestions:
         for name, value in change.items():
-            values.setdefault(SETTING_OF[name], []).append(str(value))
+            setting, shown = _setting(request, name, value)
+            values.setdefault(setting, []).append(str(shown))
     return "set " + ", or ".join(f"{name} to {' or '.join(v)}" for name, v in values.items())
 
 
-def _notes(request: BatchRequest, plan: BatchPlan) -> Iterator[str]:
-    if request.train_batch_size is None and (
-        plan.train_batch_size != request.default_train_batch_size
-    ):
-        yield (
-            f"train_batch_size: {plan.train_batch_size} instead of the default "
-            f"{request.default_train_batch_size}, to fit the explicit values."
-        )
-    if (
-        request.minibatch_size is None
-        and not request.whole_batch
-        and plan.minibatch_size != request.default_minibatch_size
-    ):
-        yield (
-            f"minibatch_size: {plan.minibatch_size} instead of the default "
-            f"{request.default_minibatch_size}, which does not divide train_batch_size="
-            f"{plan.train_batch_size}."
-        )
-    if request.num_envs is None:
-        yield (
-            f"num_envs_per_env_runner='auto': {plan.num_envs}, the number nearest to "
-            f"{DEFAULT_NUM_ENVS} that divides the train batch."
-            if request.rollout_fragment_length is None
-            else f"num_envs_per_env_runner='auto': {plan.num_envs}, train_batch_size divided by "
-            "rollout_fragment_length."
-        )
-
-
-def divisors(number: int, multiple_of: int = 1) -> list[int]:
-    """The divisors of a number that are multiples of another, in ascending order."""
-    low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    both = sorted({*low, *(number // d for d in low)})
-    return [d for d in both if d % multiple_of == 0]
-
-
-def nearest(values: Iterable[int], target: int) -> int | None:
-    """The value with the smallest ratio to the target; of two, the larger."""
-    return min(values, key=lambda v: (max(v / target, target / v), -v), default=None)
+def _setting(request: BatchRequest, name: str, value: int) -> tuple[str, int]:
+    """The setting, and its value, that a number of the request comes from."""
+    if name == "train_batch_size" and request.per_learner:
+        return "train_batch_size_per_learner", value // request.num_learners
+    return SETTING_OF[name], value
 
 
 def choose_num_devices(

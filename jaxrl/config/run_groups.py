@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from jaxrl.config.checks import evaluation_check
-from jaxrl.config.fields import at_least_one, field, non_negative, setting_metadata
+from jaxrl.config.fields import at_least_one, field, non_negative, positive, setting_metadata
 from jaxrl.config.groups import Auto
 
 Hook = Callable[..., Any] | list[Callable[..., Any]] | None
@@ -21,8 +21,11 @@ class Evaluation:
         check=non_negative,
         doc="Evaluates every so many iterations; None or 0 never does.",
     )
-    evaluation_duration: int = field(
-        default=10, check=at_least_one, doc="How long one evaluation is, in its unit."
+    evaluation_duration: int | Auto = field(
+        default=10,
+        check=at_least_one,
+        doc="How long one evaluation is, in its unit; 'auto', with evaluation_parallel_to_training, "
+        "is as long as the training beside it.",
     )
     evaluation_duration_unit: Literal["episodes", "timesteps"] = field(
         default="episodes", doc="The unit of evaluation_duration."
@@ -47,6 +50,50 @@ class Evaluation:
         doc="Environments evaluated side by side, each for an equal share of the duration; 'auto' "
         "is the largest divisor of the duration up to a limit.",
     )
+    evaluation_num_env_runners: int = field(
+        default=0,
+        check=non_negative,
+        doc="Ray actors that only evaluate; 0 evaluates in this process.",
+    )
+    evaluation_parallel_to_training: bool = field(
+        default=False,
+        doc="Evaluates while the same iteration trains, with the weights from before it: its "
+        "results are an iteration old.",
+    )
+    evaluation_sample_timeout_s: float = field(
+        default=120.0,
+        check=positive,
+        doc="Seconds after which an evaluation on the host ends with the episodes it has.",
+    )
+    evaluation_auto_duration_min_env_steps_per_sample: int = field(
+        default=100,
+        check=at_least_one,
+        doc="Steps of one request to an evaluation runner, at least, with "
+        "evaluation_duration='auto'.",
+    )
+    evaluation_auto_duration_max_env_steps_per_sample: int = field(
+        default=2000,
+        check=at_least_one,
+        doc="Steps of one request to an evaluation runner, at most, with "
+        "evaluation_duration='auto'.",
+    )
+    evaluation_unhealthy_workers_timeout_s: float = field(
+        default=0.0,
+        check=non_negative,
+        doc="Seconds to wait for an evaluation runner to recover when none is healthy.",
+    )
+    evaluation_error_after_n_consecutive_skips: int | None = field(
+        default=None,
+        check=at_least_one,
+        doc="Raises after so many evaluations in a row that no healthy runner could do; None goes "
+        "on without.",
+    )
+    record_video: bool | int = field(
+        default=False,
+        check=non_negative,
+        doc="Writes a video of so many episodes of each evaluation into the run folder; True is "
+        "one.",
+    )
     always_attach_evaluation_results: bool = field(
         default=True, doc="Repeats the latest evaluation in the results between two evaluations."
     )
@@ -54,7 +101,7 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FaultTolerance:
-    """What happens when numbers stop being finite."""
+    """What happens when numbers stop being finite, and when a runner or environment fails."""
 
     on_nonfinite: Literal["rollback", "raise", "skip"] = field(
         default="rollback",
@@ -66,6 +113,49 @@ class FaultTolerance:
         check=at_least_one,
         doc="Non-finite updates in a row before on_nonfinite applies.",
     )
+    restart_failed_env_runners: bool = field(
+        default=True,
+        doc="Starts a runner that died or hung again, with its index and the newest weights; an "
+        "explicit ignore_env_runner_failures=True takes the place of this default.",
+    )
+    ignore_env_runner_failures: bool = field(
+        default=False,
+        doc="Goes on with the other runners when one died or hung, as long as there is one.",
+    )
+    max_num_env_runner_restarts: int = field(
+        default=1000, check=non_negative, doc="How often each runner may be started again."
+    )
+    delay_between_env_runner_restarts_s: float = field(
+        default=60.0,
+        check=non_negative,
+        doc="The longest wait before a runner is started again: the first time at once, then "
+        "after one second, two, four, ... up to this.",
+    )
+    restart_failed_sub_environments: bool = field(
+        default=False,
+        doc="An environment that raises is made anew, alone: the others of its runner keep their "
+        "episodes. Without it the runner fails.",
+    )
+    num_consecutive_env_runner_failures_tolerance: int = field(
+        default=100,
+        check=non_negative,
+        doc="Failures of runners without a fragment in between before the run ends.",
+    )
+    env_runner_health_probe_timeout_s: float = field(
+        default=30.0,
+        check=positive,
+        doc="Seconds that a runner has to answer whether it is there.",
+    )
+    env_runner_restore_timeout_s: float = field(
+        default=1800.0,
+        check=positive,
+        doc="Seconds that a runner has from its new start to its environments and weights.",
+    )
+
+    @property
+    def restarts_env_runners(self) -> bool:
+        """What the two settings come to, of which at most one is set to True."""
+        return self.restart_failed_env_runners and not self.ignore_env_runner_failures
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,11 +283,34 @@ class Callbacks:
     on_evaluate_end: Hook = field(
         default=None, import_path=True, doc="Called with the metrics of each evaluation."
     )
+    on_environment_created: Hook = field(
+        default=None,
+        import_path=True,
+        doc="Called with each runner's environments, on the host only.",
+    )
+    on_episode_created: Hook = field(
+        default=None, import_path=True, doc="Called before the reset of an episode, on the host."
+    )
+    on_episode_start: Hook = field(
+        default=None, import_path=True, doc="Called after the reset of an episode, on the host."
+    )
+    on_episode_step: Hook = field(
+        default=None, import_path=True, doc="Called after each step of an episode, on the host."
+    )
     on_episode_end: Hook = field(
-        default=None, import_path=True, doc="Called for each ended episode, after the dispatch."
+        default=None,
+        import_path=True,
+        doc="Called for each ended episode, in the compiled program's case after the dispatch.",
     )
     on_sample_end: Hook = field(
-        default=None, import_path=True, doc="Called when a dispatch has gathered its samples."
+        default=None,
+        import_path=True,
+        doc="Called when a dispatch, or a runner, has gathered its samples.",
+    )
+    on_env_runners_recreated: Hook = field(
+        default=None,
+        import_path=True,
+        doc="Called when runners that failed have been started again.",
     )
     on_checkpoint_loaded: Hook = field(
         default=None, import_path=True, doc="Called after a checkpoint has been restored."

@@ -2,8 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
+from jaxrl.config.arithmetic import divisors, nearest
 from jaxrl.config.modules import check_model_config
-from jaxrl.config.plan import divisors, nearest
+from jaxrl.config.placement import check_placement
+from jaxrl.config.request import refuse_markers
+from jaxrl.config.run_groups import Evaluation
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.metrics import check_key
 
@@ -25,7 +28,9 @@ READ_BY_EVALUATION = (
 
 def validate(config: "AlgorithmConfig") -> None:
     """Raises ConfigError for the first pair of settings that do not fit; changes nothing."""
-    _check_version_limits(config)
+    refuse_markers(config)
+    check_placement(config)
+    _check_processes(config)
     _check_rewards(config)
     _check_evaluation(config)
     _check_checkpointing(config)
@@ -33,23 +38,28 @@ def validate(config: "AlgorithmConfig") -> None:
     config.plan()
 
 
-def _check_version_limits(config: "AlgorithmConfig") -> None:
-    runners = config.env_runners_settings
-    if runners.num_env_runners > 0:
+def _check_processes(config: "AlgorithmConfig") -> None:
+    learners, faults = config.learners_settings, config.fault_tolerance_settings
+    if faults.ignore_env_runner_failures and (
+        faults.restart_failed_env_runners and "restart_failed_env_runners" in config.explicit
+    ):
         raise ConfigError(
-            f"num_env_runners must be 0, got {runners.num_env_runners}: Ray EnvRunners are not "
-            "part of this version; raise num_envs_per_env_runner instead."
+            "ignore_env_runner_failures and restart_failed_env_runners exclude each other, got "
+            "True for both; set one of them to False."
         )
-    if runners.batch_mode != "truncate_episodes":
+    index = learners.local_device_idx
+    if index is None:
+        return
+    if learners.num_devices not in ("auto", 1):
         raise ConfigError(
-            f"batch_mode must be 'truncate_episodes', got {runners.batch_mode!r}: fragments of "
-            "whole episodes are not part of this version."
+            f"local_device_idx={index} is one device, got num_devices={learners.num_devices} "
+            "beside it; set only one of them."
         )
-    if config.learners_settings.num_learners > 0:
+    if learners.num_learners > 0:
         raise ConfigError(
-            f"num_learners must be 0, got {config.learners_settings.num_learners}: learners in "
-            "other processes are not part of this version; num_devices shares the work over the "
-            "local devices."
+            f"local_device_idx={index} is for learning in this process, got num_learners="
+            f"{learners.num_learners}, whose devices Ray chooses; leave it out or set "
+            "num_learners=0."
         )
 
 
@@ -65,7 +75,9 @@ def _check_rewards(config: "AlgorithmConfig") -> None:
 def _check_evaluation(config: "AlgorithmConfig") -> None:
     evaluation = config.evaluation_settings
     envs, duration = evaluation.evaluation_num_envs, evaluation.evaluation_duration
-    if envs != "auto" and duration % envs:
+    if duration == "auto":
+        _check_auto_duration(evaluation)
+    elif envs != "auto" and duration % envs:
         raise ConfigError(
             f"evaluation_num_envs must divide evaluation_duration={duration}, so that every "
             f"environment gets an equal share, got {envs}; use "
@@ -73,6 +85,23 @@ def _check_evaluation(config: "AlgorithmConfig") -> None:
         )
     if evaluation.evaluation_config and not config.in_evaluation:
         _check_overrides(config, evaluation.evaluation_config)
+
+
+def _check_auto_duration(evaluation: Evaluation) -> None:
+    if not evaluation.evaluation_parallel_to_training:
+        raise ConfigError(
+            "evaluation_duration='auto' is as long as the training beside it, got "
+            "evaluation_parallel_to_training=False; set it to True, or a number of "
+            f"{evaluation.evaluation_duration_unit} as evaluation_duration."
+        )
+    least = evaluation.evaluation_auto_duration_min_env_steps_per_sample
+    most = evaluation.evaluation_auto_duration_max_env_steps_per_sample
+    if least > most:
+        raise ConfigError(
+            f"evaluation_auto_duration_min_env_steps_per_sample={least} must be at most "
+            f"evaluation_auto_duration_max_env_steps_per_sample, got {most}; lower the one or "
+            "raise the other."
+        )
 
 
 def _check_overrides(config: "AlgorithmConfig", overrides: dict[str, Any]) -> None:

@@ -3,7 +3,9 @@
 import copy
 import dataclasses
 import logging
+from typing import Any
 
+import gymnasium
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
@@ -51,7 +53,7 @@ def test_flat_reads(name: str) -> None:
 def test_old_names_read_too() -> None:
     config = PPOConfig().training(lambda_=0.9)
     assert config["lambda"] == 0.9
-    assert config["train_batch_size_per_learner"] == config["train_batch_size"]
+    assert config["num_workers"] == config["num_env_runners"] == 0
 
 
 def test_unknown_names_read_as_in_a_dict() -> None:
@@ -149,6 +151,46 @@ def test_old_names_are_accepted_and_answered(caplog: pytest.LogCaptureFixture) -
     assert "rl_module(model_config=...)" in config.notes[1]
 
 
+def test_gymnasiums_words_are_understood() -> None:
+    config = PPOConfig().env_runners(gym_env_vectorize_mode=gymnasium.VectorizeMode.ASYNC)
+    assert config.gym_env_vectorize_mode == "async"
+
+
+def test_old_names_of_processes() -> None:
+    config = PPOConfig().resources(num_cpus_per_worker=2, num_cpus_for_driver=3)
+    config.fault_tolerance(recreate_failed_workers=False, ignore_worker_failures=True)
+    assert (config.num_cpus_per_env_runner, config.num_cpus_for_main_process) == (2.0, 3.0)
+    assert not config.restart_failed_env_runners
+    assert config.ignore_env_runner_failures
+
+
+def test_an_explicit_ignore_takes_the_place_of_the_default_restart() -> None:
+    config = PPOConfig()
+    assert config.fault_tolerance_settings.restarts_env_runners
+    config.fault_tolerance(ignore_env_runner_failures=True)
+    config.validate()
+    assert not config.fault_tolerance_settings.restarts_env_runners
+
+
+@pytest.mark.parametrize(
+    ("clip", "is_atari", "atari", "expected"),
+    [
+        (None, None, True, True),
+        (None, None, False, None),
+        (None, False, True, None),
+        (None, True, False, True),
+        (False, None, True, False),
+        (2.0, True, True, 2.0),
+    ],
+)
+def test_rewards_are_clipped_for_atari_only(
+    clip: Any, is_atari: Any, atari: bool, expected: Any
+) -> None:
+    config = PPOConfig().environment(clip_rewards=clip, is_atari=is_atari)
+    found = config.environment_settings.clipping(atari=atari)
+    assert (found, type(found)) == (expected, type(expected))
+
+
 def test_schedules_under_old_names() -> None:
     config = PPOConfig.from_dict({"lr": 0.1, "entropy_coeff_schedule": [[0, 0.1], [9, 0]]})
     assert config.entropy_coeff == [[0.0, 0.1], [9.0, 0.0]]
@@ -157,7 +199,12 @@ def test_schedules_under_old_names() -> None:
 
 def test_values_that_say_what_happens_anyway_are_accepted() -> None:
     config = PPOConfig().framework("jax").api_stack(enable_rl_module_and_learner=True)
-    config.evaluation(evaluation_num_env_runners=0)
+    config.env_runners(
+        num_gpus_per_env_runner=0,
+        create_env_on_local_worker=False,
+        merge_env_runner_states="training_only",
+        broadcast_env_runner_states=True,
+    )
     assert config.explicit == set()
 
 

@@ -64,11 +64,8 @@ def test_rllib_style(tmp_path: Path) -> None:
     experiment = load_experiment(path)
     config = experiment.config
     assert (config.lr, config.lambda_, config.num_epochs) == (3e-4, 0.95, 4)
-    assert (config.train_batch_size, config.checkpoint_frequency, config.max_to_keep) == (
-        1024,
-        5,
-        2,
-    )
+    assert config.plan().train_batch_size == config.train_batch_size_per_learner == 1024
+    assert (config.checkpoint_frequency, config.max_to_keep) == (5, 2)
     assert experiment.stop == {
         "env_runners/episode_return_mean": 150.0,
         "num_env_steps_sampled_lifetime": 1e5,

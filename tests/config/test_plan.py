@@ -8,15 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.config.plan import (
-    BatchPlan,
-    BatchRequest,
-    BatchSizeError,
-    choose_num_devices,
-    divisors,
-    make_plan,
-    nearest,
-)
+from jaxrl.config.arithmetic import BatchPlan, BatchRequest, divisors, nearest
+from jaxrl.config.plan import BatchSizeError, choose_num_devices, make_plan
 from jaxrl.errors import ConfigError
 
 
@@ -92,10 +85,13 @@ def some(low: int, high: int) -> st.SearchStrategy[int | None]:
 REQUESTS = st.builds(
     BatchRequest,
     train_batch_size=some(1, 5000),
-    num_envs=some(1, 70),
+    envs_per_runner=some(1, 70),
     rollout_fragment_length=some(1, 70),
     minibatch_size=some(1, 300),
     num_shards=some(1, 16),
+    num_env_runners=st.sampled_from([1, 1, 2, 3, 4, 6]),
+    num_learners=st.sampled_from([1, 1, 2, 3]),
+    asynchronous=st.booleans(),
     num_epochs=st.integers(1, 4),
     whole_batch=st.booleans(),
     default_train_batch_size=st.integers(1, 5000),
@@ -107,10 +103,16 @@ def check_identities(request: BatchRequest, plan: BatchPlan) -> None:
     assert plan.num_envs * plan.rollout_fragment_length == plan.train_batch_size
     assert plan.num_minibatches * plan.minibatch_size == plan.train_batch_size
     assert plan.num_envs % plan.num_shards == plan.minibatch_size % plan.num_shards == 0
+    assert plan.num_shards % request.num_learners == 0
+    assert plan.num_env_runners == request.num_env_runners
+    assert plan.total_envs == plan.num_env_runners * plan.envs_per_runner
+    assert plan.num_envs == plan.fragments_per_batch * plan.envs_per_runner
+    if not request.asynchronous:
+        assert plan.total_envs == plan.num_envs
     assert min(plan.num_envs, plan.rollout_fragment_length, plan.minibatch_size) >= 1
     for name in (
         "train_batch_size",
-        "num_envs",
+        "envs_per_runner",
         "rollout_fragment_length",
         "minibatch_size",
         "num_shards",
@@ -121,7 +123,9 @@ def check_identities(request: BatchRequest, plan: BatchPlan) -> None:
         assert plan.minibatch_size == plan.train_batch_size
     if request.num_shards is None:
         common = math.gcd(plan.num_envs, plan.minibatch_size)
-        assert plan.num_shards == math.gcd(common, 8)
+        assert common % plan.num_shards == 0
+        if request.num_learners == 1:
+            assert plan.num_shards == math.gcd(common, 8)
 
 
 def check_help(request: BatchRequest, refusal: BatchSizeError) -> None:
@@ -145,11 +149,134 @@ def test_accepted_plans_are_exact_and_refusals_help(request: BatchRequest) -> No
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(REQUESTS.filter(lambda r: r.num_shards is None))
 def test_only_explicit_values_are_refused(request: BatchRequest) -> None:
-    """With at most one explicit size there is always a plan."""
-    names = ("train_batch_size", "num_envs", "rollout_fragment_length", "minibatch_size")
+    """With at most one explicit size there is always a plan for a runner and a learner."""
+    request = dataclasses.replace(request, num_env_runners=1, num_learners=1)
+    names = ("train_batch_size", "envs_per_runner", "rollout_fragment_length", "minibatch_size")
     for kept in names:
         free = {name: None for name in names if name != kept}
         make_plan(dataclasses.replace(request, **free))
+
+
+@pytest.mark.parametrize(
+    ("values", "numbers", "said"),
+    [
+        # one fragment of each runner
+        (
+            {"num_env_runners": 2, "train_batch_size": 2048, "num_envs_per_env_runner": 4},
+            (8, 256, 2, 4, 2),
+            "2 runners x 4 envs x 256 steps = 2048",
+        ),
+        ({"num_env_runners": 4}, (16, 250, 4, 4, 4), "4 runners x 4 envs x 250 steps = 4000"),
+        (
+            {"num_env_runners": 3, "rollout_fragment_length": 50},
+            (81, 50, 3, 27, 3),
+            "3 runners x 27 envs x 50 steps = 4050",
+        ),
+        ({"num_env_runners": 1}, (16, 250, 1, 16, 1), "16 envs x 250 steps = 4000"),
+        # learners share columns and minibatches
+        (
+            {"num_learners": 3, "train_batch_size_per_learner": 100, "minibatch_size": None},
+            (15, 20, 1, 15, 1),
+            "15 envs x 20 steps = 300",
+        ),
+    ],
+)
+def test_runners_and_learners_share_the_batch(
+    values: dict[str, object], numbers: tuple[int, ...], said: str
+) -> None:
+    plan = plan_of(**values)
+    assert (
+        plan.num_envs,
+        plan.rollout_fragment_length,
+        plan.num_env_runners,
+        plan.envs_per_runner,
+        plan.fragments_per_batch,
+    ) == numbers
+    assert plan.describe().startswith(said)
+    assert plan.num_shards % max(1, int(str(values.get("num_learners", 1)))) == 0
+
+
+class Asynchronous(PPOConfig):
+    is_async = True
+
+
+@pytest.mark.parametrize(
+    ("values", "numbers"),
+    [
+        # columns, steps, environments of a runner, fragments
+        ({"train_batch_size": 500, "rollout_fragment_length": 50}, (10, 50, 5, 2)),
+        (
+            {
+                "train_batch_size": 600,
+                "rollout_fragment_length": 50,
+                "num_envs_per_env_runner": 4,
+            },
+            (12, 50, 4, 3),
+        ),
+        ({"num_envs_per_env_runner": 1, "rollout_fragment_length": 50}, (80, 50, 1, 80)),
+        ({"num_envs_per_env_runner": 5}, (10, 400, 5, 2)),
+    ],
+)
+def test_a_batch_of_any_fragments(values: dict[str, int], numbers: tuple[int, ...]) -> None:
+    config = Asynchronous().env_runners(num_env_runners=2).training(minibatch_size=None)
+    plan = config.update_from_dict(values).plan()
+    assert (
+        plan.num_envs,
+        plan.rollout_fragment_length,
+        plan.envs_per_runner,
+        plan.fragments_per_batch,
+    ) == numbers
+    assert plan.total_envs == 2 * plan.envs_per_runner
+    if plan.fragments_per_batch != 2:
+        assert f"{numbers[3]} fragments x {numbers[2]} envs" in plan.describe()
+
+
+def test_without_actors_all_environments_make_the_batch() -> None:
+    config = Asynchronous().env_runners(rollout_fragment_length=50)
+    plan = config.training(train_batch_size=500).plan()
+    assert plan.total_envs == plan.num_envs == 10
+
+
+def test_fragments_that_make_no_batch_are_refused() -> None:
+    config = Asynchronous().env_runners(num_env_runners=2, num_envs_per_env_runner=3)
+    config.env_runners(rollout_fragment_length=50).training(train_batch_size=500)
+    with pytest.raises(BatchSizeError, match="x rollout_fragment_length=50 = 150") as caught:
+        config.plan()
+    assert {"envs_per_runner": 2} in caught.value.suggestions
+    assert {"train_batch_size": 450} in caught.value.suggestions
+    assert "num_env_runners" not in str(caught.value)  # would change nothing
+
+
+def test_numbers_of_runners_are_suggested_to_those_who_have_runners() -> None:
+    with pytest.raises(BatchSizeError, match="set num_env_runners to 2 or 4, or train_batch"):
+        plan_of(num_env_runners=3, train_batch_size=4000)
+    with pytest.raises(BatchSizeError) as caught:
+        plan_of(num_envs_per_env_runner=7, train_batch_size=4000)
+    assert "num_env_runners" not in str(caught.value)
+
+
+def test_a_batch_per_learner_is_suggested_per_learner() -> None:
+    with pytest.raises(BatchSizeError) as caught:
+        plan_of(num_learners=2, train_batch_size_per_learner=500, num_envs_per_env_runner=6)
+    assert "train_batch_size_per_learner=500 x num_learners=2 = 1000" in str(caught.value)
+    assert "train_batch_size_per_learner to 498 or 501" in str(caught.value)
+
+
+def test_two_train_batch_sizes_must_agree() -> None:
+    agreeing = {"num_learners": 2, "train_batch_size": 1024, "train_batch_size_per_learner": 512}
+    assert plan_of(**agreeing).train_batch_size == 1024
+    assert plan_of(train_batch_size_per_learner=512).train_batch_size == 512
+    with pytest.raises(
+        ConfigError, match=r"train_batch_size=1024 is not .*=512 for each of 1 lear"
+    ):
+        plan_of(**{**agreeing, "num_learners": 0})
+
+
+def test_learners_share_whole_shards() -> None:
+    with pytest.raises(BatchSizeError, match="num_shards=4 is not a multiple of num_learners=3"):
+        plan_of(num_learners=3, num_shards=4)
+    with pytest.raises(BatchSizeError, match="minibatch_size=125 is not a multiple of num_learn"):
+        plan_of(num_learners=2, minibatch_size=125)
 
 
 def test_divisors_and_nearest() -> None:

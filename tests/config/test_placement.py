@@ -1,0 +1,87 @@
+"""Where environments are stepped, what is refused there, and what is advised."""
+
+from typing import Any
+
+import pytest
+
+from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.config.placement import (
+    IN_GRAPH_REFUSED,
+    check_in_graph,
+    placement_notes,
+    resolve_placement,
+)
+from jaxrl.errors import ConfigError
+from tests.config.test_round_trip import OTHER
+
+
+def with_runners(**settings: Any) -> PPOConfig:
+    return PPOConfig().environment("x").env_runners(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "of_jax", "of_python"),
+    [
+        ({}, "in_graph", "host"),
+        ({"placement": "host"}, "host", "host"),
+        ({"placement": "in_graph"}, "in_graph", None),
+        ({"num_env_runners": 2}, "ray", "ray"),
+        ({"num_env_runners": 2, "placement": "host"}, "ray", "ray"),
+    ],
+)
+def test_placements(settings: dict[str, Any], of_jax: str, of_python: str | None) -> None:
+    config = with_runners(**settings)
+    config.validate()
+    assert resolve_placement(config, is_jax_env=True) == of_jax
+    if of_python is not None:
+        assert resolve_placement(config, is_jax_env=False) == of_python
+        return
+    with pytest.raises(ConfigError, match="'x', which is a Python object"):
+        resolve_placement(config, is_jax_env=False)
+
+
+@pytest.mark.parametrize("name", IN_GRAPH_REFUSED)
+def test_what_only_the_host_can_do_is_refused_by_name(name: str) -> None:
+    config = PPOConfig().update_from_dict({name: OTHER[name]})
+    config.validate()  # the environment may yet be one of the host
+    assert resolve_placement(config, is_jax_env=False) == "host"
+    assert resolve_placement(config.copy().env_runners(placement="host"), is_jax_env=True) == "host"
+    for check in (
+        lambda: check_in_graph(config),
+        lambda: resolve_placement(config, is_jax_env=True),
+        lambda: config.copy().env_runners(placement="in_graph").validate(),
+    ):
+        with pytest.raises(ConfigError, match=f"'{name}' .* set placement='host'") as caught:
+            check()
+        assert IN_GRAPH_REFUSED[name] in str(caught.value)
+    check_in_graph(PPOConfig().update_from_dict({name: PPOConfig()[name]}))
+
+
+def test_advice_is_for_the_place() -> None:
+    class Asynchronous(PPOConfig):
+        is_async = True
+
+    def said(config: PPOConfig, **known: Any) -> str:
+        return "\n".join(placement_notes(config, known.get("placement")))
+
+    assert "settled when" in said(PPOConfig())
+    assert said(PPOConfig(), placement="in_graph") == said(with_runners(placement="in_graph"))
+    assert "compiled program" in said(PPOConfig(), placement="in_graph")
+    assert "this process steps" in said(PPOConfig(), placement="host")
+    assert "this process steps" in said(with_runners(placement="host"))
+    assert "IMPALA" not in said(PPOConfig(), placement="host")
+    actors = said(with_runners(num_env_runners=2))
+    assert "actors on CPUs step the environments, in turns with" in actors
+    assert "num_env_runners=2" in actors
+    assert "IMPALA and APPO" in actors
+    overlapping = said(Asynchronous().env_runners(num_env_runners=1))
+    assert "while the learner learns" in overlapping
+    assert "IMPALA and APPO" not in overlapping
+
+
+def test_explain_shows_the_place_and_the_learners() -> None:
+    text = with_runners(num_env_runners=2).learners(num_learners=2).explain()
+    assert "Ray: actors" in text
+    assert "2 learner processes under Ray share the" in text
+    assert "   num_envs_per_env_runner = 8 (from 'auto')" in text
+    assert "Local device 1" in PPOConfig().learners(local_device_idx=1).explain()
