@@ -1,0 +1,345 @@
+"""An EnvRunner: it steps environments on the host and returns what a compiled rollout would."""
+
+import time
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Int, UInt32
+
+from jaxrl.callbacks import CallbackList
+from jaxrl.core.types import Key, PyTree
+from jaxrl.envs.host import HostStep, HostVector, MadeHostEnv
+from jaxrl.envs.host_vector import make_vector
+from jaxrl.envs.registry import MadeEnv
+from jaxrl.envs.vector import copy_keys
+from jaxrl.errors import EnvError
+from jaxrl.runners.assemble import make_acting, make_env
+from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
+from jaxrl.runners.hooks import RunnerHooks
+from jaxrl.runners.host_acting import HostActing, Last
+from jaxrl.runners.program import Program
+from jaxrl.runners.rollout import Acting
+from jaxrl.runners.rows import Rows
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+MAX_EPISODE_ROWS = 100_000
+"""So many steps an episode may take that is waited for, unless the environment has a limit."""
+
+
+class EnvRunner:
+    """Steps its environments with one compiled call for each vector step.
+
+    Fragments go on where the last one ended, also within an episode. For the same seed, index and
+    weights a JAX environment gives the same transitions as in the compiled loop.
+
+    Args:
+        config: The run's.
+        vector: The environments; closed with the runner.
+        acting: The module and the connectors around it.
+        env_index: The environments' places among all of the run.
+        worker_index: 0 for the runner of the main process, from 1 on for actors.
+        num_workers: How many actors there are.
+        seed: Of the run; with `env_index` it determines every draw.
+        explore: Sample actions, or take the mode; None leaves it to the config.
+        max_episode_steps: The environments' time limit, None for none.
+        hooks: What to call on the way, None for nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: "AlgorithmConfig",
+        vector: HostVector,
+        acting: Acting,
+        env_index: Int[np.ndarray, " B"],
+        worker_index: int = 0,
+        num_workers: int = 0,
+        seed: int | None = None,
+        explore: bool | None = None,
+        max_episode_steps: int | None = None,
+        hooks: RunnerHooks | None = None,
+    ) -> None:
+        debugging = config.debugging_settings
+        self.config = config
+        self.vector = vector
+        self.env_index = np.asarray(env_index, np.int32)
+        self.worker_index, self.num_workers = worker_index, num_workers
+        self.num_envs = len(self.env_index)
+        self.seed = debugging.seed if seed is None else seed
+        self.acting, self.module = acting, acting.module
+        self.weights_version = -1
+        self._limit = max_episode_steps
+        self._acting = HostActing(
+            acting,
+            self.env_index,
+            explore=config.env_runners_settings.explore if explore is None else explore,
+            max_retraces=debugging.max_retraces,
+            jit=debugging.jit,
+        )
+        self._key = jax.device_put(streams(self.seed, self.env_index), self._acting.device)
+        self._obs: list[np.ndarray] | None = None
+        self._number = 0
+        self._forget()
+
+    @property
+    def programs(self) -> list[Program]:
+        """What the runner compiled."""
+        return self._acting.programs
+
+    def set_weights(self, weights: Weights) -> None:
+        """Act with these from now on."""
+        self._acting.set_actor(weights.actor)
+        self.weights_version = weights.version
+
+    def sample(self, num_steps: int) -> Fragment:
+        """The next `num_steps` steps of every environment."""
+        begin = time.perf_counter()
+        rows, carry_in = self._begin(num_steps)
+        starts = self._last.starts
+        for _ in range(num_steps):
+            self.step(rows)
+        taken = np.full(self.num_envs, num_steps, np.uint32)
+        return self._fragment(rows, carry_in, starts, taken, begin)
+
+    def sample_complete(self, num_steps: int) -> Fragment:
+        """At least `num_steps` steps of every environment, up to the end of its episode.
+
+        An environment that is done waits at the start of its next episode for the others. The
+        length is `num_steps` times a power of two; rows past an environment's end are none.
+
+        Raises:
+            EnvError: An episode does not end, or the environments can only be stepped together.
+        """
+        begin = time.perf_counter()
+        rows, carry_in = self._begin(num_steps)
+        starts = self._last.starts
+        taken = np.zeros(self.num_envs, np.uint32)
+        held = np.zeros(self.num_envs, np.bool_)
+        most = num_steps + (self._limit or MAX_EPISODE_ROWS) + 1
+        while not held.all():
+            if rows.length == rows.capacity:
+                self._check_length(rows.length, most, held)
+                self._acting.begin(
+                    self._key, self._count + np.uint32(rows.length), num_steps, self._last
+                )
+                rows.grow(num_steps)
+            self.step(rows, held)
+            done = rows.starts[rows.length - 1] & ~held & (rows.length >= num_steps)
+            if done.any():
+                taken[done] = rows.length
+                held |= done
+                self.vector.hold(held.copy())
+        self.vector.hold(np.zeros(self.num_envs, np.bool_))
+        fragments = -(-rows.length // num_steps)
+        rows.pad(num_steps << (fragments - 1).bit_length())
+        return self._fragment(rows, carry_in, starts, taken, begin)
+
+    def _check_length(self, length: int, most: int, held: Bool[np.ndarray, " B"]) -> None:
+        if length <= most:
+            return
+        row = int(np.argmin(held))
+        raise EnvError(
+            f"batch_mode='complete_episodes': an episode of the environment {self.env_index[row]} "
+            f"has not ended after {length} steps; set max_episode_steps, or use "
+            "batch_mode='truncate_episodes'."
+        )
+
+    def step(self, rows: Rows, held: Bool[np.ndarray, " B"] | None = None) -> HostStep:
+        """Act once in every environment and add what came of it to `rows`."""
+        words = self._acting.act(rows.current(), self._last)
+        action = self._acting.env_action(words)
+        begin = time.perf_counter()
+        step = self.vector.step(action)
+        self._env_seconds += time.perf_counter() - begin
+        rows.add(words, step)
+        if held is not None:
+            rows.leave_out(held)
+        now = rows.length - 1
+        self._last = Last(reward=rows.reward[now], starts=rows.starts[now])
+        for fault in step.faults:
+            self._faults.append(
+                RunnerFault(
+                    worker_index=self.worker_index,
+                    env_index=int(self.env_index[fault.row]),
+                    what=fault.what,
+                    detail=fault.detail,
+                    silent=fault.silent,
+                )
+            )
+        return step
+
+    def _begin(self, num_steps: int) -> tuple[Rows, PyTree]:
+        """Room for so many steps, and the carry that they start from."""
+        if self._obs is None:
+            self._obs = self._as_leaves(self.vector.reset())
+        carry = self._acting.begin(self._key, self._count, num_steps, self._last)
+        self._env_seconds, self._faults = 0.0, []
+        return Rows(num_steps, self._obs, self._acting.width, self._acting.leaves), carry
+
+    def _as_leaves(self, obs: PyTree) -> list[np.ndarray]:
+        """Observations in the types that modules see."""
+        return [
+            np.array(leaf, shape.dtype)
+            for leaf, shape in zip(self._acting.leaves(obs), self._acting.obs_shapes, strict=True)
+        ]
+
+    def _fragment(
+        self,
+        rows: Rows,
+        carry_in: PyTree,
+        starts: Bool[np.ndarray, " B"],
+        taken: UInt32[np.ndarray, " B"],
+        begin: float,
+    ) -> Fragment:
+        """The rows as a fragment; the environments go on from its end."""
+        recorded = self._acting.recorded(rows.words[: rows.length])
+        rollout = rows.rollout(self._acting.tree, recorded, starts, carry_in)
+        record = rows.record(self._count, self._return, self._length)
+        self._obs = rows.latest_obs()
+        self._count = self._count + taken
+        self._number += 1
+        return Fragment(
+            worker_index=self.worker_index,
+            number=self._number - 1,
+            weights_version=self.weights_version,
+            rollout=rollout,
+            record=record,
+            env_index=self.env_index,
+            num_env_steps=int(rollout.mask.sum()),
+            seconds=time.perf_counter() - begin,
+            env_seconds=self._env_seconds,
+            faults=tuple(self._faults),
+        )
+
+    def get_state(self) -> dict[str, PyTree]:
+        """Where the environments are and what they draw next, with a leading axis B, NumPy.
+
+        `env` is None where the environments themselves cannot tell.
+        """
+        if self._obs is None:
+            self._obs = self._as_leaves(self.vector.reset())
+        return {
+            "key": np.asarray(jax.random.key_data(self._key)),
+            "count": self._count.copy(),
+            "starts": self._last.starts.copy(),
+            "reward": self._last.reward.copy(),
+            "episode_return": self._return.copy(),
+            "episode_length": self._length.copy(),
+            "obs": self._acting.tree(self._obs),
+            "carry": self._acting.carry,
+            "env": self.vector.get_state(),
+        }
+
+    def set_state(self, state: dict[str, PyTree]) -> None:
+        """Go on from what `get_state` returned.
+
+        Environments that cannot be restored start new episodes, reset with seeds that derive from
+        the run's, their index and their count of transitions; the rest is as it was.
+        """
+        key = jax.random.wrap_key_data(jnp.asarray(state["key"], jnp.uint32))
+        self._key = jax.device_put(key, self._acting.device)
+        self._forget()
+        self._count = np.array(state["count"], np.uint32)
+        if state["env"] is None:
+            self._obs = self._as_leaves(self.vector.reset(self.restart_seeds()))
+            return
+        self.vector.reset()
+        self.vector.set_state(state["env"])
+        self._obs = self._as_leaves(state["obs"])
+        self._last = Last(
+            reward=np.array(state["reward"], np.float32),
+            starts=np.array(state["starts"], np.bool_),
+        )
+        self._return = np.array(state["episode_return"], np.float32)
+        self._length = np.array(state["episode_length"], np.int32)
+        self._acting.set_carry(state["carry"])
+
+    def restart_seeds(self) -> list[int]:
+        """Seeds, 31 bits, of the episodes that replace those which cannot be gone on with."""
+        counts = zip(self.env_index.tolist(), self._count.tolist(), strict=True)
+        return [
+            int(np.random.SeedSequence((self.seed, index, count)).generate_state(1)[0] >> 1)
+            for index, count in counts
+        ]
+
+    def _forget(self) -> None:
+        """Every environment is at the start of its first episode."""
+        self._count = np.zeros(self.num_envs, np.uint32)
+        self._return = np.zeros(self.num_envs, np.float32)
+        self._length = np.zeros(self.num_envs, np.int32)
+        self._last = Last(
+            reward=np.zeros(self.num_envs, np.float32), starts=np.ones(self.num_envs, np.bool_)
+        )
+        self._acting.set_carry(None)
+
+    def close(self) -> None:
+        """Close the environments; may be called twice."""
+        self.vector.close()
+
+
+def streams(seed: int, env_index: Int[np.ndarray, " B"]) -> Key:
+    """The keys that the draws of a run's environments are folded from, as in the compiled loop."""
+    env_key = jax.random.split(jax.random.key(seed), 3)[1]
+    return jax.jit(copy_keys)(env_key, np.asarray(env_index, np.int32))[1]
+
+
+def make_env_runner(
+    config: "AlgorithmConfig",
+    *,
+    worker_index: int = 0,
+    num_workers: int = 0,
+    num_envs: int,
+    first_env_index: int,
+    seed: int | None = None,
+    explore: bool | None = None,
+    made: MadeEnv | MadeHostEnv | None = None,
+    hooks: RunnerHooks | None = None,
+) -> EnvRunner:
+    """A runner with everything that the config asks for, in this process or in an actor.
+
+    Args:
+        config: The run's, or its evaluation's.
+        worker_index: 0 for the runner of the main process, from 1 on for actors.
+        num_workers: How many actors there are.
+        num_envs: Environments of this runner.
+        first_env_index: Place of the first of them among all of the run.
+        seed: Of the draws; None takes the config's.
+        explore: Sample actions, or take the mode; None leaves it to the config.
+        made: The environment, if it is at hand.
+        hooks: What to call; None takes the config's callbacks.
+
+    Raises:
+        JaxrlError: The environment or the module cannot be made, in one sentence.
+    """
+    made = make_env(config) if made is None else made
+    environment = config.environment_settings
+    vector = make_vector(
+        made,
+        num_envs=num_envs,
+        first_index=first_env_index,
+        worker_index=worker_index,
+        num_workers=num_workers,
+        seed=config.debugging_settings.seed if seed is None else seed,
+        mode=config.env_runners_settings.gym_env_vectorize_mode,
+        restart_failed=config.fault_tolerance_settings.restart_failed_sub_environments,
+        check=not environment.disable_env_checking,
+        validate_env=environment.validate_env,
+        reset_mode=None if environment.reset_mode == "auto" else environment.reset_mode,
+    )
+    runner_class = config.env_runners_settings.env_runner_cls or EnvRunner
+    return runner_class(
+        config=config,
+        vector=vector,
+        acting=make_acting(config, made),
+        env_index=np.arange(first_env_index, first_env_index + num_envs, dtype=np.int32),
+        worker_index=worker_index,
+        num_workers=num_workers,
+        seed=seed,
+        explore=explore,
+        max_episode_steps=made.max_episode_steps,
+        hooks=CallbackList(config.callbacks_settings) if hooks is None else hooks,
+    )

@@ -1,0 +1,228 @@
+"""Acting on the host: weights on one CPU device, one compiled call for each vector step."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from jaxrl.core.rl_module import zeros_of
+from jaxrl.core.struct import pytree
+from jaxrl.core.types import Columns, Device, Key, PyTree
+from jaxrl.envs.vector import transition_keys
+from jaxrl.errors import ConfigError
+from jaxrl.runners.packing import Packing
+from jaxrl.runners.program import Program
+from jaxrl.runners.rollout import RECORDED, Acting, Actor, Carry
+
+
+@pytree
+class Last:
+    """What came with an observation: the reward, and whether the observation starts an episode."""
+
+    reward: Float[np.ndarray, " B"]
+    starts: Bool[np.ndarray, " B"]
+
+
+class HostActing:
+    """The compiled part of a runner: a module and its connectors for `B` environments.
+
+    The draws of a whole fragment are made by one call, from the keys that the compiled loop uses.
+    All that a step returns is one array, which is fetched by one transfer; the environments'
+    actions come first in it.
+
+    Args:
+        acting: Module and connectors.
+        env_index: Global indices of the environments.
+        explore: Sample actions, or take the mode.
+        max_retraces: See `Program`.
+        jit: False runs operation by operation.
+    """
+
+    def __init__(
+        self,
+        acting: Acting,
+        env_index: Int[np.ndarray, " B"],
+        *,
+        explore: bool,
+        max_retraces: int | None = None,
+        jit: bool = True,
+    ) -> None:
+        self.acting = acting
+        self.device = cpu_device()
+        self._explore = explore
+        self._rows = len(env_index)
+        shapes = jax.eval_shape(lambda: zeros_of(acting.obs_pipeline.space, (self._rows,)))
+        self.obs_shapes, self._structure = jax.tree.flatten(shapes)
+        self._env_index = jax.device_put(np.asarray(env_index, np.int32), self.device)
+        self._zero = jax.device_put(np.zeros((), np.int32), self.device)
+        self._steps: dict[int, Array] = {}
+        self._actor: Actor | None = None
+        self._outputs: Packing | None = None
+        self._actions: Packing | None = None
+        self._draw_program = Program("host_draw", self._draw, enabled=jit)
+        self._act_program = Program("host_act", self._act, max_retraces=max_retraces, enabled=jit)
+        self.set_carry(None)
+        self._carries = bool(jax.tree.leaves(self._carry))
+
+    @property
+    def programs(self) -> list[Program]:
+        """What is compiled."""
+        return [self._draw_program, self._act_program]
+
+    def set_actor(self, actor: Actor) -> None:
+        """Act with these weights and statistics from now on; copied to the device once."""
+        self._actor = jax.device_put(actor, self.device)
+
+    def set_carry(self, carry: Carry | None) -> None:
+        """Go on from a carry; None for that of episode starts."""
+        blank = self.acting.initial_carry(self._rows) if carry is None else carry
+        self._carry = jax.device_put(blank, self.device)
+
+    @property
+    def carry(self) -> Carry:
+        """The carry after the latest action, NumPy."""
+        return jax.tree.map(np.asarray, self._carry)
+
+    def leaves(self, obs: PyTree) -> list[Any]:
+        """The parts of the environments' observations, in the order of `obs_shapes`."""
+        return self._structure.flatten_up_to(obs)
+
+    def tree(self, leaves: Sequence[Any]) -> PyTree:
+        """Observations of these parts."""
+        return self._structure.unflatten(leaves)
+
+    def begin(self, key: Key, count: UInt32[np.ndarray, " B"], num_steps: int, last: Last) -> Carry:
+        """Draw for the next `num_steps` calls of `act`; the carry that the first starts from.
+
+        Args:
+            key: The environments' streams.
+            count: Their transitions so far.
+            num_steps: As many calls of `act` may follow.
+            last: What came with the observations to act on first.
+
+        Raises:
+            ConfigError: There are no weights yet.
+        """
+        if self._actor is None:
+            raise ConfigError("The runner has no weights yet: call set_weights() before sampling.")
+        if num_steps not in self._steps:
+            steps = np.arange(num_steps, dtype=np.uint32)
+            self._steps[num_steps] = jax.device_put(steps, self.device)
+        came = last if self._carries else None
+        self._draws, self._carry = self._draw_program(
+            key, count, self._steps[num_steps], self._carry, came
+        )
+        self._t = self._zero
+        if self._outputs is None:
+            self._lay_out()
+        start = self.carry
+        obs = [np.zeros(shape.shape, shape.dtype) for shape in self.obs_shapes]
+        self._run = self._act_program.compiled_for(*self._arguments(obs, last))
+        return start
+
+    def act(self, obs: list[np.ndarray], last: Last) -> UInt32[np.ndarray, "B width"]:
+        """The words of what the module returns for the leaves of the observations."""
+        words, self._t, self._carry = self._run(*self._arguments(obs, last))
+        return np.asarray(words)
+
+    @property
+    def width(self) -> int:
+        """Words of one environment's step; known once `begin` was called."""
+        assert self._outputs is not None
+        return self._outputs.width
+
+    def env_action(self, words: UInt32[np.ndarray, "B width"]) -> PyTree:
+        """The environments' actions, in memory of their own: environments may write to it."""
+        assert self._actions is not None
+        return self._actions.unpack(words[:, : self._actions.width].copy())
+
+    def recorded(self, words: UInt32[np.ndarray, "*batch width"]) -> dict[str, PyTree]:
+        """The module's actions and what else is recorded, by column."""
+        assert self._outputs is not None
+        return self._outputs.unpack(words)[1]
+
+    def _arguments(self, obs: list[np.ndarray], last: Last) -> tuple[Any, ...]:
+        came = last if self._carries else None
+        return (self._actor, self._draws, self._t, self._carry, obs, came, self._env_index)
+
+    def _draw(
+        self,
+        key: Key,
+        count: UInt32[Array, " B"],
+        steps: UInt32[Array, " T"],
+        carry: Carry,
+        last: Last | None,
+    ) -> tuple[PyTree, Carry]:
+        action_key = transition_keys(key, count, steps)[0]
+        return jax.vmap(self.acting.module.draw)(action_key), self._advanced(carry, last)
+
+    def _advanced(self, carry: Carry, last: Last | None) -> Carry:
+        """With what came with an observation; adding the same again changes nothing."""
+        if last is None:
+            return carry
+        return self.acting.advance(carry, jnp.asarray(last.reward), jnp.asarray(last.starts))
+
+    def _act(
+        self,
+        actor: Actor,
+        draws: PyTree,
+        t: Int[Array, ""],
+        carry: Carry,
+        obs: list[Array],
+        last: Last | None,
+        env_index: Int[Array, " B"],
+    ) -> tuple[UInt32[Array, "B width"], Int[Array, ""], Carry]:
+        assert self._outputs is not None
+        outputs, carry = self._step(actor, draws, t, carry, obs, last, env_index)
+        return self._outputs.pack(outputs), t + 1, carry
+
+    def _step(
+        self,
+        actor: Actor,
+        draws: PyTree,
+        t: Int[Array, ""],
+        carry: Carry,
+        obs: list[Array],
+        last: Last | None,
+        env_index: Int[Array, " B"],
+    ) -> tuple[tuple[PyTree, dict[str, PyTree]], Carry]:
+        def now(x: Array) -> Array:
+            return jax.lax.dynamic_index_in_dim(x, t, keepdims=False)
+
+        carry = self._advanced(carry, last)
+        starts = jnp.zeros((self._rows,), bool) if last is None else jnp.asarray(last.starts)
+        out = self.acting.act(
+            actor,
+            jax.tree.map(jnp.asarray, self.tree(obs)),
+            carry,
+            starts,
+            env_index,
+            jax.tree.map(now, draws),
+            self._explore,
+        )
+        action = out[Columns.ACTIONS]
+        recorded = {Columns.ACTIONS: action, **{name: out[name] for name in RECORDED}}
+        return (self.acting.action_pipeline(action), recorded), out[Columns.STATE_OUT]
+
+    def _lay_out(self) -> None:
+        last = Last(reward=np.zeros(self._rows, np.float32), starts=np.zeros(self._rows, bool))
+        outputs, _ = jax.eval_shape(self._step, *self._arguments(self.obs_shapes, last))
+        self._outputs, self._actions = Packing(outputs), Packing(outputs[0])
+
+
+def cpu_device() -> Device:
+    """Where runners act.
+
+    Raises:
+        ConfigError: JAX was told to leave the CPU out.
+    """
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        raise ConfigError(
+            "Environments on the host are acted in on the CPU, which JAX was told to leave out: "
+            f"set JAX_PLATFORMS to e.g. 'cuda,cpu' ({error})."
+        ) from error
