@@ -225,9 +225,3 @@ def test_pendulum_is_drawn_where_it_hangs() -> None:
     assert rod(0.0)[0] < 210
     assert rod(np.pi)[0] > 290
     assert rod(np.pi / 2)[1] < 210  # counter-clockwise
-
-
-def test_what_has_no_picture_says_so() -> None:
-    made = make("Acrobot-v1")
-    with pytest.raises(NotImplementedError, match="Acrobot cannot be rendered"):
-        made.env.render(made.env.reset(jax.random.key(0), made.params)[0], made.params)
