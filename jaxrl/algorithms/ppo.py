@@ -186,9 +186,8 @@ class PPOLearner:
     ) -> tuple[PPOState, Metrics]:
         values = {**current_values(state.hparams, progress), "kl_coeff": state.kl_coeff}
         if self.settings.normalize_advantages == "minibatch":
-            mask = batch.weight > 0.0
-            moments = losses.masked_moments(batch.advantages, mask, self.axis_name)
-            batch = replace(batch, advantages=losses.standardize(batch.advantages, moments))
+            rows = (batch.advantages, batch.weight > 0.0)
+            batch = replace(batch, advantages=losses.standardized(*rows, self.axis_name))
         sgd, metrics = sgd_step(
             lambda params: self.compute_loss(params, batch, values, key),
             optimizer_of(self.settings, values),
@@ -199,12 +198,12 @@ class PPOLearner:
         return replace(state, sgd=sgd), metrics
 
     def finish(self, state: PPOState, metrics: Metrics, progress: Progress) -> PPOState:
-        """Adapt the KL penalty: x1.5 above twice the target, x0.5 below half (section 4)."""
+        """Adapt the KL penalty (section 4)."""
         if not self.settings.use_kl_loss:
             return state
-        kl, target = metrics["mean_kl_loss"], current_values(state.hparams, progress)["kl_target"]
-        factor = jnp.where(kl > 2.0 * target, 1.5, jnp.where(kl < 0.5 * target, 0.5, 1.0))
-        return replace(state, kl_coeff=state.kl_coeff * factor)
+        kl_target = current_values(state.hparams, progress)["kl_target"]
+        kl = metrics["mean_kl_loss"]
+        return replace(state, kl_coeff=losses.adapted_kl_coeff(state.kl_coeff, kl, kl_target))
 
 
 class PPOConfig(AlgorithmConfig):

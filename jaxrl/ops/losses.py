@@ -99,6 +99,26 @@ def standardize(x: Float[Array, "*n"], moments: Moments) -> Float[Array, "*n"]:
     return (x - moments.mean) / jnp.maximum(moments.std, 1e-4)
 
 
+def standardized(
+    x: Float[Array, "*n"],
+    mask: Bool[Array, "*n"] | None = None,
+    axis_name: str | None = None,
+) -> Float[Array, "*n"]:
+    """Mean 0 and deviation 1 over the unmasked elements of all devices."""
+    return standardize(x, masked_moments(x, mask, axis_name))
+
+
+def adapted_kl_coeff(
+    kl_coeff: Float[Array, ""], kl: Float[Array, ""], kl_target: Float[Array, ""]
+) -> Float[Array, ""]:
+    """The KL penalty's weight: x1.5 above twice the target, x0.5 below half of it.
+
+    Schulman et al. 2017, section 4, with RLlib's numbers. A KL of NaN changes nothing.
+    """
+    high, low = kl > 2.0 * kl_target, kl < 0.5 * kl_target
+    return kl_coeff * jnp.where(high, 1.5, jnp.where(low, 0.5, 1.0))
+
+
 def explained_variance(
     target: Float[Array, "*n"],
     prediction: Float[Array, "*n"],

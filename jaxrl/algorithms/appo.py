@@ -1,0 +1,248 @@
+"""APPO: asynchronous PPO with a clipped target network (IMPACT, Luo et al. 2020).
+
+https://arxiv.org/abs/1912.00167. Names and defaults are RLlib's, but for `num_env_runners`, which
+is 0 here (RLlib: 2). The target policy of V-trace and the denominator of the surrogate's ratio are
+a target network, a copy of the policy that is renewed now and then, so that neither jumps about
+with the actors' staleness. Deviations: `target_worker_clipping` is read (RLlib's loss has its
+default written into it), the KL weight adapts once a batch and not at every minibatch, and targets
+are computed once for a whole batch, with the parameters that its first update starts from.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxrl.config.async_groups import AsyncTraining
+from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.fields import field, fluent, non_negative, positive, unit_interval
+from jaxrl.core.hparams import HParams, current_values, hyperparameters
+from jaxrl.core.learner import SgdState, optimizer_of, sgd_step
+from jaxrl.core.off_policy import forward_rows, mixed, vtrace_targets
+from jaxrl.core.rl_module import RLModule
+from jaxrl.core.struct import pytree, replace
+from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
+from jaxrl.ops import losses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class APPOTraining(AsyncTraining):
+    """Settings of Luo et al. 2020; defaults are RLlib's."""
+
+    clip_param: float = field(
+        default=0.4, doc="Clip range of the probability ratio.", sweepable=True, check=positive
+    )
+    use_kl_loss: bool = field(
+        default=False, doc="Add the adaptive penalty on KL(target policy, policy)."
+    )
+    kl_coeff: float = field(
+        default=1.0, doc="First weight of the KL penalty.", sweepable=True, check=non_negative
+    )
+    kl_target: float = field(
+        default=0.01, doc="KL divergence that the weight adapts to.", sweepable=True, check=positive
+    )
+    target_network_update_freq: float = field(
+        default=2.0,
+        sweepable=True,
+        check=positive,
+        doc="How often the target network is renewed, in units of "
+        "circular_buffer_num_batches x circular_buffer_iterations_per_batch batches learned from.",
+    )
+    tau: float = field(
+        default=1.0,
+        sweepable=True,
+        check=unit_interval,
+        doc="Share of the policy in the renewed target network.",
+    )
+    target_worker_clipping: float = field(
+        default=2.0,
+        sweepable=True,
+        check=positive,
+        doc="Bound of the ratio of the acting and the target policy (the paper's rho).",
+    )
+
+
+@pytree
+class APPOState:
+    """What APPO learns; `target_age` counts the batches learned from since the last renewal."""
+
+    sgd: SgdState
+    hparams: HParams
+    target: Params
+    target_age: Int[Array, ""]
+    kl_coeff: Float[Array, ""]
+
+
+@pytree
+class APPOBatch:
+    """Rows to learn from, `[T, B, ...]` or `[N, ...]`; `weight` is 0 where no transition is.
+
+    `log_prob` is the acting policy's, `target_log_prob` and `target_inputs` are the target's.
+    """
+
+    obs: PyTree
+    action: PyTree
+    log_prob: Float[Array, "*batch"]
+    target_log_prob: Float[Array, "*batch"]
+    target_inputs: Float[Array, "*batch n"] | None
+    advantages: Float[Array, "*batch"]
+    value_targets: Float[Array, "*batch"]
+    weight: Float[Array, "*batch"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class APPOLearner:
+    """The clipped surrogate against a target network, with value loss, entropy bonus and KL."""
+
+    module: RLModule
+    settings: APPOTraining
+    axis_name: str | None = None
+    log_gradients: bool = False
+
+    def init(self, key: Key) -> APPOState:
+        params = self.module.init(key)
+        hparams = hyperparameters(self.settings)
+        optimizer = optimizer_of(self.settings, current_values(hparams, Progress.zero()))
+        return APPOState(
+            sgd=SgdState(params=params, opt_state=optimizer.init(params)),
+            hparams=hparams,
+            target=jax.tree.map(jnp.copy, params),
+            target_age=jnp.zeros((), jnp.int32),
+            kl_coeff=jnp.asarray(self.settings.kl_coeff, jnp.float32),
+        )
+
+    def prepare(
+        self, state: APPOState, rollout: Rollout, progress: Progress
+    ) -> tuple[APPOBatch, Metrics]:
+        """V-trace of the target policy, with the present value function."""
+        params, obs = state.sgd.params, rollout.obs
+        target_inputs = forward_rows(self.module, state.target, obs)[Columns.ACTION_DIST_INPUTS]
+        target_log_prob = self.module.action_dist(target_inputs, obs).log_prob(rollout.action)
+        targets, metrics = vtrace_targets(
+            self.module,
+            params,
+            forward_rows(self.module, params, obs)[Columns.VF_PREDS],
+            target_log_prob,
+            rollout,
+            current_values(state.hparams, progress),
+            self.settings,
+            self.axis_name,
+        )
+        batch = APPOBatch(
+            obs=obs,
+            action=rollout.action,
+            log_prob=rollout.extras[Columns.ACTION_LOGP],
+            target_log_prob=target_log_prob,
+            target_inputs=target_inputs if self.settings.use_kl_loss else None,
+            advantages=targets.advantages,
+            value_targets=targets.value_targets,
+            weight=targets.weight,
+        )
+        metrics["target_age"] = state.target_age.astype(jnp.float32)
+        if self.settings.use_kl_loss:
+            metrics["curr_kl_coeff"] = state.kl_coeff
+        return batch, metrics
+
+    def compute_loss(
+        self,
+        params: Params,
+        batch: APPOBatch,
+        values: dict[str, Float[Array, ""]],
+        key: Key,
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """L = -L_clip(min(μ / π_target, ρ) π / μ) + c_vf ½ (v - vs)² - c_ent H + c_kl KL (eq. 5).
+
+        μ is the policy that acted. The override point for a custom loss. Means are of
+        `batch.weight * x`, so that rows that are no transitions count for nothing.
+
+        Args:
+            params: The module's parameters, which the gradient is taken for.
+            batch: A minibatch, `[N, ...]`.
+            values: Current hyperparameters by name, with the adaptive `kl_coeff`.
+            key: For losses that draw; APPO does not.
+        """
+        del key
+        out = self.module.forward_train(params, {Columns.OBS: batch.obs})
+        dist = self.module.action_dist(out[Columns.ACTION_DIST_INPUTS], batch.obs)
+
+        def mean(x: Float[Array, " N"]) -> Float[Array, ""]:
+            return jnp.mean(batch.weight * x)
+
+        is_ratio = jnp.exp(batch.log_prob - batch.target_log_prob)
+        is_ratio = jnp.minimum(is_ratio, values["target_worker_clipping"])
+        ratio = is_ratio * jnp.exp(dist.log_prob(batch.action) - batch.log_prob)
+        clip = values["clip_param"]
+        policy_loss = mean(losses.clipped_surrogate(ratio, batch.advantages, clip))
+        vf_loss = mean(0.5 * jnp.square(out[Columns.VF_PREDS] - batch.value_targets))
+        entropy = mean(dist.entropy())
+        loss = policy_loss + values["vf_loss_coeff"] * vf_loss - values["entropy_coeff"] * entropy
+        metrics = {
+            "policy_loss": policy_loss,
+            "vf_loss": vf_loss,
+            "entropy": entropy,
+            "mean_IS": mean(is_ratio),
+            "clip_fraction": mean(jnp.abs(ratio - 1.0) > clip),
+        }
+        if batch.target_inputs is not None:
+            target = self.module.action_dist(batch.target_inputs, batch.obs)
+            metrics["mean_kl_loss"] = mean(target.kl(dist))
+            loss = loss + values["kl_coeff"] * metrics["mean_kl_loss"]
+        return loss, metrics
+
+    def update(
+        self, state: APPOState, batch: APPOBatch, progress: Progress, key: Key
+    ) -> tuple[APPOState, Metrics]:
+        values = {**current_values(state.hparams, progress), "kl_coeff": state.kl_coeff}
+        if self.settings.normalize_advantages == "minibatch":
+            rows = (batch.advantages, batch.weight > 0.0)
+            batch = replace(batch, advantages=losses.standardized(*rows, self.axis_name))
+        sgd, metrics = sgd_step(
+            lambda params: self.compute_loss(params, batch, values, key),
+            optimizer_of(self.settings, values),
+            state.sgd,
+            self.axis_name,
+            self.log_gradients,
+        )
+        return replace(state, sgd=sgd), metrics
+
+    def finish(self, state: APPOState, metrics: Metrics, progress: Progress) -> APPOState:
+        """Renew the target network when it is due, and adapt the KL penalty."""
+        values, settings = current_values(state.hparams, progress), self.settings
+        unit = settings.circular_buffer_num_batches * settings.circular_buffer_iterations_per_batch
+        age = state.target_age + 1
+        due = age >= values["target_network_update_freq"] * unit
+        kl_coeff = state.kl_coeff
+        if settings.use_kl_loss:
+            kl, kl_target = metrics["mean_kl_loss"], values["kl_target"]
+            kl_coeff = losses.adapted_kl_coeff(kl_coeff, kl, kl_target)
+        return replace(
+            state,
+            target=mixed(due, values["tau"], state.sgd.params, state.target),
+            target_age=jnp.where(due, 0, age),
+            kl_coeff=kl_coeff,
+        )
+
+
+class APPOConfig(AlgorithmConfig):
+    """Configuration of APPO."""
+
+    algo_name = "APPO"
+    is_async = True
+    env_runners_settings = dataclasses.replace(
+        AlgorithmConfig.env_runners_settings, rollout_fragment_length=50
+    )
+    training_settings: APPOTraining = APPOTraining(
+        lr=5e-4,
+        grad_clip=40.0,
+        train_batch_size=500,
+        num_epochs=1,
+        minibatch_size=None,
+        normalize_advantages=False,
+        circular_buffer_num_batches=8,
+        circular_buffer_iterations_per_batch=2,
+    )
+    training = fluent("training_settings", APPOTraining)
+
+    def get_default_learner_class(self) -> type[APPOLearner]:
+        return APPOLearner

@@ -1,0 +1,160 @@
+"""IMPALA (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561).
+
+Names and defaults are RLlib's, but for `num_env_runners`, which is 0 here (RLlib: 2): without Ray
+actors, experience comes from the compiled program or from a runner in this process. The targets of
+V-trace are computed once for a whole train batch, with the parameters that its first update starts
+from. With one epoch over the whole batch, the default, that is the paper's loss; with several
+updates a batch the targets stay those of the beginning.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxrl.config.async_groups import AsyncTraining
+from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.fields import fluent
+from jaxrl.core.hparams import HParams, current_values, hyperparameters
+from jaxrl.core.learner import SgdState, optimizer_of, sgd_step
+from jaxrl.core.off_policy import forward_rows, vtrace_targets
+from jaxrl.core.rl_module import RLModule
+from jaxrl.core.struct import pytree, replace
+from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
+from jaxrl.ops import losses
+
+
+@pytree
+class IMPALAState:
+    """What IMPALA learns."""
+
+    sgd: SgdState
+    hparams: HParams
+
+
+@pytree
+class IMPALABatch:
+    """Rows to learn from, `[T, B, ...]` or `[N, ...]`; `weight` is 0 where no transition is."""
+
+    obs: PyTree
+    action: PyTree
+    advantages: Float[Array, "*batch"]
+    value_targets: Float[Array, "*batch"]
+    weight: Float[Array, "*batch"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class IMPALALearner:
+    """The policy gradient with V-trace's advantages, value loss and entropy bonus."""
+
+    module: RLModule
+    settings: AsyncTraining
+    axis_name: str | None = None
+    log_gradients: bool = False
+
+    def init(self, key: Key) -> IMPALAState:
+        params = self.module.init(key)
+        hparams = hyperparameters(self.settings)
+        optimizer = optimizer_of(self.settings, current_values(hparams, Progress.zero()))
+        sgd = SgdState(params=params, opt_state=optimizer.init(params))
+        return IMPALAState(sgd=sgd, hparams=hparams)
+
+    def prepare(
+        self, state: IMPALAState, rollout: Rollout, progress: Progress
+    ) -> tuple[IMPALABatch, Metrics]:
+        """V-trace's targets (eq. 1) and advantages (section 4.2) of a train batch."""
+        params, obs = state.sgd.params, rollout.obs
+        out = forward_rows(self.module, params, obs)
+        targets, metrics = vtrace_targets(
+            self.module,
+            params,
+            out[Columns.VF_PREDS],
+            self.module.action_dist(out[Columns.ACTION_DIST_INPUTS], obs).log_prob(rollout.action),
+            rollout,
+            current_values(state.hparams, progress),
+            self.settings,
+            self.axis_name,
+        )
+        batch = IMPALABatch(
+            obs=obs,
+            action=rollout.action,
+            advantages=targets.advantages,
+            value_targets=targets.value_targets,
+            weight=targets.weight,
+        )
+        return batch, metrics
+
+    def compute_loss(
+        self,
+        params: Params,
+        batch: IMPALABatch,
+        values: dict[str, Float[Array, ""]],
+        key: Key,
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """L = -log π(a|s) A + c_vf ½ (v - vs)² - c_ent H (section 4.2), means over the rows.
+
+        The override point for a custom loss. Means are of `batch.weight * x`, so that rows that
+        are no transitions count for nothing.
+
+        Args:
+            params: The module's parameters, which the gradient is taken for.
+            batch: A minibatch, `[N, ...]`.
+            values: Current hyperparameters by name.
+            key: For losses that draw; IMPALA does not.
+        """
+        del key
+        out = self.module.forward_train(params, {Columns.OBS: batch.obs})
+        dist = self.module.action_dist(out[Columns.ACTION_DIST_INPUTS], batch.obs)
+
+        def mean(x: Float[Array, " N"]) -> Float[Array, ""]:
+            return jnp.mean(batch.weight * x)
+
+        log_prob = dist.log_prob(batch.action)
+        policy_loss = mean(losses.policy_gradient_loss(log_prob, batch.advantages))
+        vf_loss = mean(0.5 * jnp.square(out[Columns.VF_PREDS] - batch.value_targets))
+        entropy = mean(dist.entropy())
+        loss = policy_loss + values["vf_loss_coeff"] * vf_loss - values["entropy_coeff"] * entropy
+        return loss, {"policy_loss": policy_loss, "vf_loss": vf_loss, "entropy": entropy}
+
+    def update(
+        self, state: IMPALAState, batch: IMPALABatch, progress: Progress, key: Key
+    ) -> tuple[IMPALAState, Metrics]:
+        values = current_values(state.hparams, progress)
+        if self.settings.normalize_advantages == "minibatch":
+            rows = (batch.advantages, batch.weight > 0.0)
+            batch = replace(batch, advantages=losses.standardized(*rows, self.axis_name))
+        sgd, metrics = sgd_step(
+            lambda params: self.compute_loss(params, batch, values, key),
+            optimizer_of(self.settings, values),
+            state.sgd,
+            self.axis_name,
+            self.log_gradients,
+        )
+        return replace(state, sgd=sgd), metrics
+
+    def finish(self, state: IMPALAState, metrics: Metrics, progress: Progress) -> IMPALAState:
+        """Nothing: there is no target and no penalty that adapts."""
+        del metrics, progress
+        return state
+
+
+class IMPALAConfig(AlgorithmConfig):
+    """Configuration of IMPALA."""
+
+    algo_name = "IMPALA"
+    is_async = True
+    env_runners_settings = dataclasses.replace(
+        AlgorithmConfig.env_runners_settings, rollout_fragment_length=50
+    )
+    training_settings: AsyncTraining = AsyncTraining(
+        lr=5e-4,
+        grad_clip=40.0,
+        train_batch_size=500,
+        num_epochs=1,
+        minibatch_size=None,
+        normalize_advantages=False,
+    )
+    training = fluent("training_settings", AsyncTraining)
+
+    def get_default_learner_class(self) -> type[IMPALALearner]:
+        return IMPALALearner

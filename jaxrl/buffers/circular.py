@@ -1,0 +1,96 @@
+"""The last train batches, each to be learned from several times at random ages."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from jaxrl.core.struct import pytree
+from jaxrl.core.types import Key, PyTree
+
+
+@pytree
+class CircularState:
+    """Batches `[N, ...]`, how often each may still be drawn, and where the next one goes.
+
+    `draws_left` counts down from K to the next `add`; `filled` counts the batches there are.
+    """
+
+    batches: PyTree
+    uses_left: Int[Array, " N"]
+    next_slot: Int[Array, ""]
+    filled: Int[Array, ""]
+    draws_left: Int[Array, ""]
+
+
+@pytree
+class Drawn:
+    """A batch of the buffer; `valid` is False where there was none to draw yet."""
+
+    batch: PyTree
+    index: Int[Array, ""]
+    valid: Bool[Array, ""]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Circular:
+    """N batches, each drawn at most K times (Luo et al. 2020, section 3.2).
+
+    A draw takes a batch with a probability proportional to its remaining uses, as RLlib's does,
+    but from the oldest ones alone where these would otherwise be overwritten unused. So where K
+    draws follow each `add`, every batch is drawn exactly K times and no experience is lost. The
+    first draws are held back until half of the buffer is filled; from then on the uses left over
+    after a round stay K (N // 2), and a batch waits for N // 2 rounds on average.
+    """
+
+    num_batches: int
+    iterations_per_batch: int
+
+    def init(self, shapes: PyTree) -> CircularState:
+        """An empty buffer for batches of these shapes and dtypes."""
+        size = self.num_batches
+        zero = jnp.zeros((), jnp.int32)
+        return CircularState(
+            batches=jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), shapes),
+            uses_left=jnp.zeros((size,), jnp.int32),
+            next_slot=zero,
+            filled=zero,
+            draws_left=zero,
+        )
+
+    def add(self, state: CircularState, batch: PyTree) -> CircularState:
+        """Put a batch in the place of the oldest one; writes that place alone."""
+        slot, uses = state.next_slot, jnp.int32(self.iterations_per_batch)
+
+        def write(held: Array, new: Array) -> Array:
+            return jax.lax.dynamic_update_index_in_dim(held, new, slot, axis=0)
+
+        return CircularState(
+            batches=jax.tree.map(write, state.batches, batch),
+            uses_left=state.uses_left.at[slot].set(uses),
+            next_slot=(slot + 1) % self.num_batches,
+            filled=jnp.minimum(state.filled + 1, self.num_batches),
+            draws_left=uses,
+        )
+
+    def draw(self, state: CircularState, key: Key) -> tuple[CircularState, Drawn]:
+        """One batch to learn from. Consumes the key."""
+        # By age, the oldest first: the one that the next `add` overwrites.
+        slots = (state.next_slot + jnp.arange(self.num_batches, dtype=jnp.int32)) % self.num_batches
+        uses = jnp.cumsum(state.uses_left[slots])
+        rounds = jnp.arange(self.num_batches, dtype=jnp.int32) * self.iterations_per_batch
+        due = uses >= rounds + jnp.maximum(state.draws_left, 1)  # no draw to spare for younger ones
+        total = jnp.where(due.any(), uses[jnp.argmax(due)], uses[-1])
+        ticket = jax.random.randint(key, (), 0, jnp.maximum(total, 1))
+        index = slots[jnp.argmax(uses > ticket)]
+        valid = (state.filled > self.num_batches // 2) & (total > 0)
+        after = dataclasses.replace(
+            state,
+            uses_left=state.uses_left.at[index].add(-valid.astype(jnp.int32)),
+            draws_left=state.draws_left - 1,
+        )
+        batch = jax.tree.map(
+            lambda x: jax.lax.dynamic_index_in_dim(x, index, axis=0, keepdims=False), state.batches
+        )
+        return after, Drawn(batch=batch, index=index, valid=valid)

@@ -1,0 +1,109 @@
+"""V-trace targets of a rollout: what IMPALA and APPO have in common."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxrl.core.bootstrap import successor_values
+from jaxrl.core.rl_module import RLModule
+from jaxrl.core.struct import pytree
+from jaxrl.core.types import Columns, Metrics, Params, PyTree, Rollout
+from jaxrl.ops import losses, returns
+
+
+class VTraceSettings(Protocol):
+    """What the targets depend on that shapes the program."""
+
+    @property
+    def vtrace(self) -> bool: ...
+    @property
+    def normalize_advantages(self) -> bool | str: ...
+
+
+@pytree
+class VTraceTargets:
+    """What a loss needs of every row; `weight` is 0 where no transition is and 1 on average."""
+
+    value_targets: Float[Array, "T B"]
+    advantages: Float[Array, "T B"]
+    weight: Float[Array, "T B"]
+
+
+def forward_rows(module: RLModule, params: Params, obs: PyTree) -> dict[str, Any]:
+    """`forward_train` of `[T, B, ...]` observations, by way of the flat rows that modules take."""
+    shape = jax.tree.leaves(obs)[0].shape[:2]
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
+    out = module.forward_train(params, {Columns.OBS: flat})
+    return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), out)
+
+
+def vtrace_targets(
+    module: RLModule,
+    params: Params,
+    estimates: Float[Array, "T B"],
+    log_prob: Float[Array, "T B"],
+    rollout: Rollout,
+    values: Mapping[str, Float[Array, ""]],
+    settings: VTraceSettings,
+    axis_name: str | None,
+) -> tuple[VTraceTargets, Metrics]:
+    """Targets and advantages of Espeholt et al. 2018 (eq. 1, section 4.2), and their statistics.
+
+    Episodes are cut at terminations and truncations; a truncated row, and the last one, bootstraps
+    from the value of its final observation.
+
+    Args:
+        module: Gives the values of successors.
+        params: Its parameters.
+        estimates: v(obs) by the same parameters.
+        log_prob: log π(a|s) of the target policy, in ρ = π / μ; the acting policy's log μ(a|s) is
+            the rollout's.
+        rollout: `[T, B, ...]`, holding the module's observations.
+        values: gamma, lambda_, vtrace_clip_rho_threshold and vtrace_clip_pg_rho_threshold.
+        settings: Without `vtrace`, ρ is 1, as if the target policy had acted.
+        axis_name: Mesh axis that the environments are divided over, or None.
+    """
+    log_ratio = log_prob - rollout.extras[Columns.ACTION_LOGP]
+    rho = jnp.exp(log_ratio) if settings.vtrace else jnp.ones_like(log_ratio)
+    mask, clip_rho = rollout.mask, values["vtrace_clip_rho_threshold"]
+    value_targets, advantages = returns.vtrace(
+        rollout.reward,
+        estimates,
+        successor_values(partial(module.compute_values, params), rollout, estimates),
+        rho,
+        rollout.terminated,
+        rollout.truncated,
+        mask,
+        values["gamma"],
+        values["lambda_"],
+        clip_rho,
+        values["vtrace_clip_pg_rho_threshold"],
+    )
+    moments = losses.masked_moments(advantages, mask, axis_name)
+    if settings.normalize_advantages in (True, "batch"):
+        advantages = losses.standardize(advantages, moments)
+
+    def mean(x: Float[Array, "T B"]) -> Float[Array, ""]:
+        return losses.masked_moments(x, mask, axis_name).mean
+
+    targets = VTraceTargets(
+        value_targets=value_targets,
+        advantages=advantages,
+        weight=mask.astype(jnp.float32) / jnp.maximum(moments.fraction, 1e-8),
+    )
+    return targets, {
+        "mean_rho": mean(jnp.minimum(rho, clip_rho)),
+        "rho_clip_fraction": mean((rho > clip_rho).astype(jnp.float32)),
+        "vf_explained_var": losses.explained_variance(value_targets, estimates, mask, axis_name),
+        "curr_lr": values["lr"],
+        "curr_entropy_coeff": values["entropy_coeff"],
+    }
+
+
+def mixed(due: Bool[Array, ""], tau: Float[Array, ""], new: PyTree, old: PyTree) -> PyTree:
+    """A target network after `new` was mixed into it, τ new + (1 − τ) old, where that is due."""
+    return jax.tree.map(lambda x, y: jnp.where(due, tau * x + (1.0 - tau) * y, y), new, old)
