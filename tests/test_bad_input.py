@@ -216,9 +216,9 @@ CASES = [
         lambda given: ["train", "file", str(yaml_file(given))],
     ),
     Case(
-        "hook of RLlib's that nothing can call",
-        lambda _: PPOConfig().callbacks(on_episode_step=print),
-        ("'on_episode_step'", "inside the compiled program", "on_episode_end"),
+        "hook that nothing can call here",
+        lambda _: PPOConfig().callbacks(on_episode_step=print).build("CartPole-v1"),
+        ("'on_episode_step'", "inside the compiled program", "on_episode_end", "placement='host'"),
     ),
     # wrong type or range
     setting("wrong type", ("lr", "must be a number", "'3e-4'"), lr="3e-4"),
@@ -228,7 +228,7 @@ CASES = [
         ("observation_filter", "Did you mean 'MeanStdFilter'?"),
         observation_filter="MeanStdFiltr",
     ),
-    setting("what this version has not", ("num_env_runners", "must be 0"), num_env_runners=2),
+    setting("what this version has not", ("'num_gpus_per_env_runner'",), num_gpus_per_env_runner=1),
     Case(
         "evaluation function of three arguments",
         lambda _: PPOConfig().evaluation(custom_evaluation_function=three_arguments),

@@ -23,7 +23,9 @@ IN_GRAPH_REFUSED: dict[str, str] = {
     "on_environment_created": _ENVIRONMENTS,
     "on_env_runners_recreated": "there are no runners beside the compiled program",
     "env_runner_cls": "the compiled program steps the environments, not a runner",
-    "batch_mode": "fragments of the compiled program have a fixed length",
+    "batch_mode": (
+        "fragments of the compiled program have a fixed length, those of whole episodes have not"
+    ),
     "gym_env_vectorize_mode": "environments are vectorised inside the compiled program",
     "restart_failed_sub_environments": (
         "a compiled environment cannot raise, and one with non-finite values is reset by itself"
@@ -32,11 +34,12 @@ IN_GRAPH_REFUSED: dict[str, str] = {
 """Settings that only mean something on the host, and why."""
 
 
-def resolve_placement(config: "AlgorithmConfig", *, is_jax_env: bool) -> Placement:
+def resolve_placement(config: "AlgorithmConfig", env_id: str, *, is_jax_env: bool) -> Placement:
     """Where the environments of a run are stepped.
 
     Args:
         config: Its `placement` and `num_env_runners` decide.
+        env_id: For messages.
         is_jax_env: Whether the environment is a JaxEnv, or a Python object.
 
     Raises:
@@ -45,8 +48,8 @@ def resolve_placement(config: "AlgorithmConfig", *, is_jax_env: bool) -> Placeme
     runners = config.env_runners_settings
     if runners.placement == "in_graph" and not is_jax_env:
         raise ConfigError(
-            f"placement='in_graph' needs a JAX environment, got {config.environment_settings.env!r}"
-            ", which is a Python object; set placement='auto' or 'host'."
+            f"placement='in_graph' needs an environment written in JAX, but {env_id} is a "
+            "gymnasium environment, which runs on the host: use placement='auto'."
         )
     if runners.num_env_runners > 0:
         return "ray"

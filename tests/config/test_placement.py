@@ -32,23 +32,24 @@ def with_runners(**settings: Any) -> PPOConfig:
 def test_placements(settings: dict[str, Any], of_jax: str, of_python: str | None) -> None:
     config = with_runners(**settings)
     config.validate()
-    assert resolve_placement(config, is_jax_env=True) == of_jax
+    assert resolve_placement(config, "x", is_jax_env=True) == of_jax
     if of_python is not None:
-        assert resolve_placement(config, is_jax_env=False) == of_python
+        assert resolve_placement(config, "x", is_jax_env=False) == of_python
         return
-    with pytest.raises(ConfigError, match="'x', which is a Python object"):
-        resolve_placement(config, is_jax_env=False)
+    with pytest.raises(ConfigError, match="but x is a gymnasium environment"):
+        resolve_placement(config, "x", is_jax_env=False)
 
 
 @pytest.mark.parametrize("name", IN_GRAPH_REFUSED)
 def test_what_only_the_host_can_do_is_refused_by_name(name: str) -> None:
     config = PPOConfig().update_from_dict({name: OTHER[name]})
     config.validate()  # the environment may yet be one of the host
-    assert resolve_placement(config, is_jax_env=False) == "host"
-    assert resolve_placement(config.copy().env_runners(placement="host"), is_jax_env=True) == "host"
+    assert resolve_placement(config, "x", is_jax_env=False) == "host"
+    on_host = config.copy().env_runners(placement="host")
+    assert resolve_placement(on_host, "x", is_jax_env=True) == "host"
     for check in (
         lambda: check_in_graph(config),
-        lambda: resolve_placement(config, is_jax_env=True),
+        lambda: resolve_placement(config, "x", is_jax_env=True),
         lambda: config.copy().env_runners(placement="in_graph").validate(),
     ):
         with pytest.raises(ConfigError, match=f"'{name}' .* set placement='host'") as caught:
