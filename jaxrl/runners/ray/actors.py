@@ -33,17 +33,14 @@ class RayBackend:
     def now(self) -> float:
         return time.monotonic()
 
-    def start(self, worker_index: int, incarnation: int) -> tuple[Any, Any]:
+    def start(self, worker_index: int, incarnation: int, env_steps: int) -> tuple[Any, Any]:
         options = dict(self._options)
         if self._group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 placement_group=self._group, placement_group_bundle_index=worker_index - 1
             )
         handle = self._actor_class.options(**options).remote()
-        return handle, handle.start.remote(self._job, worker_index, incarnation)
-
-    def sample(self, handle: Any, weights: Any) -> Any:
-        return handle.sample.remote(weights)
+        return handle, handle.start.remote(self._job, worker_index, incarnation, env_steps)
 
     def call(self, handle: Any, method: str, *args: Any) -> Any:
         return getattr(handle, method).remote(*args)

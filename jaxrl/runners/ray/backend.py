@@ -32,20 +32,22 @@ class Backend(Protocol):
         """Seconds on a clock that never goes back."""
         ...
 
-    def start(self, worker_index: int, incarnation: int) -> tuple[Any, Any]:
-        """A new actor, and the future of its start: None, or `Raised`."""
-        ...
+    def start(self, worker_index: int, incarnation: int, env_steps: int) -> tuple[Any, Any]:
+        """A new actor, and the future of its start: None, or `Raised`.
 
-    def sample(self, handle: Any, weights: Any) -> Any:
-        """The future of a fragment, or `Raised`; `weights` from `put`, None for those it has."""
+        Args:
+            worker_index: Its place, from 1 on.
+            incarnation: How many actors have filled the place before.
+            env_steps: Steps that its environments may have taken in them.
+        """
         ...
 
     def call(self, handle: Any, method: str, *args: Any) -> Any:
-        """The future of what another method of the actor returns, or `Raised`."""
+        """The future of what a method of the actor returns, or `Raised`."""
         ...
 
     def put(self, weights: Weights) -> Any:
-        """Weights where every actor can read them, written once."""
+        """Weights where every actor can read them, written once; an argument of `call`."""
         ...
 
     def wait(self, futures: Sequence[Any], timeout_s: float) -> list[Any]:

@@ -3,11 +3,11 @@
 import dataclasses
 import functools
 import logging
-import os
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+import numpy as np
 from ray import cloudpickle
 
 from jaxrl.envs.host import MadeHostEnv
@@ -35,6 +35,9 @@ class Job:
     config: "AlgorithmConfig"
     made: MadeEnv | MadeHostEnv
     num_workers: int
+    num_envs: int
+    fragment_length: int
+    seed: int
 
 
 def pack_job(job: Job) -> bytes:
@@ -48,7 +51,7 @@ def pack_job(job: Job) -> bytes:
     config.update_from_dict({name: defaults[name] for name in _NOT_SENT})
     try:
         return cloudpickle.dumps(dataclasses.replace(job, config=config))
-    except Exception as error:  # noqa: BLE001  (an object may raise anything when it is pickled)
+    except Exception as error:
         name = next((name for name, value in config.items() if not _can_be_sent(value)), "env")
         if not _can_be_sent(job.made):
             name = "env"
@@ -101,6 +104,7 @@ class RayEnvRunner:
 
     def __init__(self) -> None:
         self._made: EnvRunner | None = None
+        self._fragment_length = 0
 
     @property
     def _runner(self) -> "EnvRunner":
@@ -109,8 +113,12 @@ class RayEnvRunner:
         return self._made
 
     @_guarded
-    def start(self, job: bytes, worker_index: int, incarnation: int) -> None:
-        """Make the runner and its environments."""
+    def start(self, job: bytes, worker_index: int, incarnation: int, env_steps: int) -> None:
+        """Make the runner and its environments.
+
+        In the place of an actor that failed, its environments start new episodes and draw from
+        where those could have come to, so that nothing is sampled twice.
+        """
         from jaxrl.runners.env_runner import make_env_runner
 
         opened: Job = cloudpickle.loads(job)
@@ -119,23 +127,36 @@ class RayEnvRunner:
         enable_compilation_cache(debugging.compilation_cache_dir)
         self._made = make_env_runner(
             opened.config,
-            opened.made,
+            made=opened.made,
             worker_index=worker_index,
             num_workers=opened.num_workers,
-            incarnation=incarnation,
+            num_envs=opened.num_envs,
+            first_env_index=(worker_index - 1) * opened.num_envs,
+            seed=opened.seed,
         )
+        self._fragment_length = opened.fragment_length
+        if incarnation > 0:
+            state = self._runner.get_state()
+            count = np.full(opened.num_envs, env_steps, np.uint32)
+            self._runner.set_state({**state, "count": count, "env": None})
 
     @_guarded
     def sample(self, weights: Weights | None) -> Fragment:
         """One fragment, with new weights if there are."""
-        if weights is not None:
-            self._runner.set_weights(weights)
-        return self._runner.sample()
+        runner = self._with(weights)
+        if runner.config.env_runners_settings.batch_mode == "complete_episodes":
+            return runner.sample_complete(self._fragment_length)
+        return runner.sample(self._fragment_length)
 
     @_guarded
-    def call(self, method: str, *args: Any) -> Any:
-        """What a method of the runner returns."""
-        return getattr(self._runner, method)(*args)
+    def evaluate(self, weights: Weights | None, method: str, kwargs: dict[str, Any]) -> Any:
+        """What a method of the runner returns, with new weights if there are."""
+        return getattr(self._with(weights), method)(**kwargs)
+
+    def _with(self, weights: Weights | None) -> "EnvRunner":
+        if weights is not None:
+            self._runner.set_weights(weights)
+        return self._runner
 
     @_guarded
     def apply(self, fn: Callable[..., Any], *args: Any) -> Any:
@@ -143,6 +164,6 @@ class RayEnvRunner:
         return fn(self._runner, *args)
 
     @_guarded
-    def process_id(self) -> int:
-        """Of the actor."""
-        return os.getpid()
+    def close(self) -> None:
+        """Close the environments, before the process is ended."""
+        self._runner.close()

@@ -23,15 +23,20 @@ from jaxrl.runners.ray.health import (
     with_detail,
 )
 
+CLOSE_TIMEOUT_S = 2.0
 ALIVE = (Phase.STARTING, Phase.HEALTHY, Phase.SUSPECT, Phase.WAITING)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """A fragment that was received, and is queued until it is trained on or discarded."""
+    """What a member answered. A fragment is queued until it is trained on or discarded.
+
+    `tag` is what `ask` was given.
+    """
 
     member: Member
-    fragment: Fragment
+    value: Any
+    tag: Any = None
 
 
 class Fleet:
@@ -42,11 +47,18 @@ class Fleet:
         policy: What follows a failure.
         size: How many members; their indices count from 1.
         env_id: For messages.
-        steps_per_fragment: Rows of a fragment, what a dead runner may have taken with it.
+        fragment_length: Steps of each environment in a fragment.
+        num_envs: Environments of each member.
     """
 
     def __init__(
-        self, backend: Backend, policy: FaultPolicy, size: int, env_id: str, steps_per_fragment: int
+        self,
+        backend: Backend,
+        policy: FaultPolicy,
+        size: int,
+        env_id: str,
+        fragment_length: int,
+        num_envs: int,
     ) -> None:
         self.backend, self.policy, self.env_id = backend, policy, env_id
         self.members = [Member(worker_index=index) for index in range(1, size + 1)]
@@ -56,7 +68,8 @@ class Fleet:
         self.num_sub_env_restarts = 0
         self.busy_s = 0.0
         self.lock = threading.RLock()
-        self._steps_per_fragment = steps_per_fragment
+        self._fragment_length = fragment_length
+        self._steps_per_fragment = fragment_length * num_envs
         self._weights: tuple[int, Any] = (-1, None)
         self._failures_in_a_row = 0
         self._recreated: list[int] = []
@@ -103,17 +116,31 @@ class Fleet:
             self.poll(math.inf)
 
     def request(self, member: Member) -> None:
-        """Ask a healthy member for one more fragment, with the newest weights if it lacks them."""
+        """Ask a healthy member for one more fragment."""
+        self.ask(member, "sample", steps=self._steps_per_fragment)
+
+    def ask(self, member: Member, method: str, *args: Any, steps: int = 0, tag: Any = None) -> None:
+        """Call a method of a healthy member's actor, with the newest weights if it lacks them.
+
+        Args:
+            member: One that failed since it was looked at is asked for nothing.
+            method: Its first argument are the weights, None for those that the actor has.
+            *args: Its other arguments.
+            steps: Environment steps that are lost if it does not answer.
+            tag: Comes back with the answer.
+        """
         with self.lock:
             if member.phase is not Phase.HEALTHY:
-                return  # it failed since it was looked at
+                return
             version, written = self._weights
-            is_new = member.weights_version != version
+            weights = written if member.weights_version != version else None
             if not member.requests:
                 member.head_since = self.backend.now()
-            future = self.backend.sample(member.handle, written if is_new else None)
+            future = self.backend.call(member.handle, method, weights, *args)
             member.weights_version = version
-            member.requests.append(Request(future=future, weights_version=version))
+            member.requests.append(
+                Request(future=future, weights_version=version, steps=steps, tag=tag)
+            )
 
     # --- hearing ---
 
@@ -167,7 +194,9 @@ class Fleet:
 
     def _deadlines(self, harvest: bool) -> Iterator[float]:
         for member in self.members:
-            if member.phase in (Phase.STARTING, Phase.WAITING) or (harvest and member.phase is Phase.SUSPECT):
+            if member.phase in (Phase.STARTING, Phase.WAITING) or (
+                harvest and member.phase is Phase.SUSPECT
+            ):
                 yield member.deadline
             elif harvest and member.phase is Phase.HEALTHY and member.requests:
                 yield member.head_since + self.policy.sample_timeout_s
@@ -177,7 +206,7 @@ class Fleet:
         if future is member.started:
             self._take_start(member)
         elif member.requests and future is member.requests[0].future:
-            return self._take_fragment(member)
+            return self._take_answer(member)
         return []
 
     def _take_start(self, member: Member) -> None:
@@ -196,28 +225,30 @@ class Fleet:
             self.log.add(f"{self._name(member)} was started again (restart {member.restarts}).")
         return None
 
-    def _take_fragment(self, member: Member) -> list[Arrival]:
+    def _take_answer(self, member: Member) -> list[Arrival]:
         try:
-            fragment: Fragment | Raised = self.backend.get(member.requests[0].future)
+            value = self.backend.get(member.requests[0].future)
         except RunnerDiedError as error:
             self.fail(member, "died", str(error))
             return []
-        if isinstance(fragment, Raised):
-            self._fail_raised(member, "failed", fragment)
+        if isinstance(value, Raised):
+            self._fail_raised(member, "failed", value)
             return []
-        member.requests.popleft()
-        member.last_number = check_delivery(
-            member.worker_index, member.incarnation, member.last_number, fragment.number
-        )
+        request = member.requests.popleft()
         member.phase = Phase.HEALTHY
         member.head_since = self.backend.now()
         member.failures_in_a_row = self._failures_in_a_row = 0
+        if isinstance(value, Fragment):
+            self._receive(member, value)
+        return [Arrival(member=member, value=value, tag=request.tag)]
+
+    def _receive(self, member: Member, fragment: Fragment) -> None:
+        member.last_number = check_delivery(
+            member.worker_index, member.incarnation, member.last_number, fragment.number
+        )
+        member.env_steps += fragment.rollout.mask.shape[0]
         self.busy_s += fragment.seconds
         self.ledger = self.ledger.receive(fragment.num_env_steps)
-        self._note_faults(fragment)
-        return [Arrival(member=member, fragment=fragment)]
-
-    def _note_faults(self, fragment: Fragment) -> None:
         raised = [fault for fault in fragment.faults if fault.what == "raised"]
         self.num_sub_env_restarts += len(raised)
         for fault in raised:
@@ -253,7 +284,9 @@ class Fleet:
         member.incarnation += 1
         member.phase = Phase.STARTING
         member.deadline = self.backend.now() + self.policy.restore_timeout_s
-        member.handle, member.started = self.backend.start(member.worker_index, member.incarnation)
+        member.handle, member.started = self.backend.start(
+            member.worker_index, member.incarnation, member.env_steps
+        )
 
     def _start_waiting(self) -> None:
         for member in self.members:
@@ -278,10 +311,13 @@ class Fleet:
                     f"and env_runner_health_probe_timeout_s={policy.probe_timeout_s:g} seconds; "
                     "raise sample_timeout_s or lower rollout_fragment_length if it is only slow",
                 )
-            elif harvest and member.phase is Phase.HEALTHY and member.requests:
-                if member.head_since + policy.sample_timeout_s <= now:
-                    member.phase = Phase.SUSPECT
-                    member.deadline = now + policy.probe_timeout_s
+            elif harvest and self._is_late(member, now):
+                member.phase = Phase.SUSPECT
+                member.deadline = now + policy.probe_timeout_s
+
+    def _is_late(self, member: Member, now: float) -> bool:
+        owes = member.phase is Phase.HEALTHY and bool(member.requests)
+        return owes and member.head_since + self.policy.sample_timeout_s <= now
 
     def _fail_raised(self, member: Member, verb: str, raised: Raised) -> None:
         """An exception of the user's code; one that trying again cannot help ends the run."""
@@ -300,7 +336,8 @@ class Fleet:
         sentence = f"{self._name(member)} {what.rstrip('.')}."
         is_first_start = member.phase is Phase.STARTING and member.incarnation == 0
         self.backend.kill(member.handle)
-        self.ledger = self.ledger.lose(len(member.requests) * self._steps_per_fragment)
+        self.ledger = self.ledger.lose(sum(request.steps for request in member.requests))
+        member.env_steps += len(member.requests) * self._fragment_length
         member.forget_actor()
         member.phase = Phase.GONE
         self.log.add(sentence, detail)
@@ -327,6 +364,15 @@ class Fleet:
 
     def _name(self, member: Member) -> str:
         return f"EnvRunner {member.worker_index} (environment {self.env_id})"
+
+    def close_envs(self) -> None:
+        """Let healthy members close their environments, for as long as that may take."""
+        with self.lock:
+            futures = [self.backend.call(member.handle, "close") for member in self.healthy()]
+        deadline = self.backend.now() + CLOSE_TIMEOUT_S
+        while futures and (left := deadline - self.backend.now()) > 0:
+            ready = self.backend.wait(futures, left)
+            futures = [future for future in futures if future not in ready]
 
     def stop(self) -> None:
         """End all actors; may be called twice, and from wherever the group is let go."""

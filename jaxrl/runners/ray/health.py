@@ -66,10 +66,12 @@ class FaultPolicy:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """A fragment that a runner owes."""
+    """What a runner owes: the answer to a call, and the environment steps in it."""
 
     future: Any
     weights_version: int
+    steps: int = 0
+    tag: Any = None
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -78,6 +80,8 @@ class Member:
 
     Attributes:
         incarnation: How many actors have filled the place before this one.
+        env_steps: Steps that each of its environments may have taken so far, over all actors: a
+            new one goes on drawing from there, and repeats nothing.
         started: The future of its start, while STARTING.
         deadline: When a STARTING or SUSPECT one counts as failed, and a WAITING one starts.
         head_since: Since when it owes the oldest of `requests`.
@@ -89,6 +93,7 @@ class Member:
     worker_index: int
     phase: Phase = Phase.GONE
     incarnation: int = -1
+    env_steps: int = 0
     handle: Any = None
     started: Any = None
     deadline: float = 0.0

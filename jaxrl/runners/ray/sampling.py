@@ -57,7 +57,7 @@ class SyncSampling:
             )
 
     def _sort(self, arrival: Arrival, own: dict[int, Fragment], extra: list[Fragment]) -> None:
-        fragment, index = arrival.fragment, arrival.member.worker_index
+        fragment, index = arrival.value, arrival.member.worker_index
         if fragment.weights_version != self._fleet.weights_version:
             self._fleet.discard(fragment, TIMEOUT)
         elif len(own) + len(extra) == self._size:
@@ -219,7 +219,7 @@ def _sample_until(
             else:
                 queue.wait_for_room(_POLL_S)
                 arrivals = fleet.poll(0.0, 0)
-            queue.put([arrival.fragment for arrival in arrivals])
+            queue.put([arrival.value for arrival in arrivals])
             fleet.raise_if_lost()
     except BaseException as error:  # noqa: BLE001  (raised again where the learner waits)
         queue.fail(error)

@@ -160,9 +160,7 @@ def _all_fit(node: Mapping[str, float], bundle: Bundle) -> int:
     return min(counts, default=2**31)
 
 
-def _advice(
-    wanted: Wanted, name: str, nodes: Sequence[Mapping[str, float]], fit: int
-) -> str:
+def _advice(wanted: Wanted, name: str, nodes: Sequence[Mapping[str, float]], fit: int) -> str:
     """The single changes that would fit, as far as there are any."""
     ways = [f"set {wanted.count_setting}={fit}"] * (fit > 0)
     # As many shares of the fullest node as there are actors: they fit whatever the others have.

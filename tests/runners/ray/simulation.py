@@ -16,7 +16,7 @@ STEPS = 10
 
 
 def fragment(worker_index: int, number: int, version: int, steps: int = STEPS) -> Fragment:
-    empty = np.zeros((0, 0))
+    empty = np.zeros((steps, 1))
     return Fragment(
         worker_index=worker_index,
         number=number,
@@ -57,6 +57,7 @@ class Actor:
     worker_index: int
     incarnation: int
     free_at: float
+    env_steps: int = 0
     version: int = -1
     number: int = 0
     dies_at: float = float("inf")
@@ -86,20 +87,20 @@ class Simulation:
     def now(self) -> float:
         return self.time
 
-    def start(self, worker_index: int, incarnation: int) -> tuple[Actor, Future]:
-        actor = Actor(worker_index, incarnation, self.time)
+    def start(self, worker_index: int, incarnation: int, env_steps: int) -> tuple[Actor, Future]:
+        actor = Actor(worker_index, incarnation, self.time, env_steps=env_steps)
         self.actors.append(actor)
         return actor, self._task(actor, self._start(actor, incarnation), lambda: None)
 
-    def sample(self, handle: Actor, weights: Weights | None) -> Future:
+    def call(self, handle: Actor, method: str, weights: Weights | None, *args: Any) -> Future:
         if weights is not None:
             handle.version = weights.version
         number, handle.number = handle.number, handle.number + 1
+        what = self._behaviour(handle, number)
+        if method != "sample":
+            return self._task(handle, what, lambda: (handle.worker_index, handle.version, *args))
         made = fragment(handle.worker_index, number, handle.version)
-        return self._task(handle, self._behaviour(handle, number), lambda: made)
-
-    def call(self, handle: Actor, method: str, *args: Any) -> Future:
-        return self._task(handle, 0.0, lambda: (method, handle.worker_index, *args))
+        return self._task(handle, what, lambda: made)
 
     def _task(self, actor: Actor, what: Any, value: Callable[[], Any]) -> Future:
         actor.free_at = max(actor.free_at, self.time)

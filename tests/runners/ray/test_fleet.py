@@ -44,7 +44,7 @@ class Group:
     ) -> None:
         self.backend = Simulation(behaviour, start)
         self.fleet = Fleet(
-            self.backend, dataclasses.replace(POLICY, **policy), size, "Toy-v0", STEPS
+            self.backend, dataclasses.replace(POLICY, **policy), size, "Toy-v0", STEPS, 1
         )
         self.sampling = SyncSampling(self.fleet, size, max_in_flight)
         self.fleet.start()
@@ -155,8 +155,7 @@ def test_ignoring_goes_on_with_fewer_until_none_is_left() -> None:
     assert group.batch(0) == [(1, 0), (2, 0), (3, 0)]
     assert {index for index, _ in group.batch(1)} <= {2, 3}
     with pytest.raises(EnvRunnerError, match=r"All 3 EnvRunners of Toy-v0 are lost") as caught:
-        for version in range(2, 9):
-            group.batch(version)
+        [group.batch(version) for version in range(2, 9)]
     assert "SIGKILL" in str(caught.value)
     assert group.phases() == [Phase.GONE] * 3
     assert len(group.backend.actors) == 3
