@@ -51,6 +51,10 @@ class DivergenceError(JaxrlError, ArithmeticError):
     """Training met non-finite values and was told to stop."""
 
 
+class LearnerError(JaxrlError, RuntimeError):
+    """A learner process could not start, died or hung."""
+
+
 class RetraceError(JaxrlError, RuntimeError):
     """A compiled program was about to be compiled again."""
 

@@ -6,18 +6,11 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 
 from jaxrl.buffers.on_policy import OnPolicy
-from jaxrl.config.plan import BatchPlan
-from jaxrl.connectors.actions import default_action_pipeline
-from jaxrl.connectors.base import (
-    ActionConnector,
-    LearnerConnector,
-    ObservationConnector,
-    as_connectors,
-)
-from jaxrl.connectors.learning import default_learner_connectors
-from jaxrl.connectors.observations import default_observation_pipeline
+from jaxrl.config.arithmetic import BatchPlan
+from jaxrl.config.placement import resolve_placement
 from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline, ObservationPipeline
-from jaxrl.core.rl_module import ACTION_MASK, RLModule, check_module, has_action_mask
+from jaxrl.core.rl_module import RLModule, check_module
+from jaxrl.envs.context import EnvContext
 from jaxrl.envs.contract import check_signatures
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv, make
@@ -25,6 +18,7 @@ from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import ConfigError, ModuleError
 from jaxrl.runners.in_graph import InGraph
 from jaxrl.runners.learning import Learning
+from jaxrl.runners.pipelines import action_pipeline, learner_pipeline, observation_pipeline
 from jaxrl.runners.rollout import Acting, Sampler
 
 if TYPE_CHECKING:
@@ -74,7 +68,7 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
         JaxrlError: Anything in the config that does not fit, in one sentence.
     """
     made = make_env(config)
-    if not runs_on_host(config, made):
+    if resolve_placement(config, made.id, is_jax_env=isinstance(made, MadeEnv)) == "in_graph":
         assert isinstance(made, MadeEnv)
         sampler = make_sampler(config, made)
         explore = config.env_runners_settings.explore
@@ -84,33 +78,6 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
     acting = make_acting(config, made)
     runner = Learning(acting=acting, **learning_parts(config, made, acting))
     return Assembly(made=made, acting=acting, plan=config.plan(), runner=runner)
-
-
-def runs_on_host(config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv) -> bool:
-    """Whether runners on the host step the environment, rather than the compiled program.
-
-    Raises:
-        ConfigError: `placement` or `batch_mode` asks for what this environment cannot.
-    """
-    runners = config.env_runners_settings
-    is_jax, placement = isinstance(made, MadeEnv), runners.placement
-    if placement == "in_graph" and not is_jax:
-        raise ConfigError(
-            f"placement='in_graph' needs an environment written in JAX, but {made.id} is a "
-            "gymnasium environment, which runs on the host: use placement='auto'."
-        )
-    if placement == "in_graph" and runners.num_env_runners > 0:
-        raise ConfigError(
-            f"placement='in_graph' has no use for num_env_runners={runners.num_env_runners}: set "
-            "num_env_runners=0, or placement='auto' to step the environment in Ray actors."
-        )
-    on_host = placement == "host" or not is_jax or runners.num_env_runners > 0
-    if not on_host and runners.batch_mode == "complete_episodes":
-        raise ConfigError(
-            "batch_mode='complete_episodes' needs runners on the host, whose fragments may differ "
-            f"in length; {made.id} runs inside the compiled program: set placement='host'."
-        )
-    return on_host
 
 
 def learning_parts(
@@ -130,7 +97,7 @@ def learning_parts(
             num_shards=plan.num_shards,
             reshuffle=training.shuffle_batch_per_epoch,
         ),
-        "learner_pipeline": _learner_pipeline(config, made),
+        "learner_pipeline": _learner_pipeline(config, made, acting),
         "num_envs": plan.num_envs,
         "num_steps": plan.rollout_fragment_length,
         "ring_size": max(MIN_RING_SIZE, reporting.metrics_num_episodes_for_smoothing),
@@ -139,17 +106,12 @@ def learning_parts(
     }
 
 
-def _learner_pipeline(config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv) -> LearnerPipeline:
+def _learner_pipeline(
+    config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv, acting: Acting
+) -> LearnerPipeline:
     settings = config.environment_settings
-    clip = settings.clip_rewards
-    if clip is None and isinstance(made, MadeHostEnv):
-        # The field's convention: the sign of the reward for Atari, whose scores differ by orders.
-        clip = made.is_atari if settings.is_atari is None else settings.is_atari
-    defaults = default_learner_connectors(
-        clip, config.env_runners_settings.normalize_rewards, config.training_settings.gamma
-    )
-    own = config.learners_settings.learner_connector
-    return LearnerPipeline((*defaults, *_connectors("learner_connector", own, LearnerConnector)))
+    clip = settings.clipping(atari=isinstance(made, MadeHostEnv) and made.is_atari)
+    return learner_pipeline(config, acting, clip)
 
 
 def make_env(config: "AlgorithmConfig") -> MadeEnv | MadeHostEnv:
@@ -159,7 +121,12 @@ def make_env(config: "AlgorithmConfig") -> MadeEnv | MadeHostEnv:
         raise ConfigError(
             "env is not set: name one with .environment(env=...), e.g. 'CartPole-v1'."
         )
-    made = make(settings.env, settings.env_config, max_episode_steps=settings.max_episode_steps)
+    made = make(
+        settings.env,
+        settings.env_config,
+        max_episode_steps=settings.max_episode_steps,
+        is_atari=settings.is_atari,
+    )
     observation_space, action_space = spaces_of(made)
     for name, declared, own in (
         ("observation_space", settings.observation_space, observation_space),
@@ -170,8 +137,11 @@ def make_env(config: "AlgorithmConfig") -> MadeEnv | MadeHostEnv:
                 f"{name} is declared as {in_one_line(declared)}, but {made.id} has "
                 f"{in_one_line(own)}."
             )
-    if isinstance(made, MadeEnv) and not settings.disable_env_checking:
-        check_signatures(made)
+    if isinstance(made, MadeEnv):
+        if not settings.disable_env_checking:
+            check_signatures(made)
+        if settings.validate_env is not None:
+            settings.validate_env(made.env, EnvContext(settings.env_config))
     return made
 
 
@@ -189,30 +159,13 @@ def spaces_of(made: MadeEnv | MadeHostEnv) -> tuple[gymnasium.Space[Any], gymnas
 
 def make_acting(config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv) -> Acting:
     """The pipelines around an environment's spaces and the module that fits between them."""
-    settings = config.environment_settings
-    runners = config.env_runners_settings
     observation_space, action_space = spaces_of(made)
-    obs_pipeline = default_observation_pipeline(
-        observation_space,
-        runners.observation_filter,
-        _connectors(
-            "env_to_module_connector", runners.env_to_module_connector, ObservationConnector
-        ),
-        settings.action_mask_key,
-    )
-    _check_mask_is_there(settings.action_mask_key, obs_pipeline)
-    action_pipeline = default_action_pipeline(
-        action_space,
-        normalize_actions=settings.normalize_actions,
-        clip_actions=settings.clip_actions,
-        extra=_connectors(
-            "module_to_env_connector", runners.module_to_env_connector, ActionConnector
-        ),
-    )
+    actions = action_pipeline(config, action_space)
+    observations = observation_pipeline(config, observation_space, actions.module_space)
     return Acting(
-        module=make_module(config, obs_pipeline, action_pipeline),
-        obs_pipeline=obs_pipeline,
-        action_pipeline=action_pipeline,
+        module=make_module(config, observations, actions),
+        obs_pipeline=observations,
+        action_pipeline=actions,
     )
 
 
@@ -221,28 +174,6 @@ def make_sampler(config: "AlgorithmConfig", made: MadeEnv) -> Sampler:
     setting = config.environment_settings.reset_mode
     mode = made.env.reset_mode if setting == "auto" else setting
     return Sampler(env=VectorEnv(made.env, mode), **vars(make_acting(config, made)))
-
-
-def _check_mask_is_there(action_mask_key: str | None, pipeline: ObservationPipeline) -> None:
-    """A key other than the default must name a part; unmasked environments keep the default."""
-    if action_mask_key in (None, ACTION_MASK) or has_action_mask(pipeline.spaces[-1]):
-        return
-    raise ConfigError(
-        f"action_mask_key is {action_mask_key!r}, but the observation space "
-        f"{in_one_line(pipeline.space)} has no part of this name; name one, or leave "
-        "action_mask_key out."
-    )
-
-
-def _connectors(name: str, factory: Any, kind: type) -> tuple[Any, ...]:
-    if factory is None:
-        return ()
-    try:
-        return tuple(as_connectors(factory(), kind))
-    except TypeError as error:
-        raise ConfigError(
-            f"{name} must be a function without arguments that returns {kind.__name__}s: {error}."
-        ) from error
 
 
 def make_module(

@@ -15,11 +15,13 @@ from jaxrl.runners.train_state import Sampled
 
 def as_sampled(fragment: Fragment) -> Sampled:
     """A fragment's data, NumPy, as the learner takes it."""
+    env_index: Any = np.asarray(fragment.env_index, np.int32)
+    num_env_steps: Any = np.uint32(fragment.num_env_steps)
     return Sampled(
         rollout=fragment.rollout,
         record=fragment.record,
-        env_index=np.asarray(fragment.env_index, np.int32),
-        num_env_steps=np.uint32(fragment.num_env_steps),
+        env_index=env_index,
+        num_env_steps=num_env_steps,
     )
 
 
@@ -85,3 +87,18 @@ def _columns(leaves: Sequence[Any], axis: int, first: int, end: int) -> PyTree:
             pieces.append(leaf[:, low:high] if axis else leaf[low:high])
         start += leaf.shape[axis]
     return np.ascontiguousarray(pieces[0]) if len(pieces) == 1 else np.concatenate(pieces, axis)
+
+
+def columns_of(fragments: Sequence[Fragment], first: int, end: int) -> Sampled:
+    """The columns from `first` to `end` of the fragments side by side, for one of many learners.
+
+    `num_env_steps` is that of all columns.
+    """
+    parts = [as_sampled(fragment) for fragment in fragments]
+
+    def cut(spec: PartitionSpec, *leaves: Any) -> Any:
+        if spec == PartitionSpec():
+            return np.asarray(sum(leaves), np.asarray(leaves[0]).dtype)
+        return _columns(leaves, len(spec) - 1, first, end)
+
+    return jax.tree.map(cut, data_specs(parts[0]), *parts)

@@ -75,7 +75,7 @@ class HostLoop:
     ) -> None:
         self.runners, self._learners = runners, learners
         self._interval = broadcast_interval
-        self._published: tuple[int, int] | None = None
+        self._published: tuple[int | None, int] | None = None
         self._generation: int | None = None
         self._version = 0
         self._started = 0.0

@@ -91,8 +91,13 @@ class LocalLearnerGroup:
         if assembly.in_graph:
             assert isinstance(made, MadeEnv)
             shapes = jax.eval_shape(assembly.in_graph_runner.init, key, made.params)
-            limits = {"max_retraces": debugging.max_retraces, "jit": debugging.jit}
-            self.compiled = compile_runner(assembly.in_graph_runner, shapes, devices, **limits)
+            self.compiled = compile_runner(
+                assembly.in_graph_runner,
+                shapes,
+                devices,
+                max_retraces=debugging.max_retraces,
+                jit=debugging.jit,
+            )
             self._main = self.compiled.run
             self._init = self.compiled.init
             self._state = self._init(key, made.params)

@@ -19,8 +19,23 @@ MAX_ROWS = 2**31 - 1
 
 
 def choose_devices(config: "AlgorithmConfig", assembly: Assembly) -> tuple[list[Device], str]:
-    """The local devices that share the work, by the rule of `choose_num_devices`, and why."""
+    """The local devices that share the work, by the rule of `choose_num_devices`, and why.
+
+    Raises:
+        ConfigError: Devices were set that there are not, or that do not divide the work.
+    """
     devices = jax.local_devices()
+    if config.learners_settings.num_learners:
+        number = config.learners_settings.num_learners
+        return devices[:1], f"{number} learner process{'es' * (number > 1)}, as num_learners says."
+    index = config.learners_settings.local_device_idx
+    if index is not None:
+        if index >= len(devices):
+            raise ConfigError(
+                f"local_device_idx={index} is none of the {len(devices)} local devices; use a "
+                f"number from 0 to {len(devices) - 1}."
+            )
+        return [devices[index]], f"Local device {index}, as set."
     requested = config.learners_settings.num_devices
     number, why = choose_num_devices(
         assembly.plan,

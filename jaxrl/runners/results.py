@@ -1,7 +1,7 @@
 """From what the device reports to the result dictionary, with RLlib's keys."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -39,8 +39,16 @@ class Report:
     updates: Counter
 
     @staticmethod
-    def fetch(state: TrainState, summary: Summary) -> "Report":
-        """Copy to the host, as arrays of its own: a live view would defeat donation."""
+    def fetch(
+        state: TrainState, summary: Summary, to_numpy: Callable[[PyTree], PyTree] | None = None
+    ) -> "Report":
+        """Copy to the host, as arrays of its own: a live view would defeat donation.
+
+        Args:
+            state: After the dispatch.
+            summary: The dispatch's.
+            to_numpy: How arrays are copied; None for those of this process.
+        """
         guard: GuardState = state.guard
         fields = {
             "summary": summary,
@@ -52,7 +60,7 @@ class Report:
             "env_steps": state.progress.env_steps,
             "updates": state.progress.updates,
         }
-        return Report(**to_host(fields))
+        return Report(**(to_numpy or to_host)(fields))
 
 
 def to_host(tree: PyTree) -> PyTree:

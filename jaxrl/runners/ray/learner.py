@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import ray
 import ray.util
@@ -41,9 +42,7 @@ def keys_as_data(tree: PyTree) -> PyTree:
     """The tree with typed keys as their numbers, which NumPy can hold."""
 
     def plain(leaf: Any) -> Any:
-        is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(
-            leaf.dtype, jax.dtypes.prng_key
-        )
+        is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         return jax.random.key_data(leaf) if is_key else leaf
 
     return jax.tree.map(plain, tree)
@@ -53,7 +52,7 @@ def data_as_keys(tree: PyTree, like: PyTree) -> PyTree:
     """The tree with typed keys again where `like`, of the same structure, has them."""
 
     def typed(leaf: Any, example: Any) -> Any:
-        is_key = jax.dtypes.issubdtype(example.dtype, jax.dtypes.prng_key)
+        is_key = jnp.issubdtype(example.dtype, jax.dtypes.prng_key)
         return jax.random.wrap_key_data(leaf) if is_key else leaf
 
     return jax.tree.map(typed, tree, like)

@@ -167,10 +167,11 @@ class RayLearnerGroup:
 
     @property
     def state(self) -> TrainState:
-        if self._cached is None:
+        state = self._cached
+        if state is None:
             plain = self._all("get_state")[0]
-            self._cached = jax.device_put(data_as_keys(plain, self._shapes()))
-        return self._cached
+            state = self._cached = jax.device_put(data_as_keys(plain, self._shapes()))
+        return state
 
     @state.setter
     def state(self, state: TrainState) -> None:
@@ -218,7 +219,7 @@ class RayLearnerGroup:
         return self._all("weights", version)[0]
 
     def foreach_learner(self, fn: Callable[[Any], Any]) -> list[Any]:
-        packed = ray.put(cloudpickle.dumps(fn))
+        packed = ray.put(cloudpickle.dumps(fn))  # pyright: ignore[reportPrivateImportUsage]
         return self._all("apply", packed)
 
     def _kill(self) -> None:

@@ -1,0 +1,100 @@
+"""The one EnvRunner of a run without actors, in this process."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from jaxrl.core.types import PyTree
+from jaxrl.runners.assemble import Assembly
+from jaxrl.runners.env_runner import EnvRunner, make_env_runner
+from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
+from jaxrl.runners.hooks import RunnerHooks
+from jaxrl.runners.program import Program
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+MAX_REPORTED = 20
+"""Restarts that a result names, the latest first."""
+
+
+class LocalEnvRunnerGroup:
+    """Samples a train batch whenever it is asked for one, with the newest weights.
+
+    Args:
+        config: The run's.
+        assembly: The environment that was made of it.
+        hooks: Told of episodes and samples.
+    """
+
+    def __init__(self, config: "AlgorithmConfig", assembly: Assembly, hooks: RunnerHooks) -> None:
+        plan = config.plan()
+        self._fragments, self._steps = plan.fragments_per_batch, plan.rollout_fragment_length
+        self._complete = config.env_runners_settings.batch_mode == "complete_episodes"
+        make = config.env_runners_settings.env_runner_cls or make_env_runner
+        self.runner: EnvRunner = make(
+            config,
+            num_envs=plan.envs_per_runner,
+            first_env_index=0,
+            made=assembly.made,
+            hooks=hooks,
+        )
+        self._num_restarts = 0
+        self._latest: deque[RunnerFault] = deque(maxlen=MAX_REPORTED)
+        self._sampled, self._env_seconds, self._seconds = 0, 0.0, 0.0
+
+    @property
+    def programs(self) -> list[Program]:
+        """What the runner compiled."""
+        return self.runner.programs
+
+    def publish(self, weights: Weights) -> None:
+        self.runner.set_weights(weights)
+
+    def next_batch(self) -> list[Fragment]:
+        sample = self.runner.sample_complete if self._complete else self.runner.sample
+        fragments = [sample(self._steps) for _ in range(self._fragments)]
+        for fragment in fragments:
+            self._sampled += fragment.num_env_steps
+            self._seconds += fragment.seconds
+            self._env_seconds += fragment.env_seconds
+            self._num_restarts += sum(fault.what == "raised" for fault in fragment.faults)
+            self._latest.extendleft(fragment.faults)
+        return fragments
+
+    def metrics(self) -> dict[str, Any]:
+        env_share = self._env_seconds / self._seconds if self._seconds else 0.0
+        self._env_seconds = self._seconds = 0.0
+        return {
+            "env_runners": {"env_step_fraction": env_share},
+            "fault_tolerance": {
+                "num_sub_env_restarts": self._num_restarts,
+                "restarts": [in_words(fault) for fault in self._latest],
+            },
+        }
+
+    def get_state(self) -> PyTree:
+        return self.runner.get_state()
+
+    def set_state(self, state: PyTree) -> None:
+        self.runner.set_state(state)
+
+    def get_counts(self) -> dict[str, Any]:
+        return {"num_sub_env_restarts": self._num_restarts}
+
+    def set_counts(self, counts: dict[str, Any]) -> None:
+        self._num_restarts = int(counts.get("num_sub_env_restarts", 0))
+
+    def foreach_env_runner(self, fn: Callable[[Any], Any]) -> list[Any]:
+        return [fn(self.runner)]
+
+    def stop(self) -> None:
+        self.runner.close()
+
+
+def in_words(fault: RunnerFault) -> str:
+    """One restart of a copy of an environment, with the original traceback."""
+    return (
+        f"environment {fault.env_index} of runner {fault.worker_index} was restarted "
+        f"({fault.what}): {fault.detail}"
+    )
