@@ -15,6 +15,7 @@ import numpy as np
 from jaxrl import checkpoint as ckpt
 from jaxrl import host_state as host
 from jaxrl.callbacks import CallbackList
+from jaxrl.config.placement import resolve_placement
 from jaxrl.config.serialize import config_from_serializable
 from jaxrl.config.stop import parse_stop, stop_reached
 from jaxrl.core.struct import replace
@@ -96,6 +97,7 @@ class Algorithm:
         self.config = config
         self.on_phase: Callable[[str], None] = lambda phase: None
         set_log_level(config.debugging_settings.log_level)
+        os.environ.update(config.python_environment_settings.extra_python_environs_for_driver)
         self._notes = [
             *claim_cpu_devices(),
             enable_compilation_cache(config.debugging_settings.compilation_cache_dir),
@@ -232,10 +234,12 @@ class Algorithm:
 
     def explain(self) -> str:
         """The config's `explain()` with what only the built Algorithm knows."""
+        made = self._assembly.made
         return self.config.explain(
             platform=self._devices[0].platform,
             local_device_count=len(jax.local_devices()),
-            env_notes=self._assembly.made.notes,
+            placement=resolve_placement(self.config, made.id, is_jax_env=isinstance(made, MadeEnv)),
+            env_notes=made.notes,
             notes=self._notes,
             module_table=self.get_module().summary(),
         )

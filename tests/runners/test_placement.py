@@ -1,0 +1,63 @@
+"""What decides where a run goes has its effect when the Algorithm is built."""
+
+import os
+
+import jax
+import pytest
+
+from jaxrl.core.types import PyTree
+from jaxrl.errors import ConfigError
+from tests.helpers import small
+
+
+def devices_of(tree: PyTree) -> set[jax.Device]:
+    return {device for leaf in jax.tree.leaves(tree) for device in leaf.devices()}
+
+
+def test_the_one_device_to_use() -> None:
+    with small().learners(local_device_idx=1).build() as algorithm:
+        algorithm.train()
+        assert algorithm.devices == [jax.local_devices()[1]]
+        assert devices_of(algorithm.state) == {jax.local_devices()[1]}
+        assert "Local device 1, as set." in algorithm.explain()
+
+
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"local_device_idx=8 is none of the 8 .* from 0 to 7"):
+        small().learners(local_device_idx=8).build()
+
+
+def test_variables_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXRL_TEST_VARIABLE", "before")
+    config = small().python_environment(
+        extra_python_environs_for_driver={"JAXRL_TEST_VARIABLE": "after"}
+    )
+    assert os.environ["JAXRL_TEST_VARIABLE"] == "before"
+    with config.build():
+        assert os.environ["JAXRL_TEST_VARIABLE"] == "after"
+
+
+def test_a_jax_environment_is_shown_to_validate_env_once() -> None:
+    seen = []
+    config = small().environment(
+        env_config={"gravity": 9.0}, validate_env=lambda *args: seen.append(args)
+    )
+    with config.build() as algorithm:
+        algorithm.train()
+    ((env, context),) = seen
+    assert env.action_space(env.default_params).n == 2
+    assert context == {"gravity": 9.0}
+    assert context.worker_index == 0
+
+
+def test_what_validate_env_raises_ends_the_build() -> None:
+    def refuse(env: object, context: object) -> None:
+        raise ValueError("gravity points upwards")
+
+    with pytest.raises(ValueError, match="gravity points upwards"):
+        small().environment(validate_env=refuse).build()
+
+
+def test_explain_knows_the_place() -> None:
+    with small().build() as algorithm:
+        assert "In-graph: rollout, targets and updates" in algorithm.explain()
