@@ -55,6 +55,7 @@ def root(verbose: Verbosity = 0) -> None:
     "jaxrl train --algo PPO --env CartPole-v1 "
     "--stop '{\"num_env_steps_sampled_lifetime\": 100000}'\n\n"
     'jaxrl train --algo PPO --env Pendulum-v1 --config \'{"lr": 3e-4, "gamma": 0.95}\' --seed 1\n\n'
+    "jaxrl train --algo PPO --env gymnasium:CartPole-v1 --num-env-runners 2\n\n"
     "jaxrl train file configs/classic/cartpole-ppo.yaml\n\n"
     "jaxrl train file classic/cartpole-ppo --stop '{\"training_iteration\": 5}'"
 )
@@ -81,6 +82,20 @@ def train(
         str | None, typer.Option(metavar="JSON", help="Settings, under RLlib's names.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of every random draw.")] = None,
+    num_env_runners: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Ray actors that step the environments; 0 steps them here."),
+    ] = None,
+    num_envs_per_env_runner: Annotated[
+        int | None, typer.Option(metavar="N", help="Environments that each runner steps.")
+    ] = None,
+    num_learners: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Learner processes under Ray; 0 learns here."),
+    ] = None,
+    video: Annotated[
+        bool, typer.Option("--video", help="Write a video of an episode of each evaluation.")
+    ] = False,
     name: Annotated[str | None, typer.Option(help="Name of the run folder.")] = None,
     results_dir: Annotated[
         str | None,
@@ -100,6 +115,10 @@ def train(
 
     overrides: dict[str, Any] = {
         "seed": seed,
+        "num_env_runners": num_env_runners,
+        "num_envs_per_env_runner": num_envs_per_env_runner,
+        "num_learners": num_learners,
+        "record_video": video or None,
         "run_name": name,
         "results_dir": results_dir,
         "checkpoint_frequency": checkpoint_freq,
@@ -129,12 +148,15 @@ def evaluate(
             min=1, metavar="N", help="How many episodes; the config's evaluation by default."
         ),
     ] = None,
+    video: Annotated[
+        bool, typer.Option("--video", help="Write a video of an episode into the run folder.")
+    ] = False,
     verbose: Verbosity = 0,
 ) -> None:
     """Play with a trained policy and print its returns. Leaves the run folder as it is."""
     from jaxrl.cli import runs
 
-    runs.evaluate(checkpoint, episodes, log_level(ctx))
+    runs.evaluate(checkpoint, episodes, log_level(ctx), video=video)
 
 
 @app.command(

@@ -57,14 +57,17 @@ def resume(run: str, stop: str | None, log_level: int | None = None) -> int:
         return _run(f"{folder.name}, from {checkpoint.name}", criterion, build)
 
 
-def evaluate(checkpoint: str, episodes: int | None, log_level: int | None = None) -> None:
+def evaluate(
+    checkpoint: str, episodes: int | None, log_level: int | None = None, *, video: bool = False
+) -> None:
     """Prints the returns of a saved policy."""
     from jaxrl.algorithm import Algorithm
 
     console = Console()
     path = find_checkpoint(_find(checkpoint))
+    overrides = {**_level(log_level), **({"record_video": True} if video else {})}
     waiting = console.status(f"loading {path.name} and compiling its evaluation")
-    with waiting, Algorithm.from_checkpoint(str(path), **_level(log_level)) as algo:
+    with waiting, Algorithm.from_checkpoint(str(path), **overrides) as algo:
         found = algo.evaluate(num_episodes=episodes)
     for line in [*_evaluation_lines(found), f"checkpoint        {path}"]:
         typer.echo(line)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from jaxrl.cli import runs
 from jaxrl.cli.app import app
 from jaxrl.cli.experiments import assemble, config_file, shipped_configs
 from jaxrl.errors import JaxrlError, UnknownNameError
@@ -154,6 +155,18 @@ def test_a_run_is_suggested_by_its_name(tmp_path: Path, monkeypatch: pytest.Monk
     code, _, err = run("resume", "cartpol")
     assert code == 2
     assert "Did you mean 'cartpole'" in err
+
+
+def test_options_of_processes_reach_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = []
+    monkeypatch.setattr(runs, "train", lambda experiment, level: trained.append(experiment) or 0)
+    options = ("--num-env-runners", "2", "--num-envs-per-env-runner", "4", "--num-learners", "3")
+    assert run("train", "--algo", "PPO", "--env", "x", *options, "--video")[0] == 0
+    assert run("train", "--algo", "PPO", "--env", "x", "--num-env-runners", "0")[0] == 0
+    names = ("num_env_runners", "num_envs_per_env_runner", "num_learners", "record_video")
+    values = [[experiment.config[name] for name in names] for experiment in trained]
+    assert values == [[2, 4, 3, True], [0, "auto", 0, False]]
+    assert trained[1].config.explicit == {"env", "num_env_runners"}
 
 
 class TestAssemble:
