@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.core.types import Columns, Progress
+from jaxrl.core.types import Progress
 from jaxrl.runners.assemble import assemble
 from jaxrl.runners.env_runner import EnvRunner, make_env_runner
 from jaxrl.runners.fragment import Fragment, Weights
@@ -35,14 +35,14 @@ def weights_of(acting: Any, version: int = 0) -> Weights:
 def in_graph(config: Any, num_envs: int, num_steps: int, fragments: int) -> list[Any]:
     """Rollouts and records of the compiled loop."""
     assembly = assemble(config)
-    sampler = assembly.sampler
-    params = assembly.made.params
+    sampler: Any = assembly.sampler
+    made: Any = assembly.made
 
     actor = actor_of(sampler)
     env_key = jax.random.split(jax.random.key(SEED), 3)[1]
-    state = jax.jit(sampler.env.reset)(env_key, jnp.arange(num_envs), params)
+    state = jax.jit(sampler.env.reset)(env_key, jnp.arange(num_envs), made.params)
     carry = sampler.initial_carry(num_envs)
-    rollout = jax.jit(lambda *a: sampler.rollout(actor, *a, params, num_steps))
+    rollout = jax.jit(lambda *a: sampler.rollout(actor, *a, made.params, num_steps))
     got: list[Any] = []
     for _ in range(fragments):
         state, carry, *data = rollout(state, carry)

@@ -1,0 +1,124 @@
+"""MetricsLogger: each reduction, merging of several loggers, what lasts and what is cleared."""
+
+import json
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxrl.errors import ConfigError
+from jaxrl.runners.metrics_logger import MetricsLogger
+
+VALUES = [4.0, 1.0, 3.0, 2.0]
+ema = 4.0
+for _value in VALUES[1:]:
+    ema = 0.75 * ema + 0.25 * _value
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({}, 2.5),
+        ({"reduce": "mean"}, 2.5),
+        ({"reduce": "mean", "window": 2}, 2.5),
+        ({"reduce": "mean", "window": 3}, 2.0),
+        ({"reduce": "min"}, 1.0),
+        ({"reduce": "min", "window": 2}, 2.0),
+        ({"reduce": "max"}, 4.0),
+        ({"reduce": "max", "window": 3}, 3.0),
+        ({"reduce": "sum"}, 10.0),
+        ({"reduce": "sum", "window": 2}, 5.0),
+        ({"reduce": "lifetime_sum"}, 10.0),
+        ({"reduce": "sum", "clear_on_reduce": False}, 10.0),
+        ({"reduce": "ema", "ema_coeff": 0.25}, ema),
+        ({"reduce": "item"}, 2.0),
+        ({"reduce": "percentiles", "percentiles": [0, 50, 100]}, {"0": 1.0, "50": 2.5, "100": 4.0}),
+        ({"reduce": "percentiles", "window": 2, "percentiles": [100]}, {"100": 3.0}),
+    ],
+    ids=str,
+)
+def test_reductions_of_one_logger_and_of_two(settings: dict[str, Any], wanted: Any) -> None:
+    logger, root = MetricsLogger(), MetricsLogger()
+    for value in VALUES:
+        logger.log_value("x", np.float32(value), **settings)
+    assert logger.peek("x") == pytest.approx(wanted)
+    assert logger.reduce()["x"] == pytest.approx(wanted)
+    first, second = MetricsLogger(), MetricsLogger()
+    for part, values in ((first, VALUES[:3]), (second, VALUES[3:])):
+        for value in values:
+            part.log_value("x", value, **settings)
+    root.merge(pickle.loads(pickle.dumps([first.take(), second.take()])))
+    assert root.reduce()["x"] == pytest.approx(wanted)
+    assert "x" not in first
+
+
+def test_what_lasts_and_what_is_cleared() -> None:
+    root = MetricsLogger()
+
+    def log(value: float) -> dict[str, Any]:
+        part = MetricsLogger()
+        part.log_value("mean", value)
+        part.log_value("window", value, window=2)
+        part.log_value("life", value, reduce="lifetime_sum")
+        part.log_value("ema", value, reduce="ema", ema_coeff=0.5)
+        root.merge([part.take()])
+        return root.reduce()
+
+    assert log(1.0) == {"mean": 1.0, "window": 1.0, "life": 1.0, "ema": 1.0}
+    assert log(2.0) == {"mean": 2.0, "window": 1.5, "life": 3.0, "ema": 1.5}
+    assert log(4.0) == {"mean": 4.0, "window": 3.0, "life": 7.0, "ema": 2.75}
+    state = json.loads(json.dumps(root.get_state()))
+    assert root.reduce() == {"window": 3.0, "life": 7.0, "ema": 2.75}
+    root = MetricsLogger()
+    root.set_state(state)
+    assert log(2.0) == {"mean": 2.0, "window": 3.0, "life": 9.0, "ema": 2.375}
+
+
+def test_several_reductions_at_once() -> None:
+    logger = MetricsLogger()
+    for value in VALUES:
+        logger.log_value(("a", "angle"), value, reduce=("mean", "min", "max"))
+    assert logger.reduce() == {"a": {"angle_mean": 2.5, "angle_min": 1.0, "angle_max": 4.0}}
+
+
+def test_keys_nest() -> None:
+    logger = MetricsLogger()
+    logger.log_dict({"b": 1.0, "c": {"d": 2.0}}, key="a", reduce="sum")
+    logger.log_value("a/b", 2.0, reduce="sum")
+    assert logger.peek() == {"a": {"b": 3.0, "c": {"d": 2.0}}}
+    assert logger.peek(("a", "c")) == {"d": 2.0}
+    assert ("a", "b") in logger
+    assert logger.peek("none", default=7) == 7
+    with pytest.raises(KeyError, match="Nothing was logged as 'a/bb'"):
+        logger.peek("a/bb")
+    logger.delete("a", "c")
+    assert logger.peek() == {"a": {"b": 3.0}}
+
+
+def test_time_is_logged() -> None:
+    logger = MetricsLogger()
+    with logger.log_time("seconds", reduce="sum"):
+        sum(range(1000))
+    assert 0.0 < logger.peek("seconds") < 10.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"reduce": "meen"}, "Did you mean 'mean'"),
+        ({"reduce": "item", "window": 3}, "window=3 of 'x'"),
+        ({"window": 0}, "window=0 of 'x'"),
+        ({"ema_coeff": 0.1}, "ema_coeff of 'x'"),
+        ({"percentiles": [5]}, "percentiles of 'x'"),
+        ({"clear_on_reduce": False}, "clear_on_reduce=False of 'x'"),
+        ({"reduce": "max"}, "logged with reduce='sum' and then with reduce='max'"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_together_is_refused(settings: dict[str, Any], words: str) -> None:
+    logger = MetricsLogger()
+    logger.log_value("x", 1.0, reduce="sum")
+    with pytest.raises(ConfigError, match=words):
+        logger.log_value("x", 1.0, **settings)
+    assert logger.peek("x") == 1.0
