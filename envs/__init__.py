@@ -1,8 +1,48 @@
 """Environments: the contract, the registry, wrappers, and jaxrl's own."""
 
-from jaxrl.envs.base import JaxEnv
-from jaxrl.envs.context import EnvContext
-from jaxrl.envs.registry import MadeEnv, list_envs, make, register_env
-from jaxrl.envs.wrappers import TimeLimit
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["EnvContext", "JaxEnv", "MadeEnv", "TimeLimit", "list_envs", "make", "register_env"]
+if TYPE_CHECKING:
+    from jaxrl.envs.adapters.barrier import StepFailedRecreateEnvError
+    from jaxrl.envs.base import JaxEnv
+    from jaxrl.envs.context import EnvContext
+    from jaxrl.envs.host import MadeHostEnv
+    from jaxrl.envs.registry import MadeEnv, list_envs, make, register_env
+    from jaxrl.envs.wrappers import TimeLimit
+
+__all__ = [
+    "EnvContext",
+    "JaxEnv",
+    "MadeEnv",
+    "MadeHostEnv",
+    "StepFailedRecreateEnvError",
+    "TimeLimit",
+    "list_envs",
+    "make",
+    "register_env",
+]
+
+_HOME = {
+    "EnvContext": "jaxrl.envs.context",
+    "JaxEnv": "jaxrl.envs.base",
+    "MadeEnv": "jaxrl.envs.registry",
+    "MadeHostEnv": "jaxrl.envs.host",
+    "StepFailedRecreateEnvError": "jaxrl.envs.adapters.barrier",
+    "TimeLimit": "jaxrl.envs.wrappers",
+    "list_envs": "jaxrl.envs.registry",
+    "make": "jaxrl.envs.registry",
+    "register_env": "jaxrl.envs.registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is first used (PEP 562).
+
+    The processes of an asynchronous vector environment come through here, and need no JAX.
+    """
+    if name not in _HOME:
+        raise AttributeError(f"module 'jaxrl.envs' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value

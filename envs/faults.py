@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, PyTree, TimeStep
 from jaxrl.envs.base import JaxEnv
+from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.params import scalar
 from jaxrl.envs.registry import make
 from jaxrl.errors import EnvError
@@ -55,6 +56,8 @@ class FaultyEnv(JaxEnv[FaultyState, FaultyParams]):
         if kind not in ("reward", "obs"):
             raise EnvError(f"kind must be 'reward' or 'obs', got {kind!r}.")
         made = make(env)
+        if isinstance(made, MadeHostEnv):
+            raise EnvError(f"FaultyEnv wraps JAX environments only, got {made.id}.")
         self.env, self._inner_params = made.env, made.params
         self.kind = kind
         self.name = f"Faulty({self.env.name})"

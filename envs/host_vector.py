@@ -1,18 +1,14 @@
 """Copies of any environment, stepped together on the host."""
 
-from collections.abc import Callable
-from typing import Any
-
 from jaxrl.envs.adapters.barrier import CopyPlan, derived_seed
 from jaxrl.envs.adapters.gym_vector import GymVector, make_gym_vector
+from jaxrl.envs.adapters.precheck import ValidateEnv, try_out, validate
 from jaxrl.envs.base import ResetMode
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import HostVector, MadeHostEnv, VectorizeMode
 from jaxrl.envs.jax_host import JaxHostVector
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import EnvError
-
-ValidateEnv = Callable[[Any, EnvContext], None]
 
 
 def make_vector(
@@ -49,7 +45,14 @@ def make_vector(
     Raises:
         EnvError: The environment cannot be made, or is not what it should be.
     """
+    context = EnvContext(
+        made.env_config if isinstance(made, MadeHostEnv) else None,
+        worker_index=worker_index,
+        num_workers=num_workers,
+    )
     if isinstance(made, MadeEnv):
+        if validate_env is not None:
+            validate(made.id, made.env, context, validate_env)
         return JaxHostVector(
             made,
             num_envs=num_envs,
@@ -57,7 +60,8 @@ def make_vector(
             seed=seed,
             reset_mode=reset_mode or made.env.reset_mode,
         )
-    context = EnvContext(made.env_config, worker_index=worker_index, num_workers=num_workers)
+    if check or validate_env is not None:
+        try_out(made, context, check=check, validate_env=validate_env, may_fail=restart_failed)
     if mode == "vector_entry_point":
         return _own_vector(made, context, num_envs, derived_seed(seed, first_index), restart_failed)
     plans = [

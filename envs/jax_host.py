@@ -1,15 +1,20 @@
 """JAX environments stepped by the host, with the draws that the compiled loop would make."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool
 
+from jaxrl.core.struct import replace, where_rows
 from jaxrl.core.types import PyTree
 from jaxrl.envs.base import ResetMode
 from jaxrl.envs.host import HostFault, HostStep
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.envs.vector import FAULT_NAMES, NO_FAULT, StepInputs, VectorEnv, VectorState, VectorStep
+from jaxrl.errors import EnvError
 
 
 class JaxHostVector:
@@ -38,16 +43,23 @@ class JaxHostVector:
         self._index = np.arange(first_index, first_index + num_envs, dtype=np.int32)
         self._env = VectorEnv(made.env, reset_mode)
         self._jit_reset = jax.jit(self._first_state)
+        self._jit_reset_to = jax.jit(self._first_state_of_seeds)
         self._jit_step = jax.jit(self._next_state)
+        self._held = np.zeros(num_envs, np.bool_)
         self._state: VectorState | None = None
 
-    def reset(self) -> PyTree:
-        self._state = self._jit_reset(np.uint32(self._seed), self._index, self._params)
-        return jax.device_get(self._state.obs)
+    def reset(self, seeds: Sequence[int] | None = None) -> PyTree:
+        if seeds is None:
+            self._state = self._jit_reset(np.uint32(self._seed), self._index, self._params)
+        else:
+            words = np.asarray(seeds, np.uint32)
+            self._state = self._jit_reset_to(words, self._index, self._params)
+        return jax.device_get(self._now().obs)
 
     def step(self, action: PyTree) -> HostStep:
-        self._state, step = self._jit_step(self._state, action, self._params)
-        obs, starts, step = jax.device_get((self._state.obs, self._state.is_first, step))
+        state, step = self._jit_step(self._now(), action, self._held, self._params)
+        self._state = state
+        obs, starts, step = jax.device_get((state.obs, state.is_first, step))
         return HostStep(
             obs=obs,
             reward=step.reward,
@@ -59,12 +71,16 @@ class JaxHostVector:
             faults=() if step.mask.all() else self._faults(step),
         )
 
-    def get_state(self) -> VectorState:
-        assert self._state is not None, "reset comes first"
-        return self._state
+    def hold(self, held: Bool[np.ndarray, " B"]) -> None:
+        self._held = np.asarray(held, np.bool_)
+
+    def get_state(self) -> PyTree:
+        """The `VectorState` as NumPy arrays, keys as their words."""
+        return jax.tree.map(_words, self._now())
 
     def set_state(self, state: PyTree) -> None:
-        self._state = state
+        like = jax.eval_shape(self._first_state, np.uint32(0), self._index, self._params)
+        self._state = jax.tree.map(_like, state, like)
 
     def envs(self) -> list[Any]:
         return [self._made.env]
@@ -72,15 +88,36 @@ class JaxHostVector:
     def close(self) -> None:
         self._state = None
 
+    def _now(self) -> VectorState:
+        if self._state is None:
+            raise EnvError(f"{self._made.id}: reset comes before step, and nothing after close.")
+        return self._state
+
     def _first_state(self, seed: Any, index: Any, params: PyTree) -> VectorState:
         env_key = jax.random.split(jax.random.key(seed), 3)[1]
         return self._env.reset(env_key, index, params)
 
+    def _first_state_of_seeds(self, seeds: Any, index: Any, params: PyTree) -> VectorState:
+        def one(seed: Any, index: Any) -> VectorState:
+            return self._env.reset(jax.random.key(seed), index[None], params)
+
+        return jax.tree.map(lambda x: x[:, 0], jax.vmap(one)(seeds, index))
+
     def _next_state(
-        self, state: VectorState, action: PyTree, params: PyTree
+        self, state: VectorState, action: PyTree, held: Any, params: PyTree
     ) -> tuple[VectorState, VectorStep]:
         inputs: StepInputs = self._env.inputs(state, 1, params)
-        return self._env.step(state, action, jax.tree.map(lambda x: x[0], inputs), params)
+        row = jax.tree.map(lambda x: x[0], inputs)
+        new_state, step = self._env.step(state, action, row, params)
+        return where_rows(held, state, new_state), replace(
+            step,
+            reward=jnp.where(held, 0.0, step.reward),
+            terminated=step.terminated & ~held,
+            truncated=step.truncated & ~held,
+            final_obs=where_rows(held, state.obs, step.final_obs),
+            mask=step.mask & ~held,
+            fault=jnp.where(held, NO_FAULT, step.fault),
+        )
 
     def _faults(self, step: VectorStep) -> tuple[HostFault, ...]:
         rows = np.flatnonzero(np.asarray(step.fault) != NO_FAULT)
@@ -90,3 +127,17 @@ class JaxHostVector:
             detail = f"{self._made.id}: the {what} is not finite."
             faults.append(HostFault(row=int(row), what=what, detail=detail))
         return tuple(faults)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _words(leaf: Any) -> np.ndarray:
+    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+
+
+def _like(leaf: Any, like: Any) -> Any:
+    """A leaf of `get_state` as it was: a key where the state has one."""
+    array = jnp.asarray(leaf)
+    return jax.random.wrap_key_data(array) if _is_key(like) else array

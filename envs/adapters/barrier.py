@@ -103,6 +103,8 @@ class CopyBarrier(gymnasium.Env[Any, Any]):
         self.inner: gymnasium.Env[Any, Any] | None = None
         self._restarts = 0
         self._in_a_row = 0
+        self.held = False
+        self._latest_obs: Any = None
         self._fit_reset = make_fit(f"{plan.name}: reset's observation", plan.observation_space)
         self._fit_step = make_fit(f"{plan.name}: step's observation", plan.observation_space)
 
@@ -123,6 +125,8 @@ class CopyBarrier(gymnasium.Env[Any, Any]):
             return self._fatal(str(error))
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.held:
+            return self._latest_obs, 0.0, False, False, {}
         try:
             result = self.inner.step(action)  # pyright: ignore[reportOptionalMemberAccess]
         except Exception as error:  # noqa: BLE001  (whatever a user's environment may raise)
@@ -171,7 +175,8 @@ class CopyBarrier(gymnasium.Env[Any, Any]):
         obs, info = result
         if not isinstance(info, dict):
             raise EnvError(f"{self._plan.name}: reset's info must be a dict, got {info!r}.")
-        return self._fit_reset(obs), info
+        self._latest_obs = self._fit_reset(obs)
+        return self._latest_obs, info
 
     def _checked_step(self, result: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if not isinstance(result, tuple) or len(result) != 5:
@@ -184,7 +189,8 @@ class CopyBarrier(gymnasium.Env[Any, Any]):
             truncated = flag(f"{self._plan.name}: truncated", truncated)
         if not isinstance(info, dict):
             raise EnvError(f"{self._plan.name}: step's info must be a dict, got {info!r}.")
-        return self._fit_step(obs), reward, terminated, truncated, info
+        self._latest_obs = self._fit_step(obs)
+        return self._latest_obs, reward, terminated, truncated, info
 
     def _failed(self, what: str, error: Exception) -> tuple[Any, dict[str, Any]]:
         """Restart the copy after an exception; the first observation, and the fault as info."""

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
@@ -66,6 +66,7 @@ class GymVector:
         self._mode = _autoreset_mode(vector, name)
         # Gymnasium's own take a reset mask in every mode, others only where they must.
         own = isinstance(vector, SyncVectorEnv | AsyncVectorEnv)
+        self._seed_each = own
         self._takes_mask = own or self._mode is AutoresetMode.DISABLED
         self._copy_obs = None if own else True
         self._obs: PyTree = None
@@ -73,11 +74,15 @@ class GymVector:
         self._everybody = np.ones(self.num_envs, np.bool_)
         self._to_reset = self._nobody
         self._faulty = self._nobody
+        self._held, self._any_held = self._nobody, False
         self._earlier_faults: list[HostFault] = []
         self._closed = False
 
-    def reset(self) -> PyTree:
-        obs, infos = self._call(lambda: self.vector.reset(seed=self._seeds))
+    def reset(self, seeds: Sequence[int] | None = None) -> PyTree:
+        chosen: Any = self._seeds if seeds is None else list(seeds)
+        if not self._seed_each:
+            chosen = chosen[0]
+        obs, infos = self._call(lambda: self.vector.reset(seed=chosen))
         self._to_reset = self._nobody
         self._earlier_faults = self._restarts(infos)
         self._obs, self._faulty = _clean(self._as_runner(obs))
@@ -94,7 +99,7 @@ class GymVector:
             truncated=np.asarray(truncated),
             infos=infos,
         )
-        if infos or self._earlier_faults or self._has_event(result):
+        if infos or self._earlier_faults or self._any_held or self._has_event(result):
             return self._eventful(result)
         self._obs = result.obs
         return HostStep(
@@ -106,6 +111,16 @@ class GymVector:
             mask=self._everybody,
             starts=self._nobody,
         )
+
+    def hold(self, held: Bool[np.ndarray, " B"]) -> None:
+        if not isinstance(self.vector, SyncVectorEnv | AsyncVectorEnv):
+            raise EnvError(
+                f"{self._name}: copies of a vector environment of its own can only be stepped "
+                f"together; set gym_env_vectorize_mode to 'sync' or 'async'."
+            )
+        self._held = np.array(held, np.bool_)
+        self._any_held = bool(self._held.any())
+        self.vector.set_attr("held", self._held.tolist())
 
     def get_state(self) -> PyTree | None:
         if not isinstance(self.vector, SyncVectorEnv | AsyncVectorEnv):
@@ -121,9 +136,8 @@ class GymVector:
         def row(index: int) -> PyTree:
             return jax.tree.map(lambda x: np.asarray(x)[index], state["copies"])
 
-        self._call(lambda: self.vector.reset(seed=self._seeds))
-        assert isinstance(self.vector, SyncVectorEnv | AsyncVectorEnv)
-        self.vector.set_attr("copy_state", [row(index) for index in range(self.num_envs)])
+        vector: Any = self.vector
+        self._call(lambda: vector.set_attr("copy_state", [row(i) for i in range(self.num_envs)]))
         self._to_reset = np.asarray(state["flags"]["to_reset"], np.bool_)
         self._faulty = np.asarray(state["flags"]["faulty"], np.bool_)
         self._obs = jax.tree.map(np.asarray, state["obs"])
@@ -161,12 +175,12 @@ class GymVector:
         """A step in which something ended, failed or was reset."""
         before, infos = self._obs, result.infos
         faults = [*self._earlier_faults, *self._restarts(infos)]
-        was_reset = self._to_reset
+        was_reset, held = self._to_reset, self._held
         ended = (result.terminated | result.truncated) & ~was_reset
         # A restart during the reset after an end leaves the step itself whole.
         replaced = _rows(infos, FAULT, self.num_envs) & ~ended & ~was_reset
         final_obs = self._final_obs(result.obs, ended, infos)
-        sound = ~(was_reset | replaced)
+        sound = ~(was_reset | replaced | held)
         bad_obs = (~finite_rows(final_obs) | self._faulty) & sound
         bad_reward = ~np.isfinite(result.reward) & sound & ~bad_obs
         faults += self._nonfinite_faults(bad_reward, "reward")
@@ -179,14 +193,14 @@ class GymVector:
         if self._mode is AutoresetMode.SAME_STEP:
             starts = starts | ended
         self._obs, unfit = _clean(obs)
-        self._faulty = unfit & starts
+        self._faulty = unfit & (starts | held)
         self._to_reset = ended if self._mode is AutoresetMode.NEXT_STEP else self._nobody
         self._earlier_faults = fresh.faults
         return HostStep(
             obs=self._obs,
             reward=np.where(mask, result.reward, np.float32(0.0)),
             terminated=result.terminated & mask,
-            truncated=(result.truncated | ~mask) & ~was_reset,
+            truncated=(result.truncated | ~mask) & ~was_reset & ~held,
             final_obs=where_rows(mask, final_obs, before),
             mask=mask,
             starts=starts,

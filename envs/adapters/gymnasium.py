@@ -1,6 +1,7 @@
 """Making gymnasium environments: of ids, classes, creators and instances."""
 
 import copy
+import dataclasses
 import importlib
 import inspect
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any, NoReturn
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, parse_env_id
 
+from jaxrl.envs.adapters import atari
 from jaxrl.envs.adapters.host_creators import (
     Creator,
     FromClass,
@@ -18,7 +20,7 @@ from jaxrl.envs.adapters.host_creators import (
     VectorFromSpec,
 )
 from jaxrl.envs.adapters.host_spaces import cast_notes, notice, runner_space
-from jaxrl.envs.adapters.host_state import time_limit_layer
+from jaxrl.envs.adapters.host_state import time_limit
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import MadeHostEnv, Request
 from jaxrl.envs.space_checks import check_space
@@ -30,7 +32,7 @@ CONTEXT_NAMES = ("config", "env_config", "env_context", "context")
 
 def knows(env_id: str) -> bool:
     """Whether gymnasium has an entry of this id, or may after importing what it names."""
-    return env_id in gymnasium.registry or env_id.startswith("ALE/")
+    return env_id in gymnasium.registry or ":" in env_id or atari.is_atari_id(env_id)
 
 
 def is_host_env(env: object) -> bool:
@@ -57,11 +59,24 @@ def from_id(env_id: str, request: Request, name: str) -> MadeHostEnv:
     """
     spec, limit = _find_spec(env_id, name), request.max_episode_steps
     _check_arguments(spec, name, request.context)
+    if atari.is_atari_spec(spec) and request.is_atari is not False:
+        return _atari_game(spec, request, name)
     create = FromSpec(spec=spec, max_episode_steps=limit)
     vector = None
     if spec.vector_entry_point is not None:
         vector = VectorFromSpec(spec=spec, max_episode_steps=limit)
     return _made(name, create, request, vector=vector)
+
+
+def _atari_game(spec: EnvSpec, request: Request, name: str) -> MadeHostEnv:
+    """An Atari game behind its preprocessing."""
+    create = atari.Preprocessed(spec=spec, max_episode_steps=request.max_episode_steps)
+    made = _made(name, create, request)
+    return dataclasses.replace(
+        made,
+        max_episode_steps=made.max_episode_steps or create.game_limit(request.context),
+        notes=(f"{name}: {atari.NOTE}", *made.notes),
+    )
 
 
 def from_class(cls: type, request: Request, env_id: str) -> MadeHostEnv:
@@ -154,9 +169,8 @@ def _made(
     try:
         observation_space = _space(env, env_id, "observation")
         action_space = _space(env, env_id, "action")
-        layer = time_limit_layer(env)
-        own_limit = None if layer is None else layer._max_episode_steps
-        is_atari = type(env.unwrapped).__module__.split(".")[0] == "ale_py"
+        own_limit = time_limit(env)
+        is_atari = atari.is_atari_env(env)
     finally:
         env.close()
     notes = [
@@ -171,7 +185,7 @@ def _made(
         action_space=runner_space(action_space),
         max_episode_steps=request.max_episode_steps or own_limit,
         env_config=dict(request.context),
-        is_atari=is_atari,
+        is_atari=is_atari if request.is_atari is None else request.is_atari,
         notes=tuple(notes),
     )
 
@@ -232,8 +246,8 @@ def _find_spec(env_id: str, name: str) -> EnvSpec:
         namespace, env_name, version = parse_env_id(bare)
     except gymnasium.error.Error as error:
         raise UnknownNameError(f"{name!r} is no id of gymnasium's: {error}") from error
-    if namespace == "ALE":
-        _register_atari(name)
+    if atari.is_atari_id(bare):
+        atari.register(name)
     if version is None:
         newest = find_highest_version(namespace, env_name)
         if newest is not None:
@@ -258,8 +272,8 @@ def _check_arguments(spec: EnvSpec, name: str, context: EnvContext) -> None:
         module, _, attribute = entry.partition(":")
         try:
             entry = getattr(importlib.import_module(module), attribute)
-        except ImportError as error:
-            raise EnvError(f"{name} cannot be made: {error}.{_extra(name)}") from error
+        except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+            raise EnvError(f"{name} lacks a package: {error}.{_extra(name)}") from error
     parameters = inspect.signature(entry).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
@@ -282,17 +296,12 @@ def _refuse_unknown(name: str, unknown: list[str], known: list[str]) -> None:
     )
 
 
-def _register_atari(name: str) -> None:
-    try:
-        ale_py = importlib.import_module("ale_py")
-    except ImportError as error:
-        raise EnvError(f"{name} needs the Atari emulator: pip install 'jaxrl[atari]'.") from error
-    gymnasium.register_envs(ale_py)
-
-
 def _extra(env_id: str) -> str:
-    if "Box2D" in env_id or any(n in env_id for n in ("Lunar", "Bipedal", "CarRacing")):
+    """Which extra of jaxrl's brings what an environment needs."""
+    if any(name in env_id for name in ("LunarLander", "BipedalWalker", "CarRacing")):
         return " Install it with: pip install 'jaxrl[box2d]'."
+    if atari.is_atari_id(env_id.removeprefix(PREFIX)):
+        return " Install it with: pip install 'jaxrl[atari]'."
     return ""
 
 

@@ -11,10 +11,9 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
-from gymnasium.wrappers import TimeLimit
 
 from jaxrl.envs.adapters.host_spaces import advice
-from jaxrl.envs.adapters.host_state import time_limit_layer
+from jaxrl.envs.adapters.host_state import with_time_limit
 from jaxrl.envs.context import EnvContext
 
 Creator = Callable[[EnvContext], Any]
@@ -91,9 +90,4 @@ class Limited:
     max_episode_steps: int
 
     def __call__(self, context: EnvContext) -> gymnasium.Env[Any, Any]:
-        env = self.create(context)
-        layer = time_limit_layer(env)
-        if layer is None:
-            return TimeLimit(env, self.max_episode_steps)
-        layer._max_episode_steps = self.max_episode_steps
-        return env
+        return with_time_limit(self.create(context), self.max_episode_steps)

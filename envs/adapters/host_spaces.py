@@ -7,7 +7,7 @@ import contextlib
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import gymnasium
@@ -22,6 +22,13 @@ Fit = Callable[[Any], Any]
 """From what an environment returned to the value that its space asks for; raises EnvError."""
 
 _noticed: set[str] = set()
+_NO_ADVICE = (
+    "is different from the unwrapped version",
+    "This is probably too low",
+    "This is probably too high",
+    "we recommend using a symmetric and normalized space",
+    "precision lowered by casting",
+)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -33,13 +40,18 @@ def notice(sentence: str) -> None:
 
 
 @contextlib.contextmanager
-def advice(name: str) -> Iterator[None]:
-    """Log what gymnasium warns of meanwhile, once a sentence, instead of warning."""
+def advice(name: str) -> Generator[None]:
+    """Log what is warned of meanwhile, once a sentence, instead of warning.
+
+    What gymnasium says about spaces that jaxrl normalises itself is left out.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
     for warning in caught:
-        notice(f"{name}: {_COLOUR.sub('', str(warning.message)).removeprefix('WARN: ')}")
+        text = _COLOUR.sub("", str(warning.message)).removeprefix("WARN: ")
+        if not any(words in text for words in _NO_ADVICE):
+            notice(f"{name}: {text}")
 
 
 def runner_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
@@ -55,7 +67,7 @@ def runner_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
         parts = tuple(runner_space(child) for child in space.spaces)
         same = all(new is old for new, old in zip(parts, space.spaces, strict=True))
         return space if same else spaces.Tuple(parts)
-    if isinstance(space, spaces.Box) and space.dtype not in (np.float32, np.uint8):
+    if isinstance(space, spaces.Box) and str(space.dtype) not in ("float32", "uint8"):
         low, high = (_to_float32(bound) for bound in (space.low, space.high))
         return spaces.Box(low, high, dtype=np.float32)
     return space
@@ -140,7 +152,7 @@ def _fit_tuple(what: str, space: spaces.Tuple) -> Fit:
     return fit
 
 
-def _fit_discrete(what: str, space: spaces.Discrete) -> Fit:
+def _fit_discrete(what: str, space: "spaces.Discrete[Any]") -> Fit:
     low, high = int(space.start), int(space.start + space.n - 1)
 
     def fit(value: Any) -> Any:

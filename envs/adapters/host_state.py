@@ -20,8 +20,23 @@ def layers(env: gymnasium.Env[Any, Any]) -> list[gymnasium.Env[Any, Any]]:
     return found
 
 
-def time_limit_layer(env: gymnasium.Env[Any, Any]) -> TimeLimit[Any, Any] | None:
-    """The outermost of gymnasium's time limits around an environment."""
+def time_limit(env: gymnasium.Env[Any, Any]) -> int | None:
+    """After how many steps gymnasium's TimeLimit around an environment truncates."""
+    layer = _time_limit_layer(env)
+    return None if layer is None else int(layer._max_episode_steps)
+
+
+def with_time_limit(env: gymnasium.Env[Any, Any], limit: int) -> gymnasium.Env[Any, Any]:
+    """The environment with another time limit."""
+    layer = _time_limit_layer(env)
+    if layer is None:
+        return TimeLimit(env, limit)
+    layer._max_episode_steps = limit
+    return env
+
+
+def _time_limit_layer(env: gymnasium.Env[Any, Any]) -> Any:
+    """The outermost one, whose numbers gymnasium keeps to itself."""
     limits = [layer for layer in layers(env) if isinstance(layer, TimeLimit)]
     return limits[0] if limits else None
 
@@ -31,7 +46,7 @@ def copy_state(env: gymnasium.Env[Any, Any]) -> dict[str, Any] | None:
     holder = _holder(env)
     if holder is None:
         return None
-    limit = time_limit_layer(env)
+    limit = _time_limit_layer(env)
     elapsed = limit._elapsed_steps if limit is not None else 0
     return {
         "env": holder.get_state(),
@@ -45,7 +60,7 @@ def restore_copy(env: gymnasium.Env[Any, Any], state: dict[str, Any]) -> None:
     holder = _holder(env)
     assert holder is not None
     holder.set_state(state["env"])
-    limit = time_limit_layer(env)
+    limit = _time_limit_layer(env)
     if limit is not None:
         limit._elapsed_steps = int(state["elapsed"])
     _set_generator(env, state["random"])
@@ -61,7 +76,8 @@ def _holder(env: gymnasium.Env[Any, Any]) -> Any:
 
 
 def _generator(env: gymnasium.Env[Any, Any]) -> np.random.PCG64 | None:
-    generator = env.unwrapped._np_random
+    core: Any = env.unwrapped
+    generator = core._np_random  # the public name would make one where there is none
     bits = generator.bit_generator if isinstance(generator, np.random.Generator) else None
     return bits if isinstance(bits, np.random.PCG64) else None
 

@@ -1,0 +1,114 @@
+"""Atari games as Mnih et al. 2015 prepared them: 84x84 grey, four frames, every fourth one.
+
+Machado et al. 2018 (section 4) is what version 5 of the ids adds to it: the emulator repeats the
+last action with a probability of a quarter. Lives are no episodes.
+
+Nothing here imports JAX: the processes of an asynchronous vector environment do without it.
+"""
+
+import dataclasses
+import importlib
+import re
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.wrappers import AtariPreprocessing, TimeLimit
+
+from jaxrl.envs.adapters.host_creators import FromSpec
+from jaxrl.envs.context import EnvContext
+from jaxrl.errors import EnvError
+
+NUM_FRAMES = 4
+FRAME_SKIP = 4
+NOTE = (
+    f"preprocessed: 84x84 grey, the last {NUM_FRAMES} frames, each the maximum of the last two of "
+    f"{FRAME_SKIP} (env_config's frameskip); is_atari=False leaves the game as it is."
+)
+
+_ID = re.compile(r"(ALE/\w+-v\d+)|(\w+(NoFrameskip|Deterministic)-v\d+)")
+
+
+def is_atari_id(env_id: str) -> bool:
+    """Whether an id looks like those that ale_py registers."""
+    return _ID.fullmatch(env_id) is not None
+
+
+def is_atari_spec(spec: EnvSpec) -> bool:
+    """Whether an entry of gymnasium's registry is one of ale_py's."""
+    return isinstance(spec.entry_point, str) and spec.entry_point.startswith("ale_py")
+
+
+def is_atari_env(env: gymnasium.Env[Any, Any]) -> bool:
+    """Whether ale_py is underneath an environment."""
+    return type(env.unwrapped).__module__.split(".")[0] == "ale_py"
+
+
+def register(name: str) -> None:
+    """Make gymnasium know the games.
+
+    Raises:
+        EnvError: ale_py is not installed.
+    """
+    try:
+        ale_py = importlib.import_module("ale_py")
+    except ImportError as error:
+        raise EnvError(f"{name} needs the Atari emulator: pip install 'jaxrl[atari]'.") from error
+    gymnasium.register_envs(ale_py)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Preprocessed:
+    """Makes a game behind its preprocessing; the context's config are the emulator's arguments."""
+
+    spec: EnvSpec
+    max_episode_steps: int | None = None
+
+    def __call__(self, context: EnvContext) -> gymnasium.Env[Any, Any]:
+        frame_skip = self._frame_skip(context)
+        # The emulator's own skipping must be off, or frames would be skipped twice.
+        raw = context.copy_with_overrides({**context, "frameskip": 1, "obs_type": "rgb"})
+        game = FromSpec(spec=self.spec)(raw)
+        env = StackFrames(AtariPreprocessing(game, frame_skip=frame_skip), NUM_FRAMES)
+        return env if self.max_episode_steps is None else TimeLimit(env, self.max_episode_steps)
+
+    def game_limit(self, context: EnvContext) -> int | None:
+        """After how many steps the emulator truncates, from its limit of frames."""
+        name = "max_num_frames_per_episode"
+        frames = context.get(name, self.spec.kwargs.get(name))
+        return None if not frames else -(-int(frames) // self._frame_skip(context))
+
+    def _frame_skip(self, context: EnvContext) -> int:
+        frame_skip = context.get("frameskip", FRAME_SKIP)
+        if isinstance(frame_skip, bool) or not isinstance(frame_skip, int) or frame_skip < 1:
+            raise EnvError(
+                f"{self.spec.id}: frameskip (env_config) must be a positive integer behind the "
+                f"preprocessing, got {frame_skip!r}."
+            )
+        return frame_skip
+
+
+class StackFrames(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """The last images as the channels of one, newest last; after a reset the first one repeated."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], num_frames: int) -> None:
+        super().__init__(env)
+        frame = env.observation_space
+        assert isinstance(frame, spaces.Box)
+        shape = (*frame.shape, num_frames)
+        self.observation_space = spaces.Box(0, 255, shape, np.uint8)
+        self._frames = np.zeros(shape, np.uint8)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        frame, info = self.env.reset(seed=seed, options=options)
+        self._frames = np.repeat(frame[..., None], self._frames.shape[-1], axis=-1)
+        return self._frames, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        frame, reward, terminated, truncated, info = self.env.step(action)
+        self._frames = np.concatenate([self._frames[..., 1:], frame[..., None]], axis=-1)
+        return self._frames, reward, terminated, truncated, info
