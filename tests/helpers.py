@@ -2,17 +2,30 @@
 
 from typing import Any
 
+import gymnasium
 import jax
 import numpy as np
+from gymnasium import spaces
 
+from jaxrl.algorithms.appo import APPOConfig
+from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.ppo import A2CConfig, PGConfig, PPOConfig
 from jaxrl.checkpoint import host_leaves
 from jaxrl.config.base import AlgorithmConfig
+from jaxrl.connectors.actions import default_action_connectors, fitted_action_pipeline
+from jaxrl.connectors.base import ActionConnector, ObservationConnector
+from jaxrl.connectors.observations import (
+    default_observation_connectors,
+    fitted_observation_pipeline,
+)
+from jaxrl.connectors.pipelines import ActionPipeline, ObservationPipeline
 
 ALGORITHMS: dict[str, type[AlgorithmConfig]] = {
     "PPO": PPOConfig,
     "A2C": A2CConfig,
     "PG": PGConfig,
+    "IMPALA": IMPALAConfig,
+    "APPO": APPOConfig,
 }
 
 
@@ -24,6 +37,8 @@ def small(algo: str = "PPO", env: Any = "CartPole-v1", **training: Any) -> Any:
         config.training(minibatch_size=32)
     if algo == "PPO" and "num_epochs" not in training:
         config.training(num_epochs=2)
+    if algo == "APPO" and "circular_buffer_num_batches" not in training:
+        config.training(circular_buffer_num_batches=1)  # learns from the first batch on
     config.rl_module(model_config={"fcnet_hiddens": [8]})
     return config.debugging(loggers=["json"]).learners(num_devices=1)
 
@@ -53,3 +68,30 @@ def differs(a: Any, b: Any) -> bool:
             jax.tree.leaves(host_leaves(a)), jax.tree.leaves(host_leaves(b)), strict=True
         )
     )
+
+
+def observation_pipeline(
+    space: gymnasium.Space[Any],
+    observation_filter: str = "NoFilter",
+    extra: tuple[ObservationConnector, ...] = (),
+    action_mask_key: str | None = "action_mask",
+    action_space: gymnasium.Space[Any] | None = None,
+) -> ObservationPipeline:
+    """The default pipeline after the user's connectors, for actions that are 0 or 1."""
+    defaults = default_observation_connectors(observation_filter, action_mask_key)
+    actions = spaces.Discrete(2) if action_space is None else action_space
+    return fitted_observation_pipeline((*extra, *defaults), space, actions)
+
+
+def action_pipeline(
+    space: gymnasium.Space[Any],
+    *,
+    normalize_actions: bool = True,
+    clip_actions: bool = False,
+    extra: tuple[ActionConnector, ...] = (),
+) -> ActionPipeline:
+    """The default pipeline after the user's connectors."""
+    defaults = default_action_connectors(
+        space, normalize_actions=normalize_actions, clip_actions=clip_actions
+    )
+    return fitted_action_pipeline((*extra, *defaults), space)

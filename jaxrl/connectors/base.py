@@ -96,8 +96,8 @@ class TemporalConnector(ObservationConnector):
             for.
     """
 
-    reads_action: bool = False
-    reads_reward: bool = False
+    reads_action: bool = True
+    reads_reward: bool = True
 
     def init_carry(self, space: gymnasium.Space[Any], num_envs: int) -> PyTree:
         """What is remembered at an episode's start, `[num_envs, ...]`."""
@@ -130,6 +130,13 @@ class ActionConnector(Connector):
         """Transform actions with any number of leading batch axes."""
         raise NotImplementedError(f"{type(self).__name__} does not define __call__")
 
+    def inverse(self, action: PyTree) -> PyTree:
+        """An action of the module that becomes this one.
+
+        Needed by `compute_single_action(prev_action=...)` alone, where a connector reads it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define inverse")
+
 
 class LearnerConnector(Connector):
     """From what was recorded to what is learned from. `per_env` state has a leading axis B."""
@@ -148,14 +155,3 @@ class LearnerConnector(Connector):
     ) -> tuple[PyTree, PyTree, Rollout]:
         """Transform a rollout and update the statistics."""
         raise NotImplementedError(f"{type(self).__name__} does not define __call__")
-
-
-def as_connectors(value: Any, kind: type) -> tuple[Any, ...]:
-    """One connector, several or None, as a sequence of the given kind."""
-    if value is None:
-        return ()
-    items = value if isinstance(value, (list, tuple)) else (value,)
-    for item in items:
-        if not isinstance(item, kind):
-            raise TypeError(f"expected {kind.__name__}s, got {type(item).__name__}")
-    return tuple(items)

@@ -8,9 +8,10 @@ import gymnasium
 from gymnasium import spaces
 from jaxtyping import Array, Bool
 
-from jaxrl.connectors.base import ObservationConnector
+from jaxrl.connectors.base import Before, Connector, ObservationConnector, TemporalConnector
 from jaxrl.core.rl_module import ACTION_MASK
 from jaxrl.core.types import PyTree
+from jaxrl.errors import SpaceError
 
 OBSERVATIONS = "observations"
 """What several parts beside a mask are called together."""
@@ -21,9 +22,23 @@ class SeparateMask(ObservationConnector):
     """From a Dict with a mask to one of two parts: `"action_mask"`, and what is observed.
 
     A single part beside the mask keeps its name; several become one Dict, `"observations"`.
+    Connectors after this one get what is beside the mask, and the mask passes by them.
     """
 
     key: str
+
+    def bind(
+        self, space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+    ) -> "SeparateMask | None":
+        """None where observations have no mask."""
+        if not (isinstance(space, spaces.Dict) and self.key in space.spaces):
+            return None
+        if len(space.spaces) == 1:
+            raise SpaceError(
+                f"The observation space {space} holds nothing but the mask {self.key!r}; give "
+                "the module something to observe beside it, if only a constant."
+            )
+        return self
 
     def output_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
         assert isinstance(space, spaces.Dict)
@@ -51,6 +66,10 @@ class BesideMask(ObservationConnector):
 
     inner: ObservationConnector
 
+    @property
+    def unwrapped(self) -> Connector:
+        return self.inner
+
     def output_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
         assert isinstance(space, spaces.Dict)
         name = observed_name(space.spaces)
@@ -67,6 +86,45 @@ class BesideMask(ObservationConnector):
         self, state: PyTree, obs: PyTree, mask: Bool[Array, "T B"], axis_name: str | None
     ) -> PyTree:
         return self.inner.update(state, obs[observed_name(obs)], mask, axis_name)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RememberBesideMask(TemporalConnector):
+    """`BesideMask` for a connector that remembers."""
+
+    inner: TemporalConnector
+
+    @property
+    def unwrapped(self) -> Connector:
+        return self.inner
+
+    def output_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+        return BesideMask(self.inner).output_space(space)
+
+    def init(self, space: gymnasium.Space[Any]) -> PyTree:
+        return self.inner.init(observed_space(space))
+
+    def init_carry(self, space: gymnasium.Space[Any], num_envs: int) -> PyTree:
+        return self.inner.init_carry(observed_space(space), num_envs)
+
+    def step(
+        self, state: PyTree, carry: PyTree, obs: PyTree, before: Before
+    ) -> tuple[PyTree, PyTree]:
+        name = observed_name(obs)
+        carry, seen = self.inner.step(state, carry, obs[name], before)
+        return carry, {**obs, name: seen}
+
+    def update(
+        self, state: PyTree, obs: PyTree, mask: Bool[Array, "T B"], axis_name: str | None
+    ) -> PyTree:
+        return self.inner.update(state, obs[observed_name(obs)], mask, axis_name)
+
+
+def beside_mask(connector: ObservationConnector) -> ObservationConnector:
+    """The connector for its place after `SeparateMask`."""
+    if isinstance(connector, TemporalConnector):
+        return RememberBesideMask(connector)
+    return BesideMask(connector)
 
 
 def observed_name(parts: PyTree) -> str:

@@ -1,6 +1,7 @@
-"""Observation connectors: one-hot, flatten and mean-std filter."""
+"""Observation connectors without memory: one-hot, flatten and mean-std filter."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -11,9 +12,8 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool
 
 from jaxrl.connectors.base import ObservationConnector
-from jaxrl.connectors.masks import BesideMask, SeparateMask, observed_space
+from jaxrl.connectors.masks import SeparateMask, beside_mask, observed_space
 from jaxrl.connectors.pipelines import ObservationPipeline
-from jaxrl.core.rl_module import ACTION_MASK
 from jaxrl.core.types import PyTree
 from jaxrl.errors import SpaceError
 from jaxrl.ops.statistics import RunningMoments
@@ -65,15 +65,26 @@ def flatten(space: gymnasium.Space[Any], obs: PyTree) -> Array:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FlattenObservations(ObservationConnector):
-    """Any (nested) space to one float32 vector; integers become one-hot."""
+    """Any (nested) space to one float32 vector; integers become one-hot.
 
-    space: gymnasium.Space[Any]
+    Vectors of float32 and images pass as they are. `space` is filled in when the connector finds
+    its place.
+    """
+
+    space: gymnasium.Space[Any] | None = None
+
+    def bind(
+        self, space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+    ) -> "FlattenObservations | None":
+        """None where there is nothing to flatten."""
+        return None if _is_plain(space) else dataclasses.replace(self, space=space)
 
     def output_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
         return spaces.Box(-np.inf, np.inf, (flat_size(space),), np.float32)
 
     def __call__(self, state: PyTree, obs: PyTree) -> Array:
         del state
+        assert self.space is not None
         return flatten(self.space, obs)
 
 
@@ -103,45 +114,50 @@ class MeanStdFilter(ObservationConnector):
         return state.update(obs, mask, axis_name)
 
 
-def default_observation_pipeline(
-    space: gymnasium.Space[Any],
-    observation_filter: str,
-    extra: tuple[ObservationConnector, ...] = (),
-    action_mask_key: str | None = ACTION_MASK,
-) -> ObservationPipeline:
-    """The user's connectors, then flatten where the module takes no such space, then the filter.
+def default_observation_connectors(
+    observation_filter: str, action_mask_key: str | None
+) -> tuple[ObservationConnector, ...]:
+    """Flatten where the module takes no such space, then the filter; neither touches a mask.
 
-    What the space holds under `action_mask_key` is neither flattened nor filtered: the module
-    finds it as `obs["action_mask"]`, beside one part with everything else.
+    The module finds what the space holds under `action_mask_key` as `obs["action_mask"]`, beside
+    one part with everything else.
+    """
+    connectors: list[ObservationConnector] = []
+    if action_mask_key is not None:
+        connectors.append(SeparateMask(action_mask_key))
+    connectors.append(FlattenObservations())
+    if observation_filter == "MeanStdFilter":
+        connectors.append(MeanStdFilter())
+    return tuple(connectors)
+
+
+def fitted_observation_pipeline(
+    connectors: Sequence[ObservationConnector],
+    space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+) -> ObservationPipeline:
+    """The connectors, each fitted to the space before it; those with nothing to do are left out.
+
+    Args:
+        connectors: In their order.
+        space: The environment's observations.
+        action_space: The module's.
 
     Raises:
-        SpaceError: A part of the space is not supported, or there is only a mask.
+        SpaceError: A connector cannot take the space before it, or a part of the last one is not
+            supported.
     """
-    connectors = list(extra)
-    space_after = ObservationPipeline(tuple(connectors), space).spaces[-1]
-    masked = isinstance(space_after, spaces.Dict) and action_mask_key in space_after.spaces
-    if masked:
-        assert action_mask_key is not None
-        _check_more_than_a_mask(space_after, action_mask_key)
-        connectors.append(SeparateMask(action_mask_key))
-        space_after = observed_space(connectors[-1].output_space(space_after))
-    defaults: list[ObservationConnector] = []
-    if not _is_plain(space_after):
-        defaults.append(FlattenObservations(space_after))
-    if observation_filter == "MeanStdFilter":
-        defaults.append(MeanStdFilter())
-    connectors += [BesideMask(connector) for connector in defaults] if masked else defaults
-    pipeline = ObservationPipeline(tuple(connectors), space)
-    flat_size(pipeline.spaces[-1])
-    return pipeline
-
-
-def _check_more_than_a_mask(space: gymnasium.Space[Any], action_mask_key: str) -> None:
-    if isinstance(space, spaces.Dict) and len(space.spaces) == 1:
-        raise SpaceError(
-            f"The observation space {space} holds nothing but the mask {action_mask_key!r}; give "
-            "the module something to observe beside it, if only a constant."
-        )
+    fitted: list[ObservationConnector] = []
+    current, separated = space, False
+    for connector in connectors:
+        bound = connector.bind(observed_space(current) if separated else current, action_space)
+        if bound is None:
+            continue
+        fitted.append(beside_mask(bound) if separated else bound)
+        current = fitted[-1].output_space(current)
+        separated = separated or isinstance(bound, SeparateMask)
+    flat_size(current)
+    return ObservationPipeline(tuple(fitted), space)
 
 
 def _is_plain(space: gymnasium.Space[Any]) -> bool:

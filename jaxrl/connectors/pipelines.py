@@ -24,13 +24,18 @@ from jaxrl.errors import UnknownNameError, did_you_mean
 C = TypeVar("C", bound=Connector)
 
 
+def names(connectors: Sequence[Connector]) -> tuple[str, ...]:
+    """The connectors' names in their order."""
+    return tuple(connector.unwrapped.name for connector in connectors)
+
+
 def position(connectors: Sequence[Connector], which: str | type[Any]) -> int:
     """The place of the connector with this name or of this class.
 
     Raises:
         UnknownNameError: There is none, or more than one.
     """
-    known = [connector.name for connector in connectors]
+    known = names(connectors)
     if isinstance(which, str):
         found = [i for i, name in enumerate(known) if name == which]
     else:
@@ -71,7 +76,7 @@ class Pipeline(Generic[C]):
     @property
     def names(self) -> tuple[str, ...]:
         """The connectors' names in their order."""
-        return tuple(connector.name for connector in self.connectors)
+        return names(self.connectors)
 
 
 @pytree
@@ -100,7 +105,11 @@ class ObservationPipeline(Pipeline[ObservationConnector]):
     @property
     def temporal(self) -> tuple[TemporalConnector, ...]:
         """The connectors that remember; without any, nothing is carried."""
-        return tuple(c for c in self.connectors if isinstance(c, TemporalConnector))
+        return tuple(
+            connector.unwrapped
+            for connector in self.connectors
+            if isinstance(connector.unwrapped, TemporalConnector)
+        )
 
     def init(self) -> PyTree:
         """Every connector's first statistics."""
@@ -232,6 +241,16 @@ class ActionPipeline(Pipeline[ActionConnector]):
         """The environment's actions, for any number of leading batch axes."""
         for connector in self.connectors:
             action = connector(action)
+        return action
+
+    def inverse(self, action: PyTree) -> PyTree:
+        """An action of the module that becomes the environment's one.
+
+        Raises:
+            NotImplementedError: A connector does not say how.
+        """
+        for connector in reversed(self.connectors):
+            action = connector.inverse(action)
         return action
 
 

@@ -1,6 +1,7 @@
 """Actions for observations that come from outside: the whole pipeline, on NumPy arrays."""
 
-from collections.abc import Hashable, Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -8,16 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
+from jaxtyping import Array, Bool
 
 from jaxrl.connectors.actions import ClipActions, UnsquashActions
-from jaxrl.connectors.base import ActionConnector, ActionPipeline
+from jaxrl.connectors.base import ActionConnector
+from jaxrl.connectors.pipelines import ActionPipeline
+from jaxrl.core.struct import pytree, replace, where_rows
 from jaxrl.core.types import Columns, Key, PyTree
 from jaxrl.errors import ConfigError, SpaceError, did_you_mean
 from jaxrl.runners.program import Program
-from jaxrl.runners.rollout import Acting, Actor, initial_env_index
+from jaxrl.runners.rollout import Acting, Actor, Carry, initial_env_index
 
 NOT_READ = ("prev_action", "prev_reward", "info", "input_dict", "timestep", "episode")
-"""Arguments of RLlib's that no module here reads."""
+"""Arguments of RLlib's that no module here reads; a connector may read the first two."""
 
 Fetched = tuple[PyTree, PyTree, dict[str, Any]]
 """The environment's actions, the module's state after them, and the module's outputs."""
@@ -26,11 +30,44 @@ TOLERANCE = 1e-4
 """How far past a Box's bounds a value may lie, relative to the bound: rounding, not error."""
 
 
-class Inference:
-    """Compiled forward passes of the sampler's module, connectors included.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Actions that someone asks for, of several environments at once.
 
     Args:
-        sampler: Module and connectors of the run.
+        observations: Unbatched.
+        state: What was returned for the observations before, batched; None at episode starts.
+        prev_action: The environments' actions of the step before, None for those of `state`.
+        prev_reward: The rewards of the step before.
+        explore: Sample, or take the mode.
+        unsquash: See `adjusted`.
+        clip: See `adjusted`.
+        keeps_state: Whether the state is returned to who asks.
+    """
+
+    observations: list[Any]
+    state: PyTree = None
+    prev_action: Sequence[Any] | None = None
+    prev_reward: Sequence[Any] | None = None
+    explore: bool | None = None
+    unsquash: bool | None = None
+    clip: bool | None = None
+    keeps_state: bool = False
+
+
+@pytree
+class _Inputs:
+    obs: PyTree
+    carry: Carry
+    is_first: Bool[Array, " B"]
+    prev_action: PyTree
+
+
+class Inference:
+    """Compiled forward passes of a module, connectors included.
+
+    Args:
+        acting: Module and connectors of the run.
         observation_space: The environment's.
         max_retraces: See `Program`; another number of observations is another program.
         jit: False runs operation by operation.
@@ -38,78 +75,171 @@ class Inference:
 
     def __init__(
         self,
-        sampler: Acting,
+        acting: Acting,
         observation_space: gymnasium.Space[Any],
         *,
         max_retraces: int | None = None,
         jit: bool = True,
     ) -> None:
-        self._sampler = sampler
+        self._acting = acting
         self._space = observation_space
         self._max_retraces = max_retraces
         self._jit = jit
-        self._programs: dict[tuple[bool, bool | None, bool | None], Program] = {}
+        self._programs: dict[tuple[bool, bool | None, bool | None, bool], Program] = {}
 
     @property
     def programs(self) -> list[Program]:
         """One for each way of acting that was asked for."""
         return list(self._programs.values())
 
-    def _program(self, explore: bool, unsquash: bool | None, clip: bool | None) -> Program:
-        asked = (explore, unsquash, clip)
-        if asked not in self._programs:
-            pipeline = adjusted(self._sampler.action_pipeline, unsquash, clip)
-            name = f"compute_actions_{'sample' if explore else 'mode'}"
-            name += "" if unsquash is None else f"_unsquash_{unsquash}"
-            name += "" if clip is None else f"_clip_{clip}"
-            self._programs[asked] = Program(
+    def _program(self, asked: Asked) -> Program:
+        way = (bool(asked.explore), asked.unsquash, asked.clip, asked.prev_action is not None)
+        if way not in self._programs:
+            pipeline = adjusted(self._acting.action_pipeline, asked.unsquash, asked.clip)
+            name = f"compute_actions_{'sample' if asked.explore else 'mode'}"
+            name += "" if asked.unsquash is None else f"_unsquash_{asked.unsquash}"
+            name += "" if asked.clip is None else f"_clip_{asked.clip}"
+            name += "" if asked.prev_action is None else "_after_action"
+            self._programs[way] = Program(
                 name,
-                self._fn(explore, pipeline),
+                self._fn(bool(asked.explore), pipeline),
                 max_retraces=self._max_retraces,
                 enabled=self._jit,
             )
-        return self._programs[asked]
+        return self._programs[way]
 
     def _fn(self, explore: bool, pipeline: ActionPipeline) -> Any:
-        def compute(actor: Actor, obs: PyTree, carry: PyTree, keys: Key) -> Fetched:
+        acting = self._acting
+
+        def compute(actor: Actor, inputs: _Inputs, keys: Key) -> Fetched:
             index = initial_env_index(keys.shape[0])
-            draws = self._sampler.module.draw(keys)
-            out = dict(self._sampler.act(actor, obs, carry, index, draws, explore))
-            return pipeline(out[Columns.ACTIONS]), out.pop(Columns.STATE_OUT, None), out
+            carry = _with_previous(inputs.carry, inputs.prev_action, pipeline)
+            draws = acting.module.draw(keys)
+            out = dict(acting.act(actor, inputs.obs, carry, inputs.is_first, index, draws, explore))
+            after: Carry = out.pop(Columns.STATE_OUT)
+            state = after if acting.obs_pipeline.temporal else after.module
+            return pipeline(out[Columns.ACTIONS]), state, out
 
         return compute
 
-    def __call__(
-        self,
-        actor: Actor,
-        observations: list[Any],
-        carry: PyTree,
-        key: Key,
-        explore: bool,
-        *,
-        unsquash: bool | None = None,
-        clip: bool | None = None,
-    ) -> Fetched:
+    def __call__(self, actor: Actor, asked: Asked, key: Key) -> Fetched:
         """What was computed, as NumPy arrays with a leading batch axis.
 
         Args:
             actor: Parameters and connector statistics.
-            observations: Unbatched observations, each checked against the space.
-            carry: The module's recurrent state, batched; None at an episode's start.
+            asked: Observations are checked against the space.
             key: Consumed.
-            explore: Sample, or take the mode.
-            unsquash: See `adjusted`.
-            clip: See `adjusted`.
+
+        Raises:
+            SpaceError: An observation, or a previous action, is not in its space.
+            ConfigError: Something that a connector remembers by is missing, or is of no use.
         """
-        if not observations:
+        if not asked.observations:
             raise SpaceError("The observations are empty; give at least one.")
-        checked = [conform(self._space, obs) for obs in observations]
-        batch = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *checked)
-        if carry is None:
-            carry = self._sampler.module.initial_carry(len(checked))
-        keys = jax.random.split(key, len(checked))
-        program = self._program(explore, unsquash, clip)
-        return jax.tree.map(np.asarray, program(actor, batch, carry, keys))
+        inputs = self._inputs(asked)
+        keys = jax.random.split(key, len(asked.observations))
+        return jax.tree.map(np.asarray, self._program(asked)(actor, inputs, keys))
+
+    def reads(self) -> set[str]:
+        """Which of RLlib's arguments `prev_action` and `prev_reward` a connector looks at."""
+        temporal = self._acting.obs_pipeline.temporal
+        read = {"prev_action"} if any(c.reads_action for c in temporal) else set[str]()
+        return read | ({"prev_reward"} if any(c.reads_reward for c in temporal) else set())
+
+    def _inputs(self, asked: Asked) -> _Inputs:
+        num = len(asked.observations)
+        checked = [conform(self._space, obs) for obs in asked.observations]
+        starts = asked.state is None
+        carry = self._acting.initial_carry(num)
+        if self._acting.obs_pipeline.temporal:
+            self._check_remembered(asked)
+            carry = carry if starts else asked.state
+            if asked.prev_reward is not None:
+                reward = np.asarray(list(asked.prev_reward), np.float32)
+                if reward.shape != (num,):
+                    raise SpaceError(
+                        f"prev_reward must be one number an observation, got shape {reward.shape} "
+                        f"for {num}."
+                    )
+                carry = replace(carry, reward=jnp.asarray(reward))
+        elif not starts:
+            carry = replace(carry, module=asked.state)
+        actions = None
+        if asked.prev_action is not None:
+            space = self._acting.action_pipeline.space
+            actions = _stacked([_previous(space, action) for action in asked.prev_action])
+        return _Inputs(
+            obs=_stacked(checked),
+            carry=jax.tree.map(jnp.asarray, carry),
+            is_first=jnp.full((num,), starts),
+            prev_action=actions,
+        )
+
+    def _check_remembered(self, asked: Asked) -> None:
+        """What connectors remember has to come along from the observation before."""
+        names = ", ".join(c.name for c in self._acting.obs_pipeline.temporal)
+        if asked.state is None:
+            for name in ("prev_action", "prev_reward"):
+                if vars(asked)[name] is not None:
+                    raise ConfigError(
+                        f"{name} is given without a state, which is an episode's start and has "
+                        "nothing before it: pass the state that full_fetch=True returned for the "
+                        "observation before."
+                    )
+            if not asked.keeps_state:
+                raise ConfigError(
+                    f"{names} remembers the episode: call with full_fetch=True, and pass the state "
+                    "that is returned along with the next observation."
+                )
+            return
+        if not isinstance(asked.state, Carry):
+            raise ConfigError(
+                f"state must be what full_fetch=True returned, since {names} remembers the "
+                f"episode in it; got {type(asked.state).__name__}."
+            )
+        if "prev_reward" in self.reads() and asked.prev_reward is None:
+            raise ConfigError(
+                f"{names} reads the reward of the step before: give prev_reward along with state."
+            )
+        if asked.prev_action is not None:
+            for connector in self._acting.action_pipeline:
+                if type(connector).inverse is ActionConnector.inverse:
+                    raise ConfigError(
+                        f"prev_action cannot be read back through {connector.name}, which has no "
+                        "inverse; leave it out where it is the action that was computed, which the "
+                        "state holds."
+                    )
+
+
+def _with_previous(carry: Carry, prev_action: PyTree, pipeline: ActionPipeline) -> Carry:
+    """The carry after the environment's action, which is that of the carry or another one."""
+    if prev_action is None:
+        return carry
+    computed = pipeline(carry.action)
+    same = jnp.stack(
+        [
+            jnp.isclose(a, b, rtol=TOLERANCE, atol=TOLERANCE).all(axis=tuple(range(1, a.ndim)))
+            for a, b in zip(jax.tree.leaves(computed), jax.tree.leaves(prev_action), strict=True)
+        ]
+    ).all(axis=0)
+    other = jax.tree.map(
+        lambda new, old: new.astype(old.dtype), pipeline.inverse(prev_action), carry.action
+    )
+    return replace(carry, action=where_rows(same, carry.action, other))
+
+
+def _previous(space: gymnasium.Space[Any], action: Any) -> PyTree:
+    """An action of the environment's in its space's types; a Box's may lie outside its bounds."""
+    if not isinstance(space, spaces.Box):
+        return conform(space, action, "prev_action")
+    array = np.asarray(action, space.dtype)
+    if array.shape != space.shape or not np.all(np.isfinite(array)):
+        raise SpaceError(f"prev_action is {action!r}, which is not in {space}.")
+    return array
+
+
+def _stacked(trees: Sequence[PyTree]) -> PyTree:
+    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *trees)
 
 
 def adjusted(pipeline: ActionPipeline, unsquash: bool | None, clip: bool | None) -> ActionPipeline:
@@ -130,18 +260,26 @@ def adjusted(pipeline: ActionPipeline, unsquash: bool | None, clip: bool | None)
             "unsquash_action=True has nothing to unsquash: this module acts in the environment's "
             "own range (normalize_actions=False, or an infinite bound); leave it out."
         )
-    kept: list[ActionConnector] = [
-        c for c in pipeline.connectors if not isinstance(c, UnsquashActions | ClipActions)
-    ]
-    if squashed and unsquash is not False:
-        kept.append(UnsquashActions(space))
-    elif clip or (clip is None and clipped):
+    kept: list[ActionConnector] = []
+    for connector in pipeline.connectors:
+        if isinstance(connector, UnsquashActions | ClipActions):
+            unsquashes = isinstance(connector, UnsquashActions) and unsquash is not False
+            if not unsquashes and not (clip or (clip is None and clipped)):
+                continue
+            connector = connector if unsquashes else ClipActions(connector.space)
+        kept.append(connector)
+    if clip and not (squashed or clipped):
         kept.append(ClipActions(space))
     return ActionPipeline(tuple(kept), space)
 
 
-def refuse_inputs(method: str, given: Mapping[str, Any]) -> None:
+def refuse_inputs(method: str, given: Mapping[str, Any], read: Collection[str] = ()) -> None:
     """Let RLlib's inputs that nothing here reads pass if they are None.
+
+    Args:
+        method: For messages.
+        given: By name.
+        read: Those that a connector of this run reads.
 
     Raises:
         ConfigError: One has a value, or is no argument at all.
@@ -149,7 +287,7 @@ def refuse_inputs(method: str, given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if name not in NOT_READ:
             raise ConfigError(f"{method}() has no argument '{name}'.{did_you_mean(name, NOT_READ)}")
-        if value is not None:
+        if value is not None and name not in read:
             raise ConfigError(
                 f"{method}({name}={value!r}) has no effect here: a module reads the observation "
                 f"and its state; leave {name} out."

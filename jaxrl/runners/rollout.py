@@ -149,8 +149,8 @@ class Acting:
 
     def _replay(self, obs_state: PyTree, rollout: Rollout) -> Replay:
         """What the module saw, from the carry at the rollout's start on."""
-        start: Carry = rollout.carry_in
-        if not self.obs_pipeline.temporal:
+        start: Carry | None = rollout.carry_in
+        if start is None or start.reward is None:
             return self.obs_pipeline.replay(obs_state, (), rollout, None)
         before = Before(
             is_first=rollout.is_first,

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.connectors.observations import default_observation_pipeline
 from jaxrl.core.distributions import ILLEGAL_LOGIT
 from jaxrl.core.types import Columns
 from jaxrl.envs.probes import ProbeMask, ProbeParams
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.runners.assemble import assemble
-from tests.helpers import small
+from tests.helpers import observation_pipeline, small
 
 MASK = spaces.MultiBinary(3)
 VECTOR = spaces.Box(-1.0, 1.0, (4,))
@@ -35,7 +34,7 @@ NESTED = spaces.Dict({"place": spaces.Discrete(3, start=1), "map": spaces.Box(-1
     ],
 )
 def test_only_what_stands_beside_the_mask_is_flattened(parts: Any, name: str, want: Any) -> None:
-    pipeline = default_observation_pipeline(spaces.Dict({"action_mask": MASK, **parts}), "NoFilter")
+    pipeline = observation_pipeline(spaces.Dict({"action_mask": MASK, **parts}), "NoFilter")
     space = pipeline.spaces[-1]
     assert isinstance(space, spaces.Dict)
     assert set(space.spaces) == {"action_mask", name}
@@ -47,9 +46,7 @@ def test_only_what_stands_beside_the_mask_is_flattened(parts: Any, name: str, wa
 
 
 def test_values_beside_the_mask() -> None:
-    pipeline = default_observation_pipeline(
-        spaces.Dict({"action_mask": MASK, "obs": NESTED}), "NoFilter"
-    )
+    pipeline = observation_pipeline(spaces.Dict({"action_mask": MASK, "obs": NESTED}), "NoFilter")
     mask = jnp.array([[1, 0, 1], [0, 1, 1]], jnp.int8)
     obs = {
         "action_mask": mask,
@@ -67,7 +64,7 @@ def test_values_beside_the_mask() -> None:
 
 def test_the_filter_sees_no_mask() -> None:
     space = spaces.Dict({"action_mask": MASK, "obs": VECTOR})
-    pipeline = default_observation_pipeline(space, "MeanStdFilter")
+    pipeline = observation_pipeline(space, "MeanStdFilter")
     rng = np.random.default_rng(0)
     raw = rng.normal(3.0, 2.0, (6, 5, 4)).astype(np.float32)
     mask = jnp.asarray(rng.integers(0, 2, (6, 5, 3)), jnp.int8)
@@ -82,13 +79,13 @@ def test_the_filter_sees_no_mask() -> None:
 
 def test_the_mask_may_have_another_name_or_be_no_mask() -> None:
     space = spaces.Dict({"legal": MASK, "action_mask": VECTOR})
-    renamed = default_observation_pipeline(space, "NoFilter", action_mask_key="legal")
+    renamed = observation_pipeline(space, "NoFilter", action_mask_key="legal")
     assert renamed.spaces[-1] == spaces.Dict({"action_mask": MASK, "observations": VECTOR})
     obs = {"legal": jnp.ones((1, 3), jnp.int8), "action_mask": jnp.zeros((1, 4))}
     out = renamed(renamed.init(), obs)
     assert out["action_mask"] is obs["legal"]
     assert out["observations"] is obs["action_mask"]
-    flat = default_observation_pipeline(space, "NoFilter", action_mask_key=None).spaces[-1]
+    flat = observation_pipeline(space, "NoFilter", action_mask_key=None).spaces[-1]
     assert flat.shape == (7,)
 
 

@@ -11,11 +11,11 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl.connectors.base import ActionConnector, LearnerConnector, ObservationConnector
-from jaxrl.connectors.observations import default_observation_pipeline, flatten
+from jaxrl.connectors.observations import flatten
 from jaxrl.core.types import Columns
 from jaxrl.errors import ConfigError, JaxrlError, SpaceError
 from jaxrl.runners.assemble import assemble
-from tests.helpers import assert_equal, small
+from tests.helpers import assert_equal, observation_pipeline, small
 
 
 @pytest.mark.allow_key_reuse
@@ -165,7 +165,7 @@ def test_observations_that_cannot_be_taken_are_refused(
     space: gymnasium.Space[Any], words: list[str]
 ) -> None:
     with pytest.raises(SpaceError) as caught:
-        default_observation_pipeline(space, "MeanStdFilter")
+        observation_pipeline(space, "MeanStdFilter")
     assert isinstance(caught.value, JaxrlError)
     for word in words:
         assert word in str(caught.value)

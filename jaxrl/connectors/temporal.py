@@ -1,0 +1,223 @@
+"""Observation connectors that remember the episode: stacked frames, previous actions and rewards."""
+
+import dataclasses
+from typing import Any, ClassVar, Literal
+
+import gymnasium
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import Array, Bool, Float
+
+from jaxrl.connectors.base import Before, TemporalConnector
+from jaxrl.connectors.observations import flat_size, flatten
+from jaxrl.core.rl_module import zeros_of
+from jaxrl.core.struct import pytree, where_rows
+from jaxrl.core.types import PyTree
+from jaxrl.errors import ConfigError, SpaceError
+
+
+@dataclasses.dataclass(frozen=True)
+class FrameStacking(TemporalConnector):
+    """The latest `num_frames` observations side by side along the last axis, the newest last.
+
+    A vector of n numbers becomes one of `num_frames * n`, an image's channels are multiplied. The
+    frames before an episode's first are zeros (as RLlib's), or copies of the first.
+
+    Args:
+        num_frames: How many observations the module sees at once.
+        padding: What stands for the frames before an episode: "zero" or "first".
+    """
+
+    num_frames: int
+    padding: Literal["zero", "first"] = "zero"
+
+    reads_action = False
+    reads_reward = False
+
+    def __post_init__(self) -> None:
+        """Refuse numbers of frames below 1 and unknown paddings."""
+        _check_count("FrameStacking", "num_frames", self.num_frames, least=1)
+        if self.padding not in ("zero", "first"):
+            raise ConfigError(
+                f"FrameStacking(padding={self.padding!r}) must be 'zero' or 'first', the frames "
+                "before an episode's first."
+            )
+
+    def bind(
+        self, space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+    ) -> "FrameStacking | None":
+        """None for a single frame."""
+        if not isinstance(space, spaces.Box) or len(space.shape) == 0:
+            raise SpaceError(
+                f"FrameStacking stacks vectors and images, not {space}; let it come after what "
+                'makes one of them, such as pipeline.insert_after("FlattenObservations", '
+                f"FrameStacking({self.num_frames}))."
+            )
+        return None if self.num_frames == 1 else self
+
+    def output_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+        assert isinstance(space, spaces.Box)
+        low, high = _bounds(space)
+        older_low, older_high = low, high
+        if self.padding == "zero":
+            older_low, older_high = np.minimum(low, 0), np.maximum(high, 0)
+        older = self.num_frames - 1
+        return spaces.Box(
+            np.concatenate([older_low] * older + [low], axis=-1),
+            np.concatenate([older_high] * older + [high], axis=-1),
+            dtype=low.dtype.type,
+        )
+
+    def init_carry(self, space: gymnasium.Space[Any], num_envs: int) -> Array:
+        """The older frames, `[B, ..., (num_frames - 1) * n]`."""
+        return jnp.concatenate([zeros_of(space, (num_envs,))] * (self.num_frames - 1), axis=-1)
+
+    def step(
+        self, state: PyTree, carry: Array, obs: Array, before: Before
+    ) -> tuple[PyTree, PyTree]:
+        del state
+        if self.padding == "first":
+            repeated = jnp.concatenate([obs] * (self.num_frames - 1), axis=-1)
+            carry = where_rows(before.is_first, repeated, carry)
+        frames = jnp.concatenate([carry, obs.astype(carry.dtype)], axis=-1)
+        return frames[..., obs.shape[-1] :], frames
+
+
+@pytree
+class PastCarry:
+    """The actions and rewards before the previous ones, oldest first, `[B, n]`."""
+
+    actions: Float[Array, "B n"]
+    rewards: Float[Array, "B m"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PrevActionsPrevRewards(TemporalConnector):
+    """The latest actions and rewards of the episode beside the observation, oldest first.
+
+    Actions are the module's, one-hot where they are discrete, and as one vector; rewards are the
+    environment's, unclipped. Before an episode's first step both are zeros. A vector is lengthened
+    by them, a Dict gets them as `"prev_n_actions"` and `"prev_n_rewards"` (RLlib's names), and
+    anything else becomes such a Dict with itself as `"_orig_obs"`.
+
+    Args:
+        n_prev_actions: How many actions; 0 for none.
+        n_prev_rewards: How many rewards; 0 for none.
+        space, action_space: Filled in when the connector finds its place in a pipeline.
+    """
+
+    n_prev_actions: int = 1
+    n_prev_rewards: int = 1
+    space: gymnasium.Space[Any] | None = None
+    action_space: gymnasium.Space[Any] | None = None
+
+    ORIG_OBS_KEY: ClassVar[str] = "_orig_obs"
+    PREV_ACTIONS_KEY: ClassVar[str] = "prev_n_actions"
+    PREV_REWARDS_KEY: ClassVar[str] = "prev_n_rewards"
+
+    def __post_init__(self) -> None:
+        """Refuse negative numbers, and neither actions nor rewards."""
+        _check_count("PrevActionsPrevRewards", "n_prev_actions", self.n_prev_actions, least=0)
+        _check_count("PrevActionsPrevRewards", "n_prev_rewards", self.n_prev_rewards, least=0)
+        if self.n_prev_actions == self.n_prev_rewards == 0:
+            raise ConfigError(
+                "PrevActionsPrevRewards(n_prev_actions=0, n_prev_rewards=0) adds nothing; leave it "
+                "out."
+            )
+        object.__setattr__(self, "reads_action", self.n_prev_actions > 0)
+        object.__setattr__(self, "reads_reward", self.n_prev_rewards > 0)
+
+    def bind(
+        self, space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+    ) -> "PrevActionsPrevRewards":
+        if isinstance(space, spaces.Dict):
+            taken = [name for name in self._added(action_space) if name in space.spaces]
+            if taken:
+                raise SpaceError(
+                    f"PrevActionsPrevRewards adds {taken[0]!r}, but the observation space {space} "
+                    "has a part of this name already."
+                )
+        return dataclasses.replace(self, space=space, action_space=action_space)
+
+    def _added(self, action_space: gymnasium.Space[Any] | None) -> dict[str, spaces.Box]:
+        """The spaces of what is added, by name."""
+        assert action_space is not None, "the connector has not found its place in a pipeline"
+        infinite = isinstance(action_space, spaces.Box | spaces.Dict | spaces.Tuple)
+        low, high = (-np.inf, np.inf) if infinite else (0.0, 1.0)
+        added: dict[str, spaces.Box] = {}
+        if self.n_prev_actions:
+            size = self.n_prev_actions * flat_size(action_space, "action")
+            added[self.PREV_ACTIONS_KEY] = spaces.Box(low, high, (size,), np.float32)
+        if self.n_prev_rewards:
+            shape = (self.n_prev_rewards,)
+            added[self.PREV_REWARDS_KEY] = spaces.Box(-np.inf, np.inf, shape, np.float32)
+        return added
+
+    def output_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+        added = self._added(self.action_space)
+        if isinstance(space, spaces.Dict):
+            return spaces.Dict({**space.spaces, **added})
+        if not _is_vector(space):
+            return spaces.Dict({self.ORIG_OBS_KEY: space, **added})
+        assert isinstance(space, spaces.Box)
+        parts = [space, *added.values()]
+        return spaces.Box(
+            np.concatenate([part.low.astype(np.float32) for part in parts]),
+            np.concatenate([part.high.astype(np.float32) for part in parts]),
+            dtype=np.float32,
+        )
+
+    def init_carry(self, space: gymnasium.Space[Any], num_envs: int) -> PastCarry:
+        assert self.action_space is not None
+        size = flat_size(self.action_space, "action")
+        return PastCarry(
+            actions=jnp.zeros((num_envs, max(self.n_prev_actions - 1, 0) * size), jnp.float32),
+            rewards=jnp.zeros((num_envs, max(self.n_prev_rewards - 1, 0)), jnp.float32),
+        )
+
+    def step(
+        self, state: PyTree, carry: PastCarry, obs: PyTree, before: Before
+    ) -> tuple[PyTree, PyTree]:
+        del state
+        assert self.action_space is not None
+        added: dict[str, Array] = {}
+        if self.n_prev_actions:
+            latest = _unless(before.is_first, flatten(self.action_space, before.action))
+            actions = jnp.concatenate([carry.actions, latest], axis=-1)
+            added[self.PREV_ACTIONS_KEY] = actions
+            carry = dataclasses.replace(carry, actions=actions[..., latest.shape[-1] :])
+        if self.n_prev_rewards:
+            latest = _unless(before.is_first, before.reward[..., None])
+            rewards = jnp.concatenate([carry.rewards, latest], axis=-1)
+            added[self.PREV_REWARDS_KEY] = rewards
+            carry = dataclasses.replace(carry, rewards=rewards[..., 1:])
+        if isinstance(self.space, spaces.Dict):
+            return carry, {**obs, **added}
+        if not _is_vector(self.space):
+            return carry, {self.ORIG_OBS_KEY: obs, **added}
+        return carry, jnp.concatenate([obs.astype(jnp.float32), *added.values()], axis=-1)
+
+
+def _unless(is_first: Bool[Array, " B"], value: Float[Array, "B n"]) -> Float[Array, "B n"]:
+    """The value, and zeros where an episode begins."""
+    return where_rows(is_first, jnp.zeros_like(value), value)
+
+
+def _is_vector(space: gymnasium.Space[Any] | None) -> bool:
+    return isinstance(space, spaces.Box) and len(space.shape) == 1
+
+
+def _bounds(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
+    """The bounds in the dtype that values of the space have inside a program."""
+    dtype = np.dtype(zeros_of(space, ()).dtype)
+    low, high = space.low, space.high
+    if dtype.kind in "iu":
+        range_ = np.iinfo(dtype)
+        low, high = np.clip(low, range_.min, range_.max), np.clip(high, range_.min, range_.max)
+    return low.astype(dtype), high.astype(dtype)
+
+
+def _check_count(connector: str, name: str, value: Any, *, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{connector}({name}={value!r}) must be a whole number from {least} on.")
