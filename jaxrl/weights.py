@@ -53,6 +53,8 @@ def set_parameters(
     new_params = jax.tree_util.tree_map_with_path(place, params)
     sgd = replace(state.learner.sgd, params=new_params)
     state = replace(state, learner=replace(state.learner, sgd=sgd))
+    if state.behaviour is not None:
+        state = replace(state, behaviour=jax.tree.map(jnp.copy, new_params))
     return with_fresh_snapshot(state), problems
 
 

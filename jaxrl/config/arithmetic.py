@@ -28,6 +28,8 @@ class BatchPlan:
     num_env_runners: int = 1
     """1 also where there is none beside this process."""
     envs_per_runner: int
+    iterations_per_batch: int = 1
+    """How often a batch is learned from, all epochs each time."""
     notes: tuple[str, ...] = ()
     """A sentence for every default that adapted."""
 
@@ -44,14 +46,15 @@ class BatchPlan:
     @property
     def updates_per_iteration(self) -> int:
         """Gradient steps of one training step."""
-        return self.num_minibatches * self.num_epochs
+        return self.num_minibatches * self.num_epochs * self.iterations_per_batch
 
     def describe(self) -> str:
         """The arithmetic in one line."""
+        again = f" x {self.iterations_per_batch} times" if self.iterations_per_batch > 1 else ""
         return (
             f"{self._columns()} x {self.rollout_fragment_length} steps = "
             f"{self.train_batch_size}; {self.num_minibatches} minibatches of "
-            f"{self.minibatch_size} x {self.num_epochs} epochs = "
+            f"{self.minibatch_size} x {self.num_epochs} epochs{again} = "
             f"{self.updates_per_iteration} updates an iteration"
         )
 
@@ -83,9 +86,12 @@ class BatchRequest:
     per_learner: bool = False
     """Whether the train batch was set as train_batch_size_per_learner."""
     num_epochs: int = 1
+    iterations_per_batch: int = 1
     whole_batch: bool = False
     default_train_batch_size: int = 4000
     default_minibatch_size: int = 128
+    default_rollout_fragment_length: int | None = None
+    """Where a length is the default and may adapt to the train batch that was set."""
 
     @property
     def shards(self) -> int:
@@ -162,6 +168,7 @@ def solve(request: BatchRequest) -> tuple[BatchPlan | None, Problem]:
         minibatch_size=size,
         num_minibatches=batch // size,
         num_epochs=request.num_epochs,
+        iterations_per_batch=request.iterations_per_batch,
         num_shards=request.num_shards or _free_shards(request, math.gcd(columns, size)),
         num_env_runners=request.num_env_runners,
         envs_per_runner=_envs_per_runner(request, columns),
@@ -181,7 +188,9 @@ def _free_columns(request: BatchRequest, batch: int) -> int:
     if request.rollout_fragment_length:
         return max(1, batch // request.rollout_fragment_length)
     wanted = DEFAULT_NUM_ENVS
-    if request.envs_per_runner is not None:
+    if request.default_rollout_fragment_length is not None:
+        wanted = max(1, batch // request.default_rollout_fragment_length)
+    elif request.envs_per_runner is not None:
         wanted = request.envs_per_runner * request.num_env_runners
     unit = request.column_unit
     return nearest(divisors(batch, unit), wanted) or unit
@@ -306,6 +315,12 @@ def _notes(request: BatchRequest, plan: BatchPlan) -> Iterator[str]:
             f"{request.default_minibatch_size}, which does not divide train_batch_size="
             f"{plan.train_batch_size}."
         )
+    wanted = request.default_rollout_fragment_length
+    if wanted is not None and plan.rollout_fragment_length != wanted:
+        yield (
+            f"rollout_fragment_length: {plan.rollout_fragment_length} instead of the default "
+            f"{wanted}, to fit the explicit values."
+        )
     if request.envs_per_runner is None:
         yield _note_on_envs(request, plan)
 
@@ -318,7 +333,10 @@ def _note_on_envs(request: BatchRequest, plan: BatchPlan) -> str:
     if request.rollout_fragment_length is not None:
         by = "rollout_fragment_length" if runners == 1 else "rollout_fragment_length and runners"
         return f"{chosen}, train_batch_size divided by {by}."
-    number = f"the number nearest to {DEFAULT_NUM_ENVS} that divides the train batch."
+    nearest_to = DEFAULT_NUM_ENVS
+    if request.default_rollout_fragment_length is not None:
+        nearest_to = plan.train_batch_size // request.default_rollout_fragment_length
+    number = f"the number nearest to {nearest_to} that divides the train batch."
     return (
         f"{chosen}, {number}"
         if runners == 1

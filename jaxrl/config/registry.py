@@ -12,6 +12,8 @@ _CONFIGS: dict[str, str] = {
     "PPO": "jaxrl.algorithms.ppo:PPOConfig",
     "A2C": "jaxrl.algorithms.ppo:A2CConfig",
     "PG": "jaxrl.algorithms.ppo:PGConfig",
+    "IMPALA": "jaxrl.algorithms.impala:IMPALAConfig",
+    "APPO": "jaxrl.algorithms.appo:APPOConfig",
 }
 
 

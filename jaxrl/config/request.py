@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from jaxrl.config.arithmetic import BatchRequest
+from jaxrl.config.async_groups import AsyncTraining
 from jaxrl.config.groups import OnPolicyTraining
 from jaxrl.config.markers import holds_marker
 from jaxrl.errors import ConfigError
@@ -31,10 +32,15 @@ def batch_request(config: "AlgorithmConfig") -> BatchRequest:
             learners.num_shards,
         )
     )
+    batch = _train_batch_size(config)
+    # A length that is only the default gives way to a train batch that was set.
+    adapts = batch is not None and "rollout_fragment_length" not in explicit
+    again = isinstance(training, AsyncTraining)
     return BatchRequest(
-        train_batch_size=_train_batch_size(config),
+        train_batch_size=batch,
         envs_per_runner=envs,
-        rollout_fragment_length=steps,
+        rollout_fragment_length=None if adapts else steps,
+        default_rollout_fragment_length=steps if adapts else None,
         minibatch_size=size if "minibatch_size" in explicit else None,
         num_shards=shards,
         num_env_runners=max(1, runners.num_env_runners),
@@ -43,6 +49,7 @@ def batch_request(config: "AlgorithmConfig") -> BatchRequest:
         asynchronous=config.is_async and runners.num_env_runners > 0,
         per_learner=training.train_batch_size_per_learner is not None,
         num_epochs=training.num_epochs if on_policy else 1,
+        iterations_per_batch=training.circular_buffer_iterations_per_batch if again else 1,
         whole_batch=size is None,
         default_train_batch_size=training.train_batch_size,
         default_minibatch_size=size or training.train_batch_size,

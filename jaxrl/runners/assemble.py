@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
+from jaxrl.buffers.circular import Circular
 from jaxrl.buffers.on_policy import OnPolicy
 from jaxrl.config.arithmetic import BatchPlan
+from jaxrl.config.async_groups import AsyncTraining
 from jaxrl.config.placement import resolve_placement
 from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline, ObservationPipeline
 from jaxrl.core.rl_module import RLModule, check_module
@@ -73,7 +75,10 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
         sampler = make_sampler(config, made)
         explore = config.env_runners_settings.explore
         parts = learning_parts(config, made, sampler)
-        runner = InGraph(acting=sampler, explore=explore, **parts)
+        interval = 1
+        if isinstance(config.training_settings, AsyncTraining):
+            interval = config.training_settings.broadcast_interval
+        runner = InGraph(acting=sampler, explore=explore, broadcast_interval=interval, **parts)
         return Assembly(made=made, acting=sampler, plan=config.plan(), runner=runner)
     acting = make_acting(config, made)
     runner = Learning(acting=acting, **learning_parts(config, made, acting))
@@ -103,7 +108,20 @@ def learning_parts(
         "ring_size": max(MIN_RING_SIZE, reporting.metrics_num_episodes_for_smoothing),
         "on_nonfinite": faults.on_nonfinite,
         "nonfinite_tolerance": faults.nonfinite_updates_tolerance,
+        "circular": _circular(config),
     }
+
+
+def _circular(config: "AlgorithmConfig") -> Circular | None:
+    """The buffer that batches are learned from, where that is not always the newest one alone."""
+    training = config.training_settings
+    if not isinstance(training, AsyncTraining):
+        return None
+    size = training.circular_buffer_num_batches
+    iterations = training.circular_buffer_iterations_per_batch
+    if size == iterations == 1:
+        return None
+    return Circular(num_batches=size, iterations_per_batch=iterations)
 
 
 def _learner_pipeline(
@@ -187,6 +205,7 @@ def make_module(
             f"{type(module).__name__} is recurrent (initial_carry is not None); the learners of this "
             "version would ignore its state, so use a module without one."
         )
-    if vars(config.training_settings).get("use_critic", False):
+    training = config.training_settings
+    if vars(training).get("use_critic", isinstance(training, AsyncTraining)):
         check_module(module, needs_values=True)
     return module

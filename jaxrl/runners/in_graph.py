@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from jaxrl.core.learner import select
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, PyTree
 from jaxrl.runners.learning import Learning, summed
@@ -23,6 +24,7 @@ class InGraph(Learning):
 
     acting: Sampler
     explore: bool = True
+    broadcast_interval: int = 1
 
     @property
     def sampler(self) -> Sampler:
@@ -33,8 +35,10 @@ class InGraph(Learning):
         """The first state of a run, with all of its environments. Consumes the key."""
         learner_key, env_key, run_key = jax.random.split(key, 3)
         state = self._without_envs(learner_key, run_key, self.num_envs)
+        lags = self.broadcast_interval > 1
         return replace(
             state,
+            behaviour=state.learner.sgd.params if lags else None,
             env=self.sampler.env.reset(env_key, initial_env_index(self.num_envs), env_params),
             env_params=env_params,
             carry=self.sampler.initial_carry(self.num_envs),
@@ -64,8 +68,11 @@ class InGraph(Learning):
         return end.state, end.summary
 
     def _train_batch(self, state: TrainState) -> tuple[TrainState, Sampled, Metrics]:
+        actor = self.actor(state)
+        if self.broadcast_interval > 1:
+            actor = replace(actor, params=state.behaviour)
         env, carry, raw, record = self.sampler.rollout(
-            self.actor(state),
+            actor,
             state.env,
             state.carry,
             state.env_params,
@@ -79,7 +86,15 @@ class InGraph(Learning):
             num_env_steps=jnp.asarray(self.batch_steps, jnp.uint32),
         )
         learned, metrics = self.learn(state, data)
-        return replace(learned, env=env, carry=carry), data, metrics
+        behaviour = self._broadcast(learned)
+        return replace(learned, env=env, carry=carry, behaviour=behaviour), data, metrics
+
+    def _broadcast(self, state: TrainState) -> PyTree:
+        """What the next rollout acts with where that is not always the newest: None if it is."""
+        if self.broadcast_interval == 1:
+            return None
+        due = state.progress.train_batches.low % self.broadcast_interval == 0
+        return select(due, state.learner.sgd.params, state.behaviour)
 
 
 @pytree

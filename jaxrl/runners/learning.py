@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl.buffers.circular import Circular, CircularState
 from jaxrl.buffers.on_policy import OnPolicy, flatten_time, take_rows
 from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.hparams import current_values
 from jaxrl.core.learner import NONFINITE, select
-from jaxrl.core.struct import replace
-from jaxrl.core.types import Key, Metrics, Progress, PyTree
+from jaxrl.core.struct import pytree, replace
+from jaxrl.core.types import Key, Metrics, Progress, PyTree, Rollout
+from jaxrl.runners.blank import blank_rollout
 from jaxrl.runners.ring import (
     EpisodeSums,
     empty_fault_log,
@@ -29,6 +31,7 @@ from jaxrl.runners.train_state import (
     ConnectorState,
     GuardState,
     Learned,
+    Lesson,
     Sampled,
     Summary,
     TrainState,
@@ -48,6 +51,7 @@ class Learning:
     ring_size: int
     on_nonfinite: str
     nonfinite_tolerance: int
+    circular: Circular | None = None
     axis_name: str | None = None
 
     @property
@@ -68,7 +72,7 @@ class Learning:
     def _without_envs(self, learner_key: Key, run_key: Key, total_envs: int) -> TrainState:
         learner_state = self.learner.init(learner_key)
         shards = self.experience.num_shards
-        return TrainState(
+        state = TrainState(
             learner=learner_state,
             env=(),
             env_params=(),
@@ -89,6 +93,20 @@ class Learning:
             progress=Progress.zero(),
             key=run_key,
         )
+        if self.circular is None:
+            return state
+        return replace(state, buffer=self._empty_buffer(self.circular, state))
+
+    def _empty_buffer(self, circular: Circular, state: TrainState) -> CircularState:
+        """For rollouts as the learner takes them."""
+
+        def learned_from() -> Rollout:
+            raw = blank_rollout(self.acting, self.actor(state), self.num_steps, self.num_envs)
+            per_env = self.learner_pipeline.init_per_env(self.num_envs)
+            connectors = replace(state.connectors, per_env=per_env)
+            return replace(self._received(connectors, raw)[1], carry_in=None)
+
+        return circular.init(jax.eval_shape(learned_from))
 
     def no_summary(self, state: TrainState, metrics: Metrics) -> Summary:
         """The summary of no train batch, for metrics of these shapes."""
@@ -110,35 +128,84 @@ class Learning:
         `connectors.per_env` has to be in the order of the data's columns.
         """
         batch_key = jax.random.fold_in(state.key, state.progress.train_batches.low)
-        shuffle_key, update_key = jax.random.split(batch_key)
-        obs_state, seen = self.acting.learned_from(
-            state.connectors.obs, data.rollout, self.axis_name
-        )
-        learner_state, per_env, rollout = self.learner_pipeline(
-            state.connectors.learner, state.connectors.per_env, seen, self.axis_name
-        )
-        connectors = ConnectorState(obs=obs_state, learner=learner_state, per_env=per_env)
+        connectors, rollout = self._received(state.connectors, data.rollout)
         progress = replace(
             state.progress, env_steps=state.progress.env_steps.add(data.num_env_steps)
         )
-        batch, prepared = self.learner.prepare(state.learner, rollout, progress)
-        learned, done = self._epochs(state.learner, batch, progress, shuffle_key, update_key)
-        learned = self.learner.finish(learned, done.last_epoch, progress)
-        guard, learned = self._guard(state.guard, state.learner, learned, done.skipped)
+        lesson = Lesson(learner=state.learner, guard=state.guard, updates=progress.updates)
+        buffer: PyTree = ()
+        if self.circular is None:
+            lesson, metrics = self._learn_from(lesson, rollout, progress, batch_key)
+        else:
+            buffer = self.circular.add(state.buffer, replace(rollout, carry_in=None))
+            buffer, lesson, metrics = self._learn_again(
+                self.circular, buffer, lesson, progress, batch_key
+            )
         new_state = replace(
             state,
-            learner=learned,
+            learner=lesson.learner,
             connectors=connectors,
             ring=push_episodes(state.ring, data.record, data.env_index),
             faults=push_faults(state.faults, data.record, data.env_index),
-            guard=guard,
+            guard=lesson.guard,
             progress=replace(
                 progress,
-                updates=progress.updates.add(self.experience.num_updates),
+                updates=lesson.updates,
                 train_batches=progress.train_batches.add(1),
             ),
+            buffer=buffer,
         )
-        return new_state, {**done.every, **prepared}
+        return new_state, metrics
+
+    def _received(self, before: ConnectorState, raw: Rollout) -> tuple[ConnectorState, Rollout]:
+        """The statistics with a rollout added, and the rollout to learn from."""
+        obs_state, seen = self.acting.learned_from(before.obs, raw, self.axis_name)
+        learner_state, per_env, rollout = self.learner_pipeline(
+            before.learner, before.per_env, seen, self.axis_name
+        )
+        connectors = ConnectorState(obs=obs_state, learner=learner_state, per_env=per_env)
+        return connectors, rollout
+
+    def _learn_from(
+        self, before: Lesson, rollout: Rollout, progress: Progress, key: Key
+    ) -> tuple[Lesson, Metrics]:
+        """Targets, every minibatch's update, finish and guard for one batch."""
+        shuffle_key, update_key = jax.random.split(key)
+        progress = replace(progress, updates=before.updates)
+        batch, prepared = self.learner.prepare(before.learner, rollout, progress)
+        learned, done = self._epochs(before.learner, batch, progress, shuffle_key, update_key)
+        learned = self.learner.finish(learned, done.last_epoch, progress)
+        guard, learned = self._guard(before.guard, before.learner, learned, done.skipped)
+        updates = before.updates.add(self.experience.num_updates)
+        return Lesson(learner=learned, guard=guard, updates=updates), {**done.every, **prepared}
+
+    def _learn_again(
+        self,
+        circular: Circular,
+        buffer: CircularState,
+        lesson: Lesson,
+        progress: Progress,
+        key: Key,
+    ) -> tuple[CircularState, Lesson, Metrics]:
+        """As many batches of the buffer as each is used times; metrics are means over them.
+
+        A draw that the buffer does not allow yet changes nothing.
+        """
+
+        def body(carry: _Replay, key: Key) -> tuple[_Replay, Metrics]:
+            draw_key, learn_key = jax.random.split(key)
+            buffer, drawn = circular.draw(carry.buffer, draw_key)
+            after, metrics = self._learn_from(carry.lesson, drawn.batch, progress, learn_key)
+            lesson = select(drawn.valid, after, carry.lesson)
+            metrics = {name: jnp.where(drawn.valid, x, jnp.nan) for name, x in metrics.items()}
+            return _Replay(buffer=buffer, lesson=lesson), metrics
+
+        keys = jax.random.split(key, circular.iterations_per_batch)
+        end, rows = jax.lax.scan(body, _Replay(buffer=buffer, lesson=lesson), keys)
+        missing = jnp.isnan(rows["grad_norm"])
+        names = sorted(rows)
+        means = _mean_of_good(jnp.stack([rows[name] for name in names], axis=1), missing)
+        return end.buffer, end.lesson, {name: means[i] for i, name in enumerate(names)}
 
     def actor(self, state: TrainState) -> Actor:
         """What acting depends on."""
@@ -209,6 +276,12 @@ class Learning:
             in_a_row=jnp.where(roll_back, 0, in_a_row),
             num_rollbacks=guard.num_rollbacks + roll_back,
         ), select(roll_back, guard.snapshot, learned)
+
+
+@pytree
+class _Replay:
+    buffer: CircularState
+    lesson: Lesson
 
 
 def _mean_of_good(table: Float[Array, "U M"], skipped: Bool[Array, " U"]) -> Float[Array, " M"]:

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from jaxrl.buffers.circular import CircularState
 from jaxrl.core.types import Device, PyTree
 from jaxrl.runners.in_graph import InGraph
 from jaxrl.runners.learning import Learning
@@ -17,6 +18,7 @@ RunnerT = TypeVar("RunnerT", bound=Learning)
 
 AXIS = "devices"
 ALONG, WHOLE, COLUMNS = PartitionSpec(AXIS), PartitionSpec(), PartitionSpec(None, AXIS)
+BATCHES = PartitionSpec(None, None, AXIS)
 
 
 def state_specs(state: TrainState) -> TrainState:
@@ -26,8 +28,12 @@ def state_specs(state: TrainState) -> TrainState:
         return jax.tree.map(lambda _: spec, tree)
 
     whole = fill(state, WHOLE)
+    buffer = whole.buffer
+    if isinstance(state.buffer, CircularState):
+        buffer = dataclasses.replace(buffer, batches=fill(state.buffer.batches, BATCHES))
     return dataclasses.replace(
         whole,
+        buffer=buffer,
         env=fill(state.env, ALONG),
         carry=fill(state.carry, ALONG),
         ring=fill(state.ring, ALONG),

@@ -5,7 +5,7 @@ from typing import Any
 from jaxtyping import Array, Bool, Int, UInt32
 
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import Key, Metrics, Progress, PyTree, Rollout
+from jaxrl.core.types import Counter, Key, Metrics, Progress, PyTree, Rollout
 from jaxrl.runners.ring import EpisodeRecord, EpisodeRing, EpisodeSums, FaultLog
 
 
@@ -34,6 +34,10 @@ class TrainState:
 
     Where runners on the host keep the environments, `env`, `env_params` and `carry` are empty while
     the run goes on; a checkpoint gets from the runners what they can tell.
+
+    `behaviour` holds the parameters that the compiled program acts with where those lag behind the
+    learner's (`broadcast_interval`), else None. `buffer` holds the latest train batches where they
+    are learned from again, else it is empty.
     """
 
     learner: Any
@@ -46,6 +50,17 @@ class TrainState:
     guard: GuardState
     progress: Progress
     key: Key
+    behaviour: PyTree = None
+    buffer: PyTree = ()
+
+
+@pytree
+class Lesson:
+    """What a batch that is learned from changes; `updates` counts the run's gradient steps."""
+
+    learner: Any
+    guard: GuardState
+    updates: Counter
 
 
 @pytree

@@ -4,6 +4,7 @@ One update is compared at rtol 1e-5. Several amplify the rounding (Adam divides 
 squares), so they are compared loosely, and for PPO alone: the others differ from it by the loss.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -22,10 +23,14 @@ ONE = {"num_epochs": 1, "minibatch_size": None}
 MANY = {"num_epochs": 2, "minibatch_size": 32}
 TOLERANCE = {"one": {"rtol": 1e-5, "atol": 1e-6}, "many": {"rtol": 1e-4, "atol": 2e-5}}
 ONE_UPDATE = [(algo, "one") for algo in sorted(ALGORITHMS)]
+BUFFER = {"circular_buffer_num_batches": 2, "circular_buffer_iterations_per_batch": 1}
+FIRST_UPDATE = {"APPO": 2}
+"""Train batches until the first update, where it is not in the first one: a buffer is filled."""
 
 
 def config_of(algo: str, updates: str) -> Any:
-    return small(algo, **(ONE if updates == "one" else MANY)).learners(num_shards=8)
+    training = {**(ONE if updates == "one" else MANY), **(BUFFER if algo in FIRST_UPDATE else {})}
+    return small(algo, **training).learners(num_shards=8)
 
 
 @pytest.mark.parametrize(
@@ -33,13 +38,19 @@ def config_of(algo: str, updates: str) -> Any:
 )
 def test_a_vmapped_pair_equals_two_runs(algo: str, updates: str) -> None:
     assembly = assemble(config_of(algo, updates))
-    step = assembly.runner.step
+    batches = FIRST_UPDATE.get(algo, 1)
+
+    def step(state: Any) -> Any:
+        return functools.reduce(
+            lambda s, _: assembly.in_graph_runner.step(s)[0], range(batches), state
+        )
+
     states = [started(assembly, seed) for seed in (0, 1)]
     pair = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-    together, _ = jax.jit(jax.vmap(step))(pair)
+    together = jax.jit(jax.vmap(step))(pair)
     alone_step = jax.jit(step)
     for lane, state in enumerate(states):
-        alone, _ = alone_step(state)
+        alone = alone_step(state)
         lane_state = jax.tree.map(lambda leaf, i=lane: leaf[i], together)
         assert_close(lane_state.env.obs, alone.env.obs)
         np.testing.assert_array_equal(
@@ -51,8 +62,9 @@ def test_a_vmapped_pair_equals_two_runs(algo: str, updates: str) -> None:
 @pytest.mark.parametrize(("algo", "updates"), [*ONE_UPDATE, ("PPO", "many")])
 def test_one_device_equals_eight(algo: str, updates: str) -> None:
     assembly = assemble(config_of(algo, updates))
-    alone = compiled_states(assembly, jax.devices()[:1])
-    shared = compiled_states(assembly, jax.devices()[:8])
+    batches = FIRST_UPDATE.get(algo, 1)
+    alone = compiled_states(assembly, jax.devices()[:1], batches)
+    shared = compiled_states(assembly, jax.devices()[:8], batches)
     assert_equal(alone[0], shared[0])
     np.testing.assert_array_equal(np.asarray(alone[1].env.count), np.asarray(shared[1].env.count))
     assert_close(alone[1].env, shared[1].env)
@@ -60,8 +72,8 @@ def test_one_device_equals_eight(algo: str, updates: str) -> None:
     assert_close(alone[1].learner, shared[1].learner, **TOLERANCE[updates])
 
 
-def compiled_states(assembly: Assembly, devices: list[jax.Device]) -> tuple[Any, Any]:
-    """On the host: the first state, and the state after one train batch."""
+def compiled_states(assembly: Assembly, devices: list[jax.Device], batches: int) -> tuple[Any, Any]:
+    """On the host: the first state, and the state after so many train batches."""
     key, params = jax.random.key(0), assembly.made.params
     shapes = jax.eval_shape(assembly.runner.init, key, params)
     programs = compile_runner(assembly.runner, shapes, devices, max_retraces=None, jit=True)
@@ -69,7 +81,7 @@ def compiled_states(assembly: Assembly, devices: list[jax.Device]) -> tuple[Any,
     if len(devices) > 1:
         assert len(state.env.obs.sharding.device_set) == len(devices)
     before = jax.device_get(state)
-    state, _ = programs.run(state, np.int32(1))
+    state, _ = programs.run(state, np.int32(batches))
     return before, jax.device_get(state)
 
 
