@@ -56,16 +56,18 @@ def interleaved(
     return peers
 
 
-def throughput(workers: Mapping[str, Worker], setting: Setting, rounds: int) -> dict[str, Any]:
+def throughput(
+    workers: Mapping[str, Worker], setting: Setting, rounds: int, ours: str = launch.OURS
+) -> dict[str, Any]:
     """Environment steps a second of every peer at one setting, and ours over each of the others."""
     before = load_average()
     peers = interleaved(workers, setting, rounds)
     ratios = {}
-    if launch.OURS in peers:
-        ours = peers[launch.OURS]["steps_per_s"]
+    if ours in peers:
         for name, peer in peers.items():
-            if name != launch.OURS:
-                ratios[name] = as_dict(paired_ratio(ours, peer["steps_per_s"]))
+            if name != ours:
+                ratio = paired_ratio(peers[ours]["steps_per_s"], peer["steps_per_s"])
+                ratios[name] = as_dict(ratio)
     for peer in peers.values():
         peer["median"] = as_dict(median_interval(peer["steps_per_s"]))
     return {
@@ -73,6 +75,23 @@ def throughput(workers: Mapping[str, Worker], setting: Setting, rounds: int) -> 
         "env_steps": setting.env_steps,
         "peers": peers,
         "ratios": ratios,
+        "load": [before, load_average()],
+    }
+
+
+def flow(worker: Worker, setting: Setting, rounds: int) -> dict[str, Any]:
+    """What an asynchronous run waits for, as it says itself, alone on the machine.
+
+    The first measurement, which has no queue yet, is not counted.
+    """
+    before = load_average()
+    worker.ask("setup", setting=setting.to_dict())
+    replies = [worker.ask("flow") for _ in range(rounds + 1)][1:]
+    speeds = [reply["env_steps"] / reply["seconds"] for reply in replies]
+    return {
+        "env_steps": setting.env_steps,
+        "replies": replies,
+        "steps_per_s": as_dict(median_interval(speeds)),
         "load": [before, load_average()],
     }
 
@@ -130,6 +149,11 @@ def compile_times(setting: Setting, rounds: int) -> dict[str, Any]:
 def median_excess(values: Sequence[float], base: Sequence[float]) -> float:
     """The median of paired differences."""
     return median(a - b for a, b in zip(values, base, strict=True))
+
+
+def say(text: str) -> None:
+    """Progress, which is no result."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def as_dict(estimate: Estimate) -> dict[str, Any]:

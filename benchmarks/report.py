@@ -18,11 +18,21 @@ RATIO_AIMS = {
 MAX_OVERHEAD, MAX_IMPORT_S, MAX_COLD_S, MAX_CACHED_S = 1.05, 1.0, 5.0, 1.5
 
 
+THROUGHPUT_TEXT = (
+    "PPO on CartPole-v1, environments x steps per train batch; median, 95 % bootstrap interval "
+    "over the rounds. Compiling is not in it. The return is the sampling policy's after all "
+    "rounds: a sign that it learns, no comparison."
+)
+
+
 def markdown(results: Mapping[str, Any]) -> str:
     """All tables of one run."""
-    sections = [_header(results)]
+    sections = [header(results, "Speed")]
     if results["throughput"]:
-        sections += [_throughput(results["throughput"]), _ratios(results["throughput"])]
+        sections += [
+            throughput_section(results["throughput"], THROUGHPUT_TEXT),
+            ratio_section(results["throughput"], launch.OURS, RATIO_AIMS),
+        ]
     if results["overhead"]:
         sections.append(_overhead(results["overhead"]))
     if results["imports"]:
@@ -39,14 +49,15 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _header(results: Mapping[str, Any]) -> str:
+def header(results: Mapping[str, Any], title: str) -> str:
+    """Where and when, and what took part."""
     machine, load = results["machine"], results["load"]
     where = (
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
         f"{machine['system']}, Python {machine['python']}; load average {load['before']} before, "
         f"{load['after']} after; {results['date']}; `{results['command']}`."
     )
-    lines = ["# Speed", where]
+    lines = [f"# {title}", where]
     if results["quick"]:
         lines.append("**A quick run: it shows that everything works, its figures mean nothing.**")
     if load["before"] > 0.5:
@@ -58,7 +69,8 @@ def _header(results: Mapping[str, Any]) -> str:
     return "\n\n".join([*lines, table(("peer", "devices", "versions"), rows)])
 
 
-def _throughput(throughput: Mapping[str, Any]) -> str:
+def throughput_section(throughput: Mapping[str, Any], text: str) -> str:
+    """Steps a second of every peer."""
     rows = []
     for setting, measured in throughput.items():
         for name, peer in measured["peers"].items():
@@ -71,32 +83,29 @@ def _throughput(throughput: Mapping[str, Any]) -> str:
                     name,
                     f"{estimate.median:,.0f}",
                     spread,
-                    f"{peer['compile_s']:.1f}",
+                    "-" if peer["compile_s"] is None else f"{peer['compile_s']:.1f}",
                     "-" if score is None else f"{score:.0f}",
                     " / ".join(str(value) for value in measured["load"]),
                 )
             )
-    return (
-        "## Environment steps per second\n\n"
-        "PPO on CartPole-v1, environments x steps per train batch; median, 95 % bootstrap interval "
-        "over the rounds. Compiling is not in it. The return is the sampling policy's after all "
-        "rounds: a sign that it learns, no comparison.\n\n"
-        + table(
-            ("setting", "peer", "steps/s", "interval", "compile s", "return", "load"),
-            rows,
-        )
+    return f"## Environment steps per second\n\n{text}\n\n" + table(
+        ("setting", "peer", "steps/s", "interval", "compile s", "return", "load"),
+        rows,
     )
 
 
-def _ratios(throughput: Mapping[str, Any]) -> str:
+def ratio_section(
+    throughput: Mapping[str, Any], ours: str, aims: Mapping[tuple[str, str], float]
+) -> str:
+    """Ours over each of the others, beside what is aimed at."""
     rows = []
     for setting, measured in throughput.items():
         for name, ratio in measured["ratios"].items():
-            estimate, aim = Estimate(**ratio), RATIO_AIMS.get((setting, name))
+            estimate, aim = Estimate(**ratio), aims.get((setting, name))
             rows.append(
                 (
                     setting,
-                    f"{launch.OURS} / {name}",
+                    f"{ours} / {name}",
                     f"{estimate.median:.2f}",
                     f"{estimate.low:.2f} - {estimate.high:.2f}",
                     str(estimate.count),

@@ -20,6 +20,9 @@ DEFAULT_STEPS = {"4x128": 512_000, "64x32": 614_400, "2048x16": 786_432}
 
 FALLBACK_STEPS = 524_288
 
+HOST_STEPS = 40_960
+"""Environment steps of one measurement on the host: half a second to seven seconds."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
@@ -87,6 +90,13 @@ def parse_setting(text: str, *, steps: int | None = None) -> Setting:
     return Setting(
         num_envs=num_envs, num_steps=num_steps, num_updates=max(1, round(wanted / batch))
     )
+
+
+def host_setting(*, steps: int | None = None) -> Setting:
+    """What peers on the host train: 8 environments x 256 steps, minibatches of 128."""
+    batch = 8 * 256
+    updates = max(1, round((steps or HOST_STEPS) / batch))
+    return Setting(num_envs=8, num_steps=256, num_updates=updates, num_minibatches=batch // 128)
 
 
 def available_cores() -> int:

@@ -7,94 +7,146 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import datetime
 import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, measure
+from benchmarks import host, host_report, machine, measure
 from benchmarks.peers import launch
 from benchmarks.report import markdown
 from benchmarks.settings import DEFAULT_SETTINGS, Setting, parse_setting
 from benchmarks.worker import ROOT, PeerError, Worker
 
-PARTS = ("throughput", "overhead", "imports", "compile")
+IN_GRAPH_PARTS = ("throughput", "overhead", "imports", "compile")
 QUICK_STEPS = 20_000
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Suite:
+    """What is measured and reported together.
+
+    Args:
+        stem: Of the files with its results.
+        peers: Measured unless others are named.
+        known_peers: May be named.
+        parts: Measured unless some are named.
+        run: Measures what the options say.
+        markdown: Makes the tables.
+    """
+
+    stem: str
+    peers: tuple[str, ...]
+    known_peers: tuple[str, ...]
+    parts: tuple[str, ...]
+    run: Callable[[argparse.Namespace], dict[str, Any]]
+    markdown: Callable[[Mapping[str, Any]], str]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, write `speed.json` and `speed.md`, print the tables; the exit code."""
+    """Measure, write the results of each suite as JSON and Markdown, print the tables.
+
+    Returns:
+        The exit code.
+    """
     arguments = sys.argv[1:] if argv is None else list(argv)
     options = _parse(arguments)
-    results: dict[str, Any] = {
-        "command": shlex.join(["python", "-m", "benchmarks.speed", *arguments]),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "quick": options.quick,
-        "machine": machine.describe(),
-        "load": {"before": machine.load_average()},
-    }
-    try:
-        results |= _measure(options)
-    except (PeerError, RuntimeError) as error:
-        print(f"benchmarks.speed: {error}", file=sys.stderr)
-        return 1
-    results["load"]["after"] = machine.load_average()
-    text = markdown(results)
-    _write(options.out, results, text)
-    print(text)
+    for name, chosen in options.suites.items():
+        suite = SUITES[name]
+        results: dict[str, Any] = {
+            "command": shlex.join(["python", "-m", "benchmarks.speed", *arguments]),
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "quick": options.quick,
+            "machine": machine.describe(),
+            "load": {"before": machine.load_average()},
+        }
+        try:
+            results |= suite.run(chosen)
+        except (PeerError, RuntimeError) as error:
+            print(f"benchmarks.speed: {error}", file=sys.stderr)
+            return 1
+        results["load"]["after"] = machine.load_average()
+        text = suite.markdown(results)
+        _write(options.out, suite.stem, results, text)
+        print(text)
     return 0
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__)
     parser.add_argument(
+        "--suite",
+        choices=(*SUITES, "all"),
+        default="in_graph",
+        help="environments in the compiled program, or on the host (default: %(default)s)",
+    )
+    parser.add_argument(
         "--settings",
         default=",".join(DEFAULT_SETTINGS),
-        help="environments x steps per train batch, with commas (default: %(default)s)",
+        help="environments x steps per train batch in the compiled program, with commas "
+        "(default: %(default)s)",
     )
     parser.add_argument("--pairs", type=int, help="rounds per setting (default: 7)")
     parser.add_argument("--steps", type=int, help="environment steps of one measurement")
-    parser.add_argument(
-        "--peers", default=",".join(launch.PEERS), help="with commas (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--parts", default=",".join(PARTS), help="with commas (default: %(default)s)"
-    )
+    parser.add_argument("--peers", help=f"with commas (default: {_defaults('peers')})")
+    parser.add_argument("--parts", help=f"with commas (default: {_defaults('parts')})")
     parser.add_argument(
         "--quick", action="store_true", help="one short round of everything, to see that it works"
     )
     parser.add_argument("--out", type=Path, help="folder of the results")
     options = parser.parse_args(arguments)
-    options.peers = _names(parser, "--peers", options.peers, launch.PEERS)
-    options.parts = _names(parser, "--parts", options.parts, PARTS)
     default_out = ROOT / (".benchmarks" if options.quick else "benchmarks/results")
     options.out = options.out or default_out
     options.pairs = options.pairs or (1 if options.quick else 7)
-    options.steps = options.steps or (QUICK_STEPS if options.quick else None)
+    steps = options.steps or (QUICK_STEPS if options.quick else None)
     try:
         options.settings = [
-            parse_setting(text, steps=options.steps) for text in options.settings.split(",")
+            parse_setting(text, steps=steps) for text in options.settings.split(",")
         ]
     except ValueError as error:
         parser.error(str(error))
+    chosen = list(SUITES) if options.suite == "all" else [options.suite]
+    known_peers = [name for suite in chosen for name in SUITES[suite].known_peers]
+    known_parts = [name for suite in chosen for name in SUITES[suite].parts]
+    peers = _names(parser, "--peers", options.peers, known_peers)
+    parts = _names(parser, "--parts", options.parts, known_parts)
+    options.suites = {name: _of_suite(options, SUITES[name], peers, parts) for name in chosen}
     return options
 
 
+def _defaults(what: str) -> str:
+    return "; ".join(f"{name}: {','.join(vars(suite)[what])}" for name, suite in SUITES.items())
+
+
 def _names(
-    parser: argparse.ArgumentParser, option: str, text: str, known: Sequence[str]
-) -> list[str]:
+    parser: argparse.ArgumentParser, option: str, text: str | None, known: Sequence[str]
+) -> list[str] | None:
+    if text is None:
+        return None
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in known:
             parser.error(f"{option}: {name!r} is none of {', '.join(known)}")
-    return [name for name in known if name in names]
+    return names
 
 
-def _measure(options: argparse.Namespace) -> dict[str, Any]:
+def _of_suite(
+    options: argparse.Namespace, suite: Suite, peers: list[str] | None, parts: list[str] | None
+) -> argparse.Namespace:
+    """The options with the peers and parts that the suite has, in its order."""
+    own = {
+        "peers": [n for n in suite.known_peers if n in (suite.peers if peers is None else peers)],
+        "parts": [name for name in suite.parts if parts is None or name in parts],
+    }
+    return argparse.Namespace(**{**vars(options), **own})
+
+
+def _measure_in_graph(options: argparse.Namespace) -> dict[str, Any]:
     results: dict[str, Any] = {"peers": {}, "throughput": {}, "overhead": {}}
     with contextlib.ExitStack() as stack:
         workers: dict[str, Worker] = {}
@@ -103,23 +155,23 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
             worker = launch.start(name, env=measure.cache_variables(folder))
             workers[name] = stack.enter_context(worker)
             results["peers"][name] = worker.ask("info")
-        if "throughput" in options.parts:
+        if "throughput" in options.parts and workers:
             for setting in options.settings:
-                _say(f"{setting.name}: {options.pairs} rounds of {', '.join(workers)}")
+                measure.say(f"{setting.name}: {options.pairs} rounds of {', '.join(workers)}")
                 measured = measure.throughput(workers, setting, options.pairs)
                 results["throughput"][setting.name] = measured
         if "overhead" in options.parts and launch.OURS in workers:
             for setting in options.settings:
-                _say(f"{setting.name}: train() against the bare loop")
+                measure.say(f"{setting.name}: train() against the bare loop")
                 results["overhead"][setting.name] = measure.train_overhead(
                     workers[launch.OURS], setting, options.pairs, _our_speed(results, setting)
                 )
     rounds = 1 if options.quick else 5
     if "imports" in options.parts:
-        _say("imports")
+        measure.say("imports")
     results["imports"] = measure.import_times(rounds) if "imports" in options.parts else {}
     if "compile" in options.parts and launch.OURS in options.peers:
-        _say("compile times")
+        measure.say("compile times")
         results["compile"] = measure.compile_times(_middle(options.settings), min(rounds, 3))
     else:
         results["compile"] = {}
@@ -138,14 +190,30 @@ def _middle(settings: Sequence[Setting]) -> Setting:
     return settings[len(settings) // 2]
 
 
-def _write(folder: Path, results: dict[str, Any], text: str) -> None:
+def _write(folder: Path, stem: str, results: dict[str, Any], text: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "speed.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    (folder / "speed.md").write_text(text, encoding="utf-8")
+    (folder / f"{stem}.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    (folder / f"{stem}.md").write_text(text, encoding="utf-8")
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+SUITES = {
+    "in_graph": Suite(
+        stem="speed",
+        peers=launch.PEERS,
+        known_peers=launch.PEERS,
+        parts=IN_GRAPH_PARTS,
+        run=_measure_in_graph,
+        markdown=markdown,
+    ),
+    "host": Suite(
+        stem="host",
+        peers=launch.HOST_PEERS,
+        known_peers=host.KNOWN_PEERS,
+        parts=host.PARTS,
+        run=host.run,
+        markdown=host_report.markdown,
+    ),
+}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Medians of paired ratios, with a bootstrap interval."""
+"""Medians of paired ratios, with a bootstrap interval; slopes, with Student's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+import scipy.stats
+
+GROUPS = 10
+"""Means of consecutive measurements that a slope is fitted to."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,3 +63,52 @@ def paired_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Es
             f"pairs need as many values on both sides; got {len(numerator)} and {len(denominator)}"
         )
     return median_interval([a / b for a, b in zip(numerator, denominator, strict=True)])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Slope:
+    """What a value grows by per unit of time, with the interval of it."""
+
+    slope: float
+    low: float
+    high: float
+    count: int
+
+    def is_below(self, limit: float) -> str:
+        """Whether the true slope is under a limit, as far as the interval tells."""
+        if self.high < limit:
+            return "yes"
+        return "no" if self.low >= limit else "undecided"
+
+
+def slope_interval(
+    times: Sequence[float], values: Sequence[float], *, confidence: float = 0.95
+) -> Slope:
+    """The least-squares slope of the means of ten groups, with Student's interval.
+
+    What was measured within a second or two is alike, which the textbook's interval would take for
+    independent; means of consecutive groups nearly are.
+
+    Args:
+        times: In ascending order.
+        values: As many.
+        confidence: How often the interval holds the true slope.
+
+    Raises:
+        ValueError: there are fewer points than two a group, or one is not finite.
+    """
+    t, y = np.asarray(times, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    if t.shape != y.shape or t.size < 2 * GROUPS or not np.isfinite(t + y).all():
+        raise ValueError(
+            f"a slope needs at least {2 * GROUPS} points, all of them finite; got {t.size} times "
+            f"and {y.size} values"
+        )
+    t_mean = np.array([group.mean() for group in np.array_split(t, GROUPS)])
+    y_mean = np.array([group.mean() for group in np.array_split(y, GROUPS)])
+    centred = t_mean - t_mean.mean()
+    square = float(centred @ centred)
+    slope = float(centred @ y_mean) / square
+    residuals = y_mean - y_mean.mean() - slope * centred
+    deviation = float(np.sqrt(residuals @ residuals / (GROUPS - 2) / square))
+    reach = float(scipy.stats.t.ppf(0.5 + confidence / 2.0, GROUPS - 2)) * deviation
+    return Slope(slope=slope, low=slope - reach, high=slope + reach, count=t.size)

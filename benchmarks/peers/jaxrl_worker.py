@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import flax
@@ -17,22 +18,26 @@ from benchmarks.peers.protocol import serve
 from benchmarks.settings import Setting
 from jaxrl import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.config.base import AlgorithmConfig
 
 
 class JaxrlPeer:
-    """One Algorithm at a time; learning goes on from run to run."""
+    """One Algorithm at a time; learning goes on from run to run.
 
-    def __init__(self) -> None:
+    Args:
+        configure: The config of a setting.
+    """
+
+    def __init__(self, configure: Callable[[Setting], AlgorithmConfig]) -> None:
+        self._configure = configure
         self._setting: Setting | None = None
         self._algorithm: Algorithm | None = None
         self._result: dict[str, Any] = {}
 
     def info(self, request: dict[str, Any]) -> dict[str, Any]:
         """Versions; devices are claimed by the first build, so one is made."""
-        probe = config(Setting(num_envs=64, num_steps=32, num_updates=1)).build()
-        probe.stop()
-        versions = {module.__name__: module.__version__ for module in (jaxrl, jax, flax, optax)}
-        return {"versions": versions, "devices": len(jax.local_devices())}
+        config(Setting(num_envs=64, num_steps=32, num_updates=1)).build().stop()
+        return {"versions": versions(), "devices": len(jax.local_devices())}
 
     def setup(self, request: dict[str, Any]) -> dict[str, Any]:
         """Build for a setting, from fresh parameters, and compile.
@@ -41,10 +46,9 @@ class JaxrlPeer:
         tracing, lowering and compiling the train program took, `compile_s` everything.
         """
         self._setting = Setting.from_dict(request["setting"])
-        if self._algorithm is not None:
-            self._algorithm.stop()
+        self.close()
         start = time.perf_counter()
-        self._algorithm = config(self._setting).build()
+        self._algorithm = self._configure(self._setting).build()
         compiled = self._algorithm.train()["timers"]["compile_s"]
         first = time.perf_counter()
         self._algorithm.train()
@@ -73,6 +77,16 @@ class JaxrlPeer:
     def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
         """Mean return of the training episodes that ended last."""
         return {"return_mean": self._result["env_runners"].get("episode_return_mean")}
+
+    def close(self) -> None:
+        """Stop the Algorithm, if there is one."""
+        if self._algorithm is not None:
+            self._algorithm.stop()
+
+
+def versions() -> dict[str, str]:
+    """Of jaxrl and what it computes with."""
+    return {module.__name__: module.__version__ for module in (jaxrl, jax, flax, optax)}
 
 
 def config(setting: Setting) -> PPOConfig:
@@ -125,7 +139,7 @@ def bare_loop(algorithm: Algorithm, num_updates: int) -> float:
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
         os.environ["JAXRL_RESULTS_DIR"] = folder
-        peer = JaxrlPeer()
+        peer = JaxrlPeer(config)
         serve(
             {
                 "info": peer.info,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 import shutil
 import subprocess
@@ -14,21 +16,84 @@ from benchmarks.worker import ROOT, Worker
 OURS, HANDWRITTEN, TUNED, REJAX = "jaxrl", "handwritten", "handwritten-tuned", "rejax"
 PEERS = (OURS, HANDWRITTEN, TUNED, REJAX)
 
-_MODULES = {
-    OURS: ("benchmarks.peers.jaxrl_worker",),
-    HANDWRITTEN: ("benchmarks.peers.handwritten_ppo.worker",),
-    TUNED: ("benchmarks.peers.handwritten_ppo.worker", "--tuned"),
-    REJAX: ("benchmarks.peers.rejax.worker",),
+LOCAL, REMOTE, IMPALA = "jaxrl-local", "jaxrl-2x4", "jaxrl-impala"
+GYMNASIUM, SB3, SB3_THREADS = "gymnasium", "sb3", "sb3-threads"
+RLLIB_LOCAL, RLLIB_2X4, RLLIB_2X8 = "rllib-local", "rllib-2x4", "rllib-2x8"
+HOST_PEERS = (LOCAL, REMOTE, GYMNASIUM, SB3, RLLIB_LOCAL, RLLIB_2X4, RLLIB_2X8)
+"""Of a name such as 2x4, the first is the number of runners, the second their environments."""
+OTHER_HOST_PEERS = (SB3_THREADS,)
+"""Measured when they are named."""
+
+ISOLATE = ROOT / ".ci" / "loopback"
+"""Runs a command with no network but 127.0.0.1, where the system allows it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Peer:
+    """A module to run.
+
+    Args:
+        module: With its arguments, for `python -m`.
+        environment: The folder of `.peers` and of `benchmarks/peers` with its requirements; None
+            runs in this environment.
+        starts_ray: Then it gets no network but loopback: Ray asks several addresses where it is.
+    """
+
+    module: tuple[str, ...]
+    environment: str | None = None
+    starts_ray: bool = False
+
+
+def _jaxrl_host(*arguments: str, starts_ray: bool = True) -> Peer:
+    return Peer(module=("benchmarks.peers.jaxrl_host_worker", *arguments), starts_ray=starts_ray)
+
+
+def _rllib(*arguments: str) -> Peer:
+    module = ("benchmarks.peers.rllib.worker", *arguments)
+    return Peer(module=module, environment="rllib", starts_ray=True)
+
+
+_TABLE = {
+    OURS: Peer(module=("benchmarks.peers.jaxrl_worker",)),
+    HANDWRITTEN: Peer(module=("benchmarks.peers.handwritten_ppo.worker",)),
+    TUNED: Peer(module=("benchmarks.peers.handwritten_ppo.worker", "--tuned")),
+    REJAX: Peer(module=("benchmarks.peers.rejax.worker",), environment="rejax"),
+    LOCAL: _jaxrl_host(starts_ray=False),
+    REMOTE: _jaxrl_host("--runners", "2"),
+    IMPALA: _jaxrl_host("--runners", "2", "--algorithm", "IMPALA"),
+    GYMNASIUM: Peer(module=("benchmarks.peers.gymnasium_worker",)),
+    SB3: Peer(module=("benchmarks.peers.sb3.worker", "--threads", "1"), environment="sb3"),
+    SB3_THREADS: Peer(module=("benchmarks.peers.sb3.worker",), environment="sb3"),
+    RLLIB_LOCAL: _rllib("--runners", "0", "--envs", "8"),
+    RLLIB_2X4: _rllib("--runners", "2", "--envs", "4"),
+    RLLIB_2X8: _rllib("--runners", "2", "--envs", "8"),
 }
-_REQUIREMENTS = {REJAX: ROOT / "benchmarks" / "peers" / "rejax" / "requirements.txt"}
 
 
-def start(peer: str, env: Mapping[str, str] | None = None) -> Worker:
+def start(name: str, env: Mapping[str, str] | None = None) -> Worker:
     """The peer's process; makes its environment first if it needs one and has none."""
-    python = sys.executable
-    if peer in _REQUIREMENTS:
-        python = str(ensure_environment(ROOT / ".peers" / peer, _REQUIREMENTS[peer]))
-    return Worker(peer, [python, "-m", *_MODULES[peer]], env=env)
+    peer, python = _TABLE[name], sys.executable
+    if peer.environment is not None:
+        requirements = ROOT / "benchmarks" / "peers" / peer.environment / "requirements.txt"
+        python = str(ensure_environment(ROOT / ".peers" / peer.environment, requirements))
+    prefix = isolation() if peer.starts_ray else ()
+    return Worker(name, [*prefix, python, "-m", *peer.module], env=env)
+
+
+@functools.cache
+def isolation() -> tuple[str, ...]:
+    """What to put before a command so that it has no network but loopback; says if nothing can."""
+    command = (str(ISOLATE),)
+    if ISOLATE.exists():
+        done = subprocess.run([*command, "true"], capture_output=True, check=False)
+        if done.returncode == 0:
+            return command
+    print(
+        f"{os.path.relpath(ISOLATE)} does not work here: peers that start Ray have a network",
+        file=sys.stderr,
+        flush=True,
+    )
+    return ()
 
 
 def ensure_environment(folder: Path, requirements: Path) -> Path:

@@ -1,0 +1,49 @@
+"""The suite of environments on the host: gymnasium's CartPole, with actors and without."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+from typing import Any
+
+from benchmarks import measure
+from benchmarks.peers import launch
+from benchmarks.settings import host_setting
+from benchmarks.worker import Worker
+
+PARTS = ("throughput", "impala")
+KNOWN_PEERS = (*launch.HOST_PEERS, *launch.OTHER_HOST_PEERS)
+QUICK_STEPS = 4_096
+FLOW_FACTOR = 4
+"""An asynchronous run is measured for so many times as long: its queue must not matter."""
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure the parts and peers that the options name."""
+    steps = options.steps or (QUICK_STEPS if options.quick else None)
+    setting = host_setting(steps=steps)
+    results: dict[str, Any] = {"peers": {}, "throughput": {}, "impala": {}}
+    if "throughput" in options.parts and options.peers:
+        measure.say(f"{setting.name}: {options.pairs} rounds of {', '.join(options.peers)}")
+        with contextlib.ExitStack() as stack:
+            workers = {name: _started(stack, name) for name in options.peers}
+            results["peers"] = {name: worker.ask("info") for name, worker in workers.items()}
+            results["throughput"][setting.name] = measure.throughput(
+                workers, setting, options.pairs, launch.LOCAL
+            )
+    if "impala" in options.parts:
+        measure.say("IMPALA with two actors")
+        setting = host_setting(steps=setting.env_steps * FLOW_FACTOR)
+        with contextlib.ExitStack() as stack:
+            worker = _started(stack, launch.IMPALA)
+            results["peers"][launch.IMPALA] = worker.ask("info")
+            results["impala"] = measure.flow(worker, setting, options.pairs)
+    return results
+
+
+def _started(stack: contextlib.ExitStack, name: str) -> Worker:
+    """A peer with an empty compilation cache, alive until the stack unwinds."""
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-"))
+    worker = launch.start(name, env=measure.cache_variables(folder))
+    return stack.enter_context(worker)

@@ -1,0 +1,61 @@
+"""gymnasium alone as a peer: synchronous environments and no policy.
+
+It is `make_vec` as a user calls it, with all its defaults. The actions are random and drawn
+beforehand. The rows in which an environment is only reset count as steps, so that the rate is
+gymnasium's at its best.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from benchmarks.peers.protocol import serve
+from benchmarks.settings import Setting
+
+
+class GymnasiumPeer:
+    """One vector of environments at a time, stepped on from run to run."""
+
+    def __init__(self) -> None:
+        self._envs: gymnasium.vector.VectorEnv[Any, Any, Any] | None = None
+        self._actions = np.zeros((0, 0), np.int64)
+
+    def info(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"versions": {"gymnasium": gymnasium.__version__}, "devices": 0}
+
+    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Make and reset the environments, and draw all actions of a measurement."""
+        setting = Setting.from_dict(request["setting"])
+        self._envs = gymnasium.make_vec(
+            "CartPole-v1", num_envs=setting.num_envs, vectorization_mode="sync"
+        )
+        self._envs.reset(seed=setting.seed)
+        shape = (setting.num_updates * setting.num_steps, setting.num_envs)
+        self._actions = np.random.default_rng(setting.seed).integers(2, size=shape)
+        return {"compile_s": None}
+
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One measurement."""
+        assert self._envs is not None
+        step = self._envs.step
+        start = time.perf_counter()
+        for actions in self._actions:
+            step(actions)
+        return {"seconds": time.perf_counter() - start, "env_steps": self._actions.size}
+
+    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Nothing learns."""
+        return {"return_mean": None}
+
+
+def main() -> None:
+    peer = GymnasiumPeer()
+    serve({"info": peer.info, "setup": peer.setup, "run": peer.run, "evaluate": peer.evaluate})
+
+
+if __name__ == "__main__":
+    main()

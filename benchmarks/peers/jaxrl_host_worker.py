@@ -1,0 +1,127 @@
+"""jaxrl on the host as a peer: gymnasium's CartPole, stepped in this process or by Ray actors.
+
+`python -m benchmarks.peers.jaxrl_host_worker [--runners 2] [--algorithm IMPALA]`. Beside what every
+peer answers to, it says what an asynchronous run waited for, and it trains for a time on request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import tempfile
+import time
+from importlib.metadata import version
+from typing import Any
+
+from benchmarks.peers import jaxrl_worker
+from benchmarks.peers.protocol import serve
+from benchmarks.peers.ray_start import start_ray
+from benchmarks.settings import Setting
+from jaxrl.algorithms.impala import IMPALAConfig
+from jaxrl.config.base import AlgorithmConfig
+
+ENV = "gymnasium:CartPole-v1"
+IMPALA_ENVS = 5
+"""Environments of each of two actors: with IMPALA's default fragments of 50 steps, a train batch of
+its default size is two fragments."""
+FLOW = (
+    "learner_wait_fraction",
+    "env_runners_wait_fraction",
+    "staleness_mean",
+    "staleness_max",
+    "num_fragments_queued",
+)
+
+
+class HostPeer(jaxrl_worker.JaxrlPeer):
+    """One Algorithm at a time, of PPO or IMPALA."""
+
+    def __init__(self, algorithm: str, num_runners: int) -> None:
+        configure = impala_config if algorithm == "IMPALA" else ppo_config
+        super().__init__(functools.partial(configure, num_runners=num_runners))
+
+    def info(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Versions; the learner's devices, which a run without actors has, too."""
+        probe = ppo_config(Setting(num_envs=8, num_steps=256, num_updates=1)).build()
+        devices = len(probe.devices)
+        probe.stop()
+        versions = {**jaxrl_worker.versions(), "gymnasium": version("gymnasium")}
+        return {"versions": versions, "devices": devices}
+
+    def flow(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One measurement, and what learner and actors waited for in it."""
+        assert self._algorithm is not None
+        start = time.perf_counter()
+        result = self._algorithm.train()
+        seconds = time.perf_counter() - start
+        runners, faults = result["env_runners"], result["fault_tolerance"]
+        return {
+            "seconds": seconds,
+            "env_steps": runners["num_env_steps_sampled"],
+            **{name: runners[name] for name in FLOW},
+            "num_env_steps_discarded": sum(faults["num_env_steps_discarded_lifetime"].values()),
+        }
+
+    def train_for(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Train for at least so many seconds; the steps made, and which processes there are."""
+        assert self._algorithm is not None
+        end, steps = time.monotonic() + request["seconds"], 0
+        while time.monotonic() < end:
+            steps += self._algorithm.train()["env_runners"]["num_env_steps_sampled"]
+        group = self._algorithm.env_runner_group
+        assert group is not None
+        runners = group.foreach_env_runner(lambda runner: os.getpid())
+        return {"env_steps": steps, "driver": os.getpid(), "runners": runners}
+
+
+def ppo_config(setting: Setting, *, num_runners: int = 0) -> AlgorithmConfig:
+    """PPO at the setting, its environments shared out among the runners."""
+    return (
+        jaxrl_worker.config(setting)
+        .environment(ENV)
+        .env_runners(
+            num_env_runners=num_runners,
+            num_envs_per_env_runner=setting.num_envs // max(1, num_runners),
+            rollout_fragment_length=setting.num_steps,
+        )
+    )
+
+
+def impala_config(setting: Setting, *, num_runners: int) -> AlgorithmConfig:
+    """IMPALA with its defaults, at the setting's network and steps of one measurement."""
+    return (
+        IMPALAConfig()
+        .environment(ENV)
+        .env_runners(num_env_runners=num_runners, num_envs_per_env_runner=IMPALA_ENVS)
+        .rl_module(
+            model_config={
+                "fcnet_hiddens": [setting.hidden_size, setting.hidden_size],
+                "fcnet_activation": "tanh",
+                "vf_share_layers": False,
+            }
+        )
+        .reporting(min_sample_timesteps_per_iteration=setting.env_steps)
+        .debugging(seed=setting.seed)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runners", type=int, default=0, help="actors; 0 samples in this process")
+    parser.add_argument("--algorithm", choices=("PPO", "IMPALA"), default="PPO")
+    options = parser.parse_args()
+    if options.runners:
+        start_ray()
+    with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
+        os.environ["JAXRL_RESULTS_DIR"] = folder
+        peer = HostPeer(options.algorithm, options.runners)
+        names = ("info", "setup", "run", "evaluate", "flow", "train_for")
+        try:
+            serve({name: getattr(peer, name) for name in names})
+        finally:
+            peer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Stable-Baselines3's PPO as a peer, run by the interpreter of its own environment.
+
+`python -m benchmarks.peers.sb3.worker [--threads N]`: torch's threads, all cores unless given. What
+it has fixed or by default: advantages are normalised per minibatch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch  # pyright: ignore[reportMissingImports]
+from stable_baselines3 import PPO  # pyright: ignore[reportMissingImports]
+from stable_baselines3.common.env_util import (  # pyright: ignore[reportMissingImports]
+    make_vec_env,
+)
+from stable_baselines3.common.vec_env import (  # pyright: ignore[reportMissingImports]
+    DummyVecEnv,
+)
+
+from benchmarks.peers.protocol import serve
+from benchmarks.settings import Setting
+
+
+class SB3Peer:
+    """One model at a time; learning goes on from run to run."""
+
+    def __init__(self) -> None:
+        self._setting: Setting | None = None
+        self._model: Any = None
+
+    def info(self, request: dict[str, Any]) -> dict[str, Any]:
+        packages = ("stable-baselines3", "torch", "gymnasium")
+        versions = {name: version(name) for name in packages}
+        return {"versions": versions, "devices": torch.get_num_threads()}
+
+    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+        """A fresh model; nothing compiles."""
+        self._setting = Setting.from_dict(request["setting"])
+        self._model = create(self._setting)
+        return {"compile_s": None}
+
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One measurement: one `learn()`, which goes on where the last one ended."""
+        assert self._setting is not None
+        before, start = self._model.num_timesteps, time.perf_counter()
+        self._model.learn(self._setting.env_steps, reset_num_timesteps=False, log_interval=10**9)
+        seconds = time.perf_counter() - start
+        return {"seconds": seconds, "env_steps": self._model.num_timesteps - before}
+
+    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Mean return of the last hundred training episodes."""
+        returns = [episode["r"] for episode in self._model.ep_info_buffer]
+        return {"return_mean": float(np.mean(returns)) if returns else None}
+
+
+def create(setting: Setting) -> Any:
+    """SB3's PPO at the setting, on the CPU."""
+    envs = make_vec_env("CartPole-v1", setting.num_envs, seed=setting.seed, vec_env_cls=DummyVecEnv)
+    width = [setting.hidden_size, setting.hidden_size]
+    return PPO(
+        "MlpPolicy",
+        envs,
+        n_steps=setting.num_steps,
+        batch_size=setting.minibatch_size,
+        n_epochs=setting.num_epochs,
+        learning_rate=setting.lr,
+        gamma=setting.gamma,
+        gae_lambda=setting.gae_lambda,
+        clip_range=setting.clip_param,
+        vf_coef=setting.vf_loss_coeff / 2,  # its value loss has no factor of a half of its own
+        ent_coef=setting.entropy_coeff,
+        max_grad_norm=setting.max_grad_norm,
+        policy_kwargs={
+            "activation_fn": torch.nn.Tanh,
+            "net_arch": {"pi": width, "vf": width},
+            "optimizer_kwargs": {"eps": setting.adam_eps},
+        },
+        seed=setting.seed,
+        device="cpu",
+        verbose=0,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--threads", type=int, help="of torch (default: all cores)")
+    threads = parser.parse_args().threads
+    if threads is not None:
+        torch.set_num_threads(threads)
+    peer = SB3Peer()
+    serve({"info": peer.info, "setup": peer.setup, "run": peer.run, "evaluate": peer.evaluate})
+
+
+if __name__ == "__main__":
+    main()
