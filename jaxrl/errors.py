@@ -35,6 +35,14 @@ class SpaceError(JaxrlError, ValueError):
     """A space is not supported, or a value lies outside its space."""
 
 
+class EpisodeError(JaxrlError, ValueError):
+    """What is done to an episode does not fit it."""
+
+
+class EpisodeIndexError(EpisodeError, IndexError):
+    """An episode has no data at an index."""
+
+
 class ModuleError(JaxrlError, ValueError):
     """An RLModule does not fit its spaces."""
 
