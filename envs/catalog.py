@@ -42,3 +42,8 @@ OWN_ENVS: Mapping[str, CatalogEntry] = {
     "probe-truncation-v0": _probe("ProbeTruncation"),
     "probe-truncation-continuous-v0": _probe("ProbeTruncation", continuous=True),
 }
+
+OWN_HOST_ENVS: Mapping[str, CatalogEntry] = {
+    "crashing-cartpole-v0": CatalogEntry(path="jaxrl.envs.host_faults:crashing_cartpole"),
+}
+"""Gymnasium environments of jaxrl's own, behind the prefix "jaxrl:"."""

@@ -1,7 +1,13 @@
 """Copies of any environment, stepped together on the host."""
 
-from jaxrl.envs.adapters.barrier import CopyPlan, derived_seed
-from jaxrl.envs.adapters.gym_vector import GymVector, make_gym_vector
+import functools
+from typing import Any
+
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from jaxrl.envs.adapters.barrier import CopyBarrier, CopyPlan, derived_seed
+from jaxrl.envs.adapters.gym_processes import start_processes
+from jaxrl.envs.adapters.gym_vector import GymVector
 from jaxrl.envs.adapters.precheck import ValidateEnv, try_out, validate
 from jaxrl.envs.base import ResetMode
 from jaxrl.envs.context import EnvContext
@@ -77,7 +83,7 @@ def make_vector(
         )
         for row in range(num_envs)
     ]
-    return make_gym_vector(plans, mode=mode)
+    return gym_copies(plans, mode=mode)
 
 
 def _own_vector(
@@ -100,4 +106,29 @@ def _own_vector(
         name=f"{made.id} (worker_index={context.worker_index})",
         seeds=[seed] * num_envs,
         observation_space=made.observation_space,
+    )
+
+
+def gym_copies(
+    plans: list[CopyPlan],
+    *,
+    mode: str,
+    autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
+) -> GymVector:
+    """Copies behind barriers, in this process ("sync") or in one process each ("async").
+
+    Raises:
+        EnvError: The copies cannot be sent to processes, or those do not start.
+    """
+    barriers = [functools.partial(CopyBarrier, plan) for plan in plans]
+    first = plans[0]
+    if mode == "sync":
+        vector: Any = SyncVectorEnv(barriers, autoreset_mode=autoreset_mode)
+    else:
+        vector = start_processes(first.id, barriers, autoreset_mode)
+    return GymVector(
+        vector,
+        name=f"{first.id} (worker_index={first.context.worker_index})",
+        seeds=[derived_seed(plan.seed, plan.index) for plan in plans],
+        observation_space=first.observation_space,
     )

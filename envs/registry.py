@@ -14,7 +14,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters import gymnasium as gymnasium_adapter
 from jaxrl.envs.adapters import gymnax as gymnax_adapter
 from jaxrl.envs.base import JaxEnv
-from jaxrl.envs.catalog import OWN_ENVS
+from jaxrl.envs.catalog import OWN_ENVS, OWN_HOST_ENVS
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import MadeHostEnv, Request
 from jaxrl.envs.params import override_params
@@ -80,9 +80,15 @@ def register_env(name: str, creator: EnvCreator | EnvClass) -> None:
     _registered[name] = creator
 
 
+def registered_env(name: str) -> EnvCreator | EnvClass | None:
+    """What was registered under this name, None if nothing was."""
+    return _registered.get(name)
+
+
 def list_envs() -> list[str]:
     """Registered names, jaxrl's own ids and gymnax's; `gymnasium:<id>` reaches gymnasium's."""
     own = [name if not name.startswith("probe-") else f"jaxrl:{name}" for name in OWN_ENVS]
+    own += [f"jaxrl:{name}" for name in OWN_HOST_ENVS]
     return [*sorted(_registered), *own, *(f"gymnax:{name}" for name in gymnax_adapter.ENV_IDS)]
 
 
@@ -127,7 +133,7 @@ def _from_string(spec: str, request: Request) -> Made:
     prefix, _, name = spec.partition(":")
     if spec in _registered:
         return _from_object(_registered[spec], request, spec)
-    if prefix == "jaxrl" and name in OWN_ENVS:
+    if prefix == "jaxrl" and (name in OWN_ENVS or name in OWN_HOST_ENVS):
         return _from_catalog(name, request, spec)
     if spec in OWN_ENVS:
         made = _from_catalog(spec, request, spec)
@@ -156,7 +162,7 @@ def _noted(made: Made, note: str) -> Made:
 
 
 def _from_catalog(name: str, request: Request, env_id: str) -> Made:
-    entry = OWN_ENVS[name]
+    entry = {**OWN_ENVS, **OWN_HOST_ENVS}[name]
     merged = request.context.copy_with_overrides({**entry.arguments, **request.context})
     return _from_object(_load(entry.path), dataclasses.replace(request, context=merged), env_id)
 

@@ -1,12 +1,9 @@
 """Gymnasium's vector environments as a `HostVector`, in each of their ways to reset themselves."""
 
 import dataclasses
-import functools
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
 import gymnasium
 import jax
 import numpy as np
@@ -15,13 +12,13 @@ from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 from jaxtyping import Bool
 
 from jaxrl.core.types import PyTree
-from jaxrl.envs.adapters.barrier import FAULT, CopyBarrier, CopyFault, CopyPlan, derived_seed
-from jaxrl.envs.adapters.host_spaces import logger, map_space
+from jaxrl.envs.adapters.barrier import FAULT, CopyFault
+from jaxrl.envs.adapters.gym_processes import close_processes
+from jaxrl.envs.adapters.host_arrays import InfoRows, finite_or_zero, finite_rows, where_rows
+from jaxrl.envs.adapters.host_spaces import map_space
 from jaxrl.envs.host import HostFault, HostStep
 from jaxrl.envs.space_checks import leaf_dtype
 from jaxrl.errors import EnvError
-
-_CLOSE_TIMEOUT_S = 5.0
 
 
 class RemoteTraceback(Exception):  # noqa: N818  (it is the cause of an error, and none itself)
@@ -85,7 +82,7 @@ class GymVector:
         obs, infos = self._call(lambda: self.vector.reset(seed=chosen))
         self._to_reset = self._nobody
         self._earlier_faults = self._restarts(infos)
-        self._obs, self._faulty = _clean(self._as_runner(obs))
+        self._obs, self._faulty = finite_or_zero(self._as_runner(obs))
         return self._obs
 
     def step(self, action: PyTree) -> HostStep:
@@ -158,7 +155,7 @@ class GymVector:
             return
         self._closed = True
         if isinstance(self.vector, AsyncVectorEnv):
-            _close_processes(self.vector)
+            close_processes(self.vector)
         else:
             self.vector.close()
 
@@ -192,7 +189,7 @@ class GymVector:
         starts = was_reset | replaced | fresh.rows
         if self._mode is AutoresetMode.SAME_STEP:
             starts = starts | ended
-        self._obs, unfit = _clean(obs)
+        self._obs, unfit = finite_or_zero(obs)
         self._faulty = unfit & (starts | held)
         self._to_reset = ended if self._mode is AutoresetMode.NEXT_STEP else self._nobody
         self._earlier_faults = fresh.faults
@@ -205,7 +202,7 @@ class GymVector:
             mask=mask,
             starts=starts,
             faults=tuple(faults),
-            infos=_InfoRows(infos=infos, ended=ended),
+            infos=InfoRows(infos=infos, ended=ended),
         )
 
     def _final_obs(
@@ -300,30 +297,6 @@ class _Fresh:
     faults: list[HostFault] = dataclasses.field(default_factory=list)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _InfoRows:
-    """The info of one copy's successor out of gymnasium's merged ones."""
-
-    infos: dict[str, Any]
-    ended: np.ndarray
-
-    def __call__(self, row: int) -> dict[str, Any]:
-        infos = self.infos
-        if self.ended[row] and "final_info" in infos:
-            infos = infos["final_info"]
-        return _info_row(infos, row)
-
-
-def _info_row(infos: dict[str, Any], row: int) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
-    for key, values in infos.items():
-        present = infos.get(f"_{key}")
-        if present is None or not present[row] or key == FAULT:
-            continue
-        kept[key] = _info_row(values, row) if isinstance(values, dict) else values[row]
-    return kept
-
-
 def _rows(infos: dict[str, Any], key: str, num_envs: int) -> Bool[np.ndarray, " B"]:
     """Which copies' info has the key."""
     return infos[f"_{key}"] if key in infos else np.zeros(num_envs, np.bool_)
@@ -339,37 +312,6 @@ def _float32(reward: Any) -> np.ndarray:
         return np.asarray(reward).astype(np.float32)
 
 
-def finite_rows(tree: PyTree) -> Bool[np.ndarray, " B"]:
-    """Where every floating-point entry of a row is finite."""
-    leaves = jax.tree.leaves(tree)
-    rows = np.ones(len(leaves[0]), np.bool_)
-    for leaf in leaves:
-        if leaf.dtype.kind == "f":
-            rows &= np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)
-    return rows
-
-
-def where_rows(condition: Bool[np.ndarray, " B"], new: PyTree, old: PyTree) -> PyTree:
-    """Rows of `new` where the condition holds, else of `old`."""
-
-    def select(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return np.where(condition.reshape(-1, *(1,) * (x.ndim - 1)), x, y)
-
-    return jax.tree.map(select, new, old)
-
-
-def _clean(obs: PyTree) -> tuple[PyTree, Bool[np.ndarray, " B"]]:
-    """The observations with zeros for what is not finite, and which rows had such entries."""
-    unfit = ~finite_rows(obs)
-    if not unfit.any():
-        return obs, unfit
-
-    def clean(leaf: np.ndarray) -> np.ndarray:
-        return np.nan_to_num(leaf, nan=0.0, posinf=0.0, neginf=0.0)
-
-    return jax.tree.map(lambda x: clean(x) if x.dtype.kind == "f" else x, obs), unfit
-
-
 def _autoreset_mode(vector: GymnasiumVectorEnv[Any, Any, Any], name: str) -> AutoresetMode:
     mode = vector.metadata.get("autoreset_mode")
     try:
@@ -379,69 +321,3 @@ def _autoreset_mode(vector: GymnasiumVectorEnv[Any, Any, Any], name: str) -> Aut
             f"{name}: metadata['autoreset_mode'] of the vector environment must be one of "
             f"gymnasium.vector.AutoresetMode, got {mode!r}."
         ) from None
-
-
-def make_gym_vector(
-    plans: list[CopyPlan],
-    *,
-    mode: str,
-    autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
-) -> GymVector:
-    """Copies in this process ("sync") or in one process each ("async").
-
-    Raises:
-        EnvError: The copies cannot be sent to processes, or those do not start.
-    """
-    barriers = [functools.partial(CopyBarrier, plan) for plan in plans]
-    first = plans[0]
-    if mode == "sync":
-        vector: Any = SyncVectorEnv(barriers, autoreset_mode=autoreset_mode)
-    else:
-        vector = _start_processes(first.id, barriers, autoreset_mode)
-    return GymVector(
-        vector,
-        name=f"{first.id} (worker_index={first.context.worker_index})",
-        seeds=[derived_seed(plan.seed, plan.index) for plan in plans],
-        observation_space=first.observation_space,
-    )
-
-
-def _start_processes(
-    name: str, barriers: list[Any], autoreset_mode: AutoresetMode
-) -> AsyncVectorEnv:
-    try:
-        cloudpickle.dumps(barriers)
-    except Exception as error:
-        raise EnvError(
-            f"{name}: gym_env_vectorize_mode='async' sends the environment's creator to other "
-            f"processes, but it cannot be pickled ({error}); use 'sync', or a creator that makes "
-            f"what it needs itself."
-        ) from error
-    try:
-        # Never a fork: JAX has threads by now, whose locks a forked process inherits.
-        return AsyncVectorEnv(barriers, context="spawn", autoreset_mode=autoreset_mode)
-    except (EOFError, BrokenPipeError, ConnectionResetError, RuntimeError) as error:
-        raise EnvError(
-            f"{name}: the processes of gym_env_vectorize_mode='async' did not start; a script "
-            f"that trains must do so under `if __name__ == '__main__':`."
-        ) from error
-
-
-def _close_processes(vector: AsyncVectorEnv) -> None:
-    """End the copies' processes, by force where they do not answer."""
-    deadline = time.monotonic() + _CLOSE_TIMEOUT_S
-    pipes = [pipe for pipe in vector.parent_pipes if pipe is not None and not pipe.closed]
-    for pipe in pipes:
-        try:
-            pipe.send(("close", None))
-        except OSError:
-            logger.debug("a process had ended before it was closed", exc_info=True)
-    for process in vector.processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-        for end in (process.terminate, process.kill):
-            if process.is_alive():
-                end()
-                process.join(1.0)
-    for pipe in pipes:
-        pipe.close()
-    vector.closed = True

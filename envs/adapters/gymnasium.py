@@ -19,7 +19,7 @@ from jaxrl.envs.adapters.host_creators import (
     Limited,
     VectorFromSpec,
 )
-from jaxrl.envs.adapters.host_spaces import cast_notes, notice, runner_space
+from jaxrl.envs.adapters.host_spaces import advice, cast_notes, notice, runner_space
 from jaxrl.envs.adapters.host_state import time_limit
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import MadeHostEnv, Request
@@ -57,7 +57,8 @@ def from_id(env_id: str, request: Request, name: str) -> MadeHostEnv:
         UnknownNameError: There is no such id, or the environment takes no such argument.
         EnvError: It cannot be made.
     """
-    spec, limit = _find_spec(env_id, name), request.max_episode_steps
+    with advice(name):
+        spec, limit = _find_spec(env_id, name), request.max_episode_steps
     _check_arguments(spec, name, request.context)
     if atari.is_atari_spec(spec) and request.is_atari is not False:
         return _atari_game(spec, request, name)
@@ -252,6 +253,7 @@ def _find_spec(env_id: str, name: str) -> EnvSpec:
         newest = find_highest_version(namespace, env_name)
         if newest is not None:
             bare = get_env_id(namespace, env_name, newest)
+            notice(f"{name}: the newest version, {bare}.")
     if bare not in gymnasium.registry:
         _unknown(bare, name)
     return copy.deepcopy(gymnasium.registry[bare])
@@ -271,7 +273,8 @@ def _check_arguments(spec: EnvSpec, name: str, context: EnvContext) -> None:
     if isinstance(entry, str):
         module, _, attribute = entry.partition(":")
         try:
-            entry = getattr(importlib.import_module(module), attribute)
+            with advice(name):
+                entry = getattr(importlib.import_module(module), attribute)
         except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
             raise EnvError(f"{name} lacks a package: {error}.{_extra(name)}") from error
     parameters = inspect.signature(entry).parameters.values()

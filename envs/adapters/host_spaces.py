@@ -28,6 +28,7 @@ _NO_ADVICE = (
     "This is probably too high",
     "we recommend using a symmetric and normalized space",
     "precision lowered by casting",
+    "has no __module__ attribute",  # SWIG's modules, which crash where this is an error
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
