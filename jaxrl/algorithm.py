@@ -1,11 +1,13 @@
 """Algorithm: the one stateful façade over a run's pure functions."""
 
+import contextlib
 import datetime
 import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,7 +23,14 @@ from jaxrl.config.stop import parse_stop, stop_reached
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.envs.registry import MadeEnv
-from jaxrl.errors import CheckpointError, ConfigError, DivergenceError, UnknownNameError
+from jaxrl.errors import (
+    CheckpointError,
+    ConfigError,
+    DivergenceError,
+    EnvRunnerError,
+    LearnerError,
+    UnknownNameError,
+)
 from jaxrl.logging import RunFolder
 from jaxrl.logging.messages import set_log_level
 from jaxrl.logging.results import to_json
@@ -38,7 +47,7 @@ from jaxrl.runners.evaluation import Evaluation, custom_evaluation
 from jaxrl.runners.groups import host_loop, learner_group
 from jaxrl.runners.host import EnvRunnerGroup, HostLoop
 from jaxrl.runners.in_graph import InGraph
-from jaxrl.runners.inference import Fetched, Inference, as_batch, by_name, refuse_inputs, row
+from jaxrl.runners.inference import Asked, Fetched, Inference, as_batch, by_name, refuse_inputs, row
 from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
 from jaxrl.runners.placement import check_memory, choose_devices
 from jaxrl.runners.program import Program, compile_report, compile_seconds
@@ -114,6 +123,8 @@ class Algorithm:
         self._last_result: Result = {}
         self._should_stop: Callable[[], bool] = lambda: False
         self._start()
+        if isinstance(self._loop, HostLoop) and not may_only_read:
+            _ = self._loop.runners  # whatever is wrong with them is told now
         self._call("on_algorithm_init")
 
     def _start(self) -> None:
@@ -299,8 +310,9 @@ class Algorithm:
         in_graph = isinstance(self._loop, Dispatcher)
         tells = in_graph and self._callbacks.wants("on_episode_end")
         before = self._loop.episode_counts() if tells else None
-        dispatched = self._loop.start(self._batches_to_run, self.on_phase)
-        report, steps, seconds = self._loop.finish(dispatched)
+        with self._saving_what_is_left():
+            dispatched = self._loop.start(self._batches_to_run, self.on_phase)
+            report, steps, seconds = self._loop.finish(dispatched)
         done = max(1, int(report.summary.train_batches))
         not_reported = 0 if before is None else self._tell_of_episodes(report, before)
         self._totals.add(report, steps, seconds, not_reported)
@@ -312,6 +324,20 @@ class Algorithm:
             }
             self._call("on_sample_end", samples=samples)
         return {name: float(v) / done for name, v in report.summary.metrics.items()}
+
+    @contextlib.contextmanager
+    def _saving_what_is_left(self) -> Iterator[None]:
+        """What ends a run from outside of it says where the latest checkpoint is."""
+        try:
+            yield
+        except EnvRunnerError as error:
+            # The learner has lost nothing; where the environments were is gone with the runners.
+            self._host.iteration += 1
+            raise EnvRunnerError(f"{error} The run is saved in {self.save()}.") from error
+        except LearnerError as error:
+            latest = self._recorder.latest_checkpoint
+            where = f"is {latest}" if latest else "does not exist: nothing was saved before"
+            raise LearnerError(f"{error} The latest checkpoint {where}.") from error
 
     def _tell_of_episodes(self, report: Report, before: np.ndarray) -> int:
         episodes, missed = new_episodes(report.ring, before)
@@ -460,19 +486,25 @@ class Algorithm:
         policy_id: str = DEFAULT_MODULE,
         unsquash_action: bool | None = None,
         clip_action: bool | None = None,
+        prev_action: Any = None,
+        prev_reward: float | None = None,
         **unused: None,
     ) -> Any:
         """The action for one observation of the environment, through the whole pipeline.
 
         Args:
             obs: As the environment gives it, NumPy.
-            state: The recurrent state of a module that has one.
+            state: What `full_fetch` returned for the observation before, where the module or a
+                connector (stacked frames, previous rewards) remembers; None at an episode's start.
             explore: Sample, or take the mode; None for the config's `explore`.
             full_fetch: Also return the state after it and the module's outputs.
             policy_id: The module; there is one.
             unsquash_action: None as configured; False leaves a Box action in the module's range.
             clip_action: Clip a Box action that is not unsquashed; None as configured.
-            **unused: RLlib's other inputs (`prev_action`, `info`, ...) pass if they are None.
+            prev_action: For connectors that read it: what the environment was given since, if
+                not the action that `state` came with.
+            prev_reward: For connectors that read it: what the environment returned since.
+            **unused: RLlib's other inputs (`info`, `episode`, ...) pass if they are None.
 
         Returns:
             The action as the environment takes it; `(action, state_out, outputs)` with
@@ -480,12 +512,22 @@ class Algorithm:
 
         Raises:
             SpaceError: The observation is not in the observation space.
+            ConfigError: An input that nothing reads, or a state that a connector needs is missing.
         """
-        refuse_inputs("compute_single_action", unused)
-        carry = None if state is None else as_batch([state])
-        actions = (explore, unsquash_action, clip_action)
-        fetched = row(self._act([obs], carry, policy_id, *actions), 0)
-        return fetched if full_fetch or state is not None else fetched[0]
+        past = {"prev_action": prev_action, "prev_reward": prev_reward}
+        refuse_inputs("compute_single_action", {**past, **unused}, self._inference.reads())
+        asked = Asked(
+            observations=[obs],
+            state=None if state is None else as_batch([state]),
+            prev_action=None if prev_action is None else [prev_action],
+            prev_reward=None if prev_reward is None else [prev_reward],
+            explore=explore,
+            unsquash=unsquash_action,
+            clip=clip_action,
+            keeps_state=full_fetch or state is not None,
+        )
+        fetched = row(self._act(asked, policy_id), 0)
+        return fetched if asked.keeps_state else fetched[0]
 
     def compute_actions(
         self,
@@ -497,40 +539,46 @@ class Algorithm:
         policy_id: str = DEFAULT_MODULE,
         unsquash_action: bool | None = None,
         clip_action: bool | None = None,
+        prev_action: Any = None,
+        prev_reward: Any = None,
         **unused: None,
     ) -> Any:
         """Actions for several observations: a dictionary for a dictionary, else a batch.
 
-        `state` (and what `full_fetch` returns) is by name too, or has a leading batch axis; the
-        other arguments are those of `compute_single_action`.
+        `state`, `prev_action` and `prev_reward` (and what `full_fetch` returns) are by name too, or
+        have a leading batch axis; the other arguments are those of `compute_single_action`.
         """
-        refuse_inputs("compute_actions", unused)
+        past = {"prev_action": prev_action, "prev_reward": prev_reward}
+        refuse_inputs("compute_actions", {**past, **unused}, self._inference.reads())
         names = list(observations) if isinstance(observations, Mapping) else None
-        rows, carry = list(observations), state
+        rows = list(observations)
         if isinstance(observations, Mapping):
             rows = list(observations.values())
-            carry = None if state is None else as_batch([state[name] for name in observations])
-        actions = (explore, unsquash_action, clip_action)
-        fetched = by_name(self._act(rows, carry, policy_id, *actions), names)
-        return fetched if full_fetch or state is not None else fetched[0]
+            state = None if state is None else as_batch([state[name] for name in observations])
+            past = {
+                given: None if value is None else [value[name] for name in observations]
+                for given, value in past.items()
+            }
+        asked = Asked(
+            observations=rows,
+            state=state,
+            **past,
+            explore=explore,
+            unsquash=unsquash_action,
+            clip=clip_action,
+            keeps_state=full_fetch or state is not None,
+        )
+        fetched = by_name(self._act(asked, policy_id), names)
+        return fetched if asked.keeps_state else fetched[0]
 
-    def _act(
-        self,
-        observations: list[Any],
-        carry: PyTree,
-        policy_id: str,
-        explore: bool | None,
-        unsquash: bool | None,
-        clip: bool | None,
-    ) -> Fetched:
+    def _act(self, asked: Asked, policy_id: str) -> Fetched:
         self._check_module_id(policy_id)
         self._host.actions_drawn += 1
         key = self._key(_ACTIONS, self._host.actions_drawn)
+        explore = asked.explore
         if explore is None:
             explore = self.config.env_runners_settings.explore
-        return self._inference(
-            self._acting()[0], observations, carry, key, explore, unsquash=unsquash, clip=clip
-        )
+        return self._inference(self._acting()[0], replace(asked, explore=explore), key)
 
     # --- module, weights, state ---
 
@@ -591,22 +639,21 @@ class Algorithm:
         """
         leaves: Mapping[str, np.ndarray] = state["train_state"]
         prefixes = host.component_prefixes(component)
-        own = self._whole_state()
-        problem = ckpt.first_difference(own, leaves, prefixes)
+        envs: dict[str, np.ndarray] = {}
+        if isinstance(self._loop, HostLoop):
+            envs = {name: leaf for name, leaf in leaves.items() if name.startswith("env.")}
+            leaves = {name: leaf for name, leaf in leaves.items() if name not in envs}
+        problem = ckpt.first_difference(self.state, leaves, prefixes)
         if problem is not None:
             raise CheckpointError(f"The state does not fit this Algorithm: {problem}.")
         if component is not None:
-            filled = with_fresh_snapshot(ckpt.fill(own, leaves, prefixes))
-            self.state = filled if isinstance(self._loop, Dispatcher) else replace(filled, env=())
+            self.state = with_fresh_snapshot(ckpt.fill(self.state, leaves, prefixes))
         else:
             restored = host.HostState.from_metadata(state["metadata"])
-            filled = ckpt.fill(own, leaves, prefixes)
-            if isinstance(self._loop, HostLoop):
-                self._loop.runners.set_state(filled.env)
-                self._loop.runners.set_counts(restored.runner_counts)
-                filled = replace(filled, env=())
-            self.state = filled
+            self.state = ckpt.fill(self.state, leaves, prefixes)
             self._host = restored
+            if isinstance(self._loop, HostLoop):
+                self._loop.restore_runners(partial(_restore_runners, envs, restored.runner_counts))
             self._last_result = self._host.last_result
             self._recorder.starts_at(self.iteration, state["metadata"]["env_steps"])
 
@@ -707,7 +754,7 @@ class Algorithm:
         algorithm_class = config.algo_class or cls
         algorithm = algorithm_class(config, run_folder=run_folder, may_only_read=True)
         if overrides and component is None:
-            own = ckpt.host_leaves(algorithm._whole_state())
+            own = ckpt.host_leaves(algorithm.state)
             leaves = host.with_overrides(leaves, own, config, overrides)
         algorithm._load(found, metadata, leaves, component)
         return algorithm
@@ -733,7 +780,7 @@ class Algorithm:
             self._recorder.close()
         finally:
             if isinstance(self._loop, HostLoop):
-                self._loop.runners.stop()
+                self._loop.stop()
             self._learners.stop()
 
     def __enter__(self) -> Self:
@@ -744,3 +791,21 @@ class Algorithm:
 
     def _call(self, hook: str, **kwargs: Any) -> None:
         self._callbacks.call(hook, algorithm=self, **kwargs)
+
+
+def _restore_runners(
+    envs: Mapping[str, np.ndarray], counts: dict[str, Any], runners: EnvRunnerGroup
+) -> None:
+    """Put runners where a checkpoint says; without a word of environments, at new episodes."""
+    runners.set_counts(counts)
+    if not envs:
+        runners.set_state(None)
+        return
+    own = {"env": runners.get_state()}
+    problem = ckpt.first_difference(own, envs, ("",))
+    if problem is not None:
+        raise CheckpointError(
+            f"The environments of the checkpoint do not fit these runners: {problem}; restore with "
+            "the environment and with as many environments as were saved."
+        )
+    runners.set_state(ckpt.fill(own, envs, ("",))["env"])

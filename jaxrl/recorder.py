@@ -61,6 +61,7 @@ class Recorder:
         self._folder = run_folder
         self._open = _Open()
         self._start = (start_iteration, start_env_steps)
+        self._latest_checkpoint: Path | None = None
         weakref.finalize(self, self._open.close)
 
     def check_writable(self) -> None:
@@ -134,7 +135,13 @@ class Recorder:
         path = writer.save(iteration, state, metadata, score)
         if wait:
             writer.wait()
+        self._latest_checkpoint = path
         return path
+
+    @property
+    def latest_checkpoint(self) -> Path | None:
+        """The newest checkpoint of this session that was asked for; None before the first."""
+        return self._latest_checkpoint
 
     def draw_learning_curve(self) -> Path | None:
         """The picture of what was logged; None if that is nothing (yet)."""

@@ -27,7 +27,7 @@ def host_loop(
 ) -> HostLoop:
     """The loop over runners in this process or `num_env_runners` actors."""
     interval = vars(config.training_settings).get("broadcast_interval", 1)
-    return HostLoop(env_runner_group(config, assembly, hooks), learners, interval)
+    return HostLoop(lambda: env_runner_group(config, assembly, hooks), learners, interval)
 
 
 def env_runner_group(config: "AlgorithmConfig", assembly: Assembly, hooks: Any) -> EnvRunnerGroup:

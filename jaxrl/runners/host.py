@@ -65,21 +65,52 @@ class HostLoop:
     """One train batch a dispatch, from a group of runners to a group of learners.
 
     Args:
-        runners: Where fragments come from.
+        make_runners: Makes the group that fragments come from, when it is first needed.
         learners: Where they are learned from.
         broadcast_interval: Train batches between two publications of the weights.
     """
 
     def __init__(
-        self, runners: EnvRunnerGroup, learners: LearnerGroup, broadcast_interval: int = 1
+        self,
+        make_runners: Callable[[], EnvRunnerGroup],
+        learners: LearnerGroup,
+        broadcast_interval: int = 1,
     ) -> None:
-        self.runners, self._learners = runners, learners
+        self._make_runners, self._learners = make_runners, learners
+        self._runners: EnvRunnerGroup | None = None
+        self._restore: Callable[[EnvRunnerGroup], None] | None = None
         self._interval = broadcast_interval
         self._published: tuple[int | None, int] | None = None
         self._generation: int | None = None
         self._version = 0
         self._started = 0.0
         self.timers = {"sample_s": 0.0, "learn_s": 0.0, "synch_weights_s": 0.0}
+
+    @property
+    def has_runners(self) -> bool:
+        """Whether the group was made yet."""
+        return self._runners is not None
+
+    @property
+    def runners(self) -> EnvRunnerGroup:
+        """The group, made and put where it shall go on if that was not done yet."""
+        if self._runners is None:
+            self._runners = self._make_runners()
+        if self._restore is not None:
+            restore, self._restore = self._restore, None
+            restore(self._runners)
+        return self._runners
+
+    def restore_runners(self, restore: Callable[[EnvRunnerGroup], None]) -> None:
+        """Put the group where it shall go on: now, or when it is made."""
+        self._restore = restore
+        if self.has_runners:
+            _ = self.runners
+
+    def stop(self) -> None:
+        """Stop the runners, if there are any; may be called twice."""
+        if self._runners is not None:
+            self._runners.stop()
 
     def wanted(self, reporting: "Reporting", totals: IterationTotals, elapsed: float) -> int:
         """1 while the iteration has not all that it was asked for, else 0."""

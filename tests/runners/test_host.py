@@ -1,0 +1,148 @@
+"""Runs whose environments are stepped by a runner on the host: the same data, the same updates."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl.algorithm import Algorithm
+from jaxrl.errors import ConfigError
+from jaxrl.runners.batches import columns_of, to_devices
+from jaxrl.runners.fragment import Fragment
+from jaxrl.runners.host import HostLoop
+from tests.helpers import assert_close, assert_equal, small
+
+pytestmark = pytest.mark.allow_key_reuse
+
+ONE = {"num_epochs": 1, "minibatch_size": None}
+
+
+def on_host(algo: str = "PPO", env: Any = "CartPole-v1", **training: Any) -> Any:
+    return small(algo, env, **training).env_runners(placement="host")
+
+
+def gymnasium_env(**training: Any) -> Any:
+    config = small("PPO", "gymnasium:CartPole-v1", **training)
+    return config.env_runners(num_envs_per_env_runner=4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"observation_filter": "MeanStdFilter", "normalize_rewards": True}],
+    ids=["plain", "statistics"],
+)
+def test_a_host_run_equals_the_compiled_one(settings: dict[str, Any]) -> None:
+    with small("PPO", **ONE).env_runners(**settings).build() as compiled:
+        expected = compiled.train()
+        with on_host("PPO", **ONE).env_runners(**settings).build() as hosted:
+            result = hosted.train()
+            assert_equal(hosted.state.ring, compiled.state.ring)
+            assert_close(hosted.state.learner, compiled.state.learner)
+            assert_close(hosted.state.connectors, compiled.state.connectors)
+            assert_equal(hosted.state.progress, compiled.state.progress)
+    for key in ("num_env_steps_sampled_lifetime", "num_episodes_lifetime"):
+        assert result["env_runners"][key] == expected["env_runners"][key]
+
+
+def test_columns_are_divided_over_devices_with_the_same_minibatches() -> None:
+    states = []
+    for num_devices in (1, 4):
+        config = on_host("PPO", num_epochs=2, minibatch_size=32).learners(num_devices=num_devices)
+        with config.learners(num_shards=4).env_runners(normalize_rewards=True).build() as algorithm:
+            algorithm.train()
+            assert len(algorithm.devices) == num_devices
+            states.append(jax.device_get((algorithm.state.learner, algorithm.state.connectors)))
+    assert_close(states[0], states[1], rtol=1e-4, atol=2e-5)
+
+
+def fragments() -> list[Fragment]:
+    with on_host().env_runners(num_envs_per_env_runner=4, rollout_fragment_length=32).build() as a:
+        assert a.env_runner_group is not None
+        a.env_runner_group.publish(a.learner_group.weights(0))
+        return [a.env_runner_group.next_batch()[0] for _ in range(2)]
+
+
+def test_fragments_lie_side_by_side_on_any_number_of_devices() -> None:
+    pair = fragments()
+    expected = np.concatenate([part.rollout.obs for part in pair], axis=1)
+    for devices in (jax.devices()[:1], jax.devices()[:4]):
+        data = to_devices(pair, devices)
+        np.testing.assert_array_equal(np.asarray(data.rollout.obs), expected)
+        assert int(data.num_env_steps) == sum(part.num_env_steps for part in pair) == 256
+        assert len(data.rollout.obs.sharding.device_set) == len(devices)
+    halves = [columns_of(pair, 2 * i, 2 * i + 2).rollout.obs for i in range(4)]
+    np.testing.assert_array_equal(np.concatenate(halves, axis=1), expected)
+
+
+def test_a_resumed_run_is_the_same_to_the_bit_where_the_environment_can_be_restored(
+    tmp_path: Path,
+) -> None:
+    config = on_host().env_runners(observation_filter="MeanStdFilter", normalize_rewards=True)
+    with config.build() as algorithm:
+        algorithm.train()
+        path = algorithm.save(tmp_path)
+        algorithm.train()
+        expected = algorithm.get_state()["train_state"]
+    with Algorithm.from_checkpoint(path) as resumed:
+        resumed.train()
+        found = resumed.get_state()["train_state"]
+    assert found.keys() == expected.keys()
+    assert any(name.startswith("env.env.") for name in expected)
+    for name, leaf in expected.items():
+        assert leaf.tobytes() == found[name].tobytes(), name
+
+
+def test_environments_that_cannot_be_restored_start_new_episodes_and_all_else_goes_on(
+    tmp_path: Path,
+) -> None:
+    with gymnasium_env().build() as algorithm:
+        algorithm.train()
+        path = algorithm.save(tmp_path)
+        before = algorithm.get_state()["train_state"]
+    with Algorithm.from_checkpoint(path) as resumed:
+        after = resumed.get_state()["train_state"]
+        assert after["env.starts"].all()
+        assert not after["env.episode_length"].any()
+        episode = ("env.obs", "env.starts", "env.reward", "env.episode_")
+        for name, leaf in before.items():
+            if not name.startswith(episode):
+                assert leaf.tobytes() == after[name].tobytes(), name
+        result = resumed.train()
+    assert result["env_runners"]["num_env_steps_sampled_lifetime"] == 256
+    assert result["training_iteration"] == 2
+
+
+def test_weights_that_are_set_are_acted_with_at_once() -> None:
+    with gymnasium_env().build() as algorithm:
+        algorithm.train()
+        zero = jax.tree.map(np.zeros_like, algorithm.get_weights())
+        algorithm.set_weights(zero)
+        algorithm.train()
+        loop = algorithm._loop
+        assert isinstance(loop, HostLoop)
+        fragment = loop.runners.next_batch()[0]
+        assert fragment.weights_version == 1
+    uniform = np.log(0.5)
+    np.testing.assert_allclose(fragment.rollout.extras["action_logp"], uniform, atol=1e-3)
+
+
+def test_what_only_the_compiled_program_can_do_is_refused() -> None:
+    with gymnasium_env().build() as algorithm:
+        with pytest.raises(ConfigError, match=r"set_env_params\(\).*foreach_env_runner"):
+            algorithm.set_env_params(gravity=3.0)
+        with pytest.raises(ConfigError, match="stepped by runners on the host"):
+            _ = algorithm.runner
+
+
+def test_whole_episodes_are_learned_from_and_none_is_cut() -> None:
+    config = gymnasium_env().env_runners(batch_mode="complete_episodes")
+    with config.build() as algorithm:
+        result = algorithm.train()
+        state = algorithm.get_state()["train_state"]
+    assert state["env.starts"].all()
+    steps = result["env_runners"]["num_env_steps_sampled"]
+    assert steps >= 128
+    episodes = result["env_runners"]
+    assert episodes["episode_len_mean"] * episodes["num_episodes"] == pytest.approx(steps)
