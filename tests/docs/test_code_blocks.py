@@ -12,13 +12,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RAY_FENCE = re.compile(r"^```\{\.python \.ray\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAME = "documented"
 
 
-def blocks(path: Path) -> list[tuple[int, str]]:
+def blocks(path: Path, fence: re.Pattern[str] = FENCE) -> list[tuple[int, str]]:
     """The blocks of a file, with the number of each one's first line."""
     text = path.read_text()
-    return [(text[: found.start(1)].count("\n"), found[1]) for found in FENCE.finditer(text)]
+    return [(text[: found.start(1)].count("\n"), found[1]) for found in fence.finditer(text)]
 
 
 def documents() -> list[Path]:
@@ -53,6 +54,17 @@ def test_blocks_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for first_line, source in blocks(path):
+        exec(compile("\n" * first_line + source, os.fspath(path), "exec"), namespace)
+
+
+@pytest.mark.ray
+def test_blocks_with_actors_run(
+    namespace: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = [(path, block) for path in documents() for block in blocks(path, RAY_FENCE)]
+    assert found
+    for path, (first_line, source) in found:
         exec(compile("\n" * first_line + source, os.fspath(path), "exec"), namespace)
 
 
