@@ -1,33 +1,38 @@
 """An EnvRunner: it steps environments on the host and returns what a compiled rollout would."""
 
+import dataclasses
 import time
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int, UInt32
+from jaxtyping import Bool, Int
 
 from jaxrl.callbacks import CallbackList
-from jaxrl.core.types import Key, PyTree
-from jaxrl.envs.host import HostStep, HostVector, MadeHostEnv
+from jaxrl.core.types import PyTree
+from jaxrl.envs.context import EnvContext
+from jaxrl.envs.host import HostFault, HostVector, MadeHostEnv
 from jaxrl.envs.host_vector import make_vector
 from jaxrl.envs.registry import MadeEnv
-from jaxrl.envs.vector import copy_keys
 from jaxrl.errors import EnvError
 from jaxrl.runners.assemble import make_acting, make_env
+from jaxrl.runners.episode_tracker import EPISODE_HOOKS, EnvsView, EpisodeTracker
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.host_acting import HostActing, Last
+from jaxrl.runners.metrics_logger import MetricsLogger
+from jaxrl.runners.played import Played, Share, play
 from jaxrl.runners.program import Program
 from jaxrl.runners.rollout import Acting
-from jaxrl.runners.rows import Rows
+from jaxrl.runners.rows import Part, Rows
+from jaxrl.runners.streams import episode_seeds, stream_keys
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
-MAX_EPISODE_ROWS = 100_000
-"""So many steps an episode may take that is waited for, unless the environment has a limit."""
+MAX_EPISODE_STEPS = 100_000
+"""So many steps an episode is waited for, unless the environment has a limit."""
 
 
 class EnvRunner:
@@ -80,10 +85,34 @@ class EnvRunner:
             max_retraces=debugging.max_retraces,
             jit=debugging.jit,
         )
-        self._key = jax.device_put(streams(self.seed, self.env_index), self._acting.device)
+        self._key = stream_keys(self.seed, self.env_index, self._acting.device)
         self._obs: list[np.ndarray] | None = None
         self._number = 0
+        self._env_seconds = 0.0
+        self._faults: list[RunnerFault] = []
         self._forget()
+        self.metrics = MetricsLogger()
+        self.env = EnvsView(vector)
+        self._tracker: EpisodeTracker | None = None
+        if hooks is not None:
+            self._listen(hooks)
+
+    def _listen(self, hooks: RunnerHooks) -> None:
+        if any(hooks.wants(hook) for hook in EPISODE_HOOKS):
+            lookback = self.config.env_runners_settings.episode_lookback_horizon
+            self._tracker = EpisodeTracker(self, hooks, lookback)
+        context = EnvContext(
+            self.config.environment_settings.env_config,
+            worker_index=self.worker_index,
+            num_workers=self.num_workers,
+        )
+        hooks.call(
+            "on_environment_created",
+            env_runner=self,
+            metrics_logger=self.metrics,
+            env=self.env,
+            env_context=context,
+        )
 
     @property
     def programs(self) -> list[Program]:
@@ -97,13 +126,10 @@ class EnvRunner:
 
     def sample(self, num_steps: int) -> Fragment:
         """The next `num_steps` steps of every environment."""
-        begin = time.perf_counter()
-        rows, carry_in = self._begin(num_steps)
-        starts = self._last.starts
+        part = self._begin(num_steps)
         for _ in range(num_steps):
-            self.step(rows)
-        taken = np.full(self.num_envs, num_steps, np.uint32)
-        return self._fragment(rows, carry_in, starts, taken, begin)
+            self._step(part.rows)
+        return self._fragment(part, np.where(self._last.held, 0, num_steps))
 
     def sample_complete(self, num_steps: int) -> Fragment:
         """At least `num_steps` steps of every environment, up to the end of its episode.
@@ -114,93 +140,100 @@ class EnvRunner:
         Raises:
             EnvError: An episode does not end, or the environments can only be stepped together.
         """
-        begin = time.perf_counter()
-        rows, carry_in = self._begin(num_steps)
-        starts = self._last.starts
-        taken = np.zeros(self.num_envs, np.uint32)
-        held = np.zeros(self.num_envs, np.bool_)
-        most = num_steps + (self._limit or MAX_EPISODE_ROWS) + 1
-        while not held.all():
+        part = self._begin(num_steps)
+        rows = part.rows
+        taken = np.zeros(self.num_envs, np.int64)
+        while not self._last.held.all():
             if rows.length == rows.capacity:
-                self._check_length(rows.length, most, held)
-                self._acting.begin(
-                    self._key, self._count + np.uint32(rows.length), num_steps, self._last
-                )
+                self._check_length(rows.length - num_steps)
+                count = self._count + np.uint32(rows.length)
+                self._acting.begin(self._key, count, num_steps, self._last)
                 rows.grow(num_steps)
-            self.step(rows, held)
-            done = rows.starts[rows.length - 1] & ~held & (rows.length >= num_steps)
+            self._step(rows)
+            done = self._last.starts & ~self._last.held & (rows.length >= num_steps)
             if done.any():
                 taken[done] = rows.length
-                held |= done
-                self.vector.hold(held.copy())
-        self.vector.hold(np.zeros(self.num_envs, np.bool_))
+                self.hold(self._last.held | done)
+        self.hold(np.zeros(self.num_envs, np.bool_))
         fragments = -(-rows.length // num_steps)
         rows.pad(num_steps << (fragments - 1).bit_length())
-        return self._fragment(rows, carry_in, starts, taken, begin)
+        return self._fragment(part, taken)
 
-    def _check_length(self, length: int, most: int, held: Bool[np.ndarray, " B"]) -> None:
-        if length <= most:
+    def hold(self, held: Bool[np.ndarray, " B"]) -> None:
+        """Neither act in nor step these environments, until told otherwise.
+
+        Raises:
+            EnvError: The environments can only be stepped together.
+        """
+        self.vector.hold(held)
+        self._last = dataclasses.replace(self._last, held=held)
+
+    def _check_length(self, waited: int) -> None:
+        """Refuse to wait for ever: without a limit of the environment's, for so many steps."""
+        if waited <= (self._limit or MAX_EPISODE_STEPS):
             return
-        row = int(np.argmin(held))
+        index = self.env_index[int(np.argmin(self._last.held))]
         raise EnvError(
-            f"batch_mode='complete_episodes': an episode of the environment {self.env_index[row]} "
-            f"has not ended after {length} steps; set max_episode_steps, or use "
-            "batch_mode='truncate_episodes'."
+            f"batch_mode='complete_episodes': an episode of the environment {index} has not ended "
+            f"after {waited} steps; set max_episode_steps, or batch_mode='truncate_episodes'."
         )
 
-    def step(self, rows: Rows, held: Bool[np.ndarray, " B"] | None = None) -> HostStep:
+    def _begin(self, num_steps: int) -> Part:
+        """Get ready for so many steps."""
+        begin = time.perf_counter()
+        if self._obs is None:
+            self._reset(None)
+        assert self._obs is not None
+        carry = self._acting.begin(self._key, self._count, num_steps, self._last)
+        self._env_seconds, self._faults = 0.0, []
+        rows = Rows(num_steps, self._obs, self._acting.width, self._acting.leaves)
+        return Part(rows=rows, carry_in=carry, starts=self._last.starts, begin=begin)
+
+    def _step(self, rows: Rows) -> None:
         """Act once in every environment and add what came of it to `rows`."""
-        words = self._acting.act(rows.current(), self._last)
+        last = self._last
+        words = self._acting.act(rows.current(), last)
         action = self._acting.env_action(words)
         begin = time.perf_counter()
         step = self.vector.step(action)
         self._env_seconds += time.perf_counter() - begin
         rows.add(words, step)
-        if held is not None:
-            rows.leave_out(held)
-        now = rows.length - 1
-        self._last = Last(reward=rows.reward[now], starts=rows.starts[now])
-        for fault in step.faults:
-            self._faults.append(
-                RunnerFault(
-                    worker_index=self.worker_index,
-                    env_index=int(self.env_index[fault.row]),
-                    what=fault.what,
-                    detail=fault.detail,
-                    silent=fault.silent,
-                )
-            )
-        return step
+        self._last = self._came(rows, last)
+        if step.faults:
+            self._faults += [self._runner_fault(fault) for fault in step.faults]
+        if self._tracker is not None:
+            self._tracker.step(self._acting.recorded(words), step, last.held)
 
-    def _begin(self, num_steps: int) -> tuple[Rows, PyTree]:
-        """Room for so many steps, and the carry that they start from."""
-        if self._obs is None:
-            self._obs = self._as_leaves(self.vector.reset())
-        carry = self._acting.begin(self._key, self._count, num_steps, self._last)
-        self._env_seconds, self._faults = 0.0, []
-        return Rows(num_steps, self._obs, self._acting.width, self._acting.leaves), carry
+    def _came(self, rows: Rows, before: Last) -> Last:
+        """What came with the latest observations; with those of held environments nothing did."""
+        now, held = rows.length - 1, before.held
+        reward, starts = rows.reward[now], rows.starts[now]
+        if held.any():
+            reward = np.where(held, before.reward, reward)
+            starts = np.where(held, before.starts, starts)
+        return Last(reward=reward, starts=starts, held=held)
 
-    def _as_leaves(self, obs: PyTree) -> list[np.ndarray]:
-        """Observations in the types that modules see."""
-        return [
-            np.array(leaf, shape.dtype)
-            for leaf, shape in zip(self._acting.leaves(obs), self._acting.obs_shapes, strict=True)
-        ]
+    def _runner_fault(self, fault: HostFault) -> RunnerFault:
+        return RunnerFault(
+            worker_index=self.worker_index,
+            env_index=int(self.env_index[fault.row]),
+            what=fault.what,
+            detail=fault.detail,
+            silent=fault.silent,
+        )
 
-    def _fragment(
-        self,
-        rows: Rows,
-        carry_in: PyTree,
-        starts: Bool[np.ndarray, " B"],
-        taken: UInt32[np.ndarray, " B"],
-        begin: float,
-    ) -> Fragment:
-        """The rows as a fragment; the environments go on from its end."""
+    def _fragment(self, part: Part, taken: Int[np.ndarray, " B"]) -> Fragment:
+        """What was gathered, of which each environment has `taken` rows; it goes on from there."""
+        rows = part.rows
         recorded = self._acting.recorded(rows.words[: rows.length])
-        rollout = rows.rollout(self._acting.tree, recorded, starts, carry_in)
+        recorded = jax.tree.map(np.ascontiguousarray, recorded)
+        rollout = rows.rollout(self._acting.tree, recorded, part.starts, part.carry_in)
         record = rows.record(self._count, self._return, self._length)
         self._obs = rows.latest_obs()
-        self._count = self._count + taken
+        self._count = self._count + taken.astype(np.uint32)
+        self._last = jax.tree.map(np.copy, self._last)
+        if self._tracker is not None:
+            self._tracker.finish()
         self._number += 1
         return Fragment(
             worker_index=self.worker_index,
@@ -210,10 +243,24 @@ class EnvRunner:
             record=record,
             env_index=self.env_index,
             num_env_steps=int(rollout.mask.sum()),
-            seconds=time.perf_counter() - begin,
+            seconds=time.perf_counter() - part.begin,
             env_seconds=self._env_seconds,
             faults=tuple(self._faults),
+            metrics=self.metrics.take(),
         )
+
+    def _reset(self, seeds: list[int] | None) -> None:
+        if self._tracker is not None:
+            self._tracker.create()
+        obs = self.vector.reset(seeds)
+        self._obs = self._as_leaves(obs)
+        if self._tracker is not None:
+            self._tracker.start(self._acting.tree(self._obs))
+
+    def _as_leaves(self, obs: PyTree) -> list[np.ndarray]:
+        """Observations in the types that modules see."""
+        leaves = zip(self._acting.leaves(obs), self._acting.obs_shapes, strict=True)
+        return [np.array(leaf, shape.dtype) for leaf, shape in leaves]
 
     def get_state(self) -> dict[str, PyTree]:
         """Where the environments are and what they draw next, with a leading axis B, NumPy.
@@ -221,7 +268,8 @@ class EnvRunner:
         `env` is None where the environments themselves cannot tell.
         """
         if self._obs is None:
-            self._obs = self._as_leaves(self.vector.reset())
+            self._reset(None)
+        assert self._obs is not None
         return {
             "key": np.asarray(jax.random.key_data(self._key)),
             "count": self._count.copy(),
@@ -245,7 +293,7 @@ class EnvRunner:
         self._forget()
         self._count = np.array(state["count"], np.uint32)
         if state["env"] is None:
-            self._obs = self._as_leaves(self.vector.reset(self.restart_seeds()))
+            self._reset(episode_seeds(self.seed, self.env_index, self._count))
             return
         self.vector.reset()
         self.vector.set_state(state["env"])
@@ -253,18 +301,24 @@ class EnvRunner:
         self._last = Last(
             reward=np.array(state["reward"], np.float32),
             starts=np.array(state["starts"], np.bool_),
+            held=self._last.held,
         )
         self._return = np.array(state["episode_return"], np.float32)
         self._length = np.array(state["episode_length"], np.int32)
         self._acting.set_carry(state["carry"])
+        if self._tracker is not None:
+            self._tracker.go_on(self._acting.tree(self._obs), self._length)
 
-    def restart_seeds(self) -> list[int]:
-        """Seeds, 31 bits, of the episodes that replace those which cannot be gone on with."""
-        counts = zip(self.env_index.tolist(), self._count.tolist(), strict=True)
-        return [
-            int(np.random.SeedSequence((self.seed, index, count)).generate_state(1)[0] >> 1)
-            for index, count in counts
-        ]
+    def restart(self, seed: int, env_index: Int[np.ndarray, " B"]) -> None:
+        """Start new episodes in all environments, with the draws of these places of another run."""
+        self._key = stream_keys(seed, env_index, self._acting.device)
+        self._forget()
+        self._reset(episode_seeds(seed, env_index))
+
+    def run_episodes(self, share: Share) -> Played:
+        """Play a share of an evaluation, in environments that start anew."""
+        mode = self.config.env_runners_settings.gym_env_vectorize_mode
+        return play(self, share, can_hold=mode != "vector_entry_point")
 
     def _forget(self) -> None:
         """Every environment is at the start of its first episode."""
@@ -272,19 +326,15 @@ class EnvRunner:
         self._return = np.zeros(self.num_envs, np.float32)
         self._length = np.zeros(self.num_envs, np.int32)
         self._last = Last(
-            reward=np.zeros(self.num_envs, np.float32), starts=np.ones(self.num_envs, np.bool_)
+            reward=np.zeros(self.num_envs, np.float32),
+            starts=np.ones(self.num_envs, np.bool_),
+            held=np.zeros(self.num_envs, np.bool_),
         )
         self._acting.set_carry(None)
 
     def close(self) -> None:
         """Close the environments; may be called twice."""
         self.vector.close()
-
-
-def streams(seed: int, env_index: Int[np.ndarray, " B"]) -> Key:
-    """The keys that the draws of a run's environments are folded from, as in the compiled loop."""
-    env_key = jax.random.split(jax.random.key(seed), 3)[1]
-    return jax.jit(copy_keys)(env_key, np.asarray(env_index, np.int32))[1]
 
 
 def make_env_runner(

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxrl.core.rl_module import zeros_of
-from jaxrl.core.struct import pytree
+from jaxrl.core.struct import pytree, where_rows
 from jaxrl.core.types import Columns, Device, Key, PyTree
 from jaxrl.envs.vector import transition_keys
 from jaxrl.errors import ConfigError
@@ -20,10 +20,14 @@ from jaxrl.runners.rollout import RECORDED, Acting, Actor, Carry
 
 @pytree
 class Last:
-    """What came with an observation: the reward, and whether the observation starts an episode."""
+    """What came with an observation: the reward, and whether the observation starts an episode.
+
+    An environment that is `held` is not acted in: its carry stays as it is.
+    """
 
     reward: Float[np.ndarray, " B"]
     starts: Bool[np.ndarray, " B"]
+    held: Bool[np.ndarray, " B"]
 
 
 class HostActing:
@@ -205,10 +209,14 @@ class HostActing:
         )
         action = out[Columns.ACTIONS]
         recorded = {Columns.ACTIONS: action, **{name: out[name] for name in RECORDED}}
-        return (self.acting.action_pipeline(action), recorded), out[Columns.STATE_OUT]
+        after = out[Columns.STATE_OUT]
+        if last is not None:
+            after = where_rows(jnp.asarray(last.held), carry, after)
+        return (self.acting.action_pipeline(action), recorded), after
 
     def _lay_out(self) -> None:
-        last = Last(reward=np.zeros(self._rows, np.float32), starts=np.zeros(self._rows, bool))
+        nobody = np.zeros(self._rows, np.bool_)
+        last = Last(reward=np.zeros(self._rows, np.float32), starts=nobody, held=nobody)
         outputs, _ = jax.eval_shape(self._step, *self._arguments(self.obs_shapes, last))
         self._outputs, self._actions = Packing(outputs), Packing(outputs[0])
 

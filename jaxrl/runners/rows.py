@@ -1,5 +1,6 @@
 """The rows of a fragment as they come from host environments, NumPy."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -76,14 +77,6 @@ class Rows:
             final = [np.array(leaf) for leaf in self._leaves(step.final_obs)]
             self._final.append((t, over, final))
         self.length = t + 1
-
-    def leave_out(self, held: Bool[np.ndarray, " B"]) -> None:
-        """Make the latest row of held environments none; what they observe starts an episode."""
-        t = self.length - 1
-        self.reward[t][held] = 0.0
-        for flags in (self.terminated, self.truncated, self.mask):
-            flags[t] &= ~held
-        self.starts[t] |= held
 
     def grow(self, more: int) -> None:
         """Room for so many steps more."""
@@ -177,3 +170,13 @@ class Rows:
             env_step=count[None] + np.arange(end, dtype=np.uint32)[:, None],
             fault=self.fault[:end],
         )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Part:
+    """Rows in the making, and what was before the first of them."""
+
+    rows: Rows
+    carry_in: PyTree
+    starts: Bool[np.ndarray, " B"]
+    begin: float
