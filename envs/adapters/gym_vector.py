@@ -96,7 +96,8 @@ class GymVector:
             truncated=np.asarray(truncated),
             infos=infos,
         )
-        if infos or self._earlier_faults or self._any_held or self._has_event(result):
+        told = FAULT in infos or self._any_held or bool(self._earlier_faults)
+        if told or self._has_event(result):
             return self._eventful(result)
         self._obs = result.obs
         return HostStep(
@@ -107,6 +108,7 @@ class GymVector:
             final_obs=result.obs,
             mask=self._everybody,
             starts=self._nobody,
+            infos=InfoRows(infos=infos, ended=self._nobody),
         )
 
     def hold(self, held: Bool[np.ndarray, " B"]) -> None:
