@@ -80,13 +80,25 @@ def learner_stats(result: results.Result) -> Iterator[tuple[str, float]]:
                 yield prefix + _SHORT_NAMES.get(name, name.replace("_", " ")), value
 
 
+_TROUBLES = frozenset(
+    (
+        "num_nonfinite_updates",
+        "num_rollbacks",
+        "num_nonfinite_env_steps",
+        "num_env_runner_restarts",
+        "num_sub_env_restarts",
+        "num_env_steps_maybe_lost_lifetime",
+    )
+)
+
+
 def troubles(result: results.Result) -> Iterator[tuple[str, float]]:
     """What went wrong so far: the counts under `fault_tolerance` that are not zero."""
     counts = metrics.lookup(result, "fault_tolerance")
     if isinstance(counts, Mapping):
         for name in counts:
             value = results.number(counts, name)
-            if value and name.startswith("num_") and not name.endswith("_in_a_row"):
+            if value and name in _TROUBLES:
                 yield name.removeprefix("num_").replace("_", " "), value
 
 
