@@ -5,6 +5,8 @@ CONFIG ?= configs/classic/cartpole-ppo.yaml
 # Test processes: a number, or as many as there are cores, four at most (each compiles and holds JAX).
 WORKERS ?= logical
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
+# Tests that start Ray share one cluster, so they run in one process.
+RAY_PYTEST := .ci/loopback $(BIN)/python -m pytest
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
 	"$$python" -c '$(SUPPORTED)' >/dev/null 2>&1 && { echo "$$python"; break; }; done)
@@ -24,10 +26,16 @@ train: .venv/.core
 	$(BIN)/jaxrl train file $(CONFIG)
 
 test: .venv/.dev
-	$(PYTEST)
+	@failed=0; \
+	$(PYTEST) || failed=1; \
+	$(RAY_PYTEST) -m "ray and not slow" || failed=1; \
+	exit $$failed
 
 test-slow: .venv/.dev
-	$(PYTEST) -m slow
+	@failed=0; \
+	$(PYTEST) -m "slow and not ray" || failed=1; \
+	$(RAY_PYTEST) -m "slow and ray" || failed=1; \
+	exit $$failed
 
 lint: .venv/.dev
 	$(BIN)/python -m pytest tests/house

@@ -38,3 +38,19 @@ def _home_is_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sends run folders and caches that a test does not name to the test's own folder."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("JAXRL_RESULTS_DIR", str(tmp_path / "jaxrl_results"))
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One Ray of four logical CPUs for all tests marked `ray`, ended with the session."""
+    import ray
+
+    from jaxrl.runners.ray.start import start_ray_here
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("ray_home")))  # for its token
+        start_ray_here(
+            4, object_store_memory=200 * 2**20, log_to_driver=False, logging_level="ERROR"
+        )
+    yield
+    ray.shutdown()

@@ -114,7 +114,7 @@ class RayEnvRunner:
 
     @_guarded
     def start(self, job: bytes, worker_index: int, incarnation: int, env_steps: int) -> None:
-        """Make the runner and its environments.
+        """Make the runner and its environments, and reset them, so that what fails fails here.
 
         In the place of an actor that failed, its environments start new episodes and draw from
         where those could have come to, so that nothing is sampled twice.
@@ -135,8 +135,8 @@ class RayEnvRunner:
             seed=opened.seed,
         )
         self._fragment_length = opened.fragment_length
+        state = self._runner.get_state()
         if incarnation > 0:
-            state = self._runner.get_state()
             count = np.full(opened.num_envs, env_steps, np.uint32)
             self._runner.set_state({**state, "count": count, "env": None})
 

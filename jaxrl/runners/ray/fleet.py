@@ -238,7 +238,7 @@ class Fleet:
         member.phase = Phase.HEALTHY
         member.head_since = self.backend.now()
         member.failures_in_a_row = self._failures_in_a_row = 0
-        if isinstance(value, Fragment):
+        if request.steps:
             self._receive(member, value)
         return [Arrival(member=member, value=value, tag=request.tag)]
 

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -44,16 +45,33 @@ def ensure_ray(config: "AlgorithmConfig") -> str:
         "log_to_driver": level in ("INFO", "DEBUG"),
         "logging_level": logging.INFO if level == "DEBUG" else logging.ERROR,
     }
+    address = os.environ.get("RAY_ADDRESS", "local")
+    if address != "local":
+        start_ray(**options)
+        return f"Ray: the cluster at {address}, with {_cpus():g} CPUs."
+    start_ray_here(usable_cores(), **options)
+    return f"Ray: started on this machine with {_cpus():g} CPUs, as many as it has cores to use."
+
+
+def start_ray_here(num_cpus: int, **options: Any) -> None:
+    """Start Ray for this process alone, on this machine's loopback, without a dashboard."""
+    start_ray(
+        address="local",
+        num_cpus=num_cpus,
+        include_dashboard=False,
+        _node_ip_address="127.0.0.1",
+        **options,
+    )
+
+
+def start_ray(**options: Any) -> None:
+    """`ray.init`, which leaves this process as it was but for being connected."""
     # Actors are told what they see; Ray would otherwise warn that it will stop telling them.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    address = os.environ.get("RAY_ADDRESS")
-    if not address or address == "local":
-        options |= {"address": "local", "include_dashboard": False, "num_cpus": usable_cores()}
-    with _signal_handlers_kept():
+    with _signal_handlers_kept(), warnings.catch_warnings():
+        # What Ray forks here becomes another program at once, so JAX's threads do it no harm.
+        warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
         ray.init(**options)
-    if "num_cpus" not in options:
-        return f"Ray: the cluster at {address}, with {_cpus():g} CPUs."
-    return f"Ray: started on this machine with {_cpus():g} CPUs, as many as it has cores to use."
 
 
 def _cpus() -> float:
