@@ -27,8 +27,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     if "throughput" in options.parts and options.peers:
         measure.say(f"{setting.name}: {options.pairs} rounds of {', '.join(options.peers)}")
         with contextlib.ExitStack() as stack:
-            workers = {name: _started(stack, name) for name in options.peers}
-            results["peers"] = {name: worker.ask("info") for name, worker in workers.items()}
+            workers: dict[str, Worker] = {}
+            for name in options.peers:  # one after another: several Rays at once start slowly
+                workers[name] = _started(stack, name)
+                results["peers"][name] = workers[name].ask("info")
             results["throughput"][setting.name] = measure.throughput(
                 workers, setting, options.pairs, launch.LOCAL
             )

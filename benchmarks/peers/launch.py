@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import shutil
 import subprocess
@@ -76,24 +75,8 @@ def start(name: str, env: Mapping[str, str] | None = None) -> Worker:
     if peer.environment is not None:
         requirements = ROOT / "benchmarks" / "peers" / peer.environment / "requirements.txt"
         python = str(ensure_environment(ROOT / ".peers" / peer.environment, requirements))
-    prefix = isolation() if peer.starts_ray else ()
+    prefix = (str(ISOLATE),) if peer.starts_ray else ()
     return Worker(name, [*prefix, python, "-m", *peer.module], env=env)
-
-
-@functools.cache
-def isolation() -> tuple[str, ...]:
-    """What to put before a command so that it has no network but loopback; says if nothing can."""
-    command = (str(ISOLATE),)
-    if ISOLATE.exists():
-        done = subprocess.run([*command, "true"], capture_output=True, check=False)
-        if done.returncode == 0:
-            return command
-    print(
-        f"{os.path.relpath(ISOLATE)} does not work here: peers that start Ray have a network",
-        file=sys.stderr,
-        flush=True,
-    )
-    return ()
 
 
 def ensure_environment(folder: Path, requirements: Path) -> Path:
