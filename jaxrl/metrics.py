@@ -64,7 +64,13 @@ KNOWN_KEYS: tuple[str, ...] = (
 )
 """Numbers that a stop criterion or a checkpoint score may name."""
 
-OPEN_PREFIXES = (f"{LEARNERS}/", f"{TIMERS}/", "custom_metrics/", f"{EVALUATION}/custom_metrics/")
+OPEN_PREFIXES = (
+    f"{LEARNERS}/",
+    f"{TIMERS}/",
+    "custom_metrics/",
+    f"{ENV_RUNNERS}/custom_metrics/",
+    f"{EVALUATION}/custom_metrics/",
+)
 """Below these, names depend on the algorithm or the user."""
 
 _RETURN = f"{ENV_RUNNERS}/{EPISODE_RETURN_MEAN}"

@@ -282,12 +282,17 @@ class EnvRunner:
             "env": self.vector.get_state(),
         }
 
-    def set_state(self, state: dict[str, PyTree]) -> None:
-        """Go on from what `get_state` returned.
+    def set_state(self, state: dict[str, PyTree] | None) -> None:
+        """Go on from what `get_state` returned; from None as from the start.
 
         Environments that cannot be restored start new episodes, reset with seeds that derive from
         the run's, their index and their count of transitions; the rest is as it was.
         """
+        if state is None:
+            self._key = stream_keys(self.seed, self.env_index, self._acting.device)
+            self._forget()
+            self._reset(None)
+            return
         key = jax.random.wrap_key_data(jnp.asarray(state["key"], jnp.uint32))
         self._key = jax.device_put(key, self._acting.device)
         self._forget()

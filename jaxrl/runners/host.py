@@ -6,7 +6,7 @@ samples all the time and hands over what is ready.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.runners.dispatch import Dispatched
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.learner_group import LearnerGroup
+from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.results import IterationTotals, Report
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class HostLoop:
         self._generation: int | None = None
         self._version = 0
         self._started = 0.0
+        self.metrics = MetricsLogger()
         self.timers = {"sample_s": 0.0, "learn_s": 0.0, "synch_weights_s": 0.0}
 
     @property
@@ -106,6 +108,15 @@ class HostLoop:
         self._restore = restore
         if self.has_runners:
             _ = self.runners
+
+    def get_counts(self) -> dict[str, Any]:
+        """What lasts for the run's life: the group's counts, and what callbacks logged."""
+        return {**self.runners.get_counts(), "logged": self.metrics.get_state()}
+
+    def set_counts(self, counts: Mapping[str, Any]) -> dict[str, Any]:
+        """Go on from what `get_counts` returned; the group's part of it."""
+        self.metrics.set_state(counts.get("logged", {}))
+        return {name: value for name, value in counts.items() if name != "logged"}
 
     def stop(self) -> None:
         """Stop the runners, if there are any; may be called twice."""
@@ -130,6 +141,7 @@ class HostLoop:
         begin = self._lap("synch_weights_s", begin)
         fragments = self.runners.next_batch()
         begin = self._lap("sample_s", begin)
+        self.metrics.merge(fragment.metrics for fragment in fragments)
         pending = self._learners.learn(fragments, on_phase)
         self._version += 1
         self._lap("learn_s", begin)

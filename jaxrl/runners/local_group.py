@@ -31,8 +31,7 @@ class LocalEnvRunnerGroup:
         plan = config.plan()
         self._fragments, self._steps = plan.fragments_per_batch, plan.rollout_fragment_length
         self._complete = config.env_runners_settings.batch_mode == "complete_episodes"
-        make = config.env_runners_settings.env_runner_cls or make_env_runner
-        self.runner: EnvRunner = make(
+        self.runner: EnvRunner = make_env_runner(
             config,
             num_envs=plan.envs_per_runner,
             first_env_index=0,
