@@ -69,7 +69,9 @@ def test_the_filter_sees_no_mask() -> None:
     raw = rng.normal(3.0, 2.0, (6, 5, 4)).astype(np.float32)
     mask = jnp.asarray(rng.integers(0, 2, (6, 5, 3)), jnp.int8)
     obs = {"action_mask": mask, "obs": jnp.asarray(raw)}
-    states = pipeline.update(pipeline.init(), obs, jnp.ones((6, 5), bool), None)
+    first = pipeline.init()
+    received = (obs, pipeline["SeparateMask"](first[0], obs))
+    states = pipeline.update(first, received, jnp.ones((6, 5), bool), None)
     out = pipeline(states, obs)
     np.testing.assert_array_equal(out["action_mask"], mask)
     rows = raw.reshape(-1, 4)

@@ -140,8 +140,8 @@ def not_a_connector() -> Any:
         ),
         ({"env_to_module_connector": swaps}, ["ObservationConnectors", "got Swap"]),
         (
-            {"module_to_env_connector": lambda space: Swap()},
-            ["module_to_env_connector", "function without arguments"],
+            {"module_to_env_connector": lambda space, config: Swap()},
+            ["module_to_env_connector", "a function of nothing", "(space, config)"],
         ),
         ({"module_to_env_connector": LearnerConnector}, ["ActionConnectors", "LearnerConnector"]),
     ],
