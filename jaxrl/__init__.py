@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from jaxrl.envs.context import EnvContext
     from jaxrl.envs.registry import list_envs, register_env
     from jaxrl.errors import JaxrlError
+    from jaxrl.tune import A2C as A2C
+    from jaxrl.tune import APPO as APPO
+    from jaxrl.tune import IMPALA as IMPALA
+    from jaxrl.tune import PG as PG
+    from jaxrl.tune import PPO as PPO
 
 __version__ = "0.1.0"
 
@@ -43,6 +48,11 @@ _HOME = {
 }
 
 
+TRAINABLES = ("A2C", "APPO", "IMPALA", "PG", "PPO")
+"""The algorithms as Trainables of Ray Tune; the first of them imports Ray."""
+_HOME.update(dict.fromkeys(TRAINABLES, "jaxrl.tune"))
+
+
 def __getattr__(name: str) -> Any:
     """Imports a public name when it is first used (PEP 562), so that `import jaxrl` is quick."""
     if name not in _HOME:
@@ -53,4 +63,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *TRAINABLES})

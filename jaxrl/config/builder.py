@@ -231,10 +231,14 @@ class ConfigBuilder:
         self.__dict__["_frozen"] = True
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings, flat, and the names of the explicit ones under `explicit_settings`."""
+        """All settings, flat, and the names of the explicit ones under `explicit_settings`.
+
+        An `algo_class`, where there is one, is among them.
+        """
         return {
             **{name: copy_containers(value) for name, value in self.items()},
             EXPLICIT: sorted(self._explicit),
+            **({} if self.algo_class is None else {"algo_class": self.algo_class}),
         }
 
     @classmethod
@@ -250,6 +254,8 @@ class ConfigBuilder:
         """
         values = dict(config_dict)
         explicit = values.pop(EXPLICIT, None)
+        if "algo_class" in values:
+            self.algo_class = values.pop("algo_class")
         framework = values.pop("framework", None) or values.pop("framework_str", None) or "jax"
         self.framework(framework)
         before = set(self._explicit)

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import pytest
 
+from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config import AlgorithmConfig, OnPolicyTraining, field, fluent, get_algorithm_config
 from jaxrl.config.names import GROUP_METHODS
@@ -149,6 +150,15 @@ def test_old_names_are_accepted_and_answered(caplog: pytest.LogCaptureFixture) -
     assert len(config.notes) == len(caplog.messages) == 2
     assert "training(num_epochs=...)" in config.notes[0]
     assert "rl_module(model_config=...)" in config.notes[1]
+
+
+def test_dictionaries_keep_the_algorithms_class() -> None:
+    class Mine(Algorithm):
+        """With a training_step of its own."""
+
+    data = PPOConfig(algo_class=Mine).to_dict()
+    assert PPOConfig.from_dict(data).algo_class is Mine
+    assert "algo_class" not in PPOConfig().to_dict()
 
 
 def test_gymnasiums_words_are_understood() -> None:

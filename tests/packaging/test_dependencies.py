@@ -14,9 +14,8 @@ EXTRAS = PROJECT["optional-dependencies"]
 INSTALLED_AS = {"orbax": "orbax-checkpoint", "yaml": "pyyaml"}
 # Needed by gymnax and JAX, which do not declare them.
 NOT_IMPORTED = {"filelock", "six"}
-# Part of a whole installation although no module imports it today: the runners' actors need Ray, and
-# chex comes with optax.
-STANDS_READY = {"chex", "ray"}
+# Part of a whole installation although no module imports it today: chex comes with optax.
+STANDS_READY = {"chex"}
 
 
 def name_of(requirement: str) -> str:

@@ -1,0 +1,245 @@
+"""Algorithms as Trainables of Ray Tune: a grid is searched, and a trial goes on where it was."""
+
+import json
+import math
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jaxrl
+from jaxrl.algorithm import Algorithm
+from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.config.registry import list_algorithms
+from jaxrl.envs.classic.cartpole import CartPole
+from jaxrl.errors import ConfigError, JaxrlError
+from tests.helpers import small
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def tune() -> Any:
+    return pytest.importorskip("jaxrl.tune")
+
+
+class OneDevice(Algorithm):
+    """Reports the devices that its process has."""
+
+    def train(self) -> dict[str, Any]:
+        import jax
+
+        return {**super().train(), "custom_metrics": {"devices": len(jax.devices())}}
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_grid_returns_the_best_checkpoint_which_evaluates(tmp_path: Path, tune: Any) -> None:
+    from ray.tune import CheckpointConfig, RunConfig, TuneConfig, Tuner, grid_search
+
+    jaxrl.register_env("cartpole-of-this-process", lambda context: CartPole())
+    config = (
+        PPOConfig(algo_class=OneDevice)
+        .environment("cartpole-of-this-process")
+        .env_runners(num_envs_per_env_runner=8, rollout_fragment_length=64)
+        .training(lr=grid_search([1e-9, 5e-3]), minibatch_size=128, num_epochs=4)
+        .rl_module(model_config={"fcnet_hiddens": [16]})
+        .python_environment(extra_python_environs_for_driver={"XLA_FLAGS": ""})
+    )
+    found = Tuner(
+        "PPO",
+        param_space=config,
+        tune_config=TuneConfig(metric="env_runners/episode_return_mean", mode="max"),
+        run_config=RunConfig(
+            name="grid",
+            storage_path=str(tmp_path),
+            stop={"training_iteration": 15},
+            checkpoint_config=CheckpointConfig(checkpoint_at_end=True),
+            verbose=0,
+        ),
+    ).fit()
+    assert not found.errors
+    assert {result.config["lr"] for result in found} == {1e-9, 5e-3}
+    best = found.get_best_result()
+    assert best.config["lr"] == 5e-3
+    for result in found:
+        assert result.metrics["custom_metrics"]["devices"] == 1  # of the eight that tests have
+        assert result.metrics["training_iteration"] == 15
+        assert result.metrics["timesteps_total"] == 15 * 512
+        folder = Path(result.path) / tune.RUN_FOLDER
+        lines = (folder / "result.json").read_text().splitlines()
+        assert len(lines) == 15
+        assert not list(folder.glob("events.out*"))
+    with Algorithm.from_checkpoint(best.checkpoint.path) as algorithm:
+        assert type(algorithm) is OneDevice
+        assert algorithm.iteration == 15
+        assert algorithm.evaluate(num_episodes=8)["env_runners"]["episode_return_mean"] > 40
+
+
+def local(tune: Any, **settings: Any) -> Any:
+    return tune.PPO(small().update_from_dict(settings))
+
+
+def lr_of(result: dict[str, Any]) -> float:
+    return result["learners"]["default_policy"]["curr_lr"]
+
+
+def test_a_trial_goes_on_from_a_checkpoint_with_its_own_settings(tmp_path: Path, tune: Any) -> None:
+    first = local(tune, lr=1e-3)
+    first.train()
+    before = first.train()
+    first.save(str(tmp_path / "saved"))
+    weights = first.algorithm.get_weights()["default_policy"]
+    first.stop()
+
+    second = local(tune, lr=1e-4)
+    second.restore(str(tmp_path / "saved"))
+    restored = second.algorithm.get_weights()["default_policy"]
+    assert str(restored) == str(weights)
+    result = second.train()
+    second.stop()
+    assert result["training_iteration"] == 3
+    assert result["timesteps_total"] == 1.5 * before["timesteps_total"]
+    assert lr_of(before) == pytest.approx(1e-3)
+    assert lr_of(result) == pytest.approx(1e-4)
+
+
+def test_a_trial_that_was_restarted_writes_to_its_folder(
+    tmp_path: Path, tune: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune.PPO, "logdir", str(tmp_path))
+    first = local(tune)
+    first.train()
+    first.save(str(tmp_path / "saved"))
+    first.train()
+    folder = Path(first.algorithm.run_dir)
+    assert folder == tmp_path / "jaxrl"
+    first.stop()
+    del first
+    second = local(tune)
+    second.restore(str(tmp_path / "saved"))
+    second.train()
+    assert Path(second.algorithm.run_dir) == folder
+    second.stop()
+    rows = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
+    assert [row["training_iteration"] for row in rows] == [1, 2]
+
+
+def test_checkpoints_when_the_config_says(tune: Any) -> None:
+    trial = local(tune, checkpoint_frequency=2)
+    due = [bool(trial.train().get("should_checkpoint")) for _ in range(4)]
+    trial.stop()
+    assert due == [False, True, False, True]
+
+
+def test_tune_prints_alone(tune: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    trial = local(tune, loggers=["console", "json"])
+    trial.train()
+    assert trial.algorithm.config.loggers == ["json"]
+    trial.stop()
+    assert capfd.readouterr().out == ""
+
+
+def test_a_return_is_always_there(tune: Any) -> None:
+    """Tune ends with an error where the metric of a search is missing."""
+    trial = local(tune, env="Pendulum-v1", normalize_advantages=True)
+    result = trial.train()
+    trial.stop()
+    assert result["env_runners"]["num_episodes"] == 0
+    assert math.isnan(result["env_runners"]["episode_return_mean"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "bundles"),
+    [
+        ({}, [{"CPU": 1.0}]),
+        ({"num_cpus_for_main_process": 2, "num_cpus_per_learner": 3}, [{"CPU": 3.0}]),
+        ({"num_gpus_per_learner": 0.5}, [{"CPU": 1.0, "GPU": 0.5}]),
+        (
+            {"num_env_runners": 2, "num_cpus_per_env_runner": 0.5},
+            [{"CPU": 1.0}, {"CPU": 0.5}, {"CPU": 0.5}],
+        ),
+        (
+            {"num_env_runners": 1, "evaluation_num_env_runners": 1, "evaluation_interval": 1},
+            [{"CPU": 1.0}, {"CPU": 1.0}, {"CPU": 1.0}],
+        ),
+        ({"evaluation_num_env_runners": 1}, [{"CPU": 1.0}]),
+        (
+            {"num_learners": 2, "custom_resources_per_learner": {"rack": 1}},
+            [{"CPU": 1.0}, {"CPU": 1.0, "rack": 1.0}, {"CPU": 1.0, "rack": 1.0}],
+        ),
+        (
+            {"num_learners": 1, "num_gpus_per_learner": 1, "num_cpus_for_main_process": 0.5},
+            [{"CPU": 0.5}, {"GPU": 1.0}],
+        ),
+        (
+            {"num_env_runners": 1, "custom_resources_per_env_runner": {"arm": 1}},
+            [{"CPU": 1.0}, {"CPU": 1.0, "arm": 1.0}],
+        ),
+    ],
+)
+def test_what_a_trial_reserves(
+    tune: Any, settings: dict[str, Any], bundles: list[dict[str, float]]
+) -> None:
+    config = PPOConfig().update_from_dict({**settings, "placement_strategy": "SPREAD"})
+    for given in (config, config.to_dict()):
+        request = tune.PPO.default_resource_request(given)
+        assert request.bundles == bundles
+        assert request.strategy == "SPREAD"
+        assert str(bundles) in tune.PPO.resource_help(given)
+
+
+def test_every_algorithm_is_a_trainable(tune: Any) -> None:
+    from ray.tune.registry import get_trainable_cls
+
+    assert set(jaxrl.TRAINABLES) == set(list_algorithms())
+    for name in jaxrl.TRAINABLES:
+        trainable = getattr(jaxrl, name)
+        assert trainable.get_default_config().algo_name == name
+        assert get_trainable_cls(name) is trainable
+        assert name in dir(jaxrl)
+
+
+class MineConfig(PPOConfig):
+    """An algorithm of a user's."""
+
+    algo_name = "Mine"
+
+
+def test_an_algorithm_of_ones_own(tune: Any) -> None:
+    from ray.tune.registry import get_trainable_cls
+
+    trainable = tune.as_trainable(MineConfig)
+    assert trainable.__name__ == "Mine"
+    assert get_trainable_cls("Mine").config_class is MineConfig
+    assert tune.as_trainable(MineConfig, "Other").__name__ == "Other"
+
+
+def test_mistakes_are_found_before_a_trial_starts(tune: Any) -> None:
+    with pytest.raises(JaxrlError, match="Did you mean 'gamma'"):
+        tune.PPO.default_resource_request({"gama": 0.9})
+    with pytest.raises(ConfigError, match="train_batch_size=100 is not a multiple"):
+        tune.PPO({"env": "CartPole-v1", "train_batch_size": 100, "minibatch_size": 7})
+    lock = threading.Lock()
+    jaxrl.register_env("locked", lambda context: lock)
+    with pytest.raises(ConfigError, match="creator of 'locked' cannot be sent"):
+        tune.PPO.default_resource_request({"env": "locked"})
+
+
+def test_missing_packages_are_named() -> None:
+    code = """
+import sys
+sys.modules["pyarrow"] = None
+try:
+    from jaxrl import PPO
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("ConfigError Ray Tune needs packages")
+    assert "pip install 'jaxrl[tune]'" in done.stdout
