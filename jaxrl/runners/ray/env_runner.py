@@ -50,7 +50,7 @@ def pack_job(job: Job) -> bytes:
     defaults = type(config)()
     config.update_from_dict({name: defaults[name] for name in _NOT_SENT})
     try:
-        return cloudpickle.dumps(dataclasses.replace(job, config=config))
+        return _pickled(dataclasses.replace(job, config=config))
     except Exception as error:
         name = next((name for name, value in config.items() if not _can_be_sent(value)), "env")
         if not _can_be_sent(job.made):
@@ -62,9 +62,13 @@ def pack_job(job: Job) -> bytes:
         ) from error
 
 
+def _pickled(value: Any) -> bytes:
+    return cloudpickle.dumps(value)  # pyright: ignore[reportPrivateImportUsage]
+
+
 def _can_be_sent(value: Any) -> bool:
     try:
-        cloudpickle.dumps(value)
+        _pickled(value)
     except Exception:  # noqa: BLE001  (an object may raise anything when it is pickled)
         return False
     return True

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -79,7 +79,7 @@ def _cpus() -> float:
 
 
 @contextlib.contextmanager
-def _signal_handlers_kept() -> Iterator[None]:
+def _signal_handlers_kept() -> Generator[None]:
     """Ray replaces the handler of SIGTERM, by which a run would save itself."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers, and Ray does not try

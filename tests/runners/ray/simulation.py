@@ -92,13 +92,17 @@ class Simulation:
         self.actors.append(actor)
         return actor, self._task(actor, self._start(actor, incarnation), lambda: None)
 
-    def call(self, handle: Actor, method: str, weights: Weights | None, *args: Any) -> Future:
-        if weights is not None:
-            handle.version = weights.version
+    def call(self, handle: Actor, method: str, *args: Any) -> Future:
         number, handle.number = handle.number, handle.number + 1
         what = self._behaviour(handle, number)
-        if method != "sample":
-            return self._task(handle, what, lambda: (handle.worker_index, handle.version, *args))
+        if method in ("apply", "close"):
+            return self._task(handle, what, lambda: (handle.worker_index, *args))
+        weights, *others = args
+        if weights is not None:
+            handle.version = weights.version
+        if method == "evaluate":
+            return self._task(handle, what, lambda: (handle.worker_index, handle.version, *others))
+        assert method == "sample"
         made = fragment(handle.worker_index, number, handle.version)
         return self._task(handle, what, lambda: made)
 

@@ -1,0 +1,127 @@
+"""What Ray is asked for is held against what it has; starting it leaves this process as it was."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from jaxrl.errors import ConfigError
+from jaxrl.runners.ray.start import Wanted, refuse_misfit
+
+ROOT = Path(__file__).parents[3]
+
+
+def wanted(count: int, cpus: float = 1.0, strategy: str = "PACK", **custom: float) -> Wanted:
+    return Wanted(
+        count=count,
+        bundle={"CPU": cpus, **custom},
+        strategy=strategy,
+        count_setting="num_env_runners",
+        setting_of={"CPU": "num_cpus_per_env_runner", "robot": "custom_resources_per_env_runner"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_", "nodes", "sentence"),
+    [
+        (
+            wanted(4),
+            [{"CPU": 2.0}],
+            (
+                "num_env_runners=4 with num_cpus_per_env_runner=1 needs 4 CPU, but Ray has 2: set "
+                "num_env_runners=2, or num_cpus_per_env_runner=0.5 to let them share."
+            ),
+        ),
+        (
+            wanted(3, 2.0),
+            [{"CPU": 3.0}, {"CPU": 3.0}],  # six, but no third pair on one node
+            (
+                "num_env_runners=3 with num_cpus_per_env_runner=2 needs 6 CPU, but Ray has 6: set "
+                "num_env_runners=2, or num_cpus_per_env_runner=1 to let them share."
+            ),
+        ),
+        (
+            wanted(1, robot=1.0),
+            [{"CPU": 8.0}],
+            (
+                "num_env_runners=1 with custom_resources_per_env_runner=1 needs 1 robot, but Ray has "
+                "0: give the cluster some robot, or leave it out of custom_resources_per_env_runner."
+            ),
+        ),
+        (
+            wanted(3, strategy="STRICT_SPREAD"),
+            [{"CPU": 4.0}, {"CPU": 4.0}],
+            (
+                "placement_strategy='STRICT_SPREAD' puts each of num_env_runners=3 on a node of its "
+                "own, but Ray has 2: set num_env_runners=2, or placement_strategy='SPREAD'."
+            ),
+        ),
+        (
+            wanted(5, strategy="STRICT_PACK"),
+            [{"CPU": 4.0}, {"CPU": 3.0}],
+            (
+                "placement_strategy='STRICT_PACK' puts all of num_env_runners=5 on one node, and the "
+                "largest has room for 4: set num_env_runners=4, or placement_strategy='PACK'."
+            ),
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_would(
+    request_: Wanted, nodes: list[dict[str, float]], sentence: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        refuse_misfit(request_, nodes, "Ray has")
+    assert str(caught.value) == sentence
+
+
+def test_what_fits_passes() -> None:
+    refuse_misfit(wanted(4), [{"CPU": 2.0}, {"CPU": 2.0}], "Ray has")
+    refuse_misfit(wanted(3, 1 / 3), [{"CPU": 1.0}], "Ray has")
+    refuse_misfit(wanted(9, 0.0, "STRICT_PACK"), [{"CPU": 1.0}], "Ray has")
+    refuse_misfit(wanted(2, robot=0.5, strategy="SPREAD"), [{"CPU": 2.0, "robot": 1.0}], "Ray has")
+
+
+SCRIPT = """
+import json, os, signal, warnings
+warnings.simplefilter("error")
+import jax
+jax.numpy.ones(3).sum().block_until_ready()
+from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.runners.devices import usable_cores
+from jaxrl.runners.ray.start import ensure_ray
+handler = lambda *_: None
+signal.signal(signal.SIGTERM, handler)
+note = ensure_ray(PPOConfig())
+again = ensure_ray(PPOConfig())
+import psutil, ray
+print(json.dumps({
+    "note": note, "again": again, "cores": usable_cores(),
+    "cpus": ray.cluster_resources()["CPU"],
+    "handler": signal.getsignal(signal.SIGTERM) is handler,
+    "children": [child.pid for child in psutil.Process().children(recursive=True)],
+}))
+"""
+
+
+@pytest.mark.ray
+def test_ray_is_started_once_and_ends_with_the_process(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        cwd=ROOT,
+        env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["note"].startswith(f"Ray: started on this machine with {said['cores']} CPUs")
+    assert said["again"] == f"Ray: the one that runs, with {said['cores']} CPUs."
+    assert said["cpus"] == said["cores"]
+    assert said["handler"]
+    assert "os.fork" not in done.stderr
+    assert said["children"]
+    assert not [pid for pid in said["children"] if psutil.pid_exists(pid)]
