@@ -45,6 +45,7 @@ class JaxHostVector:
         self._jit_reset = jax.jit(self._first_state)
         self._jit_reset_to = jax.jit(self._first_state_of_seeds)
         self._jit_step = jax.jit(self._next_state)
+        self._jit_step_but_held = jax.jit(self._next_state_but_held)
         self._held = np.zeros(num_envs, np.bool_)
         self._state: VectorState | None = None
 
@@ -57,7 +58,11 @@ class JaxHostVector:
         return jax.device_get(self._now().obs)
 
     def step(self, action: PyTree) -> HostStep:
-        state, step = self._jit_step(self._now(), action, self._held, self._params)
+        now = self._now()
+        if self._held.any():
+            state, step = self._jit_step_but_held(now, action, self._params, self._held)
+        else:
+            state, step = self._jit_step(now, action, self._params)
         self._state = state
         obs, starts, step = jax.device_get((state.obs, state.is_first, step))
         return HostStep(
@@ -104,12 +109,19 @@ class JaxHostVector:
         return jax.tree.map(lambda x: x[:, 0], jax.vmap(one)(seeds, index))
 
     def _next_state(
-        self, state: VectorState, action: PyTree, held: Any, params: PyTree
+        self, state: VectorState, action: PyTree, params: PyTree
     ) -> tuple[VectorState, VectorStep]:
         inputs: StepInputs = self._env.inputs(state, 1, params)
-        row = jax.tree.map(lambda x: x[0], inputs)
-        new_state, step = self._env.step(state, action, row, params)
-        return where_rows(held, state, new_state), replace(
+        return self._env.step(state, action, jax.tree.map(lambda x: x[0], inputs), params)
+
+    def _next_state_but_held(
+        self, state: VectorState, action: PyTree, params: PyTree, held: Any
+    ) -> tuple[VectorState, VectorStep]:
+        new_state, step = self._next_state(state, action, params)
+        new_state = replace(
+            where_rows(held, replace(state, key=None), replace(new_state, key=None)), key=state.key
+        )
+        return new_state, replace(
             step,
             reward=jnp.where(held, 0.0, step.reward),
             terminated=step.terminated & ~held,

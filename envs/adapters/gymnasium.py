@@ -26,6 +26,8 @@ from jaxrl.envs.host import MadeHostEnv, Request
 from jaxrl.envs.space_checks import check_space
 from jaxrl.errors import EnvError, JaxrlError, UnknownNameError, did_you_mean
 
+PREFIX = "gymnasium:"
+
 CONTEXT_NAMES = ("config", "env_config", "env_context", "context")
 """A constructor's parameter of such a name gets the whole `EnvContext`, as with RLlib."""
 

@@ -22,6 +22,8 @@ Fit = Callable[[Any], Any]
 """From what an environment returned to the value that its space asks for; raises EnvError."""
 
 _noticed: set[str] = set()
+_COPY = re.compile(r" \(worker_index=\d+, vector_index=\d+\)|(reset|step)'s (?=observation)")
+"""What a sentence says of one copy and one call, though it holds for all of them."""
 _NO_ADVICE = (
     "is different from the unwrapped version",
     "This is probably too low",
@@ -190,7 +192,7 @@ def _cast(what: str, space: gymnasium.Space[Any], value: Any) -> np.ndarray:
         got = f"{array.dtype} of shape {array.shape}" if array.dtype != object else _kind(value)
         raise EnvError(f"{what} must be {dtype} of shape {shape} for {space}, got {got}.")
     if array.dtype != dtype:
-        notice(f"{what} is {array.dtype} and is cast to {dtype}.")
+        notice(f"{_COPY.sub('', what)} is {array.dtype} and is cast to {dtype}.")
     return array.astype(dtype)
 
 

@@ -1,0 +1,369 @@
+"""What is wrong with a gymnasium environment is one sentence, before the first step or at it."""
+
+import logging
+import re
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
+
+from jaxrl.envs import EnvContext, MadeHostEnv, StepFailedRecreateEnvError, make
+from jaxrl.envs.adapters import host_spaces
+from jaxrl.envs.host_vector import make_vector
+from jaxrl.errors import EnvError, UnknownNameError
+
+
+@pytest.fixture(autouse=True)
+def _notices_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_spaces, "_noticed", set())
+
+
+class Good(gymnasium.Env[Any, Any]):
+    """Nothing is wrong with it; each of those below breaks one thing."""
+
+    observation_space: Any = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space: Any = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.count = 0
+        return self.obs(), {}
+
+    def obs(self) -> Any:
+        return np.full(2, 0.1 * self.np_random.random(), np.float32)
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return self.obs(), 1.0, self.count >= 5, False, {}
+
+
+class OldReset(Good):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)[0]
+
+
+class OldStep(Good):
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, _, info = super().step(action)
+        return obs, reward, terminated, info
+
+
+class NoSeed(Good):
+    def reset(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().reset()
+
+
+class WrongShape(Good):
+    def obs(self) -> Any:
+        return np.zeros(3, np.float32)
+
+
+class WrongType(Good):
+    observation_space = spaces.Box(0, 255, (2,), np.uint8)
+
+    def obs(self) -> Any:
+        return np.zeros(2)
+
+
+class NotAnArray(Good):
+    def obs(self) -> Any:
+        return {"a": 1}
+
+
+class OutOfRange(Good):
+    def obs(self) -> Any:
+        return np.array([0.0, 1.5], np.float32)
+
+
+class NaNAtFirst(Good):
+    def obs(self) -> Any:
+        return np.array([0.0, np.nan], np.float32)
+
+
+class NestedObs(Good):
+    observation_space = spaces.Dict(
+        {"a": spaces.Tuple((spaces.Discrete(3), Good.observation_space))}
+    )
+    value: Any = 0
+
+    def obs(self) -> Any:
+        return {"a": (self.value, np.zeros(2, np.float32))}
+
+
+class OutOfDiscrete(NestedObs):
+    value = 3
+
+
+class FloatForDiscrete(NestedObs):
+    value = 1.0
+
+
+class MissingKey(NestedObs):
+    def obs(self) -> Any:
+        return {"b": 1}
+
+
+class ShortTuple(NestedObs):
+    def obs(self) -> Any:
+        return {"a": (1,)}
+
+
+class Scripted(Good):
+    """What its step returns beside the observation."""
+
+    reward: Any = 1.0
+    terminated: Any = False
+    truncated: Any = False
+    info: Any = {}
+
+    def step(self, action: Any) -> Any:
+        return self.obs(), self.reward, self.terminated, self.truncated, self.info
+
+
+class RewardNaN(Scripted):
+    reward = float("nan")
+
+
+class RewardText(Scripted):
+    reward = "1"
+
+
+class RewardArray(Scripted):
+    reward = np.ones(1)
+
+
+class TerminatedInt(Scripted):
+    terminated = 0
+
+
+class TruncatedNone(Scripted):
+    truncated = None
+
+
+class InfoNone(Scripted):
+    info = None
+
+
+class RaisesInReset(Good):
+    def obs(self) -> Any:
+        raise KeyError("level")
+
+
+class RaisesInStep(Good):
+    def step(self, action: Any) -> Any:
+        return 1 // 0
+
+
+AT_ANY_TIME: list[tuple[type, str]] = [
+    (OldReset, "reset must return (observation, info), got a ndarray; an environment of the old"),
+    (OldStep, "step must return (observation, reward, terminated, truncated, info), got 4 values"),
+    (WrongShape, "reset's observation must be float32 of shape (2,)"),
+    (WrongType, "reset's observation must be uint8 of shape (2,)"),
+    (NotAnArray, "reset's observation must be float32 of shape (2,)"),
+    (OutOfDiscrete, "reset's observation['a'][0] must lie in [0, 2] for Discrete(3), got 3"),
+    (
+        FloatForDiscrete,
+        "reset's observation['a'][0] must be an integer for Discrete(3), got a float",
+    ),
+    (MissingKey, "reset's observation must be a dictionary with the keys ['a'], got ['b']"),
+    (ShortTuple, "reset's observation['a'] must be a tuple of 2, got 1 of them"),
+    (RewardText, "the reward must be one number, got '1'"),
+    (RewardArray, "the reward must be one number, got array([1.])"),
+    (TerminatedInt, "terminated must be a bool, got 0"),
+    (TruncatedNone, "truncated must be a bool, got None"),
+    (InfoNone, "step's info must be a dict, got None"),
+    (RaisesInReset, "reset raised KeyError: 'level'"),
+    (RaisesInStep, "step raised ZeroDivisionError"),
+]
+
+BEFORE: list[tuple[type, str]] = [
+    *AT_ANY_TIME,
+    (NoSeed, "reset must take the keyword arguments seed and options, but seed and options is"),
+    (OutOfRange, "reset's observation must lie in [-1.0, 1.0] at index (1,)"),
+    (NaNAtFirst, "reset's observation is NaN at index (1,)"),
+    (RewardNaN, "the reward must be finite, got nan"),
+]
+
+
+def host(*arguments: Any, **keywords: Any) -> MadeHostEnv:
+    made = make(*arguments, **keywords)
+    assert isinstance(made, MadeHostEnv)
+    return made
+
+
+def test_nothing_is_wrong_with_a_good_one(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "jaxrl.envs"):
+        make_vector(host(Good), num_envs=2)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(("cls", "message"), BEFORE, ids=[cls.__name__ for cls, _ in BEFORE])
+def test_it_is_found_before_the_first_step(cls: type, message: str) -> None:
+    with pytest.raises(EnvError, match=re.escape(message)) as caught:
+        make_vector(host(cls), num_envs=2)
+    assert f"{cls.__name__}: " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize(
+    ("cls", "message"), AT_ANY_TIME[:-2], ids=[cls.__name__ for cls, _ in AT_ANY_TIME[:-2]]
+)
+def test_without_the_check_it_is_found_at_the_first_step(
+    cls: type, message: str, restart: bool
+) -> None:
+    vector = make_vector(host(cls), num_envs=2, check=False, restart_failed=restart)
+
+    def run() -> None:
+        vector.reset()
+        vector.step(np.zeros(2, np.int32))
+
+    with pytest.raises(EnvError, match=re.escape(message)) as caught:
+        run()
+    assert f"{cls.__name__} (worker_index=0, vector_index=0): " in str(caught.value)
+
+
+@pytest.mark.parametrize(("cls", "message"), AT_ANY_TIME[-2:])
+def test_exceptions_keep_their_cause(cls: type, message: str) -> None:
+    with pytest.raises(EnvError) as caught:
+        make_vector(host(cls), num_envs=1)
+    assert isinstance(caught.value.__cause__, KeyError | ZeroDivisionError)
+
+
+def test_a_wrong_shape_later_on_is_still_found() -> None:
+    class Later(Good):
+        def obs(self) -> Any:
+            return np.zeros(2 if self.count < 4 else (1, 2), np.float32)
+
+    vector = make_vector(host(Later), num_envs=1, check=False)
+    vector.reset()
+    for _ in range(3):
+        vector.step(np.zeros(1, np.int32))
+    with pytest.raises(EnvError, match=re.escape("got float32 of shape (1, 2)")):
+        vector.step(np.zeros(1, np.int32))
+
+
+def test_float64_is_cast_with_one_notice(caplog: pytest.LogCaptureFixture) -> None:
+    class Double(Good):
+        def obs(self) -> Any:
+            return np.array([0.1, 0.2])
+
+    with caplog.at_level(logging.WARNING, "jaxrl.envs"):
+        vector = make_vector(host(Double), num_envs=2, check=False)
+        obs = vector.reset()
+        for _ in range(3):
+            vector.step(np.zeros(2, np.int32))
+        vector.reset()
+    assert obs.dtype == np.float32
+    (notice,) = caplog.messages
+    assert notice.endswith("Double: observation is float64 and is cast to float32.")
+
+
+def test_not_reproducible_is_advice(caplog: pytest.LogCaptureFixture) -> None:
+    class Unseeded(Good):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return super().reset()
+
+    with caplog.at_level(logging.WARNING, "jaxrl.envs"):
+        make_vector(host(Unseeded), num_envs=1)
+    assert any("is not reproducible from a seed" in message for message in caplog.messages)
+
+
+def test_gymnasiums_warnings_are_advice(caplog: pytest.LogCaptureFixture) -> None:
+    class Deprecated(Good):
+        def seed(self, seed: int) -> None:
+            pass
+
+    with caplog.at_level(logging.WARNING, "jaxrl.envs"):
+        make_vector(host(Deprecated), num_envs=1)
+    assert any("support for the `seed` function is dropped" in m for m in caplog.messages)
+
+
+def test_an_episode_of_one_step_is_no_mistake() -> None:
+    make_vector(host(Good, max_episode_steps=1), num_envs=1)
+
+
+def test_validate_env_sees_an_environment_and_its_context() -> None:
+    seen: list[Any] = []
+
+    def validate(env: Any, context: EnvContext) -> None:
+        seen.append((type(env.unwrapped), context.worker_index, dict(context)))
+
+    make_vector(
+        host("gymnasium:Pendulum-v1", {"g": 2.0}),
+        num_envs=2,
+        worker_index=3,
+        check=False,
+        validate_env=validate,
+    )
+    assert [(cls.__name__, index, config) for cls, index, config in seen] == [
+        ("PendulumEnv", 3, {"g": 2.0})
+    ]
+    make_vector(make("Pendulum-v1"), num_envs=2, validate_env=lambda env, _: seen.append(env))
+    assert type(seen[-1]).__name__ == "TimeLimit"
+
+
+@pytest.mark.parametrize("spec", ["Pendulum-v1", "gymnasium:Pendulum-v1"])
+def test_validate_env_may_refuse(spec: str) -> None:
+    def refuse(env: Any, context: EnvContext) -> None:
+        raise ValueError("too slow")
+
+    with pytest.raises(EnvError, match=f"validate_env refused {spec}: ValueError: too slow"):
+        make_vector(make(spec), num_envs=1, validate_env=refuse)
+
+
+def test_what_may_fail_is_tried_again() -> None:
+    attempts: list[int] = []
+
+    class Flaky(CartPoleEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            attempts.append(1)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            if len(attempts) == 2:  # the first one is made for its spaces
+                raise StepFailedRecreateEnvError("again")
+            return super().reset(seed=seed, options=options)
+
+    make_vector(host(Flaky), num_envs=1, restart_failed=True)
+    assert len(attempts) == 3
+    attempts.clear()
+    with pytest.raises(EnvError, match="reset raised StepFailedRecreateEnvError: again"):
+        make_vector(host(Flaky), num_envs=1)
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        ({"p_crsh": 1.0}, UnknownNameError, "Did you mean 'p_crash'"),
+        ({"p_stall": 2}, EnvError, r"p_stall \(env_config\) must lie in \[0, 1\], got 2"),
+    ],
+)
+def test_bad_crashes(config: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make("jaxrl:crashing-cartpole-v0", config)
+
+
+def test_the_crashing_cartpole_stalls_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("jaxrl.envs.host_faults.time.sleep", pauses.append)
+    config = {
+        "stall_after_n_steps": 2,
+        "stall_time_sec": (3.0, 4.0),
+        "stall_on_worker_indices": [1],
+        "init_time_s": 7,
+    }
+    made = host("jaxrl:crashing-cartpole-v0", config)
+    assert pauses == [7.0]
+    for worker_index in (0, 1):
+        pauses.clear()
+        vector = make_vector(made, num_envs=1, worker_index=worker_index, check=False)
+        vector.reset()
+        for _ in range(3):
+            vector.step(np.zeros(1, np.int32))
+        assert pauses[0] == 7.0
+        assert len(pauses) == 1 + worker_index
+        assert all(3.0 <= pause <= 4.0 for pause in pauses[1:])
