@@ -65,6 +65,7 @@ RENAMED: dict[str, Renamed] = {
     "evaluation_num_workers": Renamed("evaluation_num_env_runners"),
     "_is_atari": Renamed("is_atari"),
     "monitor": Renamed("record_video"),
+    "target_update_frequency": Renamed("target_network_update_freq"),
     "num_sgd_iter": Renamed("num_epochs"),
     "sgd_minibatch_size": Renamed("minibatch_size"),
     "shuffle_sequences": Renamed("shuffle_batch_per_epoch"),
@@ -192,6 +193,36 @@ REFUSED: dict[str, Refused] = {
     "num_aggregator_actors_per_learner": Refused(_LEARNERS, (0,)),
     "max_requests_in_flight_per_aggregator_actor": Refused(_LEARNERS),
     "max_requests_in_flight_per_learner": Refused(_LEARNERS),
+    # IMPALA's and APPO's
+    "use_circular_buffer": Refused(
+        "circular_buffer_num_batches=1 and circular_buffer_iterations_per_batch=1 are no buffer",
+        (True,),
+    ),
+    "use_gae": Refused("without vtrace, targets are lambda-returns; lambda_ is theirs", (True,)),
+    **dict(
+        _spread(
+            "simple_queue_size learner_queue_timeout timeout_s_sampler_manager "
+            "timeout_s_aggregator_manager num_gpu_loader_threads num_aggregation_workers "
+            "max_requests_in_flight_per_aggregator_worker",
+            "learner_queue_size bounds what waits for the learner, and sample_timeout_s how long a "
+            "runner may take",
+        )
+    ),
+    **dict(
+        _spread(
+            "replay_proportion replay_buffer_num_slots replay_ratio minibatch_buffer_size",
+            "circular_buffer_num_batches and circular_buffer_iterations_per_batch say which batches "
+            "are learned from again",
+            accepts=(0, 0.0),
+        )
+    ),
+    **dict(
+        _spread(
+            "opt_type decay momentum epsilon _separate_vf_optimizer _lr_vf",
+            "optimizer names the optimiser with its arguments, e.g. {'name': 'rmsprop', "
+            "'decay': 0.99, 'eps': 0.1}",
+        )
+    ),
     "learner_config_dict": Refused("a Learner subclass reads the settings of training()", ({},)),
     **dict(
         _spread(

@@ -8,6 +8,8 @@ import pytest
 import yaml
 from gymnasium import spaces
 
+from jaxrl.algorithms.appo import APPOConfig
+from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.load import experiment_from_dict
 from jaxrl.config.serialize import config_from_serializable, describable_dict, serializable_dict
@@ -166,18 +168,39 @@ OTHER: dict[str, Any] = {
 }
 
 
-def test_the_table_has_every_setting() -> None:
+# What APPO has beside that; IMPALA's settings are among them.
+APPO_OTHER: dict[str, Any] = {
+    "vtrace": False,
+    "vtrace_clip_rho_threshold": 2.0,
+    "vtrace_clip_pg_rho_threshold": 3.0,
+    "broadcast_interval": 4,
+    "learner_queue_size": 5,
+    "circular_buffer_num_batches": 16,
+    "circular_buffer_iterations_per_batch": 20,
+    "use_kl_loss": True,
+    "target_network_update_freq": 0.5,
+    "tau": 0.5,
+    "target_worker_clipping": 1.5,
+}
+ONLY_PPO = {"use_critic", "vf_clip_param"}
+CASES = [(PPOConfig, name, value) for name, value in OTHER.items()]
+CASES += [(APPOConfig, name, value) for name, value in APPO_OTHER.items()]
+
+
+def test_the_tables_have_every_setting() -> None:
     assert set(OTHER) == set(PPOConfig().keys())
+    assert (set(OTHER) | set(APPO_OTHER)) - ONLY_PPO == set(APPOConfig().keys())
+    assert set(IMPALAConfig().keys()) < set(APPOConfig().keys())
 
 
-@pytest.mark.parametrize("name", OTHER)
-def test_setting_round_trips(name: str) -> None:
-    default = PPOConfig()
-    config = PPOConfig().update_from_dict({name: OTHER[name]})
-    assert config[name] == OTHER[name] != default[name]
+@pytest.mark.parametrize(("cls", "name", "value"), CASES)
+def test_setting_round_trips(cls: type[Any], name: str, value: Any) -> None:
+    default = cls()
+    config = cls().update_from_dict({name: value})
+    assert config[name] == value != default[name]
     assert config.explicit == {name}
 
-    assert PPOConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
+    assert cls.from_dict(config.to_dict()).to_dict() == config.to_dict()
 
     data = serializable_dict(config)
     assert data == describable_dict(config)
@@ -186,7 +209,7 @@ def test_setting_round_trips(name: str) -> None:
         yaml.safe_load(yaml.safe_dump(data)),
     ):
         again = config_from_serializable(plain)
-        assert type(again) is PPOConfig
+        assert type(again) is cls
         assert again.to_dict() == config.to_dict()
 
 
