@@ -1,5 +1,7 @@
 """The host EnvRunner: its fragments are those of the compiled loop, and go on exactly."""
 
+import dataclasses
+import pickle
 from typing import Any
 
 import jax
@@ -7,12 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.core.types import Progress
-from jaxrl.runners.assemble import assemble
+from jaxrl.core.default_module import ActorCriticModule
+from jaxrl.core.types import Columns, Progress
+from jaxrl.envs.faults import FaultyEnv
+from jaxrl.envs.host import MadeHostEnv
+from jaxrl.errors import ConfigError, EnvError
+from jaxrl.runners.assemble import assemble, make_acting
 from jaxrl.runners.env_runner import EnvRunner, make_env_runner
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.rollout import Actor
 from tests.helpers import small
+from tests.runners.scripted import SPACES, Scripted
 
 pytestmark = pytest.mark.allow_key_reuse
 
@@ -69,16 +76,305 @@ def assert_same(fragment: Fragment, rollout: Any, record: Any) -> None:
                     np.testing.assert_array_equal(leaf, wanted, err_msg=name)
 
 
-def test_a_jax_environment_gives_the_transitions_of_the_compiled_loop() -> None:
-    config = small().environment(max_episode_steps=13).debugging(seed=SEED)
-    wanted = in_graph(config, 6, 20, 3)
+@pytest.mark.parametrize(
+    ("env", "num_steps"),
+    [
+        ("CartPole-v1", 20),
+        ("Pendulum-v1", 9),
+        (FaultyEnv("CartPole-v1", "reward"), 20),
+        (FaultyEnv("CartPole-v1", "obs"), 20),
+    ],
+    ids=["discrete", "box", "faulty reward", "faulty observation"],
+)
+def test_a_jax_environment_gives_the_transitions_of_the_compiled_loop(
+    env: Any, num_steps: int
+) -> None:
+    config = small(env=env).environment(max_episode_steps=13).debugging(seed=SEED)
+    faulty = isinstance(env, FaultyEnv)
+    if faulty:
+        config.environment(env_config={"at_step": 5, "fraction": 0.5})
+    wanted = in_graph(config, 6, num_steps, 3)
     runner = host_runner(config, 6)
-    ends = 0
+    ends = faults = 0
     for rollout, record in wanted:
-        fragment = runner.sample(20)
+        fragment = runner.sample(num_steps)
         assert_same(fragment, rollout, record)
+        assert fragment.num_env_steps == rollout.mask.sum()
+        assert len(fragment.faults) == (record.fault > 0).sum()
         ends += int(record.ended.sum())
-    assert ends > 20
-    half = host_runner(config, 3, first=3)
-    rollout, record = (jax.tree.map(lambda x: x[:, 3:], part) for part in wanted[0])
-    assert_same(half.sample(20), rollout, record)
+        faults += len(fragment.faults)
+    assert ends > 5
+    assert (faults > 5) == faulty
+    if not faulty:
+        half = host_runner(config, 3, first=3)
+        rollout, record = (jax.tree.map(lambda x: x[:, 3:], part) for part in wanted[0])
+        assert_same(half.sample(num_steps), rollout, record)
+
+
+def scripted_runner(vector: Scripted, *, module: Any = None, **settings: Any) -> EnvRunner:
+    """A runner over scripted environments, by the ordinary module or another."""
+    config = small().debugging(seed=SEED)
+    made = MadeHostEnv(
+        id="scripted",
+        create=lambda context: vector.envs()[0],
+        observation_space=SPACES[0],
+        action_space=SPACES[1],
+        max_episode_steps=None,
+        env_config={},
+    )
+    acting = make_acting(config, made)
+    if module is not None:
+        acting = dataclasses.replace(
+            acting,
+            module=module(
+                observation_space=acting.module.observation_space,
+                action_space=acting.module.action_space,
+                model_config={"fcnet_hiddens": [4]},
+            ),
+        )
+    runner = EnvRunner(
+        config=config,
+        vector=vector,
+        acting=acting,
+        env_index=np.arange(vector.num_envs),
+        **settings,
+    )
+    runner.set_weights(weights_of(acting))
+    return runner
+
+
+def lanes(fragments: list[Fragment]) -> list[dict[str, Any]]:
+    """What each environment's transitions were, one after another, without the other rows."""
+    result: list[dict[str, Any]] = []
+    for b in range(fragments[0].rollout.mask.shape[1]):
+        lane: dict[str, Any] = {}
+        for name in ("obs", "action", "reward", "terminated", "truncated", "final_obs"):
+            parts = [
+                np.asarray(vars(f.rollout)[name])[np.asarray(f.rollout.mask)[:, b], b]
+                for f in fragments
+            ]
+            lane[name] = np.concatenate(parts)
+        result.append(lane)
+    return result
+
+
+@pytest.mark.parametrize("mode", ["same_step", "next_step"])
+def test_rows_of_a_host_vector(mode: str) -> None:
+    vector = Scripted([3, 4], mode)
+    runner = scripted_runner(vector)
+    fragments = [runner.sample(5) for _ in range(4)]
+    is_first = np.concatenate([np.asarray(f.rollout.is_first) for f in fragments])
+    for b, length in enumerate((3, 4)):
+        lane = lanes(fragments)[b]
+        steps = len(lane["reward"])
+        step = np.arange(steps) % length
+        episode = np.arange(steps) // length
+        np.testing.assert_array_equal(lane["obs"][:, 0], episode)
+        np.testing.assert_array_equal(lane["obs"][:, 1], step)
+        # The successor is that before the reset, also at an end.
+        np.testing.assert_array_equal(lane["final_obs"][:, 0], episode)
+        np.testing.assert_array_equal(lane["final_obs"][:, 1], step + 1)
+        over = step == length - 1
+        np.testing.assert_array_equal(lane["terminated"], over & (episode % 2 == 0))
+        np.testing.assert_array_equal(lane["truncated"], over & (episode % 2 == 1))
+        rows = np.arange(20)
+        period = length + (mode == "next_step")
+        np.testing.assert_array_equal(is_first[:, b], rows % period == 0)
+        mask = np.concatenate([np.asarray(f.rollout.mask)[:, b] for f in fragments])
+        np.testing.assert_array_equal(mask, rows % period < length)
+        ended = np.concatenate([np.asarray(f.record.ended)[:, b] for f in fragments])
+        np.testing.assert_array_equal(ended, rows % period == length - 1)
+        lengths = np.concatenate([np.asarray(f.record.episode_length)[:, b] for f in fragments])
+        returns = np.concatenate([np.asarray(f.record.episode_return)[:, b] for f in fragments])
+        np.testing.assert_array_equal(lengths[ended], length)
+        np.testing.assert_array_equal(returns[ended], sum(range(1, length + 1)))
+        env_step = np.concatenate([np.asarray(f.record.env_step)[:, b] for f in fragments])
+        np.testing.assert_array_equal(env_step, rows)
+    assert [f.number for f in fragments] == [0, 1, 2, 3]
+    assert sum(f.num_env_steps for f in fragments) == sum(
+        len(x["reward"]) for x in lanes(fragments)
+    )
+
+
+class Counting(ActorCriticModule):
+    """Its carry counts the steps since it was blank, and stands in for the log-probability."""
+
+    def initial_carry(self, batch_size: int) -> Any:
+        return jnp.zeros((batch_size,), jnp.float32)
+
+    def forward_exploration(self, params: Any, obs: Any, carry: Any, *args: Any) -> Any:
+        out = super().forward_exploration(params, obs, carry, *args)
+        return {**out, Columns.STATE_OUT: carry + 1.0, Columns.ACTION_LOGP: carry}
+
+
+@pytest.mark.parametrize("mode", ["same_step", "next_step"])
+def test_the_carry_is_blank_exactly_at_episode_starts(mode: str) -> None:
+    runner = scripted_runner(Scripted([3, 4], mode), module=Counting)
+    fragments = [runner.sample(5) for _ in range(3)]
+    carry = np.concatenate([f.rollout.extras[Columns.ACTION_LOGP] for f in fragments])
+    is_first = np.concatenate([f.rollout.is_first for f in fragments])
+    want = np.zeros(2)
+    for t in range(15):
+        want = np.where(is_first[t], 0.0, want)
+        np.testing.assert_array_equal(carry[t], want)
+        want = want + 1.0
+    for i, fragment in enumerate(fragments):
+        carry_in: Any = fragment.rollout.carry_in
+        np.testing.assert_array_equal(carry_in.module, carry[5 * i])
+    assert carry.max() == (3 if mode == "same_step" else 4)
+
+
+@pytest.mark.parametrize("mode", ["same_step", "next_step"])
+def test_complete_episodes_are_never_cut(mode: str) -> None:
+    plain = scripted_runner(Scripted([3, 7, 30], mode), module=Counting)
+    wanted = lanes([plain.sample(80)])
+    runner = scripted_runner(Scripted([3, 7, 30], mode), module=Counting)
+    fragments = [runner.sample_complete(8) for _ in range(2)]
+    for fragment in fragments:
+        rollout: Any = fragment.rollout
+        assert rollout.mask.shape == (32, 3)
+        np.testing.assert_array_equal(rollout.carry_in.module, 0.0)
+        for b, length in enumerate((3, 7, 30)):
+            ends = np.flatnonzero(fragment.record.ended[:, b])
+            least = int(np.ceil(8 / length))
+            if mode == "same_step":
+                assert len(ends) == least
+            assert rollout.mask[: ends[0] + 1, b].all()
+            assert not rollout.mask[ends[-1] + 1 :, b].any()
+            assert rollout.mask[:, b].sum() == len(ends) * length
+            assert rollout.is_first[0, b]
+        assert fragment.num_env_steps == rollout.mask.sum()
+        padding = ~rollout.mask
+        for flags in (rollout.terminated, rollout.truncated, fragment.record.ended):
+            assert not flags[padding].any()
+        assert not rollout.reward[padding].any()
+    # The same draws as without waiting: nothing was skipped, nothing came twice.
+    for got, want in zip(lanes(fragments), wanted, strict=True):
+        for name, column in got.items():
+            np.testing.assert_array_equal(column, want[name][: len(column)], err_msg=name)
+
+
+def test_an_episode_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxrl.runners.env_runner.MAX_EPISODE_STEPS", 40)
+    runner = scripted_runner(Scripted([3, 10**6], "same_step"))
+    with pytest.raises(EnvError, match=r"environment 1 has not ended .* max_episode_steps"):
+        runner.sample_complete(8)
+
+
+def test_held_environments_do_not_move() -> None:
+    moving = scripted_runner(Scripted([3, 7], "same_step"), module=Counting)
+    wanted = lanes([moving.sample(24)])
+    runner = scripted_runner(Scripted([3, 7], "same_step"), module=Counting)
+    fragments = [runner.sample(4)]
+    runner.hold(np.array([False, True]))
+    fragments.append(runner.sample(4))
+    assert not fragments[1].rollout.mask[:, 1].any()
+    runner.hold(np.array([False, False]))
+    fragments.append(runner.sample(4))
+    carry: Any = fragments[2].rollout.extras[Columns.ACTION_LOGP]
+    np.testing.assert_array_equal(carry[:, 1], [4, 5, 6, 0])
+    for got, want in zip(lanes(fragments), wanted, strict=True):
+        for name, column in got.items():
+            np.testing.assert_array_equal(column, want[name][: len(column)], err_msg=name)
+
+
+def same(a: Fragment, b: Fragment) -> None:
+    for got, want in ((a.rollout, b.rollout), (a.record, b.record)):
+        for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+def test_a_state_is_gone_on_from_exactly() -> None:
+    config = small().environment(max_episode_steps=13).debugging(seed=SEED)
+    runner = host_runner(config, 6)
+    runner.sample(20)
+    state = pickle.loads(pickle.dumps(runner.get_state()))
+    other = host_runner(config, 6)
+    other.sample(3)
+    other.set_state(state)
+    same(other.sample(20), runner.sample(20))
+
+    scripted = scripted_runner(Scripted([3, 7], "same_step", restorable=True), module=Counting)
+    scripted.sample(5)
+    restored = scripted_runner(Scripted([3, 7], "same_step", restorable=True), module=Counting)
+    restored.set_state(pickle.loads(pickle.dumps(scripted.get_state())))
+    same(restored.sample(9), scripted.sample(9))
+
+
+def test_without_states_of_the_environments_their_episodes_restart() -> None:
+    runner = scripted_runner(Scripted([5, 7], "same_step"), module=Counting)
+    runner.sample(4)
+    state = runner.get_state()
+    assert state["env"] is None
+    fragments = []
+    for _ in range(2):
+        vector = Scripted([5, 7], "same_step")
+        other = scripted_runner(vector, module=Counting)
+        other.set_state(pickle.loads(pickle.dumps(state)))
+        fragments.append(other.sample(6))
+        assert len(set(vector.seeds or ())) == 2
+        assert set(vector.seeds or ()) != set(Scripted([5, 7], "same_step").seeds or ())
+    same(*fragments)
+    first: Any = fragments[0]
+    assert first.rollout.is_first[0].all()
+    np.testing.assert_array_equal(first.rollout.obs[:, 1, 1], [0, 1, 2, 3, 4, 5])
+    np.testing.assert_array_equal(first.record.env_step[:, 0], [4, 5, 6, 7, 8, 9])
+    np.testing.assert_array_equal(first.record.episode_length[:, 1], [1, 2, 3, 4, 5, 6])
+    np.testing.assert_array_equal(first.rollout.carry_in.module, 0.0)
+
+
+class Drawing(ActorCriticModule):
+    """What it draws stands in for the log-probability."""
+
+    def forward_exploration(self, *args: Any) -> Any:
+        return {**super().forward_exploration(*args), Columns.ACTION_LOGP: args[-1][:, 0]}
+
+
+def test_draws_go_on_where_episodes_restart() -> None:
+    runner = scripted_runner(Scripted([5, 7], "same_step"), module=Drawing)
+    first = runner.sample(4)
+    other = scripted_runner(Scripted([5, 7], "same_step"), module=Drawing)
+    other.set_state(runner.get_state())
+    drawn = [f.rollout.extras[Columns.ACTION_LOGP] for f in (first, runner.sample(6))]
+    np.testing.assert_array_equal(other.sample(6).rollout.extras[Columns.ACTION_LOGP], drawn[1])
+    assert len(np.unique(np.concatenate(drawn))) == 20
+    runner.set_state(None)
+    np.testing.assert_array_equal(runner.sample(4).rollout.extras[Columns.ACTION_LOGP], drawn[0])
+
+
+def test_a_fault_is_reported_and_its_row_is_no_transition() -> None:
+    runner = scripted_runner(Scripted([5, 7], "same_step", fault_at=2))
+    fragment = runner.sample(6)
+    assert [(f.env_index, f.what, f.detail) for f in fragment.faults] == [(0, "raised", "boom")]
+    assert fragment.faults[0].worker_index == 0
+    np.testing.assert_array_equal(fragment.rollout.mask[:, 0], [1, 1, 0, 1, 1, 1])
+    np.testing.assert_array_equal(fragment.rollout.is_first[:, 0], [1, 0, 0, 1, 0, 0])
+    assert fragment.rollout.mask[:, 1].all()
+    np.testing.assert_array_equal(fragment.record.episode_length[:, 0], [1, 2, 2, 1, 2, 3])
+    assert not fragment.record.fault.any()
+    assert fragment.num_env_steps == 11
+    assert runner.sample(3).faults == ()
+
+
+def test_weights_come_first_and_carry_their_version() -> None:
+    runner = scripted_runner(Scripted([3, 4], "same_step"))
+    first = runner.sample(4)
+    runner.set_weights(weights_of(runner.acting, 7))
+    second = runner.sample(4)
+    assert (first.weights_version, second.weights_version) == (0, 7)
+    unweighted = EnvRunner(
+        config=runner.config,
+        vector=Scripted([3, 4], "same_step"),
+        acting=runner.acting,
+        env_index=np.arange(2),
+    )
+    with pytest.raises(ConfigError, match="set_weights"):
+        unweighted.sample(4)
+
+
+def test_it_compiles_once() -> None:
+    runner = scripted_runner(Scripted([3, 4], "same_step"))
+    for _ in range(3):
+        runner.sample(4)
+    runner.sample_complete(4)
+    assert [len(program.figures) for program in runner.programs] == [1, 1]

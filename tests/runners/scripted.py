@@ -1,0 +1,102 @@
+"""Host environments that do as they are told: what a runner makes of them can be foretold."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from jaxrl.core.types import PyTree
+from jaxrl.envs.host import HostFault, HostStep
+
+SPACES = spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(3)
+
+
+class Scripted:
+    """Observes the number of its episode and of its step; the reward is the step's number from 1.
+
+    Even episodes terminate, odd ones are truncated, after each copy's own number of steps.
+
+    Args:
+        lengths: Of each copy's episodes.
+        mode: "same_step" resets where an episode ends, "next_step" takes a step of its own for it.
+        restorable: Whether its state can be told.
+        fault_at: At which of its steps the first copy fails, once.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        mode: str,
+        *,
+        restorable: bool = False,
+        fault_at: int | None = None,
+    ) -> None:
+        self.num_envs = len(lengths)
+        self.seeds: list[int] | None = None
+        self.closed = 0
+        self._lengths = np.array(lengths)
+        self._mode, self._restorable, self._fault_at = mode, restorable, fault_at
+        self._held = np.zeros(self.num_envs, np.bool_)
+        self._total = 0
+
+    def reset(self, seeds: Sequence[int] | None = None) -> PyTree:
+        self.seeds = None if seeds is None else list(seeds)
+        self._episode = np.zeros(self.num_envs, np.int64)
+        self._step = np.zeros(self.num_envs, np.int64)
+        self._to_reset = np.zeros(self.num_envs, np.bool_)
+        return self._obs()
+
+    def _obs(self) -> np.ndarray:
+        return np.stack([self._episode, self._step], axis=1).astype(np.float32)
+
+    def step(self, action: PyTree) -> HostStep:
+        assert action.shape == (self.num_envs,)
+        before = self._obs()
+        live = ~self._to_reset & ~self._held
+        resets = self._to_reset & ~self._held
+        self._step = np.where(live, self._step + 1, self._step)
+        over = live & (self._step >= self._lengths)
+        even = self._episode % 2 == 0
+        reward = np.where(live, self._step, 0).astype(np.float32)
+        final = self._obs()
+        fresh = resets if self._mode == "next_step" else over
+        self._to_reset = (self._to_reset & self._held) | (over & (self._mode == "next_step"))
+        mask, truncated, faults = live.copy(), over & ~even, ()
+        if self._total == self._fault_at:
+            mask[0], truncated[0], reward[0] = False, True, 0.0
+            final[0] = before[0]
+            fresh = fresh | np.array([True, *[False] * (self.num_envs - 1)])
+            faults = (HostFault(row=0, what="raised", detail="boom"),)
+        self._total += 1
+        self._episode = np.where(fresh, self._episode + 1, self._episode)
+        self._step = np.where(fresh, 0, self._step)
+        return HostStep(
+            obs=self._obs(),
+            reward=reward,
+            terminated=over & even & mask,
+            truncated=truncated,
+            final_obs=final,
+            mask=mask,
+            starts=fresh,
+            faults=faults,
+            infos=lambda row: {"step": int(final[row, 1])},
+        )
+
+    def hold(self, held: np.ndarray) -> None:
+        self._held = held
+
+    def get_state(self) -> PyTree | None:
+        if not self._restorable:
+            return None
+        return {"episode": self._episode, "step": self._step, "to_reset": self._to_reset}
+
+    def set_state(self, state: PyTree) -> None:
+        self._episode, self._step = state["episode"], state["step"]
+        self._to_reset = state["to_reset"]
+
+    def envs(self) -> list[Any]:
+        return [f"copy {i}" for i in range(self.num_envs)]
+
+    def close(self) -> None:
+        self.closed += 1
