@@ -25,6 +25,8 @@ class JaxEnv(Generic[StateT, ParamsT]):
     """The time limit that `make` wraps around, None for no limit."""
     reset_mode: ResetMode = "every_step"
     """How auto-reset is cheapest here, see `jaxrl.envs.vector`."""
+    render_fps: float = 30
+    """Steps a second in a video."""
 
     @property
     def default_params(self) -> ParamsT:

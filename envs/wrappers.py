@@ -51,6 +51,7 @@ class TimeLimit(JaxEnv[TimeLimitState, Any]):
         self.max_episode_steps = self._limit
         self.name = env.name
         self.reset_mode = env.reset_mode
+        self.render_fps = env.render_fps
 
     def __eq__(self, other: object) -> bool:
         return (

@@ -35,7 +35,7 @@ from jaxrl.logging import RunFolder
 from jaxrl.logging.messages import set_log_level
 from jaxrl.logging.results import to_json
 from jaxrl.logging.system import system_usage
-from jaxrl.metrics import DEFAULT_MODULE
+from jaxrl.metrics import DEFAULT_MODULE, ENV_RUNNERS
 from jaxrl.recorder import Recorder
 from jaxrl.runners.announce import announce
 from jaxrl.runners.assemble import assemble, spaces_of
@@ -43,9 +43,11 @@ from jaxrl.runners.cache import enable_compilation_cache
 from jaxrl.runners.devices import claim_cpu_devices
 from jaxrl.runners.dispatch import Dispatcher
 from jaxrl.runners.env_params import changed_params
+from jaxrl.runners.evaluate import Policy
 from jaxrl.runners.evaluation import Evaluation, custom_evaluation
 from jaxrl.runners.groups import host_loop, learner_group
 from jaxrl.runners.host import EnvRunnerGroup, HostLoop
+from jaxrl.runners.host_evaluation import EvaluationRunners
 from jaxrl.runners.in_graph import InGraph
 from jaxrl.runners.inference import Asked, Fetched, Inference, as_batch, by_name, refuse_inputs, row
 from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
@@ -116,6 +118,8 @@ class Algorithm:
             self._recorder.check_writable()
         self._callbacks = CallbackList(config.callbacks_settings)
         self._assembly = assemble(config)
+        if self._assembly.in_graph and not config.evaluation_settings.evaluation_num_env_runners:
+            self._callbacks.refuse_host_hooks()
         self._devices, placement = choose_devices(config, self._assembly)
         check_memory(self._assembly, self._devices)
         announce(config, self._assembly, [placement, *self._notes])
@@ -125,6 +129,8 @@ class Algorithm:
         self._start()
         if isinstance(self._loop, HostLoop) and not may_only_read:
             _ = self._loop.runners  # whatever is wrong with them is told now
+        if config.evaluation_settings.evaluation_interval and not may_only_read:
+            self._evaluation.start()
         self._call("on_algorithm_init")
 
     def _start(self) -> None:
@@ -137,7 +143,7 @@ class Algorithm:
         )
         self._batches_to_run = 1
         self._totals = IterationTotals()
-        self._evaluation = Evaluation(self.config, self._assembly)
+        self._evaluation = Evaluation(self.config, self._assembly, self._callbacks)
         self._inference = Inference(
             self._assembly.acting,
             spaces_of(made)[0],
@@ -272,6 +278,8 @@ class Algorithm:
         compiled_before = compile_seconds(self._programs)
         reporting = self.config.reporting_settings
         self._totals = totals = IterationTotals()
+        if self.config.evaluation_settings.evaluation_parallel_to_training:
+            self._begin_evaluation_if_due()
         while not (totals.train_batches and self._should_stop()):
             elapsed = time.perf_counter() - started
             self._batches_to_run = self._loop.wanted(reporting, totals, elapsed)
@@ -285,6 +293,7 @@ class Algorithm:
         if isinstance(self._loop, HostLoop):
             timers |= self._loop.take_timers()
             result = merged(result, self._loop.runners.metrics())
+            result = merged({ENV_RUNNERS: self._loop.metrics.reduce()}, result)
         self._evaluate_if_due(result, timers)
         timers["compile_s"] = compile_seconds(self._programs) - compiled_before
         result = {**result, **self._auto_filled(started), "timers": timers}
@@ -361,16 +370,33 @@ class Algorithm:
                 f"finite parameters are saved in {self.save()}."
             )
 
+    def _evaluates_after(self, iteration: int) -> bool:
+        interval = self.config.evaluation_settings.evaluation_interval
+        return bool(interval) and iteration % (interval or 1) == 0
+
+    def _begin_evaluation_if_due(self) -> None:
+        """Evaluate beside this iteration's training, with the weights from before it."""
+        if self._evaluates_after(self.iteration + 1):
+            self._call("on_evaluate_start")
+            self._evaluation.begin(self._policy())
+
     def _evaluate_if_due(self, result: Result, timers: dict[str, float]) -> None:
-        settings = self.config.evaluation_settings
-        interval = settings.evaluation_interval
-        due = bool(interval) and self.iteration % (interval or 1) == 0
+        due = self._evaluates_after(self.iteration)
         if due:
             begin = time.perf_counter()
-            self._host.last_evaluation = to_json(self.evaluate())
+            self._host.last_evaluation = to_json(
+                self._end_evaluation() if self._evaluation.is_under_way else self.evaluate()
+            )
             timers["evaluation_s"] = time.perf_counter() - begin
-        if self._host.last_evaluation and (due or settings.always_attach_evaluation_results):
+        attaches = due or self.config.evaluation_settings.always_attach_evaluation_results
+        if self._host.last_evaluation and attaches:
             result["evaluation"] = self._host.last_evaluation
+
+    def _end_evaluation(self) -> Result:
+        self.on_phase("evaluating")
+        result = self._evaluation.finish(self._video_folder(None))
+        self._call("on_evaluate_end", evaluation_metrics=result)
+        return result
 
     def _auto_filled(self, started: float) -> Result:
         now, elapsed = datetime.datetime.now(), time.perf_counter() - started
@@ -431,7 +457,12 @@ class Algorithm:
 
     # --- evaluation and actions ---
 
-    def evaluate(self, *, num_episodes: int | None = None) -> Result:
+    def evaluate(
+        self,
+        *,
+        num_episodes: int | None = None,
+        video_folder: str | os.PathLike[str] | None = None,
+    ) -> Result:
         """Play episodes with the current policy, apart from training.
 
         Statistics of connectors are used and not updated, training's keys are not touched, and
@@ -439,10 +470,12 @@ class Algorithm:
 
         Args:
             num_episodes: Instead of `evaluation_duration`.
+            video_folder: Where videos go if `record_video` asks for some; None for `videos` in the
+                run's folder.
 
         Returns:
-            `{"env_runners": {"episode_return_mean": ..., ...}}`, or what the
-            `custom_evaluation_function` returned.
+            `{"env_runners": {"episode_return_mean": ..., ...}}`, with the paths of `videos` if
+            there are some; or what the `custom_evaluation_function` returned.
 
         Raises:
             ConfigError: The `custom_evaluation_function` returned no dictionary, or
@@ -456,13 +489,34 @@ class Algorithm:
             )
         self.on_phase("evaluating")
         self._call("on_evaluate_start")
+        folder = self._video_folder(video_folder)
         if custom is not None:
-            result = custom_evaluation(custom, self)
+            played = custom_evaluation(custom, self, self.eval_env_runner_group)
+            result = self._evaluation.filmed(played, self._policy(), folder)
         else:
-            key = self._key(_EVALUATION, self.iteration)
-            result = {"env_runners": self._evaluation.run(*self._acting(), key, num_episodes)}
+            result = self._evaluation.run(self._policy(), num_episodes, folder)
         self._call("on_evaluate_end", evaluation_metrics=result)
         return result
+
+    @property
+    def eval_env_runner_group(self) -> EvaluationRunners | None:
+        """The runners that evaluate, with the current weights; None where that is compiled."""
+        return self._evaluation.runners(self._policy())
+
+    def _video_folder(self, chosen: str | os.PathLike[str] | None) -> Path | None:
+        """None where nothing is recorded, so that no run folder is made for it."""
+        if not self.config.evaluation_settings.record_video:
+            return None
+        return self.run_folder.videos if chosen is None else Path(chosen)
+
+    def _policy(self) -> Policy:
+        actor, env_params = self._acting()
+        return Policy(
+            actor=actor,
+            env_params=env_params,
+            key=self._key(_EVALUATION, self.iteration),
+            iteration=self.iteration,
+        )
 
     def _acting(self) -> tuple[Actor, PyTree]:
         """What acting and the environment need, on one device."""
@@ -653,14 +707,15 @@ class Algorithm:
             self.state = ckpt.fill(self.state, leaves, prefixes)
             self._host = restored
             if isinstance(self._loop, HostLoop):
-                self._loop.restore_runners(partial(_restore_runners, envs, restored.runner_counts))
+                counts = self._loop.set_counts(restored.runner_counts)
+                self._loop.restore_runners(partial(_restore_runners, envs, counts))
             self._last_result = self._host.last_result
             self._recorder.starts_at(self.iteration, state["metadata"]["env_steps"])
 
     def _metadata(self) -> dict[str, Any]:
         steps = int(self.state.progress.env_steps)
         if isinstance(self._loop, HostLoop):
-            self._host.runner_counts = self._loop.runners.get_counts()
+            self._host.runner_counts = self._loop.get_counts()
         return host.checkpoint_metadata(self.config, self._host, steps, self._devices)
 
     # --- checkpoints ---
@@ -779,6 +834,7 @@ class Algorithm:
         try:
             self._recorder.close()
         finally:
+            self._evaluation.stop()
             if isinstance(self._loop, HostLoop):
                 self._loop.stop()
             self._learners.stop()

@@ -116,6 +116,7 @@ class GymnaxEnv(OwnTimeLimit):
         self.name = str(env.name)
         self._is_image = type(env).__module__.startswith(_GRID_GAMES)
         self.reset_mode = "on_demand" if self._is_image else "every_step"
+        self.render_fps = 10 if self._is_image else 30
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, GymnaxEnv) and self.env is other.env

@@ -46,6 +46,7 @@ class Acrobot(JaxEnv[AcrobotState, AcrobotParams]):
 
     name = "Acrobot-v1"
     max_episode_steps = 500
+    render_fps = 15
 
     @property
     def default_params(self) -> AcrobotParams:

@@ -42,6 +42,7 @@ class CartPole(JaxEnv[CartPoleState, CartPoleParams]):
 
     name = "CartPole-v1"
     max_episode_steps = 500
+    render_fps = 50
 
     def __init__(self, sutton_barto_reward: bool = False) -> None:
         """With `sutton_barto_reward` a step is worth 0, and -1 where the pole falls."""

@@ -83,8 +83,24 @@ def _check_evaluation(config: "AlgorithmConfig") -> None:
             f"environment gets an equal share, got {envs}; use "
             f"{nearest(divisors(duration), envs)} or 'auto'."
         )
+    if evaluation.evaluation_parallel_to_training:
+        _check_parallel(evaluation)
     if evaluation.evaluation_config and not config.in_evaluation:
         _check_overrides(config, evaluation.evaluation_config)
+
+
+def _check_parallel(evaluation: Evaluation) -> None:
+    if evaluation.evaluation_num_env_runners == 0:
+        raise ConfigError(
+            "evaluation_parallel_to_training=True evaluates in actors of its own while this "
+            "process trains, got evaluation_num_env_runners=0; set it to 1 or more, or "
+            "evaluation_parallel_to_training=False."
+        )
+    if evaluation.custom_evaluation_function is not None:
+        raise ConfigError(
+            "evaluation_parallel_to_training=True does not go with a custom_evaluation_function, "
+            "which gets the Algorithm and would see it while it trains; leave one of them out."
+        )
 
 
 def _check_auto_duration(evaluation: Evaluation) -> None:

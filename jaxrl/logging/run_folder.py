@@ -40,6 +40,7 @@ class RunFolder:
     run.json       id, stop criterion  plots/learning_curve.png   return against steps
     result.json    a line per iteration
     progress.csv   the same as a table events.out.tfevents.*      for TensorBoard
+                                       videos/                    of evaluations
     ```
     """
 
@@ -139,6 +140,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """The folder of the checkpoints."""
         return self.path / "checkpoints"
+
+    @property
+    def videos(self) -> Path:
+        """The folder of the videos of evaluations."""
+        return self.path / "videos"
 
     @property
     def learning_curve(self) -> Path:

@@ -15,6 +15,33 @@ from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.vector import VectorState
 from jaxrl.runners.rollout import Actor, Carry, Sampler, initial_env_index
 
+DEFAULT_STEP_CAP = 10_000
+"""So long an episode may be in an environment without a time limit."""
+EPISODES_BY_STEPS = 4
+"""So many of the longest episodes each environment has room for that plays a number of steps."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What is evaluated.
+
+    Args:
+        actor: Parameters and connector statistics.
+        env_params: Of training's environment; empty where it is not in the compiled program.
+        key: Of all draws of this evaluation.
+        iteration: The run's.
+    """
+
+    actor: Actor
+    env_params: PyTree
+    key: Key
+    iteration: int
+
+    @property
+    def seed(self) -> int:
+        """31 bits, for environments that are seeded with a number."""
+        return int(jax.random.bits(jax.random.clone(self.key), dtype=jnp.uint32)) >> 1
+
 
 @pytree
 class EvaluationResult:

@@ -1,28 +1,34 @@
-"""Evaluation as the config asks for it: a program is built once for each duration and kept."""
+"""Evaluation as the config asks for it: compiled, by a runner in this process, or by actors."""
 
+import dataclasses
+import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxrl.config.checks import evaluation_arguments
-from jaxrl.core.types import Key, PyTree
+from jaxrl.core.types import PyTree
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.envs.vector import VectorEnv
 from jaxrl.envs.wrappers import OwnTimeLimit
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.runners.assemble import Assembly, in_one_line, make_env, spaces_of
-from jaxrl.runners.evaluate import Evaluator
+from jaxrl.runners.evaluate import DEFAULT_STEP_CAP, EPISODES_BY_STEPS, Evaluator, Policy
+from jaxrl.runners.filming import Camera
+from jaxrl.runners.fragment import Weights
+from jaxrl.runners.hooks import NoHooks, RunnerHooks
+from jaxrl.runners.host_evaluation import EvaluationRunners, LocalEvaluation
 from jaxrl.runners.program import Program
 from jaxrl.runners.results import evaluation_metrics, to_host
-from jaxrl.runners.rollout import Actor, Sampler
+from jaxrl.runners.rollout import Sampler
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.runners.ray.evaluation import RayEvaluation
 
-DEFAULT_STEP_CAP = 10_000
 MAX_EVALUATION_ENVS = 64
 MAX_RECORDED = 1024
-EPISODES_BY_STEPS = 4
 ENV_SETTINGS = ("env", "env_config", "max_episode_steps")
 """What makes another environment of the evaluation's."""
 
@@ -33,54 +39,153 @@ class Evaluation:
     Args:
         config: The run's config; `evaluation_config` overrides are applied to a copy.
         assembly: The run's functions, whose module and connectors are used.
+        hooks: What runners on the host call on the way.
 
     Raises:
-        JaxrlError: The environment of `evaluation_config` cannot be made or has other spaces.
+        JaxrlError: The environment of `evaluation_config` cannot be made or has other spaces, or
+            it is to be filmed and cannot be.
     """
 
-    def __init__(self, config: "AlgorithmConfig", assembly: Assembly) -> None:
+    def __init__(
+        self, config: "AlgorithmConfig", assembly: Assembly, hooks: RunnerHooks | None = None
+    ) -> None:
         changed = config.get_evaluation_config_object()
         assert changed is not None
         self._config = changed
-        self._made = _evaluation_env(config, changed, assembly.made)
+        self._made = made = _evaluation_env(config, changed, assembly.made)
+        self._assembly = dataclasses.replace(assembly, made=made)
+        self._hooks = NoHooks() if hooks is None else hooks
         self._trained_limit = assembly.made.max_episode_steps
         # Runners on the host have parameters of their own, which cannot be changed here.
         self._same_env = assembly.in_graph and not _has_overrides(config, ("env", "env_config"))
-        self._acting = assembly.acting
-        self._programs: dict[int | None, Program] = {}
+        self._compiled: dict[int | None, Program] = {}
+        self._count = 0
+        self._local: LocalEvaluation | None = None
+        self._remote: RayEvaluation | None = None
+        self._beside: _Beside | None = None
+        settings = changed.evaluation_settings
+        self._num_env_runners = settings.evaluation_num_env_runners
+        if isinstance(made, MadeHostEnv) and self._num_env_runners == 0:
+            self._local = LocalEvaluation(changed, made, self._hooks)
+        self._camera = Camera(changed, made, assembly.acting) if settings.record_video else None
 
     @property
     def programs(self) -> list[Program]:
         """One for each duration that was asked for."""
-        return list(self._programs.values())
+        return list(self._compiled.values())
+
+    def start(self) -> None:
+        """Start the actors, if it has any, so that what is wrong with them is told now."""
+        self._ray()
+
+    def _ray(self) -> "RayEvaluation | None":
+        if self._remote is None and self._num_env_runners > 0:
+            from jaxrl.runners.ray.evaluation import RayEvaluation
+
+            self._remote = RayEvaluation(self._config, self._assembly, self._hooks)
+        return self._remote
 
     def run(
-        self, actor: Actor, env_params: PyTree, key: Key, num_episodes: int | None = None
+        self, policy: Policy, num_episodes: int | None = None, folder: Path | None = None
     ) -> dict[str, Any]:
-        """The result's `env_runners` part, of `num_episodes` or the configured duration.
+        """The result of one evaluation.
 
         Args:
-            actor: Parameters and connector statistics.
-            env_params: Training's, which count here too unless this is another environment.
-            key: Consumed.
+            policy: What is evaluated; the environment's parameters count here too unless this is
+                another environment.
             num_episodes: Instead of `evaluation_duration`.
+            folder: Where videos go, if the config asks for some.
         """
+        self._wait()
+        on_host = self._ray() or self._local
+        if on_host is not None:
+            result = on_host.run(self._weights(policy), policy.seed, num_episodes)
+        else:
+            result = {"env_runners": self._run_compiled(policy, num_episodes)}
+        return self.filmed(result, policy, folder)
+
+    def filmed(self, result: dict[str, Any], policy: Policy, folder: Path | None) -> dict[str, Any]:
+        """A result with the videos that the config asks for."""
+        if self._camera is None or folder is None:
+            return result
+        seen = dataclasses.replace(policy, env_params=self._params(policy.env_params))
+        return {**result, "videos": self._camera.record(seen, folder)}
+
+    # --- beside training ---
+
+    def begin(self, policy: Policy) -> None:
+        """Begin to evaluate while this process does something else; `finish` ends it."""
+        self._wait()
+        remote = self._ray()
+        assert remote is not None
+        still = dataclasses.replace(
+            policy, actor=to_host(policy.actor), env_params=to_host(policy.env_params)
+        )
+        self._beside = _Beside(remote, self._config, self._weights(still), still)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether `begin` was called and `finish` not yet."""
+        return self._beside is not None
+
+    def finish(self, folder: Path | None = None) -> dict[str, Any]:
+        """The result of what `begin` began, as soon as it is done."""
+        beside, self._beside = self._beside, None
+        assert beside is not None
+        return self.filmed(beside.result(), beside.policy, folder)
+
+    def _wait(self) -> None:
+        """Let what is under way come to its end: actors do one thing after another."""
+        if self._beside is not None:
+            self._beside.end()
+
+    # --- a function of the user's ---
+
+    def runners(self, policy: Policy) -> EvaluationRunners | None:
+        """The runners with this policy; None where evaluation is compiled."""
+        self._wait()
+        on_host = self._ray() or self._local
+        if on_host is None:
+            return None
+        on_host.runners.publish(self._weights(policy))
+        return on_host.runners
+
+    def _weights(self, policy: Policy) -> Weights:
+        self._count += 1
+        return Weights(version=self._count, actor=to_host(policy.actor))
+
+    def stop(self) -> None:
+        """Let environments and actors go; may be called twice."""
+        for part in (self._remote, self._local):
+            if part is not None:
+                part.stop()
+        self._wait()
+        if self._camera is not None:
+            self._camera.close()
+
+    # --- the compiled evaluation ---
+
+    def _run_compiled(self, policy: Policy, num_episodes: int | None) -> dict[str, Any]:
         program = self._program(num_episodes)
-        return evaluation_metrics(to_host(program(actor, self._params(env_params), key)))
+        params = self._params(policy.env_params)
+        return evaluation_metrics(to_host(program(policy.actor, params, policy.key)))
 
     def _params(self, trained: PyTree) -> PyTree:
-        assert isinstance(self._made, MadeEnv)
-        env, limit = self._made.env, self._made.max_episode_steps
+        made = self._made
+        if not isinstance(made, MadeEnv):
+            return ()
+        env, limit = made.env, made.max_episode_steps
         if not self._same_env:
-            return self._made.params
+            return made.params
         if isinstance(env, OwnTimeLimit) and limit is not None and limit != self._trained_limit:
             return env.with_time_limit(trained, limit)
         return trained
 
     def _program(self, num_episodes: int | None) -> Program:
-        if num_episodes in self._programs:
-            return self._programs[num_episodes]
-        name, config = "evaluate", self._config
+        if num_episodes in self._compiled:
+            return self._compiled[num_episodes]
+        name, config, made = "evaluate", self._config, self._made
+        assert isinstance(made, MadeEnv)
         if num_episodes is not None:
             name = f"evaluate_{num_episodes}_episodes"
             config = config.copy().evaluation(
@@ -88,24 +193,61 @@ class Evaluation:
                 evaluation_duration_unit="episodes",
                 evaluation_num_envs="auto",
             )
-        assert isinstance(self._made, MadeEnv)
         mode = config.environment_settings.reset_mode
-        env = VectorEnv(self._made.env, self._made.env.reset_mode if mode == "auto" else mode)
-        acting = self._acting
+        acting = self._assembly.acting
         sampler = Sampler(
-            env=env,
+            env=VectorEnv(made.env, made.env.reset_mode if mode == "auto" else mode),
             module=acting.module,
             obs_pipeline=acting.obs_pipeline,
             action_pipeline=acting.action_pipeline,
         )
         program = Program(
             name,
-            make_evaluator(config, sampler, self._made),
+            make_evaluator(config, sampler, made),
             max_retraces=config.debugging_settings.max_retraces,
             enabled=config.debugging_settings.jit,
         )
-        self._programs[num_episodes] = program
+        self._compiled[num_episodes] = program
         return program
+
+
+class _Beside:
+    """An evaluation in a thread of its own, which only asks actors and waits for them."""
+
+    def __init__(
+        self, remote: "RayEvaluation", config: "AlgorithmConfig", weights: Weights, policy: Policy
+    ) -> None:
+        self.policy = policy
+        self._training_is_done = threading.Event()
+        self._outcome: dict[str, Any] | BaseException | None = None
+        auto = config.evaluation_settings.evaluation_duration == "auto"
+        seed = policy.seed
+
+        def evaluate() -> None:
+            try:
+                self._outcome = (
+                    remote.run_beside(weights, seed, self._training_is_done)
+                    if auto
+                    else remote.run(weights, seed, None)
+                )
+            except BaseException as error:  # noqa: BLE001  (raised again where it is waited for)
+                self._outcome = error
+
+        self._thread = threading.Thread(target=evaluate, name="jaxrl-evaluation", daemon=True)
+        self._thread.start()
+
+    def result(self) -> dict[str, Any]:
+        """Wait for it; raises what it raised."""
+        self.end()
+        assert self._outcome is not None
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return self._outcome
+
+    def end(self) -> None:
+        """Wait for the thread, whatever comes of it."""
+        self._training_is_done.set()
+        self._thread.join()
 
 
 def _has_overrides(config: "AlgorithmConfig", names: tuple[str, ...]) -> bool:
@@ -134,14 +276,15 @@ def _evaluation_env(
     return made
 
 
-def custom_evaluation(function: Callable[..., Any], algorithm: Any) -> dict[str, Any]:
+def custom_evaluation(
+    function: Callable[..., Any], algorithm: Any, runners: EvaluationRunners | None = None
+) -> dict[str, Any]:
     """What the user's function of `(algorithm)` or `(algorithm, eval_workers)` returns.
 
     Raises:
         ConfigError: It is no dictionary.
     """
-    no_workers = [None] * (evaluation_arguments(function) - 1)
-    metrics = function(algorithm, *no_workers)
+    metrics = function(algorithm, *[runners] * (evaluation_arguments(function) - 1))
     if not isinstance(metrics, Mapping):
         raise ConfigError(
             "custom_evaluation_function must return a dictionary of metrics, such as "
@@ -155,6 +298,7 @@ def make_evaluator(config: "AlgorithmConfig", sampler: Sampler, made: MadeEnv) -
     settings = config.evaluation_settings
     explore = config.env_runners_settings.explore
     duration = settings.evaluation_duration
+    assert duration != "auto"
     limit = made.max_episode_steps or DEFAULT_STEP_CAP
     by_steps = settings.evaluation_duration_unit == "timesteps"
     # By steps every environment must have room for several episodes, or short ones are favoured.
