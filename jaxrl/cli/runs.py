@@ -65,7 +65,9 @@ def evaluate(
 
     console = Console()
     path = find_checkpoint(_find(checkpoint))
-    overrides = {**_level(log_level), **({"record_video": True} if video else {})}
+    overrides: dict[str, Any] = _level(log_level)
+    if video:
+        overrides["record_video"] = True
     waiting = console.status(f"loading {path.name} and compiling its evaluation")
     with waiting, Algorithm.from_checkpoint(str(path), **overrides) as algo:
         found = algo.evaluate(num_episodes=episodes)
