@@ -113,7 +113,7 @@ class Inference:
 
         def compute(actor: Actor, inputs: _Inputs, keys: Key) -> Fetched:
             index = initial_env_index(keys.shape[0])
-            carry = _with_previous(inputs.carry, inputs.prev_action, pipeline)
+            carry = with_previous(inputs.carry, inputs.prev_action, pipeline)
             draws = acting.module.draw(keys)
             out = dict(acting.act(actor, inputs.obs, carry, inputs.is_first, index, draws, explore))
             after: Carry = out.pop(Columns.STATE_OUT)
@@ -211,7 +211,7 @@ class Inference:
                     )
 
 
-def _with_previous(carry: Carry, prev_action: PyTree, pipeline: ActionPipeline) -> Carry:
+def with_previous(carry: Carry, prev_action: PyTree, pipeline: ActionPipeline) -> Carry:
     """The carry after the environment's action, which is that of the carry or another one."""
     if prev_action is None:
         return carry

@@ -45,7 +45,7 @@ class _MemoryProbe(JaxEnv[MemoryState, ProbeParams]):
         num_steps = state.num_steps + 1
         return MemoryState(secret=self.keep(state), obs=obs, num_steps=num_steps), TimeStep(
             obs=obs,
-            reward=jnp.where(right == 0, 0.0, jnp.where(action == (right > 0), 1.0, -1.0)),
+            reward=jnp.sign(right) * jnp.where(action > 0, 1.0, -1.0).astype(jnp.float32),
             terminated=jnp.zeros((), bool),
             truncated=num_steps >= STEPS,
             info={},

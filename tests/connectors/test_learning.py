@@ -155,7 +155,10 @@ def test_rllibs_place_for_it_is_understood() -> None:
     [
         (lambda: 3, ["learner_connector", "LearnerConnectors", "got int"]),
         (lambda: [Magnify(), ObservationConnector()], ["got ObservationConnector"]),
-        (lambda space, action_space: [Magnify()], ["a function of nothing", "(space, action_space)"]),
+        (
+            lambda space, action_space: [Magnify()],
+            ["a function of nothing", "(space, action_space)"],
+        ),
     ],
 )
 def test_what_is_no_learner_connector_is_refused(connector: Any, words: list[str]) -> None:

@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.connectors.base import ActionConnector
+from jaxrl.connectors.base import ActionConnector, Before
 from jaxrl.connectors.checks import check_observation_pipeline
+from jaxrl.connectors.observations import fitted_observation_pipeline
 from jaxrl.connectors.temporal import PrevActionsPrevRewards
 from jaxrl.core.types import Columns
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.runners.assemble import assemble
+from jaxrl.runners.inference import with_previous
+from jaxrl.runners.rollout import Carry
 from tests.connectors.memory_probes import STEPS, HiddenCoin, play
-from tests.helpers import assert_equal, observation_pipeline, small
+from tests.helpers import action_pipeline, assert_equal, observation_pipeline, small
 
 pytestmark = pytest.mark.allow_key_reuse
 
@@ -75,20 +78,21 @@ def test_the_latest_of_the_episode_stand_beside_the_observation(
                     rewards[len(rewards) - num_rewards :],
                 ]
             )
-            np.testing.assert_allclose(seen[t, b], want, rtol=1e-6)
+            np.testing.assert_allclose(seen[t][b], want, rtol=1e-6)
 
 
-def _seen(pipeline: Any, obs: Any, action: Any, reward: Any, is_first: Any) -> np.ndarray:
-    from jaxrl.connectors.base import Before
-
-    carry, rows = pipeline.init_carry(obs.shape[1]), []
-    last_action, last_reward = jnp.asarray(action[-1]), jnp.asarray(reward[-1])  # not to be seen
-    for t in range(len(obs)):
-        before = Before(is_first=jnp.asarray(is_first[t]), action=last_action, reward=last_reward)
-        carry, out = pipeline.step(pipeline.init(), carry, jnp.asarray(obs[t]), before)
-        rows.append(np.asarray(out))
-        last_action, last_reward = jnp.asarray(action[t]), jnp.asarray(reward[t])
-    return np.stack(rows)
+def _seen(pipeline: Any, obs: Any, action: Any, reward: Any, is_first: Any) -> list[Any]:
+    """What the module sees at each step."""
+    num_steps, num_envs = reward.shape
+    carry, rows = pipeline.init_carry(num_envs), []
+    last = jnp.asarray(action[-1]), jnp.asarray(reward[-1])  # of another episode: not to be seen
+    for t in range(num_steps):
+        before = Before(is_first=jnp.asarray(is_first[t]), action=last[0], reward=last[1])
+        now = jax.tree.map(lambda leaf, t=t: jnp.asarray(leaf[t]), obs)
+        carry, out = pipeline.step(pipeline.init(), carry, now, before)
+        rows.append(jax.device_get(out))
+        last = jnp.asarray(action[t]), jnp.asarray(reward[t])
+    return rows
 
 
 @pytest.mark.parametrize(
@@ -123,8 +127,6 @@ def test_beside_a_mask() -> None:
     space = spaces.Dict({"action_mask": spaces.MultiBinary(2), "obs": VECTOR})
     pipeline = observation_pipeline(space)
     connectors = [*pipeline, PrevActionsPrevRewards()]
-    from jaxrl.connectors.observations import fitted_observation_pipeline
-
     late = fitted_observation_pipeline(connectors, space, spaces.Discrete(2))
     assert late.names == ("SeparateMask", "PrevActionsPrevRewards")
     assert late["PrevActionsPrevRewards"] is not connectors[-1]
@@ -135,28 +137,14 @@ def test_beside_a_mask() -> None:
     check_observation_pipeline(late, spaces.Discrete(2))
     seen = _seen(
         late,
-        _Rows({"action_mask": np.ones((2, 1, 2), np.int8), "obs": np.ones((2, 1, 2), np.float32)}),
+        {"action_mask": np.ones((2, 1, 2), np.int8), "obs": np.ones((2, 1, 2), np.float32)},
         np.array([[1], [0]]),
         np.array([[2.5], [0.0]], np.float32),
         np.array([[True], [False]]),
     )
-    np.testing.assert_array_equal(seen[1].item()["obs"], [[1, 1, 0, 1, 2.5]])
-
-
-class _Rows(dict):  # pyright: ignore[reportMissingTypeArgument]
-    """A dictionary of arrays that is indexed by row."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self["obs"].shape
-
-    def __len__(self) -> int:
-        return len(self["obs"])
-
-    def __getitem__(self, key: Any) -> Any:
-        if isinstance(key, str):
-            return super().__getitem__(key)
-        return {name: part[key] for name, part in self.items()}
+    np.testing.assert_array_equal(seen[0]["obs"], [[1, 1, 0, 0, 0]])
+    np.testing.assert_array_equal(seen[1]["obs"], [[1, 1, 0, 1, 2.5]])
+    np.testing.assert_array_equal(seen[1]["action_mask"], [[1, 1]])
 
 
 # --- a task that needs them ---
@@ -236,17 +224,13 @@ def _takes_rllibs_arguments(algorithm: Any) -> None:
 @pytest.mark.parametrize("space", [spaces.Box(-3.0, 5.0, (2,), np.float32)])
 def test_an_action_beyond_the_bounds_is_remembered_as_it_was(space: Any) -> None:
     """The environment gets it clipped; what the module learned from is what it drew."""
-    from jaxrl.runners.inference import _with_previous
-    from jaxrl.runners.rollout import Carry
-    from tests.helpers import action_pipeline
-
     pipeline = action_pipeline(space)
     drawn = jnp.array([[1.7, 0.5], [0.1, -0.2]], jnp.float32)
     carry = Carry(module=None, connectors=(), action=drawn, reward=jnp.zeros(2))
     taken = pipeline(drawn)
-    np.testing.assert_array_equal(_with_previous(carry, taken, pipeline).action, drawn)
+    np.testing.assert_array_equal(with_previous(carry, taken, pipeline).action, drawn)
     other = taken.at[1, 0].set(5.0)
-    changed = _with_previous(carry, other, pipeline).action
+    changed = with_previous(carry, other, pipeline).action
     np.testing.assert_allclose(changed, [[1.7, 0.5], [1.0, -0.2]], rtol=1e-5)
 
 
