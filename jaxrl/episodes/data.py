@@ -57,7 +57,8 @@ class EpisodeData:
             EpisodeError: They do not fit together.
         """
         steps = len(self.rewards)
-        states = steps + 1 if len(self.observations) or steps else 0
+        has_begun = self.observations.len_incl_lookback() or self.rewards.len_incl_lookback()
+        states = steps + 1 if has_begun else 0
         wanted = {"observations": states, "infos": states, "actions": steps}
         lengths = {name: len(vars(self)[name]) for name in wanted}
         for name, data in self.extra_model_outputs.items():
