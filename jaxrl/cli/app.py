@@ -195,6 +195,27 @@ def list_(
         typer.echo(line)
 
 
+@app.command(
+    name="check-env",
+    epilog="[bold]Examples[/bold]\n\n"
+    "jaxrl check-env gymnasium:LunarLander-v3\n\n"
+    "jaxrl check-env my_package.my_module:MyEnv --env-config '{\"size\": 5}'",
+)
+def check_env(
+    env: Annotated[str, typer.Argument(metavar="ENV", help="An id, or module:Class.")],
+    env_config: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Arguments of the environment.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each copy.")] = 24,
+    seed: Annotated[int, typer.Option(min=0, help="Of resets and random actions.")] = 0,
+    verbose: Verbosity = 0,
+) -> None:
+    """Try an environment with random actions, and say what is wrong with it."""
+    from jaxrl.cli import environments
+
+    environments.check(env, env_config, steps, seed)
+
+
 def main() -> None:
     """The entry point `jaxrl`."""
     keep_log_to_ourselves()

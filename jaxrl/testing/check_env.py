@@ -13,10 +13,12 @@ from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, PyTree, TimeStep
 from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.contract import check_signatures
-from jaxrl.envs.registry import EnvSpec, MadeEnv, make
+from jaxrl.envs.host import MadeHostEnv
+from jaxrl.envs.registry import EnvSpec, Made, MadeEnv, make
 from jaxrl.envs.space_checks import check_values
 from jaxrl.envs.wrappers import TimeLimitState
 from jaxrl.errors import EnvError
+from jaxrl.testing.check_host_env import check_host_env
 
 # Compiling dominates; the programs run for a few steps only.
 _COMPILER_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -34,7 +36,7 @@ class _Trajectory:
 
 
 def check_env(
-    env: EnvSpec | MadeEnv,
+    env: EnvSpec | Made,
     env_config: Mapping[str, Any] | None = None,
     *,
     num_steps: int = 24,
@@ -52,6 +54,8 @@ def check_env(
     final one, not that of a reset. An environment that makes no use of its key, or that neither
     ends nor has a time limit, is warned about.
 
+    A gymnasium environment is held to what runners on the host need, see `check_host_env`.
+
     Args:
         env: Whatever `jaxrl.envs.make` takes, or what it returned.
         env_config: As in `make`.
@@ -63,7 +67,10 @@ def check_env(
     Raises:
         EnvError: The environment breaks the contract; one sentence says where and how.
     """
-    made = env if isinstance(env, MadeEnv) else make(env, env_config)
+    made = env if isinstance(env, MadeEnv | MadeHostEnv) else make(env, env_config)
+    if isinstance(made, MadeHostEnv):
+        check_host_env(made, num_steps=num_steps, num_envs=num_envs, seed=seed)
+        return
     name = made.id
     check_signatures(made)
     observation_space = made.env.observation_space(made.params)

@@ -39,7 +39,7 @@ def test_help_answers_without_importing_jax() -> None:
     assert done.stdout.rstrip().endswith("[]")
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "resume", "list"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "resume", "list", "check-env"])
 def test_every_command_helps_with_examples(command: str) -> None:
     code, out, _ = run(command, "--help")
     assert code == 0
@@ -74,6 +74,15 @@ def test_list_names_what_there_is(what: str, some: str) -> None:
     assert some in out.split()
 
 
+def test_check_env_prints_notes_and_a_verdict() -> None:
+    config = '{"p_crash_reset": 0.0}'
+    code, out, _ = run("check-env", "jaxrl:crashing-cartpole-v0", "--env-config", config)
+    assert (code, out) == (0, "jaxrl:crashing-cartpole-v0 is as it should be.\n")
+    code, out, _ = run("check-env", "FrozenLake-v1", "--steps", "3", "--seed", "1")
+    assert code == 0
+    assert out.startswith("note: FrozenLake-v1: gymnasium's implementation")
+
+
 def test_every_listed_config_is_found_by_its_id_and_its_path() -> None:
     for name, path in shipped_configs().items():
         assert config_file(name) == path
@@ -105,6 +114,8 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     ((*PPO, "--results-dir", "/proc/nowhere"), "/proc"),
     (("evaluate", "/nowhere/at/all"), "/nowhere/at/all"),
     (("resume", "no_such_run"), "no run"),
+    (("check-env", "gymnasium:CartPole-v9"), "Did you mean 'CartPole-v1'"),
+    (("check-env", "gymnasium:CartPole-v1", "--env-config", "{"), "--env-config is not valid JSON"),
 ]
 
 
