@@ -45,7 +45,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _started(stack: contextlib.ExitStack, name: str) -> Worker:
-    """A peer with an empty compilation cache, alive until the stack unwinds."""
+    """A peer with an empty compilation cache, alive until the stack unwinds, stopped when idle."""
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-"))
-    worker = launch.start(name, env=measure.cache_variables(folder))
+    variables = measure.cache_variables(folder)
+    worker = launch.start(name, env=variables, stop_when_idle=True)
     return stack.enter_context(worker)

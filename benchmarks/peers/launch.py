@@ -69,14 +69,23 @@ _TABLE = {
 }
 
 
-def start(name: str, env: Mapping[str, str] | None = None) -> Worker:
-    """The peer's process; makes its environment first if it needs one and has none."""
+def start(
+    name: str, env: Mapping[str, str] | None = None, *, stop_when_idle: bool = False
+) -> Worker:
+    """The peer's process; makes its environment first if it needs one and has none.
+
+    Args:
+        name: Of the peer.
+        env: Environment variables beside those of this process.
+        stop_when_idle: See `Worker`; of use for peers that start Ray, and for no others.
+    """
     peer, python = _TABLE[name], sys.executable
     if peer.environment is not None:
         requirements = ROOT / "benchmarks" / "peers" / peer.environment / "requirements.txt"
         python = str(ensure_environment(ROOT / ".peers" / peer.environment, requirements))
     prefix = (str(ISOLATE),) if peer.starts_ray else ()
-    return Worker(name, [*prefix, python, "-m", *peer.module], env=env)
+    command = [*prefix, python, "-m", *peer.module]
+    return Worker(name, command, env=env, stop_when_idle=stop_when_idle and peer.starts_ray)
 
 
 def ensure_environment(folder: Path, requirements: Path) -> Path:
