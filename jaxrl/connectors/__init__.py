@@ -1,0 +1,34 @@
+"""Connectors: what observations, actions and rollouts go through, and what users put among it."""
+
+from jaxrl.connectors.actions import ClipActions, OffsetActions, UnsquashActions
+from jaxrl.connectors.base import (
+    ActionConnector,
+    Before,
+    LearnerConnector,
+    ObservationConnector,
+    TemporalConnector,
+)
+from jaxrl.connectors.builder import PipelineBuilder
+from jaxrl.connectors.learning import ClipRewards, NormalizeRewards
+from jaxrl.connectors.masks import SeparateMask
+from jaxrl.connectors.observations import FlattenObservations, MeanStdFilter
+from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
+
+__all__ = [
+    "ActionConnector",
+    "Before",
+    "ClipActions",
+    "ClipRewards",
+    "FlattenObservations",
+    "FrameStacking",
+    "LearnerConnector",
+    "MeanStdFilter",
+    "NormalizeRewards",
+    "ObservationConnector",
+    "OffsetActions",
+    "PipelineBuilder",
+    "PrevActionsPrevRewards",
+    "SeparateMask",
+    "TemporalConnector",
+    "UnsquashActions",
+]
