@@ -188,9 +188,9 @@ CASES = [
     ),
     Case(
         "environment that runs on the host",
-        lambda _: build("Blackjack-v1"),
-        ("Blackjack-v1", "runs on the host", "jaxrl list envs"),
-        lambda _: train("Blackjack-v1"),
+        lambda _: build("Blackjack-v1", placement="in_graph"),
+        ("placement='in_graph'", "Blackjack-v1", "runs on the host", "placement='auto'"),
+        lambda _: train("Blackjack-v1", placement="in_graph"),
     ),
     Case(
         "no environment",
