@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.callbacks import HOOKS, CallbackList, Callbacks, MemoryTrackingCallbacks
+from jaxrl.callbacks import HOOKS, HOST_HOOKS, CallbackList, Callbacks, MemoryTrackingCallbacks
 from jaxrl.config.legacy import HOOKS_REFUSED
 from jaxrl.errors import ConfigError
+from tests.helpers import small
 
 
 class First(Callbacks):
@@ -84,6 +85,42 @@ def test_what_is_no_hook_and_no_callbacks_class_is_refused() -> None:
         listeners(wrong)
     with pytest.raises(ConfigError, match="must be a subclass of jaxrl"):
         listeners(dict)
+
+
+def test_a_listener_gets_the_keywords_that_it_takes() -> None:
+    got: list[Any] = []
+
+    class Some(Callbacks):
+        def on_episode_step(self, *, episode: Any, env_index: int, worker: Any = None) -> None:
+            got.append((episode, env_index, worker))
+
+    def all_of_them(**kwargs: Any) -> None:
+        got.append(kwargs)
+
+    def positional(episode: Any) -> None:
+        got.append(episode)
+
+    callbacks = listeners(Some, on_episode_step=[all_of_them, positional])
+    callbacks.call("on_episode_step", episode=1, env_index=2, rl_module=3)
+    assert got == [(1, 2, None), {"episode": 1, "env_index": 2, "rl_module": 3}, 1]
+
+
+def test_a_listener_that_needs_what_there_is_not_is_told_so() -> None:
+    def wants_a_runner(*, episode: Any, env_runner: Any) -> None:
+        raise AssertionError
+
+    callbacks = listeners(on_episode_end=wants_a_runner)
+    with pytest.raises(ConfigError, match=r"on_episode_end of .*wants_a_runner takes 'env_runner'"):
+        callbacks.call("on_episode_end", algorithm=None, episode=None)
+
+
+def test_hooks_of_single_steps_are_refused_where_no_python_is() -> None:
+    listeners(on_episode_end=one, on_env_runners_recreated=one).refuse_host_hooks()
+    for hook in HOST_HOOKS:
+        with pytest.raises(ConfigError, match=f"{hook} would never be called.*placement='host'"):
+            listeners(**{hook: one}).refuse_host_hooks()
+    with pytest.raises(ConfigError, match="on_episode_step would never be called"):
+        small().callbacks(on_episode_step=one).build()
 
 
 @pytest.fixture

@@ -1,13 +1,24 @@
 """Host environments that do as they are told: what a runner makes of them can be foretold."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.core.types import PyTree
-from jaxrl.envs.host import HostFault, HostStep
+from jaxrl.core.default_module import ActorCriticModule
+from jaxrl.core.types import Columns, Progress, PyTree
+from jaxrl.envs.host import HostFault, HostStep, MadeHostEnv
+from jaxrl.runners.assemble import make_acting
+from jaxrl.runners.env_runner import EnvRunner
+from jaxrl.runners.fragment import Weights
+from jaxrl.runners.rollout import Actor
+from tests.helpers import small
+
+SEED = 3
 
 SPACES = spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(3)
 
@@ -100,3 +111,66 @@ class Scripted:
 
     def close(self) -> None:
         self.closed += 1
+
+
+def actor_of(acting: Any, seed: int = 0) -> Actor:
+    return Actor(
+        params=acting.module.init(jax.random.key(seed)),
+        obs_state=acting.obs_pipeline.init(),
+        hparams={},
+        progress=Progress.zero(),
+    )
+
+
+def weights_of(acting: Any, version: int = 0) -> Weights:
+    return Weights(version=version, actor=jax.tree.map(np.asarray, actor_of(acting, version)))
+
+
+def scripted_runner(vector: Scripted, *, module: Any = None, **settings: Any) -> EnvRunner:
+    """A runner over scripted environments, by the ordinary module or another."""
+    config = small().debugging(seed=SEED)
+    made = MadeHostEnv(
+        id="scripted",
+        create=lambda context: vector.envs()[0],
+        observation_space=SPACES[0],
+        action_space=SPACES[1],
+        max_episode_steps=None,
+        env_config={},
+    )
+    acting = make_acting(config, made)
+    if module is not None:
+        acting = dataclasses.replace(
+            acting,
+            module=module(
+                observation_space=acting.module.observation_space,
+                action_space=acting.module.action_space,
+                model_config={"fcnet_hiddens": [4]},
+            ),
+        )
+    runner = EnvRunner(
+        config=config,
+        vector=vector,
+        acting=acting,
+        env_index=np.arange(vector.num_envs),
+        **settings,
+    )
+    runner.set_weights(weights_of(acting))
+    return runner
+
+
+class Counting(ActorCriticModule):
+    """Its carry counts the steps since it was blank, and stands in for the log-probability."""
+
+    def initial_carry(self, batch_size: int) -> Any:
+        return jnp.zeros((batch_size,), jnp.float32)
+
+    def forward_exploration(self, params: Any, obs: Any, carry: Any, *args: Any) -> Any:
+        out = super().forward_exploration(params, obs, carry, *args)
+        return {**out, Columns.STATE_OUT: carry + 1.0, Columns.ACTION_LOGP: carry}
+
+
+class Drawing(ActorCriticModule):
+    """What it draws stands in for the log-probability."""
+
+    def forward_exploration(self, *args: Any) -> Any:
+        return {**super().forward_exploration(*args), Columns.ACTION_LOGP: args[-1][:, 0]}

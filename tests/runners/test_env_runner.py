@@ -1,6 +1,5 @@
 """The host EnvRunner: its fragments are those of the compiled loop, and go on exactly."""
 
-import dataclasses
 import pickle
 from typing import Any
 
@@ -9,34 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.core.default_module import ActorCriticModule
-from jaxrl.core.types import Columns, Progress
+from jaxrl.core.types import Columns
 from jaxrl.envs.faults import FaultyEnv
-from jaxrl.envs.host import MadeHostEnv
 from jaxrl.errors import ConfigError, EnvError
-from jaxrl.runners.assemble import assemble, make_acting
+from jaxrl.runners.assemble import assemble
 from jaxrl.runners.env_runner import EnvRunner, make_env_runner
-from jaxrl.runners.fragment import Fragment, Weights
-from jaxrl.runners.rollout import Actor
+from jaxrl.runners.fragment import Fragment
 from tests.helpers import small
-from tests.runners.scripted import SPACES, Scripted
+from tests.runners.scripted import (
+    SEED,
+    Counting,
+    Drawing,
+    Scripted,
+    actor_of,
+    scripted_runner,
+    weights_of,
+)
 
 pytestmark = pytest.mark.allow_key_reuse
-
-SEED = 3
-
-
-def actor_of(acting: Any, seed: int = 0) -> Actor:
-    return Actor(
-        params=acting.module.init(jax.random.key(seed)),
-        obs_state=acting.obs_pipeline.init(),
-        hparams={},
-        progress=Progress.zero(),
-    )
-
-
-def weights_of(acting: Any, version: int = 0) -> Weights:
-    return Weights(version=version, actor=jax.tree.map(np.asarray, actor_of(acting, version)))
 
 
 def in_graph(config: Any, num_envs: int, num_steps: int, fragments: int) -> list[Any]:
@@ -111,38 +100,6 @@ def test_a_jax_environment_gives_the_transitions_of_the_compiled_loop(
         assert_same(half.sample(num_steps), rollout, record)
 
 
-def scripted_runner(vector: Scripted, *, module: Any = None, **settings: Any) -> EnvRunner:
-    """A runner over scripted environments, by the ordinary module or another."""
-    config = small().debugging(seed=SEED)
-    made = MadeHostEnv(
-        id="scripted",
-        create=lambda context: vector.envs()[0],
-        observation_space=SPACES[0],
-        action_space=SPACES[1],
-        max_episode_steps=None,
-        env_config={},
-    )
-    acting = make_acting(config, made)
-    if module is not None:
-        acting = dataclasses.replace(
-            acting,
-            module=module(
-                observation_space=acting.module.observation_space,
-                action_space=acting.module.action_space,
-                model_config={"fcnet_hiddens": [4]},
-            ),
-        )
-    runner = EnvRunner(
-        config=config,
-        vector=vector,
-        acting=acting,
-        env_index=np.arange(vector.num_envs),
-        **settings,
-    )
-    runner.set_weights(weights_of(acting))
-    return runner
-
-
 def lanes(fragments: list[Fragment]) -> list[dict[str, Any]]:
     """What each environment's transitions were, one after another, without the other rows."""
     result: list[dict[str, Any]] = []
@@ -194,17 +151,6 @@ def test_rows_of_a_host_vector(mode: str) -> None:
     assert sum(f.num_env_steps for f in fragments) == sum(
         len(x["reward"]) for x in lanes(fragments)
     )
-
-
-class Counting(ActorCriticModule):
-    """Its carry counts the steps since it was blank, and stands in for the log-probability."""
-
-    def initial_carry(self, batch_size: int) -> Any:
-        return jnp.zeros((batch_size,), jnp.float32)
-
-    def forward_exploration(self, params: Any, obs: Any, carry: Any, *args: Any) -> Any:
-        out = super().forward_exploration(params, obs, carry, *args)
-        return {**out, Columns.STATE_OUT: carry + 1.0, Columns.ACTION_LOGP: carry}
 
 
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
@@ -321,13 +267,6 @@ def test_without_states_of_the_environments_their_episodes_restart() -> None:
     np.testing.assert_array_equal(first.record.env_step[:, 0], [4, 5, 6, 7, 8, 9])
     np.testing.assert_array_equal(first.record.episode_length[:, 1], [1, 2, 3, 4, 5, 6])
     np.testing.assert_array_equal(first.rollout.carry_in.module, 0.0)
-
-
-class Drawing(ActorCriticModule):
-    """What it draws stands in for the log-probability."""
-
-    def forward_exploration(self, *args: Any) -> Any:
-        return {**super().forward_exploration(*args), Columns.ACTION_LOGP: args[-1][:, 0]}
 
 
 def test_draws_go_on_where_episodes_restart() -> None:

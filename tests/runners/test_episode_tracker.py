@@ -1,0 +1,196 @@
+"""Episodes for callbacks on the host: the order of hooks, their arguments, what episodes hold."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl.callbacks import CallbackList, Callbacks
+from jaxrl.core.types import Columns
+from jaxrl.episodes import SingleAgentEpisode
+from jaxrl.episodes.from_rollout import episodes_from_rollout
+from tests.helpers import small
+from tests.runners.scripted import Drawing, Scripted, scripted_runner
+
+
+class Told(Callbacks):
+    """Writes down what it is told, with a short word for each hook."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.samples: list[list[SingleAgentEpisode]] = []
+        self.environments: list[Any] = []
+
+    def on_environment_created(self, *, env_runner: Any, env: Any, env_context: Any) -> None:
+        self.environments.append((env_runner, env, env_context))
+
+    def on_episode_created(self, *, episode: Any, env_index: int) -> None:
+        assert not episode.is_reset
+        self.calls.append(("created", env_index))
+
+    def on_episode_start(self, *, episode: Any, env_index: int) -> None:
+        assert (len(episode), episode.get_observations(0)[1]) == (0, 0)
+        self.calls.append(("start", env_index))
+
+    def on_episode_step(self, *, episode: Any, env_index: int, metrics_logger: Any) -> None:
+        self.calls.append(("step", env_index))
+        assert episode.get_infos(-1) == {"step": episode.get_observations(-1)[1]}
+        metrics_logger.log_value(("custom_metrics", "steps"), 1, reduce="sum")
+
+    def on_episode_end(
+        self,
+        *,
+        episode: Any,
+        prev_episode_chunks: Any,
+        env_index: int,
+        env_runner: Any,
+        env: Any,
+        rl_module: Any,
+        metrics_logger: Any,
+    ) -> None:
+        assert rl_module is env_runner.module
+        assert env.envs[env_index] == f"copy {env_index}"
+        assert episode.is_done
+        length = sum(map(len, (*prev_episode_chunks, episode)))
+        total = sum(part.get_return() for part in (*prev_episode_chunks, episode))
+        self.calls.append(("end", env_index, length, total))
+        metrics_logger.log_value("longest", length, reduce="max")
+
+    def on_sample_end(self, *, samples: Any) -> None:
+        self.samples.append(samples)
+
+
+def told_runner(vector: Scripted, **settings: Any) -> tuple[Any, Told]:
+    told = Told()
+    hooks = CallbackList(small().callbacks(told).callbacks_settings)
+    return scripted_runner(vector, hooks=hooks, **settings), told
+
+
+def test_the_order_of_hooks() -> None:
+    runner, told = told_runner(Scripted([2, 5], "same_step"))
+    assert told.calls == []
+    runner.sample(3)
+    step = [("step", 0), ("step", 1)]
+    end = [("end", 0, 2, 3.0), ("created", 0), ("start", 0)]
+    begin = [("created", 0), ("created", 1), ("start", 0), ("start", 1)]
+    assert told.calls == [*begin, *step, ("step", 0), *end, ("step", 1), *step]
+    told.calls.clear()
+    runner.sample(2)
+    last = [("step", 1), ("end", 1, 5, 15.0), ("created", 1), ("start", 1)]
+    assert told.calls == [("step", 0), *end, ("step", 1), ("step", 0), *last]
+
+
+def test_a_reset_that_takes_a_step_is_no_step_of_an_episode() -> None:
+    runner, told = told_runner(Scripted([2], "next_step"))
+    runner.sample(5)
+    first = [("created", 0), ("start", 0), ("step", 0), ("step", 0), ("end", 0, 2, 3.0)]
+    assert told.calls == [*first, *first, ("created", 0)]
+
+
+def _first(episode: SingleAgentEpisode) -> Any:
+    """What tells the parts of two environments apart: where it begins and what was drawn there."""
+    drawn = episode.get_extra_model_outputs(Columns.ACTION_LOGP, 0)
+    return *map(float, episode.get_observations(0)), float(drawn)
+
+
+@pytest.mark.parametrize("mode", ["same_step", "next_step"])
+def test_samples_are_the_rollout_as_episodes(mode: str) -> None:
+    runner, told = told_runner(Scripted([3, 7], mode), module=Drawing)
+    for i in range(4):
+        fragment = runner.sample(5)
+        by_first = {_first(episode): episode for episode in told.samples[i]}
+        rows = episodes_from_rollout(fragment.rollout)
+        assert len(rows) == len(told.samples[i]) == len(by_first)
+        for row in rows:
+            episode = by_first[_first(row)]
+            assert episode.is_numpy
+            assert (row.is_terminated, row.is_truncated) == (
+                episode.is_terminated,
+                episode.is_truncated,
+            )
+            assert jax.tree.all(
+                jax.tree.map(
+                    np.array_equal,
+                    (row.get_observations(), row.get_actions(), row.get_rewards()),
+                    (episode.get_observations(), episode.get_actions(), episode.get_rewards()),
+                )
+            )
+            for name in (Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS):
+                np.testing.assert_array_equal(
+                    row.get_extra_model_outputs(name), episode.get_extra_model_outputs(name)
+                )
+            assert episode.get_observations(0)[1] == episode.t_started
+        going_on = [e for e in told.samples[i] if e.t_started > 0]
+        for part in going_on:
+            back = part.get_rewards(-1, neg_index_as_lookback=True)
+            assert (part.rewards.lookback, back) == (1, part.t_started)
+    assert sum(e.t_started > 0 for samples in told.samples for e in samples) >= 3
+
+
+def test_the_parts_of_an_episode_have_one_id_and_join() -> None:
+    runner, told = told_runner(Scripted([7], "same_step"))
+    runner.sample(5)
+    runner.sample(5)
+    (first,), (second, third) = told.samples
+    assert first.id_ == second.id_ != third.id_
+    whole = SingleAgentEpisode.from_state(first.get_state())
+    whole.concat_episode(second)
+    assert (len(whole), whole.is_terminated, whole.get_return()) == (7, True, 28.0)
+
+
+def test_what_is_logged_travels_with_the_fragment() -> None:
+    runner, _ = told_runner(Scripted([3, 4], "same_step"))
+    fragment = runner.sample(6)
+    assert fragment.metrics["custom_metrics/steps"]["data"] == [12.0]
+    assert fragment.metrics["longest"]["data"] == [4.0]
+    assert "longest" not in runner.sample(1).metrics
+
+
+def test_an_episode_with_a_fault_is_dropped() -> None:
+    runner, told = told_runner(Scripted([5], "same_step", fault_at=2))
+    runner.sample(4)
+    first = [("created", 0), ("start", 0), ("step", 0), ("step", 0)]
+    assert told.calls == [*first, *first[:3]]
+    assert [len(episode) for episode in told.samples[0]] == [1]
+
+
+def test_held_environments_are_not_told_of() -> None:
+    runner, told = told_runner(Scripted([2, 5], "same_step"))
+    runner.sample_complete(4)
+    assert [call for call in told.calls if call[0] == "end"] == [
+        ("end", 0, 2, 3.0),
+        ("end", 0, 2, 3.0),
+        ("end", 1, 5, 15.0),
+    ]
+
+
+def test_the_environments_are_told_of_once() -> None:
+    runner, told = told_runner(Scripted([2, 5], "same_step"), worker_index=2, num_workers=3)
+    runner.sample(3)
+    ((env_runner, env, context),) = told.environments
+    assert env_runner is runner
+    assert (env.num_envs, len(env.envs), env.unwrapped) == (2, 2, env)
+    assert (context.worker_index, context.num_workers) == (2, 3)
+
+
+def test_a_restored_runner_goes_on_within_its_episodes() -> None:
+    runner, _ = told_runner(Scripted([7], "same_step", restorable=True))
+    runner.sample(3)
+    other, told = told_runner(Scripted([7], "same_step", restorable=True))
+    other.set_state(runner.get_state())
+    other.sample(5)
+    assert told.calls[:5] == [("step", 0)] * 4 + [("end", 0, 4, 22.0)]
+    first, _ = told.samples[0]
+    assert (first.t_started, len(first), first.get_return()) == (3, 4, 4 + 5 + 6 + 7)
+
+
+def test_nothing_is_kept_that_nobody_asked_for() -> None:
+    class Quiet(Callbacks):
+        def on_train_result(self, *, result: Any) -> None: ...
+
+    hooks = CallbackList(small().callbacks(Quiet).callbacks_settings)
+    runner = scripted_runner(Scripted([2], "same_step"), hooks=hooks)
+    fragment = runner.sample(3)
+    assert runner._tracker is None
+    assert fragment.metrics == {}
