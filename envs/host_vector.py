@@ -9,6 +9,7 @@ from jaxrl.envs.adapters.barrier import CopyBarrier, CopyPlan, derived_seed
 from jaxrl.envs.adapters.gym_processes import start_processes
 from jaxrl.envs.adapters.gym_vector import GymVector
 from jaxrl.envs.adapters.precheck import ValidateEnv, try_out, validate
+from jaxrl.envs.adapters.sync_copies import SyncCopies
 from jaxrl.envs.base import ResetMode
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import HostVector, MadeHostEnv, VectorizeMode
@@ -123,7 +124,9 @@ def gym_copies(
     barriers = [functools.partial(CopyBarrier, plan) for plan in plans]
     first = plans[0]
     if mode == "sync":
-        vector: Any = SyncVectorEnv(barriers, autoreset_mode=autoreset_mode)
+        same_step = autoreset_mode is AutoresetMode.SAME_STEP
+        kind = SyncCopies if same_step else SyncVectorEnv
+        vector: Any = kind(barriers, autoreset_mode=autoreset_mode)
     else:
         vector = start_processes(first.id, barriers, autoreset_mode)
     return GymVector(

@@ -12,9 +12,15 @@ from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 from jaxtyping import Bool
 
 from jaxrl.core.types import PyTree
-from jaxrl.envs.adapters.barrier import FAULT, CopyFault
 from jaxrl.envs.adapters.gym_processes import close_processes
-from jaxrl.envs.adapters.host_arrays import InfoRows, finite_or_zero, finite_rows, where_rows
+from jaxrl.envs.adapters.host_arrays import (
+    CopyInfos,
+    all_finite,
+    copy_infos,
+    finite_or_zero,
+    finite_rows,
+    where_rows,
+)
 from jaxrl.envs.adapters.host_spaces import map_space
 from jaxrl.envs.host import HostFault, HostStep
 from jaxrl.envs.space_checks import leaf_dtype
@@ -71,7 +77,7 @@ class GymVector:
         self._everybody = np.ones(self.num_envs, np.bool_)
         self._to_reset = self._nobody
         self._faulty = self._nobody
-        self._held, self._any_held = self._nobody, False
+        self._held, self._calm = self._nobody, True
         self._earlier_faults: list[HostFault] = []
         self._closed = False
 
@@ -81,8 +87,9 @@ class GymVector:
             chosen = chosen[0]
         obs, infos = self._call(lambda: self.vector.reset(seed=chosen))
         self._to_reset = self._nobody
-        self._earlier_faults = self._restarts(infos)
+        self._earlier_faults = self._restarts(copy_infos(infos, self.num_envs))
         self._obs, self._faulty = finite_or_zero(self._as_runner(obs))
+        self._look_around()
         return self._obs
 
     def step(self, action: PyTree) -> HostStep:
@@ -94,21 +101,33 @@ class GymVector:
             reward=_float32(reward),
             terminated=np.asarray(terminated),
             truncated=np.asarray(truncated),
-            infos=infos,
+            infos=copy_infos(infos, self.num_envs),
         )
-        told = FAULT in infos or self._any_held or bool(self._earlier_faults)
-        if told or self._has_event(result):
-            return self._eventful(result)
+        return self._calm_step(result) or self._eventful_step(result)
+
+    def _calm_step(self, result: "_Result") -> HostStep | None:
+        """A step in which at most some episodes ended, at little cost; None if more happened."""
+        if not self._calm or result.infos.faults or not all_finite((result.reward, result.obs)):
+            return None
+        ended, final_obs = result.terminated | result.truncated, result.obs
+        if not ended.any():
+            ended = self._nobody
+        elif self._mode is AutoresetMode.SAME_STEP:
+            final_obs = self._final_obs(result)
+            if not all_finite(final_obs):
+                return None
+        else:
+            return None
         self._obs = result.obs
         return HostStep(
             obs=result.obs,
             reward=result.reward,
             terminated=result.terminated,
             truncated=result.truncated,
-            final_obs=result.obs,
+            final_obs=final_obs,
             mask=self._everybody,
-            starts=self._nobody,
-            infos=InfoRows(infos=infos, ended=self._nobody),
+            starts=ended,
+            infos=result.infos,
         )
 
     def hold(self, held: Bool[np.ndarray, " B"]) -> None:
@@ -118,7 +137,7 @@ class GymVector:
                 f"together; set gym_env_vectorize_mode to 'sync' or 'async'."
             )
         self._held = np.array(held, np.bool_)
-        self._any_held = bool(self._held.any())
+        self._look_around()
         self.vector.set_attr("held", self._held.tolist())
 
     def get_state(self) -> PyTree | None:
@@ -141,6 +160,7 @@ class GymVector:
         self._faulty = np.asarray(state["flags"]["faulty"], np.bool_)
         self._obs = jax.tree.map(np.asarray, state["obs"])
         self._earlier_faults = []
+        self._look_around()
 
     def envs(self) -> list[Any]:
         """The copies where they are in this process; the one vector environment if it is its own.
@@ -161,24 +181,15 @@ class GymVector:
         else:
             self.vector.close()
 
-    def _has_event(self, result: "_Result") -> bool:
-        """Whether anything ended, is to be reset, or is not finite."""
-        flags = result.terminated, result.truncated, self._to_reset, self._faulty
-        return (
-            any(flag.any() for flag in flags)
-            or not np.isfinite(result.reward).all()
-            or not finite_rows(result.obs).all()
-        )
-
-    def _eventful(self, result: "_Result") -> HostStep:
-        """A step in which something ended, failed or was reset."""
-        before, infos = self._obs, result.infos
-        faults = [*self._earlier_faults, *self._restarts(infos)]
-        was_reset, held = self._to_reset, self._held
+    def _eventful_step(self, result: "_Result") -> HostStep:
+        """A step in which something failed, was held, or has to be reset."""
+        before, was_reset, held = self._obs, self._to_reset, self._held
+        faults = [*self._earlier_faults, *self._restarts(result.infos)]
         ended = (result.terminated | result.truncated) & ~was_reset
         # A restart during the reset after an end leaves the step itself whole.
-        replaced = _rows(infos, FAULT, self.num_envs) & ~ended & ~was_reset
-        final_obs = self._final_obs(result.obs, ended, infos)
+        restarted = np.isin(np.arange(self.num_envs), list(result.infos.faults))
+        replaced = restarted & ~ended & ~was_reset
+        final_obs = self._final_obs(result)
         sound = ~(was_reset | replaced | held)
         bad_obs = (~finite_rows(final_obs) | self._faulty) & sound
         bad_reward = ~np.isfinite(result.reward) & sound & ~bad_obs
@@ -195,6 +206,7 @@ class GymVector:
         self._faulty = unfit & (starts | held)
         self._to_reset = ended if self._mode is AutoresetMode.NEXT_STEP else self._nobody
         self._earlier_faults = fresh.faults
+        self._look_around()
         return HostStep(
             obs=self._obs,
             reward=np.where(mask, result.reward, np.float32(0.0)),
@@ -204,19 +216,22 @@ class GymVector:
             mask=mask,
             starts=starts,
             faults=tuple(faults),
-            infos=InfoRows(infos=infos, ended=ended),
+            infos=result.infos,
         )
 
-    def _final_obs(
-        self, obs: PyTree, ended: Bool[np.ndarray, " B"], infos: dict[str, Any]
-    ) -> PyTree:
-        """The successors: those that SAME_STEP put aside where an episode ended."""
-        if self._mode is not AutoresetMode.SAME_STEP or not ended.any():
-            return obs
-        final = jax.tree.map(np.copy, obs)
-        for row in np.flatnonzero(ended):
-            rows = self._as_runner(infos["final_obs"][row])
-            jax.tree.map(lambda all_, one, row=row: all_.__setitem__(row, one), final, rows)
+    def _look_around(self) -> None:
+        """Remember whether the next step has something to take care of."""
+        flags = self._to_reset, self._faulty, self._held
+        self._calm = not self._earlier_faults and not any(flag.any() for flag in flags)
+
+    def _final_obs(self, result: "_Result") -> PyTree:
+        """The successors: with those that were put aside where an episode ended."""
+        if not result.infos.final_obs:
+            return result.obs
+        final = jax.tree.map(np.copy, result.obs)
+        for row, obs in result.infos.final_obs.items():
+            one = self._as_runner(obs)
+            jax.tree.map(lambda all_, x, row=row: all_.__setitem__(row, x), final, one)
         return final
 
     def _reset_where(self, ended: Bool[np.ndarray, " B"], bad: Bool[np.ndarray, " B"]) -> "_Fresh":
@@ -231,24 +246,24 @@ class GymVector:
         mask = {"reset_mask": rows.copy()}
         options = mask if self._takes_mask else None
         obs, infos = self._call(lambda: self.vector.reset(options=options))
-        return _Fresh(rows=rows, obs=self._as_runner(obs), faults=self._restarts(infos))
+        faults = self._restarts(copy_infos(infos, self.num_envs))
+        return _Fresh(rows=rows, obs=self._as_runner(obs), faults=faults)
 
-    def _restarts(self, infos: dict[str, Any]) -> list[HostFault]:
+    def _restarts(self, infos: CopyInfos) -> list[HostFault]:
         """The faults that barriers report.
 
         Raises:
             EnvError: One is fatal.
         """
         found: list[HostFault] = []
-        for row in np.flatnonzero(_rows(infos, FAULT, self.num_envs)):
-            fault: CopyFault = infos[FAULT][row]
+        for row, fault in infos.faults.items():
             if fault.fatal:
                 cause = fault.error
                 if cause is None and fault.trace:
                     cause = RemoteTraceback(fault.trace)
                 raise EnvError(fault.detail) from cause
             detail = f"{fault.detail}\n{fault.trace}"
-            found.append(HostFault(row=int(row), what="raised", detail=detail, silent=fault.silent))
+            found.append(HostFault(row=row, what="raised", detail=detail, silent=fault.silent))
         return found
 
     def _nonfinite_faults(self, rows: Bool[np.ndarray, " B"], what: str) -> list[HostFault]:
@@ -287,7 +302,7 @@ class _Result:
     reward: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
-    infos: dict[str, Any]
+    infos: CopyInfos
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -297,11 +312,6 @@ class _Fresh:
     rows: np.ndarray
     obs: PyTree = None
     faults: list[HostFault] = dataclasses.field(default_factory=list)
-
-
-def _rows(infos: dict[str, Any], key: str, num_envs: int) -> Bool[np.ndarray, " B"]:
-    """Which copies' info has the key."""
-    return infos[f"_{key}"] if key in infos else np.zeros(num_envs, np.bool_)
 
 
 def _action_batch(space: gymnasium.Space[Any], value: Any) -> np.ndarray:

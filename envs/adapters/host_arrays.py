@@ -1,6 +1,7 @@
 """Batches on the host: which rows are finite, and one row's info out of gymnasium's merged ones."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from jaxrl.core.types import PyTree
-from jaxrl.envs.adapters.barrier import FAULT
+from jaxrl.envs.adapters.barrier import FAULT, CopyFault
 
 
 def finite_rows(tree: PyTree) -> Bool[np.ndarray, " B"]:
@@ -19,6 +20,12 @@ def finite_rows(tree: PyTree) -> Bool[np.ndarray, " B"]:
         if leaf.dtype.kind == "f":
             rows &= np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)
     return rows
+
+
+def all_finite(tree: PyTree) -> bool:
+    """Whether every floating-point entry is finite."""
+    leaves = jax.tree.leaves(tree)
+    return all(leaf.dtype.kind != "f" or bool(np.isfinite(leaf).all()) for leaf in leaves)
 
 
 def where_rows(condition: Bool[np.ndarray, " B"], new: PyTree, old: PyTree) -> PyTree:
@@ -43,24 +50,59 @@ def finite_or_zero(obs: PyTree) -> tuple[PyTree, Bool[np.ndarray, " B"]]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class InfoRows:
-    """The info of one copy's successor out of gymnasium's merged ones."""
+class CopyInfos:
+    """What the copies said beside their numbers at a step.
 
-    infos: dict[str, Any]
-    ended: np.ndarray
+    `rows` are the infos of the successors, `final_obs` the observations that a reset within the
+    step replaced, `faults` what barriers reported, the latter two by row.
+    """
+
+    rows: Sequence[dict[str, Any]]
+    final_obs: dict[int, PyTree] = dataclasses.field(default_factory=dict)
+    faults: dict[int, CopyFault] = dataclasses.field(default_factory=dict)
 
     def __call__(self, row: int) -> dict[str, Any]:
-        infos = self.infos
-        if self.ended[row] and "final_info" in infos:
-            infos = infos["final_info"]
-        return _info_row(infos, row)
+        """The info of one copy's successor."""
+        return {key: value for key, value in self.rows[row].items() if key != FAULT}
+
+
+def copy_infos(infos: dict[str, Any] | CopyInfos, num_envs: int) -> CopyInfos:
+    """Out of the one dictionary into which gymnasium's vector environments merge them."""
+    if isinstance(infos, CopyInfos):
+        return infos
+    ended = _present(infos, "final_obs", num_envs)
+    return CopyInfos(
+        rows=_MergedRows(infos, num_envs),
+        final_obs={int(row): infos["final_obs"][row] for row in np.flatnonzero(ended)},
+        faults={
+            int(row): infos[FAULT][row] for row in np.flatnonzero(_present(infos, FAULT, num_envs))
+        },
+    )
+
+
+class _MergedRows(Sequence[dict[str, Any]]):
+    """The successors' infos, taken apart when they are asked for."""
+
+    def __init__(self, infos: dict[str, Any], num_envs: int) -> None:
+        self._infos = infos
+        self._ended = _present(infos, "final_info", num_envs)
+
+    def __len__(self) -> int:
+        return len(self._ended)
+
+    def __getitem__(self, row: Any) -> Any:
+        return _info_row(self._infos["final_info"] if self._ended[row] else self._infos, row)
 
 
 def _info_row(infos: dict[str, Any], row: int) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for key, values in infos.items():
         present = infos.get(f"_{key}")
-        if present is None or not present[row] or key == FAULT:
-            continue
-        kept[key] = _info_row(values, row) if isinstance(values, dict) else values[row]
+        if present is not None and present[row]:
+            kept[key] = _info_row(values, row) if isinstance(values, dict) else values[row]
     return kept
+
+
+def _present(infos: dict[str, Any], key: str, num_envs: int) -> Bool[np.ndarray, " B"]:
+    """Which copies' info has the key."""
+    return infos[f"_{key}"] if key in infos else np.zeros(num_envs, np.bool_)
