@@ -98,7 +98,7 @@ def slope_interval(
         ValueError: there are fewer points than two a group, or one is not finite.
     """
     t, y = np.asarray(times, dtype=np.float64), np.asarray(values, dtype=np.float64)
-    if t.shape != y.shape or t.size < 2 * GROUPS or not np.isfinite(t + y).all():
+    if t.size != y.size or t.size < 2 * GROUPS or not np.isfinite(t + y).all():
         raise ValueError(
             f"a slope needs at least {2 * GROUPS} points, all of them finite; got {t.size} times "
             f"and {y.size} values"

@@ -1,6 +1,7 @@
 """A peer that measures nothing, for the tests of the protocol."""
 
 import os
+import subprocess
 import sys
 import time
 from typing import Any
@@ -32,5 +33,24 @@ def hang(request: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+CHILDREN: list[subprocess.Popen[bytes]] = []
+
+
+def start_child(request: dict[str, Any]) -> dict[str, Any]:
+    """A process that ends with this one's."""
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    CHILDREN.append(subprocess.Popen(command, stdin=subprocess.PIPE))
+    return {"child": CHILDREN[-1].pid}
+
+
 if __name__ == "__main__":
-    serve({"echo": echo, "noisy": noisy, "fail": fail, "die": die, "hang": hang})
+    serve(
+        {
+            "echo": echo,
+            "noisy": noisy,
+            "fail": fail,
+            "die": die,
+            "hang": hang,
+            "start_child": start_child,
+        }
+    )

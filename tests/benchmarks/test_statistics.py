@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.statistics import Estimate, median_interval, paired_ratio
+from benchmarks.statistics import Estimate, Slope, median_interval, paired_ratio, slope_interval
 
 
 def test_equal_values_have_an_interval_of_no_width() -> None:
@@ -57,3 +57,42 @@ def test_a_missing_half_of_a_pair_is_refused() -> None:
 def test_a_verdict_needs_the_whole_interval() -> None:
     estimate = Estimate(median=1.9, low=1.8, high=2.0, count=7)
     assert [estimate.verdict(aim) for aim in (1.8, 1.9, 2.1)] == ["yes", "undecided", "no"]
+
+
+def test_a_line_has_its_slope_and_an_interval_of_no_width() -> None:
+    times = np.linspace(2.0, 12.0, 120)
+    slope = slope_interval(list(times), list(3.0 * times + 7.0))
+    assert (slope.slope, slope.low, slope.high) == pytest.approx((3.0, 3.0, 3.0))
+    assert slope.count == 120
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.7])
+def test_a_slope_is_in_its_interval_about_as_often_as_it_says(memory: float) -> None:
+    """Also where a value resembles the one before it, as memory in use does."""
+    rng, times = np.random.default_rng(4), np.linspace(0.0, 10.0, 120)
+    hits = 0
+    for _ in range(300):
+        noise = np.zeros(120)
+        for i, draw in enumerate(rng.normal(size=120)):
+            noise[i] = memory * noise[i - 1] + draw if i else draw
+        estimate = slope_interval(list(times), list(0.5 * times + noise))
+        hits += estimate.low <= 0.5 <= estimate.high
+    assert 0.88 <= hits / 300 <= 1.0
+
+
+def test_a_slope_is_below_a_limit_when_its_whole_interval_is() -> None:
+    slope = Slope(slope=0.9, low=0.8, high=1.0, count=20)
+    assert [slope.is_below(limit) for limit in (1.1, 1.0, 0.8)] == ["yes", "undecided", "no"]
+
+
+@pytest.mark.parametrize(
+    ("times", "values"),
+    [
+        ([1.0] * 5, [1.0] * 5),
+        ([1.0] * 30, [1.0] * 29),
+        ([*range(29), 29], [1.0] * 29 + [np.nan]),
+    ],
+)
+def test_points_that_have_no_slope_are_refused(times: list[float], values: list[float]) -> None:
+    with pytest.raises(ValueError, match="at least 20 points"):
+        slope_interval(times, values)
