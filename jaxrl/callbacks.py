@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl.config.legacy import HOOKS_REFUSED
+from jaxrl.config.placement import IN_GRAPH_REFUSED
 from jaxrl.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -232,9 +233,8 @@ class CallbackList:
         for hook in HOST_HOOKS:
             if self.wants(hook):
                 raise ConfigError(
-                    f"{hook} would never be called: environments and their episodes are inside "
-                    "the compiled program, where no Python is. Set placement='host' for it, or "
-                    "use on_episode_end, which is called after the dispatch."
+                    f"{hook} would never be called: {IN_GRAPH_REFUSED[hook]}; set placement='host' "
+                    "to step the environment from Python."
                 )
 
 

@@ -119,8 +119,9 @@ def test_hooks_of_single_steps_are_refused_where_no_python_is() -> None:
     for hook in HOST_HOOKS:
         with pytest.raises(ConfigError, match=f"{hook} would never be called.*placement='host'"):
             listeners(**{hook: one}).refuse_host_hooks()
+    stepping = type("Stepping", (Callbacks,), {"on_episode_step": lambda self, **_: None})
     with pytest.raises(ConfigError, match="on_episode_step would never be called"):
-        small().callbacks(on_episode_step=one).build()
+        small().callbacks(stepping).build()
 
 
 @pytest.fixture
