@@ -153,7 +153,10 @@ def evaluate(
     ] = False,
     verbose: Verbosity = 0,
 ) -> None:
-    """Play with a trained policy and print its returns. Leaves the run folder as it is."""
+    """Play with a trained policy and print its returns.
+
+    Leaves the run folder as it is, but for a video that is asked for.
+    """
     from jaxrl.cli import runs
 
     runs.evaluate(checkpoint, episodes, log_level(ctx), video=video)

@@ -70,7 +70,7 @@ def evaluate(
         overrides["record_video"] = True
     waiting = console.status(f"loading {path.name} and compiling its evaluation")
     with waiting, Algorithm.from_checkpoint(str(path), **overrides) as algo:
-        found = algo.evaluate(num_episodes=episodes)
+        found = algo.evaluate(num_episodes=episodes, video_folder=_video_folder(path))
     for line in [*_evaluation_lines(found), f"checkpoint        {path}"]:
         typer.echo(line)
 
@@ -181,8 +181,9 @@ def _evaluation_lines(result: results.Result) -> list[str]:
     stats = stats if isinstance(stats, Mapping) else {}
     episodes = results.number(stats, "num_episodes") or 0
     mean = results.number(stats, "episode_return_mean")
+    videos = [f"video             {path}" for path in metrics.lookup(result, "videos") or ()]
     if mean is None:
-        return ["evaluated return  no episode ended within the evaluation"]
+        return ["evaluated return  no episode ended within the evaluation", *videos]
     parts = [f"{text.number(mean)} on average"]
     for name in ("std", "min", "max"):
         value = results.number(stats, f"episode_return_{name}")
@@ -193,7 +194,14 @@ def _evaluation_lines(result: results.Result) -> list[str]:
     return [
         f"evaluated return  {'  '.join(parts)}",
         f"                  over {text.number(episodes)} episodes{steps}",
+        *videos,
     ]
+
+
+def _video_folder(checkpoint: Path) -> Path:
+    """Where videos of a checkpoint's policy go: to its run, or else beside it."""
+    folder = checkpoint.resolve().parent
+    return (folder.parent if is_run_folder(folder.parent) else folder) / "videos"
 
 
 def _find(given: str) -> Path:

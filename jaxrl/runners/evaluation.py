@@ -18,7 +18,7 @@ from jaxrl.runners.evaluate import DEFAULT_STEP_CAP, EPISODES_BY_STEPS, Evaluato
 from jaxrl.runners.filming import Camera
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.hooks import NoHooks, RunnerHooks
-from jaxrl.runners.host_evaluation import EvaluationRunners, LocalEvaluation
+from jaxrl.runners.host_evaluation import EvaluationRunners, HostPlan, LocalEvaluation
 from jaxrl.runners.program import Program
 from jaxrl.runners.results import evaluation_metrics, to_host
 from jaxrl.runners.rollout import Sampler
@@ -65,7 +65,9 @@ class Evaluation:
         self._beside: _Beside | None = None
         settings = changed.evaluation_settings
         self._num_env_runners = settings.evaluation_num_env_runners
-        if isinstance(made, MadeHostEnv) and self._num_env_runners == 0:
+        if self._num_env_runners > 0:
+            HostPlan.of(changed, made)  # what does not fit is told now, the actors come later
+        elif isinstance(made, MadeHostEnv):
             self._local = LocalEvaluation(changed, made, self._hooks)
         self._camera = Camera(changed, made, assembly.acting) if settings.record_video else None
 

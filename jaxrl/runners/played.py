@@ -90,7 +90,7 @@ def play(runner: Plays, share: Share, *, can_hold: bool = True) -> Played:
         while not tally.done.all() and not timed_out:
             if can_hold:
                 runner.hold(tally.done.copy())
-            tally.add(runner.sample(min(CHUNK, tally.steps_left)))
+            tally.add(runner.sample(tally.next_chunk))
             timed_out = time.perf_counter() - begin > share.timeout_s
     finally:
         if can_hold:
@@ -122,9 +122,11 @@ class _Tally:
         return spent | (self._ended >= self._wanted)
 
     @property
-    def steps_left(self) -> int:
-        """Of the environment that has most of them, at least 1."""
-        return max(1, int((self._most - self._steps)[~self.done].max(initial=1)))
+    def next_chunk(self) -> int:
+        """Vector steps to go on with; few numbers occur, as each is compiled for."""
+        if not self._by_steps:
+            return CHUNK
+        return min(CHUNK, max(1, int((self._most - self._steps)[~self.done].max(initial=1))))
 
     def add(self, fragment: Fragment) -> None:
         record, mask = fragment.record, fragment.rollout.mask

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -115,10 +116,10 @@ class RayEvaluation:
         most = self._settings.evaluation_auto_duration_max_env_steps_per_sample
         envs = self._plan.num_envs
         wanted = least if rate is None else _AIM_S * rate / self._plan.num_runners
-        low, high = -(-least // envs), max(1, most // envs)
-        steps = min(max(int(wanted / envs), low), high)
-        whole = steps // CHUNK * CHUNK
-        return whole if low <= whole else steps
+        steps = math.ceil(min(max(wanted, least), most) / envs)
+        high = max(1, most // envs)
+        # Whole chunks, because every other length would be compiled for.
+        return min(-(-steps // CHUNK), high // CHUNK) * CHUNK or min(steps, high)
 
     # --- the round trip ---
 
