@@ -1,14 +1,6 @@
-"""Environment variables: those that a run sets in this process, and those its actors start with."""
+"""The environment variables that a runner's process starts with."""
 
-import logging
-import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
-
-logger = logging.getLogger("jaxrl")
 
 _NO_ACCELERATOR = {
     "JAX_PLATFORMS": "cpu",
@@ -18,14 +10,6 @@ _NO_ACCELERATOR = {
     "TPU_VISIBLE_CHIPS": "",
 }
 """What keeps JAX from an accelerator, and from reserving most of its memory."""
-
-
-def set_driver_environs(config: "AlgorithmConfig") -> None:
-    """Set `extra_python_environs_for_driver` in this process, before JAX or Ray start here."""
-    extra = config.python_environment_settings.extra_python_environs_for_driver
-    os.environ.update(extra)
-    if extra:
-        logger.info("Set in this process: %s.", ", ".join(sorted(extra)))
 
 
 def actor_environs(num_cpus: float, extra: Mapping[str, str]) -> dict[str, str]:

@@ -35,9 +35,7 @@ class Ledger:
 
     def receive(self, steps: int) -> "Ledger":
         """A fragment arrived and waits."""
-        return dataclasses.replace(
-            self, received=self.received + steps, queued=self.queued + steps
-        )
+        return dataclasses.replace(self, received=self.received + steps, queued=self.queued + steps)
 
     def train(self, steps: int) -> "Ledger":
         """A fragment that waited goes to the learner."""

@@ -1,18 +1,6 @@
-"""Environment variables of the driver and of actors."""
+"""Environment variables of actors."""
 
-import os
-
-import pytest
-
-from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.runners.environs import actor_environs, set_driver_environs
-
-
-def test_the_drivers_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAXRL_TOLD", "before")
-    config = PPOConfig().python_environment(extra_python_environs_for_driver={"JAXRL_TOLD": "so"})
-    set_driver_environs(config)
-    assert os.environ["JAXRL_TOLD"] == "so"
+from jaxrl.runners.environs import actor_environs
 
 
 def test_actors_see_no_accelerator_and_share_the_cores() -> None:

@@ -103,6 +103,12 @@ def as_raised(error: Exception) -> Raised:
     )
 
 
+def start_new_episodes(runner: "EnvRunner", env_steps: int) -> None:
+    """Start all environments anew, with draws that none has made in so many steps."""
+    count = np.full(runner.num_envs, env_steps, np.uint32)
+    runner.set_state({**runner.get_state(), "count": count, "env": None})
+
+
 class RayEnvRunner:
     """Lives in a process of its own, does one thing after another, and raises nothing."""
 
@@ -139,10 +145,10 @@ class RayEnvRunner:
             seed=opened.seed,
         )
         self._fragment_length = opened.fragment_length
-        state = self._runner.get_state()
         if incarnation > 0:
-            count = np.full(opened.num_envs, env_steps, np.uint32)
-            self._runner.set_state({**state, "count": count, "env": None})
+            start_new_episodes(self._runner, env_steps)
+        else:
+            self._runner.get_state()  # resets the environments
 
     @_guarded
     def sample(self, weights: Weights | None) -> Fragment:

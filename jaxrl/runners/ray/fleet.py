@@ -23,7 +23,6 @@ from jaxrl.runners.ray.health import (
     with_detail,
 )
 
-CLOSE_TIMEOUT_S = 2.0
 ALIVE = (Phase.STARTING, Phase.HEALTHY, Phase.SUSPECT, Phase.WAITING)
 
 
@@ -73,7 +72,8 @@ class Fleet:
         self._weights: tuple[int, Any] = (-1, None)
         self._failures_in_a_row = 0
         self._recreated: list[int] = []
-        self._stopped = False
+        self.is_over = False
+        """Whether it was stopped, or a failure ended the run."""
 
     # --- what is there ---
 
@@ -85,6 +85,16 @@ class Fleet:
     def healthy(self) -> list[Member]:
         """The members that answer in time, in order of their indices."""
         return [member for member in self.members if member.phase is Phase.HEALTHY]
+
+    def is_unsettled(self, *, at_rest: bool = True) -> bool:
+        """Whether waiting may bring a member back, or (`at_rest`) to the end of what it does."""
+        if self.is_over:
+            return False
+        comes_back = (Phase.STARTING, Phase.WAITING, Phase.SUSPECT)
+        return any(
+            member.phase in comes_back or (at_rest and bool(member.requests))
+            for member in self.members
+        )
 
     def take_recreated(self) -> list[int]:
         """The indices of the members that were started again since the last call."""
@@ -166,7 +176,7 @@ class Fleet:
         ready = self.backend.wait(list(watched), max(0.0, until))
         arrivals: list[Arrival] = []
         with self.lock:
-            if self._stopped:
+            if self.is_over:
                 return []
             for future in ready:
                 if len(arrivals) < most:
@@ -322,6 +332,7 @@ class Fleet:
     def _fail_raised(self, member: Member, verb: str, raised: Raised) -> None:
         """An exception of the user's code; one that trying again cannot help ends the run."""
         if raised.refused is not None:
+            self.is_over = True
             raise raised.refused(f"{self._name(member)} {verb}: {raised.sentence}")
         self.fail(member, f"{verb}: {raised.sentence}", raised.traceback)
 
@@ -341,43 +352,39 @@ class Fleet:
         member.forget_actor()
         member.phase = Phase.GONE
         self.log.add(sentence, detail)
-        if is_first_start:
-            raise EnvRunnerError(with_detail(sentence, detail))
-        if not (policy.restart or policy.ignore):
-            advice = (
-                "Neither restart_failed_env_runners nor ignore_env_runner_failures is set, so the "
-                "run ends."
-            )
-            raise EnvRunnerError(with_detail(f"{sentence} {advice}", detail))
         self._failures_in_a_row += 1
         member.failures_in_a_row += 1
-        if self._failures_in_a_row > policy.failures_tolerance:
-            advice = (
-                f"That is failure {self._failures_in_a_row} without a fragment in between, more "
-                "than num_consecutive_env_runner_failures_tolerance="
-                f"{policy.failures_tolerance} allows."
-            )
-            raise EnvRunnerError(with_detail(f"{sentence} {advice}", detail))
+        why = "" if is_first_start else self._why_over()
+        if is_first_start or why:
+            self.is_over = True
+            raise EnvRunnerError(with_detail(f"{sentence} {why}".strip(), detail))
         if policy.restart and member.incarnation < policy.max_restarts:
             member.phase = Phase.WAITING
             member.deadline = self.backend.now() + policy.delay(member.failures_in_a_row)
 
+    def _why_over(self) -> str:
+        """Why the policy lets a failure end the run; an empty string if it does not."""
+        policy = self.policy
+        if not (policy.restart or policy.ignore):
+            return (
+                "Neither restart_failed_env_runners nor ignore_env_runner_failures is set, so the "
+                "run ends."
+            )
+        if self._failures_in_a_row > policy.failures_tolerance:
+            return (
+                f"That is failure {self._failures_in_a_row} without a fragment in between, more "
+                "than num_consecutive_env_runner_failures_tolerance="
+                f"{policy.failures_tolerance} allows."
+            )
+        return ""
+
     def _name(self, member: Member) -> str:
         return f"EnvRunner {member.worker_index} (environment {self.env_id})"
-
-    def close_envs(self) -> None:
-        """Let healthy members close their environments, for as long as that may take."""
-        with self.lock:
-            futures = [self.backend.call(member.handle, "close") for member in self.healthy()]
-        deadline = self.backend.now() + CLOSE_TIMEOUT_S
-        while futures and (left := deadline - self.backend.now()) > 0:
-            ready = self.backend.wait(futures, left)
-            futures = [future for future in futures if future not in ready]
 
     def stop(self) -> None:
         """End all actors; may be called twice, and from wherever the group is let go."""
         with self.lock:
-            self._stopped = True
+            self.is_over = True
             for member in self.members:
                 if member.handle is not None:
                     self.backend.kill(member.handle)

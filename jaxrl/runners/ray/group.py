@@ -16,10 +16,10 @@ from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.ledger import Ledger
 from jaxrl.runners.ray.actors import RayBackend
-from jaxrl.runners.ray.env_runner import Job, pack_job
+from jaxrl.runners.ray.env_runner import Job, pack_job, start_new_episodes
 from jaxrl.runners.ray.fleet import Fleet
 from jaxrl.runners.ray.health import FaultPolicy
-from jaxrl.runners.ray.rounds import EvaluationRound, ask_all
+from jaxrl.runners.ray.rounds import EvaluationRound, ask_all, close_envs
 from jaxrl.runners.ray.sampling import AsyncSampling, SyncSampling
 from jaxrl.runners.ray.start import Wanted, check_resources, ensure_ray, place
 
@@ -212,7 +212,11 @@ class RayEnvRunnerGroup:
         return list(ask_all(self._fleet, lambda runner, i: fn(i, runner), indices).items())
 
     def get_state(self) -> PyTree:
-        """Where all environments are, in order of their indices; None if a runner cannot tell."""
+        """Where all environments are, in order of their indices; None if a runner cannot tell.
+
+        One that is being started again is waited for, for sample_timeout_s at most.
+        """
+        self._sampling.settle(self._fleet.policy.sample_timeout_s)
         states = ask_all(self._fleet, lambda runner: runner.get_state())
         if len(states) < self._shape.num_env_runners:
             return None
@@ -225,51 +229,59 @@ class RayEnvRunnerGroup:
         return joined
 
     def set_state(self, state: PyTree) -> None:
-        """Go on from what `get_state` returned; after None, all environments start new episodes.
+        """Go on from what `get_state` returned.
+
+        After None all environments start new episodes, which draw what was not drawn before as far
+        as `set_counts` told.
 
         Raises:
             EnvRunnerError: The state is of another number of environments.
         """
+        self._sampling.settle(self._fleet.policy.sample_timeout_s)
         self._sampling.forget()
+        members = self._fleet.members
         if state is None:
+            counts = [member.env_steps for member in members]
+            ask_all(self._fleet, start_new_episodes, counts)
             return
-        size, total = self._shape.num_envs, self._shape.num_envs * self._shape.num_env_runners
-        saved = len(state["count"])
-        if saved != total:
+        size, saved = self._shape.num_envs, len(state["count"])
+        if saved != size * len(members):
             raise EnvRunnerError(
-                f"The saved state has {saved} environments, and num_env_runners="
-                f"{self._shape.num_env_runners} with num_envs_per_env_runner={size} have {total}: "
-                "restore with as many as were saved."
+                f"The saved state has {saved} environments, and num_env_runners={len(members)} "
+                f"with num_envs_per_env_runner={size} have {size * len(members)}: restore with as "
+                "many as were saved."
             )
-
-        def part(index: int) -> PyTree:
-            rows = slice((index - 1) * size, index * size)
-            return jax.tree.map(lambda leaf: leaf[rows], state)
-
-        with self._fleet.lock:
-            for member in self._fleet.members:
-                member.env_steps = int(np.max(part(member.worker_index)["count"]))
-        parts = [part(index) for index in range(1, self._shape.num_env_runners + 1)]
+        rows = [slice(place * size, (place + 1) * size) for place in range(len(members))]
+        parts = [jax.tree.map(lambda leaf, r=r: leaf[r], state) for r in rows]
+        for member, part in zip(members, parts, strict=True):
+            member.env_steps = int(np.max(part["count"]))
         ask_all(self._fleet, lambda runner, part: runner.set_state(part), parts)
 
     def get_counts(self) -> dict[str, Any]:
         return {
             "ledger": self._fleet.ledger.to_state(),
+            "env_steps": [member.env_steps for member in self._fleet.members],
             "num_env_runner_restarts": self._fleet.num_restarts,
             "num_sub_env_restarts": self._fleet.num_sub_env_restarts,
         }
 
     def set_counts(self, counts: dict[str, Any]) -> None:
-        with self._fleet.lock:
-            self._fleet.ledger = Ledger.from_state(counts["ledger"])
-            self._fleet.num_restarts = counts["num_env_runner_restarts"]
-            self._fleet.num_sub_env_restarts = counts["num_sub_env_restarts"]
+        """Go on counting from what `get_counts` returned, here or without actors."""
+        fleet = self._fleet
+        with fleet.lock:
+            fleet.ledger = Ledger.from_state(counts.get("ledger", {}))
+            fleet.num_restarts = counts.get("num_env_runner_restarts", 0)
+            fleet.num_sub_env_restarts = counts.get("num_sub_env_restarts", 0)
+            # A restored run may have another number of runners: none draws what any has drawn.
+            env_steps = max(counts.get("env_steps", []), default=0)
+            for member in fleet.members:
+                member.env_steps = env_steps
 
     def stop(self) -> None:
         """Close the environments and end the actors; may be called twice."""
         if self._finalizer.alive:
             self._sampling.stop()
-            self._fleet.close_envs()
+            close_envs(self._fleet)
             self._finalizer()
 
 

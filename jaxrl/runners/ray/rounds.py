@@ -9,6 +9,9 @@ from jaxrl.runners.ray.backend import Raised, RunnerDiedError
 from jaxrl.runners.ray.fleet import Fleet
 from jaxrl.runners.ray.health import with_detail
 
+CLOSE_TIMEOUT_S = 2.0
+"""Environments may take so long to close before their processes are ended."""
+
 
 class EvaluationRound:
     """Shares of one evaluation, done by the runners while the caller does something else.
@@ -122,6 +125,17 @@ def ask_all(
             except RunnerDiedError:
                 continue
     return dict(sorted(results.items()))
+
+
+def close_envs(fleet: Fleet) -> None:
+    """Let healthy runners close their environments, and wait a moment for it."""
+    backend = fleet.backend
+    with fleet.lock:
+        futures = [backend.call(member.handle, "close") for member in fleet.healthy()]
+    deadline = backend.now() + CLOSE_TIMEOUT_S
+    while futures and (left := deadline - backend.now()) > 0:
+        ready = backend.wait(futures, left)
+        futures = [future for future in futures if future not in ready]
 
 
 def _value(answer: Any, index: int) -> Any:

@@ -3,6 +3,7 @@
 import collections
 import math
 import threading
+import time
 from typing import Any
 
 from jaxrl.runners.fragment import Fragment
@@ -11,6 +12,8 @@ from jaxrl.runners.ray.fleet import Arrival, Fleet
 
 _POLL_S = 0.2
 """The longest that the sampling thread waits before it looks whether it shall end."""
+_LOOK_S = 0.02
+"""How often it is looked whether the thread has brought the runners back."""
 
 
 class SyncSampling:
@@ -76,6 +79,14 @@ class SyncSampling:
             elif substitutes:
                 batch.append(substitutes.popleft())
         return [*batch, *substitutes]
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait until every runner that may come back is there and at rest, if it is in time."""
+        fleet = self._fleet
+        deadline = fleet.backend.now() + timeout_s
+        while fleet.is_unsettled() and (left := deadline - fleet.backend.now()) > 0:
+            for arrival in fleet.poll(left):
+                fleet.discard(arrival.value, TIMEOUT)
 
     def forget(self) -> None:
         """Nothing is kept between batches."""
@@ -168,12 +179,15 @@ class AsyncSampling:
 
     def next_batch(self) -> list[Fragment]:
         """The next fragments in the order of their arrival."""
-        if self._thread.ident is None:
-            self._thread.start()
+        self._start()
         batch = self._queue.take(self._size)
         self._fleet.train(batch)
         self._measure_staleness(batch)
         return batch
+
+    def _start(self) -> None:
+        if self._thread.ident is None and not self._end.is_set():
+            self._thread.start()
 
     def _measure_staleness(self, batch: list[Fragment]) -> None:
         """Train batches that the learner was ahead of the weights that sampled, of each."""
@@ -182,6 +196,13 @@ class AsyncSampling:
         version = self._published_version + self._batches_since
         self._batches_since += 1
         self._staleness += [max(0, version - fragment.weights_version) for fragment in batch]
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait until every runner that may come back is there, if it is in time."""
+        self._start()
+        deadline = time.monotonic() + timeout_s
+        while self._fleet.is_unsettled(at_rest=False) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
 
     def forget(self) -> None:
         """Discard what waits: the learner was set to another state."""
@@ -210,16 +231,19 @@ def _sample_until(
     """What the thread does. It knows no more than this, so that a group can become garbage."""
     try:
         while not end.is_set():
-            room = queue.room()
-            if room > 0:
-                for member in fleet.healthy():
-                    for _ in range(max_in_flight - len(member.requests)):
-                        fleet.request(member)
-                arrivals = fleet.poll(_POLL_S, room)
-            else:
-                queue.wait_for_room(_POLL_S)
-                arrivals = fleet.poll(0.0, 0)
-            queue.put([arrival.value for arrival in arrivals])
+            queue.put([arrival.value for arrival in _ask_and_hear(fleet, queue, max_in_flight)])
             fleet.raise_if_lost()
     except BaseException as error:  # noqa: BLE001  (raised again where the learner waits)
         queue.fail(error)
+
+
+def _ask_and_hear(fleet: Fleet, queue: FragmentQueue, max_in_flight: int) -> list[Arrival]:
+    """Keep runners busy and take what they have; with a full queue, look after them alone."""
+    room = queue.room()
+    if room <= 0:
+        queue.wait_for_room(_POLL_S)
+        return fleet.poll(0.0, 0)
+    for member in fleet.healthy():
+        for _ in range(max_in_flight - len(member.requests)):
+            fleet.request(member)
+    return fleet.poll(_POLL_S, room)

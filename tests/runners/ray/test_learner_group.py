@@ -79,7 +79,7 @@ def test_a_dead_learner_is_one_error_with_the_last_checkpoint(tmp_path: Any) -> 
 
 def test_learners_must_divide_the_shards() -> None:
     config = small("PPO").learners(num_learners=2, num_shards=1, num_cpus_per_learner=0.5)
-    with pytest.raises(ConfigError, match=r"num_learners=2 .* must divide num_shards=1"):
+    with pytest.raises(ConfigError, match="num_shards=1 is not a multiple of num_learners=2"):
         config.build()
 
 
