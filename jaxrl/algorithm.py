@@ -203,7 +203,8 @@ class Algorithm:
     def _programs(self) -> list[Program]:
         """Everything that is compiled."""
         others = (*self._evaluation.programs, *self._inference.programs)
-        return [*self._learners.programs, *others]
+        acting = self._loop.programs if isinstance(self._loop, HostLoop) else []
+        return [*self._learners.programs, *acting, *others]
 
     @property
     def env_params(self) -> PyTree:

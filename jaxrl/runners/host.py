@@ -16,6 +16,7 @@ from jaxrl.runners.dispatch import Dispatched
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runners.metrics_logger import MetricsLogger
+from jaxrl.runners.program import Program
 from jaxrl.runners.results import IterationTotals, Report
 
 if TYPE_CHECKING:
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 
 class EnvRunnerGroup(Protocol):
     """The runners of a run: one that is in this process, or actors."""
+
+    @property
+    def programs(self) -> list[Program]:
+        """What was compiled in this process to act."""
+        ...
 
     def publish(self, weights: Weights) -> None:
         """The weights to act with from now on."""
@@ -102,6 +108,11 @@ class HostLoop:
             restore, self._restore = self._restore, None
             restore(self._runners)
         return self._runners
+
+    @property
+    def programs(self) -> list[Program]:
+        """What the group compiled in this process."""
+        return [] if self._runners is None else self._runners.programs
 
     def restore_runners(self, restore: Callable[[EnvRunnerGroup], None]) -> None:
         """Put the group where it shall go on: now, or when it is made."""

@@ -126,9 +126,11 @@ def weights_of(acting: Any, version: int = 0) -> Weights:
     return Weights(version=version, actor=jax.tree.map(np.asarray, actor_of(acting, version)))
 
 
-def scripted_runner(vector: Scripted, *, module: Any = None, **settings: Any) -> EnvRunner:
+def scripted_runner(
+    vector: Scripted, *, module: Any = None, config: Any = None, **settings: Any
+) -> EnvRunner:
     """A runner over scripted environments, by the ordinary module or another."""
-    config = small().debugging(seed=SEED)
+    config = (config or small()).debugging(seed=SEED)
     made = MadeHostEnv(
         id="scripted",
         create=lambda context: vector.envs()[0],

@@ -128,6 +128,18 @@ def test_samples_are_the_rollout_as_episodes(mode: str) -> None:
     assert sum(e.t_started > 0 for samples in told.samples for e in samples) >= 3
 
 
+def test_a_part_looks_back_as_far_as_it_is_told() -> None:
+    config = small().env_runners(episode_lookback_horizon=3)
+    runner, told = told_runner(Scripted([9], "same_step"), config=config)
+    runner.sample(5)
+    runner.sample(2)
+    (part,) = told.samples[1]
+    assert part.rewards.lookback == 3
+    np.testing.assert_array_equal(
+        part.get_rewards(slice(-4, None), neg_index_as_lookback=True, fill=0.0), [0, 3, 4, 5, 6, 7]
+    )
+
+
 def test_the_parts_of_an_episode_have_one_id_and_join() -> None:
     runner, told = told_runner(Scripted([7], "same_step"))
     runner.sample(5)

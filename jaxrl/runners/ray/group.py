@@ -15,6 +15,7 @@ from jaxrl.runners.environs import actor_environs
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.ledger import Ledger
+from jaxrl.runners.program import Program
 from jaxrl.runners.ray.actors import RayBackend
 from jaxrl.runners.ray.env_runner import Job, pack_job, start_new_episodes
 from jaxrl.runners.ray.fleet import Fleet
@@ -256,6 +257,11 @@ class RayEnvRunnerGroup:
         for member, part in zip(members, parts, strict=True):
             member.env_steps = int(np.max(part["count"]))
         ask_all(self._fleet, lambda runner, part: runner.set_state(part), parts)
+
+    @property
+    def programs(self) -> list[Program]:
+        """None: the actors compile in their own processes."""
+        return []
 
     def get_counts(self) -> dict[str, Any]:
         return {
