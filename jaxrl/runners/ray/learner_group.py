@@ -115,7 +115,15 @@ class RayLearnerGroup:
             JOIN_TIMEOUT_S,
         )
         self._check_shards(sum(devices))
-        job = Job(config=self._config, made=self._assembly.made, num_workers=0)
+        plan = self._assembly.plan
+        job = Job(
+            config=self._config,
+            made=self._assembly.made,
+            num_workers=0,
+            num_envs=plan.envs_per_runner,
+            fragment_length=plan.rollout_fragment_length,
+            seed=self._config.debugging_settings.seed,
+        )
         packed = ray.put(pack_job(job))
         for answer in self._all("build", packed):
             if isinstance(answer, Raised):
