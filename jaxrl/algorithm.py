@@ -135,6 +135,7 @@ class Algorithm:
 
     def _start(self) -> None:
         debugging, made = self.config.debugging_settings, self._assembly.made
+        self._evaluation = Evaluation(self.config, self._assembly, self._callbacks)
         self._learners = learner_group(self.config, self._assembly, self._devices)
         self._loop: Dispatcher | HostLoop = (
             Dispatcher(self._learners, self._assembly.in_graph_runner.batch_steps)
@@ -143,7 +144,6 @@ class Algorithm:
         )
         self._batches_to_run = 1
         self._totals = IterationTotals()
-        self._evaluation = Evaluation(self.config, self._assembly, self._callbacks)
         self._inference = Inference(
             self._assembly.acting,
             spaces_of(made)[0],

@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxrl.config.plan import choose_num_devices
 from jaxrl.core.types import Device
+from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError
 from jaxrl.runners.assemble import Assembly, spaces_of
 from jaxrl.runners.devices import memory_limit
@@ -73,10 +74,11 @@ def required_bytes(assembly: Assembly) -> int:
     """A lower bound of the memory of one train batch: the state, the rollout and the targets."""
     if not assembly.in_graph:
         return _state_and_rollout_bytes(assembly)
-    runner = assembly.in_graph_runner
+    runner, made = assembly.in_graph_runner, assembly.made
+    assert isinstance(made, MadeEnv)
 
     def everything() -> Any:
-        state = runner.init(jax.random.key(0), assembly.made.params)
+        state = runner.init(jax.random.key(0), made.params)
         _, _, rollout, _ = runner.sampler.rollout(
             runner.actor(state), state.env, state.carry, state.env_params, runner.num_steps
         )
