@@ -8,6 +8,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from jaxrl.envs.adapters.barrier import CopyBarrier, CopyPlan, derived_seed
 from jaxrl.envs.adapters.gym_processes import start_processes
 from jaxrl.envs.adapters.gym_vector import GymVector
+from jaxrl.envs.adapters.host_spaces import runner_space
 from jaxrl.envs.adapters.precheck import ValidateEnv, try_out, validate
 from jaxrl.envs.adapters.sync_copies import SyncCopies
 from jaxrl.envs.base import ResetMode
@@ -15,7 +16,7 @@ from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import HostVector, MadeHostEnv, VectorizeMode
 from jaxrl.envs.jax_host import JaxHostVector
 from jaxrl.envs.registry import MadeEnv
-from jaxrl.errors import EnvError
+from jaxrl.errors import EnvError, JaxrlError
 
 
 def make_vector(
@@ -102,8 +103,27 @@ def _own_vector(
             f"gym_env_vectorize_mode='vector_entry_point', which steps them all in one call; use "
             f"'sync' or 'async'."
         )
+    try:
+        vector = made.vector(num_envs, context)
+    except JaxrlError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
+        raise EnvError(
+            f"The vector environment of {made.id} cannot be made: its creation raised {reason}."
+        ) from error
+    for name, space, of_one in (
+        ("observation", vector.single_observation_space, made.observation_space),
+        ("action", vector.single_action_space, made.action_space),
+    ):
+        if runner_space(space) != of_one:
+            vector.close()
+            raise EnvError(
+                f"The vector environment of {made.id} has the {name} space {space}, but one "
+                f"environment has {of_one}; set gym_env_vectorize_mode to 'sync' or 'async'."
+            )
     return GymVector(
-        made.vector(num_envs, context),
+        vector,
         name=f"{made.id} (worker_index={context.worker_index})",
         seeds=[seed] * num_envs,
         observation_space=made.observation_space,

@@ -15,9 +15,11 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv, VectorObservationWrapper
+from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import AtariPreprocessing, TimeLimit
 
-from jaxrl.envs.adapters.host_creators import FromSpec
+from jaxrl.envs.adapters.host_creators import FromSpec, VectorFromSpec
 from jaxrl.envs.context import EnvContext
 from jaxrl.errors import EnvError
 
@@ -67,7 +69,7 @@ class Preprocessed:
     max_episode_steps: int | None = None
 
     def __call__(self, context: EnvContext) -> gymnasium.Env[Any, Any]:
-        frame_skip = self._frame_skip(context)
+        frame_skip = self.frame_skip(context)
         # The emulator's own skipping must be off, or frames would be skipped twice.
         raw = context.copy_with_overrides({**context, "frameskip": 1, "obs_type": "rgb"})
         game = FromSpec(spec=self.spec)(raw)
@@ -78,9 +80,14 @@ class Preprocessed:
         """After how many steps the emulator truncates, from its limit of frames."""
         name = "max_num_frames_per_episode"
         frames = context.get(name, self.spec.kwargs.get(name))
-        return None if not frames else -(-int(frames) // self._frame_skip(context))
+        return None if not frames else -(-int(frames) // self.frame_skip(context))
 
-    def _frame_skip(self, context: EnvContext) -> int:
+    def frame_skip(self, context: EnvContext) -> int:
+        """How many frames an action lasts.
+
+        Raises:
+            EnvError: It is no positive integer.
+        """
         frame_skip = context.get("frameskip", FRAME_SKIP)
         if isinstance(frame_skip, bool) or not isinstance(frame_skip, int) or frame_skip < 1:
             raise EnvError(
@@ -88,6 +95,45 @@ class Preprocessed:
                 f"preprocessing, got {frame_skip!r}."
             )
         return frame_skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class PreprocessedVector:
+    """Makes the emulator's own vector environment, with the same preprocessing in C++ threads."""
+
+    game: Preprocessed
+
+    def __call__(self, num_envs: int, context: EnvContext) -> VectorEnv[Any, Any, Any]:
+        spec = self.game.spec
+        if self.game.max_episode_steps is not None:
+            raise EnvError(
+                f"{spec.id}: max_episode_steps has no effect with gym_env_vectorize_mode="
+                f"'vector_entry_point'; give max_num_frames_per_episode in env_config."
+            )
+        arguments = {
+            **context,
+            "frameskip": self.game.frame_skip(context),
+            "stack_num": NUM_FRAMES,
+            "reward_clipping": False,  # rewards are clipped where they are learned from
+            "use_fire_reset": False,
+        }
+        vector = VectorFromSpec(spec=spec)
+        return ChannelsLast(vector(num_envs, EnvContext(arguments)))
+
+
+class ChannelsLast(VectorObservationWrapper):
+    """Stacked images `[B, frame, row, column]` with the frame as the last axis."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        super().__init__(env)
+        stack = env.single_observation_space
+        assert isinstance(stack, spaces.Box)
+        shape = (*stack.shape[1:], stack.shape[0])
+        self.single_observation_space = spaces.Box(0, 255, shape, np.uint8)
+        self.observation_space = batch_space(self.single_observation_space, env.num_envs)
+
+    def observations(self, observations: Any) -> Any:
+        return np.moveaxis(observations, 1, -1)
 
 
 class StackFrames(gymnasium.Wrapper[Any, Any, Any, Any]):

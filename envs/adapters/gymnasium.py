@@ -74,7 +74,9 @@ def from_id(env_id: str, request: Request, name: str) -> MadeHostEnv:
 def _atari_game(spec: EnvSpec, request: Request, name: str) -> MadeHostEnv:
     """An Atari game behind its preprocessing."""
     create = atari.Preprocessed(spec=spec, max_episode_steps=request.max_episode_steps)
-    made = _made(name, create, request)
+    has_vector = spec.vector_entry_point is not None
+    vector = atari.PreprocessedVector(game=create) if has_vector else None
+    made = _made(name, create, request, vector=vector)
     return dataclasses.replace(
         made,
         max_episode_steps=made.max_episode_steps or create.game_limit(request.context),

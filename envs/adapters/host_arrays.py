@@ -97,9 +97,13 @@ class _MergedRows(Sequence[dict[str, Any]]):
 def _info_row(infos: dict[str, Any], row: int) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for key, values in infos.items():
+        if key.startswith("_") and key[1:] in infos:
+            continue
         present = infos.get(f"_{key}")
-        if present is not None and present[row]:
-            kept[key] = _info_row(values, row) if isinstance(values, dict) else values[row]
+        if isinstance(values, dict):
+            kept[key] = _info_row(values, row)
+        elif isinstance(values, np.ndarray) and (present is None or present[row]):
+            kept[key] = values[row]
     return kept
 
 

@@ -57,6 +57,32 @@ def test_steps_skip_four_frames_and_move_the_stack() -> None:
 
 
 @pytest.mark.usefixtures("_emulator")
+def test_the_emulators_own_vector_prepares_alike() -> None:
+    config = {"max_num_frames_per_episode": 160}
+    vector = make_vector(host("ALE/Pong-v5", config), num_envs=3, seed=1, mode="vector_entry_point")
+    obs = vector.reset()
+    assert obs.shape == (3, 84, 84, 4)
+    frames, masks, ends = [], [], []
+    for number in range(60):
+        step = vector.step(np.array([2, 3, number % 6], np.int32))
+        going = step.mask & ~step.starts
+        np.testing.assert_array_equal(step.final_obs[going][..., :3], obs[going][..., 1:])
+        frames.append(step.infos(0)["frame_number"])
+        masks.append(step.mask)
+        ends.append(step.truncated)
+        obs = step.obs
+    assert set(np.diff(frames[:20])) == {4}
+    assert np.sum(ends) >= 3
+    np.testing.assert_array_equal(masks[1:], ~np.stack(ends[:-1]))
+    limited = host("ALE/Pong-v5", max_episode_steps=5)
+    with pytest.raises(EnvError, match="max_episode_steps has no effect"):
+        make_vector(limited, num_envs=1, mode="vector_entry_point", check=False)
+    raw = host("ALE/Pong-v5", is_atari=False)
+    with pytest.raises(EnvError, match=r"observation space .*84, 84.* one environment has"):
+        make_vector(raw, num_envs=1, mode="vector_entry_point", check=False)
+
+
+@pytest.mark.usefixtures("_emulator")
 def test_another_frame_skip_and_other_arguments() -> None:
     made = host("ALE/Pong-v5", {"frameskip": 2, "repeat_action_probability": 0.0})
     assert made.max_episode_steps == 54_000

@@ -13,6 +13,7 @@ from jaxrl.envs import make
 from jaxrl.errors import EnvError
 from jaxrl.testing import check_env
 
+
 class Walk(gymnasium.Env[Any, Any]):
     """A sound environment: a walk that ends beyond 3."""
 
