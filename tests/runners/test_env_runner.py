@@ -200,6 +200,22 @@ def test_complete_episodes_are_never_cut(mode: str) -> None:
             np.testing.assert_array_equal(column, want[name][: len(column)], err_msg=name)
 
 
+@pytest.mark.parametrize("env", ["CartPole-v1", "gymnasium:CartPole-v1"])
+def test_environments_of_either_kind_wait_for_one_another(env: str) -> None:
+    config = small(env=env).environment(max_episode_steps=20).debugging(seed=SEED)
+    wanted = lanes([host_runner(config, 3).sample(64)])
+    runner = host_runner(config, 3)
+    fragments = [runner.sample_complete(8) for _ in range(2)]
+    for fragment in fragments:
+        ends = fragment.rollout.mask.sum(axis=0) - 1
+        assert np.asarray(fragment.record.ended)[ends, np.arange(3)].all()
+        assert np.asarray(fragment.rollout.is_first)[0].all()
+    assert len({len(lane["reward"]) for lane in lanes(fragments)}) > 1
+    for got, want in zip(lanes(fragments), wanted, strict=True):
+        for name, column in got.items():
+            np.testing.assert_array_equal(column, want[name][: len(column)], err_msg=name)
+
+
 def test_an_episode_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxrl.runners.env_runner.MAX_EPISODE_STEPS", 40)
     runner = scripted_runner(Scripted([3, 10**6], "same_step"))
