@@ -25,7 +25,7 @@ def test_shipped_config_loads(path: Path) -> None:
     environment, _, algorithm = path.stem.rpartition("-")
     assert experiment.name == path.stem
     assert algorithm == experiment.config.algo_name.lower()
-    spelled = experiment.config.env.split(":")[-1].lower().replace("-minatar", "")
+    spelled = experiment.config.env.split(":")[-1].split("/")[-1].lower().replace("-minatar", "")
     assert environment == spelled.rsplit("-v", 1)[0]
     assert "https://" in path.read_text()
 
@@ -36,6 +36,14 @@ def test_there_is_a_config_for_every_environment() -> None:
     minatar = ("asterix", "breakout", "freeway", "seaquest", "spaceinvaders")
     assert {f"classic/{env}-ppo" for env in classic} <= names
     assert {f"minatar/{env}-ppo" for env in minatar} <= names
+
+
+def test_there_is_a_config_for_every_algorithm() -> None:
+    names = {str(path.relative_to(CONFIGS).with_suffix("")) for path in SHIPPED}
+    for task in ("gymnasium/cartpole", "gymnasium/lunarlander", "atari/pong", "classic/cartpole"):
+        assert {f"{task}-{algo}" for algo in ("ppo", "impala", "appo")} <= names
+    assert {f"{place}/pendulum-appo" for place in ("gymnasium", "classic")} <= names
+    assert "gymnasium/pendulum-ppo" in names
 
 
 RLLIB = """
