@@ -78,7 +78,7 @@ def write_video(path: Path, pictures: Iterable[np.ndarray], fps: float) -> Path:
     finally:
         if encoder is not None:
             encoder.kill()
-        partial.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
     return path
 
 
