@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -336,7 +336,7 @@ class Algorithm:
         return {name: float(v) / done for name, v in report.summary.metrics.items()}
 
     @contextlib.contextmanager
-    def _saving_what_is_left(self) -> Iterator[None]:
+    def _saving_what_is_left(self) -> Generator[None]:
         """What ends a run from outside of it says where the latest checkpoint is."""
         try:
             yield

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from jaxrl.config.modules import model_notes
-from jaxrl.runners.assemble import Assembly
+from jaxrl.runners.assemble import Assembly, spaces_of
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -23,8 +23,9 @@ def announce(config: "AlgorithmConfig", assembly: Assembly, notes: Iterable[str]
         logger.info(note)
     if not logger.isEnabledFor(logging.DEBUG):
         return
-    logger.debug("observation space %s", made.env.observation_space(made.params))
-    logger.debug("action space %s", made.env.action_space(made.params))
+    observation_space, action_space = spaces_of(made)
+    logger.debug("observation space %s", observation_space)
+    logger.debug("action space %s", action_space)
     params = jax.eval_shape(assembly.module.init, jax.random.key(0))
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         logger.debug("parameter %s is %s%s", jax.tree_util.keystr(path), leaf.dtype, leaf.shape)

@@ -251,7 +251,7 @@ def merged(result: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """A nested result with more entries; where both have one, the second's."""
     joined = dict(result)
     for name, value in more.items():
-        old = joined.get(name)
+        old: Any = joined.get(name)
         nested = isinstance(old, dict) and isinstance(value, Mapping)
         joined[name] = merged(old, value) if nested else value
     return joined
