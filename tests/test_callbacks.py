@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.callbacks import HOOKS, HOST_HOOKS, CallbackList, Callbacks, MemoryTrackingCallbacks
 from jaxrl.config.legacy import HOOKS_REFUSED
@@ -122,6 +123,35 @@ def test_hooks_of_single_steps_are_refused_where_no_python_is() -> None:
     stepping = type("Stepping", (Callbacks,), {"on_episode_step": lambda self, **_: None})
     with pytest.raises(ConfigError, match="on_episode_step would never be called"):
         small().callbacks(stepping).build()
+
+
+class Logging(Callbacks):
+    """Logs the return of every episode, and counts them for ever."""
+
+    def on_episode_end(
+        self, *, episode: Any, prev_episode_chunks: Any, metrics_logger: Any
+    ) -> None:
+        total = sum(part.get_return() for part in (*prev_episode_chunks, episode))
+        metrics_logger.log_value("custom_metrics/total", total, reduce=("mean", "max"))
+        metrics_logger.log_value("custom_metrics/number", 1, reduce="lifetime_sum")
+
+
+def test_what_runners_log_is_in_results_and_lasts() -> None:
+    config = small().callbacks(Logging).env_runners(placement="host")
+    config.environment(max_episode_steps=6)
+    with config.build() as algorithm:
+        for _ in range(2):
+            runners = algorithm.train()["env_runners"]
+        assert runners["num_episodes"] >= 16
+        assert runners["custom_metrics"]["total_max"] == runners["episode_return_max"] == 6.0
+        assert runners["custom_metrics"]["total_mean"] <= 6.0
+        number = runners["custom_metrics"]["number"]
+        assert number == runners["num_episodes_lifetime"]
+        path = algorithm.save()
+    with Algorithm.from_checkpoint(path) as again:
+        runners = again.train()["env_runners"]
+        assert runners["num_episodes"] > 0
+        assert runners["custom_metrics"]["number"] == number + runners["num_episodes"]
 
 
 @pytest.fixture
