@@ -96,4 +96,5 @@ def soak_markdown(results: Mapping[str, Any]) -> str:
         f"{steps}."
     )
     names = ("run", "process", "MB at first", "at last", "MB/minute", "interval", "private", "aim")
-    return "\n\n".join([header(results, "Memory"), text, table(names, rows)]) + "\n"
+    title = header(results, "Memory", timed=False)
+    return "\n\n".join([title, text, table(names, rows)]) + "\n"

@@ -49,8 +49,8 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def header(results: Mapping[str, Any], title: str) -> str:
-    """Where and when, and what took part."""
+def header(results: Mapping[str, Any], title: str, *, timed: bool = True) -> str:
+    """Where and when, and what took part; if times were measured, whether they can be trusted."""
     machine, load = results["machine"], results["load"]
     where = (
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
@@ -60,7 +60,7 @@ def header(results: Mapping[str, Any], title: str) -> str:
     lines = [f"# {title}", where]
     if results["quick"]:
         lines.append("**A quick run: it shows that everything works, its figures mean nothing.**")
-    if load["before"] > 0.5:
+    if timed and load["before"] > 0.5:
         lines.append("**The machine was busy before the run began: only the ratios are of use.**")
     rows = [
         (name, str(info["devices"]), ", ".join(f"{k} {v}" for k, v in info["versions"].items()))

@@ -23,7 +23,7 @@ from benchmarks import machine, measure, memory
 from benchmarks.host_report import soak_markdown
 from benchmarks.peers import launch
 from benchmarks.settings import host_setting
-from benchmarks.statistics import slope_interval
+from benchmarks.statistics import MIN_POINTS, slope_interval
 from benchmarks.worker import ROOT, PeerError, Worker
 
 RUNS = (launch.LOCAL, launch.REMOTE)
@@ -79,10 +79,14 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     for name in options.runs:
         if name not in RUNS:
             parser.error(f"--runs: {name!r} is none of {', '.join(RUNS)}")
-    if options.interval <= 0 or options.minutes * 60 < 24 * options.interval or options.warmup < 0:
+    if (
+        options.interval <= 0
+        or options.minutes * 60 < MIN_POINTS * options.interval
+        or options.warmup < 0
+    ):
         parser.error(
             f"--minutes {options.minutes:g} and --interval {options.interval:g}: a slope needs at "
-            "least 24 readings"
+            f"least {MIN_POINTS} readings"
         )
     if not (memory.PROC / "self" / "status").exists():
         parser.error("memory is read from /proc, which this system does not have")
@@ -142,10 +146,17 @@ def watch(
     read: Callable[[Mapping[str, Any]], Usage] = usage,
     clock: Callable[[], float] = time.monotonic,
 ) -> Trace:
-    """Let the worker train, and read its memory after every interval."""
+    """Let the worker train, and read its memory after every interval.
+
+    An interval ends with an iteration. Where that made them so long that too few readings for a
+    slope follow the warm-up, it goes on until there are enough.
+    """
     trace = Trace(seconds=[], resident={}, private={}, env_steps=0)
     steps, start = 0, clock()
-    while clock() - start < warmup_s + length_s:
+    while (
+        clock() - start < warmup_s + length_s
+        or sum(seconds >= warmup_s for seconds in trace.seconds) < MIN_POINTS
+    ):
         reply = worker.ask("train_for", seconds=interval_s)
         steps += reply["env_steps"]
         trace.seconds.append(clock() - start)

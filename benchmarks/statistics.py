@@ -11,6 +11,9 @@ import scipy.stats
 GROUPS = 10
 """Means of consecutive measurements that a slope is fitted to."""
 
+MIN_POINTS = 2 * GROUPS
+"""The fewest measurements that a slope is taken of."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
@@ -98,9 +101,9 @@ def slope_interval(
         ValueError: there are fewer points than two a group, or one is not finite.
     """
     t, y = np.asarray(times, dtype=np.float64), np.asarray(values, dtype=np.float64)
-    if t.size != y.size or t.size < 2 * GROUPS or not np.isfinite(t + y).all():
+    if t.size != y.size or t.size < MIN_POINTS or not np.isfinite(t + y).all():
         raise ValueError(
-            f"a slope needs at least {2 * GROUPS} points, all of them finite; got {t.size} times "
+            f"a slope needs at least {MIN_POINTS} points, all of them finite; got {t.size} times "
             f"and {y.size} values"
         )
     t_mean = np.array([group.mean() for group in np.array_split(t, GROUPS)])
