@@ -151,7 +151,7 @@ class APPOLearner:
         values: dict[str, Float[Array, ""]],
         key: Key,
     ) -> tuple[Float[Array, ""], Metrics]:
-        """L = -L_clip(min(μ / π_target, ρ) π / μ) + c_vf ½ (v - vs)² - c_ent H + c_kl KL (eq. 5).
+        """L = -L_clip(min(μ / π_target, ρ) π / μ) + c_vf ½ (v - vs)² - c_ent H + c_kl KL.
 
         μ is the policy that acted. The override point for a custom loss. Means are of
         `batch.weight * x`, so that rows that are no transitions count for nothing.

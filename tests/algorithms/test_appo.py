@@ -14,7 +14,6 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress
 from jaxrl.runners.assemble import assemble
 from tests.algorithms.test_impala import (
-    PROBES,
     by_loop,
     check_probe,
     learner_and_state,
@@ -144,51 +143,45 @@ def test_the_penalty_adapts(kl: float, factor: float) -> None:
 # --- in the compiled program ---
 
 
-@pytest.mark.parametrize("env", PROBES)
+@pytest.mark.parametrize("env", ["probe-obs-action-v0", "probe-obs-action-continuous-v0"])
 def test_probes_are_learned(env: str) -> None:
     check_probe("APPO", env, 200, circular_buffer_num_batches=8, clip_param=0.2)
 
 
 @pytest.mark.allow_key_reuse
-def test_each_batch_is_learned_from_k_times() -> None:
-    size, iterations, epochs = 4, 3, 2
+def test_each_batch_is_learned_from_k_times_in_a_buffer_written_in_place() -> None:
+    size, iterations, epochs = 64, 3, 2
     config = small(
         "APPO",
         circular_buffer_num_batches=size,
         circular_buffer_iterations_per_batch=iterations,
         num_epochs=epochs,
-        target_network_update_freq=1.0,
+        target_network_update_freq=0.25,
     )
     assert config.plan().updates_per_iteration == iterations * epochs
     assembly = assemble(config)
     runner = assembly.in_graph_runner
-    first = state = jax.jit(runner.init)(jax.random.key(0), assembly.made.params)
-    run = jax.jit(runner.run)
-    for number in range(1, 10):
+    state = jax.jit(runner.init)(jax.random.key(0), assembly.made.params)
+    first = jax.device_get(state.learner)
+    run = jax.jit(runner.run, donate_argnums=0).lower(state, jnp.int32(1)).compile()
+    whole = sum(x.nbytes for x in jax.tree.leaves(state.buffer.batches))
+    memory: Any = run.memory_analysis()
+    assert memory.alias_size_in_bytes > whole
+    assert memory.temp_size_in_bytes < whole / 4
+
+    for number in range(1, size + 20):
         state, summary = run(state, jnp.int32(1))
         learned = max(0, number - size // 2)
         assert int(state.progress.updates) == learned * iterations * epochs
         assert int(state.guard.num_nonfinite) == 0
         assert int(summary.learned_batches) == (number > size // 2)
         assert int(state.buffer.uses_left.sum()) == iterations * min(number, size // 2)
-        assert int(state.learner.target_age) == learned * iterations % (size * iterations)
+        assert int(state.learner.target_age) == learned * iterations % (size * iterations // 4)
         rewards = np.asarray(state.buffer.batches.reward)
         assert (rewards.any(axis=(1, 2)) == (np.arange(size) < number)).all()
         if not learned:
-            assert_equal(state.learner, first.learner)
+            assert_equal(state.learner, first)
     assert np.isfinite([float(x) for x in summary.metrics.values()]).all()
-
-
-def test_the_buffer_is_donated_and_written_in_place() -> None:
-    config = small("APPO", circular_buffer_num_batches=256)
-    assembly = assemble(config)
-    runner = assembly.in_graph_runner
-    shapes = jax.eval_shape(runner.init, jax.random.key(0), assembly.made.params)
-    whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes.buffer.batches))
-    compiled = jax.jit(runner.run, donate_argnums=0).lower(shapes, jnp.int32(1)).compile()
-    memory = compiled.memory_analysis()
-    assert memory.alias_size_in_bytes > whole
-    assert memory.temp_size_in_bytes < whole / 4
 
 
 def test_a_restored_run_goes_on_bit_for_bit(tmp_path: Path) -> None:

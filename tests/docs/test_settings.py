@@ -4,14 +4,18 @@ import ast
 import re
 from pathlib import Path
 
-from jaxrl.algorithms.ppo import PPOConfig
+import pytest
 
-PPO_PAGE = Path(__file__).parents[2] / "docs" / "algorithms" / "ppo.md"
+from jaxrl.config.registry import get_algorithm_config
+
+PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
 
 
-def test_defaults_of_ppo() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", PPO_PAGE.read_text(), re.MULTILINE)
-    assert len(rows) > 10
-    config = PPOConfig()
+@pytest.mark.parametrize("page", ["ppo", "impala", "appo"])
+def test_defaults_on_the_page_of(page: str) -> None:
+    text = (PAGES / f"{page}.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", text, re.MULTILINE)
+    assert len(rows) > 8
+    config = get_algorithm_config(page)
     documented = {name: ast.literal_eval(default) for name, default in rows}
     assert documented == {name: config[name] for name in documented}
