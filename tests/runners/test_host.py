@@ -1,5 +1,6 @@
 """Runs whose environments are stepped by a runner on the host: the same data, the same updates."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from jaxrl.algorithm import Algorithm
 from jaxrl.errors import ConfigError
 from jaxrl.runners.batches import columns_of, to_devices
+from jaxrl.runners.env_runner import EnvRunner
 from jaxrl.runners.fragment import Fragment
 from jaxrl.runners.host import HostLoop
 from tests.helpers import assert_close, assert_equal, small
@@ -146,3 +148,17 @@ def test_whole_episodes_are_learned_from_and_none_is_cut() -> None:
     assert steps >= 128
     episodes = result["env_runners"]
     assert episodes["episode_len_mean"] * episodes["num_episodes"] == pytest.approx(steps)
+
+
+class Slow(EnvRunner):
+    """Says that it took long."""
+
+    def sample(self, num_steps: int) -> Fragment:
+        fragment = super().sample(num_steps)
+        return dataclasses.replace(fragment, seconds=1e6)
+
+
+def test_a_runner_of_ones_own_samples() -> None:
+    with gymnasium_env().env_runners(env_runner_cls=Slow).build() as algorithm:
+        algorithm.env_runner_group.publish(algorithm.learner_group.weights(0))
+        assert algorithm.env_runner_group.next_batch()[0].seconds == 1e6
