@@ -8,9 +8,9 @@ import dataclasses
 import math
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
-from jaxrl.errors import EnvRunnerError
+from jaxrl.errors import EnvRunnerError, JaxrlError
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.ledger import Ledger, check_delivery
 from jaxrl.runners.ray.backend import Backend, Raised, RunnerDiedError
@@ -72,6 +72,7 @@ class Fleet:
         self._weights: tuple[int, Any] = (-1, None)
         self._failures_in_a_row = 0
         self._recreated: list[int] = []
+        self._ended_by: JaxrlError | None = None
         self.is_over = False
         """Whether it was stopped, or a failure ended the run."""
 
@@ -185,7 +186,9 @@ class Fleet:
         return arrivals
 
     def raise_if_lost(self) -> None:
-        """Raises EnvRunnerError when no member is left and none will come back."""
+        """Raises what ended the run, or EnvRunnerError when no member is left or comes back."""
+        if self._ended_by is not None:
+            raise self._ended_by
         if any(member.phase in ALIVE for member in self.members):
             return
         latest = next(iter(self.log.sentences()), "")
@@ -332,8 +335,7 @@ class Fleet:
     def _fail_raised(self, member: Member, verb: str, raised: Raised) -> None:
         """An exception of the user's code; one that trying again cannot help ends the run."""
         if raised.refused is not None:
-            self.is_over = True
-            raise raised.refused(f"{self._name(member)} {verb}: {raised.sentence}")
+            self._end(raised.refused(f"{self._name(member)} {verb}: {raised.sentence}"))
         self.fail(member, f"{verb}: {raised.sentence}", raised.traceback)
 
     def fail(self, member: Member, what: str, detail: str = "") -> None:
@@ -356,8 +358,7 @@ class Fleet:
         member.failures_in_a_row += 1
         why = "" if is_first_start else self._why_over()
         if is_first_start or why:
-            self.is_over = True
-            raise EnvRunnerError(with_detail(f"{sentence} {why}".strip(), detail))
+            self._end(EnvRunnerError(with_detail(f"{sentence} {why}".strip(), detail)))
         if policy.restart and member.incarnation < policy.max_restarts:
             member.phase = Phase.WAITING
             member.deadline = self.backend.now() + policy.delay(member.failures_in_a_row)
@@ -377,6 +378,10 @@ class Fleet:
                 f"{policy.failures_tolerance} allows."
             )
         return ""
+
+    def _end(self, error: JaxrlError) -> NoReturn:
+        self.is_over, self._ended_by = True, self._ended_by or error
+        raise error
 
     def _name(self, member: Member) -> str:
         return f"EnvRunner {member.worker_index} (environment {self.env_id})"

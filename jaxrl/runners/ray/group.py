@@ -27,6 +27,9 @@ from jaxrl.runners.ray.start import Wanted, check_resources, ensure_ray, place
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
+_SETTLE_S = 60.0
+"""So long at most is a runner waited for that comes back when states are taken or given."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupShape:
@@ -215,19 +218,15 @@ class RayEnvRunnerGroup:
     def get_state(self) -> PyTree:
         """Where all environments are, in order of their indices; None if a runner cannot tell.
 
-        One that is being started again is waited for, for sample_timeout_s at most.
+        One that is being started again is waited for, but not for ever.
         """
-        self._sampling.settle(self._fleet.policy.sample_timeout_s)
-        states = ask_all(self._fleet, lambda runner: runner.get_state())
-        if len(states) < self._shape.num_env_runners:
-            return None
-        parts = [states[index] for index in sorted(states)]
-        envs = [part.pop("env") for part in parts]
-        joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-        joined["env"] = None
-        if all(env is not None for env in envs):
-            joined["env"] = jax.tree.map(lambda *leaves: np.concatenate(leaves), *envs)
-        return joined
+        fleet = self._fleet
+        for _ in range(2):  # asking may be what finds out that one has died
+            self._sampling.settle(_SETTLE_S)
+            states = ask_all(fleet, lambda runner: runner.get_state())
+            if len(states) == len(fleet.members):
+                return _joined([states[index] for index in sorted(states)])
+        return None
 
     def set_state(self, state: PyTree) -> None:
         """Go on from what `get_state` returned.
@@ -238,7 +237,7 @@ class RayEnvRunnerGroup:
         Raises:
             EnvRunnerError: The state is of another number of environments.
         """
-        self._sampling.settle(self._fleet.policy.sample_timeout_s)
+        self._sampling.settle(_SETTLE_S)
         self._sampling.forget()
         members = self._fleet.members
         if state is None:
@@ -314,6 +313,16 @@ def _backend(config: "AlgorithmConfig", shape: GroupShape, job: bytes) -> RayBac
         "runtime_env": {"env_vars": actor_environs(num_cpus, extra)},
     }
     return RayBackend(job, options, place(wanted))
+
+
+def _joined(parts: list[dict[str, PyTree]]) -> dict[str, PyTree]:
+    """The states of all runners as that of one with all their environments."""
+    envs = [part.pop("env") for part in parts]
+    joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+    joined["env"] = None
+    if all(env is not None for env in envs):
+        joined["env"] = jax.tree.map(lambda *leaves: np.concatenate(leaves), *envs)
+    return joined
 
 
 def _let_go(sampling: SyncSampling | AsyncSampling, fleet: Fleet) -> None:

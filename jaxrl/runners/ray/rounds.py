@@ -1,5 +1,6 @@
 """Calls of all runners: the shares of an evaluation, and what is done to each of them."""
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from jaxrl.errors import EnvRunnerError
 from jaxrl.runners.ray.backend import Raised, RunnerDiedError
 from jaxrl.runners.ray.fleet import Fleet
-from jaxrl.runners.ray.health import with_detail
+from jaxrl.runners.ray.health import Member, with_detail
 
 CLOSE_TIMEOUT_S = 2.0
 """Environments may take so long to close before their processes are ended."""
@@ -98,8 +99,8 @@ def ask_all(
 ) -> dict[int, Any]:
     """What a function of each healthy runner returns, by index.
 
-    It waits behind what a runner does already. One that dies meanwhile, or takes longer than a
-    sample may, is left out; its next request finds out why.
+    It waits behind what a runner does already. One that takes longer than a sample may is left out,
+    and so is one that died, of which the policy is told.
 
     Args:
         fleet: The runners; somebody else may sample with them at the same time.
@@ -110,21 +111,31 @@ def ask_all(
         EnvRunnerError: The function raised.
     """
     backend, policy = fleet.backend, fleet.policy
-    futures: dict[Any, int] = {}
+    asked: dict[Any, tuple[Member, Any]] = {}
     with fleet.lock:
         for member in fleet.healthy():
             extra = () if arguments is None else (arguments[member.worker_index - 1],)
-            futures[backend.call(member.handle, "apply", fn, *extra)] = member.worker_index
+            future = backend.call(member.handle, "apply", fn, *extra)
+            asked[future] = member, member.handle
     deadline = backend.now() + policy.sample_timeout_s + policy.probe_timeout_s
     results: dict[int, Any] = {}
-    while futures and (left := deadline - backend.now()) > 0:
-        for future in backend.wait(list(futures), left):
-            index = futures.pop(future)
+    while asked and (left := deadline - backend.now()) > 0:
+        for future in backend.wait(list(asked), left):
+            member, handle = asked.pop(future)
             try:
-                results[index] = _value(backend.get(future), index)
-            except RunnerDiedError:
+                answer = backend.get(future)
+            except RunnerDiedError as error:
+                _note_death(fleet, member, handle, error)
                 continue
+            results[member.worker_index] = _value(answer, member.worker_index)
     return dict(sorted(results.items()))
+
+
+def _note_death(fleet: Fleet, member: Member, handle: Any, error: RunnerDiedError) -> None:
+    """What ends the run by it is raised where the run goes on, not where it was noticed."""
+    with fleet.lock, contextlib.suppress(EnvRunnerError):
+        if member.handle is handle:
+            fleet.fail(member, "died", str(error))
 
 
 def close_envs(fleet: Fleet) -> None:

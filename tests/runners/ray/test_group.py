@@ -209,6 +209,17 @@ def test_killed_hung_and_raising_runners_come_back(start: Start, tmp_path: Path)
     last = run.batch()
     assert [f.env_index.tolist() for f in last] == [f.env_index.tolist() for f in first]
     assert last[1].record.env_step.min() > first[1].record.env_step.max()
+    # A checkpoint that finds a runner dead waits for the one that takes its place.
+    os.kill(run.pids()[0], signal.SIGKILL)
+    state = run.group.get_state()
+    assert state["count"].shape == (2 * ENVS,)
+    run.until(lambda: run.hooks.recreated == [2, 1, 1])
+    # Where nothing is known of the environments, their draws go on from the counts.
+    counts = run.group.get_counts()
+    run.group.set_counts(counts)
+    run.group.set_state(None)
+    steps = [fragment.record.env_step.min() for fragment in run.batch()]
+    assert steps == [max(counts["env_steps"])] * 2
 
 
 def test_a_sub_environment_is_restarted_alone(start: Start) -> None:
