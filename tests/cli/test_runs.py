@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import imageio_ffmpeg
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -102,6 +104,25 @@ def test_evaluate_takes_a_checkpoint_or_a_run_and_changes_nothing(
     after = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
     assert after == before
     assert [path.name for path in run.parent.iterdir()] == [run.name]
+
+
+def test_evaluate_writes_a_video_into_the_run(trained: tuple[Path, Result], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained[0], run)
+    done = jaxrl("evaluate", run, "--episodes", 1, "--video")
+    assert done.exit_code == 0, done.output
+    (video,) = (run / "videos").iterdir()
+    assert video.name == "iteration_000004_episode_1.mp4"
+    assert f"video             {video}" in done.output.splitlines()
+    length = re.search(r"of (\d+) steps", done.output)
+    assert length is not None
+    count, seconds = imageio_ffmpeg.count_frames_and_secs(str(video))
+    assert count == int(length[1]) + 1
+    assert seconds == pytest.approx(count / 50, abs=0.05)
+    alone = tmp_path / "alone"
+    shutil.copytree(run / "checkpoints" / "checkpoint_000004", alone / "checkpoint_000004")
+    assert jaxrl("evaluate", alone / "checkpoint_000004", "--video").exit_code == 0
+    assert [path.name for path in (alone / "videos").iterdir()] == [video.name]
 
 
 def test_resume_of_a_finished_run_is_refused_with_what_to_say(
