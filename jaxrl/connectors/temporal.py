@@ -86,10 +86,10 @@ class FrameStacking(TemporalConnector):
 
 @pytree
 class PastCarry:
-    """The actions and rewards before the previous ones, oldest first, `[B, n]`."""
+    """The actions and rewards before the previous ones, oldest first, `[B, n]`; None for none."""
 
-    actions: Float[Array, "B n"]
-    rewards: Float[Array, "B m"]
+    actions: Float[Array, "B n"] | None
+    rewards: Float[Array, "B m"] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,9 +171,12 @@ class PrevActionsPrevRewards(TemporalConnector):
     def init_carry(self, space: gymnasium.Space[Any], num_envs: int) -> PastCarry:
         assert self.action_space is not None
         size = flat_size(self.action_space, "action")
+
+        def blank(number: int, width: int) -> Array | None:
+            return jnp.zeros((num_envs, (number - 1) * width), jnp.float32) if number > 1 else None
+
         return PastCarry(
-            actions=jnp.zeros((num_envs, max(self.n_prev_actions - 1, 0) * size), jnp.float32),
-            rewards=jnp.zeros((num_envs, max(self.n_prev_rewards - 1, 0)), jnp.float32),
+            actions=blank(self.n_prev_actions, size), rewards=blank(self.n_prev_rewards, 1)
         )
 
     def step(
@@ -184,19 +187,27 @@ class PrevActionsPrevRewards(TemporalConnector):
         added: dict[str, Array] = {}
         if self.n_prev_actions:
             latest = _unless(before.is_first, flatten(self.action_space, before.action))
-            actions = jnp.concatenate([carry.actions, latest], axis=-1)
-            added[self.PREV_ACTIONS_KEY] = actions
-            carry = dataclasses.replace(carry, actions=actions[..., latest.shape[-1] :])
+            actions, added[self.PREV_ACTIONS_KEY] = _pushed(carry.actions, latest)
+            carry = dataclasses.replace(carry, actions=actions)
         if self.n_prev_rewards:
             latest = _unless(before.is_first, before.reward[..., None])
-            rewards = jnp.concatenate([carry.rewards, latest], axis=-1)
-            added[self.PREV_REWARDS_KEY] = rewards
-            carry = dataclasses.replace(carry, rewards=rewards[..., 1:])
+            rewards, added[self.PREV_REWARDS_KEY] = _pushed(carry.rewards, latest)
+            carry = dataclasses.replace(carry, rewards=rewards)
         if isinstance(self.space, spaces.Dict):
             return carry, {**obs, **added}
         if not _is_vector(self.space):
             return carry, {self.ORIG_OBS_KEY: obs, **added}
         return carry, jnp.concatenate([obs.astype(jnp.float32), *added.values()], axis=-1)
+
+
+def _pushed(
+    older: Float[Array, "B n"] | None, latest: Float[Array, "B m"]
+) -> tuple[Float[Array, "B n"] | None, Float[Array, "B k"]]:
+    """What is remembered from here on, and all of it with the latest at its end."""
+    if older is None:
+        return None, latest
+    both = jnp.concatenate([older, latest], axis=-1)
+    return both[..., latest.shape[-1] :], both
 
 
 def _unless(is_first: Bool[Array, " B"], value: Float[Array, "B n"]) -> Float[Array, "B n"]:

@@ -8,17 +8,24 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jaxrl.algorithm import Algorithm
 from jaxrl.connectors.base import ActionConnector, Before
 from jaxrl.connectors.checks import check_observation_pipeline
 from jaxrl.connectors.observations import fitted_observation_pipeline
-from jaxrl.connectors.temporal import PrevActionsPrevRewards
+from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
 from jaxrl.core.types import Columns
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.runners.assemble import assemble
 from jaxrl.runners.inference import with_previous
 from jaxrl.runners.rollout import Carry
 from tests.connectors.memory_probes import STEPS, HiddenCoin, play
-from tests.helpers import action_pipeline, assert_equal, observation_pipeline, small
+from tests.helpers import (
+    action_pipeline,
+    assert_close,
+    assert_equal,
+    observation_pipeline,
+    small,
+)
 
 pytestmark = pytest.mark.allow_key_reuse
 
@@ -263,6 +270,27 @@ def test_the_learner_sees_unclipped_rewards_of_before() -> None:
     raw, seen, again = run(jax.random.key(0))
     np.testing.assert_allclose(raw.extras[Columns.ACTION_DIST_INPUTS], again, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(seen.obs[..., -1], np.where(raw.is_first, 0.0, 1.0))
+
+
+def everything() -> Any:
+    return [FrameStacking(3), PrevActionsPrevRewards(2, 1)]
+
+
+def test_memories_are_divided_over_devices_and_saved(tmp_path: Any) -> None:
+    states = []
+    for num_devices in (1, 4):
+        config = small(num_epochs=1, minibatch_size=128)
+        config.env_runners(env_to_module_connector=everything)
+        config.learners(num_devices=num_devices, num_shards=4)
+        with config.build() as algorithm:
+            algorithm.train()
+            states.append(jax.device_get(algorithm.state))
+            path = algorithm.save(tmp_path / str(num_devices))
+    assert_close(states[0].learner.sgd.params, states[1].learner.sgd.params, atol=1e-5)
+    assert_close(states[0].carry, states[1].carry, atol=1e-5)
+    assert len(jax.tree.leaves(states[0].carry)) == 4  # frames, actions; latest action, reward
+    with Algorithm.from_checkpoint(path) as restored:
+        assert_equal(restored.state.carry, states[1].carry)
 
 
 # --- refusals ---
