@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, PyTree
 from jaxrl.runners.fragment import Fragment
 from jaxrl.runners.sharding import AXIS, data_specs
@@ -25,6 +26,46 @@ def as_sampled(fragment: Fragment) -> Sampled:
     )
 
 
+def equally_long(parts: Sequence[Sampled]) -> list[Sampled]:
+    """All as long as the longest: fragments of whole episodes differ, and are padded.
+
+    What is added repeats the last row and is no transition.
+    """
+    longest = max(len(part.rollout.mask) for part in parts)
+    return [_padded(part, longest) for part in parts]
+
+
+def _padded(part: Sampled, length: int) -> Sampled:
+    more = length - len(part.rollout.mask)
+    if more == 0:
+        return part
+
+    def last_again(leaf: Any) -> Any:
+        return np.concatenate([leaf, np.repeat(leaf[-1:], more, axis=0)])
+
+    def nothing(leaf: Any) -> Any:
+        return np.concatenate([leaf, np.zeros((more, *leaf.shape[1:]), leaf.dtype)])
+
+    rollout, record = part.rollout, part.record
+    longer = jax.tree.map(last_again, replace(rollout, carry_in=None))
+    return replace(
+        part,
+        rollout=replace(
+            longer,
+            reward=nothing(rollout.reward),
+            terminated=nothing(rollout.terminated),
+            truncated=nothing(rollout.truncated),
+            mask=nothing(rollout.mask),
+            carry_in=rollout.carry_in,
+        ),
+        record=replace(
+            jax.tree.map(last_again, record),
+            ended=nothing(record.ended),
+            fault=nothing(record.fault),
+        ),
+    )
+
+
 def to_devices(fragments: Sequence[Fragment], devices: Sequence[Device]) -> Sampled:
     """The fragments side by side as one train batch, its columns divided over the devices.
 
@@ -32,10 +73,10 @@ def to_devices(fragments: Sequence[Fragment], devices: Sequence[Device]) -> Samp
     its device.
 
     Args:
-        fragments: Of equal lengths, in the order of the columns.
+        fragments: In the order of the columns.
         devices: The learner's, in the order of the mesh; their number divides the columns.
     """
-    parts = [as_sampled(fragment) for fragment in fragments]
+    parts = equally_long([as_sampled(fragment) for fragment in fragments])
     specs = data_specs(parts[0])
     mesh = Mesh(np.asarray(devices), (AXIS,)) if len(devices) > 1 else None
 
@@ -94,7 +135,7 @@ def columns_of(fragments: Sequence[Fragment], first: int, end: int) -> Sampled:
 
     `num_env_steps` is that of all columns.
     """
-    parts = [as_sampled(fragment) for fragment in fragments]
+    parts = equally_long([as_sampled(fragment) for fragment in fragments])
 
     def cut(spec: PartitionSpec, *leaves: Any) -> Any:
         if spec == PartitionSpec():

@@ -78,6 +78,26 @@ def test_fragments_lie_side_by_side_on_any_number_of_devices() -> None:
     np.testing.assert_array_equal(np.concatenate(halves, axis=1), expected)
 
 
+def test_shorter_fragments_are_padded_with_rows_that_are_no_transitions() -> None:
+    long, other = fragments()
+    short = dataclasses.replace(
+        other,
+        rollout=jax.tree.map(lambda leaf: leaf[:20], other.rollout),
+        record=jax.tree.map(lambda leaf: leaf[:20], other.record),
+        num_env_steps=80,
+    )
+    data = jax.device_get(to_devices([long, short], jax.devices()[:1]))
+    assert data.rollout.mask.shape == (32, 8)
+    assert data.rollout.mask[:, :4].all()
+    assert data.rollout.mask[:20, 4:].all()
+    added = jax.tree.map(lambda leaf: leaf[20:, 4:], (data.rollout, data.record))
+    for name in ("mask", "reward", "terminated", "truncated"):
+        assert not getattr(added[0], name).any()
+    assert not added[1].ended.any()
+    np.testing.assert_array_equal(added[0].obs[5], short.rollout.obs[-1])
+    assert int(data.num_env_steps) == 128 + 80
+
+
 def test_a_resumed_run_is_the_same_to_the_bit_where_the_environment_can_be_restored(
     tmp_path: Path,
 ) -> None:
