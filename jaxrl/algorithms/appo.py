@@ -1,11 +1,12 @@
-"""APPO: asynchronous PPO with a clipped target network (IMPACT, Luo et al. 2020).
+"""APPO, that is IMPACT (Luo et al. 2020, https://arxiv.org/abs/1912.00167).
 
-https://arxiv.org/abs/1912.00167. Names and defaults are RLlib's, but for `num_env_runners`, which
-is 0 here (RLlib: 2). The target policy of V-trace and the denominator of the surrogate's ratio are
-a target network, a copy of the policy that is renewed now and then, so that neither jumps about
-with the actors' staleness. Deviations: `target_worker_clipping` is read (RLlib's loss has its
-default written into it), the KL weight adapts once a batch and not at every minibatch, and targets
-are computed once for a whole batch, with the parameters that its first update starts from.
+Asynchronous PPO with a clipped target network and a circular buffer. Names and defaults are RLlib's,
+but for `num_env_runners`, which is 0 here (RLlib: 2). The target policy of V-trace and the
+denominator of the surrogate's ratio are a target network, a copy of the policy that is renewed now
+and then, so that neither jumps about with the actors' staleness. Deviations: `target_worker_clipping`
+is read (RLlib's loss has its default written into it), the KL weight adapts once a batch and not at
+every minibatch, and targets are computed once for a whole batch, with the parameters that its first
+update starts from.
 """
 
 import dataclasses

@@ -121,6 +121,13 @@ def _circular(config: "AlgorithmConfig") -> Circular | None:
     iterations = training.circular_buffer_iterations_per_batch
     if size == iterations == 1:
         return None
+    batch_mode = config.env_runners_settings.batch_mode
+    if batch_mode != "truncate_episodes":
+        raise ConfigError(
+            f"circular_buffer_num_batches={size} and circular_buffer_iterations_per_batch="
+            f"{iterations} need batches of one shape, but batch_mode is {batch_mode!r}; set both "
+            "to 1, or batch_mode='truncate_episodes'."
+        )
     return Circular(num_batches=size, iterations_per_batch=iterations)
 
 

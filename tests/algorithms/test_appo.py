@@ -12,6 +12,7 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.core.hparams import current_values
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress
+from jaxrl.errors import ConfigError
 from jaxrl.runners.assemble import assemble
 from tests.algorithms.test_impala import (
     by_loop,
@@ -196,3 +197,26 @@ def test_a_restored_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
             other.train()
             other.train()
             assert_equal(algorithm.state, other.state)
+
+
+# --- from runners on the host ---
+
+
+def test_a_host_environments_batches_fill_the_same_buffer() -> None:
+    config = small("APPO", "gymnasium:CartPole-v1", circular_buffer_num_batches=3)
+    config.training(circular_buffer_iterations_per_batch=3)
+    config.env_runners(observation_filter="MeanStdFilter")
+    with config.build() as algorithm:
+        for number in range(1, 5):
+            learned = algorithm.train()["learners"]["default_policy"]
+            assert learned["num_updates_lifetime"] == max(0, number - 1) * 3
+            filled = np.asarray(algorithm.state.buffer.batches.mask).all(axis=(1, 2))
+            assert (filled == (np.arange(3) < number)).all()
+        assert 0.0 < learned["mean_rho"] <= 1.0
+
+
+def test_whole_episodes_do_not_fit_a_buffer() -> None:
+    config = small("APPO", "gymnasium:CartPole-v1", circular_buffer_num_batches=3)
+    config.env_runners(batch_mode="complete_episodes")
+    with pytest.raises(ConfigError, match=r"circular_buffer_num_batches=3 .* one shape"):
+        assemble(config)

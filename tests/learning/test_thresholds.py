@@ -69,6 +69,22 @@ def test_ppo_pendulum() -> None:
     assert interquartile_mean(all_seeds("classic/pendulum-ppo", 400_000)) >= -300
 
 
+def test_impala_cartpole() -> None:
+    scores = all_seeds("classic/cartpole-impala", 2_000_000)
+    assert interquartile_mean(scores) >= 475
+    assert min(scores) >= 450
+
+
+def test_appo_cartpole() -> None:
+    scores = all_seeds("classic/cartpole-appo", 1_000_000)
+    assert interquartile_mean(scores) >= 475
+    assert min(scores) >= 450
+
+
+def test_appo_pendulum() -> None:
+    assert interquartile_mean(all_seeds("classic/pendulum-appo", 500_000)) >= -300
+
+
 def shared_by(devices: int) -> Any:
     """16 environments in 8 shards on so many devices, at a rate that suits this width."""
 
@@ -117,3 +133,22 @@ def test_a_broken_advantage_fails_the_threshold(monkeypatch: pytest.MonkeyPatch)
     )
     scores = [evaluated("classic/cartpole-ppo", 500_000, seed) for seed in range(2)]
     assert max(scores) < 450
+
+
+def test_impalas_threshold_fails_without_the_advantages_sign(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from jaxrl.ops import losses
+
+    honest = losses.policy_gradient_loss
+    monkeypatch.setattr(
+        losses, "policy_gradient_loss", lambda log_prob, adv: honest(log_prob, abs(adv))
+    )
+    assert evaluated("classic/cartpole-impala", 2_000_000, 0) < 450
+
+
+def test_appos_threshold_fails_where_the_target_is_never_renewed() -> None:
+    def frozen(config: Any) -> None:
+        config.training(target_network_update_freq=1e9)
+
+    assert evaluated("classic/pendulum-appo", 500_000, 0, frozen) < -300
