@@ -11,6 +11,7 @@ from jaxrl.errors import ConfigError
 from jaxrl.runners.evaluate import DEFAULT_STEP_CAP, EPISODES_BY_STEPS
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.hooks import RunnerHooks
+from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.played import Played, Share, as_result, of_runner, quotas
 from jaxrl.runners.results import evaluation_metrics
 
@@ -195,6 +196,7 @@ class LocalEvaluation:
     ) -> None:
         self._plan = HostPlan.of(config, made)
         self.runners = LocalRunners(config, made, self._plan.num_envs, hooks)
+        self._logged = MetricsLogger()
 
     def run(self, weights: Weights, seed: int, num_episodes: int | None) -> dict[str, Any]:
         """One evaluation; see `Evaluation.run`."""
@@ -205,7 +207,7 @@ class LocalEvaluation:
         except BaseException:
             self.runners.stop()  # whatever it was in the middle of
             raise
-        return host_result(parts, plan)
+        return host_result(parts, plan, self._logged)
 
     def stop(self) -> None:
         """Close the environments; may be called twice."""
@@ -213,13 +215,18 @@ class LocalEvaluation:
 
 
 def host_result(
-    parts: Sequence[Played], plan: HostPlan, num_missing: int = 0, num_late: int = 0
+    parts: Sequence[Played],
+    plan: HostPlan,
+    logged: MetricsLogger,
+    num_missing: int = 0,
+    num_late: int = 0,
 ) -> dict[str, Any]:
     """The result of an evaluation on the host, with a warning if its time was too short.
 
     Args:
         parts: What was heard of.
         plan: What was asked for.
+        logged: Reduces what callbacks logged.
         num_missing: Episodes that nothing was heard of.
         num_late: Runners that nothing was heard of in time.
     """
@@ -239,7 +246,8 @@ def host_result(
             2 * plan.num_runners,
         )
     restarts = sum(part.num_sub_env_restarts for part in parts)
+    logged.merge(entry for part in parts for entry in part.metrics)
     return {
-        "env_runners": metrics,
+        "env_runners": {**logged.reduce(), **metrics},
         "fault_tolerance": {"num_env_runners_late": late, "num_sub_env_restarts": restarts},
     }

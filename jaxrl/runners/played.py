@@ -46,7 +46,7 @@ class Played:
     """Episodes that were played out, and what else happened.
 
     `num_cut` episodes were asked for or begun and not played out; `timed_out` says that the time
-    ended first. `seconds` is what it took.
+    ended first. `seconds` is what it took, `metrics` what callbacks logged, a part a fragment.
     """
 
     episode_return: tuple[float, ...]
@@ -57,6 +57,7 @@ class Played:
     num_sub_env_restarts: int
     timed_out: bool
     seconds: float
+    metrics: tuple[dict[str, Any], ...] = ()
 
 
 class Plays(Protocol):
@@ -111,6 +112,7 @@ class _Tally:
         self._in_episode = np.zeros(num_envs, np.bool_)
         self._returns: list[float] = []
         self._lengths: list[int] = []
+        self._metrics: list[dict[str, Any]] = []
         self._num_nonfinite = 0
         self._num_restarts = 0
 
@@ -130,6 +132,7 @@ class _Tally:
 
     def add(self, fragment: Fragment) -> None:
         record, mask = fragment.record, fragment.rollout.mask
+        self._metrics += [fragment.metrics] * bool(fragment.metrics)
         self._num_restarts += sum(fault.what == "raised" for fault in fragment.faults)
         for b in np.flatnonzero(~self.done):
             for t in range(len(mask)):
@@ -162,6 +165,7 @@ class _Tally:
             num_sub_env_restarts=self._num_restarts,
             timed_out=timed_out,
             seconds=seconds,
+            metrics=tuple(self._metrics),
         )
 
 

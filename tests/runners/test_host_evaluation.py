@@ -62,7 +62,8 @@ class Counting:
             episode_return=np.broadcast_to(np.arange(self.num_envs) + 1.0, shape),
             fault=fault,
         )
-        return SimpleNamespace(record=record, rollout=SimpleNamespace(mask=mask), faults=())
+        rollout = SimpleNamespace(mask=mask)
+        return SimpleNamespace(record=record, rollout=rollout, faults=(), metrics={})
 
 
 def share(**changes: Any) -> Share:
@@ -228,10 +229,16 @@ class Lottery(gymnasium.Env[Any, Any]):
         return np.full(2, self.age, np.float32), self.prize, self.age == 4, False, {}
 
 
+def log_length(*, env_runner: Any, metrics_logger: Any, episode: Any, **_: Any) -> None:
+    scale = 10 if env_runner.config.in_evaluation else 1
+    metrics_logger.log_value("length", scale * len(episode), reduce="max")
+
+
 @pytest.fixture(scope="module")
 def algorithm() -> Iterator[Algorithm]:
     config = small(env=Lottery).env_runners(observation_filter="MeanStdFilter")
     config.environment(max_episode_steps=50)
+    config.callbacks(on_episode_end=log_length)
     config.evaluation(evaluation_interval=2, evaluation_duration=6)
     with config.build() as built:
         yield built
@@ -250,8 +257,11 @@ def test_host_evaluation_repeats_itself_and_leaves_training_alone(algorithm: Alg
     assert (stats["num_episodes"], stats["num_env_steps_sampled"]) == (6, 24)
     assert stats["episode_return_std"] > 0.1
     assert stats["episode_len_mean"] == 4
+    assert stats["length"] == 40  # what callbacks log is apart from what they log of training
     assert first["fault_tolerance"] == {"num_env_runners_late": 0, "num_sub_env_restarts": 0}
-    result = algorithm.train()  # another number of the evaluation: other seeds
+    result = algorithm.train()
+    assert result["env_runners"]["length"] == 4
+    # Of another iteration: other seeds.
     assert result["evaluation"]["env_runners"]["num_episodes"] == 6
     assert result["evaluation"]["env_runners"] != stats
     assert "evaluation_s" in result["timers"]

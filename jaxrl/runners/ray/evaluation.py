@@ -12,6 +12,7 @@ from jaxrl.runners.assemble import Assembly
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.host_evaluation import HostPlan, host_result
+from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.played import CHUNK, Played, Share
 from jaxrl.runners.ray.group import GroupShape, RayEnvRunnerGroup
 from jaxrl.runners.ray.rounds import EvaluationRound
@@ -55,6 +56,7 @@ class RayEvaluation:
             sample_timeout_s=timeout_s + self._grace_s,
         )
         self.runners = RayEnvRunnerGroup(config, assembly, hooks, shape)
+        self._logged = MetricsLogger()
         self._skips = 0
         self._stopping = threading.Event()
 
@@ -71,7 +73,7 @@ class RayEvaluation:
             asked = sum(sum(share.episodes or ()) for share in shares)
             missing = asked - sum(len(part.episode_return) + part.num_cut for part in parts)
         late = len(shares) - len(parts) if heard else 0
-        return self._with_health(host_result(parts, plan, missing, late))
+        return self._with_health(host_result(parts, plan, self._logged, missing, late))
 
     def run_beside(
         self, weights: Weights, seed: int, training_is_done: threading.Event
@@ -98,7 +100,8 @@ class RayEvaluation:
         plan = dataclasses.replace(
             self._plan, by_steps=True, total=sum(part.env_steps for part in parts)
         )
-        return self._with_health(host_result(parts, plan, sum(part.num_cut for part in latest)))
+        num_cut = sum(part.num_cut for part in latest)
+        return self._with_health(host_result(parts, plan, self._logged, num_cut))
 
     def _timed_share(self, seed: int, steps: int, goes_on: bool) -> Share:
         return Share(
