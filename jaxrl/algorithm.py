@@ -46,6 +46,7 @@ from jaxrl.runners.env_params import changed_params
 from jaxrl.runners.evaluate import Policy
 from jaxrl.runners.evaluation import Evaluation, custom_evaluation
 from jaxrl.runners.groups import host_loop, learner_group
+from jaxrl.runners.hooks import GroupHooks
 from jaxrl.runners.host import EnvRunnerGroup, HostLoop
 from jaxrl.runners.host_evaluation import EvaluationRunners
 from jaxrl.runners.in_graph import InGraph
@@ -135,12 +136,13 @@ class Algorithm:
 
     def _start(self) -> None:
         debugging, made = self.config.debugging_settings, self._assembly.made
-        self._evaluation = Evaluation(self.config, self._assembly, self._callbacks)
+        hooks = GroupHooks(self._callbacks, self)
+        self._evaluation = Evaluation(self.config, self._assembly, hooks)
         self._learners = learner_group(self.config, self._assembly, self._devices)
         self._loop: Dispatcher | HostLoop = (
             Dispatcher(self._learners, self._assembly.in_graph_runner.batch_steps)
             if self._assembly.in_graph
-            else host_loop(self.config, self._assembly, self._learners, self._callbacks)
+            else host_loop(self.config, self._assembly, self._learners, hooks)
         )
         self._batches_to_run = 1
         self._totals = IterationTotals()

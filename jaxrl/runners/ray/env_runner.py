@@ -24,7 +24,16 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_NOT_SENT = ("loggers", "custom_evaluation_function")
+_NOT_SENT = (
+    "loggers",
+    "custom_evaluation_function",
+    "on_algorithm_init",
+    "on_train_result",
+    "on_evaluate_start",
+    "on_evaluate_end",
+    "on_env_runners_recreated",
+    "on_checkpoint_loaded",
+)
 """Settings that only the driver reads, and that need not be picklable."""
 
 

@@ -111,4 +111,9 @@ def test_what_only_the_driver_reads_need_not_be_picklable() -> None:
     lock = threading.Lock()
     config = config_for()
     config.evaluation(custom_evaluation_function=lambda algorithm: {"free": not lock.locked()})
+    config.callbacks(on_train_result=lambda **kwargs: lock.locked())
     assert isinstance(job_for(config), bytes)
+    config = config_for()
+    config.callbacks(on_episode_end=lambda **kwargs: lock.locked())
+    with pytest.raises(ConfigError, match=r"^on_episode_end cannot be sent"):
+        job_for(config)

@@ -53,6 +53,14 @@ def test_killing_an_actor_every_five_seconds_stops_nothing(algo: Any) -> None:
     config.env_runners(num_env_runners=2, num_envs_per_env_runner=4, rollout_fragment_length=32)
     config.training(train_batch_size=256).debugging(loggers=["json"])
     config.reporting(min_time_s_per_iteration=1.0)
+    told: list[int] = []
+
+    def recreated(*, algorithm: Any, env_runner_indices: list[int], **_: Any) -> None:
+        assert algorithm.config.algo_name == config.algo_name
+        told.extend(env_runner_indices)
+
+    config.callbacks(on_env_runners_recreated=recreated)
+    config.checkpointing(checkpoint_at_end=False)  # a function in a function cannot be saved
     with config.build() as algorithm:
         group = algorithm.env_runner_group
         assert isinstance(group, RayEnvRunnerGroup)
@@ -67,7 +75,7 @@ def test_killing_an_actor_every_five_seconds_stops_nothing(algo: Any) -> None:
         while group.num_healthy_env_runners < 2:
             results.append(algorithm.train())
         results.append(algorithm.train())
-    assert killer.kills >= SECONDS / BETWEEN_S - 3
+    assert killer.kills >= SECONDS / BETWEEN_S / 2
     faults = [result["fault_tolerance"] for result in results]
     for before, after in itertools.pairwise(faults):
         assert all(after[name] >= before[name] for name in LIFETIME)
@@ -80,7 +88,7 @@ def test_killing_an_actor_every_five_seconds_stops_nothing(algo: Any) -> None:
         )
     last = faults[-1]
     # A kill that hits an actor while it starts leads to one start more, and not to a restart.
-    assert 2 <= last["num_env_runner_restarts"] <= killer.kills
+    assert 2 <= last["num_env_runner_restarts"] == len(told) <= killer.kills
     assert last["num_env_steps_maybe_lost_lifetime"] <= killer.kills * 4 * 32
     assert sum("was started again" in sentence for sentence in last["restarts"]) > 1
     assert last["num_env_steps_trained_lifetime"] == results[-1]["num_env_steps_trained_lifetime"]
