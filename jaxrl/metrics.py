@@ -52,6 +52,21 @@ _FAULTS = (
     "num_rollbacks",
     "num_nonfinite_env_steps",
 )
+_RUNNERS = (
+    "learner_wait_fraction",
+    "env_runners_wait_fraction",
+    "num_fragments_queued",
+    "staleness_mean",
+    "staleness_max",
+)
+_RUNNER_FAULTS = (
+    "num_healthy_env_runners",
+    "num_env_runner_restarts",
+    "num_sub_env_restarts",
+    "num_env_steps_received_lifetime",
+    "num_env_steps_queued",
+    "num_env_steps_maybe_lost_lifetime",
+)
 KNOWN_KEYS: tuple[str, ...] = (
     TRAINING_ITERATION,
     "time_this_iter_s",
@@ -61,6 +76,8 @@ KNOWN_KEYS: tuple[str, ...] = (
     *(f"{ENV_RUNNERS}/{name}" for name in _TRAINING),
     *(f"{EVALUATION}/{ENV_RUNNERS}/{name}" for name in _EPISODES),
     *(f"{FAULT_TOLERANCE}/{name}" for name in _FAULTS),
+    *(f"{ENV_RUNNERS}/{name}" for name in _RUNNERS),
+    *(f"{FAULT_TOLERANCE}/{name}" for name in _RUNNER_FAULTS),
 )
 """Numbers that a stop criterion or a checkpoint score may name."""
 
