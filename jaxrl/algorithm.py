@@ -252,6 +252,11 @@ class Algorithm:
         """What to know before training: which environment it is, and which defaults adapted."""
         return [*self._assembly.made.notes, *self._assembly.plan.notes]
 
+    def _runner_notes(self) -> list[str]:
+        if isinstance(self._loop, HostLoop) and self._loop.has_runners:
+            return list(self._loop.runners.notes)
+        return []
+
     def explain(self) -> str:
         """The config's `explain()` with what only the built Algorithm knows."""
         made = self._assembly.made
@@ -260,7 +265,7 @@ class Algorithm:
             local_device_count=len(jax.local_devices()),
             placement=resolve_placement(self.config, made.id, is_jax_env=isinstance(made, MadeEnv)),
             env_notes=made.notes,
-            notes=self._notes,
+            notes=[*self._notes, *self._runner_notes()],
             module_table=self.get_module().summary(),
         )
 

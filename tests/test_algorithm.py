@@ -19,8 +19,7 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.callbacks import Callbacks
 from jaxrl.checkpoint import complete_checkpoints, read_leaves, read_metadata
-from jaxrl.connectors.actions import default_action_pipeline
-from jaxrl.connectors.observations import default_observation_pipeline, flatten
+from jaxrl.connectors.observations import flatten
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import TimeStep
 from jaxrl.envs.base import JaxEnv
@@ -36,7 +35,7 @@ from jaxrl.errors import (
 from jaxrl.logging import RunFolder
 from jaxrl.runners.env_params import changed_params
 from jaxrl.runners.inference import adjusted, conform
-from tests.helpers import assert_equal, differs, small
+from tests.helpers import action_pipeline, assert_equal, differs, observation_pipeline, small
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,7 +278,7 @@ def test_flattening_agrees_with_gymnasium() -> None:
         },
         seed=0,
     )
-    pipeline = default_observation_pipeline(space, "NoFilter", ())
+    pipeline = observation_pipeline(space, "NoFilter", ())
     samples = [space.sample() for _ in range(5)]
     want = np.stack([spaces.flatten(space, sample) for sample in samples])
     assert pipeline.spaces[-1].shape == want[0].shape
@@ -289,19 +288,19 @@ def test_flattening_agrees_with_gymnasium() -> None:
 
 
 def test_action_connectors_cover_offset_unsquash_and_clip() -> None:
-    discrete = default_action_pipeline(
+    discrete = action_pipeline(
         spaces.Discrete(3, start=-1), normalize_actions=True, clip_actions=False
     )
     assert discrete.module_space == spaces.Discrete(3)
     np.testing.assert_array_equal(discrete(jnp.array([0, 2])), [-1, 1])
     box = spaces.Box(np.array([0.0, -2.0], np.float32), np.array([1.0, 4.0], np.float32))
-    unsquash = default_action_pipeline(box, normalize_actions=True, clip_actions=False)
+    unsquash = action_pipeline(box, normalize_actions=True, clip_actions=False)
     np.testing.assert_allclose(
         unsquash(jnp.array([[-1.0, 0.0], [3.0, 1.0]])), [[0.0, 1.0], [1.0, 4.0]]
     )
-    clip = default_action_pipeline(box, normalize_actions=False, clip_actions=True)
+    clip = action_pipeline(box, normalize_actions=False, clip_actions=True)
     np.testing.assert_allclose(clip(jnp.array([[5.0, -5.0]])), [[1.0, -2.0]])
-    raw = default_action_pipeline(box, normalize_actions=False, clip_actions=False)
+    raw = action_pipeline(box, normalize_actions=False, clip_actions=False)
     np.testing.assert_allclose(raw(jnp.array([[5.0, -5.0]])), [[5.0, -5.0]])
 
 
@@ -322,7 +321,7 @@ def test_unsquashing_and_clipping_can_be_switched_per_call(
     normalize: bool, clip: bool, unsquash_action: Any, clip_action: Any, want: list[float]
 ) -> None:
     box = spaces.Box(-2.0, 4.0, (2,), np.float32)
-    pipeline = default_action_pipeline(box, normalize_actions=normalize, clip_actions=clip)
+    pipeline = action_pipeline(box, normalize_actions=normalize, clip_actions=clip)
     switched = adjusted(pipeline, unsquash_action, clip_action)
     np.testing.assert_allclose(switched(jnp.array([[3.0, -1.0]]))[0], want)
     far = switched(jnp.array([[9.0, -9.0]]))[0]
@@ -333,10 +332,10 @@ def test_unsquashing_and_clipping_can_be_switched_per_call(
 
 def test_only_what_is_squashed_is_unsquashed() -> None:
     box = spaces.Box(-2.0, 4.0, (2,), np.float32)
-    pipeline = default_action_pipeline(box, normalize_actions=False, clip_actions=True)
+    pipeline = action_pipeline(box, normalize_actions=False, clip_actions=True)
     with pytest.raises(ConfigError, match="unsquash_action=True has nothing to unsquash"):
         adjusted(pipeline, True, None)
-    discrete = default_action_pipeline(
+    discrete = action_pipeline(
         spaces.Discrete(3, start=-1), normalize_actions=True, clip_actions=False
     )
     assert adjusted(discrete, False, True) is discrete

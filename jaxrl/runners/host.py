@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 
 class EnvRunnerGroup(Protocol):
-    """The runners of a run: one that is in this process, or actors."""
+    """The runners of a run: one that is in this process, or actors.
+
+    `notes` are sentences for `explain()`.
+    """
+
+    notes: list[str]
 
     @property
     def programs(self) -> list[Program]:

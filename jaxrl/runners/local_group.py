@@ -29,6 +29,7 @@ class LocalEnvRunnerGroup:
 
     def __init__(self, config: "AlgorithmConfig", assembly: Assembly, hooks: RunnerHooks) -> None:
         plan = config.plan()
+        self.notes: list[str] = []
         self._fragments, self._steps = plan.fragments_per_batch, plan.rollout_fragment_length
         self._complete = config.env_runners_settings.batch_mode == "complete_episodes"
         self.runner: EnvRunner = make_env_runner(
