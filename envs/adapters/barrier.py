@@ -105,6 +105,10 @@ class CopyBarrier(gymnasium.Env[Any, Any]):
         self._in_a_row = 0
         self.held = False
         self._latest_obs: Any = None
+        space = plan.observation_space
+        is_array = isinstance(space, gymnasium.spaces.Box)
+        self._shape = tuple(space.shape) if is_array else None
+        self._dtype = np.dtype(space.dtype) if is_array else None
         self._fit_reset = make_fit(f"{plan.name}: reset's observation", plan.observation_space)
         self._fit_step = make_fit(f"{plan.name}: step's observation", plan.observation_space)
 
@@ -127,11 +131,15 @@ class CopyBarrier(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if self.held:
             return self._latest_obs, 0.0, False, False, {}
+        result: Any
         try:
             result = self.inner.step(action)  # pyright: ignore[reportOptionalMemberAccess]
         except Exception as error:  # noqa: BLE001  (whatever a user's environment may raise)
             obs, info = self._failed("step", error)
             return obs, 0.0, False, False, info
+        if self._is_plain(result):
+            self._latest_obs, self._in_a_row = result[0], 0
+            return result
         try:
             checked = self._checked_step(result)
         except EnvError as error:
@@ -177,6 +185,21 @@ class CopyBarrier(gymnasium.Env[Any, Any]):
             raise EnvError(f"{self._plan.name}: reset's info must be a dict, got {info!r}.")
         self._latest_obs = self._fit_reset(obs)
         return self._latest_obs, info
+
+    def _is_plain(self, result: Any) -> bool:
+        """Whether a step's result is beyond doubt as it should be: in short what is checked below."""
+        if result.__class__ is not tuple or len(result) != 5:
+            return False
+        obs, reward, terminated, truncated, info = result
+        return (
+            obs.__class__ is np.ndarray
+            and obs.dtype == self._dtype
+            and obs.shape == self._shape
+            and reward.__class__ in _NUMBERS
+            and terminated.__class__ is bool
+            and truncated.__class__ is bool
+            and info.__class__ is dict
+        )
 
     def _checked_step(self, result: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if not isinstance(result, tuple) or len(result) != 5:

@@ -294,7 +294,7 @@ class GymVector:
             raise EnvError(f"{self._name}: the vector environment raised {reason}") from error
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True, slots=True)
 class _Result:
     """What a vector environment returned, in the dtypes of runners."""
 

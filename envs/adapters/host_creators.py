@@ -30,10 +30,13 @@ class FromSpec:
     max_episode_steps: int | None = None
 
     def __call__(self, context: EnvContext) -> gymnasium.Env[Any, Any]:
+        # Environments are checked by ourselves, once and before the first step, and a runner never
+        # steps one that it has not reset: no need to ask at every step.
+        spec = copy.copy(self.spec)
+        spec.order_enforce = False
         with advice(self.spec.id):
-            # Environments are checked by ourselves, once and before the first step.
             return gymnasium.make(
-                self.spec,
+                spec,
                 max_episode_steps=self.max_episode_steps,
                 disable_env_checker=True,
                 **context,

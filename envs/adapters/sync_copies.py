@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Box
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import concatenate as stack_rows
 from gymnasium.vector.utils import create_empty_array, iterate
@@ -21,8 +22,11 @@ class SyncCopies(SyncVectorEnv):
     def step(self, actions: Any) -> Any:
         told: list[dict[str, Any]] = []
         infos = CopyInfos(rows=told)
+        space = self.single_observation_space
+        fresh: Any = create_empty_array(space, self.num_envs, np.empty)
+        is_array = isinstance(space, Box)
         observations: list[Any] = []
-        rewards: list[float] = []
+        rewards: list[Any] = []
         terminations: list[bool] = []
         truncations: list[bool] = []
         rows = iterate(self.action_space, actions)
@@ -36,15 +40,15 @@ class SyncCopies(SyncVectorEnv):
                 obs, first_info = copy.reset()
                 if FAULT in first_info:
                     infos.faults[row] = first_info[FAULT]
+            if is_array:
+                fresh[row] = obs
             observations.append(obs)
-            rewards.append(float(reward))
+            rewards.append(reward)
             terminations.append(terminated)
             truncations.append(truncated)
         self._env_obs = observations
-        space = self.single_observation_space
-        fresh = create_empty_array(space, self.num_envs, np.empty)
         return (
-            stack_rows(space, observations, fresh),
+            fresh if is_array else stack_rows(space, observations, fresh),
             np.array(rewards),
             np.array(terminations),
             np.array(truncations),

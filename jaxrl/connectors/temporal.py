@@ -104,7 +104,8 @@ class PrevActionsPrevRewards(TemporalConnector):
     Args:
         n_prev_actions: How many actions; 0 for none.
         n_prev_rewards: How many rewards; 0 for none.
-        space, action_space: Filled in when the connector finds its place in a pipeline.
+        space: Filled in when the connector finds its place in a pipeline.
+        action_space: Likewise.
     """
 
     n_prev_actions: int = 1

@@ -30,6 +30,7 @@ def usable_cores() -> int:
 
 def claim_cpu_devices() -> list[str]:
     """Divide the CPU into devices if that is still possible; sentences for `explain()` if not."""
+    compute_where_called()
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return ["CPU devices: as XLA_FLAGS says."]
     if "JAX_NUM_CPU_DEVICES" in os.environ:
@@ -50,6 +51,15 @@ def claim_cpu_devices() -> list[str]:
         )
         return [note]
     return []
+
+
+def compute_where_called() -> None:
+    """Let the CPU compute in the thread that calls; without effect once JAX has started.
+
+    A runner on the host calls a small program at every step and waits for it. Handing that to
+    another thread and back costs more than the program, and nothing here overlaps with it.
+    """
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def memory_limit(device: Device) -> int | None:

@@ -61,9 +61,11 @@ class HostActing:
         shapes = jax.eval_shape(lambda: zeros_of(acting.obs_pipeline.space, (self._rows,)))
         self.obs_shapes, self._structure = jax.tree.flatten(shapes)
         self._env_index = jax.device_put(np.asarray(env_index, np.int32), self.device)
-        self._zero = jax.device_put(np.zeros((), np.int32), self.device)
         self._steps: dict[int, Array] = {}
+        self._numbers: list[Array] = []
         self._actor: Actor | None = None
+        self._read: list[int] = []
+        self._what_is_read: list[Array] = []
         self._outputs: Packing | None = None
         self._actions: Packing | None = None
         self._draw_program = Program("host_draw", self._draw, enabled=jit)
@@ -79,6 +81,7 @@ class HostActing:
     def set_actor(self, actor: Actor) -> None:
         """Act with these weights and statistics from now on; copied to the device once."""
         self._actor = jax.device_put(actor, self.device)
+        self._choose_what_is_read()
 
     def set_carry(self, carry: Carry | None) -> None:
         """Go on from a carry; None for that of episode starts."""
@@ -119,17 +122,21 @@ class HostActing:
         self._draws, self._carry = self._draw_program(
             key, count, self._steps[num_steps], self._carry, came
         )
-        self._t = self._zero
+        self._t = 0
+        for number in range(len(self._numbers), num_steps):
+            self._numbers.append(jax.device_put(np.int32(number), self.device))
+        obs = [np.zeros(shape.shape, shape.dtype) for shape in self.obs_shapes]
         if self._outputs is None:
             self._lay_out()
+            self._find_what_is_read(obs, last)
         start = self.carry
-        obs = [np.zeros(shape.shape, shape.dtype) for shape in self.obs_shapes]
         self._run = self._act_program.compiled_for(*self._arguments(obs, last))
         return start
 
     def act(self, obs: list[np.ndarray], last: Last) -> UInt32[np.ndarray, "B width"]:
         """The words of what the module returns for the leaves of the observations."""
-        words, self._t, self._carry = self._run(*self._arguments(obs, last))
+        words, self._carry = self._run(*self._arguments(obs, last))
+        self._t += 1
         return np.asarray(words)
 
     @property
@@ -149,8 +156,34 @@ class HostActing:
         return self._outputs.unpack(words)[1]
 
     def _arguments(self, obs: list[np.ndarray], last: Last) -> tuple[Any, ...]:
-        came = last if self._carries else None
-        return (self._actor, self._draws, self._t, self._carry, obs, came, self._env_index)
+        came, t = last if self._carries else None, self._numbers[self._t]
+        return (self._what_is_read, self._draws, t, self._carry, obs, came, self._env_index)
+
+    def _find_what_is_read(self, obs: list[np.ndarray], last: Last) -> None:
+        """Which leaves of the actor a step reads: passing the others would cost as much as it.
+
+        Acting needs no parameters of the value function, and few hyperparameters if any.
+        """
+        leaves = jax.tree.leaves(self._actor)
+        self._read = list(range(len(leaves)))
+        self._choose_what_is_read()
+        jaxpr = jax.make_jaxpr(self._act)(*self._arguments(obs, last)).jaxpr
+        inputs = [id(atom) for equation in jaxpr.eqns for atom in equation.invars]
+        read = {*inputs, *(id(atom) for atom in jaxpr.outvars)}
+        self._read = [i for i in self._read if id(jaxpr.invars[i]) in read]
+        self._choose_what_is_read()
+
+    def _choose_what_is_read(self) -> None:
+        leaves = jax.tree.leaves(self._actor)
+        self._what_is_read = [leaves[i] for i in self._read]
+
+    def _actor_of(self, read: list[Array]) -> Actor:
+        """The actor again; what no step reads is zero in it."""
+        leaves, structure = jax.tree.flatten(self._actor)
+        filled: list[Any] = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
+        for i, leaf in zip(self._read, read, strict=True):
+            filled[i] = leaf
+        return jax.tree.unflatten(structure, filled)
 
     def _draw(
         self,
@@ -171,17 +204,18 @@ class HostActing:
 
     def _act(
         self,
-        actor: Actor,
+        read: list[Array],
         draws: PyTree,
         t: Int[Array, ""],
         carry: Carry,
         obs: list[Array],
         last: Last | None,
         env_index: Int[Array, " B"],
-    ) -> tuple[UInt32[Array, "B width"], Int[Array, ""], Carry]:
+    ) -> tuple[UInt32[Array, "B width"], Carry]:
         assert self._outputs is not None
+        actor = self._actor_of(read)
         outputs, carry = self._step(actor, draws, t, carry, obs, last, env_index)
-        return self._outputs.pack(outputs), t + 1, carry
+        return self._outputs.pack(outputs), carry
 
     def _step(
         self,
@@ -217,7 +251,8 @@ class HostActing:
     def _lay_out(self) -> None:
         nobody = np.zeros(self._rows, np.bool_)
         last = Last(reward=np.zeros(self._rows, np.float32), starts=nobody, held=nobody)
-        outputs, _ = jax.eval_shape(self._step, *self._arguments(self.obs_shapes, last))
+        arguments = self._arguments(self.obs_shapes, last)[1:]
+        outputs, _ = jax.eval_shape(self._step, self._actor, *arguments)
         self._outputs, self._actions = Packing(outputs), Packing(outputs[0])
 
 

@@ -156,12 +156,14 @@ class Rows:
         over = self.terminated[:end] | self.truncated[:end]
         episode_return = np.empty((end, len(count)), np.float32)
         episode_length = np.empty((end, len(count)), np.int32)
+        ends: Any = over.any(axis=1)
         for t in range(end):
             returns += self.reward[t]
             lengths += self.mask[t]
             episode_return[t], episode_length[t] = returns, lengths
-            returns[over[t]] = 0.0
-            lengths[over[t]] = 0
+            if ends[t]:
+                returns[over[t]] = 0.0
+                lengths[over[t]] = 0
         record: Any = EpisodeRecord
         return record(
             ended=over & self.mask[:end],

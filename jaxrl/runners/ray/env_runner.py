@@ -14,6 +14,7 @@ from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.runners.cache import enable_compilation_cache
+from jaxrl.runners.devices import compute_where_called
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.ray.backend import Raised
 
@@ -140,6 +141,7 @@ class RayEnvRunner:
         """
         from jaxrl.runners.env_runner import make_env_runner
 
+        compute_where_called()
         opened: Job = cloudpickle.loads(job)
         debugging = opened.config.debugging_settings
         logging.getLogger("jaxrl").setLevel(debugging.log_level)
