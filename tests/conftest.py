@@ -54,3 +54,10 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         )
     yield
     ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def _ray_is_small_and_shared(request: pytest.FixtureRequest) -> None:
+    """Starts the one Ray before any test marked `ray`: none may start one of its own."""
+    if "ray" in request.keywords:
+        request.getfixturevalue("ray_cluster")
