@@ -18,9 +18,10 @@ from jaxtyping import Array, Float, Int
 from jaxrl.config.async_groups import AsyncTraining
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import field, fluent, non_negative, positive, unit_interval
-from jaxrl.core.hparams import HParams, current_values, hyperparameters
-from jaxrl.core.learner import SgdState, optimizer_of, sgd_step
+from jaxrl.core.hparams import HParams, current_values
+from jaxrl.core.learner import SgdState
 from jaxrl.core.off_policy import forward_rows, mixed, vtrace_targets
+from jaxrl.core.policy_gradient import descend, first_state
 from jaxrl.core.rl_module import RLModule
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
@@ -102,13 +103,11 @@ class APPOLearner:
     log_gradients: bool = False
 
     def init(self, key: Key) -> APPOState:
-        params = self.module.init(key)
-        hparams = hyperparameters(self.settings)
-        optimizer = optimizer_of(self.settings, current_values(hparams, Progress.zero()))
+        sgd, hparams = first_state(self.module, self.settings, key)
         return APPOState(
-            sgd=SgdState(params=params, opt_state=optimizer.init(params)),
+            sgd=sgd,
             hparams=hparams,
-            target=jax.tree.map(jnp.copy, params),
+            target=jax.tree.map(jnp.copy, sgd.params),
             target_age=jnp.zeros((), jnp.int32),
             kl_coeff=jnp.asarray(self.settings.kl_coeff, jnp.float32),
         )
@@ -195,17 +194,7 @@ class APPOLearner:
         self, state: APPOState, batch: APPOBatch, progress: Progress, key: Key
     ) -> tuple[APPOState, Metrics]:
         values = {**current_values(state.hparams, progress), "kl_coeff": state.kl_coeff}
-        if self.settings.normalize_advantages == "minibatch":
-            rows = (batch.advantages, batch.weight > 0.0)
-            batch = replace(batch, advantages=losses.standardized(*rows, self.axis_name))
-        sgd, metrics = sgd_step(
-            lambda params: self.compute_loss(params, batch, values, key),
-            optimizer_of(self.settings, values),
-            state.sgd,
-            self.axis_name,
-            self.log_gradients,
-        )
-        return replace(state, sgd=sgd), metrics
+        return descend(self, state, batch, values, key)
 
     def finish(self, state: APPOState, metrics: Metrics, progress: Progress) -> APPOState:
         """Renew the target network when it is due, and adapt the KL penalty."""

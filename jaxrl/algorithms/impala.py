@@ -15,11 +15,12 @@ from jaxtyping import Array, Float
 from jaxrl.config.async_groups import AsyncTraining
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import fluent
-from jaxrl.core.hparams import HParams, current_values, hyperparameters
-from jaxrl.core.learner import SgdState, optimizer_of, sgd_step
+from jaxrl.core.hparams import HParams, current_values
+from jaxrl.core.learner import SgdState
 from jaxrl.core.off_policy import forward_rows, vtrace_targets
+from jaxrl.core.policy_gradient import descend, first_state
 from jaxrl.core.rl_module import RLModule
-from jaxrl.core.struct import pytree, replace
+from jaxrl.core.struct import pytree
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
 from jaxrl.ops import losses
 
@@ -53,10 +54,7 @@ class IMPALALearner:
     log_gradients: bool = False
 
     def init(self, key: Key) -> IMPALAState:
-        params = self.module.init(key)
-        hparams = hyperparameters(self.settings)
-        optimizer = optimizer_of(self.settings, current_values(hparams, Progress.zero()))
-        sgd = SgdState(params=params, opt_state=optimizer.init(params))
+        sgd, hparams = first_state(self.module, self.settings, key)
         return IMPALAState(sgd=sgd, hparams=hparams)
 
     def prepare(
@@ -120,17 +118,7 @@ class IMPALALearner:
         self, state: IMPALAState, batch: IMPALABatch, progress: Progress, key: Key
     ) -> tuple[IMPALAState, Metrics]:
         values = current_values(state.hparams, progress)
-        if self.settings.normalize_advantages == "minibatch":
-            rows = (batch.advantages, batch.weight > 0.0)
-            batch = replace(batch, advantages=losses.standardized(*rows, self.axis_name))
-        sgd, metrics = sgd_step(
-            lambda params: self.compute_loss(params, batch, values, key),
-            optimizer_of(self.settings, values),
-            state.sgd,
-            self.axis_name,
-            self.log_gradients,
-        )
-        return replace(state, sgd=sgd), metrics
+        return descend(self, state, batch, values, key)
 
     def finish(self, state: IMPALAState, metrics: Metrics, progress: Progress) -> IMPALAState:
         """Nothing: there is no target and no penalty that adapts."""

@@ -15,8 +15,9 @@ from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import Schedule, field, fluent, non_negative, positive, unit_interval
 from jaxrl.config.groups import OnPolicyTraining
 from jaxrl.core.bootstrap import values_and_successors
-from jaxrl.core.hparams import HParams, current_values, hyperparameters
-from jaxrl.core.learner import SgdState, optimizer_of, sgd_step
+from jaxrl.core.hparams import HParams, current_values
+from jaxrl.core.learner import SgdState
+from jaxrl.core.policy_gradient import descend, first_state, weighted_advantages
 from jaxrl.core.rl_module import RLModule
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
@@ -84,12 +85,9 @@ class PPOLearner:
     log_gradients: bool = False
 
     def init(self, key: Key) -> PPOState:
-        params = self.module.init(key)
-        hparams = hyperparameters(self.settings)
-        values = current_values(hparams, Progress.zero())
-        opt_state = optimizer_of(self.settings, values).init(params)
+        sgd, hparams = first_state(self.module, self.settings, key)
         return PPOState(
-            sgd=SgdState(params=params, opt_state=opt_state),
+            sgd=sgd,
             hparams=hparams,
             kl_coeff=jnp.asarray(self.settings.kl_coeff, jnp.float32),
         )
@@ -112,9 +110,8 @@ class PPOLearner:
         if not self.settings.use_critic:
             mask = mask & returns.return_is_known(*ends)
         targets = advantages + estimates
-        moments = losses.masked_moments(advantages, mask, self.axis_name)
-        if self.settings.normalize_advantages in (True, "batch"):
-            advantages = losses.standardize(advantages, moments)
+        normalize = self.settings.normalize_advantages
+        advantages, weight = weighted_advantages(advantages, mask, normalize, self.axis_name)
         batch = PPOBatch(
             obs=rollout.obs,
             action=rollout.action,
@@ -124,7 +121,7 @@ class PPOLearner:
             ),
             advantages=advantages,
             value_targets=targets,
-            weight=mask.astype(jnp.float32) / jnp.maximum(moments.fraction, 1e-8),
+            weight=weight,
         )
         metrics = {"curr_lr": values["lr"], "curr_entropy_coeff": values["entropy_coeff"]}
         if self.settings.use_kl_loss:
@@ -185,17 +182,7 @@ class PPOLearner:
         self, state: PPOState, batch: PPOBatch, progress: Progress, key: Key
     ) -> tuple[PPOState, Metrics]:
         values = {**current_values(state.hparams, progress), "kl_coeff": state.kl_coeff}
-        if self.settings.normalize_advantages == "minibatch":
-            rows = (batch.advantages, batch.weight > 0.0)
-            batch = replace(batch, advantages=losses.standardized(*rows, self.axis_name))
-        sgd, metrics = sgd_step(
-            lambda params: self.compute_loss(params, batch, values, key),
-            optimizer_of(self.settings, values),
-            state.sgd,
-            self.axis_name,
-            self.log_gradients,
-        )
-        return replace(state, sgd=sgd), metrics
+        return descend(self, state, batch, values, key)
 
     def finish(self, state: PPOState, metrics: Metrics, progress: Progress) -> PPOState:
         """Adapt the KL penalty (section 4)."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxrl.core.bootstrap import successor_values
+from jaxrl.core.policy_gradient import weighted_advantages
 from jaxrl.core.rl_module import RLModule
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Columns, Metrics, Params, PyTree, Rollout
@@ -83,9 +84,8 @@ def vtrace_targets(
         clip_rho,
         values["vtrace_clip_pg_rho_threshold"],
     )
-    moments = losses.masked_moments(advantages, mask, axis_name)
-    if settings.normalize_advantages in (True, "batch"):
-        advantages = losses.standardize(advantages, moments)
+    normalize = settings.normalize_advantages
+    advantages, weight = weighted_advantages(advantages, mask, normalize, axis_name)
 
     def mean(x: Float[Array, "T B"]) -> Float[Array, ""]:
         return losses.masked_moments(x, mask, axis_name).mean
@@ -93,7 +93,7 @@ def vtrace_targets(
     targets = VTraceTargets(
         value_targets=value_targets,
         advantages=advantages,
-        weight=mask.astype(jnp.float32) / jnp.maximum(moments.fraction, 1e-8),
+        weight=weight,
     )
     return targets, {
         "mean_rho": mean(jnp.minimum(rho, clip_rho)),

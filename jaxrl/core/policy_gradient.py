@@ -1,0 +1,88 @@
+"""What algorithms that learn from advantages have in common: the first state, weights, the step."""
+
+from typing import Any, Protocol, TypeVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxrl.core.hparams import HParams, current_values, hyperparameters
+from jaxrl.core.learner import SgdState, optimizer_of, sgd_step
+from jaxrl.core.rl_module import RLModule
+from jaxrl.core.struct import replace
+from jaxrl.core.types import Key, Metrics, Params, Progress
+from jaxrl.ops import losses
+
+S = TypeVar("S")
+
+
+class LossLearner(Protocol):
+    """A Learner with one loss over minibatches that have `advantages` and `weight`."""
+
+    @property
+    def settings(self) -> Any: ...
+    @property
+    def axis_name(self) -> str | None: ...
+    @property
+    def log_gradients(self) -> bool: ...
+
+    def compute_loss(
+        self, params: Params, batch: Any, values: dict[str, Float[Array, ""]], key: Key
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """The mean loss of a minibatch, and its metrics."""
+        ...
+
+
+def first_state(module: RLModule, settings: Any, key: Key) -> tuple[SgdState, HParams]:
+    """First parameters with their optimiser, and the hyperparameters. Consumes the key."""
+    params, hparams = module.init(key), hyperparameters(settings)
+    optimizer = optimizer_of(settings, current_values(hparams, Progress.zero()))
+    return SgdState(params=params, opt_state=optimizer.init(params)), hparams
+
+
+def weighted_advantages(
+    advantages: Float[Array, "T B"],
+    mask: Bool[Array, "T B"],
+    normalize: bool | str,
+    axis_name: str | None,
+) -> tuple[Float[Array, "T B"], Float[Array, "T B"]]:
+    """A train batch's advantages, standardised if it is its turn, and the weights of its rows.
+
+    A weight is 0 where no transition is, and 1 on average over all devices.
+
+    Args:
+        advantages: Of every row.
+        mask: Which rows count.
+        normalize: The setting `normalize_advantages`; "minibatch" is left to `descend`.
+        axis_name: Mesh axis that the environments are divided over, or None.
+    """
+    moments = losses.masked_moments(advantages, mask, axis_name)
+    if normalize in (True, "batch"):
+        advantages = losses.standardize(advantages, moments)
+    return advantages, mask.astype(jnp.float32) / jnp.maximum(moments.fraction, 1e-8)
+
+
+def descend(
+    learner: LossLearner, state: S, batch: Any, values: dict[str, Float[Array, ""]], key: Key
+) -> tuple[S, Metrics]:
+    """The state after one step down the learner's loss of a minibatch, `[N, ...]`.
+
+    Args:
+        learner: Its loss and settings.
+        state: With the parameters and optimiser as `sgd`.
+        batch: With `advantages` and `weight`.
+        values: Current hyperparameters by name.
+        key: For losses that draw. Consumed.
+    """
+    settings, axis_name = learner.settings, learner.axis_name
+    if settings.normalize_advantages == "minibatch":
+        rows = (batch.advantages, batch.weight > 0.0)
+        batch = replace(batch, advantages=losses.standardized(*rows, axis_name))
+    holder: Any = state
+    sgd, metrics = sgd_step(
+        lambda params: learner.compute_loss(params, batch, values, key),
+        optimizer_of(settings, values),
+        holder.sgd,
+        axis_name,
+        learner.log_gradients,
+    )
+    return replace(holder, sgd=sgd), metrics
