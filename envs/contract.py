@@ -11,7 +11,7 @@ from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.envs.space_checks import abstract_value, check_space, check_struct
 from jaxrl.envs.wrappers import TimeLimit
-from jaxrl.errors import EnvError
+from jaxrl.errors import EnvError, in_one_line
 
 
 def check_signatures(made: MadeEnv) -> None:
@@ -67,10 +67,7 @@ def _trace(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return jax.eval_shape(function, *arguments)
     except (TypeError, ValueError, IndexError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise EnvError(
-            f"{what} cannot be traced by jax.jit ({type(error).__name__}: {reason})."
-        ) from error
+        raise EnvError(f"{what} cannot be traced by jax.jit ({in_one_line(error)}).") from error
 
 
 def _check_scalar(what: str, value: Any, dtype: np.dtype[Any]) -> None:

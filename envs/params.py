@@ -1,7 +1,8 @@
-"""An environment's parameters: declaring them, and setting them by name."""
+"""An environment's parameters and arguments: declaring them, and setting them by name."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -9,6 +10,21 @@ import numpy as np
 
 from jaxrl.core.types import PyTree
 from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
+
+
+def check_given(
+    env_id: str, parameters: Iterable[inspect.Parameter], given: Container[str | None]
+) -> None:
+    """A constructor's parameters without a default are given.
+
+    Raises:
+        EnvError: One is not.
+    """
+    missing = [p.name for p in parameters if p.default is p.empty and p.name not in given]
+    if missing:
+        raise EnvError(
+            f"{env_id} needs {', '.join(missing)}: give it in env_config, or use a creator."
+        )
 
 
 def scalar(default: float, dtype: type[np.number[Any]] = np.float32) -> Any:

@@ -17,7 +17,7 @@ from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.catalog import OWN_ENVS, OWN_HOST_ENVS
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import MadeHostEnv, Request
-from jaxrl.envs.params import override_params
+from jaxrl.envs.params import check_given, override_params
 from jaxrl.envs.wrappers import OwnTimeLimit, TimeLimit, check_max_episode_steps
 from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
 
@@ -209,11 +209,7 @@ def _from_class(cls: type, request: Request, env_id: str) -> Made:
     parameters = inspect.signature(cls).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     arguments = {p.name: context[p.name] for p in named if p.name in context}
-    missing = [p.name for p in named if p.default is p.empty and p.name not in arguments]
-    if missing:
-        raise EnvError(
-            f"{env_id} needs {', '.join(missing)}: give it in env_config, or use a creator."
-        )
+    check_given(env_id, named, arguments)
     env = _adapted(_instance(cls, arguments), env_id)
     rest = {key: value for key, value in context.items() if key not in arguments}
     params = override_params(env_id, env.default_params, rest, [p.name for p in named])

@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium import spaces
 
 from jaxrl.core.types import PyTree
+from jaxrl.envs.adapters.host_spaces import children
 from jaxrl.errors import EnvError
 
 
@@ -18,7 +19,7 @@ def check_space(what: str, space: object, *, for_actions: bool) -> None:
         EnvError: It, or a part of it, is not a supported gymnasium space.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        for key, child in _children(space):
+        for key, child in children(space):
             check_space(f"{what}[{key!r}]", child, for_actions=for_actions)
         return
     if not isinstance(space, gymnasium.Space):
@@ -58,7 +59,7 @@ def check_struct(what: str, space: gymnasium.Space[Any], value: PyTree) -> None:
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         _check_container(what, space, value)
-        for key, child in _children(space):
+        for key, child in children(space):
             check_struct(f"{what}[{key!r}]", child, value[key])
         return
     dtype, shape = leaf_dtype(space), tuple(space.shape or ())
@@ -83,7 +84,7 @@ def check_values(what: str, space: gymnasium.Space[Any], batch: PyTree) -> None:
         EnvError: One does not; the sentence names the sub-space, the bounds and the value.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        for key, child in _children(space):
+        for key, child in children(space):
             check_values(f"{what}[{key!r}]", child, batch[key])
         return
     values = np.asarray(batch)
@@ -112,15 +113,6 @@ def _bounds(space: gymnasium.Space[Any]) -> tuple[Any, Any]:
     if isinstance(space, spaces.MultiDiscrete):
         return space.start[None], (space.start + space.nvec - 1)[None]
     return 0, 1
-
-
-def _children(
-    space: spaces.Dict | spaces.Tuple,
-) -> list[tuple[str | int, gymnasium.Space[Any]]]:
-    """With the key or the index of each."""
-    if isinstance(space, spaces.Dict):
-        return list(space.spaces.items())
-    return list(enumerate(space.spaces))
 
 
 def _check_container(what: str, space: spaces.Dict | spaces.Tuple, value: PyTree) -> None:

@@ -67,6 +67,12 @@ class RetraceError(JaxrlError, RuntimeError):
     """A compiled program was about to be compiled again."""
 
 
+def in_one_line(error: BaseException) -> str:
+    """The name of an exception and the first line of its message, without a full stop."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`" Did you mean 'x'?"` for the closest known name, or an empty string."""
     close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)

@@ -32,6 +32,8 @@ try:
     )
     from ray.tune.result import SHOULD_CHECKPOINT, TIMESTEPS_TOTAL
     from ray.tune.tune import _Config  # pyright: ignore[reportPrivateUsage]
+
+    from jaxrl.runners.ray.start import learner_bundle, runner_bundle
 except ImportError as error:
     raise ConfigError(
         "Ray Tune needs packages that Ray itself does not: install them with "
@@ -177,24 +179,17 @@ def bundles(config: AlgorithmConfig) -> list[dict[str, float]]:
     """The resources of each process of a run by Ray's names: the main one's first."""
     resources, learners = config.resources_settings, config.learners_settings
     runners, evaluation = config.env_runners_settings, config.evaluation_settings
-    on_gpu = learners.num_gpus_per_learner > 0
-    cpus = learners.num_cpus_per_learner
-    learner = {
-        "CPU": float(not on_gpu) if cpus == "auto" else cpus,
-        "GPU": learners.num_gpus_per_learner,
-        **learners.custom_resources_per_learner,
-    }
+    cpus, learner = learners.num_cpus_per_learner, learner_bundle(config)
     main = {
         "CPU": resources.num_cpus_for_main_process,
         **resources.custom_resources_for_main_process,
     }
     if learners.num_learners == 0:  # the main process learns
         main = {**learner, **main, "CPU": max(main["CPU"], 0.0 if cpus == "auto" else cpus)}
-    runner = {"CPU": runners.num_cpus_per_env_runner, **runners.custom_resources_per_env_runner}
     evaluators = evaluation.evaluation_num_env_runners if evaluation.evaluation_interval else 0
     each = [
         main,
-        *[runner] * (runners.num_env_runners + evaluators),
+        *[runner_bundle(config)] * (runners.num_env_runners + evaluators),
         *[learner] * learners.num_learners,
     ]
     return [{name: amount for name, amount in bundle.items() if amount} for bundle in each]

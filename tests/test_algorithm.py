@@ -1,10 +1,9 @@
-"""The façade: results, evaluation, actions, weights, callbacks and what overrides it."""
+"""The façade: results, weights, callbacks, what overrides it, and what it refuses to build."""
 
 import dataclasses
 import gc
 import json
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,67 +12,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gymnasium import spaces
 
 from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.callbacks import Callbacks
-from jaxrl.checkpoint import complete_checkpoints, read_leaves, read_metadata
-from jaxrl.connectors.observations import flatten
-from jaxrl.core.struct import pytree
-from jaxrl.core.types import TimeStep
-from jaxrl.envs.base import JaxEnv
-from jaxrl.envs.registry import MadeEnv
+from jaxrl.checkpoint import complete_checkpoints
 from jaxrl.errors import (
     ConfigError,
     EnvError,
     ModuleError,
     RunFolderError,
-    SpaceError,
     UnknownNameError,
 )
 from jaxrl.logging import RunFolder
-from jaxrl.runners.env_params import changed_params
-from jaxrl.runners.inference import adjusted, conform
-from tests.helpers import action_pipeline, assert_equal, differs, observation_pipeline, small
-
-
-@dataclasses.dataclass(frozen=True)
-class _Rewards:
-    reward: Any
-
-
-@pytree
-class EndlessState:
-    """Nothing changes."""
-
-    x: jax.Array
-
-
-class Endless(JaxEnv[EndlessState, EndlessState]):
-    """Never terminates and has no time limit."""
-
-    name = "Endless"
-
-    @property
-    def default_params(self) -> EndlessState:
-        return EndlessState(x=jnp.zeros(()))
-
-    def observation_space(self, params: EndlessState) -> Any:
-        return spaces.Box(-1, 1, (1,), np.float32)
-
-    def action_space(self, params: EndlessState) -> Any:
-        return spaces.Discrete(2)
-
-    def reset(self, key: Any, params: EndlessState) -> Any:
-        return EndlessState(x=jnp.zeros(())), jnp.zeros((1,))
-
-    def step(self, key: Any, state: EndlessState, action: Any, params: EndlessState) -> Any:
-        no = jnp.zeros((), bool)
-        step = TimeStep(
-            obs=jnp.zeros((1,)), reward=jnp.ones(()), terminated=no, truncated=no, info={}
-        )
-        return state, step
+from tests.endless import Endless, EndlessState
+from tests.helpers import assert_equal, differs, small
 
 
 def test_results_have_rllibs_keys() -> None:
@@ -128,288 +81,6 @@ def test_the_same_seed_is_the_same_run_and_another_is_not() -> None:
             states.append(algorithm.get_state()["train_state"])
     assert_equal(states[0], states[1])
     assert differs(states[0], states[2])
-
-
-def test_evaluation_leaves_training_alone_and_repeats_itself() -> None:
-    config = small().evaluation(evaluation_duration=12, evaluation_config={"explore": False})
-    with config.build() as algorithm:
-        algorithm.train()
-        before = algorithm.get_state()["train_state"]
-        first = algorithm.evaluate()["env_runners"]
-        again = algorithm.evaluate()["env_runners"]
-        assert first == again
-        assert first["num_episodes"] == 12
-        assert first["episode_return_mean"] == pytest.approx(first["episode_len_mean"])
-        assert_equal(before, algorithm.get_state()["train_state"])
-        assert algorithm.evaluate(num_episodes=7)["env_runners"]["num_episodes"] == 7
-
-
-def test_evaluation_by_timesteps_plays_exactly_so_many() -> None:
-    config = small().evaluation(
-        evaluation_duration=640, evaluation_duration_unit="timesteps", evaluation_num_envs=4
-    )
-    with config.build() as algorithm:
-        stats = algorithm.evaluate()["env_runners"]
-    assert stats["num_env_steps_sampled"] == 640
-    assert stats["num_episodes"] > 4
-
-
-def test_evaluation_happens_at_its_interval_and_stays_attached() -> None:
-    config = small().evaluation(evaluation_interval=2, evaluation_duration=4)
-    with config.build() as algorithm:
-        results = [algorithm.train() for _ in range(3)]
-    assert "evaluation" not in results[0]
-    assert results[1]["evaluation"]["env_runners"]["num_episodes"] == 4
-    assert results[2]["evaluation"] == results[1]["evaluation"]
-    config = small().evaluation(
-        evaluation_interval=2, evaluation_duration=4, always_attach_evaluation_results=False
-    )
-    with config.build() as algorithm:
-        assert ["evaluation" in algorithm.train() for _ in range(3)] == [False, True, False]
-
-
-def test_evaluation_overrides_and_custom_function() -> None:
-    shorter = {"max_episode_steps": 5}
-    with small().evaluation(evaluation_config=shorter).build() as algorithm:
-        assert algorithm.evaluate()["env_runners"]["episode_len_max"] == 5
-    with small().evaluation(custom_evaluation_function=count_parameters).build() as algorithm:
-        assert algorithm.evaluate() == {"custom_metrics": {"parameters": 107}}
-
-
-def count_parameters(algorithm: Algorithm) -> dict[str, Any]:
-    leaves = jax.tree.leaves(algorithm.get_weights())
-    return {"custom_metrics": {"parameters": sum(leaf.size for leaf in leaves)}}
-
-
-def test_evaluation_cannot_hang() -> None:
-    """An environment that never ends: the steps of an evaluation are bounded."""
-    config = small(env="tests.test_algorithm:Endless").evaluation(evaluation_duration=2)
-    with config.build() as algorithm:
-        stats = algorithm.evaluate()["env_runners"]
-    assert stats["num_episodes"] == 0
-    assert stats["num_env_steps_sampled"] == 20_000
-    assert "episode_return_mean" not in stats
-
-
-# --- actions ---
-
-
-def test_actions_are_those_of_the_module_through_the_whole_pipeline() -> None:
-    config = small(env="Pendulum-v1").env_runners(observation_filter="MeanStdFilter")
-    with config.build() as algorithm:
-        for _ in range(3):
-            algorithm.train()
-        obs = np.array([0.5, -0.8, 3.0], np.float32)
-        action = algorithm.compute_single_action(obs, explore=False)
-        moments = algorithm.state.connectors.obs[0]
-        normalized = (obs - moments.mean) / np.sqrt(moments.m2 / (moments.count - 1))
-        params = algorithm.get_weights()["default_policy"]
-        out = algorithm.get_module().forward_inference(params, jnp.asarray(normalized)[None])
-        want = np.clip(np.asarray(out["actions"][0]) * 2.0, -2.0, 2.0)  # torque in [-2, 2]
-        np.testing.assert_allclose(action, want, rtol=1e-3)
-        assert action.shape == (1,)
-        batch = algorithm.compute_actions([obs, obs], explore=False)
-        np.testing.assert_allclose(batch[1], action, rtol=1e-6)
-        named = algorithm.compute_actions({"a": obs}, explore=False)
-        np.testing.assert_allclose(named["a"], action, rtol=1e-6)
-        sampled = [float(algorithm.compute_single_action(obs, explore=True)[0]) for _ in range(4)]
-        assert len(set(sampled)) > 2  # some are clipped
-        _, state_out, outputs = algorithm.compute_single_action(obs, full_fetch=True)
-        assert state_out is None
-        assert outputs["action_dist_inputs"].shape == (2,)
-        with pytest.raises(UnknownNameError, match="no module 'other'"):
-            algorithm.compute_single_action(obs, policy_id="other")
-        raw = algorithm.compute_single_action(obs, explore=False, unsquash_action=False)
-        np.testing.assert_allclose(raw, np.asarray(out["actions"][0]), rtol=1e-3)
-        actions, states, outputs = algorithm.compute_actions([obs] * 3, full_fetch=True)
-        assert states is None
-        assert actions.shape == outputs["actions"].shape == (3, 1)
-        actions, _, outputs = algorithm.compute_actions({"a": obs, 7: obs}, full_fetch=True)
-        assert actions["a"].shape == (1,)
-        assert outputs[7]["action_dist_inputs"].shape == (2,)
-        with pytest.raises(SpaceError, match="observations are empty"):
-            algorithm.compute_actions([])
-        for name in ("prev_action", "prev_reward", "info", "input_dict", "timestep", "episode"):
-            algorithm.compute_single_action(obs, **{name: None})
-            with pytest.raises(
-                ConfigError, match=f"compute_single_action\\({name}=1\\) has no eff"
-            ):
-                algorithm.compute_single_action(obs, **{name: 1})
-        with pytest.raises(ConfigError, match="Did you mean 'prev_reward'"):
-            algorithm.compute_actions([obs], prev_rewards=None)
-
-
-@pytest.mark.parametrize(
-    ("obs", "message"),
-    [
-        ([0.0, 0.0, 0.0], r"obs has shape \(3,\).*\(4,\)"),
-        ([0.0, 9.0, 0.0, np.nan], r"obs has NaN at \(3,\)"),
-        ([7.0, 0.0, 0.0, 0.0], r"obs\[0\] is 7, outside its space's bounds \[-4.8, 4.8\]"),
-        (["a", "b", "c", "d"], "obs must be numbers"),
-    ],
-)
-def test_observations_outside_their_space_are_refused(obs: Any, message: str) -> None:
-    box = spaces.Box(
-        np.array([-4.8, -np.inf, -0.42, -np.inf], np.float32),
-        np.array([4.8, np.inf, 0.42, np.inf], np.float32),
-    )
-    with pytest.raises(SpaceError, match=message):
-        conform(box, obs)
-
-
-def test_nested_observations_are_checked_by_path() -> None:
-    space = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Tuple([spaces.MultiBinary(2)])})
-    good = conform(space, {"a": 2, "b": ([1, 0],)})
-    assert good["a"] == 2
-    np.testing.assert_array_equal(good["b"][0], [1, 0])
-    with pytest.raises(SpaceError, match=r"obs\.a is 3, which is not in Discrete\(3\)"):
-        conform(space, {"a": 3, "b": ([1, 0],)})
-    with pytest.raises(SpaceError, match=r"obs\.b\[0\] has shape"):
-        conform(space, {"a": 0, "b": ([1, 0, 1],)})
-
-
-def test_flattening_agrees_with_gymnasium() -> None:
-    space = spaces.Dict(
-        {
-            "box": spaces.Box(-1, 1, (2, 2), np.float32),
-            "one": spaces.Discrete(3, start=5),
-            "many": spaces.MultiDiscrete([2, 3]),
-            "bits": spaces.Tuple([spaces.MultiBinary(3)]),
-        },
-        seed=0,
-    )
-    pipeline = observation_pipeline(space, "NoFilter", ())
-    samples = [space.sample() for _ in range(5)]
-    want = np.stack([spaces.flatten(space, sample) for sample in samples])
-    assert pipeline.spaces[-1].shape == want[0].shape
-    batch = jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *[conform(space, s) for s in samples])
-    np.testing.assert_allclose(flatten(space, batch), want)
-    np.testing.assert_allclose(pipeline(pipeline.init(), batch), want)
-
-
-def test_action_connectors_cover_offset_unsquash_and_clip() -> None:
-    discrete = action_pipeline(
-        spaces.Discrete(3, start=-1), normalize_actions=True, clip_actions=False
-    )
-    assert discrete.module_space == spaces.Discrete(3)
-    np.testing.assert_array_equal(discrete(jnp.array([0, 2])), [-1, 1])
-    box = spaces.Box(np.array([0.0, -2.0], np.float32), np.array([1.0, 4.0], np.float32))
-    unsquash = action_pipeline(box, normalize_actions=True, clip_actions=False)
-    np.testing.assert_allclose(
-        unsquash(jnp.array([[-1.0, 0.0], [3.0, 1.0]])), [[0.0, 1.0], [1.0, 4.0]]
-    )
-    clip = action_pipeline(box, normalize_actions=False, clip_actions=True)
-    np.testing.assert_allclose(clip(jnp.array([[5.0, -5.0]])), [[1.0, -2.0]])
-    raw = action_pipeline(box, normalize_actions=False, clip_actions=False)
-    np.testing.assert_allclose(raw(jnp.array([[5.0, -5.0]])), [[5.0, -5.0]])
-
-
-@pytest.mark.parametrize(
-    ("normalize", "clip", "unsquash_action", "clip_action", "want"),
-    [
-        (True, False, None, None, [4.0, -2.0]),
-        (True, False, True, None, [4.0, -2.0]),
-        (True, False, False, None, [3.0, -1.0]),
-        (True, False, False, True, [3.0, -1.0]),
-        (True, False, None, True, [4.0, -2.0]),
-        (False, True, None, None, [3.0, -1.0]),
-        (False, True, None, False, [3.0, -1.0]),
-        (False, False, None, True, [3.0, -1.0]),
-    ],
-)
-def test_unsquashing_and_clipping_can_be_switched_per_call(
-    normalize: bool, clip: bool, unsquash_action: Any, clip_action: Any, want: list[float]
-) -> None:
-    box = spaces.Box(-2.0, 4.0, (2,), np.float32)
-    pipeline = action_pipeline(box, normalize_actions=normalize, clip_actions=clip)
-    switched = adjusted(pipeline, unsquash_action, clip_action)
-    np.testing.assert_allclose(switched(jnp.array([[3.0, -1.0]]))[0], want)
-    far = switched(jnp.array([[9.0, -9.0]]))[0]
-    clips = (normalize and unsquash_action is not False) or clip_action
-    clips = clips or (clip_action is None and clip and not normalize)
-    np.testing.assert_allclose(far, [4.0, -2.0] if clips else [9.0, -9.0])
-
-
-def test_only_what_is_squashed_is_unsquashed() -> None:
-    box = spaces.Box(-2.0, 4.0, (2,), np.float32)
-    pipeline = action_pipeline(box, normalize_actions=False, clip_actions=True)
-    with pytest.raises(ConfigError, match="unsquash_action=True has nothing to unsquash"):
-        adjusted(pipeline, True, None)
-    discrete = action_pipeline(
-        spaces.Discrete(3, start=-1), normalize_actions=True, clip_actions=False
-    )
-    assert adjusted(discrete, False, True) is discrete
-
-
-# --- the environment's parameters ---
-
-
-@pytest.fixture(scope="module")
-def curriculum(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Algorithm]:
-    """Two devices, and no second compilation of anything."""
-    config = small().learners(num_devices=2).evaluation(evaluation_duration=8)
-    config.debugging(max_retraces=0, results_dir=str(tmp_path_factory.mktemp("results")))
-    with config.build() as algorithm:
-        yield algorithm
-
-
-def test_env_params_change_without_compiling(curriculum: Algorithm, tmp_path: Path) -> None:
-    curriculum.train()
-    length = curriculum.evaluate()["env_runners"]["episode_len_mean"]
-    before = curriculum.train()["env_runners"]["episode_len_mean"]
-    curriculum.set_env_params(force_mag=2000, gravity=np.float64(9.0))
-    assert float(curriculum.env_params.force_mag) == 2000.0
-    results = [curriculum.train() for _ in range(3)]
-    assert results[-1]["compile"]["train"]["num_compilations"] == 1
-    assert results[-1]["env_runners"]["episode_len_min"] <= 3 < before
-    assert curriculum.evaluate()["env_runners"]["episode_len_mean"] <= 4 < length
-    saved = Path(curriculum.save(tmp_path))
-    assert read_leaves(saved, read_metadata(saved))["env_params.force_mag"] == 2000.0
-    easier = dataclasses.replace(curriculum.env_params, force_mag=np.float32(10))
-    curriculum.set_env_params(easier)
-    assert curriculum.evaluate()["env_runners"]["episode_len_mean"] > 4
-    curriculum.restore(saved)
-    assert float(curriculum.env_params.force_mag) == 2000.0
-
-
-@pytest.mark.parametrize(
-    ("params", "fields", "error", "message"),
-    [
-        (None, {"gravty": 1.0}, UnknownNameError, r"set_env_params\(\).*Did you mean 'gravity'"),
-        (None, {"gravity": "down"}, EnvError, "'gravity' must be float32 of shape"),
-        (None, {"gravity": [1.0, 2.0]}, EnvError, "'gravity' must be float32 of shape"),
-        (None, {"x_threshold": 3.0}, EnvError, "observation space of CartPole-v1"),
-        ({"gravity": 1.0}, {}, EnvError, "must have the structure"),
-    ],
-)
-def test_other_env_params_are_refused(
-    params: Any, fields: Any, error: Any, message: str, curriculum: Algorithm
-) -> None:
-    before = curriculum.env_params
-    with pytest.raises(error, match=message):
-        curriculum.set_env_params(params, **fields)
-    assert_equal(before, curriculum.env_params)
-
-
-def test_evaluation_with_an_environment_of_its_own_keeps_it() -> None:
-    config = small().evaluation(evaluation_config={"env_config": {"gravity": 9.8}})
-    with config.build() as algorithm:
-        before = algorithm.evaluate()
-        algorithm.set_env_params(force_mag=2000.0)
-        assert algorithm.evaluate() == before
-
-
-def test_env_params_without_a_type_of_their_own_keep_it_that_way() -> None:
-    now = jax.jit(lambda params: params)({"a": 1.0, "b": jnp.zeros(2)})
-    made = MadeEnv(env=Endless(), params={"a": 1.0, "b": np.zeros(2)}, id="Endless")
-    new = changed_params(made, now, None, {"a": 2, "b": [3.0, 4.0]})
-    assert (float(new["a"]), new["b"].tolist()) == (2.0, [3.0, 4.0])
-    for name in now:
-        assert new[name].aval == now[name].aval
-        assert new[name].sharding == now[name].sharding
-
-
-# --- weights, callbacks, overrides ---
 
 
 def test_weights_move_between_algorithms() -> None:
@@ -684,16 +355,3 @@ def test_a_declared_space_must_be_the_environments() -> None:
     config = small().environment(action_space=gymnasium.spaces.Discrete(3))
     with pytest.raises(ConfigError, match=r"action_space is declared as Discrete\(3\)"):
         config.build()
-
-
-@pytest.mark.parametrize(
-    ("setting", "rewards"),
-    [(True, [-1.0, 0.0, 1.0]), (2.0, [-2.0, 0.0, 2.0]), ((-1.0, 3.0), [-1.0, 0.0, 3.0])],
-)
-def test_rewards_are_clipped_for_learning_only(setting: Any, rewards: list[float]) -> None:
-    from jaxrl.connectors.learning import default_learner_connectors
-
-    (connector,) = default_learner_connectors(setting, False, 0.99)
-    rollout: Any = _Rewards(jnp.array([[-5.0, 0.0, 5.0]]))
-    _, _, clipped = connector((), (), rollout, None)
-    np.testing.assert_array_equal(clipped.reward[0], rewards)

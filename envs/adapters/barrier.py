@@ -13,10 +13,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from jaxrl.envs.adapters.host_spaces import logger, make_fit, zeros
+from jaxrl.envs.adapters.host_spaces import Fit, logger, make_fit, zeros
 from jaxrl.envs.adapters.host_state import copy_state, restore_copy
 from jaxrl.envs.context import EnvContext
-from jaxrl.errors import EnvError
+from jaxrl.errors import EnvError, in_one_line
 
 FAULT = "jaxrl_fault"
 """Under this key of an info comes a `CopyFault`."""
@@ -97,6 +97,7 @@ class CopyBarrier(gymnasium.Env[Any, Any]):
 
     def __init__(self, plan: CopyPlan) -> None:
         self._plan = plan
+        self._name = plan.name
         self.observation_space = plan.observation_space
         self.action_space = plan.action_space
         self.metadata = {}
@@ -109,8 +110,8 @@ class CopyBarrier(gymnasium.Env[Any, Any]):
         is_array = isinstance(space, gymnasium.spaces.Box)
         self._shape = tuple(space.shape) if is_array else None
         self._dtype = np.dtype(space.dtype) if is_array else None
-        self._fit_reset = make_fit(f"{plan.name}: reset's observation", plan.observation_space)
-        self._fit_step = make_fit(f"{plan.name}: step's observation", plan.observation_space)
+        self._fit_reset = make_fit(f"{self._name}: reset's observation", plan.observation_space)
+        self._fit_step = make_fit(f"{self._name}: step's observation", plan.observation_space)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -141,11 +142,11 @@ class CopyBarrier(gymnasium.Env[Any, Any]):
             self._latest_obs, self._in_a_row = result[0], 0
             return result
         try:
-            checked = self._checked_step(result)
+            checked = checked_step(self._name, self._fit_step, result)
         except EnvError as error:
             obs, info = self._fatal(str(error))
             return obs, 0.0, False, False, info
-        self._in_a_row = 0
+        self._latest_obs, self._in_a_row = checked[0], 0
         return checked
 
     def close(self) -> None:
@@ -156,7 +157,7 @@ class CopyBarrier(gymnasium.Env[Any, Any]):
         try:
             inner.close()
         except Exception:  # noqa: BLE001  (it is on its way out anyhow)
-            logger.debug("%s: close raised", self._plan.name, exc_info=True)
+            logger.debug("%s: close raised", self._name, exc_info=True)
 
     def render(self) -> Any:
         return None if self.inner is None else self.inner.render()
@@ -178,16 +179,11 @@ class CopyBarrier(gymnasium.Env[Any, Any]):
         restore_copy(self.inner, state)
 
     def _checked_reset(self, result: Any) -> tuple[Any, dict[str, Any]]:
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise EnvError(f"{self._plan.name}: {reset_shape_sentence(result)}")
-        obs, info = result
-        if not isinstance(info, dict):
-            raise EnvError(f"{self._plan.name}: reset's info must be a dict, got {info!r}.")
-        self._latest_obs = self._fit_reset(obs)
+        self._latest_obs, info = checked_reset(self._name, self._fit_reset, result)
         return self._latest_obs, info
 
     def _is_plain(self, result: Any) -> bool:
-        """Whether a step's result is beyond doubt as it should be: in short what is checked below."""
+        """Whether a step's result is beyond doubt as it should be: in short what `checked_step` checks."""
         if result.__class__ is not tuple or len(result) != 5:
             return False
         obs, reward, terminated, truncated, info = result
@@ -201,23 +197,9 @@ class CopyBarrier(gymnasium.Env[Any, Any]):
             and info.__class__ is dict
         )
 
-    def _checked_step(self, result: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if not isinstance(result, tuple) or len(result) != 5:
-            raise EnvError(f"{self._plan.name}: {step_shape_sentence(result)}")
-        obs, reward, terminated, truncated, info = result
-        if reward.__class__ not in _NUMBERS:
-            reward = number(f"{self._plan.name}: the reward", reward)
-        if terminated.__class__ is not bool or truncated.__class__ is not bool:
-            terminated = flag(f"{self._plan.name}: terminated", terminated)
-            truncated = flag(f"{self._plan.name}: truncated", truncated)
-        if not isinstance(info, dict):
-            raise EnvError(f"{self._plan.name}: step's info must be a dict, got {info!r}.")
-        self._latest_obs = self._fit_step(obs)
-        return self._latest_obs, reward, terminated, truncated, info
-
     def _failed(self, what: str, error: Exception) -> tuple[Any, dict[str, Any]]:
         """Restart the copy after an exception; the first observation, and the fault as info."""
-        sentence = f"{self._plan.name}: {what} raised {_one_line(error)}."
+        sentence = f"{self._name}: {what} raised {in_one_line(error)}."
         if not self._plan.restart:
             return self._fatal(sentence, error)
         self._in_a_row += 1
@@ -244,7 +226,7 @@ class CopyBarrier(gymnasium.Env[Any, Any]):
             return obs, {**info, FAULT: fault}
         return self._fatal(
             f"{sentence} It could not be restarted in {MAX_ATTEMPTS} attempts, the last of which "
-            f"raised {_one_line(latest)}.",
+            f"raised {in_one_line(latest)}.",
             latest,
         )
 
@@ -262,40 +244,53 @@ class CopyBarrier(gymnasium.Env[Any, Any]):
         return zeros(self.observation_space), {FAULT: fault}
 
 
-def reset_shape_sentence(result: Any) -> str:
-    """What is wrong with a reset's result that is no pair."""
-    return (
-        f"reset must return (observation, info), got {_shape(result)}; an environment of the old "
-        f"gym API can be wrapped by shimmy."
-    )
-
-
-def step_shape_sentence(result: Any) -> str:
-    """What is wrong with a step's result that is no five values."""
-    return (
-        f"step must return (observation, reward, terminated, truncated, info), got "
-        f"{_shape(result)}; an environment of the old gym API can be wrapped by shimmy."
-    )
-
-
-def number(what: str, value: Any) -> float:
-    """A scalar as a float.
+def checked_reset(name: str, fit: Fit, result: Any) -> tuple[Any, dict[str, Any]]:
+    """What a reset returned, with the observation as it fits the space.
 
     Raises:
-        EnvError: It is none.
+        EnvError: It is no observation with a dictionary.
     """
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise EnvError(
+            f"{name}: reset must return (observation, info), got {_shape(result)}; an environment "
+            f"of the old gym API can be wrapped by shimmy."
+        )
+    obs, info = result
+    if not isinstance(info, dict):
+        raise EnvError(f"{name}: reset's info must be a dict, got {info!r}.")
+    return fit(obs), info
+
+
+def checked_step(name: str, fit: Fit, result: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    """What a step returned: the observation as it fits the space, a number, bools, a dictionary.
+
+    Raises:
+        EnvError: It is something else.
+    """
+    if not isinstance(result, tuple) or len(result) != 5:
+        raise EnvError(
+            f"{name}: step must return (observation, reward, terminated, truncated, info), got "
+            f"{_shape(result)}; an environment of the old gym API can be wrapped by shimmy."
+        )
+    obs, reward, terminated, truncated, info = result
+    if reward.__class__ not in _NUMBERS:
+        reward = _number(f"{name}: the reward", reward)
+    if terminated.__class__ is not bool or truncated.__class__ is not bool:
+        terminated = _flag(f"{name}: terminated", terminated)
+        truncated = _flag(f"{name}: truncated", truncated)
+    if not isinstance(info, dict):
+        raise EnvError(f"{name}: step's info must be a dict, got {info!r}.")
+    return fit(obs), reward, terminated, truncated, info
+
+
+def _number(what: str, value: Any) -> float:
     array = np.asarray(value)
     if array.shape != () or array.dtype.kind not in "fiub":
         raise EnvError(f"{what} must be one number, got {value!r}.")
     return float(array)
 
 
-def flag(what: str, value: Any) -> bool:
-    """A bool, or NumPy's.
-
-    Raises:
-        EnvError: It is something else.
-    """
+def _flag(what: str, value: Any) -> bool:
     if isinstance(value, np.ndarray) and value.shape == () and value.dtype == np.bool_:
         return bool(value)
     if not isinstance(value, bool | np.bool_):
@@ -307,11 +302,6 @@ def _shape(result: Any) -> str:
     if isinstance(result, tuple):
         return f"{len(result)} values"
     return f"a {type(result).__name__}"
-
-
-def _one_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0].rstrip('.')}" if text else type(error).__name__
 
 
 def _trace(error: BaseException) -> str:

@@ -24,7 +24,7 @@ from jaxrl.envs.adapters.host_arrays import (
 from jaxrl.envs.adapters.host_spaces import map_space
 from jaxrl.envs.host import HostFault, HostStep
 from jaxrl.envs.space_checks import leaf_dtype
-from jaxrl.errors import EnvError
+from jaxrl.errors import EnvError, in_one_line
 
 
 class RemoteTraceback(Exception):  # noqa: N818  (it is the cause of an error, and none itself)
@@ -290,8 +290,9 @@ class GymVector:
                 f"gym_env_vectorize_mode='sync'."
             ) from error
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise EnvError(f"{self._name}: the vector environment raised {reason}") from error
+            raise EnvError(
+                f"{self._name}: the vector environment raised {in_one_line(error)}."
+            ) from error
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)

@@ -23,8 +23,9 @@ from jaxrl.envs.adapters.host_spaces import advice, cast_notes, notice, runner_s
 from jaxrl.envs.adapters.host_state import time_limit
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import MadeHostEnv, Request
+from jaxrl.envs.params import check_given
 from jaxrl.envs.space_checks import check_space
-from jaxrl.errors import EnvError, JaxrlError, UnknownNameError, did_you_mean
+from jaxrl.errors import EnvError, JaxrlError, UnknownNameError, did_you_mean, in_one_line
 
 PREFIX = "gymnasium:"
 
@@ -100,22 +101,11 @@ def from_class(cls: type, request: Request, env_id: str) -> MadeHostEnv:
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     names = [p.name for p in named]
     whole = next((n for n in CONTEXT_NAMES if n in names and n not in context), None)
-    arguments = {key: value for key, value in context.items() if key in names}
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        arguments = dict(context)
+    takes_any = whole is None and any(p.kind is p.VAR_KEYWORD for p in parameters)
+    arguments = {key: value for key, value in context.items() if takes_any or key in names}
     if whole is None:
         _refuse_unknown(env_id, [key for key in context if key not in arguments], names)
-    missing = [
-        p.name
-        for p in named
-        if p.default is p.empty and p.name not in arguments and p.name != whole
-    ]
-    if missing:
-        raise EnvError(
-            f"{env_id} needs {', '.join(missing)}: give it in env_config, or use a creator."
-        )
-    if whole is not None:
-        arguments = {key: value for key, value in arguments.items() if key in names}
+    check_given(env_id, named, {*arguments, whole})
     create = FromClass(cls=cls, arguments=arguments, context_name=whole)
     return _made(env_id, _limited(create, request), request)
 
@@ -146,8 +136,8 @@ def from_instance(env: Any, request: Request, env_id: str) -> MadeHostEnv:
     except Exception as error:
         if env.spec is None or env.spec.entry_point is None:
             raise EnvError(
-                f"{env_id}: the instance cannot be copied ({type(error).__name__}: {error}); give "
-                f"its class or a creator, of which every copy can be made."
+                f"{env_id}: the instance cannot be copied ({in_one_line(error)}); give its "
+                f"class or a creator, of which every copy can be made."
             ) from error
         notice(f"{env_id}: the instance cannot be copied; copies are made of its gymnasium id.")
         create = FromSpec(spec=env.spec, max_episode_steps=request.max_episode_steps)
@@ -221,8 +211,9 @@ def call_creator(env_id: str, create: Creator, context: EnvContext) -> Any:
     except gymnasium.error.DependencyNotInstalled as error:
         raise EnvError(f"{env_id} lacks a package: {error}.{_extra(env_id)}") from error
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
-        raise EnvError(f"{env_id} cannot be made: its creation raised {reason}.") from error
+        raise EnvError(
+            f"{env_id} cannot be made: its creation raised {in_one_line(error)}."
+        ) from error
 
 
 def _space(env: gymnasium.Env[Any, Any], env_id: str, kind: str) -> gymnasium.Space[Any]:

@@ -2,6 +2,7 @@
 
 import inspect
 import traceback
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,23 +10,20 @@ import gymnasium
 import numpy as np
 from gymnasium.utils.env_checker import check_env as check_by_gymnasium
 
-from jaxrl.envs.adapters.barrier import (
-    flag,
-    number,
-    reset_shape_sentence,
-    step_shape_sentence,
-)
+from jaxrl.envs.adapters.barrier import checked_reset, checked_step
 from jaxrl.envs.adapters.gymnasium import create_env
 from jaxrl.envs.adapters.host_spaces import Fit, advice, make_fit, map_space, notice
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.space_checks import check_values
-from jaxrl.errors import EnvError, JaxrlError
+from jaxrl.errors import EnvError, JaxrlError, in_one_line
 
 ValidateEnv = Callable[[Any, EnvContext], None]
 
 NUM_STEPS = 16
 _ATTEMPTS = 3
+_checked: weakref.WeakSet[MadeHostEnv] = weakref.WeakSet()
+"""Once in a process is enough, also where it trains, evaluates and films the same environment."""
 _ABOUT_SEEDS = ("check_reset_seed", "check_step_determinism")
 """Gymnasium's checks of reproducibility begin so; an environment can be trained without it."""
 
@@ -43,13 +41,16 @@ def try_out(
     Args:
         made: What is to be made.
         context: What its creator gets.
-        check: Whether to run it.
+        check: Whether to run it, if this process has not done so yet.
         validate_env: Raises if it does not like the environment.
         may_fail: An environment that is known to raise at times gets three attempts.
 
     Raises:
         EnvError: Something is wrong; one sentence says what and where.
     """
+    check = check and made not in _checked
+    if not check and validate_env is None:
+        return
     for attempt in range(_ATTEMPTS if may_fail else 1):
         try:
             _try_once(made, context, check=check, validate_env=validate_env)
@@ -58,6 +59,8 @@ def try_out(
                 raise
             notice(f"{error} It is tried out again.")
         else:
+            if check:
+                _checked.add(made)
             return
 
 
@@ -105,36 +108,19 @@ def _check_steps(made: MadeHostEnv, env: gymnasium.Env[Any, Any]) -> None:
     for _ in range(NUM_STEPS):
         if ended:
             result = _run(name, "reset", lambda seed=seed: env.reset(seed=seed))
-            _check_reset(made, fit_reset, result)
+            _check_obs(made, "reset", checked_reset(name, fit_reset, result)[0])
             seed += 1
         result = _run(name, "step", lambda: env.step(actions.sample()))
         ended = _check_step(made, fit_step, result)
 
 
-def _check_reset(made: MadeHostEnv, fit: Fit, result: Any) -> None:
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise EnvError(f"{made.id}: {reset_shape_sentence(result)}")
-    _check_obs(made, "reset", fit(result[0]))
-    if not isinstance(result[1], dict):
-        raise EnvError(f"{made.id}: reset's info must be a dict, got {result[1]!r}.")
-
-
 def _check_step(made: MadeHostEnv, fit: Fit, result: Any) -> bool:
     """Whether the episode ended."""
-    if not isinstance(result, tuple) or len(result) != 5:
-        raise EnvError(f"{made.id}: {step_shape_sentence(result)}")
-    obs, reward, terminated, truncated, info = result
-    _check_obs(made, "step", fit(obs))
-    value = number(f"{made.id}: the reward", reward)
-    if not np.isfinite(value):
-        raise EnvError(f"{made.id}: the reward must be finite, got {value}.")
-    ended = [
-        flag(f"{made.id}: {what}", value)
-        for what, value in (("terminated", terminated), ("truncated", truncated))
-    ]
-    if not isinstance(info, dict):
-        raise EnvError(f"{made.id}: step's info must be a dict, got {info!r}.")
-    return any(ended)
+    obs, reward, terminated, truncated, _ = checked_step(made.id, fit, result)
+    _check_obs(made, "step", obs)
+    if not np.isfinite(reward):
+        raise EnvError(f"{made.id}: the reward must be finite, got {reward}.")
+    return terminated or truncated
 
 
 def _check_obs(made: MadeHostEnv, method: str, obs: Any) -> None:
@@ -146,8 +132,7 @@ def _run(name: str, what: str, function: Callable[[], Any]) -> Any:
     try:
         return function()
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": .")
-        raise _OwnError(f"{name}: {what} raised {reason}.") from error
+        raise _OwnError(f"{name}: {what} raised {in_one_line(error)}.") from error
 
 
 def _check_by_gymnasium(name: str, env: gymnasium.Env[Any, Any]) -> None:
@@ -184,5 +169,4 @@ def validate(name: str, env: Any, context: EnvContext, validate_env: ValidateEnv
     except JaxrlError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": .")
-        raise EnvError(f"validate_env refused {name}: {reason}.") from error
+        raise EnvError(f"validate_env refused {name}: {in_one_line(error)}.") from error

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl.connectors.base import LearnerConnector, ObservationConnector
-from jaxrl.connectors.learning import NormalizeRewards
+from jaxrl.connectors.learning import NormalizeRewards, default_learner_connectors
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Rollout
 from jaxrl.errors import ConfigError
@@ -166,3 +166,19 @@ def test_what_is_no_learner_connector_is_refused(connector: Any, words: list[str
         assemble(small().learners(learner_connector=connector))
     for word in words:
         assert word in str(caught.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rewards:
+    reward: Any
+
+
+@pytest.mark.parametrize(
+    ("setting", "rewards"),
+    [(True, [-1.0, 0.0, 1.0]), (2.0, [-2.0, 0.0, 2.0]), ((-1.0, 3.0), [-1.0, 0.0, 3.0])],
+)
+def test_rewards_are_clipped_for_learning_only(setting: Any, rewards: list[float]) -> None:
+    (connector,) = default_learner_connectors(setting, False, 0.99)
+    rollout: Any = _Rewards(jnp.array([[-5.0, 0.0, 5.0]]))
+    _, _, clipped = connector((), (), rollout, None)
+    np.testing.assert_array_equal(clipped.reward[0], rewards)

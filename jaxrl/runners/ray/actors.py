@@ -7,11 +7,11 @@ from typing import Any
 import ray
 import ray.exceptions
 from ray.util.placement_group import PlacementGroup, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.ray.backend import Raised, RunnerDiedError
 from jaxrl.runners.ray.env_runner import RayEnvRunner
+from jaxrl.runners.ray.start import placed
 
 
 class RayBackend:
@@ -27,18 +27,14 @@ class RayBackend:
         self, job: bytes, options: dict[str, Any], group: PlacementGroup | None = None
     ) -> None:
         self._job, self._group = ray.put(job), group
-        self._options = {"max_restarts": 0, "max_task_retries": 0, "num_gpus": 0, **options}
+        self._options = options
         self._actor_class: Any = ray.remote(RayEnvRunner)
 
     def now(self) -> float:
         return time.monotonic()
 
     def start(self, worker_index: int, incarnation: int, env_steps: int) -> tuple[Any, Any]:
-        options = dict(self._options)
-        if self._group is not None:
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                placement_group=self._group, placement_group_bundle_index=worker_index - 1
-            )
+        options = placed(self._options, self._group, worker_index - 1)
         handle = self._actor_class.options(**options).remote()
         return handle, handle.start.remote(self._job, worker_index, incarnation, env_steps)
 

@@ -72,6 +72,15 @@ def pack_job(job: Job) -> bytes:
         ) from error
 
 
+def open_job(packed: bytes) -> Job:
+    """A job in its actor's process, which from now on logs and keeps programs as the job says."""
+    job: Job = cloudpickle.loads(packed)
+    debugging = job.config.debugging_settings
+    logging.getLogger("jaxrl").setLevel(debugging.log_level)
+    enable_compilation_cache(debugging.compilation_cache_dir)
+    return job
+
+
 def _pickled(value: Any) -> bytes:
     return cloudpickle.dumps(value)  # pyright: ignore[reportPrivateImportUsage]
 
@@ -142,10 +151,7 @@ class RayEnvRunner:
         from jaxrl.runners.env_runner import make_env_runner
 
         compute_where_called()
-        opened: Job = cloudpickle.loads(job)
-        debugging = opened.config.debugging_settings
-        logging.getLogger("jaxrl").setLevel(debugging.log_level)
-        enable_compilation_cache(debugging.compilation_cache_dir)
+        opened = open_job(job)
         self._made = make_env_runner(
             opened.config,
             made=opened.made,

@@ -23,8 +23,6 @@ from jaxrl.runners.ray.health import (
     with_detail,
 )
 
-ALIVE = (Phase.STARTING, Phase.HEALTHY, Phase.SUSPECT, Phase.WAITING)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arrival:
@@ -189,7 +187,7 @@ class Fleet:
         """Raises what ended the run, or EnvRunnerError when no member is left or comes back."""
         if self._ended_by is not None:
             raise self._ended_by
-        if any(member.phase in ALIVE for member in self.members):
+        if any(member.phase is not Phase.GONE for member in self.members):
             return
         latest = next(iter(self.log.sentences()), "")
         raise EnvRunnerError(

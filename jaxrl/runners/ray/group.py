@@ -22,7 +22,7 @@ from jaxrl.runners.ray.fleet import Fleet
 from jaxrl.runners.ray.health import FaultPolicy
 from jaxrl.runners.ray.rounds import EvaluationRound, ask_all, close_envs
 from jaxrl.runners.ray.sampling import AsyncSampling, SyncSampling
-from jaxrl.runners.ray.start import Wanted, check_resources, ensure_ray, place
+from jaxrl.runners.ray.start import Wanted, actor_options, ensure_ray, place, runner_bundle
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -292,13 +292,12 @@ class RayEnvRunnerGroup:
 
 def _backend(config: "AlgorithmConfig", shape: GroupShape, job: bytes) -> RayBackend:
     """The actors' resources, environment variables and places, checked."""
-    runners = config.env_runners_settings
-    num_cpus = runners.num_cpus_per_env_runner
-    custom = runners.custom_resources_per_env_runner
+    bundle = runner_bundle(config)
+    custom = config.env_runners_settings.custom_resources_per_env_runner
     extra = config.python_environment_settings.extra_python_environs_for_worker
     wanted = Wanted(
         count=shape.num_env_runners,
-        bundle={"CPU": num_cpus, **custom},
+        bundle=bundle,
         strategy=config.resources_settings.placement_strategy,
         count_setting=shape.count_setting,
         setting_of={
@@ -306,12 +305,7 @@ def _backend(config: "AlgorithmConfig", shape: GroupShape, job: bytes) -> RayBac
             **dict.fromkeys(custom, "custom_resources_per_env_runner"),
         },
     )
-    check_resources(wanted)
-    options = {
-        "num_cpus": num_cpus,
-        "resources": dict(custom),
-        "runtime_env": {"env_vars": actor_environs(num_cpus, extra)},
-    }
+    options = actor_options(bundle, actor_environs(bundle["CPU"], extra))
     return RayBackend(job, options, place(wanted))
 
 

@@ -1,6 +1,6 @@
 """One learner of several: a process that holds its part of the state and does as the others do."""
 
-import logging
+import functools
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from ray import cloudpickle
 from jaxrl.core.types import PyTree
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.runners.fragment import Weights
-from jaxrl.runners.ray.env_runner import as_raised
+from jaxrl.runners.ray.env_runner import as_raised, open_job
 from jaxrl.runners.results import Report, to_host
 from jaxrl.runners.sharding import (
     AXIS,
@@ -58,6 +58,15 @@ def data_as_keys(tree: PyTree, like: PyTree) -> PyTree:
     return jax.tree.map(typed, tree, like)
 
 
+def first_state(assembly: "Assembly", seed: int) -> TrainState:
+    """The state that learning begins with."""
+    key, made = jax.random.key(seed), assembly.made
+    if assembly.in_graph:
+        assert isinstance(made, MadeEnv)
+        return assembly.in_graph_runner.init(key, to_host(made.params))
+    return assembly.runner.init_learning(key, assembly.plan.total_envs)
+
+
 class RayLearner:
     """Lives in a process of its own; every method is called in all learners at once."""
 
@@ -86,35 +95,22 @@ class RayLearner:
 
     def _build(self, packed: bytes) -> None:
         from jaxrl.runners.assemble import assemble
-        from jaxrl.runners.cache import enable_compilation_cache
 
-        config = cloudpickle.loads(packed).config
+        config = open_job(packed).config
         debugging = config.debugging_settings
-        logging.getLogger("jaxrl").setLevel(debugging.log_level)
-        enable_compilation_cache(debugging.compilation_cache_dir)
-        assembly: Assembly = assemble(config)
-        self._devices = jax.devices()
+        assembly = assemble(config)
+        runner, self._devices = assembly.runner, jax.devices()
         self._mesh = Mesh(np.asarray(self._devices), (AXIS,))
-        seed, made, runner = debugging.seed, assembly.made, assembly.runner
+        first = functools.partial(first_state, assembly, debugging.seed)
+        shapes = jax.eval_shape(first)
         if assembly.in_graph:
-            assert isinstance(made, MadeEnv)
-            in_graph, params = assembly.in_graph_runner, to_host(made.params)
-
-            def first() -> TrainState:
-                return in_graph.init(jax.random.key(seed), params)
-
             compiled = compile_runner(
-                in_graph, jax.eval_shape(first), self._devices, max_retraces=None, jit=True
+                assembly.in_graph_runner, shapes, self._devices, max_retraces=None, jit=True
             )
             self._main, self._shardings = compiled.run, compiled.shardings
         else:
-            total_envs = assembly.plan.total_envs
-
-            def first() -> TrainState:
-                return runner.init_learning(jax.random.key(seed), total_envs)
-
             self._main = learn_program(runner, self._devices, max_retraces=None, jit=True)
-            self._shardings = state_shardings(jax.eval_shape(first), self._devices)
+            self._shardings = state_shardings(shapes, self._devices)
         self._state = jax.jit(first, out_shardings=self._shardings)()
         self._actor = jax.jit(runner.actor, out_shardings=self._everywhere)
         self._whole = jax.jit(keys_as_data, out_shardings=self._everywhere)
@@ -160,10 +156,6 @@ class RayLearner:
             return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
 
         self._state = jax.tree.map(place, typed, self._shardings)
-
-    def figures(self) -> list[Any]:
-        """What compiling the main program cost here."""
-        return list(self._main.figures)
 
     def apply(self, packed: bytes) -> Any:
         """What a function of this learner returns."""

@@ -14,10 +14,8 @@ import ray
 import ray.exceptions
 from ray import cloudpickle
 from ray.util.placement_group import remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from jaxrl.core.types import PyTree
-from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError, LearnerError
 from jaxrl.runners.assemble import Assembly
 from jaxrl.runners.batches import columns_of
@@ -26,8 +24,16 @@ from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.program import Program
 from jaxrl.runners.ray.backend import Raised
 from jaxrl.runners.ray.env_runner import Job, pack_job
-from jaxrl.runners.ray.learner import RayLearner, data_as_keys, keys_as_data
-from jaxrl.runners.ray.start import Wanted, check_resources, ensure_ray, place
+from jaxrl.runners.ray.health import with_detail
+from jaxrl.runners.ray.learner import RayLearner, data_as_keys, first_state, keys_as_data
+from jaxrl.runners.ray.start import (
+    Wanted,
+    actor_options,
+    ensure_ray,
+    learner_bundle,
+    place,
+    placed,
+)
 from jaxrl.runners.results import Report, to_host
 from jaxrl.runners.train_state import TrainState
 
@@ -78,7 +84,6 @@ class RayLearnerGroup:
                 ),
             },
         )
-        check_resources(wanted)
         self._group = place(wanted)
         try:
             self._start(bundle)
@@ -92,20 +97,10 @@ class RayLearnerGroup:
             learner_environs(extra) if bundle["GPU"] > 0 else actor_environs(bundle["CPU"], extra)
         )
         actor: Any = ray.remote(RayLearner)
-        custom = {name: each for name, each in bundle.items() if name not in ("CPU", "GPU")}
+        options = actor_options(bundle, environs)
         for rank in range(self._number):
-            options: dict[str, Any] = {
-                "num_cpus": bundle["CPU"],
-                "num_gpus": bundle["GPU"],
-                "resources": custom,
-                "max_restarts": 0,
-                "runtime_env": {"env_vars": environs},
-            }
-            if self._group is not None:
-                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                    self._group, placement_group_bundle_index=rank
-                )
-            self._learners.append(actor.options(**options).remote())
+            own = placed(options, self._group, rank)
+            self._learners.append(actor.options(**own).remote())
         address = self._collect([self._learners[0].address.remote()], JOIN_TIMEOUT_S)[0]
         devices = self._collect(
             [
@@ -127,9 +122,8 @@ class RayLearnerGroup:
         packed = ray.put(pack_job(job))
         for answer in self._all("build", packed):
             if isinstance(answer, Raised):
-                raise LearnerError(
-                    f"A learner of num_learners={self._number} could not start: {answer.sentence}"
-                )
+                sentence = f"A learner of num_learners={self._number} could not start"
+                raise LearnerError(with_detail(f"{sentence}: {answer.sentence}", answer.traceback))
 
     def _check_shards(self, num_devices: int) -> None:
         shards = self._assembly.plan.num_shards
@@ -188,12 +182,7 @@ class RayLearnerGroup:
         self._generation += 1
 
     def _shapes(self) -> PyTree:
-        made, runner, plan = self._assembly.made, self._assembly.runner, self._assembly.plan
-        key = jax.random.key(0)
-        if self._assembly.in_graph:
-            assert isinstance(made, MadeEnv)
-            return jax.eval_shape(self._assembly.in_graph_runner.init, key, made.params)
-        return jax.eval_shape(lambda key: runner.init_learning(key, plan.total_envs), key)
+        return jax.eval_shape(lambda: first_state(self._assembly, seed=0))
 
     @property
     def generation(self) -> int:
@@ -201,7 +190,7 @@ class RayLearnerGroup:
 
     @property
     def programs(self) -> list[Program]:
-        """Nothing is compiled in this process; `foreach_learner` can ask what was in theirs."""
+        """None: the learners compile in their own processes."""
         return []
 
     def run(self, batches: int, on_phase: Callable[[str], None]) -> Report:
@@ -243,15 +232,3 @@ class RayLearnerGroup:
         if self._group is not None:
             remove_placement_group(self._group)
             self._group = None
-
-
-def learner_bundle(config: "AlgorithmConfig") -> dict[str, float]:
-    """The resources of one learner by Ray's names."""
-    settings = config.learners_settings
-    gpus = float(settings.num_gpus_per_learner)
-    cpus = settings.num_cpus_per_learner
-    return {
-        "CPU": float(0 if gpus else 1) if cpus == "auto" else float(cpus),
-        "GPU": gpus,
-        **{name: float(each) for name, each in settings.custom_resources_per_learner.items()},
-    }

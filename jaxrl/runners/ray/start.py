@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 import ray.util
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from jaxrl.errors import ConfigError
 from jaxrl.runners.devices import usable_cores
@@ -91,6 +92,24 @@ def _signal_handlers_kept() -> Generator[None]:
         for name, handler in before.items():
             if handler is not None:
                 signal.signal(name, handler)
+
+
+def runner_bundle(config: "AlgorithmConfig") -> Bundle:
+    """The resources of one EnvRunner."""
+    settings = config.env_runners_settings
+    return {"CPU": settings.num_cpus_per_env_runner, **settings.custom_resources_per_env_runner}
+
+
+def learner_bundle(config: "AlgorithmConfig") -> Bundle:
+    """The resources of one learner."""
+    settings = config.learners_settings
+    gpus = float(settings.num_gpus_per_learner)
+    cpus = settings.num_cpus_per_learner
+    return {
+        "CPU": float(0 if gpus else 1) if cpus == "auto" else float(cpus),
+        "GPU": gpus,
+        **{name: float(each) for name, each in settings.custom_resources_per_learner.items()},
+    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -194,8 +213,9 @@ def place(wanted: Wanted) -> PlacementGroup | None:
     """Reserve a bundle for each actor; None where Ray's own packing is what is asked for.
 
     Raises:
-        ConfigError: The bundles cannot be placed.
+        ConfigError: The bundles can never be placed, or are not.
     """
+    check_resources(wanted)
     if wanted.strategy == "PACK" or ray.util.get_current_placement_group() is not None:
         return None
     bundle = {name: each for name, each in wanted.bundle.items() if each > 0} or {"CPU": 0.001}
@@ -208,3 +228,25 @@ def place(wanted: Wanted) -> PlacementGroup | None:
             "the resources; set placement_strategy='PACK', or ask for fewer."
         )
     return group
+
+
+def actor_options(bundle: Bundle, environs: Mapping[str, str]) -> dict[str, Any]:
+    """Ray's options of an actor with these resources, which Ray itself never starts again."""
+    return {
+        "num_cpus": bundle["CPU"],
+        "num_gpus": bundle.get("GPU", 0),
+        "resources": {name: each for name, each in bundle.items() if name not in ("CPU", "GPU")},
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "runtime_env": {"env_vars": dict(environs)},
+    }
+
+
+def placed(options: dict[str, Any], group: PlacementGroup | None, index: int) -> dict[str, Any]:
+    """The options of the actor that has the bundle of this index, if bundles were reserved."""
+    if group is None:
+        return options
+    strategy = PlacementGroupSchedulingStrategy(
+        placement_group=group, placement_group_bundle_index=index
+    )
+    return {**options, "scheduling_strategy": strategy}

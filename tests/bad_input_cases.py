@@ -1,0 +1,372 @@
+"""The table of bad input: what is wrong, how it is met, and what must be said."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+
+from jaxrl.algorithm import Algorithm
+from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.config import get_algorithm_config
+from jaxrl.core.rl_module import RLModule
+from jaxrl.core.types import Columns
+from jaxrl.envs.classic.cartpole import CartPole
+
+
+class TextObservations(CartPole):
+    """Observes words."""
+
+    def observation_space(self, params: Any) -> Any:
+        return spaces.Text(5)
+
+
+class DoubleActions(CartPole):
+    """Takes actions of twice the precision."""
+
+    def action_space(self, params: Any) -> Any:
+        return spaces.Box(-1.0, 1.0, (1,), np.float64)
+
+
+class IntegerReward(CartPole):
+    """Breaks the contract."""
+
+    def step(self, key: Any, state: Any, action: Any, params: Any) -> Any:
+        state, step = super().step(key, state, action, params)
+        return state, dataclasses.replace(step, reward=jnp.ones((), jnp.int32))
+
+
+class ThreeLogits(RLModule):
+    """Gives three numbers where CartPole has two actions."""
+
+    width = 3
+    values = True
+
+    def init(self, key: Any) -> Any:
+        return {"w": jnp.zeros((4, self.width))}
+
+    def _forward(self, params: Any, obs: Any) -> dict[str, Any]:
+        out = {Columns.ACTION_DIST_INPUTS: obs @ params["w"]}
+        return {**out, Columns.VF_PREDS: obs[..., 0]} if self.values else out
+
+
+class NoValues(ThreeLogits):
+    """Fits the actions, but has no value function, which PPO needs."""
+
+    width = 2
+    values = False
+
+
+def three_arguments(algorithm: Any, workers: Any, more: Any) -> dict[str, Any]:
+    return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What a case may use; `checkpoint` is its own copy."""
+
+    algorithm: Algorithm
+    checkpoint: Path
+    of_another_algorithm: Path
+    folder: Path
+
+    @property
+    def file(self) -> Path:
+        """Something that is no folder."""
+        path = self.folder / "file"
+        path.write_text("")
+        return path
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is wrong, how it is met in Python and on the command line, and what must be said."""
+
+    name: str
+    make: Callable[[Given], Any]
+    words: tuple[str, ...]
+    command: Callable[[Given], list[str]] | None = None
+
+
+def build(env: Any = "CartPole-v1", **settings: Any) -> Algorithm:
+    return PPOConfig().environment(env).update_from_dict(settings).build()
+
+
+def train(env: str = "CartPole-v1", **settings: Any) -> list[str]:
+    return ["train", "--algo", "PPO", "--env", env, "--config", json.dumps(settings)]
+
+
+def setting(name: str, words: tuple[str, ...], **settings: Any) -> Case:
+    """A case of settings that are plain data."""
+    return Case(name, lambda _: build(**settings), words, lambda _: train(**settings))
+
+
+def damaged(damage: Callable[[Path], None]) -> Callable[[Given], Path]:
+    def checkpoint(given: Given) -> Path:
+        damage(given.checkpoint)
+        return given.checkpoint
+
+    return checkpoint
+
+
+def saved(name: str, damage: Callable[[Path], None], words: tuple[str, ...]) -> Case:
+    """A case of a checkpoint that something happened to."""
+    path = damaged(damage)
+    return Case(
+        name,
+        lambda given: Algorithm.from_checkpoint(path(given)),
+        words,
+        lambda given: ["evaluate", str(path(given))],
+    )
+
+
+def truncate(checkpoint: Path) -> None:
+    files = [path for path in (checkpoint / "state").rglob("*") if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+
+
+def cut_metadata(checkpoint: Path) -> None:
+    file = checkpoint / "metadata" / "metadata"
+    file.write_text(file.read_text()[:200])
+
+
+def edit_metadata(**changes: Any) -> Callable[[Path], None]:
+    def edit(checkpoint: Path) -> None:
+        file = checkpoint / "metadata" / "metadata"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+    return edit
+
+
+def yaml_file(given: Given) -> Path:
+    path = given.folder / "bad.yaml"
+    path.write_text("x:\n  run: PPO\n  env: CartPole-v1\n  config:\n    clip_parm: 0.2\n")
+    return path
+
+
+def experiment(given: Given) -> Any:
+    from jaxrl.config.load import load_experiment
+
+    return load_experiment(yaml_file(given))
+
+
+CASES = [
+    # unknown names
+    setting("unknown setting", ("'clip_parm'", "Did you mean 'clip_param'?"), clip_parm=0.2),
+    setting(
+        "unknown model setting",
+        ("'fcnet_hidens'", "Did you mean 'fcnet_hiddens'?"),
+        model_config={"fcnet_hidens": [8]},
+    ),
+    setting(
+        "unknown parameter of the environment",
+        ("gravty", "Did you mean 'gravity'?"),
+        env_config={"gravty": 1.0},
+    ),
+    Case(
+        "unknown environment",
+        lambda _: build("CartPol-v1"),
+        ("'CartPol-v1'", "Did you mean 'CartPole-v1'?"),
+        lambda _: train("CartPol-v1"),
+    ),
+    Case(
+        "environment that runs on the host",
+        lambda _: build("Blackjack-v1", placement="in_graph"),
+        ("placement='in_graph'", "Blackjack-v1", "runs on the host", "placement='auto'"),
+        lambda _: train("Blackjack-v1", placement="in_graph"),
+    ),
+    Case(
+        "no environment",
+        lambda _: PPOConfig().build(),
+        ("env is not set", "CartPole-v1"),
+    ),
+    Case(
+        "unknown algorithm",
+        lambda _: get_algorithm_config("PP0"),
+        ("'PP0'", "Did you mean 'PPO'?"),
+        lambda _: ["train", "--algo", "PP0", "--env", "CartPole-v1"],
+    ),
+    Case(
+        "unknown stop criterion",
+        lambda given: given.algorithm.fit({"training_iteratio": 3}),
+        ("'training_iteratio'", "Did you mean 'training_iteration'?"),
+        lambda _: [*train(), "--stop", '{"training_iteratio": 3}'],
+    ),
+    Case(
+        "unknown setting in a file",
+        experiment,
+        ("bad.yaml, line 5", "Did you mean 'clip_param'?"),
+        lambda given: ["train", "file", str(yaml_file(given))],
+    ),
+    Case(
+        "hook that nothing can call here",
+        lambda _: PPOConfig().callbacks(on_episode_step=print).build("CartPole-v1"),
+        ("'on_episode_step'", "inside the compiled program", "on_episode_end", "placement='host'"),
+    ),
+    # wrong type or range
+    setting("wrong type", ("lr", "must be a number", "'3e-4'"), lr="3e-4"),
+    setting("wrong range", ("gamma", "must be between 0 and 1", "1.5"), gamma=1.5),
+    setting(
+        "wrong word",
+        ("observation_filter", "Did you mean 'MeanStdFilter'?"),
+        observation_filter="MeanStdFiltr",
+    ),
+    setting("what this version has not", ("'num_gpus_per_env_runner'",), num_gpus_per_env_runner=1),
+    Case(
+        "evaluation function of three arguments",
+        lambda _: PPOConfig().evaluation(custom_evaluation_function=three_arguments),
+        ("custom_evaluation_function", "(algorithm, eval_workers)", "three_arguments"),
+    ),
+    # sizes
+    setting(
+        "indivisible minibatch",
+        ("train_batch_size=4000", "minibatch_size=128", "125 or 160"),
+        train_batch_size=4000,
+        minibatch_size=128,
+    ),
+    setting(
+        "environments times steps",
+        ("=16 x rollout_fragment_length=100 is 1600", "4096", "to 256"),
+        train_batch_size=4096,
+        num_envs_per_env_runner=16,
+        rollout_fragment_length=100,
+    ),
+    setting(
+        "indivisible shards",
+        ("num_envs_per_env_runner=12", "num_shards=8"),
+        num_envs_per_env_runner=12,
+        num_shards=8,
+        train_batch_size=1200,
+    ),
+    setting(
+        "devices that do not divide the shards",
+        ("num_devices=3", "must divide num_shards"),
+        num_devices=3,
+    ),
+    setting(
+        "more than fits in memory",
+        ("train_batch_size=1048576", "needs at least", "GiB", "lower train_batch_size"),
+        num_envs_per_env_runner=2**10,
+        train_batch_size=2**20,
+        minibatch_size=2**10,
+    ),
+    setting(
+        "more rows than can be numbered",
+        (f"train_batch_size={2**34}", "rows"),
+        num_envs_per_env_runner=2**20,
+        train_batch_size=2**34,
+        minibatch_size=2**20,
+    ),
+    # spaces and modules
+    Case(
+        "unsupported observation space",
+        lambda _: build(TextObservations),
+        ("observation_space", "Text", "supported are Box"),
+        lambda _: train("tests.bad_input_cases:TextObservations"),
+    ),
+    Case(
+        "unsupported action space",
+        lambda _: build(DoubleActions),
+        ("action_space", "must be float32", "float64"),
+        lambda _: train("tests.bad_input_cases:DoubleActions"),
+    ),
+    Case(
+        "environment that breaks the contract",
+        lambda _: build(IntegerReward),
+        ("the reward must be a float32 scalar", "int32"),
+    ),
+    Case(
+        "declared space that is not the environment's",
+        lambda _: build(action_space=spaces.Discrete(3)),
+        ("action_space is declared as Discrete(3)", "Discrete(2)"),
+    ),
+    Case(
+        "module whose output does not fit the action space",
+        lambda _: build(rl_module_spec=ThreeLogits),
+        ("ThreeLogits", "(3, 3)", "(3, 2)", "Discrete(2) needs 2 numbers"),
+    ),
+    Case(
+        "module without the values that are needed",
+        lambda _: build(rl_module_spec=NoValues),
+        ("NoValues", "'vf_preds'"),
+    ),
+    setting(
+        "evaluation in another kind of environment",
+        ("evaluation_config", "Pendulum-v1", "observation space", "same spaces"),
+        evaluation_config={"env": "Pendulum-v1"},
+    ),
+    # observations from outside
+    Case(
+        "observation of another shape",
+        lambda given: given.algorithm.compute_single_action([0.0, 0.0, 0.0]),
+        ("obs has shape (3,)", "(4,)"),
+    ),
+    Case(
+        "observation outside its space",
+        lambda given: given.algorithm.compute_single_action([7.0, 0.0, 0.0, 0.0]),
+        ("obs[0] is 7", "bounds [-4.8, 4.8]"),
+    ),
+    Case(
+        "observation that is no number",
+        lambda given: given.algorithm.compute_actions([[0.0, 0.0, np.nan, 0.0]]),
+        ("obs has NaN at (2,)",),
+    ),
+    # folders
+    Case(
+        "results folder that cannot be written",
+        lambda given: build(results_dir=str(given.file / "x")),
+        ("results_dir", "no folder"),
+        lambda given: [*train(), "--results-dir", str(given.file / "x")],
+    ),
+    Case(
+        "run name that is no folder's",
+        lambda _: build(run_name="a/b"),
+        ("'a/b'", "cannot be a folder's name"),
+        lambda _: [*train(), "--name", "a/b"],
+    ),
+    Case(
+        "checkpoint folder that cannot be written",
+        lambda given: given.algorithm.save(given.file),
+        ("Checkpoints cannot be written",),
+    ),
+    # checkpoints
+    Case(
+        "no such checkpoint",
+        lambda given: Algorithm.from_checkpoint(given.folder / "nothing"),
+        ("nothing", "no such file or folder"),
+        lambda given: ["evaluate", str(given.folder / "nothing")],
+    ),
+    Case(
+        "folder that is no checkpoint",
+        lambda given: Algorithm.from_checkpoint(given.folder),
+        ("is no jaxrl checkpoint",),
+        lambda given: ["evaluate", str(given.folder)],
+    ),
+    saved("corrupt checkpoint", truncate, ("cannot be loaded",)),
+    saved("corrupt metadata", cut_metadata, ("cannot be loaded",)),
+    saved(
+        "checkpoint of a later version",
+        edit_metadata(checkpoint_version=99),
+        ("version 99", "reads version 1"),
+    ),
+    Case(
+        "checkpoint of another algorithm",
+        lambda given: given.algorithm.restore(given.of_another_algorithm),
+        ("is of algorithm A2C, this one is PPO",),
+    ),
+    Case(
+        "checkpoint of another module shape",
+        lambda given: given.algorithm.restore(given.checkpoint),
+        ("does not fit", "float32[8", "float32[9"),
+    ),
+    Case(
+        "component that does not exist",
+        lambda given: given.algorithm.restore(given.checkpoint, component="rl_modul"),
+        ("'rl_modul'", "Did you mean 'rl_module'?"),
+    ),
+]

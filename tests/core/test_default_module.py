@@ -1,0 +1,315 @@
+"""The default module: its forward methods, its settings, and what it refuses."""
+
+import functools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from jaxrl.core.default_module import ActorCriticModule
+from jaxrl.core.model_config import MODEL_SETTINGS
+from jaxrl.core.types import Columns
+from jaxrl.errors import ConfigError, SpaceError
+from tests.core.modules import (
+    ACTION_SPACES,
+    SMALL_IMAGE,
+    TINY_IMAGE,
+    VECTOR,
+    B,
+    build,
+    explore,
+    masked_spaces,
+    params_of,
+    some_obs,
+)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("action", ACTION_SPACES)
+def test_forward_methods_agree(action, shared):
+    module = build(action, vf_share_layers=shared)
+    params, obs = params_of(module), some_obs()
+    out = explore(module, params, obs)
+    trained = jax.jit(module.forward_train)(params, {Columns.OBS: obs})
+    inputs = out[Columns.ACTION_DIST_INPUTS]
+    tolerance = {"rtol": 1e-5, "atol": 1e-6}
+    np.testing.assert_allclose(inputs, trained[Columns.ACTION_DIST_INPUTS], **tolerance)
+    values = module.compute_values(params, obs)
+    np.testing.assert_allclose(trained[Columns.VF_PREDS], values, **tolerance)
+
+    distribution = module.action_dist(inputs)
+    actions = out[Columns.ACTIONS]
+    assert module.action_space.contains(np.asarray(actions[0])) or action == "box"
+    np.testing.assert_allclose(
+        out[Columns.ACTION_LOGP], distribution.log_prob(actions), **tolerance
+    )
+    inference = module.forward_inference(params, obs)
+    np.testing.assert_array_equal(inference[Columns.ACTIONS], distribution.mode())
+    assert Columns.VF_PREDS not in out
+
+    stacked = module.forward_train(params, {Columns.OBS: obs.reshape(1, B, 4)})
+    assert stacked[Columns.VF_PREDS].shape == (1, B)
+    np.testing.assert_allclose(stacked[Columns.ACTION_DIST_INPUTS][0], inputs, **tolerance)
+
+
+def test_each_environment_draws_from_its_own_key():
+    module = build("box")
+    params, obs = params_of(module), jnp.ones((B, 4))
+    keys = jax.random.split(jax.random.key(3), B)
+
+    def act(obs, keys):
+        index = jnp.arange(obs.shape[0])
+        out = module.forward_exploration(params, obs, None, {}, None, index, module.draw(keys))
+        return out[Columns.ACTIONS]
+
+    with jax.debug_key_reuse(False):
+        together, alone = act(obs, keys), act(obs[2:3], keys[2:3])
+    np.testing.assert_allclose(together[2:3], alone, rtol=1e-5)
+    assert len(np.unique(together[:, 0])) == B
+
+
+def test_exploration_does_not_touch_the_value_network():
+    module = build()
+    params = params_of(module)
+    poisoned = {
+        name: jax.tree.map(lambda x: x * jnp.nan, part) if name.startswith("vf_") else part
+        for name, part in params.items()
+    }
+    out = explore(module, poisoned, some_obs())
+    assert jnp.isfinite(out[Columns.ACTION_LOGP]).all()
+    pruned = {name: part for name, part in params.items() if not name.startswith("vf_")}
+    assert module.forward_inference(pruned, some_obs())[Columns.ACTIONS].shape == (B,)
+
+
+def test_parameters_are_plain_and_few():
+    params = params_of(build(fcnet_hiddens=[8, 8]))
+    assert sorted(params) == ["pi_encoder", "pi_head", "vf_encoder", "vf_head"]
+    assert len(jax.tree.leaves(params)) == 12
+    assert type(params) is dict
+    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
+    shared = params_of(build(vf_share_layers=True))
+    assert sorted(shared) == ["encoder", "pi_head", "vf_head"]
+
+
+def test_policy_and_value_start_from_different_numbers():
+    params = params_of(build())
+    pi, vf = (params[n]["mlp"]["dense_0"]["kernel"] for n in ("pi_encoder", "vf_encoder"))
+    assert (pi != vf).any()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "high"), [((4, 4, 1), np.uint8, 255), ((4, 4, 1), np.uint8, 1)]
+)
+def test_integer_images_are_scaled_by_their_upper_bound(shape, dtype, high):
+    integer = spaces.Box(0, high, shape, dtype)
+    real = spaces.Box(0.0, 1.0, shape)
+    module, reference = build(obs=integer), build(obs=real)
+    params = params_of(module)
+    obs = jnp.asarray(np.random.default_rng(0).integers(0, high + 1, (3, *shape)), dtype)
+    np.testing.assert_allclose(
+        module.compute_values(params, obs),
+        reference.compute_values(params, obs.astype(jnp.float32) / high),
+        rtol=1e-4,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 4)])
+def test_other_boxes_are_flattened(shape):
+    box = spaces.Box(-1.0, 1.0, shape)
+    module = build(obs=box)
+    params, obs = params_of(module), some_obs(box)
+    size = int(np.prod(shape, dtype=int))
+    assert params["pi_encoder"]["mlp"]["dense_0"]["kernel"].shape == (size, 8)
+    assert module.compute_values(params, obs).shape == (B,)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_action_masks_in_the_observation_reach_the_distribution(seed):
+    module = build(obs=masked_spaces())
+    params = params_of(module, seed)
+    mask = jnp.asarray(np.eye(3, dtype=np.int8)[np.arange(B) % 3])
+    obs = {"action_mask": mask, "observations": some_obs()}
+    legal = jnp.arange(B) % 3
+    np.testing.assert_array_equal(explore(module, params, obs, seed)[Columns.ACTIONS], legal)
+    np.testing.assert_array_equal(module.forward_inference(params, obs)[Columns.ACTIONS], legal)
+    out = module.forward_train(params, {Columns.OBS: obs})
+    trained = module.action_dist(out[Columns.ACTION_DIST_INPUTS], obs)
+    np.testing.assert_allclose(trained.entropy(), np.zeros(B), atol=1e-6)
+
+
+ORTHOGONAL = {"gain": 3.0}
+
+
+SETTINGS = {
+    "fcnet_hiddens": {"fcnet_hiddens": [9]},
+    "fcnet_activation": {"fcnet_activation": "relu"},
+    "fcnet_kernel_initializer": {"fcnet_kernel_initializer": "orthogonal"},
+    "fcnet_kernel_initializer_kwargs": {
+        "fcnet_kernel_initializer": "orthogonal",
+        "fcnet_kernel_initializer_kwargs": ORTHOGONAL,
+    },
+    "fcnet_bias_initializer": {"fcnet_bias_initializer": "ones"},
+    "fcnet_bias_initializer_kwargs": {
+        "fcnet_bias_initializer": "constant",
+        "fcnet_bias_initializer_kwargs": {"val": 0.5},
+    },
+    "fcnet_use_layernorm": {"fcnet_use_layernorm": True},
+    "conv_filters": {"conv_filters": [[4, 3, 2]]},
+    "conv_activation": {"conv_activation": "tanh"},
+    "conv_kernel_initializer": {"conv_kernel_initializer": "orthogonal"},
+    "conv_kernel_initializer_kwargs": {
+        "conv_kernel_initializer": "orthogonal",
+        "conv_kernel_initializer_kwargs": ORTHOGONAL,
+    },
+    "conv_bias_initializer": {"conv_bias_initializer": "ones"},
+    "conv_bias_initializer_kwargs": {
+        "conv_bias_initializer": "constant",
+        "conv_bias_initializer_kwargs": {"val": 0.5},
+    },
+    "head_fcnet_hiddens": {"head_fcnet_hiddens": [7]},
+    "head_fcnet_activation": {"head_fcnet_activation": "tanh"},
+    "head_fcnet_kernel_initializer": {"head_fcnet_kernel_initializer": "orthogonal"},
+    "head_fcnet_kernel_initializer_kwargs": {
+        "head_fcnet_kernel_initializer": "orthogonal",
+        "head_fcnet_kernel_initializer_kwargs": ORTHOGONAL,
+    },
+    "head_fcnet_bias_initializer": {"head_fcnet_bias_initializer": "ones"},
+    "head_fcnet_bias_initializer_kwargs": {
+        "head_fcnet_bias_initializer": "constant",
+        "head_fcnet_bias_initializer_kwargs": {"val": 0.5},
+    },
+    "head_fcnet_use_layernorm": {"head_fcnet_use_layernorm": True},
+    "pi_head_kernel_initializer": {"pi_head_kernel_initializer": "orthogonal"},
+    "pi_head_kernel_initializer_kwargs": {
+        "pi_head_kernel_initializer": "orthogonal",
+        "pi_head_kernel_initializer_kwargs": ORTHOGONAL,
+    },
+    "vf_head_kernel_initializer": {"vf_head_kernel_initializer": "orthogonal"},
+    "vf_head_kernel_initializer_kwargs": {
+        "vf_head_kernel_initializer": "orthogonal",
+        "vf_head_kernel_initializer_kwargs": ORTHOGONAL,
+    },
+    "free_log_std": {"free_log_std": True},
+    "vf_share_layers": {"vf_share_layers": True},
+}
+
+
+def _base(name, settings):
+    """The settings beside which one is changed: an initialiser's own name for its keywords."""
+    base = {"fcnet_hiddens": [8], "head_fcnet_hiddens": [6]}
+    if name.endswith("_kwargs"):
+        initializer = name.removesuffix("_kwargs")
+        base[initializer] = settings[initializer]
+        if settings[initializer] == "constant":
+            base[name] = {"val": 0.25}
+    return base
+
+
+@functools.cache
+def _program(image, config):
+    """What initialises and evaluates a module, as text: traced, since compiling takes seconds."""
+    space = TINY_IMAGE if image else VECTOR
+    module = build("box", space, **json.loads(config))
+
+    def initial(key, obs):
+        params = module.init(key)
+        return module.forward_train(params, {Columns.OBS: obs})
+
+    jaxpr = str(jax.make_jaxpr(initial)(jax.random.key(0), some_obs(space)))
+    return re.sub(r"0x[0-9a-f]+", "", jaxpr)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_has_an_effect(name):
+    settings, image = SETTINGS[name], name.startswith("conv_")
+    base = _base(name, settings)
+    before = _program(image, json.dumps(base, sort_keys=True))
+    assert _program.__wrapped__(image, json.dumps(base)) == before
+    assert _program(image, json.dumps({**base, **settings}, sort_keys=True)) != before
+
+
+def test_every_setting_is_in_the_table():
+    assert {*SETTINGS, "log_std_clip_param"} == set(MODEL_SETTINGS)
+
+
+def test_a_setting_changes_only_what_it_names():
+    """Only the policy's output kernel: everything else starts from the same numbers."""
+    plain = params_of(build(head_fcnet_hiddens=[6]))
+    changed = params_of(
+        build(
+            head_fcnet_hiddens=[6],
+            pi_head_kernel_initializer="orthogonal",
+            pi_head_kernel_initializer_kwargs={"gain": 0.01},
+        )
+    )
+    kernel = changed["pi_head"]["out"]["kernel"]
+    np.testing.assert_allclose(kernel.T @ kernel, 1e-4 * np.eye(3), atol=1e-7)
+    changed["pi_head"]["out"]["kernel"] = plain["pi_head"]["out"]["kernel"]
+    jax.tree.map(np.testing.assert_array_equal, plain, changed)
+
+
+def test_log_std_clip_param_reaches_the_distribution():
+    inputs = jnp.full((1, 4), 9.0)
+    assert (build("box", log_std_clip_param=2.0).action_dist(inputs).log_std == 2.0).all()
+    assert (build("box").action_dist(inputs).log_std == 9.0).all()
+
+
+def test_free_log_std_does_not_depend_on_the_observation():
+    module = build("box", free_log_std=True)
+    params = params_of(module)
+    params["log_std"] = jnp.array([0.5, -0.5])
+    log_std = module.action_dist(
+        module.forward_train(params, {Columns.OBS: some_obs()})[Columns.ACTION_DIST_INPUTS]
+    ).log_std
+    np.testing.assert_array_equal(log_std, np.tile([0.5, -0.5], (B, 1)))
+    assert params["pi_head"]["out"]["kernel"].shape[1] == 2
+
+
+@pytest.mark.parametrize(
+    ("obs", "action", "settings", "error", "message"),
+    [
+        (spaces.Discrete(4), "discrete", {}, SpaceError, "observes a Box, not Discrete"),
+        (spaces.Dict({"a": VECTOR}), "discrete", {}, SpaceError, r"\['a'\]: Box"),
+        (masked_spaces(), "box", {}, SpaceError, "masks are for Discrete"),
+        (masked_spaces(), "multi", {}, SpaceError, r"shape \(3,\).*needs \(5,\)"),
+        (VECTOR, spaces.Text(3), {}, SpaceError, "Text"),
+        (VECTOR, "discrete", {"free_log_std": True}, ConfigError, "free_log_std needs a cont"),
+        (VECTOR, "discrete", {"conv_filters": [[4, 2, 1]]}, ConfigError, "need images"),
+        (spaces.Box(0, 1, (30, 30, 3)), "box", {}, ConfigError, "no default conv_filters"),
+        (
+            SMALL_IMAGE,
+            "box",
+            {"conv_filters": [[4, 8, 1, "valid"], [4, 8, 1, "valid"]]},
+            ConfigError,
+            r"conv_filters\[1\] leaves nothing",
+        ),
+    ],
+)
+def test_the_default_module_refuses(obs, action, settings, error, message):
+    with pytest.raises(error, match=message):
+        build(action, obs, **settings)
+
+
+def test_images_may_be_flattened_or_convolved_without_a_channel_axis():
+    flat = build(obs=TINY_IMAGE, conv_filters=[])
+    assert params_of(flat)["pi_encoder"]["mlp"]["dense_0"]["kernel"].shape == (16, 8)
+    board = spaces.Box(0.0, 1.0, (6, 6))
+    module = build(obs=board, conv_filters=[[4, 3, 1]])
+    assert module.compute_values(params_of(module), some_obs(board)).shape == (B,)
+
+
+def test_summary_lists_every_array_and_the_total():
+    module = build("box", free_log_std=True)
+    table = module.summary()
+    assert table.splitlines()[0] == "ActorCriticModule"
+    for layer in ("pi_encoder/mlp/dense_0", "pi_head/out", "vf_encoder/mlp/dense_0", "vf_head/out"):
+        assert layer in table
+    number = sum(x.size for x in jax.tree.leaves(params_of(module)))
+    assert f"{number:,} parameters: {number:,} trainable, 0 not trainable" in table
+    assert "4 x 8" in table
+    assert isinstance(module, ActorCriticModule)

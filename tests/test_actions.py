@@ -1,0 +1,165 @@
+"""From an observation outside to an action: checks, connectors, and what a call can switch."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from jaxrl.connectors.observations import flatten
+from jaxrl.errors import (
+    ConfigError,
+    SpaceError,
+    UnknownNameError,
+)
+from jaxrl.runners.inference import adjusted, conform
+from tests.helpers import action_pipeline, observation_pipeline, small
+
+
+def test_actions_are_those_of_the_module_through_the_whole_pipeline() -> None:
+    config = small(env="Pendulum-v1").env_runners(observation_filter="MeanStdFilter")
+    with config.build() as algorithm:
+        for _ in range(3):
+            algorithm.train()
+        obs = np.array([0.5, -0.8, 3.0], np.float32)
+        action = algorithm.compute_single_action(obs, explore=False)
+        moments = algorithm.state.connectors.obs[0]
+        normalized = (obs - moments.mean) / np.sqrt(moments.m2 / (moments.count - 1))
+        params = algorithm.get_weights()["default_policy"]
+        out = algorithm.get_module().forward_inference(params, jnp.asarray(normalized)[None])
+        want = np.clip(np.asarray(out["actions"][0]) * 2.0, -2.0, 2.0)  # torque in [-2, 2]
+        np.testing.assert_allclose(action, want, rtol=1e-3)
+        assert action.shape == (1,)
+        batch = algorithm.compute_actions([obs, obs], explore=False)
+        np.testing.assert_allclose(batch[1], action, rtol=1e-6)
+        named = algorithm.compute_actions({"a": obs}, explore=False)
+        np.testing.assert_allclose(named["a"], action, rtol=1e-6)
+        sampled = [float(algorithm.compute_single_action(obs, explore=True)[0]) for _ in range(4)]
+        assert len(set(sampled)) > 2  # some are clipped
+        _, state_out, outputs = algorithm.compute_single_action(obs, full_fetch=True)
+        assert state_out is None
+        assert outputs["action_dist_inputs"].shape == (2,)
+        with pytest.raises(UnknownNameError, match="no module 'other'"):
+            algorithm.compute_single_action(obs, policy_id="other")
+        raw = algorithm.compute_single_action(obs, explore=False, unsquash_action=False)
+        np.testing.assert_allclose(raw, np.asarray(out["actions"][0]), rtol=1e-3)
+        actions, states, outputs = algorithm.compute_actions([obs] * 3, full_fetch=True)
+        assert states is None
+        assert actions.shape == outputs["actions"].shape == (3, 1)
+        actions, _, outputs = algorithm.compute_actions({"a": obs, 7: obs}, full_fetch=True)
+        assert actions["a"].shape == (1,)
+        assert outputs[7]["action_dist_inputs"].shape == (2,)
+        with pytest.raises(SpaceError, match="observations are empty"):
+            algorithm.compute_actions([])
+        for name in ("prev_action", "prev_reward", "info", "input_dict", "timestep", "episode"):
+            algorithm.compute_single_action(obs, **{name: None})
+            with pytest.raises(
+                ConfigError, match=f"compute_single_action\\({name}=1\\) has no eff"
+            ):
+                algorithm.compute_single_action(obs, **{name: 1})
+        with pytest.raises(ConfigError, match="Did you mean 'prev_reward'"):
+            algorithm.compute_actions([obs], prev_rewards=None)
+
+
+@pytest.mark.parametrize(
+    ("obs", "message"),
+    [
+        ([0.0, 0.0, 0.0], r"obs has shape \(3,\).*\(4,\)"),
+        ([0.0, 9.0, 0.0, np.nan], r"obs has NaN at \(3,\)"),
+        ([7.0, 0.0, 0.0, 0.0], r"obs\[0\] is 7, outside its space's bounds \[-4.8, 4.8\]"),
+        (["a", "b", "c", "d"], "obs must be numbers"),
+    ],
+)
+def test_observations_outside_their_space_are_refused(obs: Any, message: str) -> None:
+    box = spaces.Box(
+        np.array([-4.8, -np.inf, -0.42, -np.inf], np.float32),
+        np.array([4.8, np.inf, 0.42, np.inf], np.float32),
+    )
+    with pytest.raises(SpaceError, match=message):
+        conform(box, obs)
+
+
+def test_nested_observations_are_checked_by_path() -> None:
+    space = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Tuple([spaces.MultiBinary(2)])})
+    good = conform(space, {"a": 2, "b": ([1, 0],)})
+    assert good["a"] == 2
+    np.testing.assert_array_equal(good["b"][0], [1, 0])
+    with pytest.raises(SpaceError, match=r"obs\.a is 3, which is not in Discrete\(3\)"):
+        conform(space, {"a": 3, "b": ([1, 0],)})
+    with pytest.raises(SpaceError, match=r"obs\.b\[0\] has shape"):
+        conform(space, {"a": 0, "b": ([1, 0, 1],)})
+
+
+def test_flattening_agrees_with_gymnasium() -> None:
+    space = spaces.Dict(
+        {
+            "box": spaces.Box(-1, 1, (2, 2), np.float32),
+            "one": spaces.Discrete(3, start=5),
+            "many": spaces.MultiDiscrete([2, 3]),
+            "bits": spaces.Tuple([spaces.MultiBinary(3)]),
+        },
+        seed=0,
+    )
+    pipeline = observation_pipeline(space, "NoFilter", ())
+    samples = [space.sample() for _ in range(5)]
+    want = np.stack([spaces.flatten(space, sample) for sample in samples])
+    assert pipeline.spaces[-1].shape == want[0].shape
+    batch = jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *[conform(space, s) for s in samples])
+    np.testing.assert_allclose(flatten(space, batch), want)
+    np.testing.assert_allclose(pipeline(pipeline.init(), batch), want)
+
+
+def test_action_connectors_cover_offset_unsquash_and_clip() -> None:
+    discrete = action_pipeline(
+        spaces.Discrete(3, start=-1), normalize_actions=True, clip_actions=False
+    )
+    assert discrete.module_space == spaces.Discrete(3)
+    np.testing.assert_array_equal(discrete(jnp.array([0, 2])), [-1, 1])
+    box = spaces.Box(np.array([0.0, -2.0], np.float32), np.array([1.0, 4.0], np.float32))
+    unsquash = action_pipeline(box, normalize_actions=True, clip_actions=False)
+    np.testing.assert_allclose(
+        unsquash(jnp.array([[-1.0, 0.0], [3.0, 1.0]])), [[0.0, 1.0], [1.0, 4.0]]
+    )
+    clip = action_pipeline(box, normalize_actions=False, clip_actions=True)
+    np.testing.assert_allclose(clip(jnp.array([[5.0, -5.0]])), [[1.0, -2.0]])
+    raw = action_pipeline(box, normalize_actions=False, clip_actions=False)
+    np.testing.assert_allclose(raw(jnp.array([[5.0, -5.0]])), [[5.0, -5.0]])
+
+
+@pytest.mark.parametrize(
+    ("normalize", "clip", "unsquash_action", "clip_action", "want"),
+    [
+        (True, False, None, None, [4.0, -2.0]),
+        (True, False, True, None, [4.0, -2.0]),
+        (True, False, False, None, [3.0, -1.0]),
+        (True, False, False, True, [3.0, -1.0]),
+        (True, False, None, True, [4.0, -2.0]),
+        (False, True, None, None, [3.0, -1.0]),
+        (False, True, None, False, [3.0, -1.0]),
+        (False, False, None, True, [3.0, -1.0]),
+    ],
+)
+def test_unsquashing_and_clipping_can_be_switched_per_call(
+    normalize: bool, clip: bool, unsquash_action: Any, clip_action: Any, want: list[float]
+) -> None:
+    box = spaces.Box(-2.0, 4.0, (2,), np.float32)
+    pipeline = action_pipeline(box, normalize_actions=normalize, clip_actions=clip)
+    switched = adjusted(pipeline, unsquash_action, clip_action)
+    np.testing.assert_allclose(switched(jnp.array([[3.0, -1.0]]))[0], want)
+    far = switched(jnp.array([[9.0, -9.0]]))[0]
+    clips = (normalize and unsquash_action is not False) or clip_action
+    clips = clips or (clip_action is None and clip and not normalize)
+    np.testing.assert_allclose(far, [4.0, -2.0] if clips else [9.0, -9.0])
+
+
+def test_only_what_is_squashed_is_unsquashed() -> None:
+    box = spaces.Box(-2.0, 4.0, (2,), np.float32)
+    pipeline = action_pipeline(box, normalize_actions=False, clip_actions=True)
+    with pytest.raises(ConfigError, match="unsquash_action=True has nothing to unsquash"):
+        adjusted(pipeline, True, None)
+    discrete = action_pipeline(
+        spaces.Discrete(3, start=-1), normalize_actions=True, clip_actions=False
+    )
+    assert adjusted(discrete, False, True) is discrete
