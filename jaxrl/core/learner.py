@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree, Rollout
+from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree, Rollout, Transition
 
 S = TypeVar("S")
 B = TypeVar("B")
@@ -41,6 +41,23 @@ class Learner(Protocol[S, B]):
 
         `metrics` are means over the last epoch's updates, NaN if all of them were skipped.
         """
+        ...
+
+
+class ReplayLearner(Protocol[S]):
+    """What the file of an algorithm with replay defines. Both are pure.
+
+    `S` has `sgd`, whose `params` are the module's, and `hparams`, with `gamma` among them.
+    """
+
+    def init(self, key: Key) -> S:
+        """The first state. Consumes the key."""
+        ...
+
+    def update(
+        self, state: S, batch: Transition, progress: Progress, key: Key
+    ) -> tuple[S, Metrics]:
+        """One gradient step, target networks included; the metrics have a `td_error` `[N]`."""
         ...
 
 

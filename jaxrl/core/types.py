@@ -34,6 +34,7 @@ class Columns:
     STATE_IN = "state_in"
     STATE_OUT = "state_out"
     EMBEDDINGS = "embeddings"
+    TD_ERROR = "td_error"
     ADVANTAGES = "advantages"
     VALUE_TARGETS = "value_targets"
     LOSS_MASK = "loss_mask"
@@ -74,6 +75,24 @@ class Rollout:
     mask: Bool[Array, "T B"]
     extras: dict[str, PyTree]
     carry_in: PyTree = None
+
+
+@pytree
+class Transition:
+    """Rows for one gradient step of an algorithm with replay, `[N, ...]`, as the module sees them.
+
+    `reward` is the sum of the discounted rewards of up to n steps and `discount` what the value of
+    `next_obs` is multiplied with, `gamma ** steps * (1 - terminated)`. `next_obs` comes after the
+    last of these steps, before any reset, so that truncated episodes bootstrap. `weight` is the
+    row's importance weight, 0 where a row is no transition.
+    """
+
+    obs: PyTree
+    action: PyTree
+    reward: Float[Array, " N"]
+    discount: Float[Array, " N"]
+    next_obs: PyTree
+    weight: Float[Array, " N"]
 
 
 @pytree
