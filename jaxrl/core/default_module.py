@@ -155,6 +155,7 @@ class ActorCriticModule(RLModule):
             activation=get_activation(config.conv_activation),
             kernel_init=config.initializer("conv_kernel_initializer"),
             bias_init=config.initializer("conv_bias_initializer"),
+            use_layernorm=config.conv_use_layernorm,
         )
         mlp = MLP(
             hiddens=tuple(config.fcnet_hiddens),

@@ -75,6 +75,8 @@ class DefaultModelConfig:
     - `head_fcnet_*_initializer` take effect (in RLlib's PPO nothing reads them), and
       `pi_head_kernel_initializer` and `vf_head_kernel_initializer`, which are ours, are those of
       the output layers: a policy head of `orthogonal` with gain 0.01 starts near uniform.
+    - `conv_use_layernorm` is ours too: RLlib has it in its encoders (`cnn_use_layernorm`), but not
+      among these settings.
     """
 
     fcnet_hiddens: tuple[int, ...] | list[int] = _setting(
@@ -109,6 +111,9 @@ class DefaultModelConfig:
         None, _initializer, "Initialiser of the convolutions' biases; None is zeros."
     )
     conv_bias_initializer_kwargs: dict[str, Any] | None = _setting(None, _kwargs, "Its keywords.")
+    conv_use_layernorm: bool = _setting(
+        False, _flag, "LayerNorm over the channels after each convolution."
+    )
     head_fcnet_hiddens: tuple[int, ...] | list[int] = _setting(
         (), _hiddens, "Sizes of the hidden layers of each head."
     )

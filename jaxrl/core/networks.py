@@ -213,12 +213,16 @@ class MLP(nn.Module):
 
 
 class CNN(nn.Module):
-    """Convolutions over `[..., H, W, C]`, flattened at the end."""
+    """Convolutions over `[..., H, W, C]`, flattened at the end.
+
+    An optional LayerNorm over the channels follows each of them, before the activation.
+    """
 
     filters: tuple[ConvFilter, ...]
     activation: Activation = jax.nn.relu
     kernel_init: Initializer = _default()
     bias_init: Initializer = _init.zeros
+    use_layernorm: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch h w c"]) -> Float[Array, "*batch m"]:
@@ -233,6 +237,8 @@ class CNN(nn.Module):
                 bias_init=self.bias_init,
                 name=f"conv_{i}",
             )(x)
+            if self.use_layernorm:
+                x = nn.LayerNorm(name=f"norm_{i}")(x)
             x = self.activation(x)
         return x.reshape(*batch_shape, -1)
 

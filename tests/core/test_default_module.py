@@ -171,6 +171,7 @@ SETTINGS = {
         "conv_bias_initializer": "constant",
         "conv_bias_initializer_kwargs": {"val": 0.5},
     },
+    "conv_use_layernorm": {"conv_use_layernorm": True},
     "head_fcnet_hiddens": {"head_fcnet_hiddens": [7]},
     "head_fcnet_activation": {"head_fcnet_activation": "tanh"},
     "head_fcnet_kernel_initializer": {"head_fcnet_kernel_initializer": "orthogonal"},

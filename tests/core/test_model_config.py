@@ -40,6 +40,7 @@ RLLIB_DEFAULTS = {
     "vf_share_layers": False,
 }
 OURS = {
+    "conv_use_layernorm",
     "pi_head_kernel_initializer",
     "pi_head_kernel_initializer_kwargs",
     "vf_head_kernel_initializer",
@@ -128,6 +129,7 @@ def test_unknown_and_double_names():
         ("conv_activation", "nope", "no known activation"),
         ("conv_filters", [[16, 4]], r"conv_filters\[0\]"),
         ("fcnet_use_layernorm", 1, "True or False"),
+        ("conv_use_layernorm", 1, "True or False"),
         ("vf_share_layers", "no", "True or False"),
         ("free_log_std", None, "True or False"),
         ("log_std_clip_param", 0.0, "above 0"),

@@ -126,6 +126,23 @@ def test_layernorm_follows_each_layer():
     np.testing.assert_allclose(y.std(axis=-1), np.ones(4), rtol=1e-3)
 
 
+def test_layernorm_follows_each_convolution():
+    """Over the channels: a pixel's are standardised, whatever the other pixels'."""
+    x = jax.random.normal(jax.random.key(0), (4, 6, 5, 2))
+    filters = ((7, (3, 3), (1, 1), "same"), (3, (3, 3), (1, 1), "valid"))
+    plain, cnn = (
+        CNN(filters=filters, activation=get_activation("linear"), use_layernorm=use)
+        for use in (False, True)
+    )
+    params = cnn.init(jax.random.key(1), x)["params"]
+    assert sorted(params) == ["conv_0", "conv_1", "norm_0", "norm_1"]
+    assert params["norm_0"]["scale"].shape == (7,)
+    assert sorted(plain.init(jax.random.key(2), x)["params"]) == ["conv_0", "conv_1"]
+    y = cnn.apply({"params": params}, x).reshape(4, 4, 3, 3)
+    np.testing.assert_allclose(y.mean(axis=-1), np.zeros((4, 4, 3)), atol=1e-5)
+    np.testing.assert_allclose(y.std(axis=-1), np.ones((4, 4, 3)), rtol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("shape", "size"),
     [((84, 84, 4), 3136), ((64, 64, 3), 2048), ((10, 10, 4), 1024), ((3, 3, 1), 16)],
