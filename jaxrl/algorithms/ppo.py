@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import Schedule, field, fluent, non_negative, positive, unit_interval
-from jaxrl.config.groups import OnPolicyTraining
+from jaxrl.config.groups import AdvantageTraining
 from jaxrl.core.bootstrap import values_and_successors
 from jaxrl.core.hparams import HParams, current_values
 from jaxrl.core.learner import SgdState
@@ -25,7 +25,7 @@ from jaxrl.ops import losses, returns
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PPOTraining(OnPolicyTraining):
+class PPOTraining(AdvantageTraining):
     """Settings of Schulman et al. 2017, section 6.1; defaults are RLlib's."""
 
     clip_param: float = field(

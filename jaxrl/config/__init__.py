@@ -2,7 +2,7 @@
 
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import Schedule, field, fluent
-from jaxrl.config.groups import OnPolicyTraining, Training
+from jaxrl.config.groups import AdvantageTraining, OnPolicyTraining, Training
 from jaxrl.config.plan import BatchPlan, choose_num_devices
 from jaxrl.config.registry import (
     get_algorithm_config,
@@ -12,6 +12,7 @@ from jaxrl.config.registry import (
 )
 
 __all__ = [
+    "AdvantageTraining",
     "AlgorithmConfig",
     "BatchPlan",
     "OnPolicyTraining",

@@ -10,11 +10,11 @@ from jaxrl.config.fields import (
     positive,
     unit_interval,
 )
-from jaxrl.config.groups import OnPolicyTraining
+from jaxrl.config.groups import AdvantageTraining
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AsyncTraining(OnPolicyTraining):
+class AsyncTraining(AdvantageTraining):
     """What IMPALA and APPO have in common: V-trace, stale actors, and batches used again."""
 
     vtrace: bool = field(

@@ -155,6 +155,12 @@ class OnPolicyTraining(Training):
     shuffle_batch_per_epoch: bool = field(
         default=True, doc="Draws new minibatches in every epoch; False repeats the first epoch's."
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdvantageTraining(OnPolicyTraining):
+    """What algorithms have that learn from advantages."""
+
     normalize_advantages: bool | Literal["batch", "minibatch"] = field(
         default=True,
         doc="Advantages to mean 0 and deviation 1, over the train batch (True, 'batch') or over "
