@@ -12,7 +12,9 @@ from jaxrl.config.fields import fluent
 from jaxrl.config.modules import resolve_module_spec
 from jaxrl.config.names import refuse_group
 from jaxrl.config.plan import make_plan
-from jaxrl.config.request import batch_request
+from jaxrl.config.replay_groups import OffPolicyTraining
+from jaxrl.config.replay_plan import replay_plan
+from jaxrl.config.request import batch_request, refuse_markers
 from jaxrl.config.validate import validate
 from jaxrl.errors import ConfigError
 
@@ -94,6 +96,9 @@ class AlgorithmConfig(ConfigBuilder):
         Raises:
             BatchSizeError: Explicit values do not divide; names the values that would.
         """
+        if isinstance(self.training_settings, OffPolicyTraining):
+            refuse_markers(self)
+            return replay_plan(self)
         return make_plan(batch_request(self))
 
     def explain(self, **facts: Any) -> str:
@@ -134,6 +139,12 @@ class AlgorithmConfig(ConfigBuilder):
     ) -> "RLModuleSpec":
         """The module to build: the user's or the algorithm's, with `model_config` merged in."""
         return resolve_module_spec(self, observation_space, action_space)
+
+    def module_settings(self) -> dict[str, Any]:
+        """What of the algorithm's own settings shapes its module, its `algorithm_config`."""
+        if not isinstance(self.training_settings, OffPolicyTraining):
+            return {}
+        return {"num_envs": self.plan().total_envs}
 
     def get_multi_rl_module_spec(self, **arguments: Any) -> NoReturn:
         """Refused: there is one module."""

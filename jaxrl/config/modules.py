@@ -21,6 +21,7 @@ def resolve_module_spec(
         observation_space=spec.observation_space or observation_space,
         action_space=spec.action_space or action_space,
         model_config=_merged(spec, config.rl_module_settings.model_config),
+        algorithm_config={**config.module_settings(), **spec.algorithm_config},
     )
 
 
@@ -60,7 +61,13 @@ def _chosen_spec(config: "AlgorithmConfig") -> "RLModuleSpec":
 
 
 def _is_default(spec: "RLModuleSpec") -> bool:
-    return spec.module_class is None
+    """Whether the model settings are those of the default networks."""
+    from jaxrl.core.model_config import DefaultModelConfig
+
+    if spec.module_class is None:
+        return True
+    # A class of any other kind is refused when it is built.
+    return getattr(spec.module_class, "model_config_class", None) is DefaultModelConfig
 
 
 def _merged(spec: "RLModuleSpec", given: Any) -> Any:

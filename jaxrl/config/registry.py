@@ -14,6 +14,7 @@ _CONFIGS: dict[str, str] = {
     "PG": "jaxrl.algorithms.ppo:PGConfig",
     "IMPALA": "jaxrl.algorithms.impala:IMPALAConfig",
     "APPO": "jaxrl.algorithms.appo:APPOConfig",
+    "DQN": "jaxrl.algorithms.dqn:DQNConfig",
 }
 
 

@@ -40,9 +40,14 @@ class RLModule:
     Attributes:
         distribution: How the actions of `action_space` are distributed; set before `setup`.
         network: The flax module whose parameters `init` makes.
+        algorithm_config: Settings of the algorithm that shape its modules, such as `dueling`.
     """
 
     log_std_clip: ClassVar[float] = 20.0
+    trains_on_sequences: ClassVar[bool] = True
+    """Whether a carry matters to the loss; False where it only shapes the noise of exploration."""
+    model_config_class: ClassVar[type[Any] | None] = None
+    """What checks `model_config`; None leaves that to the module."""
 
     network: nn.Module
     distribution: ActionDistribution
@@ -53,7 +58,9 @@ class RLModule:
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
         model_config: Any = None,
+        algorithm_config: Mapping[str, Any] | None = None,
     ) -> None:
+        self.algorithm_config = algorithm_config or {}
         self.observation_space = observation_space
         self.action_space = action_space
         self.model_config = {} if model_config is None else model_config
@@ -170,6 +177,7 @@ class RLModuleSpec:
     observation_space: gymnasium.Space[Any] | None = None
     action_space: gymnasium.Space[Any] | None = None
     model_config: Any = None
+    algorithm_config: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
     def build(self) -> RLModule:
         """The module, checked against its spaces by `check_module`.
@@ -188,10 +196,12 @@ class RLModuleSpec:
                     f"RLModuleSpec.{name} is {space!r}; it must be a gymnasium space."
                 )
         module_class = self._resolve_class()
+        given = {"algorithm_config": self.algorithm_config} if self.algorithm_config else {}
         module = module_class(
             observation_space=cast(Any, self.observation_space),
             action_space=cast(Any, self.action_space),
             model_config=self.model_config,
+            **given,
         )
         check_module(module)
         return module

@@ -1,15 +1,20 @@
 """From a config to a run's pure functions: environment, connectors, module, learner, runner."""
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
+import jax
 
 from jaxrl.buffers.circular import Circular
 from jaxrl.buffers.on_policy import OnPolicy
+from jaxrl.buffers.replay import Replay
 from jaxrl.config.arithmetic import BatchPlan
 from jaxrl.config.async_groups import AsyncTraining
 from jaxrl.config.placement import resolve_placement
+from jaxrl.config.replay_groups import OffPolicyTraining
+from jaxrl.config.replay_plan import ReplayPlan
 from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline, ObservationPipeline
 from jaxrl.core.rl_module import RLModule, check_module
 from jaxrl.envs.context import EnvContext
@@ -18,9 +23,11 @@ from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv, make
 from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import ConfigError, ModuleError
+from jaxrl.runners.guard import Guard
 from jaxrl.runners.in_graph import InGraph
 from jaxrl.runners.learning import Learning
 from jaxrl.runners.pipelines import action_pipeline, learner_pipeline, observation_pipeline
+from jaxrl.runners.replay_settings import replay_of
 from jaxrl.runners.rollout import Acting, Sampler
 
 if TYPE_CHECKING:
@@ -41,6 +48,16 @@ class Assembly:
     acting: Acting
     plan: BatchPlan
     runner: Learning
+    max_buffer_bytes: int | None = None
+    """None is left to what the devices have."""
+
+    @functools.cached_property
+    def buffer_bytes(self) -> int:
+        """The size of the replay buffer over all devices."""
+        state = jax.eval_shape(
+            lambda key: self.runner.init_learning(key, self.plan.total_envs), jax.random.key(0)
+        )
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.buffer))
 
     @property
     def module(self) -> RLModule:
@@ -74,19 +91,38 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
         assert isinstance(made, MadeEnv)
         sampler = make_sampler(config, made)
         explore = config.env_runners_settings.explore
-        parts = learning_parts(config, made, sampler)
+        parts = learning_parts(config, made, sampler, in_graph=True)
         interval = 1
         if isinstance(config.training_settings, AsyncTraining):
             interval = config.training_settings.broadcast_interval
         runner = InGraph(acting=sampler, explore=explore, broadcast_interval=interval, **parts)
-        return Assembly(made=made, acting=sampler, plan=config.plan(), runner=runner)
+        return Assembly(
+            made=made,
+            acting=sampler,
+            plan=config.plan(),
+            runner=runner,
+            max_buffer_bytes=_max_buffer_bytes(config),
+        )
     acting = make_acting(config, made)
-    runner = Learning(acting=acting, **learning_parts(config, made, acting))
-    return Assembly(made=made, acting=acting, plan=config.plan(), runner=runner)
+    runner = Learning(acting=acting, **learning_parts(config, made, acting, in_graph=False))
+    return Assembly(
+        made=made,
+        acting=acting,
+        plan=config.plan(),
+        runner=runner,
+        max_buffer_bytes=_max_buffer_bytes(config),
+    )
+
+
+def _max_buffer_bytes(config: "AlgorithmConfig") -> int | None:
+    training = config.training_settings
+    if not isinstance(training, OffPolicyTraining) or training.max_buffer_bytes == "auto":
+        return None
+    return training.max_buffer_bytes
 
 
 def learning_parts(
-    config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv, acting: Acting
+    config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv, acting: Acting, *, in_graph: bool
 ) -> dict[str, Any]:
     """The fields of `Learning` but for `acting`."""
     plan, training = config.plan(), config.training_settings
@@ -96,20 +132,30 @@ def learning_parts(
     )
     return {
         "learner": learner,
-        "experience": OnPolicy(
-            num_epochs=plan.num_epochs,
-            num_minibatches=plan.num_minibatches,
-            num_shards=plan.num_shards,
-            reshuffle=training.shuffle_batch_per_epoch,
-        ),
+        "experience": _experience(config, plan, acting, in_graph=in_graph),
         "learner_pipeline": _learner_pipeline(config, made, acting),
         "num_envs": plan.num_envs,
         "num_steps": plan.rollout_fragment_length,
         "ring_size": max(MIN_RING_SIZE, reporting.metrics_num_episodes_for_smoothing),
-        "on_nonfinite": faults.on_nonfinite,
-        "nonfinite_tolerance": faults.nonfinite_updates_tolerance,
+        "guard": Guard(
+            on_nonfinite=faults.on_nonfinite, tolerance=faults.nonfinite_updates_tolerance
+        ),
         "circular": _circular(config),
     }
+
+
+def _experience(
+    config: "AlgorithmConfig", plan: BatchPlan, acting: Acting, *, in_graph: bool
+) -> OnPolicy | Replay:
+    """What the rows of a gradient step are drawn from."""
+    if isinstance(plan, ReplayPlan):
+        return replay_of(config, plan, acting, in_graph=in_graph)
+    return OnPolicy(
+        num_epochs=plan.num_epochs,
+        num_minibatches=plan.num_minibatches,
+        num_shards=plan.num_shards,
+        reshuffle=config.training_settings.shuffle_batch_per_epoch,
+    )
 
 
 def _circular(config: "AlgorithmConfig") -> Circular | None:
@@ -207,7 +253,7 @@ def make_module(
     """The module of the config's spec for the spaces between the pipelines, checked."""
     spec = config.get_rl_module_spec(obs_pipeline.spaces[-1], action_pipeline.module_space)
     module = spec.build()
-    if module.initial_carry(1) is not None:
+    if module.trains_on_sequences and module.initial_carry(1) is not None:
         raise ModuleError(
             f"{type(module).__name__} is recurrent (initial_carry is not None); the learners of this "
             "version would ignore its state, so use a module without one."

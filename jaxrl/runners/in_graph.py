@@ -56,8 +56,8 @@ class InGraph(Learning):
 
         def more(carry: _RunCarry) -> Bool[Array, ""]:
             going = carry.summary.train_batches < num_batches
-            if self.on_nonfinite == "raise":
-                going = going & (carry.state.guard.in_a_row < self.nonfinite_tolerance)
+            if self.guard.on_nonfinite == "raise":
+                going = going & (carry.state.guard.in_a_row < self.guard.tolerance)
             return going
 
         def body(carry: _RunCarry) -> _RunCarry:

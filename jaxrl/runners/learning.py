@@ -13,12 +13,15 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl.buffers.circular import Circular, CircularState
 from jaxrl.buffers.on_policy import OnPolicy, flatten_time, take_rows
+from jaxrl.buffers.replay import Replay
 from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.hparams import current_values
 from jaxrl.core.learner import NONFINITE, select
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Progress, PyTree, Rollout
 from jaxrl.runners.blank import blank_rollout
+from jaxrl.runners.guard import Guard
+from jaxrl.runners.replaying import Replaying, stored
 from jaxrl.runners.ring import (
     EpisodeSums,
     empty_fault_log,
@@ -44,15 +47,20 @@ class Learning:
 
     learner: Any
     acting: Acting
-    experience: OnPolicy
+    experience: OnPolicy | Replay
     learner_pipeline: LearnerPipeline
     num_envs: int
     num_steps: int
     ring_size: int
-    on_nonfinite: str
-    nonfinite_tolerance: int
+    guard: Guard
     circular: Circular | None = None
     axis_name: str | None = None
+
+    @property
+    def _epochs_of(self) -> OnPolicy:
+        """The minibatches of a run that learns from fresh batches."""
+        assert isinstance(self.experience, OnPolicy)
+        return self.experience
 
     @property
     def batch_steps(self) -> int:
@@ -85,7 +93,7 @@ class Learning:
             ring=empty_ring(shards, self.ring_size),
             faults=empty_fault_log(shards),
             guard=GuardState(
-                snapshot=learner_state if self.on_nonfinite == "rollback" else None,
+                snapshot=learner_state if self.guard.on_nonfinite == "rollback" else None,
                 in_a_row=jnp.zeros((), jnp.int32),
                 num_rollbacks=jnp.zeros((), jnp.int32),
                 num_nonfinite=jnp.zeros((), jnp.uint32),
@@ -93,20 +101,21 @@ class Learning:
             progress=Progress.zero(),
             key=run_key,
         )
-        if self.circular is None:
-            return state
-        return replace(state, buffer=self._empty_buffer(self.circular, state))
+        return replace(state, buffer=self._empty_buffer(state))
 
-    def _empty_buffer(self, circular: Circular, state: TrainState) -> CircularState:
-        """For rollouts as the learner takes them."""
+    def _empty_buffer(self, state: TrainState) -> PyTree:
+        """For rollouts as they are kept, if they are."""
 
-        def learned_from() -> Rollout:
+        def kept() -> Rollout:
             raw = blank_rollout(self.acting, self.actor(state), self.num_steps, self.num_envs)
             per_env = self.learner_pipeline.init_per_env(self.num_envs)
             connectors = replace(state.connectors, per_env=per_env)
-            return replace(self._received(connectors, raw)[1], carry_in=None)
+            received = replace(self._received(connectors, raw)[1], carry_in=None)
+            return stored(self.acting, raw, received) if self.circular is None else received
 
-        return circular.init(jax.eval_shape(learned_from))
+        if isinstance(self.experience, Replay):
+            return self.experience.init(jax.eval_shape(kept))
+        return () if self.circular is None else self.circular.init(jax.eval_shape(kept))
 
     def no_summary(self, state: TrainState, metrics: Metrics) -> Summary:
         """The summary of no train batch, for metrics of these shapes."""
@@ -134,7 +143,21 @@ class Learning:
         )
         lesson = Lesson(learner=state.learner, guard=state.guard, updates=progress.updates)
         buffer: PyTree = ()
-        if self.circular is None:
+        if isinstance(self.experience, Replay):
+            kept = stored(self.acting, data.rollout, rollout)
+            buffer = self.experience.add(state.buffer, kept, data.env_index, data.record.env_step)
+            replaying = Replaying(
+                replay=self.experience,
+                learner=self.learner,
+                acting=self.acting,
+                num_envs=rollout.reward.shape[1],
+                guard=self.guard,
+                axis_name=self.axis_name,
+            )
+            buffer, lesson, metrics = replaying.learn(
+                buffer, connectors.obs, lesson, progress, batch_key
+            )
+        elif self.circular is None:
             lesson, metrics = self._learn_from(lesson, rollout, progress, batch_key)
         else:
             buffer = self.circular.add(state.buffer, replace(rollout, carry_in=None))
@@ -175,8 +198,8 @@ class Learning:
         batch, prepared = self.learner.prepare(before.learner, rollout, progress)
         learned, done = self._epochs(before.learner, batch, progress, shuffle_key, update_key)
         learned = self.learner.finish(learned, done.last_epoch, progress)
-        guard, learned = self._guard(before.guard, before.learner, learned, done.skipped)
-        updates = before.updates.add(self.experience.num_updates)
+        guard, learned = self.guard.after_batch(before.guard, before.learner, learned, done.skipped)
+        updates = before.updates.add(self._epochs_of.num_updates)
         return Lesson(learner=learned, guard=guard, updates=updates), {**done.every, **prepared}
 
     def _learn_again(
@@ -225,26 +248,27 @@ class Learning:
         update_key: Key,
     ) -> tuple[Any, Learned]:
         """Every minibatch of every epoch: the means of their metrics, and which were skipped."""
+        experience = self._epochs_of
         num_steps, num_envs = jax.tree.leaves(batch)[0].shape[:2]
         flat = flatten_time(batch)
-        here = num_envs * self.experience.num_shards // self.num_envs
+        here = num_envs * experience.num_shards // self.num_envs
         device = 0 if self.axis_name is None else jax.lax.axis_index(self.axis_name)
         shards = device * here + jnp.arange(here, dtype=jnp.int32)
-        orders = self.experience.orders(shuffle_key, shards)
+        orders = experience.orders(shuffle_key, shards)
         names: list[str] = []
 
         def body(s: Any, i: Int[Array, ""]) -> tuple[Any, Float[Array, " M"]]:
-            rows = self.experience.rows(i, orders, num_steps, num_envs)
+            rows = experience.rows(i, orders, num_steps, num_envs)
             now = replace(progress, updates=progress.updates.add(i))
             key = jax.random.fold_in(update_key, i)
             s, metrics = self.learner.update(s, take_rows(flat, rows), now, key)
             names[:] = sorted(metrics)
             return s, jnp.stack([metrics[name].astype(jnp.float32) for name in names])
 
-        updates = jnp.arange(self.experience.num_updates, dtype=jnp.int32)
+        updates = jnp.arange(experience.num_updates, dtype=jnp.int32)
         learner_state, table = jax.lax.scan(body, learner_state, updates)
         skipped = table[:, names.index(NONFINITE)] > 0.5
-        last = self.experience.num_minibatches
+        last = experience.num_minibatches
         means = jnp.stack(
             [_mean_of_good(table, skipped), _mean_of_good(table[-last:], skipped[-last:])]
         )
@@ -254,28 +278,6 @@ class Learning:
             {name: row[i] for i, name in enumerate(names) if name != NONFINITE} for row in means
         )
         return learner_state, Learned(every=every, last_epoch=last_epoch, skipped=skipped)
-
-    def _guard(
-        self, guard: GuardState, before: Any, learned: Any, skipped: Bool[Array, " U"]
-    ) -> tuple[GuardState, Any]:
-        """Count skipped updates; after too many in a row return to the last good state.
-
-        The last good state is the one that the latest train batch without a skipped update
-        started from: its parameters are known to give finite gradients.
-        """
-        tail = _length_of_tail(skipped)
-        in_a_row = jnp.where(skipped.all(), guard.in_a_row + tail, tail)
-        num_nonfinite = guard.num_nonfinite + skipped.sum(dtype=jnp.uint32)
-        guard = replace(guard, in_a_row=in_a_row, num_nonfinite=num_nonfinite)
-        if self.on_nonfinite != "rollback":
-            return guard, learned
-        roll_back = in_a_row >= self.nonfinite_tolerance
-        return replace(
-            guard,
-            snapshot=select(~skipped.any(), before, guard.snapshot),
-            in_a_row=jnp.where(roll_back, 0, in_a_row),
-            num_rollbacks=guard.num_rollbacks + roll_back,
-        ), select(roll_back, guard.snapshot, learned)
 
 
 @pytree
@@ -301,9 +303,3 @@ def summed(before: Summary, data: Sampled, metrics: Metrics) -> Summary:
         train_batches=before.train_batches + 1,
         learned_batches=before.learned_batches + learned,
     )
-
-
-def _length_of_tail(flags: Bool[Array, " U"]) -> Int[Array, ""]:
-    """How many of the last entries in a row are set."""
-    tail = jnp.argmax(~flags[::-1]).astype(jnp.int32)
-    return jnp.where(flags.all(), flags.shape[0], tail)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from jaxrl.buffers.replay import Replay
 from jaxrl.config.plan import choose_num_devices
 from jaxrl.core.types import Device
 from jaxrl.envs.registry import MadeEnv
@@ -53,6 +54,7 @@ def check_memory(assembly: Assembly, devices: list[Device]) -> None:
     Raises:
         ConfigError: A lower bound of the memory needed is more than the device has.
     """
+    check_buffer(assembly, devices)
     plan = assembly.plan
     if plan.train_batch_size > MAX_ROWS:
         raise ConfigError(
@@ -70,6 +72,31 @@ def check_memory(assembly: Assembly, devices: list[Device]) -> None:
         )
 
 
+def check_buffer(assembly: Assembly, devices: list[Device]) -> None:
+    """Refuse a replay buffer that is too large, before it is allocated.
+
+    Raises:
+        ConfigError: Names its size, and a capacity that fits.
+    """
+    replay = assembly.runner.experience
+    if not isinstance(replay, Replay):
+        return
+    limit = assembly.max_buffer_bytes
+    if limit is None:
+        shared = devices[0].platform == "cpu"
+        memory = memory_limit(devices[0])
+        limit = None if memory is None else memory * (1 if shared else len(devices)) // 2
+    if limit is None or assembly.buffer_bytes <= limit:
+        return
+    capacity = replay.length * replay.num_envs
+    fits = int(capacity * (limit / assembly.buffer_bytes))
+    raise ConfigError(
+        f"replay_buffer_config['capacity']={capacity} needs {assembly.buffer_bytes / 2**30:.2f} "
+        f"GiB, more than max_buffer_bytes allows ({limit / 2**30:.2f} GiB): set the capacity to at "
+        f"most {fits}, or raise max_buffer_bytes."
+    )
+
+
 def required_bytes(assembly: Assembly) -> int:
     """A lower bound of the memory of one train batch: the state, the rollout and the targets."""
     if not assembly.in_graph:
@@ -82,6 +109,8 @@ def required_bytes(assembly: Assembly) -> int:
         _, _, rollout, _ = runner.sampler.rollout(
             runner.actor(state), state.env, state.carry, state.env_params, runner.num_steps
         )
+        if isinstance(runner.experience, Replay):
+            return state, rollout
         seen = runner.sampler.observed(state.connectors.obs, rollout)
         batch, _ = runner.learner.prepare(state.learner, seen, state.progress)
         return state, rollout, batch
@@ -100,4 +129,5 @@ def _state_and_rollout_bytes(assembly: Assembly) -> int:
     space = spaces_of(assembly.made)[0]
     observation = sum(part.nbytes for part in map(np.asarray, jax.tree.leaves(space.sample())))
     kept = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-    return kept + 2 * observation * plan.train_batch_size
+    rows = plan.num_envs * plan.rollout_fragment_length
+    return kept + 2 * observation * rows

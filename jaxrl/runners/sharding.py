@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxrl.buffers.circular import CircularState
+from jaxrl.buffers.replay import ReplayState
 from jaxrl.core.types import Device, PyTree
 from jaxrl.runners.in_graph import InGraph
 from jaxrl.runners.learning import Learning
@@ -31,6 +32,8 @@ def state_specs(state: TrainState) -> TrainState:
     buffer = whole.buffer
     if isinstance(state.buffer, CircularState):
         buffer = dataclasses.replace(buffer, batches=fill(state.buffer.batches, BATCHES))
+    if isinstance(state.buffer, ReplayState):
+        buffer = replay_specs(state.buffer)
     return dataclasses.replace(
         whole,
         buffer=buffer,
@@ -42,6 +45,19 @@ def state_specs(state: TrainState) -> TrainState:
             whole.connectors, per_env=fill(state.connectors.per_env, ALONG)
         ),
     )
+
+
+def replay_specs(state: ReplayState) -> ReplayState:
+    """Rows are divided by environment, priorities by shard."""
+
+    def fill(tree: PyTree, spec: PartitionSpec) -> PyTree:
+        return jax.tree.map(lambda _: spec, tree)
+
+    whole, priorities = fill(state, WHOLE), state.priorities
+    if priorities is not None:
+        priorities = dataclasses.replace(whole.priorities, tree=fill(priorities.tree, ALONG))
+    rows = dataclasses.replace(whole.rows, experience=fill(state.rows.experience, ALONG))
+    return ReplayState(rows=rows, priorities=priorities, streams=fill(state.streams, ALONG))
 
 
 def summary_specs(summary: Summary) -> Summary:

@@ -1,0 +1,347 @@
+"""Replay on the device: flashbax's trajectory storage, and transitions of n steps drawn from it.
+
+Rows lie as `[B, L]`, a ring for each environment, all written at the same place. Which rows are
+drawn depends on the logical shards of the environments and not on how many devices hold them.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flashbax.buffers import trajectory_buffer
+from flashbax.buffers.trajectory_buffer import TrajectoryBufferState
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from jaxrl.buffers import sum_tree
+from jaxrl.buffers.sum_tree import SumTree
+from jaxrl.core.struct import pytree, replace
+from jaxrl.core.types import Key, PyTree, Rollout, Transition
+from jaxrl.ops.schedules import Schedule
+
+MIN_PRIORITY = 1e-6
+"""Added to |td_error|, so that every row keeps a chance (Schaul et al. 2016, section 3.3)."""
+
+
+@pytree
+class Priorities:
+    """A sum tree of each shard, `[G, ...]`, and the largest priority until now."""
+
+    tree: SumTree
+    largest: Float[Array, ""]
+
+
+@pytree
+class Streams:
+    """Where the latest row of each column came from, `[B]`: an environment, and its step."""
+
+    env_index: Int[Array, " B"]
+    env_step: UInt32[Array, " B"]
+
+
+@pytree
+class ReplayState:
+    """What is stored; `rows.experience` is a Rollout with the axes `[B, L]`.
+
+    `streams` is None where every rollout goes on where the one before it ended.
+    """
+
+    rows: TrajectoryBufferState[Any]
+    priorities: Priorities | None
+    streams: Streams | None
+
+
+@pytree
+class Drawn:
+    """Places in the storage, and the importance weight of each, `[N]`."""
+
+    env: Int[Array, " N"]
+    time: Int[Array, " N"]
+    weight: Float[Array, " N"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prioritization:
+    """Proportional prioritisation (Schaul et al. 2016, section 3.3).
+
+    Args:
+        alpha: Exponent of the priorities; 0 is uniform.
+        beta: Exponent of the importance weights, or its schedule over environment steps.
+    """
+
+    alpha: float
+    beta: Schedule
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Replay:
+    """Uniform or prioritised draws of transitions.
+
+    Args:
+        length: Rows of each environment, a multiple of the rollout's length.
+        num_envs: Environments B over all devices.
+        num_shards: Logical shards, each with an equal part of the environments and of a draw.
+        batch_size: Rows of one draw, over all devices.
+        num_updates: Draws for each rollout that is added.
+        n_step: Least and most steps of a transition; each row's number is drawn between them.
+        learning_starts: Stored rows from which on there is learning.
+        prioritization: None draws uniformly.
+        may_skip: Whether a column may go on with another environment, or after steps that were
+            lost, as with runners that come and go.
+    """
+
+    length: int
+    num_envs: int
+    num_shards: int
+    batch_size: int
+    num_updates: int
+    n_step: tuple[int, int]
+    learning_starts: int
+    prioritization: Prioritization | None = None
+    may_skip: bool = False
+
+    def init(self, rollout: Rollout) -> ReplayState:
+        """Nothing stored, for rollouts `[T, B, ...]` of these shapes and types."""
+        row = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), _kept(rollout))
+        num_envs = rollout.reward.shape[1]
+        rows = trajectory_buffer.init(row, num_envs, self.length)
+        streams = Streams(
+            env_index=jnp.full((num_envs,), -1, jnp.int32),
+            env_step=jnp.zeros((num_envs,), jnp.uint32),
+        )
+        return ReplayState(
+            rows=rows,
+            priorities=self._no_priorities(num_envs),
+            streams=streams if self.may_skip else None,
+        )
+
+    def _no_priorities(self, num_envs: int) -> Priorities | None:
+        if self.prioritization is None:
+            return None
+        shards = self._shards_of(num_envs)
+        tree = SumTree.zero(num_envs // shards * self.length)
+        return Priorities(
+            tree=jax.tree.map(lambda x: jnp.zeros((shards, *x.shape), x.dtype), tree),
+            largest=jnp.ones((), jnp.float32),
+        )
+
+    def _shards_of(self, num_envs: int) -> int:
+        return num_envs * self.num_shards // self.num_envs
+
+    def add(
+        self,
+        state: ReplayState,
+        rollout: Rollout,
+        env_index: Int[Array, " B"],
+        env_step: UInt32[Array, "T B"],
+    ) -> ReplayState:
+        """The oldest rows overwritten by those of a rollout `[T, B, ...]`.
+
+        New rows get the largest priority until now; rows that are no transitions are never drawn.
+
+        Args:
+            state: Of as many columns as the rollout.
+            rollout: T is that of every rollout.
+            env_index: The environment of each column.
+            env_step: Its number of steps before each row.
+        """
+        before, streams = state.streams, None
+        if before is not None:
+            goes_on = (before.env_index == env_index) & (before.env_step + 1 == env_step[0])
+            is_first = rollout.is_first.at[0].set(rollout.is_first[0] | ~goes_on)
+            rollout = replace(rollout, is_first=is_first)
+            streams = Streams(env_index=env_index, env_step=env_step[-1])
+        by_env = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), _kept(rollout))
+        return ReplayState(
+            rows=trajectory_buffer.add(state.rows, by_env),
+            priorities=self._with_new(state, by_env.mask),
+            streams=streams,
+        )
+
+    def _with_new(self, state: ReplayState, mask: Bool[Array, "B T"]) -> Priorities | None:
+        """The priorities after rows were written, before `state.rows` says so."""
+        if self.prioritization is None or state.priorities is None:
+            return None
+        num_envs, num_steps = mask.shape
+        shards = self._shards_of(num_envs)
+        times = state.rows.current_index + jnp.arange(num_steps, dtype=jnp.int32)
+        envs = jnp.arange(num_envs // shards, dtype=jnp.int32)
+        leaves = (envs[:, None] * self.length + (times % self.length)[None, :]).reshape(-1)
+        value = state.priorities.largest**self.prioritization.alpha
+        values = jnp.where(mask, value, 0.0).reshape(shards, -1)
+        tree = jax.vmap(sum_tree.set, (0, None, 0))(state.priorities.tree, leaves, values)
+        return replace(state.priorities, tree=tree)
+
+    def size(self, state: ReplayState) -> Int[Array, ""]:
+        """Rows that are stored for each environment."""
+        return jnp.where(state.rows.is_full, self.length, state.rows.current_index)
+
+    def can_learn(self, state: ReplayState) -> Bool[Array, ""]:
+        """Whether enough is stored."""
+        rows = -(-self.learning_starts // self.num_envs)
+        return self.size(state) >= jnp.minimum(max(rows, 1), self.length)
+
+    def draw(
+        self,
+        state: ReplayState,
+        priorities: Priorities | None,
+        key: Key,
+        shards: Int[Array, " S"],
+        env_steps: Float[Array, ""],
+        axis_name: str | None = None,
+    ) -> Drawn:
+        """Where the rows of one gradient step lie, equally many of each shard. Consumes the key.
+
+        Args:
+            state: With at least one row stored.
+            priorities: Of its rows, in place of the state's own.
+            key: The draw's, the same on every device.
+            shards: The logical shards that are here.
+            env_steps: What the schedule of beta goes by.
+            axis_name: Mesh axis that the shards are divided over, or None.
+        """
+        num_envs, size = state.rows.experience.mask.shape[0], self.size(state)
+        per_shard, share = num_envs // shards.shape[0], self.batch_size // self.num_shards
+        keys = jax.vmap(lambda shard: jax.random.fold_in(key, shard))(shards)
+        if self.prioritization is None or priorities is None:
+            places = jax.vmap(lambda k: jax.random.randint(k, (share,), 0, per_shard * size))(keys)
+            env, time = places // size, places % size
+            weight = None
+        else:
+            tree = priorities.tree
+            places = jax.vmap(lambda t, k: sum_tree.stratified(t, k, share))(tree, keys)
+            env, time = places // self.length, places % self.length
+            rows = (size * self.num_envs).astype(jnp.float32)
+            beta = self.prioritization.beta.value_at(env_steps)
+            weight = _importance(tree, places, rows / self.num_shards, beta, axis_name)
+        first = jnp.arange(shards.shape[0], dtype=jnp.int32) * per_shard
+        env, time = (env + first[:, None]).reshape(-1), time.reshape(-1)
+        is_transition = state.rows.experience.mask[env, time].astype(jnp.float32)
+        weight = is_transition if weight is None else weight.reshape(-1) * is_transition
+        return Drawn(env=env, time=time, weight=weight)
+
+    def transitions(
+        self, state: ReplayState, drawn: Drawn, gamma: Float[Array, ""], key: Key
+    ) -> Transition:
+        """The rows with up to n steps folded into each.
+
+        A fold ends with the episode, before a row that is no transition, and with the newest row;
+        the bootstrap then is from where it ended, after fewer steps. Consumes the key.
+        """
+        rows: Rollout = state.rows.experience
+
+        def take(x: Array, time: Int[Array, " N"]) -> Array:
+            return x[drawn.env, time]
+
+        def at(tree: PyTree, time: Int[Array, " N"]) -> PyTree:
+            return jax.tree.map(lambda x: take(x, time), tree)
+
+        if self.n_step == (1, 1):
+            reward, steps, last = take(rows.reward, drawn.time), 1.0, drawn.time
+        else:
+            limit = self._limits(key, drawn.time.shape[0])
+            reward, steps, last = self._folded(state, drawn, gamma, limit)
+        terminated = take(rows.terminated, last).astype(jnp.float32)
+        return Transition(
+            obs=at(rows.obs, drawn.time),
+            action=at(rows.action, drawn.time),
+            reward=reward,
+            discount=gamma**steps * (1.0 - terminated),
+            next_obs=at(rows.final_obs, last),
+            weight=drawn.weight,
+        )
+
+    def _limits(self, key: Key, num_rows: int) -> Int[Array, " N"]:
+        low, high = self.n_step
+        if low == high:
+            return jnp.full((num_rows,), high, jnp.int32)
+        return jax.random.randint(key, (num_rows,), low, high + 1)
+
+    def _folded(
+        self,
+        state: ReplayState,
+        drawn: Drawn,
+        gamma: Float[Array, ""],
+        limit: Int[Array, " N"],
+    ) -> tuple[Float[Array, " N"], Float[Array, " N"], Int[Array, " N"]]:
+        """The sum of the discounted rewards, of how many steps, and the last of these rows."""
+        rows: Rollout = state.rows.experience
+        newest = (state.rows.current_index - 1) % self.length
+        following = (newest - drawn.time) % self.length
+        goes_on = jnp.ones(drawn.time.shape, jnp.bool_)
+        reward = rows.reward[drawn.env, drawn.time]
+        steps = jnp.ones(drawn.time.shape, jnp.float32)
+        last, discount = drawn.time, gamma
+        for k in range(1, self.n_step[1]):
+            ended = rows.terminated[drawn.env, last] | rows.truncated[drawn.env, last]
+            time = (drawn.time + k) % self.length
+            continues = rows.mask[drawn.env, time] & ~rows.is_first[drawn.env, time]
+            goes_on = goes_on & ~ended & continues & (k <= following) & (k < limit)
+            reward = reward + jnp.where(goes_on, discount * rows.reward[drawn.env, time], 0.0)
+            steps = steps + goes_on
+            last = jnp.where(goes_on, time, last)
+            discount = discount * gamma
+        return reward, steps, last
+
+    def prioritize(
+        self,
+        priorities: Priorities,
+        drawn: Drawn,
+        td_error: Float[Array, " N"],
+        axis_name: str | None = None,
+    ) -> Priorities:
+        """The priorities with those of the drawn rows renewed, |td_error| + ε.
+
+        A row that is no transition keeps none, and one without a finite error keeps its own.
+        """
+        assert self.prioritization is not None
+        shards = priorities.tree.levels[0].shape[0]
+        per_shard = drawn.env.shape[0] // shards
+        fresh = jnp.abs(td_error) + MIN_PRIORITY
+        valid = (drawn.weight > 0.0) & jnp.isfinite(fresh)
+        first = jnp.arange(shards, dtype=jnp.int32) * self._envs_per_shard
+        env = drawn.env.reshape(shards, per_shard) - first[:, None]
+        leaves = env * self.length + drawn.time.reshape(shards, per_shard)
+        old = jax.vmap(sum_tree.get)(priorities.tree, leaves)
+        fresh, valid = fresh.reshape(shards, -1), valid.reshape(shards, -1)
+        values = jnp.where(valid, fresh**self.prioritization.alpha, old)
+        largest = jnp.max(jnp.where(valid, fresh, 0.0))
+        if axis_name is not None:
+            largest = jax.lax.pmax(largest, axis_name)
+        return Priorities(
+            tree=jax.vmap(sum_tree.set)(priorities.tree, leaves, values),
+            largest=jnp.maximum(priorities.largest, largest),
+        )
+
+    @property
+    def _envs_per_shard(self) -> int:
+        return self.num_envs // self.num_shards
+
+
+def _kept(rollout: Rollout) -> Rollout:
+    """What is stored of a rollout."""
+    return replace(rollout, extras={}, carry_in=None)
+
+
+def _importance(
+    tree: SumTree,
+    places: Int[Array, "S n"],
+    rows: Float[Array, ""],
+    beta: Float[Array, ""],
+    axis_name: str | None,
+) -> Float[Array, "S n"]:
+    """(M P(i))^-β over its maximum (Schaul et al. 2016, section 3.4), of shards drawn from alike.
+
+    Args:
+        tree: Of each shard.
+        places: The drawn leaves.
+        rows: M, the stored rows of a shard.
+        beta: The exponent.
+        axis_name: Mesh axis that the shards are divided over, or None.
+    """
+    share = jax.vmap(sum_tree.get)(tree, places) / jax.vmap(sum_tree.total)(tree)[:, None]
+    weight = (rows * share) ** -beta
+    largest = jnp.max(weight)
+    if axis_name is not None:
+        largest = jax.lax.pmax(largest, axis_name)
+    return weight / largest

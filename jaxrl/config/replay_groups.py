@@ -1,0 +1,158 @@
+"""Settings of the algorithms that learn from a replay buffer."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from jaxrl.config.fields import (
+    at_least_one,
+    check_knots,
+    field,
+    non_negative,
+    positive,
+    unit_interval,
+)
+from jaxrl.config.groups import Auto, Training
+from jaxrl.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+UNIFORM, PRIORITIZED = "uniform", "prioritized"
+_TYPES = {
+    UNIFORM: UNIFORM,
+    PRIORITIZED: PRIORITIZED,
+    "EpisodeReplayBuffer": UNIFORM,
+    "ReplayBuffer": UNIFORM,
+    "PrioritizedEpisodeReplayBuffer": PRIORITIZED,
+    "PrioritizedReplayBuffer": PRIORITIZED,
+}
+"""The types of buffers, RLlib's names among them."""
+MAX_N_STEP = 32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OffPolicyTraining(Training):
+    """What algorithms have that learn from a replay buffer."""
+
+    replay_buffer_config: dict[str, Any] = field(
+        default={"type": UNIFORM, "capacity": 50_000, "alpha": 0.6, "beta": 0.4},
+        doc="The buffer: `type` 'uniform' or 'prioritized' (RLlib's class names are understood), "
+        "`capacity` in transitions, and for prioritised draws the exponents `alpha` of the "
+        "priorities and `beta` of the importance weights, a number or a schedule. What is left out "
+        "keeps its default.",
+    )
+    num_steps_sampled_before_learning_starts: int = field(
+        default=1000,
+        check=non_negative,
+        doc="Transitions that are in the buffer before the first update.",
+    )
+    initial_random_timesteps: int = field(
+        default=0,
+        sweepable=True,
+        check=non_negative,
+        doc="Environment steps at the start of which the actions are uniformly random.",
+    )
+    training_intensity: float | None = field(
+        default=None,
+        check=positive,
+        doc="Transitions learned from for each one sampled; updates for each rollout follow from "
+        "it, exactly or not at all. None is one update for each rollout.",
+    )
+    n_step: int | tuple[int, int] = field(
+        default=1,
+        check=at_least_one,
+        doc="Steps of a transition before the bootstrap, or a pair (least, most), between which it "
+        "is drawn for each row.",
+    )
+    target_network_update_freq: int = field(
+        default=0,
+        check=non_negative,
+        doc="Environment steps between two updates of the target networks; 0 is with every "
+        "gradient step.",
+    )
+    tau: float = field(
+        default=1.0,
+        sweepable=True,
+        check=unit_interval,
+        doc="Share of the new parameters in an update of the target networks.",
+    )
+    store_buffer_in_checkpoints: bool | Auto = field(
+        default="auto",
+        doc="Whether checkpoints hold the buffer, without which a resumed run fills it anew before "
+        "it learns; 'auto' is True up to 1 GiB.",
+    )
+    max_buffer_bytes: int | Auto = field(
+        default="auto",
+        check=at_least_one,
+        doc="Memory that the buffer may take on all devices together; a larger one is refused "
+        "before it is allocated. 'auto' is half of what the devices have.",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BufferSettings:
+    """`replay_buffer_config`, complete and checked."""
+
+    type: str
+    capacity: int
+    alpha: float
+    beta: float | list[list[float]]
+
+
+def buffer_settings(config: "AlgorithmConfig") -> BufferSettings:
+    """What the buffer of a config is.
+
+    Raises:
+        ConfigError: An unknown key, or a value out of range; one sentence.
+    """
+    given = config.training_settings.replay_buffer_config
+    default = type(config).training_settings.replay_buffer_config
+    for key in given:
+        if key not in default:
+            raise ConfigError(
+                f"replay_buffer_config has {key!r}, but its settings are {', '.join(default)}."
+                f"{did_you_mean(key, default)}"
+            )
+    merged = {**default, **given}
+    kind = merged["type"]
+    if kind not in _TYPES:
+        raise ConfigError(
+            f"replay_buffer_config['type'] must be 'uniform' or 'prioritized', got {kind!r}."
+            f"{did_you_mean(str(kind), _TYPES)}"
+        )
+    capacity, alpha, beta = merged["capacity"], merged["alpha"], merged["beta"]
+    if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
+        raise ConfigError(
+            f"replay_buffer_config['capacity'] must be a whole number of transitions above 0, got "
+            f"{capacity!r}."
+        )
+    _check_exponent("alpha", alpha)
+    if isinstance(beta, list | tuple):
+        beta = [list(knot) for knot in beta]
+        check_knots("replay_buffer_config['beta']", beta)
+        for knot in beta:
+            _check_exponent("beta", knot[1])
+    else:
+        _check_exponent("beta", beta)
+    return BufferSettings(type=_TYPES[kind], capacity=capacity, alpha=alpha, beta=beta)
+
+
+def _check_exponent(name: str, value: Any) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= 1:
+        raise ConfigError(f"replay_buffer_config[{name!r}] must be between 0 and 1, got {value!r}.")
+
+
+def n_step_range(setting: int | tuple[int, int]) -> tuple[int, int]:
+    """The least and the most steps.
+
+    Raises:
+        ConfigError: They are no range, or more than 32.
+    """
+    low, high = setting if isinstance(setting, tuple) else (setting, setting)
+    if not 1 <= low <= high <= MAX_N_STEP:
+        raise ConfigError(
+            f"n_step must be a number from 1 to {MAX_N_STEP} or an ascending pair of them, got "
+            f"{setting!r}."
+        )
+    return low, high

@@ -1,0 +1,154 @@
+"""The arithmetic of training with replay: steps of a rollout, and updates that follow it."""
+
+import dataclasses
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from jaxrl.config.arithmetic import MAX_SHARDS, BatchPlan
+from jaxrl.config.plan import BatchSizeError
+from jaxrl.config.replay_groups import buffer_settings
+from jaxrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+MAX_INTENSITY_DENOMINATOR = 10_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReplayPlan(BatchPlan):
+    """How many of what one training step has, where its updates draw from a buffer.
+
+    A rollout of `num_envs * rollout_fragment_length` steps is followed by `num_minibatches`
+    updates of `minibatch_size = train_batch_size` rows each. `num_shards` divides `num_envs` and
+    `minibatch_size`.
+    """
+
+    buffer_length: int
+    """Transitions of each environment in the buffer, a multiple of the rollout's length."""
+
+    def describe(self) -> str:
+        """The arithmetic in one line."""
+        sampled = self.num_envs * self.rollout_fragment_length
+        return (
+            f"{self._columns()} x {self.rollout_fragment_length} steps = {sampled} into a buffer "
+            f"of {self.buffer_length * self.num_envs}, then {self.num_minibatches} "
+            f"update{'s' * (self.num_minibatches > 1)} of {self.train_batch_size}"
+        )
+
+
+def replay_plan(config: "AlgorithmConfig") -> ReplayPlan:
+    """The plan of a config with replay; explicit values are kept exactly or refused.
+
+    Raises:
+        ConfigError: Sizes that do not divide; one sentence that names what would work.
+    """
+    training, runners = config.training_settings, config.env_runners_settings
+    rows, num_runners = _rows(config), max(1, runners.num_env_runners)
+    envs = runners.num_envs_per_env_runner
+    envs_per_runner = 1 if envs == "auto" else envs
+    num_envs = num_runners * envs_per_runner
+    steps = runners.rollout_fragment_length
+    notes: list[str] = []
+    intensity = _intensity(training.training_intensity)
+    if steps == "auto":
+        steps = _free_length(intensity, num_envs, rows)
+        notes.append(f"rollout_fragment_length='auto': {steps}.")
+    if envs == "auto":
+        notes.append("num_envs_per_env_runner='auto': 1.")
+    updates = _updates(config, intensity, num_envs, steps, rows)
+    capacity = buffer_settings(config).capacity
+    length = capacity // (num_envs * steps) * steps
+    if length == 0:
+        raise ConfigError(
+            f"replay_buffer_config['capacity']={capacity} is less than one rollout of {num_envs} "
+            f"environments x {steps} steps; use at least {num_envs * steps}."
+        )
+    return ReplayPlan(
+        num_envs=num_envs,
+        rollout_fragment_length=steps,
+        train_batch_size=rows,
+        minibatch_size=rows,
+        num_minibatches=updates,
+        num_epochs=1,
+        num_shards=_shards(config, num_envs, rows),
+        num_env_runners=num_runners,
+        envs_per_runner=envs_per_runner,
+        buffer_length=length,
+        notes=tuple(notes),
+    )
+
+
+def _rows(config: "AlgorithmConfig") -> int:
+    """Rows of one update over all learners."""
+    training, explicit = config.training_settings, config.explicit
+    learners = max(1, config.learners_settings.num_learners)
+    share, whole = training.train_batch_size_per_learner, training.train_batch_size
+    if share is None:
+        if whole % learners:
+            raise BatchSizeError(
+                f"train_batch_size={whole} is not a multiple of num_learners={learners}; set it to "
+                f"{max(1, round(whole / learners)) * learners}."
+            )
+        return whole
+    if "train_batch_size" in explicit and whole != share * learners:
+        raise ConfigError(
+            f"train_batch_size={whole} is not train_batch_size_per_learner={share} for each of "
+            f"{learners} learner{'s' * (learners > 1)}; set only one of them."
+        )
+    return share * learners
+
+
+def _intensity(setting: float | None) -> Fraction | None:
+    """The setting as an exact ratio: 0.1 is a tenth, not the float next to it."""
+    if setting is None:
+        return None
+    return Fraction(setting).limit_denominator(MAX_INTENSITY_DENOMINATOR)
+
+
+def _free_length(intensity: Fraction | None, num_envs: int, rows: int) -> int:
+    """The shortest rollout after which the number of updates is whole."""
+    if intensity is None:
+        return 1
+    return (intensity * num_envs / rows).denominator
+
+
+def _updates(
+    config: "AlgorithmConfig", intensity: Fraction | None, num_envs: int, steps: int, rows: int
+) -> int:
+    """Updates for each rollout."""
+    if intensity is None:
+        return 1
+    updates = intensity * num_envs * steps / rows
+    if updates.denominator == 1:
+        return updates.numerator
+    below, above = math.floor(updates), math.ceil(updates)
+    ratios = [str(float(Fraction(n * rows, num_envs * steps))) for n in (below, above) if n > 0]
+    length = _free_length(intensity, num_envs, rows)
+    raise BatchSizeError(
+        f"training_intensity={config.training_settings.training_intensity} with {num_envs} "
+        f"environments x rollout_fragment_length={steps} and train_batch_size={rows} is "
+        f"{float(updates):g} updates for each rollout, not a whole number: set training_intensity "
+        f"to {' or '.join(ratios)}, or rollout_fragment_length to {length}."
+    )
+
+
+def _shards(config: "AlgorithmConfig", num_envs: int, rows: int) -> int:
+    """The number of shards that was set, or the largest of 8, 4, 2, 1 times what learners need."""
+    learners = max(1, config.learners_settings.num_learners)
+    common, wanted = math.gcd(num_envs, rows), config.learners_settings.num_shards
+    if num_envs % learners:
+        raise BatchSizeError(
+            f"{num_envs} environments cannot be divided over num_learners={learners}; set "
+            f"num_envs_per_env_runner to {learners}."
+        )
+    if wanted == "auto":
+        sizes = [learners * n for n in (8, 4, 2, 1) if learners * n <= MAX_SHARDS or n == 1]
+        return next(size for size in sizes if common % size == 0)
+    if common % wanted or wanted % learners:
+        raise BatchSizeError(
+            f"num_shards={wanted} must divide {num_envs} environments and train_batch_size={rows}, "
+            f"and be a multiple of {learners}; set it to {learners}."
+        )
+    return wanted
