@@ -192,18 +192,22 @@ def _call_initializer(name: str, kwargs: dict[str, Any], setting: str) -> Initia
 
 
 class MLP(nn.Module):
-    """Dense layers, each followed by an optional LayerNorm and the activation."""
+    """Dense layers, each followed by an optional LayerNorm and the activation.
+
+    `dense` makes the layers, called as `flax.linen.Dense` is.
+    """
 
     hiddens: tuple[int, ...]
     activation: Activation = jnp.tanh
     kernel_init: Initializer = _default()
     bias_init: Initializer = _init.zeros
     use_layernorm: bool = False
+    dense: Callable[..., nn.Module] = nn.Dense
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch m"]:
         for i, size in enumerate(self.hiddens):
-            x = nn.Dense(
+            x = self.dense(
                 size, kernel_init=self.kernel_init, bias_init=self.bias_init, name=f"dense_{i}"
             )(x)
             if self.use_layernorm:
@@ -249,11 +253,12 @@ class Head(nn.Module):
     num_outputs: int
     hidden: MLP
     kernel_init: Initializer = _default()
+    dense: Callable[..., nn.Module] = nn.Dense
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch m"]:
         x = self.hidden(x)
-        return nn.Dense(self.num_outputs, kernel_init=self.kernel_init, name="out")(x)
+        return self.dense(self.num_outputs, kernel_init=self.kernel_init, name="out")(x)
 
 
 _NATURE = ((32, 8, 4, "valid"), (64, 4, 2, "valid"), (64, 3, 1, "valid"))

@@ -1,0 +1,199 @@
+"""The module of value-based algorithms: one value, or a distribution of returns, for each action."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from gymnasium import spaces
+from jaxtyping import Array, Float, Int
+
+from jaxrl.core.action_space import ActionDistribution, describe_unsupported
+from jaxrl.core.encoder_module import Encoder, EncoderModule
+from jaxrl.core.exploration import draw_random, random_action, warming_up
+from jaxrl.core.networks import Head
+from jaxrl.core.noisy import NOISE, NoisyDense, draw_noise, noise_sizes
+from jaxrl.core.struct import pytree
+from jaxrl.core.types import Columns, Key, Params, PyTree
+from jaxrl.errors import SpaceError
+
+ATOM_LOGITS = "atom_logits"
+QUANTILES = "quantiles"
+
+
+class QNetwork(nn.Module):
+    """An encoder with a head, or with the two heads of a dueling network.
+
+    Parameters: `encoder`, `q_head`; with dueling `vf_head` too, and `q_head` gives advantages.
+    """
+
+    encoder: Encoder
+    q_head: Head
+    vf_head: Head | None
+    num_actions: int
+    width: int
+
+    def __call__(self, obs: Array) -> Float[Array, "*batch actions width"]:
+        """Q = V + A − mean A  (Wang et al. 2016, eq. 9), atom by atom where there are several."""
+        x = self.encoder(obs)
+        advantage = self.q_head(x)
+        advantage = advantage.reshape(*advantage.shape[:-1], self.num_actions, self.width)
+        if self.vf_head is None:
+            return advantage
+        value = self.vf_head(x)[..., None, :]
+        return value + advantage - jnp.mean(advantage, axis=-2, keepdims=True)
+
+
+@pytree
+class QDraws:
+    """What exploration draws for each environment, `[B, ...]`."""
+
+    coin: Float[Array, " B"]
+    random: PyTree
+    noise: PyTree
+
+
+class QModule(EncoderModule):
+    """Action values of a Discrete action space; greedy, or epsilon-greedy to explore.
+
+    `algorithm_config` says what the values are: `dueling`; `num_atoms` above 1 for probabilities
+    of the returns `support` (C51); `num_quantiles` above 1 for quantiles of the return (QR-DQN);
+    `noisy` dense layers with `sigma0`. `ACTION_DIST_INPUTS` are always the expected values, so
+    that the most likely action is the best one, and `ATOM_LOGITS` or `QUANTILES`,
+    `[*batch, actions, width]`, stand beside them. In exploration every environment has its own
+    noise; in inference there is none.
+    """
+
+    def make_distribution(self) -> ActionDistribution:
+        if not isinstance(self.action_space, spaces.Discrete):
+            raise SpaceError(
+                "Action values need a Discrete action space, not "
+                f"{describe_unsupported(self.action_space)}; use an algorithm with a policy, such "
+                "as SAC or PPO."
+            )
+        return super().make_distribution()
+
+    def setup(self) -> None:
+        config = self.algorithm_config
+        self.num_atoms: int = config.get("num_atoms", 1)
+        self.num_quantiles: int = config.get("num_quantiles", 1)
+        self.is_noisy: bool = config.get("noisy", False)
+        width = max(self.num_atoms, self.num_quantiles)
+        num_actions = self.distribution.input_dim
+        self.network = QNetwork(
+            encoder=self.make_encoder(),
+            q_head=self.make_head("vf_head", num_actions * width),
+            vf_head=self.make_head("vf_head", width) if config.get("dueling", False) else None,
+            num_actions=num_actions,
+            width=width,
+        )
+        shapes = jax.eval_shape(self.init, jax.random.key(0))
+        self._noise_sizes = noise_sizes(shapes)
+
+    def make_dense(self) -> Any:
+        if not self.algorithm_config.get("noisy", False):
+            return super().make_dense()
+        return partial(NoisyDense, sigma0=self.algorithm_config.get("sigma0", 0.5))
+
+    @property
+    def support(self) -> Float[Array, " atoms"]:
+        """The returns whose probabilities C51 learns, from v_min to v_max."""
+        config = self.algorithm_config
+        return jnp.linspace(config.get("v_min", -10.0), config.get("v_max", 10.0), self.num_atoms)
+
+    def draw_noise(self, key: Key, num_rows: int) -> PyTree:
+        """The noise of a forward pass for so many rows; None without noisy layers."""
+        return draw_noise(self._noise_sizes, key, (num_rows,)) if self.is_noisy else None
+
+    def draw(self, keys: Key) -> QDraws:
+        coin_keys, random_keys, noise_keys = jax.vmap(partial(jax.random.split, num=3))(keys).T
+        noise = None
+        if self.is_noisy:
+            noise = jax.vmap(partial(draw_noise, self._noise_sizes))(noise_keys)
+        return QDraws(
+            coin=jax.vmap(jax.random.uniform)(coin_keys),
+            random=draw_random(self.action_space, random_keys),
+            noise=noise,
+        )
+
+    def _forward(self, params: Params, obs: PyTree, noise: PyTree = None) -> dict[str, Any]:
+        collections = {} if noise is None else {NOISE: noise}
+        out = cast(Array, self.apply("__call__", params, obs, **collections))
+        if self.num_atoms > 1:
+            expected = jnp.sum(jax.nn.softmax(out) * self._broadcast_support(out.ndim), axis=-1)
+            return {Columns.ACTION_DIST_INPUTS: expected, ATOM_LOGITS: out}
+        if self.num_quantiles > 1:
+            return {Columns.ACTION_DIST_INPUTS: jnp.mean(out, axis=-1), QUANTILES: out}
+        return {Columns.ACTION_DIST_INPUTS: out[..., 0]}
+
+    def _broadcast_support(self, ndim: int) -> Float[Array, "..."]:
+        return self.support.reshape((1,) * (ndim - 1) + (-1,))
+
+    def forward_train(self, params: Params, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """All outputs for `batch["obs"]`, with the noise `batch["noise"]` if there is any."""
+        return self._forward(params, batch[Columns.OBS], batch.get(NOISE))
+
+    def forward_inference(
+        self,
+        params: Params,
+        obs: PyTree,
+        carry: PyTree = None,
+        hparams: Mapping[str, Any] | None = None,
+        progress: Any = None,
+        env_index: Int[Array, " B"] | None = None,
+        draws: PyTree = None,
+    ) -> dict[str, Any]:
+        """The best legal actions `[B]`, by the mean weights; their probability is 1."""
+        out = super().forward_inference(params, obs, carry, hparams, progress, env_index, draws)
+        return {**out, Columns.ACTION_LOGP: jnp.zeros(out[Columns.ACTIONS].shape, jnp.float32)}
+
+    def forward_exploration(
+        self,
+        params: Params,
+        obs: PyTree,
+        carry: PyTree,
+        hparams: Mapping[str, Any],
+        progress: Any,
+        env_index: Int[Array, " B"],
+        draws: QDraws,
+    ) -> dict[str, Any]:
+        """Epsilon-greedy actions `[B]`, all of them random while the run warms up.
+
+        Args:
+            params: The network's.
+            obs: `[B, ...]`.
+            carry: Passed on.
+            hparams: `epsilon`, `initial_random_timesteps`, and `epsilon_ladder` where epsilon
+                differs from environment to environment.
+            progress: Of the run.
+            env_index: Places of the environments among all of the run.
+            draws: What `draw` made.
+        """
+        out = self._forward(params, obs, draws.noise)
+        values = out[Columns.ACTION_DIST_INPUTS]
+        greedy = self.action_dist(values, obs).mode()
+        random, random_log_prob = random_action(
+            self.action_space, draws.random, self.action_mask(obs)
+        )
+        epsilon = jnp.where(warming_up(hparams, progress), 1.0, self._epsilon(hparams, env_index))
+        actions = jnp.where(draws.coin < epsilon, random, greedy)
+        probability = epsilon * jnp.exp(random_log_prob) + (1.0 - epsilon) * (actions == greedy)
+        return {
+            Columns.ACTIONS: actions,
+            Columns.ACTION_DIST_INPUTS: values,
+            Columns.ACTION_LOGP: jnp.log(probability),
+            Columns.STATE_OUT: carry,
+        }
+
+    def _epsilon(
+        self, hparams: Mapping[str, Any], env_index: Int[Array, " B"]
+    ) -> Float[Array, " B"]:
+        """ε, or ε^(1 + α i / (N − 1)) of the i-th of N environments (Horgan et al. 2018)."""
+        epsilon = jnp.broadcast_to(hparams["epsilon"], env_index.shape)
+        if "epsilon_ladder" not in hparams:
+            return epsilon
+        last = max(self.algorithm_config["num_envs"] - 1, 1)
+        place = jnp.minimum(env_index, last).astype(jnp.float32) / last
+        return epsilon ** (1.0 + hparams["epsilon_ladder"] * place)
