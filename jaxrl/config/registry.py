@@ -15,6 +15,7 @@ _CONFIGS: dict[str, str] = {
     "IMPALA": "jaxrl.algorithms.impala:IMPALAConfig",
     "APPO": "jaxrl.algorithms.appo:APPOConfig",
     "DQN": "jaxrl.algorithms.dqn:DQNConfig",
+    "PQN": "jaxrl.algorithms.pqn:PQNConfig",
 }
 
 

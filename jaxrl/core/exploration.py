@@ -16,13 +16,13 @@ from jaxrl.errors import SpaceError
 
 
 def warming_up(hparams: Mapping[str, Any], progress: Progress) -> Bool[Array, ""]:
-    """Whether the run has taken fewer steps than `initial_random_timesteps`.
+    """Whether the run has taken fewer steps than `initial_random_timesteps`, if there are any.
 
     Args:
         hparams: Current values by name.
         progress: Of the run, all environments together.
     """
-    return progress.env_steps.as_float() < hparams["initial_random_timesteps"]
+    return progress.env_steps.as_float() < hparams.get("initial_random_timesteps", 0.0)
 
 
 def draw_random(action_space: gymnasium.Space[Any], keys: Key) -> PyTree:

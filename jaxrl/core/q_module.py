@@ -165,8 +165,8 @@ class QModule(EncoderModule):
             params: The network's.
             obs: `[B, ...]`.
             carry: Passed on.
-            hparams: `epsilon`, `initial_random_timesteps`, and `epsilon_ladder` where epsilon
-                differs from environment to environment.
+            hparams: `epsilon`, `initial_random_timesteps` where there is a warm-up, and
+                `epsilon_ladder` where epsilon differs from environment to environment.
             progress: Of the run.
             env_index: Places of the environments among all of the run.
             draws: What `draw` made.

@@ -1,0 +1,200 @@
+"""PQN (Gallici et al. 2024, https://arxiv.org/abs/2407.04811): Q-learning from fresh batches.
+
+Many environments at a time stand in for the replay buffer, and a network with layer norm for the
+target network. Defaults are those of the authors' Atari runs (https://github.com/mttga/purejaxql).
+Deviations from their code: truncated episodes bootstrap from their final observation (there every
+end is a termination), and so does each row from its own successor (there the last row but one
+takes the value of the last row's).
+"""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.fields import Schedule, field, fluent, unit_interval
+from jaxrl.config.groups import OnPolicyTraining
+from jaxrl.core.bootstrap import successor_values
+from jaxrl.core.hparams import HParams, current_values
+from jaxrl.core.learner import SgdState, optimizer_of, sgd_step
+from jaxrl.core.policy_gradient import first_state
+from jaxrl.core.q_module import QModule
+from jaxrl.core.rl_module import RLModule, RLModuleSpec
+from jaxrl.core.struct import pytree, replace
+from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
+from jaxrl.ops import losses, returns
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PQNTraining(OnPolicyTraining):
+    """Settings of Gallici et al. 2024."""
+
+    lambda_: float = field(
+        default=0.65, doc="λ of the Q(λ) targets.", sweepable=True, check=unit_interval
+    )
+    epsilon: Schedule = field(
+        default=[[0, 1.0], [100_000, 0.05]],
+        sweepable=True,
+        check=unit_interval,
+        doc="Probability of a random action, or its schedule.",
+    )
+
+
+@pytree
+class PQNState:
+    """What PQN learns."""
+
+    sgd: SgdState
+    hparams: HParams
+
+
+@pytree
+class PQNBatch:
+    """Rows to learn from, `[T, B, ...]` or `[N, ...]`; `weight` is 0 where no transition is."""
+
+    obs: PyTree
+    action: Int[Array, "*batch"]
+    targets: Float[Array, "*batch"]
+    weight: Float[Array, "*batch"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PQNLearner:
+    """The squared error to Q(λ) targets."""
+
+    module: RLModule
+    settings: PQNTraining
+    axis_name: str | None = None
+    log_gradients: bool = False
+
+    def init(self, key: Key) -> PQNState:
+        sgd, hparams = first_state(self.module, self.settings, key)
+        return PQNState(sgd=sgd, hparams=hparams)
+
+    def prepare(
+        self, state: PQNState, rollout: Rollout, progress: Progress
+    ) -> tuple[PQNBatch, Metrics]:
+        """Gₜ = rₜ + γ ((1 − λ) maxₐ Q(sₜ, a) + λ Gₜ₊₁), Peng's Q(λ), of a train batch.
+
+        The maximum is over legal actions. Actions that are not greedy do not cut the return. The
+        values of states that were acted in are those which acting computed.
+        """
+        values = current_values(state.hparams, progress)
+        acted_on = rollout.extras[Columns.ACTION_DIST_INPUTS]
+        successors = successor_values(
+            partial(self._best_values, state.sgd.params),
+            rollout,
+            self._best(acted_on, rollout.obs),
+        )
+        ends = (rollout.terminated, rollout.truncated, rollout.mask)
+        targets = returns.lambda_returns(
+            rollout.reward, successors, *ends, values["gamma"], values["lambda_"]
+        )
+        moments = losses.masked_moments(targets, rollout.mask, self.axis_name)
+        batch = PQNBatch(
+            obs=rollout.obs,
+            action=rollout.action,
+            targets=targets,
+            weight=rollout.mask.astype(jnp.float32) / jnp.maximum(moments.fraction, 1e-8),
+        )
+        return batch, {
+            "curr_lr": values["lr"],
+            "curr_epsilon": values["epsilon"],
+            "qf_target_mean": moments.mean,
+            "qf_explained_var": losses.explained_variance(
+                targets, _taken(acted_on, rollout.action), rollout.mask, self.axis_name
+            ),
+        }
+
+    def _best_values(self, params: Params, obs: PyTree) -> Float[Array, " N"]:
+        out = self.module.forward_train(params, {Columns.OBS: obs})
+        return self._best(out[Columns.ACTION_DIST_INPUTS], obs)
+
+    def _best(self, q: Float[Array, "*batch n"], obs: PyTree) -> Float[Array, "*batch"]:
+        """maxₐ Q(s, a) over the legal actions."""
+        return _taken(q, self.module.action_dist(q, obs).mode())
+
+    def compute_loss(
+        self,
+        params: Params,
+        batch: PQNBatch,
+        values: dict[str, Float[Array, ""]],
+        key: Key,
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """L = ½ (Q(s, a) − G)², the mean over the rows.
+
+        The override point for a custom loss. Means are of `batch.weight * x`, so that rows that
+        are no transitions count for nothing.
+
+        Args:
+            params: The module's parameters, which the gradient is taken for.
+            batch: A minibatch, `[N, ...]`.
+            values: Current hyperparameters by name.
+            key: For losses that draw; PQN does not.
+        """
+        del values, key
+        out = self.module.forward_train(params, {Columns.OBS: batch.obs})
+        q = _taken(out[Columns.ACTION_DIST_INPUTS], batch.action)
+        loss = jnp.mean(batch.weight * 0.5 * jnp.square(q - batch.targets))
+        return loss, {"qf_loss": loss, "qf_mean": jnp.mean(batch.weight * q)}
+
+    def update(
+        self, state: PQNState, batch: PQNBatch, progress: Progress, key: Key
+    ) -> tuple[PQNState, Metrics]:
+        values = current_values(state.hparams, progress)
+        sgd, metrics = sgd_step(
+            lambda params: self.compute_loss(params, batch, values, key),
+            optimizer_of(self.settings, values),
+            state.sgd,
+            self.axis_name,
+            self.log_gradients,
+        )
+        return replace(state, sgd=sgd), metrics
+
+    def finish(self, state: PQNState, metrics: Metrics, progress: Progress) -> PQNState:
+        """Nothing: there is no target network."""
+        del metrics, progress
+        return state
+
+
+def _taken(q: Float[Array, "*batch n"], action: Int[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """Q(s, a) of given actions."""
+    # A sum against the one-hot: the gradient of a gather is a serial scatter on a CPU.
+    chosen = jax.nn.one_hot(action, q.shape[-1], dtype=jnp.bool_)
+    return jnp.sum(jnp.where(chosen, q, 0.0), axis=-1)
+
+
+class PQNConfig(AlgorithmConfig):
+    """Configuration of PQN."""
+
+    algo_name = "PQN"
+    env_runners_settings = dataclasses.replace(
+        AlgorithmConfig.env_runners_settings, rollout_fragment_length=32
+    )
+    training_settings: PQNTraining = PQNTraining(
+        lr=2.5e-4,
+        grad_clip=10.0,
+        optimizer="radam",
+        train_batch_size=4096,
+        num_epochs=2,
+        minibatch_size=128,
+    )
+    training = fluent("training_settings", PQNTraining)
+
+    def get_default_learner_class(self) -> type[PQNLearner]:
+        return PQNLearner
+
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        """Action values, with layer norm after every layer."""
+        return RLModuleSpec(
+            module_class=QModule,
+            model_config={
+                "fcnet_activation": "relu",
+                "fcnet_use_layernorm": True,
+                "conv_use_layernorm": True,
+                "head_fcnet_use_layernorm": True,
+            },
+        )
