@@ -20,10 +20,11 @@ from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import field, fluent, non_negative, positive, unit_interval
 from jaxrl.core.hparams import HParams, current_values
 from jaxrl.core.learner import SgdState
-from jaxrl.core.off_policy import forward_rows, mixed, vtrace_targets
+from jaxrl.core.off_policy import forward_rows, vtrace_targets
 from jaxrl.core.policy_gradient import descend, first_state
 from jaxrl.core.rl_module import RLModule
 from jaxrl.core.struct import pytree, replace
+from jaxrl.core.target import mixed
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
 from jaxrl.ops import losses
 

@@ -1,57 +1,100 @@
-"""DQN (Mnih et al. 2015) with double Q-learning and a target network."""
+"""DQN (Mnih et al. 2015, https://doi.org/10.1038/nature14236) and what was added to it, as settings.
+
+Double Q-learning (van Hasselt et al. 2016), dueling heads (Wang et al. 2016), n-step targets and
+prioritised replay (Schaul et al. 2016), C51 (Bellemare et al. 2017), QR-DQN (Dabney et al. 2018),
+noisy nets (Fortunato et al. 2018), Ape-X's ladder of epsilons (Horgan et al. 2018); Rainbow
+(Hessel et al. 2018) is all but two of them. Names and defaults are RLlib's; `num_quantiles` and
+`epsilon_ladder` are ours. Deviations: with `noisy`, all dense layers are noisy, those of the encoder
+too, with noise of its own for every row of a batch.
+"""
 
 import dataclasses
+from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, UInt32
+from jaxtyping import Array, Float
 
 from jaxrl.config.base import AlgorithmConfig
-from jaxrl.config.fields import Schedule, field, fluent
+from jaxrl.config.fields import (
+    Schedule,
+    at_least_one,
+    field,
+    finite,
+    fluent,
+    positive,
+    unit_interval,
+)
 from jaxrl.config.replay_groups import OffPolicyTraining
 from jaxrl.core.hparams import HParams, current_values
 from jaxrl.core.learner import SgdState, optimizer_of, sgd_step
-from jaxrl.core.off_policy import mixed
+from jaxrl.core.noisy import NOISE
 from jaxrl.core.policy_gradient import first_state
-from jaxrl.core.q_module import QModule
+from jaxrl.core.q_module import ATOM_LOGITS, QUANTILES, QModule
 from jaxrl.core.rl_module import RLModuleSpec
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, Transition
-from jaxrl.ops import losses
+from jaxrl.core.target import Target, first_target, followed
+from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Transition
+from jaxrl.errors import ConfigError
+from jaxrl.ops import losses, value_losses
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DQNTraining(OffPolicyTraining):
-    """Settings of DQN; names and defaults are RLlib's."""
+    """Settings of DQN and its variants."""
 
     epsilon: Schedule = field(
         default=[[0, 1.0], [10000, 0.05]],
         sweepable=True,
+        check=unit_interval,
         doc="Probability of a random action, or its schedule.",
+    )
+    epsilon_ladder: float | None = field(
+        default=None,
+        sweepable=True,
+        check=positive,
+        doc="Ape-X: the i-th of N environments explores with epsilon ** (1 + epsilon_ladder * i / "
+        "(N - 1)), its paper's alpha being 7; None gives all of them the same.",
     )
     double_q: bool = field(
         default=True, doc="The learned network picks the action that the target network values."
     )
     dueling: bool = field(default=True, doc="Values and advantages have heads of their own.")
+    num_atoms: int = field(
+        default=1,
+        check=at_least_one,
+        doc="C51: above 1, the probabilities of so many returns from v_min to v_max are learned.",
+    )
+    v_min: float = field(default=-10.0, check=finite, doc="Least return that C51 can represent.")
+    v_max: float = field(default=10.0, check=finite, doc="Largest return that C51 can represent.")
+    num_quantiles: int = field(
+        default=1, check=at_least_one, doc="QR-DQN: above 1, so many quantiles are learned."
+    )
+    noisy: bool = field(
+        default=False, doc="Dense layers have learned noise, which explores beside epsilon."
+    )
+    sigma0: float = field(
+        default=0.5, check=positive, doc="First noise of noisy layers, times 1 / sqrt(inputs)."
+    )
     td_error_loss_fn: Literal["huber", "mse"] = field(
-        default="huber", doc="The loss of a TD error."
+        default="huber",
+        doc="Loss of single values; C51 has the cross-entropy, QR-DQN the Huber loss of quantiles.",
     )
 
 
 @pytree
 class DQNState:
-    """What DQN learns; `target_age` is when the target network was renewed, in env steps."""
+    """What DQN learns."""
 
     sgd: SgdState
     hparams: HParams
-    target: Params
-    target_renewed: UInt32[Array, ""]
+    target: Target
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DQNLearner:
-    """The TD error's loss, and a target network."""
+    """The distance of action values, or of distributions of returns, from their targets."""
 
     module: QModule
     settings: DQNTraining
@@ -60,59 +103,83 @@ class DQNLearner:
 
     def init(self, key: Key) -> DQNState:
         sgd, hparams = first_state(self.module, self.settings, key)
-        return DQNState(
-            sgd=sgd,
-            hparams=hparams,
-            target=jax.tree.map(jnp.copy, sgd.params),
-            target_renewed=jnp.zeros((), jnp.uint32),
-        )
+        return DQNState(sgd=sgd, hparams=hparams, target=first_target(sgd.params))
 
-    def _targets(self, state: DQNState, batch: Transition) -> Float[Array, " N"]:
-        following = {Columns.OBS: batch.next_obs}
-        values = self.module.forward_train(state.target, following)[Columns.ACTION_DIST_INPUTS]
-        choosing = values
+    def targets(
+        self, params: Params, target_params: Params, batch: Transition, key: Key
+    ) -> Float[Array, "N *m"]:
+        """What is learned for the rows' actions: values, probabilities of atoms or quantiles.
+
+        The value of next_obs is that of its best legal action, by the learned network with
+        `double_q`, else by the target network itself. Networks have noise of their own.
+        """
+        choice_key, target_key = jax.random.split(key)
+        out = self._forward(target_params, batch.next_obs, target_key)
+        choosing = out
         if self.settings.double_q:
-            out = self.module.forward_train(state.sgd.params, following)
-            choosing = out[Columns.ACTION_DIST_INPUTS]
-        best = self.module.action_dist(choosing, batch.next_obs).mode()
-        value = jnp.take_along_axis(values, best[:, None], axis=-1)[:, 0]
-        return batch.reward + batch.discount * value
+            choosing = self._forward(params, batch.next_obs, choice_key)
+        ranking = choosing[Columns.ACTION_DIST_INPUTS]
+        best = self.module.action_dist(ranking, batch.next_obs).mode()
+        reward, discount = batch.reward, batch.discount
+        if ATOM_LOGITS in out:
+            probs = jax.nn.softmax(value_losses.rows_at_action(out[ATOM_LOGITS], best))
+            z = self.module.support
+            return value_losses.categorical_projection(reward, discount, probs, z)
+        if QUANTILES in out:
+            following = value_losses.rows_at_action(out[QUANTILES], best)
+            return reward[:, None] + discount[:, None] * following
+        return reward + discount * value_losses.at_action(out[Columns.ACTION_DIST_INPUTS], best)
 
     def compute_loss(
-        self, params: Params, batch: Transition, targets: Float[Array, " N"]
+        self, params: Params, batch: Transition, targets: Float[Array, "N *m"], key: Key
     ) -> tuple[Float[Array, ""], Metrics]:
-        out = self.module.forward_train(params, {Columns.OBS: batch.obs})
-        values = out[Columns.ACTION_DIST_INPUTS]
-        value = jnp.take_along_axis(values, batch.action[:, None], axis=-1)[:, 0]
-        td_error = value - targets
-        huber = self.settings.td_error_loss_fn == "huber"
-        loss = losses.huber_loss(td_error) if huber else 0.5 * jnp.square(td_error)
+        """The mean of `batch.weight` times the rows' losses.
+
+        The override point for a custom loss. `td_error`, by which rows are replayed, is that of
+        single values, and the loss itself of distributions. The key is for the network's noise.
+        """
+        out, action = self._forward(params, batch.obs, key), batch.action
+        value = value_losses.at_action(out[Columns.ACTION_DIST_INPUTS], action)
+        if ATOM_LOGITS in out:
+            logits = value_losses.rows_at_action(out[ATOM_LOGITS], action)
+            loss = error = value_losses.cross_entropy(logits, targets)
+        elif QUANTILES in out:
+            quantiles = value_losses.rows_at_action(out[QUANTILES], action)
+            loss = error = value_losses.quantile_huber_loss(quantiles, targets)
+        else:
+            error = value - targets
+            huber = self.settings.td_error_loss_fn == "huber"
+            loss = losses.huber_loss(error) if huber else jnp.square(error)
+        mean = partial(losses.masked_mean, mask=batch.weight > 0.0, axis_name=self.axis_name)
         return jnp.mean(batch.weight * loss), {
-            "qf_mean": jnp.mean(value),
-            Columns.TD_ERROR: td_error,
+            "qf_mean": mean(value),
+            "td_error_mean": mean(jnp.abs(error)),
+            Columns.TD_ERROR: error,
         }
 
     def update(
         self, state: DQNState, batch: Transition, progress: Progress, key: Key
     ) -> tuple[DQNState, Metrics]:
-        del key
         values, settings = current_values(state.hparams, progress), self.settings
-        targets = self._targets(state, batch)
+        target_key, loss_key = jax.random.split(key)
+        targets = self.targets(state.sgd.params, state.target.params, batch, target_key)
         sgd, metrics = sgd_step(
-            lambda params: self.compute_loss(params, batch, targets),
+            lambda params: self.compute_loss(params, batch, targets, loss_key),
             optimizer_of(settings, values),
             state.sgd,
             self.axis_name,
             self.log_gradients,
         )
-        age = progress.env_steps.low - state.target_renewed
-        due = age >= settings.target_network_update_freq
-        return replace(
-            state,
-            sgd=sgd,
-            target=mixed(due, values["tau"], sgd.params, state.target),
-            target_renewed=jnp.where(due, progress.env_steps.low, state.target_renewed),
-        ), metrics
+        frequency = settings.target_network_update_freq
+        target = followed(state.target, sgd.params, metrics, progress, values["tau"], frequency)
+        metrics = {**metrics, "curr_lr": values["lr"], "curr_epsilon": values["epsilon"]}
+        return replace(state, sgd=sgd, target=target), metrics
+
+    def _forward(self, params: Params, obs: PyTree, key: Key) -> dict[str, Any]:
+        batch = {Columns.OBS: obs}
+        if self.settings.noisy:
+            batch[NOISE] = self.module.draw_noise(key, jax.tree.leaves(obs)[0].shape[0])
+        return self.module.forward_train(params, batch)
 
 
 class DQNConfig(AlgorithmConfig):
@@ -120,7 +187,13 @@ class DQNConfig(AlgorithmConfig):
 
     algo_name = "DQN"
     training_settings: DQNTraining = DQNTraining(
-        lr=5e-4, grad_clip=40.0, target_network_update_freq=500
+        lr=5e-4,
+        grad_clip=40.0,
+        target_network_update_freq=500,
+        replay_buffer_config={"type": "prioritized", "capacity": 50_000, "alpha": 0.6, "beta": 0.4},
+    )
+    reporting_settings = dataclasses.replace(
+        AlgorithmConfig.reporting_settings, min_sample_timesteps_per_iteration=1000
     )
     training = fluent("training_settings", DQNTraining)
 
@@ -128,7 +201,47 @@ class DQNConfig(AlgorithmConfig):
         return DQNLearner
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
-        return RLModuleSpec(module_class=QModule, model_config={"fcnet_activation": "relu"})
+        return RLModuleSpec(module_class=QModule)
 
     def module_settings(self) -> dict[str, Any]:
-        return {**super().module_settings(), "dueling": self.training_settings.dueling}
+        names = ("dueling", "num_atoms", "v_min", "v_max", "num_quantiles", "noisy", "sigma0")
+        return super().module_settings() | {name: self[name] for name in names}
+
+    def validate(self) -> None:
+        super().validate()
+        training = self.training_settings
+        if training.num_atoms > 1 and training.num_quantiles > 1:
+            raise ConfigError(
+                f"num_atoms={training.num_atoms} (C51) and num_quantiles={training.num_quantiles} "
+                "(QR-DQN) exclude each other; set one of them to 1."
+            )
+        if training.v_min >= training.v_max:
+            raise ConfigError(
+                f"v_min must be below v_max, got {training.v_min} and {training.v_max}; they "
+                "bound the returns of C51."
+            )
+
+
+class RainbowConfig(DQNConfig):
+    """DQN with the values of Hessel et al. 2018, table 1."""
+
+    algo_name = "Rainbow"
+    training_settings: DQNTraining = dataclasses.replace(
+        DQNConfig.training_settings,
+        num_atoms=51,
+        noisy=True,
+        epsilon=0.0,
+        n_step=3,
+        lr=6.25e-5,
+        optimizer={"name": "adam", "eps": 1.5e-4},
+        grad_clip=10.0,
+        num_steps_sampled_before_learning_starts=20_000,
+        training_intensity=8.0,  # a batch of 32 every 4 steps
+        target_network_update_freq=8000,
+        replay_buffer_config={
+            "type": "prioritized",
+            "capacity": 1_000_000,
+            "alpha": 0.5,
+            "beta": [[0, 0.4], [50_000_000, 1.0]],
+        },
+    )

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from jaxrl.core.bootstrap import successor_values
 from jaxrl.core.policy_gradient import weighted_advantages
@@ -102,8 +102,3 @@ def vtrace_targets(
         "curr_lr": values["lr"],
         "curr_entropy_coeff": values["entropy_coeff"],
     }
-
-
-def mixed(due: Bool[Array, ""], tau: Float[Array, ""], new: PyTree, old: PyTree) -> PyTree:
-    """A target network after `new` was mixed into it, τ new + (1 − τ) old, where that is due."""
-    return jax.tree.map(lambda x, y: jnp.where(due, tau * x + (1.0 - tau) * y, y), new, old)
