@@ -35,7 +35,7 @@ def cache_variables(folder: str) -> dict[str, str]:
 
 
 def interleaved(
-    workers: Mapping[str, Worker], setting: Setting, rounds: int
+    workers: Mapping[str, Worker], settings: Mapping[str, dict[str, Any]], rounds: int
 ) -> dict[str, dict[str, Any]]:
     """Set every peer up, one measurement to warm up, then `rounds` times each in turn.
 
@@ -43,7 +43,7 @@ def interleaved(
     """
     peers: dict[str, dict[str, Any]] = {}
     for name, worker in workers.items():
-        peers[name] = {**worker.ask("setup", setting=setting.to_dict()), "steps_per_s": []}
+        peers[name] = {**worker.ask("setup", setting=settings[name]), "steps_per_s": []}
     order = list(workers)
     for number in range(rounds + 1):
         first = number % len(order)
@@ -60,8 +60,20 @@ def throughput(
     workers: Mapping[str, Worker], setting: Setting, rounds: int, ours: str = launch.OURS
 ) -> dict[str, Any]:
     """Environment steps a second of every peer at one setting, and ours over each of the others."""
+    settings = {name: setting.to_dict() for name in workers}
+    measured = compared(workers, settings, rounds, ours)
+    return {"setting": setting.to_dict(), "env_steps": setting.env_steps, **measured}
+
+
+def compared(
+    workers: Mapping[str, Worker],
+    settings: Mapping[str, dict[str, Any]],
+    rounds: int,
+    ours: str,
+) -> dict[str, Any]:
+    """Environment steps a second of every peer, each with a setting of its own."""
     before = load_average()
-    peers = interleaved(workers, setting, rounds)
+    peers = interleaved(workers, settings, rounds)
     ratios = {}
     if ours in peers:
         for name, peer in peers.items():
@@ -70,13 +82,7 @@ def throughput(
                 ratios[name] = as_dict(ratio)
     for peer in peers.values():
         peer["median"] = as_dict(median_interval(peer["steps_per_s"]))
-    return {
-        "setting": setting.to_dict(),
-        "env_steps": setting.env_steps,
-        "peers": peers,
-        "ratios": ratios,
-        "load": [before, load_average()],
-    }
+    return {"peers": peers, "ratios": ratios, "load": [before, load_average()]}
 
 
 def flow(worker: Worker, setting: Setting, rounds: int) -> dict[str, Any]:

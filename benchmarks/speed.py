@@ -1,4 +1,4 @@
-"""How fast jaxrl's PPO is, beside others, in one run: `python -m benchmarks.speed`.
+"""How fast jaxrl is, beside others, in one run: `python -m benchmarks.speed`.
 
 See `benchmarks/README.md` for what is measured and how.
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import host, host_report, machine, measure
+from benchmarks import host, host_report, machine, measure, replay, replay_report
 from benchmarks.peers import launch
 from benchmarks.report import markdown
 from benchmarks.settings import DEFAULT_SETTINGS, Setting, parse_setting
@@ -83,7 +83,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--suite",
         choices=(*SUITES, "all"),
         default="in_graph",
-        help="environments in the compiled program, or on the host (default: %(default)s)",
+        help="PPO with environments in the compiled program, PPO on the host, or DQN and SAC with "
+        "replay in the compiled program (default: %(default)s)",
     )
     parser.add_argument(
         "--settings",
@@ -212,6 +213,14 @@ SUITES = {
         parts=host.PARTS,
         run=host.run,
         markdown=host_report.markdown,
+    ),
+    "replay": Suite(
+        stem="replay",
+        peers=replay.PEERS,
+        known_peers=replay.PEERS,
+        parts=replay.PARTS,
+        run=replay.run,
+        markdown=replay_report.markdown,
     ),
 }
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from benchmarks import replay_settings as replay
 from benchmarks.worker import ROOT, Worker
 
 OURS, HANDWRITTEN, TUNED, REJAX = "jaxrl", "handwritten", "handwritten-tuned", "rejax"
@@ -66,6 +67,14 @@ _TABLE = {
     RLLIB_LOCAL: _rllib("--runners", "0", "--envs", "8"),
     RLLIB_2X4: _rllib("--runners", "2", "--envs", "4"),
     RLLIB_2X8: _rllib("--runners", "2", "--envs", "8"),
+    replay.OURS: Peer(module=("benchmarks.peers.jaxrl_replay_worker",)),
+    replay.SB3: Peer(
+        module=("benchmarks.peers.sb3.replay_worker", "--threads", "1"), environment="sb3"
+    ),
+    replay.SB3_THREADS: Peer(module=("benchmarks.peers.sb3.replay_worker",), environment="sb3"),
+    replay.SBX: Peer(module=("benchmarks.peers.sbx.worker",), environment="sbx"),
+    replay.REJAX: Peer(module=("benchmarks.peers.rejax.replay_worker",), environment="rejax"),
+    replay.PRODUCTS: Peer(module=("benchmarks.peers.products_worker",)),
 }
 
 

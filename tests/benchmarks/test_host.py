@@ -112,7 +112,7 @@ def test_all_suites_share_one_command(
 ) -> None:
     options = ["--peers", "jaxrl,jaxrl-local", "--parts", "throughput", "--settings", "64x32"]
     assert speed.main(["--suite", "all", *options, "--pairs", "1", "--out", str(tmp_path)]) == 0
-    names = {"speed.json", "speed.md", "host.json", "host.md"}
+    names = {f"{stem}.{kind}" for stem in ("speed", "host", "replay") for kind in ("json", "md")}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert {name for name, _ in asked} == {launch.OURS, launch.LOCAL}
     printed = capsys.readouterr().out

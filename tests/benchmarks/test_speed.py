@@ -42,7 +42,8 @@ SETTING = Setting(num_envs=64, num_steps=32, num_updates=10)
 
 def test_peers_take_turns_and_the_first_round_is_not_counted() -> None:
     log: list[str] = []
-    measured = measure.interleaved(fake_workers(log, a=1.0, b=2.0, c=3.0), SETTING, rounds=3)
+    settings = {name: SETTING.to_dict() for name in "abc"}
+    measured = measure.interleaved(fake_workers(log, a=1.0, b=2.0, c=3.0), settings, rounds=3)
     assert log == [*"abc", *"bca", *"cab", *"abc"]
     assert [len(peer["steps_per_s"]) for peer in measured.values()] == [3, 3, 3]
 

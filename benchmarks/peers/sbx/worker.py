@@ -1,0 +1,34 @@
+"""SBX, Stable-Baselines3 with networks of flax, as a peer; run by its own environment.
+
+What it has fixed: its DQN does not clip gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from sbx import DQN, SAC  # pyright: ignore[reportMissingImports]
+
+from benchmarks.peers.protocol import serve
+from benchmarks.peers.sb3.replay_worker import StableBaselinesPeer
+
+
+class SBXPeer(StableBaselinesPeer):
+    """One model at a time; learning goes on from run to run."""
+
+    def __init__(self) -> None:
+        packages = ("sbx-rl", "stable-baselines3", "jax", "flax", "gymnasium")
+        super().__init__({"DQN": DQN, "SAC": SAC}, packages)
+
+    def info(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {**super().info(request), "devices": jax.local_device_count()}
+
+
+def main() -> None:
+    peer = SBXPeer()
+    serve({"info": peer.info, "setup": peer.setup, "run": peer.run, "evaluate": peer.evaluate})
+
+
+if __name__ == "__main__":
+    main()
