@@ -13,7 +13,6 @@ from flashbax.buffers import trajectory_buffer
 from flashbax.buffers.trajectory_buffer import TrajectoryBufferState
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jaxrl.buffers import sum_tree
 from jaxrl.buffers.sum_tree import SumTree
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, PyTree, Rollout, Transition
@@ -169,7 +168,7 @@ class Replay:
         leaves = (envs[:, None] * self.length + (times % self.length)[None, :]).reshape(-1)
         value = state.priorities.largest**self.prioritization.alpha
         values = jnp.where(mask, value, 0.0).reshape(shards, -1)
-        tree = jax.vmap(sum_tree.set, (0, None, 0))(state.priorities.tree, leaves, values)
+        tree = jax.vmap(SumTree.set, (0, None, 0))(state.priorities.tree, leaves, values)
         return replace(state.priorities, tree=tree)
 
     def size(self, state: ReplayState) -> Int[Array, ""]:
@@ -209,7 +208,7 @@ class Replay:
             weight = None
         else:
             tree = priorities.tree
-            places = jax.vmap(lambda t, k: sum_tree.stratified(t, k, share))(tree, keys)
+            places = jax.vmap(lambda t, k: t.stratified(share, k))(tree, keys)
             env, time = places // self.length, places % self.length
             rows = (size * self.num_envs).astype(jnp.float32)
             beta = self.prioritization.beta.value_at(env_steps)
@@ -295,21 +294,21 @@ class Replay:
         A row that is no transition keeps none, and one without a finite error keeps its own.
         """
         assert self.prioritization is not None
-        shards = priorities.tree.levels[0].shape[0]
+        shards = priorities.tree.nodes.shape[0]
         per_shard = drawn.env.shape[0] // shards
         fresh = jnp.abs(td_error) + MIN_PRIORITY
         valid = (drawn.weight > 0.0) & jnp.isfinite(fresh)
         first = jnp.arange(shards, dtype=jnp.int32) * self._envs_per_shard
         env = drawn.env.reshape(shards, per_shard) - first[:, None]
         leaves = env * self.length + drawn.time.reshape(shards, per_shard)
-        old = jax.vmap(sum_tree.get)(priorities.tree, leaves)
+        old = jax.vmap(SumTree.get)(priorities.tree, leaves)
         fresh, valid = fresh.reshape(shards, -1), valid.reshape(shards, -1)
         values = jnp.where(valid, fresh**self.prioritization.alpha, old)
         largest = jnp.max(jnp.where(valid, fresh, 0.0))
         if axis_name is not None:
             largest = jax.lax.pmax(largest, axis_name)
         return Priorities(
-            tree=jax.vmap(sum_tree.set)(priorities.tree, leaves, values),
+            tree=jax.vmap(SumTree.set)(priorities.tree, leaves, values),
             largest=jnp.maximum(priorities.largest, largest),
         )
 
@@ -339,7 +338,7 @@ def _importance(
         beta: The exponent.
         axis_name: Mesh axis that the shards are divided over, or None.
     """
-    share = jax.vmap(sum_tree.get)(tree, places) / jax.vmap(sum_tree.total)(tree)[:, None]
+    share = jax.vmap(SumTree.get)(tree, places) / jax.vmap(SumTree.total)(tree)[:, None]
     weight = (rows * share) ** -beta
     largest = jnp.max(weight)
     if axis_name is not None:
