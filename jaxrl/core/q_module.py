@@ -18,6 +18,7 @@ from jaxrl.core.noisy import NOISE, NoisyDense, draw_noise, noise_sizes
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Columns, Key, Params, PyTree
 from jaxrl.errors import SpaceError
+from jaxrl.ops.value_losses import at_action
 
 ATOM_LOGITS = "atom_logits"
 QUANTILES = "quantiles"
@@ -134,6 +135,12 @@ class QModule(EncoderModule):
     def forward_train(self, params: Params, batch: Mapping[str, Any]) -> dict[str, Any]:
         """All outputs for `batch["obs"]`, with the noise `batch["noise"]` if there is any."""
         return self._forward(params, batch[Columns.OBS], batch.get(NOISE))
+
+    def compute_values(self, params: Params, obs: PyTree) -> Float[Array, "*batch"]:
+        """The values of the best legal actions."""
+        values = self._forward_policy(params, obs)
+        best = self.action_dist(values, obs).mode()
+        return at_action(values, best)
 
     def forward_inference(
         self,

@@ -135,6 +135,40 @@ def clipped_surrogate(ratio: ArrayLike, advantage: ArrayLike, clip_param: float)
     return loss
 
 
+def categorical_projection(
+    reward: float, discount: float, probs: ArrayLike, support: ArrayLike
+) -> FloatArray:
+    """Algorithm 1 of Bellemare et al. 2017: each atom's mass goes to its two neighbours."""
+    p, z = _floats(probs, support)
+    low, high = z[0], z[-1]
+    spacing = (high - low) / (len(z) - 1)
+    m = np.zeros(len(z))
+    for j in range(len(z)):
+        shifted = min(max(reward + discount * z[j], low), high)
+        b = (shifted - low) / spacing
+        lower, upper = int(np.floor(b)), int(np.ceil(b))
+        if lower == upper:
+            m[lower] += p[j]
+            continue
+        m[lower] += p[j] * (upper - b)
+        m[upper] += p[j] * (b - lower)
+    return m
+
+
+def quantile_huber_loss(quantiles: ArrayLike, target: ArrayLike, kappa: float) -> float:
+    """Equation 10 of Dabney et al. 2018, summed over the estimates and averaged over targets."""
+    theta, samples = _floats(quantiles, target)
+    total = 0.0
+    for i in range(len(theta)):
+        tau = (2 * i + 1) / (2 * len(theta))
+        for sample in samples:
+            u = sample - theta[i]
+            size = abs(u)
+            huber = 0.5 * u * u if size <= kappa else kappa * (size - 0.5 * kappa)
+            total += abs(tau - (1.0 if u < 0 else 0.0)) * huber / kappa / len(samples)
+    return total
+
+
 def mean_and_variance(rows: ArrayLike, mask: ArrayLike) -> tuple[FloatArray, FloatArray]:
     """Mean and sample variance of the unmasked rows `[N, ...]`."""
     kept = np.asarray(rows, np.float64)[np.asarray(mask, bool)]

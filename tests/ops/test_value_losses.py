@@ -1,0 +1,134 @@
+"""Value-based formulas against plain loops and rlax: eager, jitted and vmapped."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import rlax
+
+from jaxrl.ops import value_losses
+from jaxrl.testing import references
+
+N, ACTIONS, ATOMS = 40, 3, 11
+SUPPORT = jnp.linspace(-2.0, 3.0, ATOMS)
+
+
+def normal(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def check(fn, expected, *args, rtol=1e-5):
+    """Eager, jitted, one row at a time, and with two batch axes."""
+    for result in (fn(*args), jax.jit(fn)(*args), jax.vmap(fn)(*args)):
+        np.testing.assert_allclose(result, expected, rtol=rtol, atol=1e-5)
+    folded = fn(*(x.reshape(2, N // 2, *x.shape[1:]) for x in args))
+    np.testing.assert_allclose(folded.reshape(expected.shape), expected, rtol=rtol, atol=1e-5)
+
+
+def test_what_belongs_to_an_action():
+    values, several = normal(0, N, ACTIONS), normal(1, N, ACTIONS, ATOMS)
+    action = jnp.asarray(np.random.default_rng(2).integers(0, ACTIONS, N), jnp.int32)
+    rows = np.arange(N)
+    check(value_losses.at_action, np.asarray(values)[rows, action], values, action)
+    check(value_losses.rows_at_action, np.asarray(several)[rows, action], several, action)
+
+
+def test_values_of_other_actions_may_be_anything():
+    values = jnp.asarray([[1.0, jnp.nan, -jnp.inf]])
+    action = jnp.zeros((1,), jnp.int32)
+    assert value_losses.at_action(values, action) == 1.0
+    assert value_losses.rows_at_action(values[..., None], action) == 1.0
+    grad = jax.grad(lambda x: value_losses.at_action(x, action).sum())(values)
+    np.testing.assert_array_equal(grad, [[1.0, 0.0, 0.0]])
+
+
+def projected(reward, discount, probs):
+    return value_losses.categorical_projection(reward, discount, probs, SUPPORT)
+
+
+def test_categorical_projection():
+    # Rewards reach past both ends of the support; some rows end, some land on an atom exactly.
+    reward = 3.0 * normal(3, N)
+    discount = jnp.where(jnp.arange(N) % 4 == 0, 0.0, 0.9)
+    reward = reward.at[:4].set(jnp.asarray([0.5, -2.0, 3.0, 0.25]))
+    probs = jax.nn.softmax(2.0 * normal(4, N, ATOMS))
+    expected = np.stack(
+        [
+            references.categorical_projection(reward[i], discount[i], probs[i], SUPPORT)
+            for i in range(N)
+        ]
+    )
+    check(projected, expected, reward, discount, probs)
+    np.testing.assert_allclose(expected.sum(axis=-1), 1.0, rtol=1e-5)
+    theirs = jax.vmap(rlax.categorical_l2_project, (0, 0, None))(
+        reward[:, None] + discount[:, None] * SUPPORT[None], probs, SUPPORT
+    )
+    np.testing.assert_allclose(projected(reward, discount, probs), theirs, atol=1e-5)
+
+
+def test_the_projection_keeps_the_mean_inside_the_support_and_no_gradient():
+    reward, discount = 0.2 * normal(5, N), jnp.full((N,), 0.5)
+    probs = jax.nn.softmax(normal(6, N, ATOMS))
+    mean = jnp.sum(projected(reward, discount, probs) * SUPPORT[None], axis=-1)
+    wanted = reward + discount * jnp.sum(probs * SUPPORT[None], axis=-1)
+    np.testing.assert_allclose(mean, wanted, atol=1e-5)
+    grad = jax.grad(lambda r: projected(r, discount, probs)[:, 0].sum())(reward)
+    np.testing.assert_array_equal(grad, np.zeros(N))
+
+
+def test_the_loss_of_c51_is_that_of_rlax():
+    logits, following = normal(7, N, ACTIONS, ATOMS), normal(8, N, ACTIONS, ATOMS)
+    choosing = normal(9, N, ACTIONS)
+    rng = np.random.default_rng(10)
+    action = jnp.asarray(rng.integers(0, ACTIONS, N), jnp.int32)
+    reward, discount = normal(11, N), jnp.asarray(rng.random(N), jnp.float32)
+    best = jnp.argmax(choosing, axis=-1)
+    probs = jax.nn.softmax(value_losses.rows_at_action(following, best))
+    target = projected(reward, discount, probs)
+    taken = value_losses.rows_at_action(logits, action)
+    theirs = jax.vmap(rlax.categorical_double_q_learning, (None, 0, 0, 0, 0, None, 0, 0))(
+        SUPPORT, logits, action, reward, discount, SUPPORT, following, choosing
+    )
+    np.testing.assert_allclose(value_losses.cross_entropy(taken, target), theirs, rtol=1e-4)
+    log_probs = np.asarray(taken, np.float64)
+    log_probs = log_probs - np.log(np.exp(log_probs).sum(axis=-1, keepdims=True))
+    expected = -(np.asarray(target) * log_probs).sum(axis=-1)
+    check(value_losses.cross_entropy, expected, taken, target)
+
+
+@pytest.mark.parametrize("kappa", [1.0, 0.3])
+@pytest.mark.parametrize("samples", [7, 13])
+def test_quantile_huber_loss(kappa, samples):
+    quantiles, target = normal(12, N, 7), 2.0 * normal(13, N, samples)
+
+    def ours(quantiles, target):
+        return value_losses.quantile_huber_loss(quantiles, target, kappa)
+
+    expected = np.asarray(
+        [references.quantile_huber_loss(quantiles[i], target[i], kappa) for i in range(N)]
+    )
+    check(ours, expected, quantiles, target)
+    midpoints = (jnp.arange(7.0) + 0.5) / 7
+    theirs = jax.vmap(rlax.quantile_regression_loss, (0, None, 0, None))(
+        quantiles, midpoints, target, kappa
+    )
+    np.testing.assert_allclose(kappa * ours(quantiles, target), theirs, rtol=1e-4)
+
+
+def test_quantile_regression_finds_the_quantiles_of_its_samples():
+    target = jnp.asarray(np.random.default_rng(14).exponential(size=(1, 4001)), jnp.float32)
+    loss = jax.grad(lambda q: value_losses.quantile_huber_loss(q, target, 0.05).sum())
+    quantiles = jnp.ones((1, 4))
+
+    def step(_, q):
+        return q - 0.05 * loss(q)
+
+    found = jax.jit(lambda q: jax.lax.fori_loop(0, 3000, step, q))(quantiles)
+    wanted = np.quantile(np.asarray(target), [0.125, 0.375, 0.625, 0.875])
+    np.testing.assert_allclose(found[0], wanted, atol=0.05)
+
+
+def test_targets_get_no_gradient():
+    quantiles, target = normal(15, 1, 4), normal(16, 1, 4)
+    grad = jax.grad(lambda t: value_losses.quantile_huber_loss(quantiles, t).sum())(target)
+    np.testing.assert_array_equal(grad, np.zeros((1, 4)))
