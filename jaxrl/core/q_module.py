@@ -109,13 +109,13 @@ class QModule(EncoderModule):
         return draw_noise(self._noise_sizes, key, (num_rows,)) if self.is_noisy else None
 
     def draw(self, keys: Key) -> QDraws:
-        coin_keys, random_keys, noise_keys = jax.vmap(partial(jax.random.split, num=3))(keys).T
+        split = jax.vmap(partial(jax.random.split, num=3))(keys)
         noise = None
         if self.is_noisy:
-            noise = jax.vmap(partial(draw_noise, self._noise_sizes))(noise_keys)
+            noise = jax.vmap(partial(draw_noise, self._noise_sizes))(split[:, 2])
         return QDraws(
-            coin=jax.vmap(jax.random.uniform)(coin_keys),
-            random=draw_random(self.action_space, random_keys),
+            coin=jax.vmap(jax.random.uniform)(split[:, 0]),
+            random=draw_random(self.action_space, split[:, 1]),
             noise=noise,
         )
 
@@ -184,7 +184,7 @@ class QModule(EncoderModule):
         random, random_log_prob = random_action(
             self.action_space, draws.random, self.action_mask(obs)
         )
-        epsilon = jnp.where(warming_up(hparams, progress), 1.0, self._epsilon(hparams, env_index))
+        epsilon = jnp.where(warming_up(hparams, progress), 1.0, self.epsilons(hparams, env_index))
         actions = jnp.where(draws.coin < epsilon, random, greedy)
         probability = epsilon * jnp.exp(random_log_prob) + (1.0 - epsilon) * (actions == greedy)
         return {
@@ -194,7 +194,7 @@ class QModule(EncoderModule):
             Columns.STATE_OUT: carry,
         }
 
-    def _epsilon(
+    def epsilons(
         self, hparams: Mapping[str, Any], env_index: Int[Array, " B"]
     ) -> Float[Array, " B"]:
         """ε, or ε^(1 + α i / (N − 1)) of the i-th of N environments (Horgan et al. 2018)."""

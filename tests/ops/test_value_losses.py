@@ -76,6 +76,7 @@ def test_the_projection_keeps_the_mean_inside_the_support_and_no_gradient():
     np.testing.assert_array_equal(grad, np.zeros(N))
 
 
+@pytest.mark.filterwarnings("ignore:Rlax:PendingDeprecationWarning")
 def test_the_loss_of_c51_is_that_of_rlax():
     logits, following = normal(7, N, ACTIONS, ATOMS), normal(8, N, ACTIONS, ATOMS)
     choosing = normal(9, N, ACTIONS)
