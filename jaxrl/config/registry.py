@@ -16,6 +16,10 @@ _CONFIGS: dict[str, str] = {
     "APPO": "jaxrl.algorithms.appo:APPOConfig",
     "DQN": "jaxrl.algorithms.dqn:DQNConfig",
     "PQN": "jaxrl.algorithms.pqn:PQNConfig",
+    "SAC": "jaxrl.algorithms.sac:SACConfig",
+    "TQC": "jaxrl.algorithms.tqc:TQCConfig",
+    "TD3": "jaxrl.algorithms.td3:TD3Config",
+    "DDPG": "jaxrl.algorithms.td3:DDPGConfig",
 }
 
 

@@ -157,7 +157,7 @@ def _continuous(
             build = partial(DiagGaussian.from_inputs, event_shape=shape, log_std_clip=log_std_clip)
         case "squashed":
             family, input_dim = SquashedGaussian, 2 * size
-            low, high = _finite_bounds(space)
+            low, high = finite_bounds(space)
             build = partial(
                 SquashedGaussian.from_inputs,
                 low=low,
@@ -173,11 +173,16 @@ def _continuous(
     )
 
 
-def _finite_bounds(space: spaces.Box) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def finite_bounds(space: spaces.Box) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The bounds of the flattened action.
+
+    Raises:
+        SpaceError: One is infinite, or there is nothing between two.
+    """
     low, high = np.asarray(space.low).flatten(), np.asarray(space.high).flatten()
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
         raise SpaceError(
-            f"The action space {space} has no finite width in every direction, which a squashed "
-            "distribution needs; give it finite bounds with low < high."
+            f"The action space {space} has no finite width in every direction, which a "
+            "squashed action needs; give it finite bounds with low < high."
         )
     return tuple(low.tolist()), tuple(high.tolist())

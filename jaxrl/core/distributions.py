@@ -18,6 +18,8 @@ from jaxrl.core.types import Key
 
 ILLEGAL_LOGIT = -1e9
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+MAX_SQUASHED_LOG_STD = 2.0
+"""Above it nearly every sample is at a bound; the limit in the code of Haarnoja et al. 2018."""
 _TANH_EDGE = 1.0 - 1e-6  # atanh of it is 7.25 in float32; one step further it is infinite
 
 
@@ -91,23 +93,24 @@ class Categorical:
         """The log-probability of `action`, which must lie in 0 .. n-1 (it is not checked)."""
         # A sum against the one-hot: the gradient of a gather is a serial scatter on a CPU.
         chosen = jax.nn.one_hot(action, self.logits.shape[-1], dtype=jnp.bool_)
-        return jnp.sum(jnp.where(chosen, self._log_probs(), 0.0), axis=-1)
+        return jnp.sum(jnp.where(chosen, self.log_probs(), 0.0), axis=-1)
 
     def entropy(self) -> Float[Array, "*batch"]:
-        log_probs = self._log_probs()
+        log_probs = self.log_probs()
         return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
 
     def kl(self, other: "Categorical") -> Float[Array, "*batch"]:
-        log_probs = self._log_probs()
-        return jnp.sum(jnp.exp(log_probs) * (log_probs - other._log_probs()), axis=-1)
+        log_probs = self.log_probs()
+        return jnp.sum(jnp.exp(log_probs) * (log_probs - other.log_probs()), axis=-1)
 
     def mode(self) -> Int[Array, "*batch"]:
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
 
     def probs(self) -> Float[Array, "*batch n"]:
-        return jnp.exp(self._log_probs())
+        return jnp.exp(self.log_probs())
 
-    def _log_probs(self) -> Float[Array, "*batch n"]:
+    def log_probs(self) -> Float[Array, "*batch n"]:
+        """Of every action."""
         return jax.nn.log_softmax(self.logits, axis=-1)
 
 
@@ -262,8 +265,12 @@ class SquashedGaussian:
         event_shape: tuple[int, ...],
         log_std_clip: float = 20.0,
     ) -> "SquashedGaussian":
-        """From all means, then all log standard deviations (clamped to +-`log_std_clip`)."""
+        """From all means, then all log standard deviations.
+
+        These are clamped to +-`log_std_clip` and to `MAX_SQUASHED_LOG_STD` from above.
+        """
         mean, log_std = _split_mean_log_std(inputs, event_shape, log_std_clip)
+        log_std = jnp.minimum(log_std, MAX_SQUASHED_LOG_STD)
         return cls(mean=mean, log_std=log_std, low=low, high=high, event_shape=event_shape)
 
     def noise(self, key: Key) -> Float[Array, "*batch_and_event"]:
@@ -279,8 +286,17 @@ class SquashedGaussian:
         self, key: Key
     ) -> tuple[Float[Array, "*batch_and_event"], Float[Array, "*batch"]]:
         """A sample and its log density, exact also where tanh saturates. Consumes the key."""
-        u = self._gaussian().sample(key)
-        return self._squash(u), self._log_prob_of_unsquashed(u)
+        return self.pick_and_log_prob(self.noise(key))
+
+    def pick_and_log_prob(
+        self, noise: Float[Array, "*batch_and_event"]
+    ) -> tuple[Float[Array, "*batch_and_event"], Float[Array, "*batch"]]:
+        """The action that the noise chooses and its log density, exact where tanh saturates."""
+        u = self._gaussian().pick(noise)
+        # By the noise itself: u - mean would lose digits where the deviation is small beside it.
+        gaussian = -0.5 * jnp.square(noise) - self.log_std - _HALF_LOG_2PI
+        log_slope = _log_tanh_slope(u) + self._log_half_width()
+        return self._squash(u), _sum_event(gaussian - log_slope, self.event_shape)
 
     def log_prob(self, action: Float[Array, "*batch_and_event"]) -> Float[Array, "*batch"]:
         """Log density of `action`; at a bound, that of the nearest action inside."""

@@ -98,7 +98,7 @@ def sgd_step(
     grads = unravel(flat)
     grad_norm = jnp.sqrt(jnp.sum(jnp.square(flat)))
     if log_gradients:
-        metrics = {**metrics, **_tensor_norms(grads)}
+        metrics = {**metrics, **tensor_norms(grads)}
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
@@ -110,7 +110,8 @@ def sgd_step(
     }
 
 
-def _tensor_norms(grads: PyTree) -> Metrics:
+def tensor_norms(grads: PyTree) -> Metrics:
+    """The L2 norm of every tensor, as `grad_norm/<path>`."""
     return {
         f"grad_norm/{jax.tree_util.keystr(path, simple=True, separator='.')}": optax.tree.norm(leaf)
         for path, leaf in jax.tree_util.tree_flatten_with_path(grads)[0]
