@@ -223,6 +223,15 @@ REFUSED: dict[str, Refused] = {
             "'decay': 0.99, 'eps': 0.1}",
         )
     ),
+    # DQN's and SAC's
+    "hiddens": Refused(
+        "the heads' hidden layers are rl_module(model_config={'head_fcnet_hiddens': [...]})"
+    ),
+    "adam_epsilon": Refused("set optimizer={'name': 'adam', 'eps': ...}", (1e-8,)),
+    "categorical_distribution_temperature": Refused(
+        "actions are the best ones, or random with the probability epsilon", (1.0,)
+    ),
+    "before_learn_on_batch": Refused(_BATCHES, (None,)),
     "learner_config_dict": Refused("a Learner subclass reads the settings of training()", ({},)),
     **dict(
         _spread(
