@@ -8,10 +8,12 @@ import numpy as np
 from gymnasium import spaces
 
 from jaxrl.algorithms.appo import APPOConfig
+from jaxrl.algorithms.dqn import DQNConfig, RainbowConfig
 from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.ppo import A2CConfig, PGConfig, PPOConfig
 from jaxrl.checkpoint import host_leaves
 from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.replay_groups import OffPolicyTraining
 from jaxrl.connectors.actions import default_action_connectors, fitted_action_pipeline
 from jaxrl.connectors.base import ActionConnector, ObservationConnector
 from jaxrl.connectors.observations import (
@@ -26,13 +28,29 @@ ALGORITHMS: dict[str, type[AlgorithmConfig]] = {
     "PG": PGConfig,
     "IMPALA": IMPALAConfig,
     "APPO": APPOConfig,
+    "DQN": DQNConfig,
+    "Rainbow": RainbowConfig,
 }
+ENVS: dict[str, str] = {}
+"""Where an algorithm is not for CartPole."""
+REPLAYS = tuple(
+    name
+    for name, config in ALGORITHMS.items()
+    if isinstance(config.training_settings, OffPolicyTraining)
+)
+"""Those that learn from a replay buffer."""
 
 
-def small(algo: str = "PPO", env: Any = "CartPole-v1", **training: Any) -> Any:
-    """16 environments x 8 steps, tiny networks, quiet loggers."""
-    config: Any = ALGORITHMS[algo]().environment(env)
-    config.env_runners(num_envs_per_env_runner=16).training(train_batch_size=128, **training)
+def small(algo: str = "PPO", env: Any = None, **training: Any) -> Any:
+    """16 environments x 8 steps, tiny networks, quiet loggers; learning from the first batch on."""
+    config: Any = ALGORITHMS[algo]().environment(env or ENVS.get(algo, "CartPole-v1"))
+    config.env_runners(num_envs_per_env_runner=16)
+    if algo in REPLAYS:
+        config.env_runners(rollout_fragment_length=8)
+        config.training(
+            num_steps_sampled_before_learning_starts=128, replay_buffer_config={"capacity": 1024}
+        )
+    config.training(train_batch_size=128, **training)
     if algo == "PPO" and "minibatch_size" not in training:
         config.training(minibatch_size=32)
     if algo == "PPO" and "num_epochs" not in training:

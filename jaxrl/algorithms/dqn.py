@@ -178,7 +178,8 @@ class DQNLearner:
     def _forward(self, params: Params, obs: PyTree, key: Key) -> dict[str, Any]:
         batch = {Columns.OBS: obs}
         if self.settings.noisy:
-            batch[NOISE] = self.module.draw_noise(key, jax.tree.leaves(obs)[0].shape[0])
+            num_rows = jax.tree.leaves(obs)[0].shape[0]
+            batch[NOISE] = self.module.draw_noise(key, num_rows, self.axis_name)
         return self.module.forward_train(params, batch)
 
 

@@ -114,6 +114,16 @@ class Replay:
             streams=streams if self.may_skip else None,
         )
 
+    def emptied(self, state: ReplayState) -> ReplayState:
+        """The state with nothing stored, in the same memory where that is given away."""
+        nothing = jax.tree.map(lambda x: x.at[...].set(jnp.zeros((), x.dtype)), state)
+        priorities, streams = nothing.priorities, nothing.streams
+        if priorities is not None:
+            priorities = replace(priorities, largest=jnp.ones_like(priorities.largest))
+        if streams is not None:
+            streams = replace(streams, env_index=jnp.full_like(streams.env_index, -1))
+        return replace(nothing, priorities=priorities, streams=streams)
+
     def _no_priorities(self, num_envs: int) -> Priorities | None:
         if self.prioritization is None:
             return None
@@ -175,10 +185,15 @@ class Replay:
         """Rows that are stored for each environment."""
         return jnp.where(state.rows.is_full, self.length, state.rows.current_index)
 
+    @property
+    def first_learned_at(self) -> int:
+        """Stored rows from which on there is learning: at least one, at most all that fit."""
+        rows = -(-self.learning_starts // self.num_envs)
+        return min(max(rows, 1), self.length) * self.num_envs
+
     def can_learn(self, state: ReplayState) -> Bool[Array, ""]:
         """Whether enough is stored."""
-        rows = -(-self.learning_starts // self.num_envs)
-        return self.size(state) >= jnp.minimum(max(rows, 1), self.length)
+        return self.size(state) >= self.first_learned_at // self.num_envs
 
     def draw(
         self,
@@ -220,7 +235,12 @@ class Replay:
         return Drawn(env=env, time=time, weight=weight)
 
     def transitions(
-        self, state: ReplayState, drawn: Drawn, gamma: Float[Array, ""], key: Key
+        self,
+        state: ReplayState,
+        drawn: Drawn,
+        gamma: Float[Array, ""],
+        shards: Int[Array, " S"],
+        key: Key,
     ) -> Transition:
         """The rows with up to n steps folded into each.
 
@@ -238,7 +258,7 @@ class Replay:
         if self.n_step == (1, 1):
             reward, steps, last = take(rows.reward, drawn.time), 1.0, drawn.time
         else:
-            limit = self._limits(key, drawn.time.shape[0])
+            limit = self._limits(shards, key)
             reward, steps, last = self._folded(state, drawn, gamma, limit)
         terminated = take(rows.terminated, last).astype(jnp.float32)
         return Transition(
@@ -250,11 +270,14 @@ class Replay:
             weight=drawn.weight,
         )
 
-    def _limits(self, key: Key, num_rows: int) -> Int[Array, " N"]:
+    def _limits(self, shards: Int[Array, " S"], key: Key) -> Int[Array, " N"]:
+        """The most steps of each row."""
         low, high = self.n_step
+        share = self.batch_size // self.num_shards
         if low == high:
-            return jnp.full((num_rows,), high, jnp.int32)
-        return jax.random.randint(key, (num_rows,), low, high + 1)
+            return jnp.full((shards.shape[0] * share,), high, jnp.int32)
+        keys = jax.vmap(lambda shard: jax.random.fold_in(key, shard))(shards)
+        return jax.vmap(lambda k: jax.random.randint(k, (share,), low, high + 1))(keys).reshape(-1)
 
     def _folded(
         self,

@@ -57,7 +57,11 @@ class ReplayLearner(Protocol[S]):
     def update(
         self, state: S, batch: Transition, progress: Progress, key: Key
     ) -> tuple[S, Metrics]:
-        """One gradient step, target networks included; the metrics have a `td_error` `[N]`."""
+        """One gradient step, target networks included; the metrics have a `td_error` `[N]`.
+
+        The key is the same on every device, and rows draw alike on any number of them
+        (`core.parts.normal_rows`).
+        """
         ...
 
 

@@ -69,15 +69,23 @@ def noise_sizes(params: Params) -> dict[str, Any]:
     return sizes
 
 
-def draw_noise(sizes: dict[str, Any], key: Key, batch_shape: tuple[int, ...] = ()) -> PyTree:
-    """f(ε) for every layer, f(x) = sign(x) sqrt(|x|), all in one draw. Consumes the key.
+def draw_noise(sizes: dict[str, Any], key: Key) -> PyTree:
+    """The noise of every layer for one row, all in one draw. Consumes the key.
 
     Args:
         sizes: From `noise_sizes`.
-        key: For the whole batch.
-        batch_shape: The leading axes of the layers' inputs.
+        key: The row's.
     """
+    return as_noise(sizes, jax.random.normal(key, (noise_width(sizes),)))
+
+
+def noise_width(sizes: dict[str, Any]) -> int:
+    """Normal draws of one row."""
+    return sum(jax.tree.leaves(sizes))
+
+
+def as_noise(sizes: dict[str, Any], normal: Float[Array, "*batch w"]) -> PyTree:
+    """f(ε) for every layer, f(x) = sign(x) sqrt(|x|), from draws with the layers' leading axes."""
     leaves, tree = jax.tree.flatten(sizes)
-    epsilon = jax.random.normal(key, (*batch_shape, sum(leaves)))
-    scaled = jnp.sign(epsilon) * jnp.sqrt(jnp.abs(epsilon))
+    scaled = jnp.sign(normal) * jnp.sqrt(jnp.abs(normal))
     return tree.unflatten(jnp.split(scaled, np.cumsum(leaves)[:-1].tolist(), axis=-1))

@@ -14,7 +14,15 @@ from jaxrl.core.action_space import ActionDistribution, describe_unsupported
 from jaxrl.core.encoder_module import Encoder, EncoderModule
 from jaxrl.core.exploration import draw_random, random_action, warming_up
 from jaxrl.core.networks import Head
-from jaxrl.core.noisy import NOISE, NoisyDense, draw_noise, noise_sizes
+from jaxrl.core.noisy import (
+    NOISE,
+    NoisyDense,
+    as_noise,
+    draw_noise,
+    noise_sizes,
+    noise_width,
+)
+from jaxrl.core.parts import normal_rows
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Columns, Key, Params, PyTree
 from jaxrl.errors import SpaceError
@@ -104,9 +112,12 @@ class QModule(EncoderModule):
         config = self.algorithm_config
         return jnp.linspace(config.get("v_min", -10.0), config.get("v_max", 10.0), self.num_atoms)
 
-    def draw_noise(self, key: Key, num_rows: int) -> PyTree:
-        """The noise of a forward pass for so many rows; None without noisy layers."""
-        return draw_noise(self._noise_sizes, key, (num_rows,)) if self.is_noisy else None
+    def draw_noise(self, key: Key, num_rows: int, axis_name: str | None = None) -> PyTree:
+        """The noise of a forward pass for so many rows here; None without noisy layers."""
+        if not self.is_noisy:
+            return None
+        shape = (num_rows, noise_width(self._noise_sizes))
+        return as_noise(self._noise_sizes, normal_rows(key, shape, axis_name))
 
     def draw(self, keys: Key) -> QDraws:
         split = jax.vmap(partial(jax.random.split, num=3))(keys)

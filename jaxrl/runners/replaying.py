@@ -120,11 +120,9 @@ class Replaying:
             self.axis_name,
         )
         gamma = current_values(learner_state.hparams, progress)["gamma"]
-        batch = self._seen(
-            obs_state, self.replay.transitions(buffer, drawn, gamma, self._own(fold_key))
-        )
+        batch = self.replay.transitions(buffer, drawn, gamma, self._shards(), fold_key)
         learner_state, metrics = self.learner.update(
-            learner_state, batch, progress, self._own(update_key)
+            learner_state, self._seen(obs_state, batch), progress, update_key
         )
         td_error = metrics[Columns.TD_ERROR]
         metrics = {name: value for name, value in metrics.items() if name != Columns.TD_ERROR}
@@ -140,12 +138,6 @@ class Replaying:
             )[2]
         )
         return sorted(shapes)
-
-    def _own(self, key: Key) -> Key:
-        """A key of this device's, for draws that belong to its rows."""
-        if self.axis_name is None:
-            return jax.random.fold_in(key, 0)
-        return jax.random.fold_in(key, jax.lax.axis_index(self.axis_name))
 
     def _shards(self) -> Int[Array, " S"]:
         """The logical shards that are here."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl.buffers.replay import Replay
 from jaxrl.checkpoint import host_leaves
 from jaxrl.errors import RetraceError
 from jaxrl.runners.assemble import Assembly, assemble
@@ -72,9 +73,16 @@ def test_jit_equals_eager(algo: str) -> None:
 def prepared(assembly: Assembly, state: TrainState) -> Any:
     """A train batch as one flat minibatch."""
     runner = assembly.runner
-    _, _, raw, _ = assembly.sampler.rollout(
+    _, _, raw, record = assembly.sampler.rollout(
         runner.actor(state), state.env, state.carry, state.env_params, runner.num_steps
     )
+    if isinstance(runner.experience, Replay):
+        replay, index = runner.experience, jnp.arange(16, dtype=jnp.int32)
+        buffer = replay.add(state.buffer, raw, index, record.env_step)
+        shards, steps = jnp.arange(replay.num_shards, dtype=jnp.int32), jnp.zeros(())
+        draw_key, fold_key = jax.random.split(jax.random.key(3))
+        drawn = replay.draw(buffer, buffer.priorities, draw_key, shards, steps)
+        return replay.transitions(buffer, drawn, jnp.asarray(0.99), shards, fold_key)
     rollout = assembly.sampler.observed(state.connectors.obs, raw)
     batch, _ = runner.learner.prepare(state.learner, rollout, state.progress)
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
