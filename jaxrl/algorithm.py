@@ -63,6 +63,7 @@ from jaxrl.runners.results import (
     to_host,
 )
 from jaxrl.runners.rollout import Actor
+from jaxrl.runners.saved_buffer import buffer_notes, expected, to_save, with_buffer
 from jaxrl.runners.sharding import Compiled
 from jaxrl.runners.train_state import TrainState
 from jaxrl.weights import by_module, get_parameters, set_parameters, with_fresh_snapshot
@@ -119,6 +120,7 @@ class Algorithm:
             self._recorder.check_writable()
         self._callbacks = CallbackList(config.callbacks_settings)
         self._assembly = assemble(config)
+        self._notes += buffer_notes(self._assembly)
         if self._assembly.in_graph and not config.evaluation_settings.evaluation_num_env_runners:
             self._callbacks.refuse_host_hooks()
         self._devices, placement = choose_devices(config, self._assembly)
@@ -685,9 +687,10 @@ class Algorithm:
 
     def _whole_state(self) -> TrainState:
         """The state with that of the environments, also where runners on the host keep them."""
+        state = to_save(self._assembly, self.state)
         if isinstance(self._loop, Dispatcher):
-            return self.state
-        return replace(self.state, env=self._loop.runners.get_state())
+            return state
+        return replace(state, env=self._loop.runners.get_state())
 
     def set_state(self, state: Mapping[str, Any], component: str | None = None) -> None:
         """Replace (never merge) the state by one that `get_state` returned.
@@ -705,14 +708,17 @@ class Algorithm:
         if isinstance(self._loop, HostLoop):
             envs = {name: leaf for name, leaf in leaves.items() if name.startswith("env.")}
             leaves = {name: leaf for name, leaf in leaves.items() if name not in envs}
-        problem = ckpt.first_difference(self.state, leaves, prefixes)
+        before = self.state
+        template = expected(self._assembly, before, leaves)
+        problem = ckpt.first_difference(template, leaves, prefixes)
         if problem is not None:
             raise CheckpointError(f"The state does not fit this Algorithm: {problem}.")
         if component is not None:
-            self.state = with_fresh_snapshot(ckpt.fill(self.state, leaves, prefixes))
+            self.state = with_fresh_snapshot(ckpt.fill(before, leaves, prefixes))
         else:
             restored = host.HostState.from_metadata(state["metadata"])
-            self.state = ckpt.fill(self.state, leaves, prefixes)
+            filled = ckpt.fill(template, leaves, prefixes)
+            self.state = with_buffer(self._assembly, filled, before.buffer)
             self._host = restored
             if isinstance(self._loop, HostLoop):
                 counts = self._loop.set_counts(restored.runner_counts)

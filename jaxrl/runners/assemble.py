@@ -12,6 +12,7 @@ from jaxrl.buffers.on_policy import OnPolicy
 from jaxrl.buffers.replay import Replay
 from jaxrl.config.arithmetic import BatchPlan
 from jaxrl.config.async_groups import AsyncTraining
+from jaxrl.config.groups import Auto
 from jaxrl.config.placement import resolve_placement
 from jaxrl.config.replay_groups import OffPolicyTraining
 from jaxrl.config.replay_plan import ReplayPlan
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 MIN_RING_SIZE = 128
+SAVED_UP_TO = 2**30
+"""Bytes of a replay buffer up to which checkpoints hold it if it is left to us."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,8 +51,8 @@ class Assembly:
     acting: Acting
     plan: BatchPlan
     runner: Learning
-    max_buffer_bytes: int | None = None
-    """None is left to what the devices have."""
+    max_buffer_bytes: int | Auto = "auto"
+    store_buffer: bool | Auto = "auto"
 
     @functools.cached_property
     def buffer_bytes(self) -> int:
@@ -58,6 +61,13 @@ class Assembly:
             lambda key: self.runner.init_learning(key, self.plan.total_envs), jax.random.key(0)
         )
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.buffer))
+
+    @property
+    def saves_buffer(self) -> bool:
+        """Whether checkpoints hold the replay buffer."""
+        if self.store_buffer == "auto":
+            return self.buffer_bytes <= SAVED_UP_TO
+        return self.store_buffer
 
     @property
     def module(self) -> RLModule:
@@ -95,30 +105,28 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
         interval = 1
         if isinstance(config.training_settings, AsyncTraining):
             interval = config.training_settings.broadcast_interval
-        runner = InGraph(acting=sampler, explore=explore, broadcast_interval=interval, **parts)
-        return Assembly(
-            made=made,
-            acting=sampler,
-            plan=config.plan(),
-            runner=runner,
-            max_buffer_bytes=_max_buffer_bytes(config),
+        runner: Learning = InGraph(
+            acting=sampler, explore=explore, broadcast_interval=interval, **parts
         )
+        return _assembly(config, made, sampler, runner)
     acting = make_acting(config, made)
     runner = Learning(acting=acting, **learning_parts(config, made, acting, in_graph=False))
+    return _assembly(config, made, acting, runner)
+
+
+def _assembly(
+    config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv, acting: Acting, runner: Learning
+) -> Assembly:
+    training = config.training_settings
+    replays = isinstance(training, OffPolicyTraining)
     return Assembly(
         made=made,
         acting=acting,
         plan=config.plan(),
         runner=runner,
-        max_buffer_bytes=_max_buffer_bytes(config),
+        max_buffer_bytes=training.max_buffer_bytes if replays else "auto",
+        store_buffer=training.store_buffer_in_checkpoints if replays else "auto",
     )
-
-
-def _max_buffer_bytes(config: "AlgorithmConfig") -> int | None:
-    training = config.training_settings
-    if not isinstance(training, OffPolicyTraining) or training.max_buffer_bytes == "auto":
-        return None
-    return training.max_buffer_bytes
 
 
 def learning_parts(

@@ -82,7 +82,7 @@ def check_buffer(assembly: Assembly, devices: list[Device]) -> None:
     if not isinstance(replay, Replay):
         return
     limit = assembly.max_buffer_bytes
-    if limit is None:
+    if limit == "auto":
         shared = devices[0].platform == "cpu"
         memory = memory_limit(devices[0])
         limit = None if memory is None else memory * (1 if shared else len(devices)) // 2
