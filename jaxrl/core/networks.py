@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxrl.core.convolution import Conv
 from jaxrl.errors import ConfigError, did_you_mean
 
 Activation: TypeAlias = Callable[[Array], Array]
@@ -217,7 +218,7 @@ class MLP(nn.Module):
 
 
 class CNN(nn.Module):
-    """Convolutions over `[..., H, W, C]`, flattened at the end.
+    """Convolutions over `[..., H, W, C]`, flattened at the end (channel by channel).
 
     An optional LayerNorm over the channels follows each of them, before the activation.
     """
@@ -231,20 +232,21 @@ class CNN(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*batch h w c"]) -> Float[Array, "*batch m"]:
         batch_shape = x.shape[:-3]
+        x = x.reshape(-1, *x.shape[-3:]).transpose(3, 1, 2, 0)
         for i, (channels, kernel, stride, padding) in enumerate(self.filters):
-            x = nn.Conv(
+            x = Conv(
                 channels,
                 kernel_size=kernel,
                 strides=stride,
-                padding=padding.upper(),
+                padding=padding,
                 kernel_init=self.kernel_init,
                 bias_init=self.bias_init,
                 name=f"conv_{i}",
             )(x)
             if self.use_layernorm:
-                x = nn.LayerNorm(name=f"norm_{i}")(x)
+                x = nn.LayerNorm(reduction_axes=0, feature_axes=0, name=f"norm_{i}")(x)
             x = self.activation(x)
-        return x.reshape(*batch_shape, -1)
+        return x.reshape(-1, x.shape[-1]).T.reshape(*batch_shape, -1)
 
 
 class Head(nn.Module):

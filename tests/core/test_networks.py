@@ -127,7 +127,7 @@ def test_layernorm_follows_each_layer():
 
 
 def test_layernorm_follows_each_convolution():
-    """Over the channels: a pixel's are standardised, whatever the other pixels'."""
+    """Over the channels, which lie first in the output: standardised at every pixel."""
     x = jax.random.normal(jax.random.key(0), (4, 6, 5, 2))
     filters = ((7, (3, 3), (1, 1), "same"), (3, (3, 3), (1, 1), "valid"))
     plain, cnn = (
@@ -138,9 +138,9 @@ def test_layernorm_follows_each_convolution():
     assert sorted(params) == ["conv_0", "conv_1", "norm_0", "norm_1"]
     assert params["norm_0"]["scale"].shape == (7,)
     assert sorted(plain.init(jax.random.key(2), x)["params"]) == ["conv_0", "conv_1"]
-    y = cnn.apply({"params": params}, x).reshape(4, 4, 3, 3)
-    np.testing.assert_allclose(y.mean(axis=-1), np.zeros((4, 4, 3)), atol=1e-5)
-    np.testing.assert_allclose(y.std(axis=-1), np.ones((4, 4, 3)), rtol=1e-3)
+    y = cnn.apply({"params": params}, x).reshape(4, 3, 4, 3)
+    np.testing.assert_allclose(y.mean(axis=1), np.zeros((4, 4, 3)), atol=1e-5)
+    np.testing.assert_allclose(y.std(axis=1), np.ones((4, 4, 3)), rtol=1e-3)
 
 
 @pytest.mark.parametrize(
