@@ -361,9 +361,10 @@ def _importance(
         beta: The exponent.
         axis_name: Mesh axis that the shards are divided over, or None.
     """
-    share = jax.vmap(SumTree.get)(tree, places) / jax.vmap(SumTree.total)(tree)[:, None]
-    weight = (rows * share) ** -beta
+    value, total = jax.vmap(SumTree.get)(tree, places), jax.vmap(SumTree.total)(tree)[:, None]
+    # A shard in which nothing is a transition weighs nothing: 0 / 0 would spoil the other shards.
+    weight = jnp.where(value > 0.0, (rows * value / total) ** -beta, 0.0)
     largest = jnp.max(weight)
     if axis_name is not None:
         largest = jax.lax.pmax(largest, axis_name)
-    return weight / largest
+    return weight / jnp.where(largest > 0.0, largest, 1.0)
