@@ -12,11 +12,20 @@ if TYPE_CHECKING:
     from jaxrl.envs.context import EnvContext
     from jaxrl.envs.registry import list_envs, register_env
     from jaxrl.errors import JaxrlError
-    from jaxrl.tune import A2C as A2C
-    from jaxrl.tune import APPO as APPO
-    from jaxrl.tune import IMPALA as IMPALA
-    from jaxrl.tune import PG as PG
-    from jaxrl.tune import PPO as PPO
+    from jaxrl.tune import AlgorithmTrainable
+
+    A2C: type[AlgorithmTrainable]
+    APPO: type[AlgorithmTrainable]
+    DDPG: type[AlgorithmTrainable]
+    DQN: type[AlgorithmTrainable]
+    IMPALA: type[AlgorithmTrainable]
+    PG: type[AlgorithmTrainable]
+    PPO: type[AlgorithmTrainable]
+    PQN: type[AlgorithmTrainable]
+    Rainbow: type[AlgorithmTrainable]
+    SAC: type[AlgorithmTrainable]
+    TD3: type[AlgorithmTrainable]
+    TQC: type[AlgorithmTrainable]
 
 __version__ = "0.1.0"
 
@@ -48,7 +57,20 @@ _HOME = {
 }
 
 
-TRAINABLES = ("A2C", "APPO", "IMPALA", "PG", "PPO")
+TRAINABLES = (
+    "A2C",
+    "APPO",
+    "DDPG",
+    "DQN",
+    "IMPALA",
+    "PG",
+    "PPO",
+    "PQN",
+    "Rainbow",
+    "SAC",
+    "TD3",
+    "TQC",
+)
 """The algorithms as Trainables of Ray Tune; the first of them imports Ray."""
 _HOME.update(dict.fromkeys(TRAINABLES, "jaxrl.tune"))
 

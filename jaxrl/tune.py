@@ -13,6 +13,7 @@ from typing import Any, ClassVar, cast
 
 import jax
 
+import jaxrl
 from jaxrl.algorithm import Algorithm
 from jaxrl.checkpoint import find_checkpoint, read_metadata
 from jaxrl.config.base import AlgorithmConfig
@@ -250,37 +251,22 @@ def _is_published(env: Any) -> bool:
     )
 
 
-class PPO(AlgorithmTrainable):
-    """PPO as a Trainable."""
-
-    config_class = get_algorithm_config_class("PPO")
-
-
-class A2C(AlgorithmTrainable):
-    """A2C as a Trainable."""
-
-    config_class = get_algorithm_config_class("A2C")
-
-
-class PG(AlgorithmTrainable):
-    """PG as a Trainable."""
-
-    config_class = get_algorithm_config_class("PG")
+def _trainable(name: str) -> type[AlgorithmTrainable]:
+    """The class of an algorithm, which other processes import from here by its name."""
+    return type(
+        name,
+        (AlgorithmTrainable,),
+        {
+            "__doc__": f"{name} as a Trainable.",
+            "__module__": __name__,
+            "config_class": get_algorithm_config_class(name),
+        },
+    )
 
 
-class IMPALA(AlgorithmTrainable):
-    """IMPALA as a Trainable."""
-
-    config_class = get_algorithm_config_class("IMPALA")
-
-
-class APPO(AlgorithmTrainable):
-    """APPO as a Trainable."""
-
-    config_class = get_algorithm_config_class("APPO")
-
+globals().update({name: _trainable(name) for name in jaxrl.TRAINABLES})
 
 # A trial's process finds what was registered where Tune was called, and changes nothing there.
 if not (ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE):
-    for _trainable in (PPO, A2C, PG, IMPALA, APPO):
-        ray.tune.register_trainable(_trainable.__name__, _trainable)
+    for _name in jaxrl.TRAINABLES:
+        ray.tune.register_trainable(_name, globals()[_name])

@@ -15,6 +15,7 @@ _CONFIGS: dict[str, str] = {
     "IMPALA": "jaxrl.algorithms.impala:IMPALAConfig",
     "APPO": "jaxrl.algorithms.appo:APPOConfig",
     "DQN": "jaxrl.algorithms.dqn:DQNConfig",
+    "Rainbow": "jaxrl.algorithms.dqn:RainbowConfig",
     "PQN": "jaxrl.algorithms.pqn:PQNConfig",
     "SAC": "jaxrl.algorithms.sac:SACConfig",
     "TQC": "jaxrl.algorithms.tqc:TQCConfig",
