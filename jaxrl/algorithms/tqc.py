@@ -21,6 +21,7 @@ from jaxrl.core.soft_actor_critic import SoftActorCritic, SoftState
 from jaxrl.core.types import Key, Metrics, Params, Transition
 from jaxrl.errors import ConfigError
 from jaxrl.ops import value_losses
+from jaxrl.ops.search import smallest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class TQCLearner(SoftActorCritic):
         num_critics, num_rows, num_quantiles = atoms.shape
         pooled = jnp.moveaxis(atoms, 0, 1).reshape(num_rows, num_critics * num_quantiles)
         kept = num_critics * (num_quantiles - self.settings.top_quantiles_to_drop_per_net)
-        value = jnp.sort(pooled, axis=-1)[:, :kept] - alpha * log_prob[:, None]
+        value = smallest(pooled, kept) - alpha * log_prob[:, None]
         return batch.reward[:, None] + batch.discount[:, None] * value
 
     def critic_loss(

@@ -169,9 +169,9 @@ class PolicyQModule(EncoderModule):
         return action.reshape(*action.shape[:batch_ndim], -1)
 
     def draw(self, keys: Key) -> PolicyDraws:
-        noise_keys, random_keys = jax.vmap(jax.random.split)(keys).T
+        split = jax.vmap(jax.random.split)(keys)
         return PolicyDraws(
-            noise=self.draw_noise(noise_keys), random=draw_random(self.action_space, random_keys)
+            noise=self.draw_noise(split[:, 0]), random=draw_random(self.action_space, split[:, 1])
         )
 
     def draw_noise(self, keys: Key) -> PyTree:

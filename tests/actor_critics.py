@@ -1,0 +1,149 @@
+"""Small learners with a policy and critics, rows to learn from, and their networks in NumPy."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+
+from jaxrl.core.struct import replace
+from jaxrl.core.types import Progress, Transition
+
+ROWS, ACTIONS, SIZE = 24, 3, 2
+BOX = spaces.Box(np.float32([-1.0, -2.0]), np.float32([1.0, 4.0]))
+OBSERVED = spaces.Box(-1.0, 1.0, (4,))
+MASKED = spaces.Dict({"action_mask": spaces.MultiBinary(ACTIONS), "obs": OBSERVED})
+
+
+def learner_of(
+    config: Any, action_space: Any = BOX, observation_space: Any = OBSERVED, **settings: Any
+) -> Any:
+    """The learner of a config with small networks, for given spaces."""
+    config.training(**settings).rl_module(model_config={"fcnet_hiddens": [8, 8]})
+    module = config.get_rl_module_spec(observation_space, action_space).build()
+    learner_class = config.get_learner_class()
+    return learner_class(module=module, settings=config.training_settings, log_gradients=True)
+
+
+def state_of(learner: Any) -> Any:
+    """A state whose networks, and whose targets, differ from one another."""
+    state = jax.jit(learner.init)(jax.random.key(0))
+    rng = np.random.default_rng(1)
+
+    def moved(x: Any) -> Any:
+        return x + jnp.asarray(rng.normal(size=x.shape) * 0.4, jnp.float32)
+
+    params, target = jax.tree.map(moved, (state.sgd.params, state.target.params))
+    return replace(
+        state, sgd=replace(state.sgd, params=params), target=replace(state.target, params=target)
+    )
+
+
+def batch_of(action_space: Any = BOX, *, masked: bool = False) -> Transition:
+    """Rows of which some end and some weigh nothing; with a mask, each has an illegal action."""
+    rng = np.random.default_rng(2)
+
+    def observed() -> Any:
+        obs = jnp.asarray(rng.normal(size=(ROWS, 4)), jnp.float32)
+        if not masked:
+            return obs
+        illegal = rng.integers(0, ACTIONS, ROWS)
+        mask = (np.arange(ACTIONS)[None] != illegal[:, None]).astype(np.int8)
+        return {"action_mask": jnp.asarray(mask), "obs": obs}
+
+    action: Any = jnp.asarray(rng.integers(0, ACTIONS, ROWS), jnp.int32)
+    if isinstance(action_space, spaces.Box):
+        action = jnp.asarray(rng.uniform(BOX.low, BOX.high, (ROWS, SIZE)), jnp.float32)
+    return Transition(
+        obs=observed(),
+        action=action,
+        reward=jnp.asarray(rng.normal(size=ROWS), jnp.float32),
+        discount=jnp.asarray(0.9 * (rng.random(ROWS) < 0.8), jnp.float32),
+        next_obs=observed(),
+        weight=jnp.asarray(rng.choice([0.0, 0.5, 1.0], ROWS), jnp.float32),
+    )
+
+
+@functools.cache
+def compiled(learner: Any) -> Any:
+    """The learner's update, compiled once for all tests."""
+    return jax.jit(learner.update)
+
+
+def updated(learner: Any, state: Any, batch: Transition, seed: int = 3) -> tuple[Any, Any]:
+    """One update, at the run's start."""
+    return compiled(learner)(state, batch, Progress.zero(), jax.random.key(seed))
+
+
+def with_values(state: Any, **values: float) -> Any:
+    """The state with other hyperparameters."""
+    leaves = {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
+    return replace(state, hparams={**state.hparams, **leaves})
+
+
+def assert_trees_close(x: Any, y: Any) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), x, y)
+
+
+def assert_trees_equal(x: Any, y: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, x, y)
+
+
+# --- the networks in float64 ---
+
+
+def dense(layer: Any, x: Any) -> np.ndarray:
+    kernel, bias = (np.asarray(layer[name], np.float64) for name in ("kernel", "bias"))
+    return np.asarray(x, np.float64) @ kernel + bias
+
+
+def layers(params: Any, x: Any) -> np.ndarray:
+    for name in sorted(params):
+        x = np.maximum(dense(params[name], x), 0.0)
+    return x
+
+
+def policy_output(policy: Any, obs: Any) -> np.ndarray:
+    return dense(policy["head"]["out"], layers(policy["encoder"]["mlp"], obs))
+
+
+def critic_output(critic: Any, obs: Any, action: Any) -> np.ndarray:
+    """Of one critic; `[n]` numbers, of which a Box's scalar critic has one."""
+    if "joint" in critic:
+        hidden = layers(critic["joint"], np.concatenate([obs, action]))
+    else:
+        hidden = layers(critic["encoder"]["mlp"], obs)
+    return dense(critic["head"]["out"], hidden)
+
+
+def critics_output(critics: Any, obs: Any, action: Any = None) -> np.ndarray:
+    """Of all critics, `[critics, n]`."""
+    return np.stack([critic_output(critics[name], obs, action) for name in sorted(critics)])
+
+
+def squashed(inputs: np.ndarray, noise: Any) -> tuple[np.ndarray, float]:
+    """The action that the noise chooses and its log density, by the textbook formula."""
+    mean, log_std = inputs[:SIZE], np.clip(inputs[SIZE:], -20.0, 2.0)
+    low, high = np.asarray(BOX.low, np.float64), np.asarray(BOX.high, np.float64)
+    log_prob, u = 0.0, mean + np.exp(log_std) * np.asarray(noise, np.float64)
+    for i in range(SIZE):
+        z = (u[i] - mean[i]) / np.exp(log_std[i])
+        log_prob += -0.5 * z * z - log_std[i] - 0.5 * np.log(2.0 * np.pi)
+        log_prob -= np.log((1.0 - np.tanh(u[i]) ** 2) * (high[i] - low[i]) / 2.0)
+    return low + (high - low) * (np.tanh(u) + 1.0) / 2.0, log_prob
+
+
+def normal(key: Any) -> np.ndarray:
+    """What a learner draws for all rows with this key."""
+    return np.asarray(jax.random.normal(key, (ROWS, SIZE), jnp.float32))
+
+
+def softmax(logits: np.ndarray, mask: Any) -> np.ndarray:
+    legal = np.where(np.asarray(mask) > 0, np.exp(logits - logits.max()), 0.0)
+    return legal / legal.sum()
+
+
+def huber(error: float) -> float:
+    return 0.5 * error * error if abs(error) <= 1.0 else abs(error) - 0.5
