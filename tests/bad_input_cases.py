@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from jaxrl.algorithm import Algorithm
+from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config import get_algorithm_config
 from jaxrl.core.rl_module import RLModule
@@ -96,13 +97,23 @@ def build(env: Any = "CartPole-v1", **settings: Any) -> Algorithm:
     return PPOConfig().environment(env).update_from_dict(settings).build()
 
 
-def train(env: str = "CartPole-v1", **settings: Any) -> list[str]:
-    return ["train", "--algo", "PPO", "--env", env, "--config", json.dumps(settings)]
+def train(env: str = "CartPole-v1", algo: str = "PPO", **settings: Any) -> list[str]:
+    return ["train", "--algo", algo, "--env", env, "--config", json.dumps(settings)]
 
 
 def setting(name: str, words: tuple[str, ...], **settings: Any) -> Case:
     """A case of settings that are plain data."""
     return Case(name, lambda _: build(**settings), words, lambda _: train(**settings))
+
+
+def replaying(name: str, words: tuple[str, ...], **settings: Any) -> Case:
+    """A case of settings of DQN."""
+    return Case(
+        name,
+        lambda _: DQNConfig().environment("CartPole-v1").update_from_dict(settings).build(),
+        words,
+        lambda _: train(algo="DQN", **settings),
+    )
 
 
 def damaged(damage: Callable[[Path], None]) -> Callable[[Given], Path]:
@@ -261,6 +272,30 @@ CASES = [
         num_envs_per_env_runner=2**20,
         train_batch_size=2**34,
         minibatch_size=2**20,
+    ),
+    # replay
+    replaying(
+        "buffer of more than half of the memory",
+        ("replay_buffer_config['capacity']=1000000", "MiB", "max_buffer_bytes='auto'", "32.00 MiB"),
+        replay_buffer_config={"capacity": 10**6},
+    ),
+    replaying(
+        "buffer of more than was allowed",
+        ("['capacity']=1000 needs", "max_buffer_bytes=32768", "set the capacity to at most 558,"),
+        replay_buffer_config={"capacity": 1000},
+        num_steps_sampled_before_learning_starts=100,
+        max_buffer_bytes=2**15,
+    ),
+    replaying(
+        "unknown setting of the buffer",
+        ("'capacty'", "Did you mean 'capacity'?"),
+        replay_buffer_config={"capacty": 1000},
+    ),
+    replaying(
+        "ratio of updates that is not whole",
+        ("training_intensity=5.0", "rollout_fragment_length to 32"),
+        training_intensity=5.0,
+        rollout_fragment_length=4,
     ),
     # spaces and modules
     Case(

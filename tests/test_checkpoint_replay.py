@@ -170,6 +170,6 @@ def test_explain_tells_whether_checkpoints_hold_it(
         text = algorithm.explain()
         assert bool(buffer_leaves(algorithm.get_state()["train_state"])) == held
     # Two observations of 4 floats, an action, a reward, 4 flags.
-    assert f"Replay buffer: {CAPACITY} transitions of 44 bytes, 0.0 MiB" in text
+    assert f"Replay buffer: {CAPACITY} transitions of 44 bytes, 0.00 MiB" in text
     assert ("checkpoints hold it" if held else "checkpoints do not hold it") in text
     assert f"(store_buffer_in_checkpoints={setting!r})" in text

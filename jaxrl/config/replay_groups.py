@@ -3,7 +3,9 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from jaxrl.config.coerce import MismatchError, coerce
 from jaxrl.config.fields import (
+    Schedule,
     at_least_one,
     check_knots,
     field,
@@ -115,32 +117,57 @@ def buffer_settings(config: "AlgorithmConfig") -> BufferSettings:
             )
     merged = {**default, **given}
     kind = merged["type"]
-    if kind not in _TYPES:
+    if not isinstance(kind, str) or kind not in _TYPES:
         raise ConfigError(
             f"replay_buffer_config['type'] must be 'uniform' or 'prioritized', got {kind!r}."
             f"{did_you_mean(str(kind), _TYPES)}"
         )
-    capacity, alpha, beta = merged["capacity"], merged["alpha"], merged["beta"]
-    if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
+    if _TYPES[kind] == UNIFORM:
+        _refuse_exponents(given, default)
+    return BufferSettings(
+        type=_TYPES[kind],
+        capacity=_capacity(merged["capacity"]),
+        alpha=_exponent("alpha", merged["alpha"], float),
+        beta=_exponent("beta", merged["beta"], Schedule),
+    )
+
+
+def _capacity(value: Any) -> int:
+    try:
+        capacity: int = coerce(value, int)
+    except MismatchError:
+        capacity = 0
+    if capacity < 1:
         raise ConfigError(
-            f"replay_buffer_config['capacity'] must be a whole number of transitions above 0, got "
-            f"{capacity!r}."
+            "replay_buffer_config['capacity'] must be a whole number of transitions above 0, got "
+            f"{value!r}."
         )
-    _check_exponent("alpha", alpha)
-    if isinstance(beta, list | tuple):
-        beta = [list(knot) for knot in beta]
-        check_knots("replay_buffer_config['beta']", beta)
-        for knot in beta:
-            _check_exponent("beta", knot[1])
-    else:
-        _check_exponent("beta", beta)
-    return BufferSettings(type=_TYPES[kind], capacity=capacity, alpha=alpha, beta=beta)
+    return capacity
 
 
-def _check_exponent(name: str, value: Any) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= 1:
-        raise ConfigError(f"replay_buffer_config[{name!r}] must be between 0 and 1, got {value!r}.")
+def _exponent(name: str, value: Any, annotation: Any) -> Any:
+    """A number between 0 and 1 or, if the annotation says so, a schedule of such."""
+    name = f"replay_buffer_config[{name!r}]"
+    schedule = " or a schedule [[timestep, value], ...] of such" if annotation is Schedule else ""
+    wanted = f"{name} must be between 0 and 1{schedule}, got {value!r}."
+    try:
+        exponent = coerce(value, annotation)
+    except MismatchError:
+        raise ConfigError(wanted) from None
+    check_knots(name, exponent)
+    values = [knot[1] for knot in exponent] if isinstance(exponent, list) else [exponent]
+    if not all(0 <= number <= 1 for number in values):
+        raise ConfigError(wanted)
+    return exponent
+
+
+def _refuse_exponents(given: dict[str, Any], default: dict[str, Any]) -> None:
+    for name in ("alpha", "beta"):
+        if given.get(name, default[name]) != default[name]:
+            raise ConfigError(
+                f"replay_buffer_config[{name!r}]={given[name]!r} has no effect on uniform draws; "
+                "leave it out, or set 'type' to 'prioritized'."
+            )
 
 
 def n_step_range(setting: int | tuple[int, int]) -> tuple[int, int]:

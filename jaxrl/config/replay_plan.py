@@ -5,9 +5,9 @@ import math
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from jaxrl.config.arithmetic import MAX_SHARDS, BatchPlan
+from jaxrl.config.arithmetic import MAX_SHARDS, BatchPlan, divisors, nearest
 from jaxrl.config.plan import BatchSizeError
-from jaxrl.config.replay_groups import buffer_settings
+from jaxrl.config.replay_groups import buffer_settings, n_step_range
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ def replay_plan(config: "AlgorithmConfig") -> ReplayPlan:
         ConfigError: Sizes that do not divide; one sentence that names what would work.
     """
     training, runners = config.training_settings, config.env_runners_settings
+    _check_whole_batches(config)
+    n_step_range(training.n_step)
     rows, num_runners = _rows(config), max(1, runners.num_env_runners)
     envs = runners.num_envs_per_env_runner
     envs_per_runner = 1 if envs == "auto" else envs
@@ -58,13 +60,7 @@ def replay_plan(config: "AlgorithmConfig") -> ReplayPlan:
     if envs == "auto":
         notes.append("num_envs_per_env_runner='auto': 1.")
     updates = _updates(config, intensity, num_envs, steps, rows)
-    capacity = buffer_settings(config).capacity
-    length = capacity // (num_envs * steps) * steps
-    if length == 0:
-        raise ConfigError(
-            f"replay_buffer_config['capacity']={capacity} is less than one rollout of {num_envs} "
-            f"environments x {steps} steps; use at least {num_envs * steps}."
-        )
+    length = _length(config, num_envs, steps)
     return ReplayPlan(
         num_envs=num_envs,
         rollout_fragment_length=steps,
@@ -76,8 +72,59 @@ def replay_plan(config: "AlgorithmConfig") -> ReplayPlan:
         num_env_runners=num_runners,
         envs_per_runner=envs_per_runner,
         buffer_length=length,
-        notes=tuple(notes),
+        notes=(*notes, *_buffer_notes(config, num_envs * length)),
     )
+
+
+def _check_whole_batches(config: "AlgorithmConfig") -> None:
+    """Refuse fragments that differ in length."""
+    mode = config.env_runners_settings.batch_mode
+    if mode != "truncate_episodes":
+        raise ConfigError(
+            f"batch_mode={mode!r} gives fragments of many lengths, and a replay buffer takes those "
+            "of rollout_fragment_length steps, which may end within an episode; set "
+            "batch_mode='truncate_episodes'."
+        )
+
+
+def _length(config: "AlgorithmConfig", num_envs: int, steps: int) -> int:
+    """Transitions of each environment in the buffer, of whole rollouts."""
+    capacity = buffer_settings(config).capacity
+    length = capacity // (num_envs * steps) * steps
+    if length == 0:
+        raise ConfigError(
+            f"replay_buffer_config['capacity']={capacity} is less than one rollout of {num_envs} "
+            f"environments x {steps} steps; use at least {num_envs * steps}."
+        )
+    held, setting = length * num_envs, "num_steps_sampled_before_learning_starts"
+    starts = config.training_settings.num_steps_sampled_before_learning_starts
+    if starts > held and setting in config.explicit:
+        raise ConfigError(
+            f"{setting}={starts} transitions are more than the buffer holds ({held}): lower it to "
+            f"{held}, or set replay_buffer_config['capacity'] to {_whole(starts, num_envs * steps)}."
+        )
+    return length
+
+
+def _whole(number: int, unit: int) -> int:
+    """The next multiple of the unit."""
+    return -(-number // unit) * unit
+
+
+def _buffer_notes(config: "AlgorithmConfig", held: int) -> list[str]:
+    """What of the buffer is not as the settings say."""
+    notes: list[str] = []
+    capacity = buffer_settings(config).capacity
+    starts = config.training_settings.num_steps_sampled_before_learning_starts
+    if held != capacity:
+        notes.append(
+            f"replay_buffer_config['capacity']={capacity}: {held}, the most that is whole rollouts."
+        )
+    if starts > held:
+        notes.append(
+            f"num_steps_sampled_before_learning_starts={starts}: {held}, when the buffer is full."
+        )
+    return notes
 
 
 def _rows(config: "AlgorithmConfig") -> int:
@@ -147,8 +194,9 @@ def _shards(config: "AlgorithmConfig", num_envs: int, rows: int) -> int:
         sizes = [learners * n for n in (8, 4, 2, 1) if learners * n <= MAX_SHARDS or n == 1]
         return next(size for size in sizes if common % size == 0)
     if common % wanted or wanted % learners:
+        each = f" and be a multiple of num_learners={learners}" if learners > 1 else ""
         raise BatchSizeError(
-            f"num_shards={wanted} must divide {num_envs} environments and train_batch_size={rows}, "
-            f"and be a multiple of {learners}; set it to {learners}."
+            f"num_shards={wanted} must divide {num_envs} environments and train_batch_size={rows}"
+            f"{each}; set it to {nearest(divisors(common, learners), wanted)}."
         )
     return wanted

@@ -57,8 +57,13 @@ class Assembly:
     @functools.cached_property
     def buffer_bytes(self) -> int:
         """The size of the replay buffer over all devices."""
+        return self.buffer_bytes_of(self.runner.experience)
+
+    def buffer_bytes_of(self, experience: OnPolicy | Replay) -> int:
+        """The size of another buffer for the same run."""
+        runner = dataclasses.replace(self.runner, experience=experience)
         state = jax.eval_shape(
-            lambda key: self.runner.init_learning(key, self.plan.total_envs), jax.random.key(0)
+            lambda key: runner.init_learning(key, self.plan.total_envs), jax.random.key(0)
         )
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.buffer))
 

@@ -1,5 +1,6 @@
 """Where a run goes: which local devices share it, and whether it fits there."""
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -88,13 +89,26 @@ def check_buffer(assembly: Assembly, devices: list[Device]) -> None:
         limit = None if memory is None else memory * (1 if shared else len(devices)) // 2
     if limit is None or assembly.buffer_bytes <= limit:
         return
-    capacity = replay.length * replay.num_envs
-    fits = int(capacity * (limit / assembly.buffer_bytes))
+    fits = _capacity_for(assembly, replay, limit)
+    lower = f"set the capacity to at most {fits}, or " if fits else ""
     raise ConfigError(
-        f"replay_buffer_config['capacity']={capacity} needs {assembly.buffer_bytes / 2**30:.2f} "
-        f"GiB, more than max_buffer_bytes allows ({limit / 2**30:.2f} GiB): set the capacity to at "
-        f"most {fits}, or raise max_buffer_bytes."
+        f"replay_buffer_config['capacity']={replay.length * replay.num_envs} needs "
+        f"{assembly.buffer_bytes / 2**20:.2f} MiB, and max_buffer_bytes="
+        f"{assembly.max_buffer_bytes!r} allows {limit / 2**20:.2f} MiB: {lower}raise "
+        "max_buffer_bytes."
     )
+
+
+def _capacity_for(assembly: Assembly, replay: Replay, limit: int) -> int:
+    """A number of transitions, in whole rollouts, that takes no more than so many bytes."""
+    unit = assembly.plan.num_envs * assembly.plan.rollout_fragment_length
+    least, most = 0, replay.length * replay.num_envs // unit
+    while least < most:  # a tree of priorities grows in jumps, so it is asked for its size
+        middle = (least + most + 1) // 2
+        length = middle * assembly.plan.rollout_fragment_length
+        fits = assembly.buffer_bytes_of(dataclasses.replace(replay, length=length)) <= limit
+        least, most = (middle, most) if fits else (least, middle - 1)
+    return least * unit
 
 
 def required_bytes(assembly: Assembly) -> int:

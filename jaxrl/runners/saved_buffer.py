@@ -61,7 +61,7 @@ def buffer_notes(assembly: Assembly) -> list[str]:
     held = "hold it" if assembly.saves_buffer else "do not hold it"
     note = (
         f"Replay buffer: {capacity} transitions of {assembly.buffer_bytes / capacity:.0f} bytes, "
-        f"{assembly.buffer_bytes / 2**20:.1f} MiB; checkpoints {held} "
+        f"{assembly.buffer_bytes / 2**20:.2f} MiB; checkpoints {held} "
         f"(store_buffer_in_checkpoints={assembly.store_buffer!r})."
     )
     return [note]

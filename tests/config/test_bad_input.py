@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config import get_algorithm_config
 from jaxrl.config.load import experiment_from_dict, load_experiment
@@ -18,6 +19,15 @@ Case = tuple[str, Callable[[], Any], list[str]]
 
 def ppo(**settings: Any) -> PPOConfig:
     return PPOConfig().update_from_dict(settings)
+
+
+def replay(**settings: Any) -> Any:
+    config = DQNConfig().environment("CartPole-v1").update_from_dict(settings)
+    config.validate()
+
+
+def buffer(**settings: Any) -> Any:
+    replay(replay_buffer_config=settings)
 
 
 def experiment(**changes: Any) -> Any:
@@ -250,6 +260,92 @@ CASES: list[Case] = [
         "unknown key of an experiment",
         lambda: experiment(konfig={}),
         ["'konfig'", "{}", "Did you mean 'config'?"],
+    ),
+    (
+        "unknown buffer",
+        lambda: buffer(type="prioritised"),
+        ["replay_buffer_config['type']", "'prioritised'", "Did you mean 'prioritized'?"],
+    ),
+    (
+        "unknown setting of a buffer",
+        lambda: buffer(prioritized_replay_alpha=0.5),
+        ["'prioritized_replay_alpha'", "type, capacity, alpha, beta"],
+    ),
+    (
+        "capacity that is no number",
+        lambda: buffer(capacity="50k"),
+        ["replay_buffer_config['capacity']", "whole number", "'50k'"],
+    ),
+    (
+        "capacity below a rollout",
+        lambda: replay(
+            replay_buffer_config={"capacity": 30},
+            num_envs_per_env_runner=8,
+            rollout_fragment_length=4,
+        ),
+        ["replay_buffer_config['capacity']=30", "8 environments x 4 steps", "at least 32"],
+    ),
+    (
+        "learning that starts with more than the buffer holds",
+        lambda: replay(
+            replay_buffer_config={"capacity": 100},
+            num_steps_sampled_before_learning_starts=150,
+            num_envs_per_env_runner=8,
+        ),
+        ["learning_starts=150", "holds (96)", "lower it to 96", "['capacity'] to 152"],
+    ),
+    (
+        "exponent out of range",
+        lambda: buffer(alpha=1.5),
+        ["replay_buffer_config['alpha']", "between 0 and 1", "1.5"],
+    ),
+    (
+        "schedule of beta out of range",
+        lambda: buffer(beta=[[0, 0.4], [1000, 2.0]]),
+        ["replay_buffer_config['beta']", "between 0 and 1 or a schedule", "[1000, 2.0]"],
+    ),
+    (
+        "schedule of beta that is none",
+        lambda: buffer(beta=[[5, 0.4]]),
+        ["replay_buffer_config['beta'] must start at timestep 0"],
+    ),
+    (
+        "exponent without effect",
+        lambda: buffer(type="EpisodeReplayBuffer", alpha=0.5),
+        ["replay_buffer_config['alpha']=0.5 has no effect on uniform draws", "'prioritized'"],
+    ),
+    ("no steps", lambda: replay(n_step=0), ["n_step", "0"]),
+    ("too many steps", lambda: replay(n_step=33), ["n_step must be", "from 1 to 32", "33"]),
+    ("steps that descend", lambda: replay(n_step=(5, 1)), ["n_step", "ascending pair", "(5, 1)"]),
+    (
+        "ratio of updates that is not whole",
+        lambda: replay(training_intensity=3.0, rollout_fragment_length=8, train_batch_size=32),
+        ["training_intensity=3.0", "0.75 updates", "to 4.0, or rollout_fragment_length to 32"],
+    ),
+    (
+        "whole episodes for a buffer",
+        lambda: replay(batch_mode="complete_episodes"),
+        ["batch_mode='complete_episodes'", "replay buffer", "'truncate_episodes'"],
+    ),
+    (
+        "rows that learners cannot share",
+        lambda: replay(train_batch_size=33, num_learners=2, num_envs_per_env_runner=2),
+        ["train_batch_size=33", "num_learners=2", "set it to 32"],
+    ),
+    (
+        "environments that learners cannot share",
+        lambda: replay(num_learners=2, num_envs_per_env_runner=3),
+        ["3 environments", "num_learners=2", "num_envs_per_env_runner to 2"],
+    ),
+    (
+        "shards that learners cannot share",
+        lambda: replay(num_learners=2, num_shards=1, num_envs_per_env_runner=2),
+        ["num_shards=1", "a multiple of num_learners=2", "set it to 2"],
+    ),
+    (
+        "shards that do not divide the environments",
+        lambda: replay(num_shards=4, num_envs_per_env_runner=6),
+        ["num_shards=4 must divide 6 environments", "train_batch_size=32;", "set it to 2"],
     ),
     ("experiment without algorithm", lambda: experiment(run=None), ["run: PPO", "None"]),
     ("no such file", lambda: load_experiment("nowhere.yaml"), ["nowhere.yaml", "Cannot read"]),

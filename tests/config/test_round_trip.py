@@ -9,9 +9,13 @@ import yaml
 from gymnasium import spaces
 
 from jaxrl.algorithms.appo import APPOConfig
+from jaxrl.algorithms.dqn import DQNConfig, DQNTraining
 from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.config.fields import settings_of
+from jaxrl.config.groups import Training
 from jaxrl.config.load import experiment_from_dict
+from jaxrl.config.replay_groups import OffPolicyTraining
 from jaxrl.config.serialize import config_from_serializable, describable_dict, serializable_dict
 from jaxrl.core.model_config import DefaultModelConfig
 from jaxrl.core.rl_module import RLModule, RLModuleSpec
@@ -182,15 +186,44 @@ APPO_OTHER: dict[str, Any] = {
     "tau": 0.5,
     "target_worker_clipping": 1.5,
 }
+# What algorithms have that learn from a replay buffer.
+REPLAY_OTHER: dict[str, Any] = {
+    "replay_buffer_config": {"type": "uniform", "capacity": 500},
+    "num_steps_sampled_before_learning_starts": 200,
+    "initial_random_timesteps": 300,
+    "training_intensity": 2.0,
+    "n_step": (1, 5),
+    "target_network_update_freq": 7,
+    "tau": 0.5,
+    "store_buffer_in_checkpoints": False,
+    "max_buffer_bytes": 2**20,
+}
+# What DQN has beside that.
+DQN_OTHER: dict[str, Any] = {
+    "epsilon": [[0.0, 1.0], [50.0, 0.1]],
+    "epsilon_ladder": 7.0,
+    "double_q": False,
+    "dueling": False,
+    "num_atoms": 51,
+    "v_min": -5.0,
+    "v_max": 5.0,
+    "num_quantiles": 32,
+    "noisy": True,
+    "sigma0": 0.1,
+    "td_error_loss_fn": "mse",
+}
 ONLY_PPO = {"use_critic", "vf_clip_param"}
 CASES = [(PPOConfig, name, value) for name, value in OTHER.items()]
 CASES += [(APPOConfig, name, value) for name, value in APPO_OTHER.items()]
+CASES += [(DQNConfig, name, value) for name, value in (REPLAY_OTHER | DQN_OTHER).items()]
 
 
 def test_the_tables_have_every_setting() -> None:
     assert set(OTHER) == set(PPOConfig().keys())
     assert (set(OTHER) | set(APPO_OTHER)) - ONLY_PPO == set(APPOConfig().keys())
     assert set(IMPALAConfig().keys()) < set(APPOConfig().keys())
+    assert set(REPLAY_OTHER) == set(settings_of(OffPolicyTraining)) - set(settings_of(Training))
+    assert set(DQN_OTHER) == set(settings_of(DQNTraining)) - set(settings_of(OffPolicyTraining))
 
 
 @pytest.mark.parametrize(("cls", "name", "value"), CASES)
@@ -219,10 +252,16 @@ def is_plain(value: Any) -> bool:
     return isinstance(value, bool | int | float | str)
 
 
-@pytest.mark.parametrize("name", sorted(n for n, v in OTHER.items() if is_plain(v)))
-def test_setting_can_be_written_in_yaml(name: str) -> None:
-    value = OTHER[name]
-    text = yaml.safe_dump({"run": "PPO", "config": {name: value}})
+@pytest.mark.parametrize(
+    ("algo", "name", "value"),
+    [
+        *(("PPO", name, value) for name, value in sorted(OTHER.items()) if is_plain(value)),
+        *(("DQN", name, value) for name, value in (REPLAY_OTHER | DQN_OTHER).items()),
+    ],
+)
+def test_setting_can_be_written_in_yaml(algo: str, name: str, value: Any) -> None:
+    written = list(value) if isinstance(value, tuple) else value
+    text = yaml.safe_dump({"run": algo, "config": {name: written}})
     assert experiment_from_dict("x", yaml.safe_load(text)).config[name] == value
 
 
