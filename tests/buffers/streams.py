@@ -28,8 +28,9 @@ class Row:
 
 
 class Streams:
-    """Rows of `num_envs` environments with ends, gaps and rows that are no transitions at random.
+    """Rows of `num_envs` environments with ends, starts and rows that are no transitions at random.
 
+    An end and the start that follows it are drawn apart: each alone has to end a sequence.
     `held` are the newest `length` of each environment, the oldest first.
     """
 
@@ -37,10 +38,9 @@ class Streams:
         self, num_envs: int, length: int, seed: int, *, ends: float = 0.1, gaps: float = 0.1
     ) -> None:
         self.rng = np.random.default_rng(seed)
-        self.length, self.chances = length, [ends, ends, gaps]
+        self.length, self.chances = length, [ends, ends, ends, gaps]
         self.held: list[list[Row]] = [[] for _ in range(num_envs)]
         self.added = 0
-        self._ended = [True] * num_envs
 
     def rollout(self, num_steps: int) -> Rollout:
         """The next rows `[T, B]`, which are held from now on."""
@@ -72,17 +72,15 @@ class Streams:
         return range(len(self.held))
 
     def _row(self, env: int, step: int) -> Row:
-        terminated, truncated, gap = (self.rng.random(3) < self.chances).tolist()
-        row = Row(
+        terminated, truncated, lost, gap = (self.rng.random(4) < self.chances).tolist()
+        return Row(
             number=env * 100_000 + step,
             reward=float(self.rng.normal()),
             terminated=terminated,
             truncated=truncated,
-            is_first=self._ended[env] or (gap and step % 2 == 0),
+            is_first=lost,
             mask=not gap,
         )
-        self._ended[env] = terminated or truncated
-        return row
 
     def slot(self, env: int, place: int) -> tuple[int, Row]:
         """The age rank (0 the oldest) and the row in a place of the ring, which must be written."""

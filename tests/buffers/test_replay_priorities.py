@@ -175,64 +175,54 @@ def test_emptied_is_as_new_but_what_is_stored_anew() -> None:
 
 
 def rounds_on(num_devices: int) -> tuple[Any, Any, Any]:
-    """Three rounds of adding, drawing and renewing, with eight shards on that many devices."""
+    """Five rounds of adding, drawing and renewing, with eight shards on that many devices."""
     made = prioritized((8, 6, 2), num_shards=8, batch_size=32, n_step=(1, 4))
-    streams = Streams(8, 6, 0)
-    mesh = Mesh(np.asarray(jax.devices()[:num_devices]), ("shard",))
     here = 8 // num_devices
-    state = made.replay.init(streams.rollout(2))
-    spec = jax.tree.map(lambda _: P("shard"), state)
-    rows = spec.rows.replace(current_index=P(), is_full=P())  # type: ignore[attr-defined]
-    priorities = replace(spec.priorities, largest=P())
-    spec = ReplayState(rows=rows, priorities=priorities, streams=None)
+    added = [replace(Streams(8, 6, i).rollout(2), extras={}, carry_in=None) for i in range(5)]
+    rollouts = jax.tree.map(lambda *x: jnp.stack(x), *added)
+    env_index, env_step = np.arange(8, dtype=np.int32), np.zeros((2, 8), np.uint32)
 
-    def round_of(state: Any, rollout: Any, env_index: Any, env_step: Any, key: Any) -> Any:
-        replay, device = made.replay, jax.lax.axis_index("shard")
-        shards = device * here + jnp.arange(here)
-        state = replay.add(state, rollout, env_index, env_step)
+    def round_of(state: ReplayState, given: Any) -> Any:
+        replay, (rollout, key) = made.replay, given
+        shards = jax.lax.axis_index("shard") * here + jnp.arange(here)
+        columns = rollout.reward.shape[1]
+        state = replay.add(state, rollout, env_index[:columns], env_step[:, :columns])
         draw_key, fold_key = jax.random.split(key)
         steps = jnp.float32(100.0)
         drawn = replay.draw(state, state.priorities, draw_key, shards, steps, "shard")
         batch = replay.transitions(state, drawn, jnp.float32(GAMMA), shards, fold_key)
         error = batch.obs["vector"][:, 0] % 13.0
         priorities = replay.prioritize(state.priorities, drawn, error, "shard")
-        return ReplayState(rows=state.rows, priorities=priorities, streams=None), drawn, batch
+        return replace(state, priorities=priorities), (drawn, batch)
 
-    by_env = P(None, "shard")
-    step = jax.jit(
-        jax.shard_map(
-            round_of,
-            mesh=mesh,
-            in_specs=(spec, by_env, P("shard"), by_env, P()),
-            out_specs=(spec, P("shard"), P("shard")),
-            check_vma=False,
-        )
+    def rounds(rollouts: Any, keys: Any) -> Any:
+        start = made.replay.init(jax.tree.map(lambda x: x[0], rollouts))
+        state, (drawn, batch) = jax.lax.scan(round_of, start, (rollouts, keys))
+        table = state.priorities.tree.nodes, state.rows.experience, state.priorities.largest[None]
+        return table, drawn, batch
+
+    run = jax.shard_map(
+        rounds,
+        mesh=Mesh(np.asarray(jax.devices()[:num_devices]), ("shard",)),
+        in_specs=(P(None, None, "shard"), P()),
+        out_specs=(P("shard"), P(None, "shard"), P(None, "shard")),
+        check_vma=False,
     )
-    drawn, batch = None, None
-    for i in range(5):
-        rollout = Streams(8, 6, i).rollout(2)
-        rollout = replace(rollout, extras={}, carry_in=None)
-        env_step = np.full((2, 8), 2 * i, np.uint32)
-        state, drawn, batch = step(
-            state, rollout, np.arange(8, dtype=np.int32), env_step, jax.random.key(i)
-        )
-    return jax.device_get((state, drawn, batch))
+    return jax.device_get(jax.jit(run)(rollouts, jax.random.split(jax.random.key(0), 5)))
 
 
 def test_the_same_rows_are_drawn_on_one_device_and_on_eight() -> None:
-    (state, drawn, batch), (state8, drawn8, batch8) = rounds_on(1), rounds_on(8)
+    (held, drawn, batch), (held8, drawn8, batch8) = rounds_on(1), rounds_on(8)
     jax.tree.map(np.testing.assert_array_equal, batch8.obs, batch.obs)
     jax.tree.map(np.testing.assert_array_equal, batch8.next_obs, batch.next_obs)
     np.testing.assert_array_equal(drawn8.time, drawn.time)
-    np.testing.assert_array_equal(drawn.env, np.repeat(np.arange(8), 4))
+    assert np.all(drawn.env == np.repeat(np.arange(8), 4)[None])
     assert np.all(drawn8.env == 0)  # counted on each device from its own first
     np.testing.assert_allclose(drawn8.weight, drawn.weight, rtol=1e-6)
-    assert (drawn.weight > 0).sum() == 32
+    assert np.unique(drawn.weight[-1]).size > 8
     np.testing.assert_allclose(batch8.reward, batch.reward, rtol=1e-6)
     np.testing.assert_allclose(batch8.discount, batch.discount, rtol=1e-6)
-    jax.tree.map(np.testing.assert_array_equal, state8.rows.experience, state.rows.experience)
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6),
-        state8.priorities,
-        state.priorities,
-    )
+    (nodes, rows, largest), (nodes8, rows8, largest8) = held, held8
+    jax.tree.map(np.testing.assert_array_equal, rows8, rows)
+    np.testing.assert_allclose(nodes8, nodes, rtol=1e-6)
+    np.testing.assert_allclose(largest8, np.repeat(largest, 8), rtol=1e-6)
