@@ -26,4 +26,5 @@ def test_host_configs_fit(path: Path) -> None:
 def test_in_graph_configs_fit(path: Path) -> None:
     assembly = assemble(load_experiment(path).config)
     assert assembly.in_graph
-    assert assembly.in_graph_runner.batch_steps == assembly.plan.train_batch_size
+    plan = assembly.plan
+    assert assembly.in_graph_runner.batch_steps == plan.total_envs * plan.rollout_fragment_length
