@@ -61,7 +61,10 @@ class SumTree:
         """
         inside = (index >= 0) & (index < self.num_leaves)
         leaf = jnp.where(inside, self.num_leaves + index, 0)  # node 0 is nobody's child
-        nodes = self.nodes.at[leaf].set(0.0).at[leaf].max(value)
+        # Set to one of its values, then to the largest: were it set to 0 first, that write would not
+        # wait for what `value` reads of this tree, and XLA would copy the tree to have both.
+        value = jnp.maximum(value, 0.0)
+        nodes = self.nodes.at[leaf].set(value).at[leaf].max(value)
 
         def raise_sums(_: Int[Array, ""], carry: _Climb) -> _Climb:
             node = carry.node // 2
