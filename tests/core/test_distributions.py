@@ -266,6 +266,36 @@ def test_squashed_gaussian_is_finite_at_the_bounds():
             assert all(jnp.isfinite(g).all() for g in grads)
 
 
+def test_squashed_densities_equal_float64_however_far_out():
+    """By the logarithm of 1 / cosh², which float64 can do up to |u| of 350."""
+    u = np.linspace(-30.0, 30.0, 121)
+    for log_std in (-5.0, 0.0, 2.0):
+        noise = np.linspace(-2.0, 2.0, 121)
+        mean = u - np.exp(log_std) * noise
+        p = SquashedGaussian(
+            mean=jnp.asarray(mean[:, None], jnp.float32),
+            log_std=jnp.full((121, 1), log_std),
+            low=(-1.0,),
+            high=(3.0,),
+            event_shape=(1,),
+        )
+        action, log_prob = p.pick_and_log_prob(jnp.asarray(noise[:, None], jnp.float32))
+        gaussian = -0.5 * noise**2 - log_std - 0.5 * np.log(2.0 * np.pi)
+        expected = gaussian - np.log(2.0 / np.cosh(u) ** 2)
+        np.testing.assert_allclose(log_prob, expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(action[:, 0], 1.0 + 2.0 * np.tanh(u), atol=1e-4)
+        inside = np.abs(u) < 3.0
+        np.testing.assert_allclose(
+            p.log_prob(action)[inside], expected[inside], rtol=0.01, atol=0.02
+        )
+
+
+def test_squashed_deviations_have_an_upper_limit():
+    family = action_distribution(UNEVEN, continuous="squashed")
+    p = family.from_inputs(jnp.array([[0.0, 0.0, 9.0, -30.0]]))
+    np.testing.assert_array_equal(p.log_std, [[2.0, -20.0]])
+
+
 def test_squashed_samples_stay_in_the_space_when_saturated():
     family = action_distribution(UNEVEN, continuous="squashed")
     for sign in (-1.0, 1.0):
