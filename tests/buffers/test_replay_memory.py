@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.buffers.replay import Prioritization, Replay, ReplayState
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Rollout
 from jaxrl.ops.schedules import Schedule
+from jaxrl.runners.assemble import assemble
 
 CAPACITY = 1_000_000
 IMAGE = (10, 10, 4)
@@ -34,6 +36,10 @@ def images(num_steps: int, num_envs: int) -> Rollout:
         mask=flag,
         extras={},
     )
+
+
+def bytes_of(tree: Any) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 @pytest.mark.parametrize("is_prioritized", [False, True])
@@ -78,11 +84,28 @@ def test_no_copy_of_the_buffer(
     seed = jax.ShapeDtypeStruct((), jnp.int32)
     compiled = jax.jit(iteration, donate_argnums=0).lower(state, rollout, seed).compile()
     memory = compiled.memory_analysis()
-    size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state))
+    size = bytes_of(state)
     assert size > 800_000_000
     assert memory.alias_size_in_bytes >= size
     assert memory.temp_size_in_bytes < size / 500
     assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 1000
+
+
+def test_no_copy_of_the_buffer_in_the_program_of_a_run() -> None:
+    """Environments, rollouts and updates included: prioritised DQN on Breakout."""
+    config: Any = DQNConfig().environment("gymnax:Breakout-MinAtar")
+    config.env_runners(num_envs_per_env_runner=8, rollout_fragment_length=4)
+    config.training(train_batch_size=32, training_intensity=4.0, n_step=3, max_buffer_bytes=10**9)
+    config.training(replay_buffer_config={"type": "prioritized", "capacity": CAPACITY})
+    config.rl_module(model_config={"conv_filters": [[4, 3, 1, "valid"]], "fcnet_hiddens": [8]})
+    assembly = assemble(config)
+    runner, number = assembly.in_graph_runner, jax.ShapeDtypeStruct((), jnp.int32)
+    state = jax.eval_shape(runner.init, jax.random.key(0), assembly.made.params)
+    assert state.buffer.rows.experience.obs.dtype == jnp.uint8
+    memory = jax.jit(runner.run, donate_argnums=0).lower(state, number).compile().memory_analysis()
+    assert bytes_of(state.buffer) > 800_000_000
+    assert memory.alias_size_in_bytes >= bytes_of(state.buffer)
+    assert memory.temp_size_in_bytes < bytes_of(state.buffer) / 500
 
 
 def test_a_buffer_that_is_not_given_away_is_seen_to_be_copied() -> None:
