@@ -29,6 +29,14 @@ class Priorities:
     tree: SumTree
     largest: Float[Array, ""]
 
+    @staticmethod
+    def none(num_shards: int, capacity: int) -> "Priorities":
+        """Of nothing yet, with room for `capacity` in each shard."""
+        tree = jax.tree.map(
+            lambda x: jnp.zeros((num_shards, *x.shape), x.dtype), SumTree.zero(capacity)
+        )
+        return Priorities(tree=tree, largest=jnp.ones((), jnp.float32))
+
 
 @pytree
 class Streams:
@@ -87,6 +95,7 @@ class Replay:
         prioritization: None draws uniformly.
         may_skip: Whether a column may go on with another environment, or after steps that were
             lost, as with runners that come and go.
+        in_host_memory: Whether the state is kept apart from the learner's, in host memory.
     """
 
     length: int
@@ -98,6 +107,7 @@ class Replay:
     learning_starts: int
     prioritization: Prioritization | None = None
     may_skip: bool = False
+    in_host_memory: bool = False
 
     def init(self, rollout: Rollout) -> ReplayState:
         """Nothing stored, for rollouts `[T, B, ...]` of these shapes and types."""
@@ -127,14 +137,11 @@ class Replay:
     def _no_priorities(self, num_envs: int) -> Priorities | None:
         if self.prioritization is None:
             return None
-        shards = self._shards_of(num_envs)
-        tree = SumTree.zero(num_envs // shards * self.length)
-        return Priorities(
-            tree=jax.tree.map(lambda x: jnp.zeros((shards, *x.shape), x.dtype), tree),
-            largest=jnp.ones((), jnp.float32),
-        )
+        shards = self.shards_of(num_envs)
+        return Priorities.none(shards, num_envs // shards * self.length)
 
-    def _shards_of(self, num_envs: int) -> int:
+    def shards_of(self, num_envs: int) -> int:
+        """How many shards that many environments are, those of one device."""
         return num_envs * self.num_shards // self.num_envs
 
     def add(
@@ -172,7 +179,7 @@ class Replay:
         if self.prioritization is None or state.priorities is None:
             return None
         num_envs, num_steps = mask.shape
-        shards = self._shards_of(num_envs)
+        shards = self.shards_of(num_envs)
         times = state.rows.current_index + jnp.arange(num_steps, dtype=jnp.int32)
         envs = jnp.arange(num_envs // shards, dtype=jnp.int32)
         leaves = (envs[:, None] * self.length + (times % self.length)[None, :]).reshape(-1)
@@ -227,7 +234,7 @@ class Replay:
             env, time = places // self.length, places % self.length
             rows = (size * self.num_envs).astype(jnp.float32)
             beta = self.prioritization.beta.value_at(env_steps)
-            weight = _importance(tree, places, rows / self.num_shards, beta, axis_name)
+            weight = importance(tree, places, rows / self.num_shards, beta, axis_name)
         first = jnp.arange(shards.shape[0], dtype=jnp.int32) * per_shard
         env, time = (env + first[:, None]).reshape(-1), time.reshape(-1)
         is_transition = state.rows.experience.mask[env, time].astype(jnp.float32)
@@ -345,7 +352,7 @@ def _kept(rollout: Rollout) -> Rollout:
     return replace(rollout, extras={}, carry_in=None)
 
 
-def _importance(
+def importance(
     tree: SumTree,
     places: Int[Array, "S n"],
     rows: Float[Array, ""],
