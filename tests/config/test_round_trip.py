@@ -12,8 +12,9 @@ from jaxrl.algorithms.appo import APPOConfig
 from jaxrl.algorithms.dqn import DQNConfig, DQNTraining
 from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.algorithms.pqn import PQNConfig, PQNTraining
 from jaxrl.config.fields import settings_of
-from jaxrl.config.groups import Training
+from jaxrl.config.groups import OnPolicyTraining, Training
 from jaxrl.config.load import experiment_from_dict
 from jaxrl.config.replay_groups import OffPolicyTraining
 from jaxrl.config.serialize import config_from_serializable, describable_dict, serializable_dict
@@ -212,10 +213,13 @@ DQN_OTHER: dict[str, Any] = {
     "sigma0": 0.1,
     "td_error_loss_fn": "mse",
 }
+# What PQN has beside the settings of epochs and minibatches.
+PQN_OTHER: dict[str, Any] = {"lambda_": 0.9, "epsilon": [[0.0, 1.0], [50.0, 0.1]]}
 ONLY_PPO = {"use_critic", "vf_clip_param"}
 CASES = [(PPOConfig, name, value) for name, value in OTHER.items()]
 CASES += [(APPOConfig, name, value) for name, value in APPO_OTHER.items()]
 CASES += [(DQNConfig, name, value) for name, value in (REPLAY_OTHER | DQN_OTHER).items()]
+CASES += [(PQNConfig, name, value) for name, value in PQN_OTHER.items()]
 
 
 def test_the_tables_have_every_setting() -> None:
@@ -224,6 +228,7 @@ def test_the_tables_have_every_setting() -> None:
     assert set(IMPALAConfig().keys()) < set(APPOConfig().keys())
     assert set(REPLAY_OTHER) == set(settings_of(OffPolicyTraining)) - set(settings_of(Training))
     assert set(DQN_OTHER) == set(settings_of(DQNTraining)) - set(settings_of(OffPolicyTraining))
+    assert set(PQN_OTHER) == set(settings_of(PQNTraining)) - set(settings_of(OnPolicyTraining))
 
 
 @pytest.mark.parametrize(("cls", "name", "value"), CASES)
