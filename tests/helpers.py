@@ -11,6 +11,10 @@ from jaxrl.algorithms.appo import APPOConfig
 from jaxrl.algorithms.dqn import DQNConfig, RainbowConfig
 from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.ppo import A2CConfig, PGConfig, PPOConfig
+from jaxrl.algorithms.pqn import PQNConfig
+from jaxrl.algorithms.sac import SACConfig
+from jaxrl.algorithms.td3 import DDPGConfig, TD3Config
+from jaxrl.algorithms.tqc import TQCConfig
 from jaxrl.checkpoint import host_leaves
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.replay_groups import OffPolicyTraining
@@ -30,8 +34,13 @@ ALGORITHMS: dict[str, type[AlgorithmConfig]] = {
     "APPO": APPOConfig,
     "DQN": DQNConfig,
     "Rainbow": RainbowConfig,
+    "PQN": PQNConfig,
+    "SAC": SACConfig,
+    "TQC": TQCConfig,
+    "TD3": TD3Config,
+    "DDPG": DDPGConfig,
 }
-ENVS: dict[str, str] = {}
+ENVS: dict[str, str] = dict.fromkeys(("SAC", "TQC", "TD3", "DDPG"), "Pendulum-v1")
 """Where an algorithm is not for CartPole."""
 REPLAYS = tuple(
     name

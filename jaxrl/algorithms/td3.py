@@ -80,10 +80,7 @@ class TD3Training(ActorCriticTraining):
 
 @pytree
 class TD3State:
-    """What TD3 learns.
-
-    `age` counts the updates since the policy's latest step, whose metrics `actor` keeps.
-    """
+    """What is learned; `age` counts updates since the policy's latest step, `actor` its metrics."""
 
     sgd: SgdState
     target: Target
@@ -113,7 +110,7 @@ class TD3Learner:
     def init(self, key: Key) -> TD3State:
         params, hparams = self.module.init(key), hyperparameters(self.settings)
         values = current_values(hparams, Progress.zero())
-        names = ["policy_loss", "total_loss", "grad_norm", NONFINITE]
+        names = ["total_loss", "grad_norm", NONFINITE]
         if self.log_gradients:
             names += tensor_norms({POLICY: params[POLICY]})
         return TD3State(
@@ -139,7 +136,7 @@ class TD3Learner:
     def critic_loss(
         self, critic: Params, batch: Transition, targets: Float[Array, " N"]
     ) -> tuple[Float[Array, ""], Metrics]:
-        """Σₖ E[w l(Qₖ(s, a) − y)], l as `td_error_loss_fn` says."""
+        """Σₖ E[w l(Qₖ(s, a) − y)], l by `td_error_loss_fn`."""
         q = self.module.q_values(critic, batch.obs, batch.action)
         return critic_loss(q, targets, batch.weight, self.settings.td_error_loss_fn)
 
@@ -149,8 +146,7 @@ class TD3Learner:
         """−E[w Q₁(s, π(s))]: its gradient is the deterministic policy gradient (Silver 2014)."""
         action = self.module.policy_action(policy, batch.obs)
         q = self.module.first_q_values(critic, batch.obs, action)
-        loss = -jnp.mean(batch.weight * q)
-        return loss, {"policy_loss": loss}
+        return -jnp.mean(batch.weight * q), {}
 
     def update(
         self, state: TD3State, batch: Transition, progress: Progress, key: Key
@@ -179,7 +175,8 @@ class TD3Learner:
             frequency = self.settings.target_network_update_freq
             metrics, tau = joined(critic, actor), values["tau"]
             target = followed(state.target, after.params, metrics, progress, tau, frequency)
-            return Delayed(policy=part_of(after, POLICY), target=target, metrics=actor)
+            kept = {name: actor[name] for name in state.actor}
+            return Delayed(policy=part_of(after, POLICY), target=target, metrics=kept)
 
         # A branch: where the policy is not due, it costs nothing.
         delayed = step() if delay == 1 else jax.lax.cond(age >= delay, step, lambda: before)
@@ -193,6 +190,7 @@ class TD3Learner:
         state = select(metrics[NONFINITE] < 0.5, learned, state)
         return replace(state, target=delayed.target), {
             **metrics,
+            "policy_loss": delayed.metrics["total_loss"],
             "curr_actor_lr": values["actor_lr"],
             "curr_critic_lr": values["critic_lr"],
         }

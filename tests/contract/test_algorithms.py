@@ -13,7 +13,7 @@ from jaxrl.checkpoint import host_leaves
 from jaxrl.errors import RetraceError
 from jaxrl.runners.assemble import Assembly, assemble
 from jaxrl.runners.train_state import TrainState
-from tests.helpers import ALGORITHMS, assert_close, assert_equal, differs, small
+from tests.helpers import ALGORITHMS, ENVS, assert_close, assert_equal, differs, small
 
 pytestmark = [
     pytest.mark.allow_key_reuse,
@@ -40,7 +40,8 @@ def test_the_second_call_does_not_recompile(algo: str) -> None:
 
 
 def test_parameters_change_and_stay_finite(algo: str) -> None:
-    assembly = assemble(small(algo, env="jaxrl:probe-obs-action-v0"))
+    kind = "-continuous" if algo in ENVS else ""
+    assembly = assemble(small(algo, env=f"jaxrl:probe-obs-action{kind}-v0"))
     before = started(assembly)
     after, metrics = jax.jit(assembly.runner.step)(before)
     assert differs(before.learner.sgd.params, after.learner.sgd.params)

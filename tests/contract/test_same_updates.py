@@ -22,7 +22,12 @@ pytestmark = pytest.mark.allow_key_reuse
 ONE = {"num_epochs": 1, "minibatch_size": None}
 MANY = {"num_epochs": 2, "minibatch_size": 32}
 TOLERANCE = {"one": {"rtol": 1e-5, "atol": 1e-6}, "many": {"rtol": 1e-4, "atol": 2e-5}}
-ONE_UPDATE = [(algo, "one") for algo in sorted(ALGORITHMS)]
+RELATIVES = {"TD3", "TQC"}
+"""DDPG and SAC cover all that they do, but for losses."""
+ONE_UPDATE = [
+    pytest.param(algo, "one", marks=[pytest.mark.slow] if algo in RELATIVES else [])
+    for algo in sorted(ALGORITHMS)
+]
 BUFFER = {"circular_buffer_num_batches": 2, "circular_buffer_iterations_per_batch": 1}
 FIRST_UPDATE = {"APPO": 2}
 """Train batches until the first update, where it is not in the first one: a buffer is filled."""
