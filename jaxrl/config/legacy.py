@@ -66,6 +66,7 @@ RENAMED: dict[str, Renamed] = {
     "_is_atari": Renamed("is_atari"),
     "monitor": Renamed("record_video"),
     "target_update_frequency": Renamed("target_network_update_freq"),
+    "use_huber": Renamed("td_error_loss_fn", lambda value: "huber" if value else "mse"),
     "num_sgd_iter": Renamed("num_epochs"),
     "sgd_minibatch_size": Renamed("minibatch_size"),
     "shuffle_sequences": Renamed("shuffle_batch_per_epoch"),
@@ -232,6 +233,30 @@ REFUSED: dict[str, Refused] = {
         "actions are the best ones, or random with the probability epsilon", (1.0,)
     ),
     "before_learn_on_batch": Refused(_BATCHES, (None,)),
+    **dict(
+        _spread(
+            "q_model_config policy_model_config actor_hiddens actor_hidden_activation "
+            "critic_hiddens critic_hidden_activation",
+            "rl_module(model_config={'fcnet_hiddens': [...], 'fcnet_activation': ...}) shapes the "
+            "policy and the critics alike",
+        )
+    ),
+    **dict(
+        _spread(
+            "optimization optimization_config",
+            "actor_lr, critic_lr and alpha_lr are the learning rates",
+        )
+    ),
+    **dict(
+        _spread(
+            "_deterministic_loss _use_beta_distribution use_state_preprocessor "
+            "worker_side_prioritization",
+            "actions are sampled, and from a squashed Gaussian; the learner renews priorities",
+            accepts=(False,),
+        )
+    ),
+    "huber_threshold": Refused("the Huber loss turns linear at 1", (1, 1.0)),
+    "l2_reg": Refused("set optimizer={'name': 'adamw', 'weight_decay': ...}", (0, 0.0)),
     "learner_config_dict": Refused("a Learner subclass reads the settings of training()", ({},)),
     **dict(
         _spread(

@@ -117,6 +117,8 @@ def test_without_a_mask_auto_aims_below_the_largest_entropy() -> None:
     learner = ac.learner_of(SACConfig(), DISCRETE)
     target = learner.target_entropy(jnp.zeros((5, 4)), jnp.zeros(5))
     np.testing.assert_allclose(target, np.full(5, 0.98 * np.log(3)), rtol=1e-6)
+    learner = ac.learner_of(SACConfig(), target_entropy=-3.0)
+    np.testing.assert_array_equal(learner.target_entropy(jnp.zeros((5, 4)), jnp.zeros(5)), -3.0)
 
 
 @pytest.mark.parametrize("of", [continuous, discrete])
@@ -207,6 +209,9 @@ def test_gradient_norms_are_named_by_part() -> None:
         ({"initial_alpha": 0.0}, r"initial_alpha must be above 0"),
         ({"target_entropy": "automatic"}, r"target_entropy .*Did you mean 'auto'"),
         ({"tau": 1.5}, r"tau must be between 0 and 1"),
+        ({"q_model_config": {}}, r"'q_model_config' .*shapes the policy and the critics alike"),
+        ({"optimization_config": {}}, r"'optimization_config' .*actor_lr, critic_lr and alpha_lr"),
+        ({"_deterministic_loss": True}, r"'_deterministic_loss' .*actions are sampled"),
     ],
 )
 def test_wrong_settings_are_one_sentence(settings: dict[str, Any], message: str) -> None:

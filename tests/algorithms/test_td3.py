@@ -170,11 +170,20 @@ def test_rows_without_weight_change_nothing() -> None:
         ({"exploration_noise": "gausian"}, r"exploration_noise .*Did you mean 'gaussian'"),
         ({"ou_theta": 1.5}, r"ou_theta must be between 0 and 1"),
         ({"lr": 1e-3}, r"lr must be None"),
+        ({"l2_reg": 1e-6}, r"'l2_reg' .*weight_decay"),
+        ({"huber_threshold": 2.0}, r"'huber_threshold' .*turns linear at 1"),
+        ({"critic_hiddens": [400]}, r"'critic_hiddens' .*fcnet_hiddens"),
     ],
 )
 def test_wrong_settings_are_one_sentence(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TD3Config().environment("Pendulum-v1").training(**settings).validate()
+
+
+def test_settings_that_rllib_had_are_understood() -> None:
+    config = TD3Config().training(use_huber=True, huber_threshold=1.0, l2_reg=0.0)
+    assert config.explicit == {"td_error_loss_fn"}
+    assert config.training_settings.td_error_loss_fn == "huber"
 
 
 def test_discrete_actions_are_refused() -> None:

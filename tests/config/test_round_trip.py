@@ -13,6 +13,10 @@ from jaxrl.algorithms.dqn import DQNConfig, DQNTraining
 from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.algorithms.pqn import PQNConfig, PQNTraining
+from jaxrl.algorithms.sac import SACConfig, SACTraining
+from jaxrl.algorithms.td3 import TD3Config, TD3Training
+from jaxrl.algorithms.tqc import TQCConfig, TQCTraining
+from jaxrl.config.actor_critic_groups import ActorCriticTraining, SoftTraining
 from jaxrl.config.fields import settings_of
 from jaxrl.config.groups import OnPolicyTraining, Training
 from jaxrl.config.load import experiment_from_dict
@@ -215,11 +219,37 @@ DQN_OTHER: dict[str, Any] = {
 }
 # What PQN has beside the settings of epochs and minibatches.
 PQN_OTHER: dict[str, Any] = {"lambda_": 0.9, "epsilon": [[0.0, 1.0], [50.0, 0.1]]}
+# What SAC, TQC, TD3 and DDPG have beside the replay's, which is None for `lr` and nothing else.
+ACTOR_CRITIC_OTHER: dict[str, Any] = {
+    "actor_lr": [[0.0, 1e-3], [100.0, 0.0]],
+    "critic_lr": 2e-3,
+}
+SOFT_OTHER: dict[str, Any] = {"alpha_lr": 2e-3, "initial_alpha": 0.1, "target_entropy": -0.5}
+SAC_OTHER: dict[str, Any] = {"twin_q": False, "td_error_loss_fn": "mse"}
+TQC_OTHER: dict[str, Any] = {
+    "n_quantiles": 5,
+    "n_critics": 3,
+    "top_quantiles_to_drop_per_net": 1,
+}
+TD3_OTHER: dict[str, Any] = {
+    "twin_q": False,
+    "policy_delay": 3,
+    "smooth_target_policy": False,
+    "target_noise": 0.3,
+    "target_noise_clip": 0.4,
+    "exploration_noise": "ou",
+    "exploration_sigma": 0.3,
+    "ou_theta": 0.2,
+    "td_error_loss_fn": "huber",
+}
 ONLY_PPO = {"use_critic", "vf_clip_param"}
 CASES = [(PPOConfig, name, value) for name, value in OTHER.items()]
 CASES += [(APPOConfig, name, value) for name, value in APPO_OTHER.items()]
 CASES += [(DQNConfig, name, value) for name, value in (REPLAY_OTHER | DQN_OTHER).items()]
 CASES += [(PQNConfig, name, value) for name, value in PQN_OTHER.items()]
+CASES += [(SACConfig, n, v) for n, v in (ACTOR_CRITIC_OTHER | SOFT_OTHER | SAC_OTHER).items()]
+CASES += [(TQCConfig, name, value) for name, value in TQC_OTHER.items()]
+CASES += [(TD3Config, name, value) for name, value in TD3_OTHER.items()]
 
 
 def test_the_tables_have_every_setting() -> None:
@@ -229,6 +259,14 @@ def test_the_tables_have_every_setting() -> None:
     assert set(REPLAY_OTHER) == set(settings_of(OffPolicyTraining)) - set(settings_of(Training))
     assert set(DQN_OTHER) == set(settings_of(DQNTraining)) - set(settings_of(OffPolicyTraining))
     assert set(PQN_OTHER) == set(settings_of(PQNTraining)) - set(settings_of(OnPolicyTraining))
+    for table, group, base in (
+        (ACTOR_CRITIC_OTHER, ActorCriticTraining, OffPolicyTraining),
+        (SOFT_OTHER, SoftTraining, ActorCriticTraining),
+        (SAC_OTHER, SACTraining, SoftTraining),
+        (TQC_OTHER, TQCTraining, SoftTraining),
+        (TD3_OTHER, TD3Training, ActorCriticTraining),
+    ):
+        assert set(table) == set(settings_of(group)) - set(settings_of(base))
 
 
 @pytest.mark.parametrize(("cls", "name", "value"), CASES)
