@@ -5,6 +5,7 @@ from typing import Any
 import gymnasium
 import jax
 import numpy as np
+import pytest
 from gymnasium import spaces
 
 from jaxrl.algorithms.appo import APPOConfig
@@ -48,6 +49,16 @@ REPLAYS = tuple(
     if isinstance(config.training_settings, OffPolicyTraining)
 )
 """Those that learn from a replay buffer."""
+RELATIVES = ("Rainbow", "TD3", "TQC")
+"""DQN, DDPG and SAC cover all that they do, but for losses, so that their contracts are slow tests."""
+
+
+def every_algorithm(*, slow: tuple[str, ...] = RELATIVES) -> list[Any]:
+    """A parameter for each algorithm."""
+    return [
+        pytest.param(algo, marks=[pytest.mark.slow] if algo in slow else [])
+        for algo in sorted(ALGORITHMS)
+    ]
 
 
 def small(algo: str = "PPO", env: Any = None, **training: Any) -> Any:

@@ -13,11 +13,11 @@ from jaxrl.checkpoint import host_leaves
 from jaxrl.errors import RetraceError
 from jaxrl.runners.assemble import Assembly, assemble
 from jaxrl.runners.train_state import TrainState
-from tests.helpers import ALGORITHMS, ENVS, assert_close, assert_equal, differs, small
+from tests.helpers import ENVS, assert_close, assert_equal, differs, every_algorithm, small
 
 pytestmark = [
     pytest.mark.allow_key_reuse,
-    pytest.mark.parametrize("algo", sorted(ALGORITHMS)),
+    pytest.mark.parametrize("algo", every_algorithm()),
 ]
 
 

@@ -15,22 +15,31 @@ import pytest
 from jaxrl.runners.assemble import Assembly, assemble
 from jaxrl.runners.sharding import compile_runner
 from tests.contract.test_algorithms import started
-from tests.helpers import ALGORITHMS, REPLAYS, assert_close, assert_equal, small
+from tests.helpers import (
+    RELATIVES,
+    REPLAYS,
+    assert_close,
+    assert_equal,
+    every_algorithm,
+    small,
+)
 
 pytestmark = pytest.mark.allow_key_reuse
 
 ONE = {"num_epochs": 1, "minibatch_size": None}
 MANY = {"num_epochs": 2, "minibatch_size": 32}
 TOLERANCE = {"one": {"rtol": 1e-5, "atol": 1e-6}, "many": {"rtol": 1e-4, "atol": 2e-5}}
-RELATIVES = {"TD3", "TQC"}
-"""DDPG and SAC cover all that they do, but for losses."""
-ONE_UPDATE = [
-    pytest.param(algo, "one", marks=[pytest.mark.slow] if algo in RELATIVES else [])
-    for algo in sorted(ALGORITHMS)
-]
 BUFFER = {"circular_buffer_num_batches": 2, "circular_buffer_iterations_per_batch": 1}
 FIRST_UPDATE = {"APPO": 2}
 """Train batches until the first update, where it is not in the first one: a buffer is filled."""
+
+
+def one_update(slow: tuple[str, ...] = RELATIVES) -> list[Any]:
+    """Every algorithm, for one update."""
+    return [
+        pytest.param(*param.values, "one", marks=param.marks)
+        for param in every_algorithm(slow=slow)
+    ]
 
 
 def config_of(algo: str, updates: str) -> Any:
@@ -41,7 +50,8 @@ def config_of(algo: str, updates: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("algo", "updates"), [*ONE_UPDATE, pytest.param("PPO", "many", marks=pytest.mark.slow)]
+    ("algo", "updates"),
+    [*one_update(slow=REPLAYS), pytest.param("PPO", "many", marks=pytest.mark.slow)],
 )
 def test_a_vmapped_pair_equals_two_runs(algo: str, updates: str) -> None:
     assembly = assemble(config_of(algo, updates))
@@ -66,7 +76,7 @@ def test_a_vmapped_pair_equals_two_runs(algo: str, updates: str) -> None:
         assert_close(lane_state.learner, alone.learner, **TOLERANCE[updates])
 
 
-@pytest.mark.parametrize(("algo", "updates"), [*ONE_UPDATE, ("PPO", "many")])
+@pytest.mark.parametrize(("algo", "updates"), [*one_update(), ("PPO", "many")])
 def test_one_device_equals_eight(algo: str, updates: str) -> None:
     assembly = assemble(config_of(algo, updates))
     batches = FIRST_UPDATE.get(algo, 1)
