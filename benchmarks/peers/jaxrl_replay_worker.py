@@ -89,7 +89,7 @@ def config(setting: ReplaySetting) -> AlgorithmConfig:
             epsilon=[[0, 1.0], [setting.epsilon_steps, setting.final_epsilon]],
             target_network_update_freq=setting.target_update_freq,
         )
-    rates = {name: setting.lr for name in ("actor_lr", "critic_lr", "alpha_lr")}
+    rates = dict.fromkeys(("actor_lr", "critic_lr", "alpha_lr"), setting.lr)
     return made.training(td_error_loss_fn="mse", **rates)
 
 
