@@ -83,9 +83,10 @@ SIZES: list[dict[str, Any]] = [
     {"steps": 24, "sequence_length": 6, "burn_in": 2, "period": 8},
     {"steps": 8, "sequence_length": 21, "burn_in": 1, "period": 3},
     {"steps": 4, "sequence_length": 1, "burn_in": 0, "period": 2},
+    {"steps": 3, "sequence_length": 4, "burn_in": 1, "period": 4},
 ]
 UNIFORM = [Case(is_prioritized=False, **SIZES[i]) for i in (0, 1, 3)]
-BY_PRIORITY = [Case(is_prioritized=True, **SIZES[i]) for i in (0, 1, 2, 4)]
+BY_PRIORITY = [Case(is_prioritized=True, **SIZES[i]) for i in (0, 1, 2, 4, 5)]
 
 
 def held_row(rows: Any, i: int, t: int) -> Row:
