@@ -167,7 +167,7 @@ def test_rows_without_weight_change_nothing() -> None:
     [
         ({"policy_delay": 0}, r"policy_delay must be at least 1"),
         ({"target_noise": -0.1}, r"target_noise must be at least 0"),
-        ({"exploration_noise": "gausian"}, r"exploration_noise .*Did you mean 'gaussian'"),
+        ({"exploration_noise": "gausssian"}, r"exploration_noise .*Did you mean 'gaussian'"),
         ({"ou_theta": 1.5}, r"ou_theta must be between 0 and 1"),
         ({"lr": 1e-3}, r"lr must be None"),
         ({"l2_reg": 1e-6}, r"'l2_reg' .*weight_decay"),
