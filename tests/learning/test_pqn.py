@@ -15,10 +15,12 @@ from tests.learning.test_thresholds import all_seeds, evaluated, interquartile_m
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.timeout(1800)
 def test_pqn_cartpole() -> None:
     assert interquartile_mean(all_seeds("classic/cartpole-pqn", 500_000)) >= 480
 
 
+@pytest.mark.timeout(7200)
 def test_pqn_breakout() -> None:
     assert interquartile_mean(all_seeds("minatar/breakout-pqn", 5_000_000)) >= 20
 
