@@ -297,6 +297,11 @@ CASES = [
         training_intensity=5.0,
         rollout_fragment_length=4,
     ),
+    replaying(
+        "buffer in host memory for an environment in the program",
+        ("replay_buffer_config['storage']='host'", "placement='host'"),
+        replay_buffer_config={"storage": "host"},
+    ),
     # spaces and modules
     Case(
         "unsupported observation space",

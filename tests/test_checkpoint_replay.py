@@ -64,8 +64,9 @@ def resumed_elsewhere(path: str) -> dict[str, np.ndarray]:
         ("in_graph", PRIORITIZED, resumed_elsewhere),
         ("host", {}, resumed_here),
         ("host", PRIORITIZED, resumed_here),
+        ("host", {**PRIORITIZED, "storage": "host"}, resumed_here),
     ],
-    ids=["uniform", "prioritized-new-process", "host-uniform", "host-prioritized"],
+    ids=["uniform", "prioritized-new-process", "host-uniform", "host-prioritized", "host-memory"],
 )
 def test_resuming_with_a_full_buffer_is_byte_exact(
     placement: str, buffer: dict[str, Any], resumed: Any, tmp_path: Path
@@ -133,6 +134,7 @@ def test_a_checkpoint_without_a_buffer_is_taken_by_a_run_that_stores_it(
 
 def test_parts_are_restored_whether_there_is_a_buffer_or_not(without: Any) -> None:
     algorithm, path, saved = without
+    algorithm.restore(path)
     weights = algorithm.get_weights()
     algorithm.train()
     before = algorithm.state.buffer.rows.experience.obs

@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 UNIFORM, PRIORITIZED = "uniform", "prioritized"
+DEVICE, HOST = "device", "host"
+_DEFAULTS = {
+    "type": UNIFORM,
+    "capacity": 50_000,
+    "alpha": 0.6,
+    "beta": 0.4,
+    "storage": DEVICE,
+}
+"""Of what an algorithm's own default leaves out."""
 _TYPES = {
     UNIFORM: UNIFORM,
     PRIORITIZED: PRIORITIZED,
@@ -37,11 +46,12 @@ class OffPolicyTraining(Training):
     """What algorithms have that learn from a replay buffer."""
 
     replay_buffer_config: dict[str, Any] = field(
-        default={"type": UNIFORM, "capacity": 50_000, "alpha": 0.6, "beta": 0.4},
+        default=_DEFAULTS,
         doc="The buffer: `type` 'uniform' or 'prioritized' (RLlib's class names are understood), "
-        "`capacity` in transitions, and for prioritised draws the exponents `alpha` of the "
-        "priorities and `beta` of the importance weights, a number or a schedule. What is left out "
-        "keeps its default.",
+        "`capacity` in transitions, for prioritised draws the exponents `alpha` of the "
+        "priorities and `beta` of the importance weights, a number or a schedule, and `storage` on "
+        "the learner's 'device' or, with runners on the host, in memory of the 'host'. What is "
+        "left out keeps its default.",
     )
     num_steps_sampled_before_learning_starts: int = field(
         default=1000,
@@ -99,6 +109,7 @@ class BufferSettings:
     capacity: int
     alpha: float
     beta: float | list[list[float]]
+    storage: str
 
 
 def buffer_settings(config: "AlgorithmConfig") -> BufferSettings:
@@ -108,7 +119,7 @@ def buffer_settings(config: "AlgorithmConfig") -> BufferSettings:
         ConfigError: An unknown key, or a value out of range; one sentence.
     """
     given = config.training_settings.replay_buffer_config
-    default = type(config).training_settings.replay_buffer_config
+    default = {**_DEFAULTS, **type(config).training_settings.replay_buffer_config}
     for key in given:
         if key not in default:
             raise ConfigError(
@@ -129,7 +140,23 @@ def buffer_settings(config: "AlgorithmConfig") -> BufferSettings:
         capacity=_capacity(merged["capacity"]),
         alpha=_exponent("alpha", merged["alpha"], float),
         beta=_exponent("beta", merged["beta"], Schedule),
+        storage=_storage(config, merged["storage"]),
     )
+
+
+def _storage(config: "AlgorithmConfig", value: Any) -> str:
+    if value not in (DEVICE, HOST):
+        hint = did_you_mean(str(value), (DEVICE, HOST))
+        raise ConfigError(
+            f"replay_buffer_config['storage'] must be 'device' or 'host', got {value!r}.{hint}"
+        )
+    if value == HOST and config.learners_settings.num_learners > 0:
+        raise ConfigError(
+            "replay_buffer_config['storage']='host' is for learning in this process, got "
+            f"num_learners={config.learners_settings.num_learners}, whose buffers are on their "
+            "devices; set num_learners=0, or 'storage' to 'device'."
+        )
+    return value
 
 
 def _capacity(value: Any) -> int:

@@ -18,6 +18,7 @@ from jaxrl.config.replay_groups import OffPolicyTraining
 from jaxrl.config.replay_plan import ReplayPlan
 from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline, ObservationPipeline
 from jaxrl.core.rl_module import RLModule, check_module
+from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.contract import check_signatures
 from jaxrl.envs.host import MadeHostEnv
@@ -62,10 +63,12 @@ class Assembly:
     def buffer_bytes_of(self, experience: OnPolicy | Replay) -> int:
         """The size of another buffer for the same run."""
         runner = dataclasses.replace(self.runner, experience=experience)
-        state = jax.eval_shape(
-            lambda key: runner.init_learning(key, self.plan.total_envs), jax.random.key(0)
-        )
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.buffer))
+
+        def empty(key: Key) -> PyTree:
+            return runner.empty_buffer(runner.init_learning(key, self.plan.total_envs))
+
+        leaves = jax.tree.leaves(jax.eval_shape(empty, jax.random.key(0)))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
     @property
     def saves_buffer(self) -> bool:

@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 import numpy as np
 
+from jaxrl.core.struct import replace
 from jaxrl.core.types import Device
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.runners.assemble import Assembly
 from jaxrl.runners.batches import to_devices
 from jaxrl.runners.fragment import Fragment, Weights
+from jaxrl.runners.host_memory import HostMemory, uses_host_memory
 from jaxrl.runners.program import Program
 from jaxrl.runners.results import Report, to_host
 from jaxrl.runners.sharding import Compiled, compile_runner, learn_program, state_shardings
-from jaxrl.runners.train_state import Summary, TrainState
+from jaxrl.runners.train_state import Sampled, Summary, TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -88,6 +90,7 @@ class LocalLearnerGroup:
         self._generation = 0
         key, made = jax.random.key(debugging.seed), assembly.made
         self.compiled: Compiled | None = None
+        self._memory: HostMemory | None = None
         if assembly.in_graph:
             assert isinstance(made, MadeEnv)
             shapes = jax.eval_shape(assembly.in_graph_runner.init, key, made.params)
@@ -104,13 +107,17 @@ class LocalLearnerGroup:
         else:
             total_envs = assembly.plan.total_envs
             whole = config.env_runners_settings.batch_mode == "truncate_episodes"
-            self._main = learn_program(
-                assembly.runner,
-                devices,
-                # Whole episodes differ in length, so their fragments have several shapes.
-                max_retraces=debugging.max_retraces if whole else None,
-                jit=debugging.jit,
-            )
+            # Whole episodes differ in length, so their fragments have several shapes.
+            retraces = debugging.max_retraces if whole else None
+            if uses_host_memory(assembly.runner):
+                self._memory = HostMemory(
+                    assembly.runner, devices, max_retraces=retraces, jit=debugging.jit
+                )
+                self._main = self._memory.main
+            else:
+                self._main = learn_program(
+                    assembly.runner, devices, max_retraces=retraces, jit=debugging.jit
+                )
 
             def init(key: Any) -> TrainState:
                 return assembly.runner.init_learning(key, total_envs)
@@ -118,6 +125,8 @@ class LocalLearnerGroup:
             shardings = state_shardings(jax.eval_shape(init, key), devices)
             self._init = Program("init", init, out_shardings=shardings, enabled=debugging.jit)
             self._state = self._init(key)
+            if self._memory is not None:
+                self._state = replace(self._state, buffer=self._memory.empty(self._state))
         self._actor = jax.jit(assembly.runner.actor)
 
     @property
@@ -135,28 +144,49 @@ class LocalLearnerGroup:
 
     @property
     def programs(self) -> list[Program]:
-        return [self._init, self._main]
+        return [self._init, *([self._main] if self._memory is None else self._memory.programs)]
 
     def run(self, batches: int, on_phase: Callable[[str], None]) -> Summary:
-        return self._dispatch(np.int32(batches), on_phase)
+        # The old state is given away: the new one is kept before anything else can go wrong.
+        self._state, summary = self._dispatch(self._state, np.int32(batches), on_phase=on_phase)
+        return summary
 
     def learn(self, fragments: Sequence[Fragment], on_phase: Callable[[str], None]) -> Summary:
-        return self._dispatch(to_devices(fragments, self._devices), on_phase)
+        data = to_devices(fragments, self._devices)
+        if self._memory is not None:
+            return self._learn_from(self._memory, data, on_phase)
+        self._state, summary = self._dispatch(self._state, data, on_phase=on_phase)
+        return summary
 
-    def _dispatch(self, argument: Any, on_phase: Callable[[str], None]) -> Summary:
+    def _learn_from(
+        self, memory: HostMemory, data: Sampled, on_phase: Callable[[str], None]
+    ) -> Summary:
+        """One train batch with the buffer in host memory."""
         if self._jit and not self._main.figures:
             on_phase("compiling")
-        compiled = self._main.compiled_for(self._state, argument)
-        on_phase("training")
-        # The old state is given away: the new one is kept before anything else can go wrong.
-        self._state, summary = compiled(self._state, argument)
+        buffer, drawn, dealt = memory.deal(self._state, data)
+        self._state, ready = replace(self._state, buffer=buffer), dealt.ready
+        state, summary, errors = self._dispatch(
+            replace(self._state, buffer=()), data, dealt, on_phase=on_phase
+        )
+        self._state = replace(state, buffer=buffer)
+        self._state = replace(state, buffer=memory.renew(buffer, drawn, errors, ready))
         return summary
+
+    def _dispatch(
+        self, state: TrainState, *arguments: Any, on_phase: Callable[[str], None]
+    ) -> tuple[Any, ...]:
+        if self._jit and not self._main.figures:
+            on_phase("compiling")
+        compiled = self._main.compiled_for(state, *arguments)
+        on_phase("training")
+        return compiled(state, *arguments)
 
     def report(self, pending: Summary) -> Report:
         return Report.fetch(self._state, pending)
 
     def weights(self, version: int) -> Weights:
-        return Weights(version=version, actor=to_host(self._actor(self._state)))
+        return Weights(version=version, actor=to_host(self._actor(replace(self._state, buffer=()))))
 
     def foreach_learner(self, fn: Callable[[Any], Any]) -> list[Any]:
         return [fn(self)]

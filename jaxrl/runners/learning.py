@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl.buffers.circular import Circular, CircularState
 from jaxrl.buffers.on_policy import OnPolicy, flatten_time, take_rows
-from jaxrl.buffers.replay import Replay
+from jaxrl.buffers.replay import Replay, ReplayState
 from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.hparams import current_values
 from jaxrl.core.learner import NONFINITE, select
@@ -21,7 +21,7 @@ from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Progress, PyTree, Rollout
 from jaxrl.runners.blank import blank_rollout
 from jaxrl.runners.guard import Guard
-from jaxrl.runners.replaying import Replaying, stored
+from jaxrl.runners.replaying import Dealt, FromBuffer, Replaying, stored
 from jaxrl.runners.ring import (
     EpisodeSums,
     empty_fault_log,
@@ -70,6 +70,8 @@ class Learning:
     def init_learning(self, key: Key, total_envs: int) -> TrainState:
         """The first state without environments, which runners on the host keep. Consumes the key.
 
+        Without a replay buffer too, where that is in host memory.
+
         Args:
             key: The run's.
             total_envs: Environments of all runners, of which connectors may keep a state each.
@@ -101,9 +103,11 @@ class Learning:
             progress=Progress.zero(),
             key=run_key,
         )
-        return replace(state, buffer=self._empty_buffer(state))
+        if isinstance(self.experience, Replay) and self.experience.in_host_memory:
+            return state
+        return replace(state, buffer=self.empty_buffer(state))
 
-    def _empty_buffer(self, state: TrainState) -> PyTree:
+    def empty_buffer(self, state: TrainState) -> PyTree:
         """For rollouts as they are kept, if they are."""
 
         def kept() -> Rollout:
@@ -136,49 +140,83 @@ class Learning:
 
         `connectors.per_env` has to be in the order of the data's columns.
         """
-        batch_key = jax.random.fold_in(state.key, state.progress.train_batches.low)
-        connectors, rollout = self._received(state.connectors, data.rollout)
-        progress = replace(
-            state.progress, env_steps=state.progress.env_steps.add(data.num_env_steps)
-        )
-        lesson = Lesson(learner=state.learner, guard=state.guard, updates=progress.updates)
-        buffer: PyTree = ()
+        key, buffer = self.batch_key(state), state.buffer
+        state, rollout = self._receive(state, data)
+        lesson, progress = _lesson_of(state), state.progress
         if isinstance(self.experience, Replay):
             kept = stored(self.acting, data.rollout, rollout)
-            buffer = self.experience.add(state.buffer, kept, data.env_index, data.record.env_step)
-            replaying = Replaying(
-                replay=self.experience,
-                learner=self.learner,
-                acting=self.acting,
-                num_envs=rollout.reward.shape[1],
-                guard=self.guard,
-                axis_name=self.axis_name,
+            buffer = self.experience.add(buffer, kept, data.env_index, data.record.env_step)
+            source = self.from_buffer(buffer, progress)
+            priorities, lesson, metrics = self._replaying(self.experience).learn(
+                source,
+                self.experience.can_learn(buffer),
+                state.connectors.obs,
+                lesson,
+                progress,
+                key,
             )
-            buffer, lesson, metrics = replaying.learn(
-                buffer, connectors.obs, lesson, progress, batch_key
-            )
+            buffer = replace(buffer, priorities=priorities)
         elif self.circular is None:
-            lesson, metrics = self._learn_from(lesson, rollout, progress, batch_key)
+            lesson, metrics = self._learn_from(lesson, rollout, progress, key)
         else:
-            buffer = self.circular.add(state.buffer, replace(rollout, carry_in=None))
+            buffer = self.circular.add(buffer, replace(rollout, carry_in=None))
             buffer, lesson, metrics = self._learn_again(
-                self.circular, buffer, lesson, progress, batch_key
+                self.circular, buffer, lesson, progress, key
             )
-        new_state = replace(
+        return _taught(replace(state, buffer=buffer), lesson), metrics
+
+    def learn_dealt(
+        self, state: TrainState, data: Sampled, dealt: Dealt
+    ) -> tuple[TrainState, Metrics, PyTree]:
+        """`learn` with rows that were drawn elsewhere, and the TD errors `[U, N]` of them all."""
+        assert isinstance(self.experience, Replay)
+        key = self.batch_key(state)
+        state, _ = self._receive(state, data)
+        errors, lesson, metrics = self._replaying(self.experience).learn(
+            dealt, dealt.ready, state.connectors.obs, _lesson_of(state), state.progress, key
+        )
+        return _taught(state, lesson), metrics, errors
+
+    def batch_key(self, state: TrainState) -> Key:
+        """What the next train batch draws from, before its rollout is received."""
+        return jax.random.fold_in(state.key, state.progress.train_batches.low)
+
+    def from_buffer(self, buffer: ReplayState, progress: Progress) -> FromBuffer:
+        """The rows of a buffer, of which this device's part is given."""
+        assert isinstance(self.experience, Replay)
+        return FromBuffer(
+            replay=self.experience,
+            buffer=buffer,
+            num_envs=buffer.rows.experience.mask.shape[0],
+            env_steps=progress.env_steps.as_float(),
+            axis_name=self.axis_name,
+        )
+
+    def _replaying(self, replay: Replay) -> Replaying:
+        return Replaying(
+            learner=self.learner,
+            acting=self.acting,
+            guard=self.guard,
+            num_updates=replay.num_updates,
+            axis_name=self.axis_name,
+        )
+
+    def to_store(self, state: TrainState, data: Sampled) -> Rollout:
+        """What a replay buffer keeps of a rollout that the state has not received yet."""
+        return stored(self.acting, data.rollout, self._receive(state, data)[1])
+
+    def _receive(self, state: TrainState, data: Sampled) -> tuple[TrainState, Rollout]:
+        """The state with a rollout's statistics, episodes and steps; the rollout to learn from."""
+        connectors, rollout = self._received(state.connectors, data.rollout)
+        steps = state.progress.env_steps.add(data.num_env_steps)
+        received = replace(
             state,
-            learner=lesson.learner,
             connectors=connectors,
             ring=push_episodes(state.ring, data.record, data.env_index),
             faults=push_faults(state.faults, data.record, data.env_index),
-            guard=lesson.guard,
-            progress=replace(
-                progress,
-                updates=lesson.updates,
-                train_batches=progress.train_batches.add(1),
-            ),
-            buffer=buffer,
+            progress=replace(state.progress, env_steps=steps),
         )
-        return new_state, metrics
+        return received, rollout
 
     def _received(self, before: ConnectorState, raw: Rollout) -> tuple[ConnectorState, Rollout]:
         """The statistics with a rollout added, and the rollout to learn from."""
@@ -278,6 +316,20 @@ class Learning:
             {name: row[i] for i, name in enumerate(names) if name != NONFINITE} for row in means
         )
         return learner_state, Learned(every=every, last_epoch=last_epoch, skipped=skipped)
+
+
+def _lesson_of(state: TrainState) -> Lesson:
+    return Lesson(learner=state.learner, guard=state.guard, updates=state.progress.updates)
+
+
+def _taught(state: TrainState, lesson: Lesson) -> TrainState:
+    """The state after a train batch."""
+    progress = replace(
+        state.progress,
+        updates=lesson.updates,
+        train_batches=state.progress.train_batches.add(1),
+    )
+    return replace(state, learner=lesson.learner, guard=lesson.guard, progress=progress)
 
 
 @pytree

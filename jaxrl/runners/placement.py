@@ -13,6 +13,7 @@ from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError
 from jaxrl.runners.assemble import Assembly, spaces_of
 from jaxrl.runners.devices import memory_limit
+from jaxrl.runners.host_memory import host_device
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -84,9 +85,10 @@ def check_buffer(assembly: Assembly, devices: list[Device]) -> None:
         return
     limit = assembly.max_buffer_bytes
     if limit == "auto":
-        shared = devices[0].platform == "cpu"
-        memory = memory_limit(devices[0])
-        limit = None if memory is None else memory * (1 if shared else len(devices)) // 2
+        places = [host_device()] if replay.in_host_memory else devices
+        memory = memory_limit(places[0])
+        shared = places[0].platform == "cpu"
+        limit = None if memory is None else memory * (1 if shared else len(places)) // 2
     if limit is None or assembly.buffer_bytes <= limit:
         return
     fits = _capacity_for(assembly, replay, limit)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from jaxrl.buffers.replay import Prioritization, Replay
-from jaxrl.config.replay_groups import PRIORITIZED, buffer_settings, n_step_range
+from jaxrl.config.replay_groups import HOST, PRIORITIZED, buffer_settings, n_step_range
 from jaxrl.config.replay_plan import ReplayPlan
 from jaxrl.errors import ConfigError
 from jaxrl.ops.schedules import Schedule
@@ -25,6 +25,12 @@ def replay_of(
     """
     _check_connectors(acting)
     settings = buffer_settings(config)
+    if settings.storage == HOST and in_graph:
+        raise ConfigError(
+            "replay_buffer_config['storage']='host' keeps the buffer where the compiled program "
+            "cannot reach it: set placement='host' to step the environment from Python, or "
+            "'storage' to 'device'."
+        )
     prioritization = None
     if settings.type == PRIORITIZED:
         beta = Schedule.from_setting(settings.beta, name="replay_buffer_config['beta']")
@@ -40,6 +46,7 @@ def replay_of(
         learning_starts=training.num_steps_sampled_before_learning_starts,
         prioritization=prioritization,
         may_skip=not in_graph,
+        in_host_memory=settings.storage == HOST,
     )
 
 

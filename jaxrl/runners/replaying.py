@@ -1,13 +1,13 @@
 """Learning from replay: so many gradient steps after each rollout, each on rows drawn anew."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl.buffers.replay import Priorities, Replay, ReplayState
+from jaxrl.buffers.replay import Drawn, Priorities, Replay, ReplayState
 from jaxrl.core.hparams import current_values
 from jaxrl.core.learner import NONFINITE
 from jaxrl.core.struct import pytree, replace
@@ -28,63 +28,172 @@ def stored(acting: Acting, raw: Rollout, received: Rollout) -> Rollout:
     return replace(kept, obs=raw.obs, final_obs=raw.final_obs)
 
 
+class Source(Protocol):
+    """Where the rows of gradient steps come from; `memory` is handed from step to step."""
+
+    def first_memory(self) -> PyTree:
+        """The memory before the first step."""
+        ...
+
+    def rows(
+        self, memory: PyTree, number: Int[Array, ""], gamma: Float[Array, ""], key: Key
+    ) -> tuple[Any, Transition]:
+        """Where the rows of a step come from, and the rows. Consumes the key."""
+        ...
+
+    def learned_from(
+        self, memory: PyTree, number: Int[Array, ""], drawn: Any, td_error: Float[Array, " N"]
+    ) -> PyTree:
+        """The memory after the step."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class FromBuffer:
+    """Rows drawn anew for every step; the memory is the priorities, renewed by every step.
+
+    `num_envs` are those that are on this device.
+    """
+
+    replay: Replay
+    buffer: ReplayState
+    num_envs: int
+    env_steps: Float[Array, ""]
+    axis_name: str | None
+
+    def first_memory(self) -> Priorities | None:
+        return self.buffer.priorities
+
+    def rows(
+        self,
+        memory: Priorities | None,
+        number: Int[Array, ""],
+        gamma: Float[Array, ""],
+        key: Key,
+    ) -> tuple[Drawn, Transition]:
+        del number
+        draw_key, fold_key = jax.random.split(key)
+        shards, axis_name = self._shards(), self.axis_name
+        drawn = self.replay.draw(self.buffer, memory, draw_key, shards, self.env_steps, axis_name)
+        return drawn, self.replay.transitions(self.buffer, drawn, gamma, shards, fold_key)
+
+    def learned_from(
+        self,
+        memory: Priorities | None,
+        number: Int[Array, ""],
+        drawn: Drawn,
+        td_error: Float[Array, " N"],
+    ) -> Priorities | None:
+        del number
+        if memory is None:
+            return None
+        return self.replay.prioritize(memory, drawn, td_error, self.axis_name)
+
+    def _shards(self) -> Int[Array, " S"]:
+        """The logical shards that are here."""
+        here = self.num_envs * self.replay.num_shards // self.replay.num_envs
+        device = 0 if self.axis_name is None else jax.lax.axis_index(self.axis_name)
+        return device * here + jnp.arange(here, dtype=jnp.int32)
+
+
+@pytree
+class Dealt:
+    """Rows of every step, drawn beforehand, `[U, N, ...]`; the memory is their TD errors `[U, N]`.
+
+    `ready` says whether there is learning.
+    """
+
+    batches: Transition
+    ready: Bool[Array, ""]
+
+    def first_memory(self) -> Float[Array, "U N"]:
+        return jnp.zeros_like(self.batches.weight)
+
+    def rows(
+        self,
+        memory: Float[Array, "U N"],
+        number: Int[Array, ""],
+        gamma: Float[Array, ""],
+        key: Key,
+    ) -> tuple[None, Transition]:
+        del memory, gamma, key
+        return None, jax.tree.map(lambda x: x[number], self.batches)
+
+    def learned_from(
+        self,
+        memory: Float[Array, "U N"],
+        number: Int[Array, ""],
+        drawn: None,
+        td_error: Float[Array, " N"],
+    ) -> Float[Array, "U N"]:
+        del drawn
+        return memory.at[number].set(td_error)
+
+
 @pytree
 class _Updates:
     """Where a loop of gradient steps is; `sums` are over those of `skipped` that are not set."""
 
     learner: Any
-    priorities: Priorities | None
+    memory: PyTree
     sums: Float[Array, " M"]
     skipped: Bool[Array, " U"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Replaying:
-    """The gradient steps of one train batch. `num_envs` are those that are on this device."""
+    """The gradient steps of one train batch, `num_updates` or none."""
 
-    replay: Replay
     learner: Any
     acting: Acting
-    num_envs: int
     guard: Guard
+    num_updates: int
     axis_name: str | None
 
     def learn(
-        self, buffer: ReplayState, obs_state: PyTree, before: Lesson, progress: Progress, key: Key
-    ) -> tuple[ReplayState, Lesson, Metrics]:
-        """Every gradient step, or none while the buffer holds too little; then metrics are NaN.
+        self,
+        source: Source,
+        ready: Bool[Array, ""],
+        obs_state: PyTree,
+        before: Lesson,
+        progress: Progress,
+        key: Key,
+    ) -> tuple[PyTree, Lesson, Metrics]:
+        """Every gradient step, or none while it is too early; then metrics are NaN.
 
         Args:
-            buffer: With the newest rollout.
+            source: Of the rows.
+            ready: Whether there is learning.
             obs_state: Statistics of the observation connectors now.
             before: What was learned until now.
             progress: With the newest rollout's steps.
             key: The train batch's. Consumed.
+
+        Returns:
+            The source's memory after the last step, what was learned, and the means of the metrics.
         """
-        ready = self.replay.can_learn(buffer)
-        number = jnp.where(ready, self.replay.num_updates, 0)
-        names = self._metric_names(buffer, obs_state, before, progress, key)
+        number = jnp.where(ready, self.num_updates, 0)
+        names = self._metric_names(source, obs_state, before, progress, key)
 
         def body(i: Int[Array, ""], carry: _Updates) -> _Updates:
-            step_key = jax.random.fold_in(key, i)
             now = replace(progress, updates=before.updates.add(i))
-            learner, priorities, metrics = self._update(
-                buffer, obs_state, carry.learner, carry.priorities, now, step_key
+            learner, memory, metrics = self._update(
+                source, obs_state, carry.learner, carry.memory, now, i, key
             )
             row = jnp.stack([metrics[name].astype(jnp.float32) for name in names])
             skipped = metrics[NONFINITE] > 0.5
             return _Updates(
                 learner=learner,
-                priorities=priorities,
+                memory=memory,
                 sums=carry.sums + jnp.where(skipped, 0.0, row),
                 skipped=carry.skipped.at[i].set(skipped),
             )
 
         start = _Updates(
             learner=before.learner,
-            priorities=buffer.priorities,
+            memory=source.first_memory(),
             sums=jnp.zeros(len(names), jnp.float32),
-            skipped=jnp.zeros(self.replay.num_updates, jnp.bool_),
+            skipped=jnp.zeros(self.num_updates, jnp.bool_),
         )
         # A loop of no turn instead of a branch: nothing that is passed through gets copied.
         end = jax.lax.fori_loop(0, number, body, start)
@@ -98,52 +207,37 @@ class Replaying:
             learner=learner, guard=guard, updates=before.updates.add(number.astype(jnp.uint32))
         )
         metrics = {name: means[i] for i, name in enumerate(names) if name != NONFINITE}
-        return replace(buffer, priorities=end.priorities), lesson, metrics
+        return end.memory, lesson, metrics
 
     def _update(
         self,
-        buffer: ReplayState,
+        source: Source,
         obs_state: PyTree,
         learner_state: Any,
-        priorities: Priorities | None,
+        memory: PyTree,
         progress: Progress,
+        number: Int[Array, ""],
         key: Key,
-    ) -> tuple[Any, Priorities | None, Metrics]:
-        """Draw, learn, renew the priorities of what was drawn."""
-        draw_key, fold_key, update_key = jax.random.split(key, 3)
-        drawn = self.replay.draw(
-            buffer,
-            priorities,
-            draw_key,
-            self._shards(),
-            progress.env_steps.as_float(),
-            self.axis_name,
-        )
+    ) -> tuple[Any, PyTree, Metrics]:
+        """Draw, learn, tell the source."""
+        row_key, update_key = step_keys(key, number)
         gamma = current_values(learner_state.hparams, progress)["gamma"]
-        batch = self.replay.transitions(buffer, drawn, gamma, self._shards(), fold_key)
+        drawn, batch = source.rows(memory, number, gamma, row_key)
         learner_state, metrics = self.learner.update(
             learner_state, self._seen(obs_state, batch), progress, update_key
         )
-        td_error = metrics[Columns.TD_ERROR]
-        metrics = {name: value for name, value in metrics.items() if name != Columns.TD_ERROR}
-        if priorities is not None:
-            priorities = self.replay.prioritize(priorities, drawn, td_error, self.axis_name)
-        return learner_state, priorities, metrics
+        memory = source.learned_from(memory, number, drawn, metrics[Columns.TD_ERROR])
+        scalars = {name: value for name, value in metrics.items() if name != Columns.TD_ERROR}
+        return learner_state, memory, scalars
 
-    def _metric_names(self, *arguments: Any) -> list[str]:
-        buffer, obs_state, before, progress, key = arguments
+    def _metric_names(
+        self, source: Source, obs_state: PyTree, before: Lesson, progress: Progress, key: Key
+    ) -> list[str]:
+        first, memory = jnp.zeros((), jnp.int32), source.first_memory()
         shapes = jax.eval_shape(
-            lambda: self._update(
-                buffer, obs_state, before.learner, buffer.priorities, progress, key
-            )[2]
+            lambda: self._update(source, obs_state, before.learner, memory, progress, first, key)[2]
         )
         return sorted(shapes)
-
-    def _shards(self) -> Int[Array, " S"]:
-        """The logical shards that are here."""
-        here = self.num_envs * self.replay.num_shards // self.replay.num_envs
-        device = 0 if self.axis_name is None else jax.lax.axis_index(self.axis_name)
-        return device * here + jnp.arange(here, dtype=jnp.int32)
 
     def _seen(self, obs_state: PyTree, batch: Transition) -> Transition:
         """The batch as the module sees it, by the statistics of now."""
@@ -155,3 +249,9 @@ class Replaying:
             obs=pipeline(obs_state, batch.obs),
             next_obs=pipeline(obs_state, batch.next_obs),
         )
+
+
+def step_keys(key: Key, number: Int[Array, ""]) -> tuple[Key, Key]:
+    """The keys of a train batch's gradient step: for its rows, and for its update."""
+    row_key, update_key = jax.random.split(jax.random.fold_in(key, number))
+    return row_key, update_key

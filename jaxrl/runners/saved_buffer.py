@@ -58,10 +58,11 @@ def buffer_notes(assembly: Assembly) -> list[str]:
     if not isinstance(replay, Replay):
         return []
     capacity = replay.length * replay.num_envs
+    where = " in host memory" if replay.in_host_memory else ""
     held = "hold it" if assembly.saves_buffer else "do not hold it"
     note = (
         f"Replay buffer: {capacity} transitions of {assembly.buffer_bytes / capacity:.0f} bytes, "
-        f"{assembly.buffer_bytes / 2**20:.2f} MiB; checkpoints {held} "
+        f"{assembly.buffer_bytes / 2**20:.2f} MiB{where}; checkpoints {held} "
         f"(store_buffer_in_checkpoints={assembly.store_buffer!r})."
     )
     return [note]

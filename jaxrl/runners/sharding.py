@@ -1,6 +1,7 @@
 """How a TrainState lies on the devices, and the runner's programs over a mesh of them."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -101,13 +102,7 @@ def compile_runner(
         specs = state_specs(state_shapes)
         shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
         summary = jax.eval_shape(runner.run, state_shapes, np.int32(1))[1]
-        run = jax.shard_map(
-            per_device(runner).run,
-            mesh=mesh,
-            in_specs=(specs, WHOLE),
-            out_specs=(specs, summary_specs(summary)),
-            check_vma=False,
-        )
+        run = over(devices, per_device(runner).run, (specs, WHOLE), (specs, summary_specs(summary)))
     return Compiled(
         init=Program("init", runner.init, out_shardings=shardings, enabled=jit),
         run=Program("train", run, donate=(0,), max_retraces=max_retraces, enabled=jit),
@@ -129,26 +124,44 @@ def learn_program(
         if len(devices) == 1:
             return runner.learn_and_sum(state, data)
         specs = state_specs(state)
-        state_and_summary = jax.eval_shape(runner.learn_and_sum, state, data)
-        sharded = jax.shard_map(
+        summary = jax.eval_shape(runner.learn_and_sum, state, data)[1]
+        sharded = over(
+            devices,
             per_device(runner).learn_and_sum,
-            mesh=Mesh(np.asarray(devices), (AXIS,)),
-            in_specs=(specs, data_specs(data)),
-            out_specs=(specs, summary_specs(state_and_summary[1])),
-            check_vma=False,
+            (specs, data_specs(data)),
+            (specs, summary_specs(summary)),
         )
         return sharded(state, data)
 
-    def in_columns(state: TrainState, data: Sampled) -> tuple[TrainState, Summary]:
-        kept = state.connectors.per_env
-        columns = jax.tree.map(lambda x: x[data.env_index], kept)
-        state, summary = learn(_with_per_env(state, columns), data)
-        back = jax.tree.map(
-            lambda x, new: x.at[data.env_index].set(new), kept, state.connectors.per_env
-        )
-        return _with_per_env(state, back), summary
+    def program(state: TrainState, data: Sampled) -> tuple[TrainState, Summary]:
+        new_state, summary = learn(in_columns(state, data), data)
+        return out_of_columns(state, new_state, data), summary
 
-    return Program("learn", in_columns, donate=(0,), max_retraces=max_retraces, enabled=jit)
+    return Program("learn", program, donate=(0,), max_retraces=max_retraces, enabled=jit)
+
+
+def over(
+    devices: list[Device], fn: Callable[..., Any], in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """A function of one device's part, over a mesh of all."""
+    mesh = Mesh(np.asarray(devices), (AXIS,))
+    return jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def in_columns(state: TrainState, data: Sampled) -> TrainState:
+    """The state with what connectors keep of each environment in the order of the columns."""
+    kept = state.connectors.per_env
+    return _with_per_env(state, jax.tree.map(lambda x: x[data.env_index], kept))
+
+
+def out_of_columns(before: TrainState, state: TrainState, data: Sampled) -> TrainState:
+    """The state with what connectors keep of each environment back in its place."""
+    back = jax.tree.map(
+        lambda x, new: x.at[data.env_index].set(new),
+        before.connectors.per_env,
+        state.connectors.per_env,
+    )
+    return _with_per_env(state, back)
 
 
 def _with_per_env(state: TrainState, per_env: PyTree) -> TrainState:

@@ -269,7 +269,7 @@ CASES: list[Case] = [
     (
         "unknown setting of a buffer",
         lambda: buffer(prioritized_replay_alpha=0.5),
-        ["'prioritized_replay_alpha'", "type, capacity, alpha, beta"],
+        ["'prioritized_replay_alpha'", "type, capacity, alpha, beta, storage"],
     ),
     (
         "capacity that is no number",
@@ -313,6 +313,16 @@ CASES: list[Case] = [
         "exponent without effect",
         lambda: buffer(type="EpisodeReplayBuffer", alpha=0.5),
         ["replay_buffer_config['alpha']=0.5 has no effect on uniform draws", "'prioritized'"],
+    ),
+    (
+        "unknown storage",
+        lambda: buffer(storage="hosts"),
+        ["replay_buffer_config['storage']", "'hosts'", "Did you mean 'host'?"],
+    ),
+    (
+        "buffer in host memory for learners of their own",
+        lambda: replay(replay_buffer_config={"storage": "host"}, num_learners=1),
+        ["replay_buffer_config['storage']='host'", "num_learners=1", "num_learners=0"],
     ),
     ("no steps", lambda: replay(n_step=0), ["n_step", "0"]),
     ("too many steps", lambda: replay(n_step=33), ["n_step must be", "from 1 to 32", "33"]),

@@ -11,7 +11,7 @@ from jaxrl.config.registry import get_algorithm_config
 PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
 
 
-@pytest.mark.parametrize("page", ["ppo", "impala", "appo"])
+@pytest.mark.parametrize("page", ["ppo", "impala", "appo", "sac", "tqc", "td3"])
 def test_defaults_on_the_page_of(page: str) -> None:
     text = (PAGES / f"{page}.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", text, re.MULTILINE)

@@ -1,0 +1,67 @@
+"""DQN from its shipped file, every part of Rainbow alone, and Rainbow: greedy, at 200k steps.
+
+`python -m pytest -m slow tests/learning/test_values.py -s` prints every seed.
+"""
+
+from typing import Any
+
+import pytest
+
+from jaxrl.algorithms.dqn import DQNLearner
+from jaxrl.core.struct import replace
+from tests.learning.test_thresholds import all_seeds, evaluated, interquartile_mean
+
+pytestmark = pytest.mark.slow
+
+STEPS = 200_000
+OFF: dict[str, Any] = {
+    "double_q": False,
+    "dueling": False,
+    "n_step": 1,
+    "replay_buffer_config": {"type": "uniform", "capacity": 50_000},
+}
+PARTS: dict[str, dict[str, Any]] = {
+    "double": {"double_q": True},
+    "dueling": {"dueling": True},
+    "prioritized": {
+        "replay_buffer_config": {
+            "type": "prioritized",
+            "capacity": 50_000,
+            "alpha": 0.6,
+            "beta": 0.4,
+        }
+    },
+    "n_step": {"n_step": 3},
+    "c51": {"num_atoms": 51, "v_min": 0.0, "v_max": 100.0},
+    "quantiles": {"num_quantiles": 32},
+    "noisy": {"noisy": True, "epsilon": 0.0},
+}
+
+
+def test_dqn_cartpole() -> None:
+    assert interquartile_mean(all_seeds("classic/cartpole-dqn", STEPS)) >= 450
+
+
+def test_rainbow_cartpole() -> None:
+    assert interquartile_mean(all_seeds("classic/cartpole-rainbow", STEPS)) >= 450
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_of_rainbow_alone(part: str) -> None:
+    def change(config: Any) -> None:
+        config.training(**{**OFF, **PARTS[part]})
+
+    assert interquartile_mean(all_seeds("classic/cartpole-dqn", STEPS, change)) >= 400
+
+
+def test_bootstrapping_through_terminations_fails_the_threshold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = DQNLearner.targets
+
+    def broken(self: Any, params: Any, target: Any, batch: Any, key: Any) -> Any:
+        endless = replace(batch, discount=0.99 + 0.0 * batch.discount)
+        return honest(self, params, target, endless, key)
+
+    monkeypatch.setattr(DQNLearner, "targets", broken)
+    assert evaluated("classic/cartpole-dqn", STEPS, 0) < 450
