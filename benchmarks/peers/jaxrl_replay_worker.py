@@ -66,7 +66,7 @@ class ReplayPeer:
 def config(setting: ReplaySetting) -> AlgorithmConfig:
     """The setting in jaxrl's terms; plain DQN, as the other peers have it."""
     width = [setting.hidden_size, setting.hidden_size]
-    made = get_algorithm_config_class(setting.algorithm)()
+    made: Any = get_algorithm_config_class(setting.algorithm)()
     made.environment(setting.env).debugging(seed=setting.seed)
     made.env_runners(num_envs_per_env_runner=setting.num_envs)
     made.reporting(min_sample_timesteps_per_iteration=setting.env_steps)

@@ -5,18 +5,19 @@ drawn depends on the logical shards of the environments and not on how many devi
 """
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from flashbax.buffers import trajectory_buffer
-from flashbax.buffers.trajectory_buffer import TrajectoryBufferState
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxrl.buffers.sum_tree import SumTree
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, PyTree, Rollout, Transition
 from jaxrl.ops.schedules import Schedule
+
+if TYPE_CHECKING:
+    from flashbax.buffers.trajectory_buffer import TrajectoryBufferState
 
 MIN_PRIORITY = 1e-6
 """Added to |td_error|, so that every row keeps a chance (Schaul et al. 2016, section 3.3)."""
@@ -53,7 +54,7 @@ class ReplayState:
     `streams` is None where every rollout goes on where the one before it ended.
     """
 
-    rows: TrajectoryBufferState[Any]
+    rows: "TrajectoryBufferState[Any]"
     priorities: Priorities | None
     streams: Streams | None
 
@@ -113,7 +114,7 @@ class Replay:
         """Nothing stored, for rollouts `[T, B, ...]` of these shapes and types."""
         row = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), _kept(rollout))
         num_envs = rollout.reward.shape[1]
-        rows = trajectory_buffer.init(row, num_envs, self.length)
+        rows = _storage().init(row, num_envs, self.length)
         streams = Streams(
             env_index=jnp.full((num_envs,), -1, jnp.int32),
             env_step=jnp.zeros((num_envs,), jnp.uint32),
@@ -169,7 +170,7 @@ class Replay:
             streams = Streams(env_index=env_index, env_step=env_step[-1])
         by_env = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), _kept(rollout))
         return ReplayState(
-            rows=trajectory_buffer.add(state.rows, by_env),
+            rows=_storage().add(state.rows, by_env),
             priorities=self._with_new(state, by_env.mask),
             streams=streams,
         )
@@ -345,6 +346,13 @@ class Replay:
     @property
     def _envs_per_shard(self) -> int:
         return self.num_envs // self.num_shards
+
+
+def _storage() -> Any:
+    """The rings of flashbax, imported by those who replay."""
+    from flashbax.buffers import trajectory_buffer
+
+    return trajectory_buffer
 
 
 def _kept(rollout: Rollout) -> Rollout:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from sbx import DQN, SAC  # pyright: ignore[reportMissingImports]
+from sbx import DQN, SAC  # pyright: ignore
 
 from benchmarks.peers.protocol import serve
 from benchmarks.peers.sb3.replay_worker import StableBaselinesPeer
