@@ -102,7 +102,9 @@ def update(networks: Any, batch: Any) -> Any:
         to_input = hidden_gradients(critic, value)[-1] @ critic[0].T
         action_gradients.append(to_input[:, : policy[-1].shape[1]])
     activations = forward(policy, inputs[:, :obs_size])
-    policy_gradients = weight_gradients(policy, activations, sum(action_gradients[1:], action_gradients[0]))
+    policy_gradients = weight_gradients(
+        policy, activations, sum(action_gradients[1:], action_gradients[0])
+    )
     outputs = (next_policy, targets, activations[-1])
     return (*outputs, critic_gradients, policy_gradients)
 

@@ -1,0 +1,94 @@
+"""SAC, TQC and TD3 from their shipped files, and mistakes that their thresholds notice.
+
+`python -m pytest -m slow tests/learning/test_actor_critics.py -s` prints every seed.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from jaxrl.algorithms.sac import SACLearner
+from jaxrl.algorithms.td3 import TD3Learner
+from jaxrl.algorithms.tqc import TQCLearner
+from jaxrl.core.struct import replace
+from tests.learning.test_thresholds import all_seeds, evaluated, interquartile_mean
+
+pytestmark = pytest.mark.slow
+
+THRESHOLDS: dict[str, tuple[int, float]] = {
+    "classic/pendulum-sac": (20_000, -250.0),
+    "classic/pendulum-td3": (20_000, -250.0),
+    "classic/pendulum-tqc": (200_000, -200.0),
+    "classic/cartpole-sac": (200_000, 400.0),
+}
+"""Environment steps, and the least interquartile mean over five seeds."""
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", THRESHOLDS)
+def test_five_seeds(name: str) -> None:
+    steps, least = THRESHOLDS[name]
+    assert interquartile_mean(all_seeds(name, steps)) >= least
+
+
+def temperature_that_runs_away(patch: pytest.MonkeyPatch) -> None:
+    """Descends the other way: the more entropy, the more it is wanted."""
+    honest = SACLearner.alpha_loss
+
+    def broken(self: Any, *arguments: Any) -> Any:
+        loss, metrics = honest(self, *arguments)
+        return -loss, metrics
+
+    patch.setattr(SACLearner, "alpha_loss", broken)
+
+
+def endless_episodes(patch: pytest.MonkeyPatch) -> None:
+    """Bootstraps through terminations."""
+    honest = SACLearner.targets
+
+    def broken(self: Any, state: Any, batch: Any, *arguments: Any) -> Any:
+        endless = replace(batch, discount=jnp.full_like(batch.discount, 0.99))
+        return honest(self, state, endless, *arguments)
+
+    patch.setattr(SACLearner, "targets", broken)
+
+
+def policy_of_old_actions(patch: pytest.MonkeyPatch) -> None:
+    """The critics value the action of the buffer: the policy gets no gradient."""
+
+    def broken(self: Any, policy: Any, critic: Any, batch: Any) -> Any:
+        q = self.module.first_q_values(critic, batch.obs, batch.action)
+        return -jnp.mean(batch.weight * q), {}
+
+    patch.setattr(TD3Learner, "actor_loss", broken)
+
+
+def targets_of_the_present(patch: pytest.MonkeyPatch) -> None:
+    """The bootstrap is of the observation that was acted on."""
+    honest = TQCLearner.targets
+
+    def broken(self: Any, state: Any, batch: Any, *arguments: Any) -> Any:
+        return honest(self, state, replace(batch, next_obs=batch.obs), *arguments)
+
+    patch.setattr(TQCLearner, "targets", broken)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("name", "mistake"),
+    [
+        ("classic/pendulum-sac", temperature_that_runs_away),
+        ("classic/cartpole-sac", endless_episodes),
+        ("classic/pendulum-td3", policy_of_old_actions),
+        ("classic/pendulum-tqc", targets_of_the_present),
+    ],
+)
+def test_a_mistake_fails_the_threshold(
+    name: str, mistake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistake(monkeypatch)
+    steps, least = THRESHOLDS[name]
+    score = evaluated(name, steps, 0)
+    print(f"\n{name} with {mistake.__name__}: {score:.1f}")
+    assert score < least
