@@ -202,7 +202,9 @@ class DQNConfig(AlgorithmConfig):
         return DQNLearner
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
-        return RLModuleSpec(module_class=QModule)
+        # With zeros, networks are odd or homogeneous near 0, and plain DQN diverges on CartPole.
+        biases = {f"{n}_bias_initializer": "default" for n in ("fcnet", "conv", "head_fcnet")}
+        return RLModuleSpec(module_class=QModule, model_config=biases)
 
     def module_settings(self) -> dict[str, Any]:
         names = ("dueling", "num_atoms", "v_min", "v_max", "num_quantiles", "noisy", "sigma0")

@@ -90,7 +90,7 @@ class DefaultModelConfig:
         None, _kwargs, "Its keywords, such as {'gain': 1.41}."
     )
     fcnet_bias_initializer: InitializerSetting = _setting(
-        None, _initializer, "Initialiser of the encoder's biases; None is zeros."
+        None, _initializer, "Initialiser of the encoder's biases; None is zeros, 'default' torch's."
     )
     fcnet_bias_initializer_kwargs: dict[str, Any] | None = _setting(None, _kwargs, "Its keywords.")
     fcnet_use_layernorm: bool = _setting(
@@ -108,7 +108,9 @@ class DefaultModelConfig:
     )
     conv_kernel_initializer_kwargs: dict[str, Any] | None = _setting(None, _kwargs, "Its keywords.")
     conv_bias_initializer: InitializerSetting = _setting(
-        None, _initializer, "Initialiser of the convolutions' biases; None is zeros."
+        None,
+        _initializer,
+        "Initialiser of the convolutions' biases; None is zeros, 'default' torch's.",
     )
     conv_bias_initializer_kwargs: dict[str, Any] | None = _setting(None, _kwargs, "Its keywords.")
     conv_use_layernorm: bool = _setting(

@@ -1,6 +1,7 @@
 """flax linen encoders and heads, their activations and initialisers by name."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast
 
@@ -143,7 +144,7 @@ def get_initializer(
 ) -> Initializer:
     """The initialiser called `name`, torch's spelling with a trailing "_" included.
 
-    None is torch's default for kernels and zeros for biases. A callable `(key, shape, dtype)` is
+    None is torch's default for kernels and zeros for biases, for which "default" is torch's. A callable `(key, shape, dtype)` is
     taken as it is.
 
     Raises:
@@ -157,7 +158,7 @@ def get_initializer(
         return name
     if name is None:
         name = "zeros" if for_bias else "default"
-    known = _FOR_VECTORS if for_bias else tuple(INITIALIZERS)
+    known = ("default", *_FOR_VECTORS) if for_bias else tuple(INITIALIZERS)
     plain = name.rstrip("_").lower() if isinstance(name, str) else str(name)  # pyright: ignore[reportUnnecessaryIsInstance]
     if plain not in known:
         what = "no initialiser for a bias" if for_bias and plain in INITIALIZERS else "unknown"
@@ -165,7 +166,28 @@ def get_initializer(
             f"{setting} is {name!r}, which is {what}.{did_you_mean(plain, known)} "
             f"Known: {', '.join(known)}."
         )
+    if for_bias and plain == "default" and not kwargs:
+        return bias_by_inputs
     return _call_initializer(plain, dict(kwargs or {}), setting)
+
+
+def bias_by_inputs(key: Any, shape: Any, dtype: Any = jnp.float32) -> Array:
+    """Torch's default for biases, U(-1/sqrt(inputs), 1/sqrt(inputs)), in layers that know it.
+
+    It stands for what `bias_of` makes, since a bias alone does not tell the number of inputs.
+    """
+    raise ConfigError(
+        "The bias initialiser 'default' is for the dense layers and convolutions of jaxrl's own "
+        "networks; in another layer use 'uniform' with the bounds that it shall have."
+    )
+
+
+def bias_of(initializer: Initializer, num_inputs: int) -> Initializer:
+    """The initialiser of a layer's bias, where it goes by the number of inputs of each output."""
+    if initializer is not bias_by_inputs:
+        return initializer
+    bound = num_inputs**-0.5
+    return _uniform(a=-bound, b=bound)
 
 
 def _call_initializer(name: str, kwargs: dict[str, Any], setting: str) -> Initializer:
@@ -209,7 +231,10 @@ class MLP(nn.Module):
     def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch m"]:
         for i, size in enumerate(self.hiddens):
             x = self.dense(
-                size, kernel_init=self.kernel_init, bias_init=self.bias_init, name=f"dense_{i}"
+                size,
+                kernel_init=self.kernel_init,
+                bias_init=bias_of(self.bias_init, x.shape[-1]),
+                name=f"dense_{i}",
             )(x)
             if self.use_layernorm:
                 x = nn.LayerNorm(name=f"norm_{i}")(x)
@@ -240,7 +265,7 @@ class CNN(nn.Module):
                 strides=stride,
                 padding=padding,
                 kernel_init=self.kernel_init,
-                bias_init=self.bias_init,
+                bias_init=bias_of(self.bias_init, math.prod(kernel) * x.shape[0]),
                 name=f"conv_{i}",
             )(x)
             if self.use_layernorm:

@@ -72,6 +72,21 @@ def test_defaults_and_callables():
     assert get_initializer(ones) is ones
 
 
+def test_default_biases_are_torchs_by_the_number_of_inputs():
+    initializer = get_initializer("default", for_bias=True)
+    mlp = MLP(hiddens=(500, 500), bias_init=initializer)
+    params = mlp.init(jax.random.key(0), jnp.zeros((1, 4)))["params"]
+    for name, inputs in (("dense_0", 4), ("dense_1", 500)):
+        bias = np.asarray(params[name]["bias"])
+        assert 0.9 * inputs**-0.5 < np.abs(bias).max() <= inputs**-0.5
+        assert abs(bias.mean()) < 0.1 * inputs**-0.5
+    cnn = CNN(filters=((300, (3, 3), (1, 1), "valid"),), bias_init=initializer)
+    bias = cnn.init(jax.random.key(0), jnp.zeros((1, 5, 5, 2)))["params"]["conv_0"]["bias"]
+    assert 0.9 * 18**-0.5 < np.abs(np.asarray(bias)).max() <= 18**-0.5
+    with pytest.raises(ConfigError, match="use 'uniform'"):
+        initializer(jax.random.key(0), (3,))
+
+
 @pytest.mark.parametrize(
     ("name", "kwargs", "for_bias", "message"),
     [
