@@ -99,7 +99,7 @@ def test_devices_share_their_statistics() -> None:
         halves(per_env, 0), parts
     )
     for leaf, whole in zip(jax.tree.leaves(got[0]), jax.tree.leaves(want[0]), strict=True):
-        np.testing.assert_allclose(leaf, jnp.stack([whole, whole]), rtol=1e-5)
+        np.testing.assert_allclose(leaf, jnp.stack([whole, whole]), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(got[1].reshape(-1), want[1], rtol=1e-6)
     reward = jnp.concatenate(list(got[2].reward), axis=1)
     np.testing.assert_allclose(reward, want[2].reward, rtol=1e-5)
