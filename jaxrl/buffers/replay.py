@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from jaxrl.buffers.n_step import folded
 from jaxrl.buffers.sum_tree import SumTree
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Columns, Key, PyTree, Rollout, Transition
@@ -272,11 +273,16 @@ class Replay:
         def at(tree: PyTree, time: Int[Array, " N"]) -> PyTree:
             return jax.tree.map(lambda x: take(x, time), tree)
 
-        if self.n_step == (1, 1):
-            reward, steps, last = take(rows.reward, drawn.time), 1.0, drawn.time
-        else:
-            limit = self.limits(shards, key)
-            reward, steps, last = self._folded(state, drawn, gamma, limit)
+        newest = (state.rows.current_index - 1) % self.length
+        reward, steps, last = folded(
+            rows,
+            drawn.env,
+            drawn.time,
+            following=(newest - drawn.time) % self.length,
+            gamma=gamma,
+            limit=self.limits(shards, key),
+            most=self.n_step[1],
+        )
         terminated = take(rows.terminated, last).astype(jnp.float32)
         return Transition(
             obs=at(rows.obs, drawn.time),
@@ -295,32 +301,6 @@ class Replay:
             return jnp.full((shards.shape[0] * share,), high, jnp.int32)
         keys = jax.vmap(lambda shard: jax.random.fold_in(key, shard))(shards)
         return jax.vmap(lambda k: jax.random.randint(k, (share,), low, high + 1))(keys).reshape(-1)
-
-    def _folded(
-        self,
-        state: ReplayState,
-        drawn: Drawn,
-        gamma: Float[Array, ""],
-        limit: Int[Array, " N"],
-    ) -> tuple[Float[Array, " N"], Float[Array, " N"], Int[Array, " N"]]:
-        """The sum of the discounted rewards, of how many steps, and the last of these rows."""
-        rows: Rollout = state.rows.experience
-        newest = (state.rows.current_index - 1) % self.length
-        following = (newest - drawn.time) % self.length
-        goes_on = jnp.ones(drawn.time.shape, jnp.bool_)
-        reward = rows.reward[drawn.env, drawn.time]
-        steps = jnp.ones(drawn.time.shape, jnp.float32)
-        last, discount = drawn.time, gamma
-        for k in range(1, self.n_step[1]):
-            ended = rows.terminated[drawn.env, last] | rows.truncated[drawn.env, last]
-            time = (drawn.time + k) % self.length
-            continues = rows.mask[drawn.env, time] & ~rows.is_first[drawn.env, time]
-            goes_on = goes_on & ~ended & continues & (k <= following) & (k < limit)
-            reward = reward + jnp.where(goes_on, discount * rows.reward[drawn.env, time], 0.0)
-            steps = steps + goes_on
-            last = jnp.where(goes_on, time, last)
-            discount = discount * gamma
-        return reward, steps, last
 
     def prioritize(
         self,

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from jaxrl.buffers.n_step import folded
 from jaxrl.buffers.replay import (
     Drawn,
     Priorities,
@@ -21,7 +22,7 @@ from jaxrl.buffers.replay import (
 )
 from jaxrl.buffers.sum_tree import SumTree
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import Columns, Key, PyTree, Rollout, Sequence, Successors, Transition
+from jaxrl.core.types import Columns, Key, Rollout, Sequence, Successors, Transition
 from jaxrl.errors import ConfigError
 
 
@@ -234,7 +235,7 @@ class SequenceReplay:
         def take(x: Array) -> Array:
             return x[drawn.env[:, None], times]
 
-        rows: Rollout = jax.tree.map(take, state.rows.experience)
+        rows: Rollout = jax.tree.map(take, replace(state.rows.experience, extras={}))
         after_burn_in = jnp.broadcast_to((ahead >= self.burn_in)[None], times.shape)
         return Sequences(
             rows=rows,
@@ -254,34 +255,37 @@ class SequenceReplay:
 
         A fold ends with the sequence too, and where `Replay.transitions` says. Consumes the key.
         """
-        cut, drawn_rows = self.burn_in, self.sequences(state, drawn)
-        rows = drawn_rows.rows
+        cut, stored = self.burn_in, state.rows.experience
+        sequences, env = self.sequences(state, drawn), drawn.env[:, None]
+        carry = stored.extras.get(Columns.STATE_IN)
         sequence = Sequence(
-            obs=rows.obs,
-            carry=_first(rows.extras.get(Columns.STATE_IN)),
-            is_first=rows.is_first,
+            obs=sequences.rows.obs,
+            carry=jax.tree.map(lambda x: x[drawn.env, drawn.time], carry),
+            is_first=sequences.rows.is_first,
             burn_in=cut,
         )
-        learned: Rollout = jax.tree.map(lambda x: x[:, cut:], replace(rows, extras={}))
-        limit = self.replay.limits(shards, key)[:, None]
-        reward, steps = _folded(learned, gamma, limit, self.replay.n_step[1])
-        last = jnp.arange(self.sequence_length, dtype=jnp.int32)[None] + steps - 1
-
-        def at_last(x: Array) -> Array:
-            index = last.reshape(*last.shape, *(1,) * (x.ndim - 2))
-            return jnp.take_along_axis(x, index, axis=1)
-
-        terminated = at_last(learned.terminated).astype(jnp.float32)
-        learns = drawn_rows.learns[:, cut:].astype(jnp.float32)
+        place = jnp.arange(self.sequence_length, dtype=jnp.int32)[None]
+        time = (drawn.time[:, None] + cut + place) % self.length
+        reward, steps, last = folded(
+            stored,
+            env,
+            time,
+            following=self.sequence_length - 1 - place,
+            gamma=gamma,
+            limit=self.replay.limits(shards, key)[:, None],
+            most=self.replay.n_step[1],
+        )
         return Transition(
             obs=sequence,
-            action=learned.action,
+            action=jax.tree.map(lambda x: x[:, cut:], sequences.rows.action),
             reward=reward,
-            discount=gamma ** steps.astype(jnp.float32) * (1.0 - terminated),
+            discount=gamma**steps * (1.0 - stored.terminated[env, last].astype(jnp.float32)),
             next_obs=Successors(
-                obs=jax.tree.map(at_last, learned.final_obs), after=last, sequence=sequence
+                obs=jax.tree.map(lambda x: x[env, last], stored.final_obs),
+                after=place + steps.astype(jnp.int32) - 1,
+                sequence=sequence,
             ),
-            weight=learns * drawn_rows.weight[:, None],
+            weight=sequences.learns[:, cut:].astype(jnp.float32) * drawn.weight[:, None],
         )
 
     def prioritize(
@@ -303,31 +307,6 @@ class SequenceReplay:
         mixed = self.eta * error.max(axis=1) + (1.0 - self.eta) * mean
         at_start = replace(drawn, time=drawn.time // self.period)
         return self._starts.prioritize(priorities, at_start, mixed, axis_name)
-
-
-def _first(stored: PyTree) -> PyTree:
-    """What was stored with the first row of each sequence, if anything was."""
-    return jax.tree.map(lambda x: x[:, 0], stored)
-
-
-def _folded(
-    rows: Rollout, gamma: Float[Array, ""], limit: Int[Array, "N 1"], most: int
-) -> tuple[Float[Array, "N L"], Int[Array, "N L"]]:
-    """The sum of the discounted rewards of up to `limit` rows from each on, and of how many."""
-    reward, discount = rows.reward, gamma
-    goes_on, steps = jnp.ones(reward.shape, jnp.bool_), jnp.ones(reward.shape, jnp.int32)
-    ended = rows.terminated | rows.truncated
-    continues = rows.mask & ~rows.is_first
-
-    def ahead(x: Array, k: int) -> Array:
-        return jnp.pad(x[:, k:], ((0, 0), (0, min(k, x.shape[1]))))
-
-    for k in range(1, most):
-        goes_on = goes_on & ~ahead(ended, k - 1) & ahead(continues, k) & (k < limit)
-        reward = reward + jnp.where(goes_on, discount * ahead(rows.reward, k), 0.0)
-        steps = steps + goes_on
-        discount = discount * gamma
-    return reward, steps
 
 
 AnyReplay: TypeAlias = Replay | SequenceReplay

@@ -4,7 +4,6 @@ from typing import Any, cast
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxrl.core.attention import GTrXL
@@ -64,16 +63,11 @@ class RecurrentEncoder(nn.Module):
         if cut:
             head = jax.tree.map(lambda x: x[:, :cut], sequence.obs)
             x = self._features(head)
-            _, carries = self.memory.sequence(_time_major(x), carry, is_first[:, :cut].T)
+            _, carries = self.memory.sequence(swapped(x), carry, is_first[:, :cut].T)
             carry = jax.lax.stop_gradient(jax.tree.map(lambda leaf: leaf[-1], carries))
         x = self._features(sequence.rows)
-        y, carries = self.memory.sequence(_time_major(x), carry, is_first[:, cut:].T)
-        return _time_major(y), swapped(carries)
-
-
-def _time_major(x: Array) -> Array:
-    """The first two axes exchanged."""
-    return jnp.swapaxes(x, 0, 1)
+        y, carries = self.memory.sequence(swapped(x), carry, is_first[:, cut:].T)
+        return swapped(y), swapped(carries)
 
 
 def remembered_before(obs: PyTree) -> dict[str, PyTree]:

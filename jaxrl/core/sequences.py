@@ -44,7 +44,7 @@ def with_memory(rollout: Rollout, out: dict[str, Any]) -> Rollout:
 def with_carries(module: RLModule, params: Params, rollout: Rollout) -> Rollout:
     """The rollout with the carry before each row as `STATE_IN` among its extras."""
     after = forward_rollout(module, params, rollout)[Columns.STATE_OUT]
-    before = jax.tree.map(_before, rollout.carry_in, after)
+    before = jax.tree.map(lambda x, y: _with_first(x, y[:-1]), rollout.carry_in, after)
     return replace(rollout, extras={Columns.STATE_IN: before})
 
 
@@ -63,21 +63,21 @@ def in_sequences(module: RLModule, batch: B, rollout: Rollout, out: dict[str, An
     if not module.is_stateful:
         return batch
     length = module.sequence_length or rollout.reward.shape[0]
-    before = jax.tree.map(_before, rollout.carry_in, out[Columns.STATE_OUT])
+    after = jax.tree.map(lambda x: x[length - 1 : -1 : length], out[Columns.STATE_OUT])
     cut: Any = jax.tree.map(lambda x: _cut(x, length), batch)
     return replace(
         cut,
         obs=Sequence(
             obs=cut.obs,
-            carry=jax.tree.map(lambda x: jax.lax.stop_gradient(x[::length]), before),
+            carry=jax.lax.stop_gradient(jax.tree.map(_with_first, rollout.carry_in, after)),
             is_first=_cut(rollout.is_first, length),
         ),
     )
 
 
-def _before(first: Array, after: Array) -> Array:
-    """What was there before each row, `[T, B, ...]`."""
-    return jnp.concatenate([first[None].astype(after.dtype), after[:-1]])
+def _with_first(first: Array, later: Array) -> Array:
+    """Rows `[n, B, ...]` with one before them."""
+    return jnp.concatenate([first[None].astype(later.dtype), later])
 
 
 def _cut(x: Array, length: int) -> Array:

@@ -4,13 +4,14 @@ Shapes: `[T, B, ...]` in rollouts, `[B, ...]` in batches, no batch axis in `ops`
 (`jax.random.key`), split once into named keys and passed last.
 """
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
-from jaxrl.core.struct import pytree, static
+from jaxrl.core.struct import pytree, replace, static
 
 Key: TypeAlias = PRNGKeyArray
 Params: TypeAlias = Any
@@ -154,6 +155,18 @@ class Successors:
 def bare(obs: PyTree) -> PyTree:
     """The observations that outputs are for, with or without a past."""
     return obs.rows if isinstance(obs, Remembered | Sequence | Successors) else obs
+
+
+def map_obs(function: Callable[[PyTree], PyTree], obs: PyTree) -> PyTree:
+    """A function of bare observations, of those inside where they have a past."""
+    match obs:
+        case Remembered() | Sequence():
+            return replace(obs, obs=function(obs.obs))
+        case Successors():
+            sequence = map_obs(function, obs.sequence)
+            return replace(obs, obs=function(obs.obs), sequence=sequence)
+        case _:
+            return function(obs)
 
 
 @pytree

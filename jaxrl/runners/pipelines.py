@@ -85,8 +85,13 @@ def observation_pipeline(
             observation_filter=runners.observation_filter != "NoFilter",
             flatten_observations=runners.flatten_observations,
             action_mask_key=settings.action_mask_key not in (None, ACTION_MASK),
-            model_config=bool(_previous(config)),
         )
+        if _previous(config):
+            raise ConfigError(
+                "model_config asks for previous actions or rewards, which a default connector adds, "
+                "but add_default_connectors_to_env_to_module_pipeline=False leaves it out; add "
+                "PrevActionsPrevRewards to env_to_module_connector, or set only one of them."
+            )
     connectors = with_users(
         "env_to_module_connector",
         runners.env_to_module_connector,

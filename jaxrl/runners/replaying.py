@@ -1,6 +1,7 @@
 """Learning from replay: so many gradient steps after each rollout, each on rows drawn anew."""
 
 import dataclasses
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -21,9 +22,8 @@ from jaxrl.core.types import (
     Progress,
     PyTree,
     Rollout,
-    Sequence,
-    Successors,
     Transition,
+    map_obs,
 )
 from jaxrl.runners.guard import Guard
 from jaxrl.runners.rollout import Acting
@@ -265,20 +265,9 @@ class Replaying:
             return batch
         return replace(
             batch,
-            obs=self._seen_obs(obs_state, batch.obs),
-            next_obs=self._seen_obs(obs_state, batch.next_obs),
+            obs=map_obs(partial(pipeline, obs_state), batch.obs),
+            next_obs=map_obs(partial(pipeline, obs_state), batch.next_obs),
         )
-
-    def _seen_obs(self, obs_state: PyTree, obs: PyTree) -> PyTree:
-        """Observations with or without a past, as the module sees them."""
-        match obs:
-            case Sequence():
-                return replace(obs, obs=self._seen_obs(obs_state, obs.obs))
-            case Successors():
-                sequence = self._seen_obs(obs_state, obs.sequence)
-                return replace(obs, obs=self._seen_obs(obs_state, obs.obs), sequence=sequence)
-            case _:
-                return self.acting.obs_pipeline(obs_state, obs)
 
 
 def step_keys(key: Key, number: Int[Array, ""]) -> tuple[Key, Key]:

@@ -34,11 +34,14 @@ def sequence_length(plan: BatchPlan, module: RLModule) -> int | None:
     whole = [n for n in divisors(steps) if (steps // n * columns) % plan.num_minibatches == 0]
     length = max((n for n in whole if n <= most), default=0)
     if 2 * length < min(most, steps):
-        works = [n for n in whole if n > most] or [steps]
+        longer = [n for n in whole if n > most]
+        rows = min(most, steps) * plan.num_shards
+        instead = f"max_seq_len to {longer[0]}, or " if longer else ""
         raise ConfigError(
             f"max_seq_len={most} must allow sequences that divide rollout_fragment_length={steps} "
             f"and leave each minibatch (minibatch_size={plan.minibatch_size}) whole ones of every "
-            f"shard, but the longest that do have {length} rows; set max_seq_len to {works[0]}, "
-            "another rollout_fragment_length, or a larger minibatch_size."
+            f"shard, but the longest that do have {length} rows; set {instead}"
+            f"minibatch_size to a multiple of {rows}, beside a rollout_fragment_length that is one of "
+            f"{min(most, steps)}."
         )
     return length

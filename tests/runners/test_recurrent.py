@@ -1,6 +1,5 @@
 """What learners see of a module that remembers is what it saw when it acted."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ from jaxrl.errors import ConfigError, ModuleError
 from jaxrl.runners.assemble import Assembly, assemble
 from jaxrl.runners.train_state import Sampled
 from tests.helpers import assert_close, assert_equal
-from tests.recurrent import MEMORY, remembering, step_by_step
+from tests.recurrent import remembering, step_by_step
 
 pytestmark = pytest.mark.allow_key_reuse
 
@@ -298,13 +297,3 @@ def test_previous_actions_and_rewards_are_observed() -> None:
     attention = {"use_attention": True, "attention_use_n_prev_actions": 3, "fcnet_hiddens": [8]}
     config = remembering(model={"use_lstm": False, "lstm_cell_size": 256, **attention})
     assert assemble(config).acting.obs_pipeline.spaces[-1].shape == (4 + 3 * 2,)
-
-
-def test_dataclasses_say_which_settings_memory_has() -> None:
-    """Every setting of the memory needs its switch, so that none is dead."""
-    from jaxrl.core.model_config import DefaultModelConfig, memory_switch
-
-    names = [f.name for f in dataclasses.fields(DefaultModelConfig)]
-    switched = {name for name in names if memory_switch(name)}
-    assert switched >= {n for n in names if n.startswith(("lstm_", "attention_", "recurrent_"))}
-    assert MEMORY.keys() - {"use_lstm", "fcnet_hiddens"} <= switched
