@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from gymnasium import spaces
 
+from jaxrl.core.nested_spaces import children
 from jaxrl.core.types import PyTree
-from jaxrl.envs.adapters.host_spaces import children
 from jaxrl.errors import EnvError
 
 

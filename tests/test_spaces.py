@@ -51,7 +51,7 @@ ACTIONS = spaces.Dict(
         ),
     }
 )
-LAYERS = {"fcnet_hiddens": [8], "fusionnet_hiddens": [8]}
+LAYERS = {"fcnet_hiddens": [8]}
 
 
 def config_for(env: Any, algo: str = "PPO", **settings: Any) -> Any:

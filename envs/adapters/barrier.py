@@ -13,7 +13,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from jaxrl.envs.adapters.host_spaces import Fit, children, logger, make_fit, map_space, zeros
+from jaxrl.core.nested_spaces import children, map_leaves
+from jaxrl.envs.adapters.host_spaces import Fit, logger, make_fit, zeros
 from jaxrl.envs.adapters.host_state import copy_state, restore_copy
 from jaxrl.envs.context import EnvContext
 from jaxrl.errors import EnvError, in_one_line
@@ -135,7 +136,7 @@ class CopyBarrier(gymnasium.Env[Any, Any]):
             return self._latest_obs, 0.0, False, False, {}
         result: Any
         if self._acts_in_scalars:
-            action = map_space(self.action_space, _scalar_as_array, action)
+            action = map_leaves(_scalar_as_array, self.action_space, action)
         try:
             result = self.inner.step(action)  # pyright: ignore[reportOptionalMemberAccess]
         except Exception as error:  # noqa: BLE001  (whatever a user's environment may raise)

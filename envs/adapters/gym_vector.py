@@ -11,6 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 from jaxtyping import Bool
 
+from jaxrl.core.nested_spaces import map_leaves
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.gym_processes import close_processes
 from jaxrl.envs.adapters.host_arrays import (
@@ -21,7 +22,6 @@ from jaxrl.envs.adapters.host_arrays import (
     finite_rows,
     where_rows,
 )
-from jaxrl.envs.adapters.host_spaces import map_space
 from jaxrl.envs.host import HostFault, HostStep
 from jaxrl.envs.space_checks import leaf_dtype
 from jaxrl.errors import EnvError, in_one_line
@@ -94,7 +94,7 @@ class GymVector:
 
     def step(self, action: PyTree) -> HostStep:
         space: Any = self.vector.single_action_space
-        action = map_space(space, _action_batch, action)
+        action = map_leaves(_action_batch, space, action)
         obs, reward, terminated, truncated, infos = self._call(lambda: self.vector.step(action))
         result = _Result(
             obs=self._as_runner(obs),
@@ -271,7 +271,7 @@ class GymVector:
         return [HostFault(row=int(row), what=what, detail=detail) for row in np.flatnonzero(rows)]
 
     def _as_runner(self, obs: PyTree) -> PyTree:
-        return map_space(self._observation_space, self._cast_obs, obs)
+        return map_leaves(self._cast_obs, self._observation_space, obs)
 
     def _cast_obs(self, space: gymnasium.Space[Any], value: Any) -> np.ndarray:
         return np.array(value, leaf_dtype(space), copy=self._copy_obs)

@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from jaxrl.core.nested_spaces import children, map_leaves, map_spaces
 from jaxrl.errors import EnvError
 
 logger = logging.getLogger("jaxrl.envs")
@@ -62,14 +63,10 @@ def runner_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
 
     Everything else is as it was, and a space without such a Box is returned itself.
     """
-    if isinstance(space, spaces.Dict):
-        children = {key: runner_space(child) for key, child in space.spaces.items()}
-        same = all(children[key] is child for key, child in space.spaces.items())
-        return space if same else spaces.Dict(children)
-    if isinstance(space, spaces.Tuple):
-        parts = tuple(runner_space(child) for child in space.spaces)
-        same = all(new is old for new, old in zip(parts, space.spaces, strict=True))
-        return space if same else spaces.Tuple(parts)
+    return map_spaces(_runner_leaf, space)
+
+
+def _runner_leaf(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
     if isinstance(space, spaces.Box) and str(space.dtype) not in ("float32", "uint8"):
         low, high = (_to_float32(bound) for bound in (space.low, space.high))
         return spaces.Box(low, high, dtype=np.float32)
@@ -92,21 +89,12 @@ def cast_notes(what: str, space: gymnasium.Space[Any]) -> list[str]:
     return [f"{what} is {space.dtype}; modules see it as float32."]
 
 
-def children(
-    space: spaces.Dict | spaces.Tuple,
-) -> list[tuple[str | int, gymnasium.Space[Any]]]:
-    """The sub-spaces, with the key or the index of each."""
-    if isinstance(space, spaces.Dict):
-        return list(space.spaces.items())
-    return list(enumerate(space.spaces))
-
-
 def zeros(space: gymnasium.Space[Any]) -> Any:
     """A value of the space's structure, shapes and dtypes; where 0 is no member, the first is."""
-    if isinstance(space, spaces.Dict):
-        return {key: zeros(child) for key, child in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(zeros(child) for child in space.spaces)
+    return map_leaves(_zero, space)
+
+
+def _zero(space: gymnasium.Space[Any]) -> Any:
     if isinstance(space, spaces.Discrete):
         return int(space.start)
     return np.zeros(space.shape or (), space.dtype)
@@ -198,15 +186,3 @@ def _cast(what: str, space: gymnasium.Space[Any], value: Any) -> np.ndarray:
 
 def _kind(value: Any) -> str:
     return f"a {type(value).__name__}"
-
-
-def map_space(
-    space: gymnasium.Space[Any], function: Callable[[gymnasium.Space[Any], Any], Any], value: Any
-) -> Any:
-    """The function of each simple sub-space and its part of the value."""
-    if isinstance(space, spaces.Dict):
-        return {key: map_space(child, function, value[key]) for key, child in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        pairs = zip(space.spaces, value, strict=True)
-        return tuple(map_space(child, function, part) for child, part in pairs)
-    return function(space, value)

@@ -10,9 +10,10 @@ import gymnasium
 import numpy as np
 from gymnasium.utils.env_checker import check_env as check_by_gymnasium
 
+from jaxrl.core.nested_spaces import map_leaves
 from jaxrl.envs.adapters.barrier import checked_reset, checked_step
 from jaxrl.envs.adapters.gymnasium import create_env
-from jaxrl.envs.adapters.host_spaces import Fit, advice, make_fit, map_space, notice
+from jaxrl.envs.adapters.host_spaces import Fit, advice, make_fit, notice
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.space_checks import check_values
@@ -124,7 +125,7 @@ def _check_step(made: MadeHostEnv, fit: Fit, result: Any) -> bool:
 
 
 def _check_obs(made: MadeHostEnv, method: str, obs: Any) -> None:
-    batch = map_space(made.observation_space, lambda _, x: np.asarray(x)[None], obs)
+    batch = map_leaves(lambda _, x: np.asarray(x)[None], made.observation_space, obs)
     check_values(f"{made.id}: {method}'s observation", made.observation_space, batch)
 
 

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
 
 from jaxrl.connectors.base import Before, TemporalConnector
+from jaxrl.core.nested_spaces import map_leaves, map_spaces
 from jaxrl.core.rl_module import zeros_of
 from jaxrl.core.space_tree import (
     ACTION_SPACE,
@@ -17,8 +18,6 @@ from jaxrl.core.space_tree import (
     check_supported,
     flat_size,
     flatten,
-    map_leaves,
-    map_spaces,
 )
 from jaxrl.core.struct import pytree, where_rows
 from jaxrl.core.types import PyTree

@@ -21,14 +21,8 @@ from jaxrl.core.distributions import (
     SquashedGaussian,
 )
 from jaxrl.core.joint import Bits, Joint
-from jaxrl.core.space_tree import (
-    ACTION_SPACE,
-    check_supported,
-    children,
-    is_nested,
-    leaf_spaces,
-    map_leaves,
-)
+from jaxrl.core.nested_spaces import children, is_nested, leaf_spaces, map_leaves
+from jaxrl.core.space_tree import ACTION_SPACE, check_supported
 from jaxrl.core.types import Key, PyTree
 from jaxrl.errors import SpaceError
 

@@ -23,8 +23,9 @@ from jaxtyping import Array, Bool, Float
 from jaxrl.core.action_space import ActionDistribution, action_distribution, masks_of, structure_of
 from jaxrl.core.distributions import Categorical, DiagGaussian
 from jaxrl.core.joint import total
+from jaxrl.core.nested_spaces import leaf_spaces
 from jaxrl.core.rl_module import RLModule
-from jaxrl.core.space_tree import choices, flat, leaf_dtype, leaf_spaces
+from jaxrl.core.space_tree import choices, flat, leaf_dtype
 from jaxrl.core.struct import pytree, static
 from jaxrl.core.types import Key, PyTree
 from jaxrl.errors import ConfigError

@@ -37,8 +37,7 @@ from jaxrl.core.rl_module import (
     zeros_of,
 )
 from jaxrl.core.space_tree import OBSERVATION_SPACE, check_supported
-from jaxrl.core.struct import replace
-from jaxrl.core.types import Columns, Key, Params, PyTree, Remembered, Sequence, Successors
+from jaxrl.core.types import Columns, Key, Params, PyTree, Remembered, Sequence, map_obs
 from jaxrl.errors import ConfigError
 
 
@@ -152,14 +151,7 @@ class EncoderModule(RLModule):
 
     def observed(self, obs: PyTree) -> PyTree:
         """The part of the observations that the network sees."""
-        match obs:
-            case Remembered() | Sequence():
-                return replace(obs, obs=self.observed(obs.obs), carry=None)
-            case Successors():
-                sequence = self.observed(obs.sequence)
-                return replace(obs, obs=self.observed(obs.obs), sequence=sequence)
-            case _:
-                return self._seen_part(obs)
+        return map_obs(self._seen_part, obs)
 
     def _seen_part(self, obs: PyTree) -> PyTree:
         if not has_action_mask(self.observation_space):
@@ -201,6 +193,7 @@ class EncoderModule(RLModule):
         space = self.observed_space()
         if isinstance(space, spaces.Box):
             self._refuse_embedding(space)
+            self._refuse_joining(space)
             return self._box_encoder(space, self._make_mlp("fcnet"))
         return Encoder(
             obs_ndim=0,
@@ -249,6 +242,14 @@ class EncoderModule(RLModule):
                 f"embedding_size={size} embeds the Discrete and MultiDiscrete parts of a Dict or "
                 f"Tuple, but the module observes {describe_unsupported(space)} (a Discrete space "
                 "alone reaches it one-hot); leave embedding_size out."
+            )
+
+    def _refuse_joining(self, box: spaces.Box) -> None:
+        hiddens = list(self.settings.fusionnet_hiddens)
+        if hiddens != list(DefaultModelConfig.fusionnet_hiddens):
+            raise ConfigError(
+                f"fusionnet_hiddens={hiddens} join the parts of a Dict or Tuple, but the module "
+                f"observes {describe_unsupported(box)}; set fcnet_hiddens instead."
             )
 
     def _box_encoder(self, box: spaces.Box, mlp: MLP) -> Encoder:

@@ -9,17 +9,9 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Float
 
+from jaxrl.core.nested_spaces import Leaf, Path, at_path, leaf_spaces
 from jaxrl.core.networks import MLP, SMALLEST_IMAGE
-from jaxrl.core.space_tree import (
-    Choices,
-    Leaf,
-    Path,
-    at_path,
-    choices,
-    flat,
-    leaf_spaces,
-    one_hot_entries,
-)
+from jaxrl.core.space_tree import Choices, choices, flat, one_hot_entries
 from jaxrl.core.types import PyTree
 
 LARGEST_SCALED = 2**16

@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl.core.action_space import ActionDistribution, action_distribution, check_mask
 from jaxrl.core.distributions import Distribution
-from jaxrl.core.space_tree import check_supported, leaf_dtype, map_leaves
+from jaxrl.core.nested_spaces import map_leaves
+from jaxrl.core.space_tree import check_supported, leaf_dtype
 from jaxrl.core.summary import parameter_table
 from jaxrl.core.types import (
     Columns,

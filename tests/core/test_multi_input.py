@@ -10,8 +10,9 @@ from gymnasium import spaces
 
 from jaxrl.core.encoder_module import Encoder
 from jaxrl.core.multi_input import MultiInput
+from jaxrl.core.nested_spaces import at_path, leaf_spaces, named
 from jaxrl.core.rl_module import RLModuleSpec, zeros_of
-from jaxrl.core.space_tree import at_path, flatten, leaf_spaces, named
+from jaxrl.core.space_tree import flatten
 from jaxrl.core.types import Columns
 from jaxrl.errors import ConfigError, JaxrlError, SpaceError
 from tests.helpers import ALGORITHMS, every_algorithm, small
@@ -32,11 +33,13 @@ NESTED = spaces.Dict(
         ),
     }
 )
-SMALL = {"fcnet_hiddens": [8], "fusionnet_hiddens": [6]}
+SMALL: dict[str, Any] = {"fcnet_hiddens": [8], "fusionnet_hiddens": [6]}
+SMALL_BOX: dict[str, Any] = {"fcnet_hiddens": [8]}
 
 
 def build(space: Any = NESTED, actions: Any = None, algo: str = "PPO", **settings: Any) -> Any:
-    config: Any = ALGORITHMS[algo]().rl_module(model_config={**SMALL, **settings})
+    layers = SMALL_BOX if isinstance(space, spaces.Box) else SMALL
+    config: Any = ALGORITHMS[algo]().rl_module(model_config={**layers, **settings})
     return config.get_rl_module_spec(space, actions or spaces.Discrete(3)).build()
 
 
@@ -212,6 +215,7 @@ def test_spaces_without_a_shape_are_refused_by_their_path(part: Any) -> None:
         ),
         (spaces.Dict({"x": spaces.Box(0, 1, (3,))}), {"embedding_size": 3}, "embedding_size=3"),
         (spaces.Box(0, 1, (3,)), {"embedding_size": 3}, "embedding_size=3"),
+        (spaces.Box(0, 1, (3,)), {"fusionnet_hiddens": [8]}, r"fusionnet_hiddens=\[8\]"),
         (NESTED, {"embedding_size": 0}, "embedding_size is 0"),
         (spaces.Dict({}), {}, "holds nothing"),
     ],
