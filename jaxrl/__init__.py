@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from jaxrl.envs.context import EnvContext
     from jaxrl.envs.registry import list_envs, register_env
     from jaxrl.errors import JaxrlError
+    from jaxrl.policy import Policy
     from jaxrl.tune import AlgorithmTrainable
 
     A2C: type[AlgorithmTrainable]
@@ -35,6 +36,7 @@ __all__ = [
     "EnvContext",
     "JaxEnv",
     "JaxrlError",
+    "Policy",
     "RLModule",
     "RLModuleSpec",
     "__version__",
@@ -49,6 +51,7 @@ _HOME = {
     "EnvContext": "jaxrl.envs.context",
     "JaxEnv": "jaxrl.envs.base",
     "JaxrlError": "jaxrl.errors",
+    "Policy": "jaxrl.policy",
     "RLModule": "jaxrl.core.rl_module",
     "RLModuleSpec": "jaxrl.core.rl_module",
     "list_envs": "jaxrl.envs.registry",

@@ -14,6 +14,7 @@ import numpy as np
 from jaxrl import checkpoint as ckpt
 from jaxrl import host_state as host
 from jaxrl.callbacks import CallbackList
+from jaxrl.compute_actions import ComputesActions, check_module_id
 from jaxrl.config.placement import resolve_placement
 from jaxrl.config.serialize import config_from_serializable
 from jaxrl.config.stop import parse_stop, stop_reached
@@ -26,7 +27,6 @@ from jaxrl.errors import (
     DivergenceError,
     EnvRunnerError,
     LearnerError,
-    UnknownNameError,
 )
 from jaxrl.logging import RunFolder
 from jaxrl.logging.messages import set_log_level
@@ -35,13 +35,12 @@ from jaxrl.logging.system import system_usage
 from jaxrl.metrics import DEFAULT_MODULE, TIMERS
 from jaxrl.recorder import Recorder
 from jaxrl.runners.announce import announce
-from jaxrl.runners.asking import Asked, Fetched, by_name, refuse_inputs, row
 from jaxrl.runners.assemble import assemble, spaces_of
 from jaxrl.runners.cache import enable_compilation_cache
 from jaxrl.runners.devices import claim_cpu_devices
 from jaxrl.runners.env_params import changed_params
 from jaxrl.runners.environs import set_driver_environs
-from jaxrl.runners.evaluate import Policy
+from jaxrl.runners.evaluate import Evaluated
 from jaxrl.runners.evaluation import Evaluation, custom_evaluation
 from jaxrl.runners.groups import learner_group, loop_of
 from jaxrl.runners.hooks import AlgorithmHooks
@@ -63,14 +62,14 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
     from jaxrl.core.rl_module import RLModule
 
-_EVALUATION, _ACTIONS = 0x6576616C, 0x61637473
+_EVALUATION = 0x6576616C
 """What the seed's key is folded with for draws that are no part of training: far from the small
 numbers that `split` and the counters of training fold in."""
 
 Result = dict[str, Any]
 
 
-class Algorithm:
+class Algorithm(ComputesActions):
     """A run: built from a config, trained, evaluated, saved and restored.
 
     Subclasses may override `training_step`; `PPOConfig(algo_class=...)` builds them.
@@ -344,7 +343,7 @@ class Algorithm:
         """Evaluate beside this iteration's training, with the weights from before it."""
         if self._evaluates_after(self.iteration + 1):
             self._call("on_evaluate_start")
-            self._evaluation.begin(self._policy())
+            self._evaluation.begin(self._evaluated())
 
     def _evaluate_if_due(self, result: Result) -> None:
         due = self._evaluates_after(self.iteration)
@@ -445,16 +444,16 @@ class Algorithm:
         folder = self._video_folder(video_folder)
         if custom is not None:
             played = custom_evaluation(custom, self, self.eval_env_runner_group)
-            result = self._evaluation.filmed(played, self._policy(), folder)
+            result = self._evaluation.filmed(played, self._evaluated(), folder)
         else:
-            result = self._evaluation.run(self._policy(), num_episodes, folder)
+            result = self._evaluation.run(self._evaluated(), num_episodes, folder)
         self._call("on_evaluate_end", evaluation_metrics=result)
         return result
 
     @property
     def eval_env_runner_group(self) -> EvaluationRunners | None:
         """The runners that evaluate, with the current weights; None where that is compiled."""
-        return self._evaluation.runners(self._policy())
+        return self._evaluation.runners(self._evaluated())
 
     def _video_folder(self, chosen: str | os.PathLike[str] | None) -> Path | None:
         """None where nothing is recorded, so that no run folder is made for it."""
@@ -462,9 +461,9 @@ class Algorithm:
             return None
         return self.run_folder.videos if chosen is None else Path(chosen)
 
-    def _policy(self) -> Policy:
+    def _evaluated(self) -> Evaluated:
         actor, env_params = self._acting()
-        return Policy(
+        return Evaluated(
             actor=actor,
             env_params=env_params,
             key=self._key(_EVALUATION, self.iteration),
@@ -479,123 +478,25 @@ class Algorithm:
             return needed
         return jax.tree.map(lambda leaf: leaf.addressable_data(0), needed)
 
+    def _actor(self) -> Actor:
+        return self._acting()[0]
+
     def _key(self, purpose: int, number: int) -> Key:
         seed = jax.random.key(self.config.debugging_settings.seed)
         return jax.random.fold_in(jax.random.fold_in(seed, purpose), number)
 
-    def compute_single_action(
-        self,
-        obs: Any,
-        state: PyTree = None,
-        *,
-        explore: bool | None = None,
-        full_fetch: bool = False,
-        policy_id: str = DEFAULT_MODULE,
-        unsquash_action: bool | None = None,
-        clip_action: bool | None = None,
-        prev_action: Any = None,
-        prev_reward: float | None = None,
-        **unused: None,
-    ) -> Any:
-        """The action for one observation of the environment, through the whole pipeline.
-
-        Args:
-            obs: As the environment gives it, NumPy.
-            state: What `full_fetch` returned for the observation before, where the module or a
-                connector (stacked frames, previous rewards) remembers; None at an episode's start.
-            explore: Sample, or take the mode; None for the config's `explore`.
-            full_fetch: Also return the state after it and the module's outputs.
-            policy_id: The module; there is one.
-            unsquash_action: None as configured; False leaves a Box action in the module's range.
-            clip_action: Clip a Box action that is not unsquashed; None as configured.
-            prev_action: For connectors that read it: what the environment was given since, if
-                not the action that `state` came with.
-            prev_reward: For connectors that read it: what the environment returned since.
-            **unused: RLlib's other inputs (`info`, `episode`, ...) pass if they are None.
-
-        Returns:
-            The action as the environment takes it; `(action, state_out, outputs)` with
-            `full_fetch` or a `state`.
-
-        Raises:
-            SpaceError: The observation is not in the observation space.
-            ConfigError: An input that nothing reads, or a state that a connector needs is missing.
-        """
-        past = {"prev_action": prev_action, "prev_reward": prev_reward}
-        refuse_inputs("compute_single_action", {**past, **unused}, self._inference.reads())
-        asked = Asked.of_one(
-            obs,
-            state,
-            past,
-            explore=explore,
-            unsquash=unsquash_action,
-            clip=clip_action,
-            keeps_state=full_fetch or state is not None,
-        )
-        fetched = row(self._act(asked, policy_id), 0)
-        return fetched if asked.keeps_state else fetched[0]
-
-    def compute_actions(
-        self,
-        observations: Sequence[Any] | Mapping[Any, Any],
-        state: PyTree = None,
-        *,
-        explore: bool | None = None,
-        full_fetch: bool = False,
-        policy_id: str = DEFAULT_MODULE,
-        unsquash_action: bool | None = None,
-        clip_action: bool | None = None,
-        prev_action: Any = None,
-        prev_reward: Any = None,
-        **unused: None,
-    ) -> Any:
-        """Actions for several observations: a dictionary for a dictionary, else a batch.
-
-        `state`, `prev_action` and `prev_reward` (and what `full_fetch` returns) are by name too, or
-        have a leading batch axis; the other arguments are those of `compute_single_action`.
-        """
-        past = {"prev_action": prev_action, "prev_reward": prev_reward}
-        refuse_inputs("compute_actions", {**past, **unused}, self._inference.reads())
-        asked = Asked.of_several(
-            observations,
-            state,
-            past,
-            explore=explore,
-            unsquash=unsquash_action,
-            clip=clip_action,
-            keeps_state=full_fetch or state is not None,
-        )
-        names = list(observations) if isinstance(observations, Mapping) else None
-        fetched = by_name(self._act(asked, policy_id), names)
-        return fetched if asked.keeps_state else fetched[0]
-
-    def _act(self, asked: Asked, policy_id: str) -> Fetched:
-        self._check_module_id(policy_id)
-        self._host.actions_drawn += 1
-        key = self._key(_ACTIONS, self._host.actions_drawn)
-        explore = asked.explore
-        if explore is None:
-            explore = self.config.env_runners_settings.explore
-        return self._inference(self._acting()[0], replace(asked, explore=explore), key)
-
     # --- module, weights, state ---
-
-    def _check_module_id(self, module_id: str) -> None:
-        if module_id != DEFAULT_MODULE:
-            raise UnknownNameError(
-                f"There is no module '{module_id}'; the only one is '{DEFAULT_MODULE}'."
-            )
 
     def get_module(self, module_id: str = DEFAULT_MODULE) -> "RLModule":
         """The module; its parameters are those of `get_weights`."""
-        self._check_module_id(module_id)
+        check_module_id(module_id)
         return self._assembly.module
 
     def get_weights(self, module_ids: Sequence[str] | None = None) -> dict[str, PyTree]:
         """`{module_id: parameters}`, NumPy copies, of all modules or those named."""
         wanted = [DEFAULT_MODULE] if module_ids is None else module_ids
         for module_id in wanted:
-            self._check_module_id(module_id)
+            check_module_id(module_id)
         return {module_id: get_parameters(self.state) for module_id in wanted}
 
     def set_weights(self, weights: Mapping[str, PyTree], *, strict: bool = True) -> list[str]:

@@ -22,7 +22,7 @@ EPISODES_BY_STEPS = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Policy:
+class Evaluated:
     """What is evaluated.
 
     Args:

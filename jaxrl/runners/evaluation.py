@@ -14,7 +14,7 @@ from jaxrl.envs.vector import VectorEnv
 from jaxrl.envs.wrappers import OwnTimeLimit
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.runners.assemble import Assembly, in_one_line, make_env, spaces_of
-from jaxrl.runners.evaluate import DEFAULT_STEP_CAP, EPISODES_BY_STEPS, Evaluator, Policy
+from jaxrl.runners.evaluate import DEFAULT_STEP_CAP, EPISODES_BY_STEPS, Evaluated, Evaluator
 from jaxrl.runners.filming import Camera
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.hooks import NoHooks, RunnerHooks
@@ -88,7 +88,7 @@ class Evaluation:
         return self._remote
 
     def run(
-        self, policy: Policy, num_episodes: int | None = None, folder: Path | None = None
+        self, policy: Evaluated, num_episodes: int | None = None, folder: Path | None = None
     ) -> dict[str, Any]:
         """The result of one evaluation.
 
@@ -106,7 +106,9 @@ class Evaluation:
             result = {"env_runners": self._run_compiled(policy, num_episodes)}
         return self.filmed(result, policy, folder)
 
-    def filmed(self, result: dict[str, Any], policy: Policy, folder: Path | None) -> dict[str, Any]:
+    def filmed(
+        self, result: dict[str, Any], policy: Evaluated, folder: Path | None
+    ) -> dict[str, Any]:
         """A result with the videos that the config asks for."""
         if self._camera is None or folder is None:
             return result
@@ -115,7 +117,7 @@ class Evaluation:
 
     # --- beside training ---
 
-    def begin(self, policy: Policy) -> None:
+    def begin(self, policy: Evaluated) -> None:
         """Begin to evaluate while this process does something else; `finish` ends it."""
         self._wait()
         remote = self._ray()
@@ -143,7 +145,7 @@ class Evaluation:
 
     # --- a function of the user's ---
 
-    def runners(self, policy: Policy) -> EvaluationRunners | None:
+    def runners(self, policy: Evaluated) -> EvaluationRunners | None:
         """The runners with this policy; None where evaluation is compiled."""
         self._wait()
         on_host = self._ray() or self._local
@@ -152,7 +154,7 @@ class Evaluation:
         on_host.runners.publish(self._weights(policy))
         return on_host.runners
 
-    def _weights(self, policy: Policy) -> Weights:
+    def _weights(self, policy: Evaluated) -> Weights:
         self._count += 1
         return Weights(version=self._count, actor=to_host(policy.actor))
 
@@ -167,7 +169,7 @@ class Evaluation:
 
     # --- the compiled evaluation ---
 
-    def _run_compiled(self, policy: Policy, num_episodes: int | None) -> dict[str, Any]:
+    def _run_compiled(self, policy: Evaluated, num_episodes: int | None) -> dict[str, Any]:
         program = self._program(num_episodes)
         params = self._params(policy.env_params)
         return evaluation_metrics(to_host(program(policy.actor, params, policy.key)))
@@ -217,7 +219,11 @@ class _Beside:
     """An evaluation in a thread of its own, which only asks actors and waits for them."""
 
     def __init__(
-        self, remote: "RayEvaluation", config: "AlgorithmConfig", weights: Weights, policy: Policy
+        self,
+        remote: "RayEvaluation",
+        config: "AlgorithmConfig",
+        weights: Weights,
+        policy: Evaluated,
     ) -> None:
         self.policy = policy
         self._training_is_done = threading.Event()

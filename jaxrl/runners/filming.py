@@ -24,7 +24,7 @@ from jaxrl.envs.registry import MadeEnv
 from jaxrl.envs.vector import VectorEnv, VectorState
 from jaxrl.errors import EnvError, JaxrlError
 from jaxrl.runners.assemble import make_env
-from jaxrl.runners.evaluate import DEFAULT_STEP_CAP, Policy
+from jaxrl.runners.evaluate import DEFAULT_STEP_CAP, Evaluated
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.hooks import NoHooks
 from jaxrl.runners.program import Program
@@ -49,7 +49,7 @@ class Film(Protocol):
         """Raises EnvError if the environment cannot be rendered."""
         ...
 
-    def pictures(self, policy: Policy, episode: int) -> Iterator[np.ndarray]:
+    def pictures(self, policy: Evaluated, episode: int) -> Iterator[np.ndarray]:
         """The first to the last state of an episode, counted from 0."""
         ...
 
@@ -82,7 +82,7 @@ class Camera:
         )
         self._film.check()
 
-    def record(self, policy: Policy, folder: Path) -> list[str]:
+    def record(self, policy: Evaluated, folder: Path) -> list[str]:
         """Write the videos and return their paths."""
         paths: list[str] = []
         for episode in range(self._number):
@@ -150,7 +150,7 @@ class JaxFilm:
         first = self._reset(jax.random.key(0), np.zeros(1, np.int32), self._made.params)
         self._render(first[0], self._made.params)
 
-    def pictures(self, policy: Policy, episode: int) -> Iterator[np.ndarray]:
+    def pictures(self, policy: Evaluated, episode: int) -> Iterator[np.ndarray]:
         params, index = policy.env_params, np.array([episode], np.int32)
         # The evaluation has drawn from this key: the same is to be seen again.
         shown, state = self._reset(jax.random.clone(policy.key), index, params)
@@ -298,7 +298,7 @@ class HostFilm:
             env.close()
         checked_picture(self._id, picture)
 
-    def pictures(self, policy: Policy, episode: int) -> Iterator[np.ndarray]:
+    def pictures(self, policy: Evaluated, episode: int) -> Iterator[np.ndarray]:
         runner = self._started()
         runner.set_weights(Weights(version=policy.iteration, actor=to_host(policy.actor)))
         self._tape.rewind()

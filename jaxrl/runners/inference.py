@@ -13,7 +13,8 @@ from jaxtyping import Array, Bool
 from jaxrl.connectors.actions import ClipActions, UnsquashActions, has_box
 from jaxrl.connectors.base import ActionConnector
 from jaxrl.connectors.pipelines import ActionPipeline
-from jaxrl.core.space_tree import leaf_dtype, map_spaces
+from jaxrl.core.nested_spaces import map_spaces
+from jaxrl.core.space_tree import leaf_dtype
 from jaxrl.core.struct import pytree, replace, where_rows
 from jaxrl.core.types import Columns, Key, PyTree
 from jaxrl.errors import ConfigError, SpaceError
@@ -87,8 +88,7 @@ class Inference:
             draws = acting.module.draw(keys)
             out = dict(acting.act(actor, inputs.obs, carry, inputs.is_first, index, draws, explore))
             after: Carry = out.pop(Columns.STATE_OUT)
-            state = after if acting.obs_pipeline.temporal else after.module
-            return pipeline(out[Columns.ACTIONS]), state, out
+            return pipeline(out[Columns.ACTIONS]), self._kept(after), out
 
         return compute
 
@@ -116,11 +116,20 @@ class Inference:
         read = {"prev_action"} if any(c.reads_action for c in temporal) else set[str]()
         return read | ({"prev_reward"} if any(c.reads_reward for c in temporal) else set())
 
+    def initial_state(self) -> PyTree:
+        """What one episode begins with, `[1, ...]`."""
+        return self._kept(self._acting.initial_carry(1))
+
+    def _kept(self, carry: Carry) -> PyTree:
+        """What callers keep from one observation to the next."""
+        return carry if self._acting.obs_pipeline.temporal else carry.module
+
     def _inputs(self, asked: Asked) -> _Inputs:
         num = len(asked.observations)
         checked = [conform(self._space, obs) for obs in asked.observations]
         starts = asked.state is None
         carry = self._acting.initial_carry(num)
+        self._check_kept(asked)
         if self._acting.obs_pipeline.temporal:
             self._check_remembered(asked)
             carry = carry if starts else asked.state
@@ -145,6 +154,19 @@ class Inference:
             prev_action=actions,
         )
 
+    def _check_kept(self, asked: Asked) -> None:
+        """Who asks an agent that remembers has to keep what it remembers."""
+        acting = self._acting
+        names = [c.name for c in acting.obs_pipeline.temporal]
+        if acting.module.is_stateful:
+            names.append(type(acting.module).__name__)
+        if names and asked.state is None and not asked.keeps_state:
+            raise ConfigError(
+                f"{' and '.join(names)} {'remembers' if len(names) == 1 else 'remember'} the "
+                "episode: let get_policy() keep that, or call with full_fetch=True, and pass the "
+                "state that is returned along with the next observation."
+            )
+
     def _check_remembered(self, asked: Asked) -> None:
         """What connectors remember has to come along from the observation before."""
         names = ", ".join(c.name for c in self._acting.obs_pipeline.temporal)
@@ -156,11 +178,6 @@ class Inference:
                         "nothing before it: pass the state that full_fetch=True returned for the "
                         "observation before."
                     )
-            if not asked.keeps_state:
-                raise ConfigError(
-                    f"{names} remembers the episode: call with full_fetch=True, and pass the state "
-                    "that is returned along with the next observation."
-                )
             return
         if not isinstance(asked.state, Carry):
             raise ConfigError(
