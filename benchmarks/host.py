@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import tempfile
 from typing import Any
 
 from benchmarks import measure
@@ -29,7 +28,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         with contextlib.ExitStack() as stack:
             workers: dict[str, Worker] = {}
             for name in options.peers:  # one after another: several Rays at once start slowly
-                workers[name] = _started(stack, name)
+                workers[name] = measure.started(stack, name)
                 results["peers"][name] = workers[name].ask("info")
             results["throughput"][setting.name] = measure.throughput(
                 workers, setting, options.pairs, launch.LOCAL
@@ -38,15 +37,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         measure.say("IMPALA with two actors")
         setting = host_setting(steps=setting.env_steps * FLOW_FACTOR)
         with contextlib.ExitStack() as stack:
-            worker = _started(stack, launch.IMPALA)
+            worker = measure.started(stack, launch.IMPALA)
             results["peers"][launch.IMPALA] = worker.ask("info")
             results["impala"] = measure.flow(worker, setting, options.pairs)
     return results
-
-
-def _started(stack: contextlib.ExitStack, name: str) -> Worker:
-    """A peer with an empty compilation cache, alive until the stack unwinds, stopped when idle."""
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-"))
-    variables = measure.cache_variables(folder)
-    worker = launch.start(name, env=variables, stop_when_idle=True)
-    return stack.enter_context(worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import subprocess
@@ -32,6 +33,16 @@ def cache_variables(folder: str) -> dict[str, str]:
         "JAX_COMPILATION_CACHE_DIR": folder,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
+
+
+def started(stack: contextlib.ExitStack, name: str) -> Worker:
+    """A peer with an empty compilation cache, alive until the stack unwinds.
+
+    One that has started Ray is stopped when idle.
+    """
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-"))
+    worker = launch.start(name, env=cache_variables(folder), stop_when_idle=True)
+    return stack.enter_context(worker)
 
 
 def interleaved(

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import tempfile
 from typing import Any
 
 from benchmarks import measure, replay_settings
-from benchmarks.peers import launch
 from benchmarks.replay_settings import SETTINGS, STEPS
-from benchmarks.worker import Worker
 
 PARTS = SETTINGS
 PEERS = tuple(dict.fromkeys(name for peers in STEPS.values() for name in peers))
@@ -28,16 +25,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             continue
         measure.say(f"{part}: {options.pairs} rounds of {', '.join(names)}")
         with contextlib.ExitStack() as stack:
-            workers = {name: _started(stack, name) for name in names}
+            workers = {name: measure.started(stack, name) for name in names}
             for name, worker in workers.items():
                 results["peers"][name] = worker.ask("info")
             asked = {name: settings[name].to_dict() for name in names}
             measured = measure.compared(workers, asked, options.pairs, replay_settings.OURS)
             results["throughput"][part] = {"settings": asked, **measured}
     return results
-
-
-def _started(stack: contextlib.ExitStack, name: str) -> Worker:
-    """A peer with an empty compilation cache, alive until the stack unwinds."""
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-"))
-    return stack.enter_context(launch.start(name, env=measure.cache_variables(folder)))

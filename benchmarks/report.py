@@ -95,17 +95,20 @@ def throughput_section(throughput: Mapping[str, Any], text: str) -> str:
 
 
 def ratio_section(
-    throughput: Mapping[str, Any], ours: str, aims: Mapping[tuple[str, str], float]
+    throughput: Mapping[str, Any],
+    ours: str | Mapping[str, str],
+    aims: Mapping[tuple[str, str], float],
 ) -> str:
-    """Ours over each of the others, beside what is aimed at."""
+    """Ours (or each setting's) over each of the others, beside what is aimed at."""
     rows = []
     for setting, measured in throughput.items():
+        our_name = ours if isinstance(ours, str) else ours[setting]
         for name, ratio in measured["ratios"].items():
             estimate, aim = Estimate(**ratio), aims.get((setting, name))
             rows.append(
                 (
                     setting,
-                    f"{ours} / {name}",
+                    f"{our_name} / {name}",
                     f"{estimate.median:.2f}",
                     f"{estimate.low:.2f} - {estimate.high:.2f}",
                     str(estimate.count),

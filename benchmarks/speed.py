@@ -12,12 +12,20 @@ import datetime
 import json
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import host, host_report, machine, measure, replay, replay_report
+from benchmarks import (
+    host,
+    host_report,
+    machine,
+    measure,
+    recurrent,
+    recurrent_report,
+    replay,
+    replay_report,
+)
 from benchmarks.peers import launch
 from benchmarks.report import markdown
 from benchmarks.settings import DEFAULT_SETTINGS, Setting, parse_setting
@@ -83,8 +91,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--suite",
         choices=(*SUITES, "all"),
         default="in_graph",
-        help="PPO with environments in the compiled program, PPO on the host, or DQN and SAC with "
-        "replay in the compiled program (default: %(default)s)",
+        help="PPO with environments in the compiled program, PPO on the host, DQN and SAC with "
+        "replay in the compiled program, or PPO with a memory (default: %(default)s)",
     )
     parser.add_argument(
         "--settings",
@@ -152,10 +160,8 @@ def _measure_in_graph(options: argparse.Namespace) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         workers: dict[str, Worker] = {}
         for name in options.peers:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-"))
-            worker = launch.start(name, env=measure.cache_variables(folder))
-            workers[name] = stack.enter_context(worker)
-            results["peers"][name] = worker.ask("info")
+            workers[name] = measure.started(stack, name)
+            results["peers"][name] = workers[name].ask("info")
         if "throughput" in options.parts and workers:
             for setting in options.settings:
                 measure.say(f"{setting.name}: {options.pairs} rounds of {', '.join(workers)}")
@@ -221,6 +227,14 @@ SUITES = {
         parts=replay.PARTS,
         run=replay.run,
         markdown=replay_report.markdown,
+    ),
+    "recurrent": Suite(
+        stem="recurrent",
+        peers=recurrent.PEERS,
+        known_peers=recurrent.PEERS,
+        parts=recurrent.PARTS,
+        run=recurrent.run,
+        markdown=recurrent_report.markdown,
     ),
 }
 

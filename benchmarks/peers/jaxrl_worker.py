@@ -113,14 +113,27 @@ def config(setting: Setting) -> PPOConfig:
         )
         .rl_module(
             model_config={
-                "fcnet_hiddens": [setting.hidden_size, setting.hidden_size],
+                "fcnet_hiddens": [setting.hidden_size],
                 "fcnet_activation": "tanh",
                 "vf_share_layers": False,
+                **second_layer(setting),
             }
         )
         .reporting(min_sample_timesteps_per_iteration=setting.env_steps)
         .debugging(seed=setting.seed)
     )
+
+
+def second_layer(setting: Setting) -> dict[str, Any]:
+    """A dense layer like the first, or a memory as wide."""
+    if setting.memory is None:
+        return {"fcnet_hiddens": [setting.hidden_size, setting.hidden_size]}
+    return {
+        "use_lstm": True,
+        "recurrent_layer_type": setting.memory,
+        "lstm_cell_size": setting.hidden_size,
+        "max_seq_len": setting.max_seq_len,
+    }
 
 
 def bare_loop(algorithm: Algorithm, num_updates: int) -> float:

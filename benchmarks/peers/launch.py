@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from benchmarks import recurrent_settings as recurrent
 from benchmarks import replay_settings as replay
 from benchmarks.worker import ROOT, Worker
 
@@ -66,6 +67,9 @@ _TABLE = {
     SB3_THREADS: Peer(module=("benchmarks.peers.sb3.worker",), environment="sb3"),
     RLLIB_LOCAL: _rllib("--runners", "0", "--envs", "8"),
     RLLIB_2X4: _rllib("--runners", "2", "--envs", "4"),
+    **dict.fromkeys(recurrent.IN_GRAPH, Peer(module=("benchmarks.peers.jaxrl_worker",))),
+    recurrent.HOST_LSTM: _jaxrl_host(starts_ray=False),
+    recurrent.RLLIB_LSTM: _rllib("--runners", "0", "--envs", "8"),
     RLLIB_2X8: _rllib("--runners", "2", "--envs", "8"),
     replay.OURS: Peer(module=("benchmarks.peers.jaxrl_replay_worker",)),
     replay.SB3: Peer(

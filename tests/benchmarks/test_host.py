@@ -68,7 +68,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
     def start(name: str, env: dict[str, str], *, stop_when_idle: bool = False) -> FakeWorker:
         assert env["JAX_COMPILATION_CACHE_DIR"]
-        assert stop_when_idle == (name != launch.OURS)
+        assert stop_when_idle
         return FakeWorker(name)
 
     monkeypatch.setattr(launch, "start", start)
@@ -112,7 +112,8 @@ def test_all_suites_share_one_command(
 ) -> None:
     options = ["--peers", "jaxrl,jaxrl-local", "--parts", "throughput", "--settings", "64x32"]
     assert speed.main(["--suite", "all", *options, "--pairs", "1", "--out", str(tmp_path)]) == 0
-    names = {f"{stem}.{kind}" for stem in ("speed", "host", "replay") for kind in ("json", "md")}
+    stems = [suite.stem for suite in speed.SUITES.values()]
+    names = {f"{stem}.{kind}" for stem in stems for kind in ("json", "md")}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert {name for name, _ in asked} == {launch.OURS, launch.LOCAL}
     printed = capsys.readouterr().out

@@ -60,7 +60,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """What peers are asked for, none of which is started."""
     log: list[tuple[str, str]] = []
     monkeypatch.setattr(FakeWorker, "log", log, raising=False)
-    monkeypatch.setattr(launch, "start", lambda name, env: FakeWorker(name))
+    monkeypatch.setattr(launch, "start", lambda name, **_: FakeWorker(name))
     return log
 
 

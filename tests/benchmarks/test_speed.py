@@ -97,7 +97,7 @@ def test_a_run_writes_json_and_the_table_it_prints(
         def __exit__(self, *_: object) -> None:
             pass
 
-    monkeypatch.setattr(launch, "start", lambda name, env: Started(name, [], rates[name]))
+    monkeypatch.setattr(launch, "start", lambda name, **_: Started(name, [], rates[name]))
     seconds = {name: [1.0, 1.1, 1.2] for name in measure.IMPORTS}
     monkeypatch.setattr(measure, "import_times", lambda rounds: seconds)
     arguments = ["--peers", "jaxrl,rejax", "--settings", "64x32", "--pairs", "7"]

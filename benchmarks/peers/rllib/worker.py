@@ -71,7 +71,7 @@ class RLlibPeer:
 
 def create(setting: Setting, num_runners: int, envs_per_runner: int) -> Any:
     """RLlib's PPO at the setting, learning in this process."""
-    width = [setting.hidden_size, setting.hidden_size]
+    width = [setting.hidden_size] * (1 if setting.memory else 2)
     config = (
         PPOConfig()
         .environment("CartPole-v1")
@@ -94,7 +94,12 @@ def create(setting: Setting, num_runners: int, envs_per_runner: int) -> Any:
         )
         .rl_module(
             model_config=DefaultModelConfig(
-                fcnet_hiddens=width, fcnet_activation="tanh", vf_share_layers=False
+                fcnet_hiddens=width,
+                fcnet_activation="tanh",
+                vf_share_layers=False,
+                use_lstm=setting.memory == "lstm",
+                lstm_cell_size=setting.hidden_size,
+                max_seq_len=setting.max_seq_len,
             )
         )
         .reporting(min_sample_timesteps_per_iteration=setting.env_steps)

@@ -1,0 +1,28 @@
+"""What every peer of the suite of recurrent modules is asked to train.
+
+Standard library only, because peers with an environment of their own import it too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from benchmarks.settings import Setting, host_setting, parse_setting
+
+FEEDFORWARD, LSTM, GRU, LRU = "feedforward", "lstm", "gru", "lru"
+IN_GRAPH = {FEEDFORWARD: None, LSTM: "lstm", GRU: "gru", LRU: "lru"}
+"""Peers in the compiled program, and the second layer of their networks."""
+HOST_LSTM, RLLIB_LSTM = "jaxrl-local-lstm", "rllib-local-lstm"
+HOST = {HOST_LSTM: "lstm", RLLIB_LSTM: "lstm"}
+PARTS = {"in_graph": LSTM, "host": HOST_LSTM}
+"""What is measured, and who is compared with the others."""
+IN_GRAPH_SETTING, IN_GRAPH_STEPS = "64x32", 204_800
+
+
+def settings(part: str, *, steps: int | None = None) -> dict[str, Setting]:
+    """What each peer of a part is asked for: they differ in their networks."""
+    if part == "in_graph":
+        base, memories = parse_setting(IN_GRAPH_SETTING, steps=steps or IN_GRAPH_STEPS), IN_GRAPH
+    else:
+        base, memories = host_setting(steps=steps), HOST
+    return {name: dataclasses.replace(base, memory=memory) for name, memory in memories.items()}
