@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl.buffers.sequence import SequenceReplay
+from jaxrl.core.recurrent_encoder import RecurrentEncoder
 from jaxrl.core.rl_module import RLModule
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns
@@ -297,3 +298,32 @@ def test_previous_actions_and_rewards_are_observed() -> None:
     attention = {"use_attention": True, "attention_use_n_prev_actions": 3, "fcnet_hiddens": [8]}
     config = remembering(model={"use_lstm": False, "lstm_cell_size": 256, **attention})
     assert assemble(config).acting.obs_pipeline.spaces[-1].shape == (4 + 3 * 2,)
+
+
+@pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
+def test_host_batches_reproduce_what_acted(
+    batch_mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first and only gradient step the policy is the one that acted: its KL is 0."""
+
+    def kl_of_the_first_step() -> float:
+        config = remembering("PPO", "gymnasium:CartPole-v1", model={"lstm_use_prev_action": True})
+        config.env_runners(num_envs_per_env_runner=4, batch_mode=batch_mode)
+        config.training(train_batch_size=128, minibatch_size=128, num_epochs=1)
+        config.training(use_kl_loss=True, kl_coeff=0.2)
+        config.debugging(loggers=[]).checkpointing(checkpoint_at_end=False)
+        with config.build() as algorithm:
+            learned = algorithm.train()["learners"]["default_policy"]
+        return learned["mean_kl_loss"]
+
+    assert abs(kl_of_the_first_step()) < 1e-7
+    if batch_mode == "truncate_episodes":
+        return
+    honest = RecurrentEncoder._through
+
+    def late(self: Any, sequence: Any) -> Any:
+        is_first = jnp.pad(sequence.is_first[:, :-1], ((0, 0), (1, 0)))
+        return honest(self, replace(sequence, is_first=is_first))
+
+    monkeypatch.setattr(RecurrentEncoder, "_through", late)
+    assert kl_of_the_first_step() > 1e-6
