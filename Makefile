@@ -4,9 +4,9 @@ BIN := .venv/bin
 CONFIG ?= configs/classic/cartpole-ppo.yaml
 # Test processes: a number, or as many as there are cores, four at most (each compiles and holds JAX).
 WORKERS ?= logical
-# The default tests compile much and compute little: without LLVM's optimisations in half the time.
+# The default tests compile much and compute little.
 # Not those that start Ray: actors compile in their own way, and are compared bit by bit.
-COMPILE_QUICKLY := XLA_FLAGS="$$XLA_FLAGS --xla_backend_optimization_level=0"
+COMPILE_QUICKLY := XLA_FLAGS="$$XLA_FLAGS $$(.ci/compile_quickly $(BIN)/python)"
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
 # Tests that start Ray share one cluster, so they run in one process.
 RAY_PYTEST := .ci/loopback $(BIN)/python -m pytest
