@@ -15,7 +15,7 @@ from tests.learning.test_thresholds import all_seeds, evaluated, interquartile_m
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 PPO, PPO_STEPS = "memory/statelesscartpole-ppo", 300_000
-RECALL, RECALL_STEPS = "memory/recall-ppo", 100_000
+RECALL, RECALL_STEPS = "memory/proberecall-ppo", 100_000
 
 
 def with_model(**settings: Any) -> Any:
