@@ -1,9 +1,11 @@
-"""`import jaxrl` is quick and starts nothing; every public name is there."""
+"""`import jaxrl` imports nothing heavy and starts nothing; every public name is there.
+
+How long it takes is measured by `benchmarks.speed`.
+"""
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
 import jaxrl
 
@@ -20,25 +22,6 @@ def run_python(code: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
-
-
-def seconds_after_jax() -> float:
-    return float(
-        run_python(
-            "import time, jax, flax, flax.linen; start = time.perf_counter(); import jaxrl;"
-            "from jaxrl import Algorithm; from jaxrl.algorithms.ppo import PPOConfig;"
-            "print(time.perf_counter() - start)"
-        )
-    )
-
-
-def is_ever_true(measure: Callable[[], bool], attempts: int = 3) -> bool:
-    """Another job on the machine can only make a start slower, so the best of a few counts."""
-    return any(measure() for _ in range(attempts))
-
-
-def test_import_takes_no_second_beyond_jax_and_flax() -> None:
-    assert is_ever_true(lambda: seconds_after_jax() < 1.0)
 
 
 def test_import_starts_nothing() -> None:
