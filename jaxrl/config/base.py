@@ -15,6 +15,7 @@ from jaxrl.config.plan import make_plan
 from jaxrl.config.replay_groups import OffPolicyTraining
 from jaxrl.config.replay_plan import replay_plan
 from jaxrl.config.request import batch_request, refuse_markers
+from jaxrl.config.sweep import is_sweep, lanes_of
 from jaxrl.config.validate import validate
 from jaxrl.errors import ConfigError
 
@@ -47,6 +48,7 @@ class AlgorithmConfig(ConfigBuilder):
     checkpointing_settings: r.Checkpointing = r.Checkpointing()
     debugging_settings: r.Debugging = r.Debugging()
     callbacks_settings: r.Callbacks = r.Callbacks()
+    sweep_settings: r.Sweep = r.Sweep()
 
     environment = fluent("environment_settings", g.Environment)
     env_runners = fluent("env_runners_settings", w.EnvRunners)
@@ -61,6 +63,7 @@ class AlgorithmConfig(ConfigBuilder):
     checkpointing = fluent("checkpointing_settings", r.Checkpointing)
     debugging = fluent("debugging_settings", r.Debugging)
     callbacks = fluent("callbacks_settings", r.Callbacks)
+    sweep = fluent("sweep_settings", r.Sweep)
 
     def multi_agent(self, **settings: Any) -> NoReturn:
         """Refused: there is one module."""
@@ -104,10 +107,15 @@ class AlgorithmConfig(ConfigBuilder):
     def explain(self, **facts: Any) -> str:
         """The effective settings, the batch arithmetic, the placement and why, as text.
 
+        Of a sweep, the lanes and all this of the first.
+
         Args:
             **facts: What only a built Algorithm knows, see `jaxrl.config.explain.explain`.
         """
-        return explain(self, **facts)
+        if not is_sweep(self):
+            return explain(self, **facts)
+        lanes = lanes_of(self)
+        return "\n".join([*map(str, lanes), explain(lanes[0].config, **facts)])
 
     def get_rollout_fragment_length(self, worker_index: int = 0) -> int:
         """Steps of each environment per train batch, "auto" resolved."""
@@ -171,7 +179,7 @@ class AlgorithmConfig(ConfigBuilder):
     def build(
         self, env: Any = None, logger_creator: None = None, use_copy: bool = True
     ) -> "Algorithm":
-        """The Algorithm of this config.
+        """The Algorithm of this config; a `jaxrl.Population` where it describes a sweep.
 
         Args:
             env: In place of `environment(env=...)`.
@@ -185,6 +193,11 @@ class AlgorithmConfig(ConfigBuilder):
         config = self.copy(copy_frozen=False) if use_copy else self
         if env is not None:
             config.environment(env)
+        if is_sweep(config):
+            from jaxrl.population import Population
+
+            sweep: Any = Population(config)
+            return sweep
         return (config.algo_class or Algorithm)(config)
 
     build_algo = build

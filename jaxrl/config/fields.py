@@ -11,6 +11,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, overlo
 
 from jaxrl.config.coerce import MismatchError, choices, coerce, copy_containers, describe
 from jaxrl.config.markers import holds_marker
+from jaxrl.config.sweep import Marker
 from jaxrl.errors import ConfigError, did_you_mean
 
 Schedule: TypeAlias = float | list[list[float]]
@@ -104,11 +105,14 @@ class Setting:
     def parse(self, value: Any) -> Any:
         """The value as this setting keeps it.
 
-        A marker of Ray Tune's is kept as it is; each trial gets a value in its place.
+        A marker of Ray Tune's is kept as it is; each trial gets a value in its place. So does
+        each lane in the place of a marker of ours, whose values are parsed here.
 
         Raises:
             ConfigError: Wrong type, range or name.
         """
+        if isinstance(value, Marker):
+            return value.parsed(self.parse)
         if holds_marker(value):
             return copy_containers(value)
         if self.import_path:

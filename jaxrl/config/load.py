@@ -13,6 +13,7 @@ import yaml
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.registry import get_algorithm_config
 from jaxrl.config.stop import Stop, parse_stop
+from jaxrl.config.sweep import marker_from_data, with_value
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError, did_you_mean
 
 SETTINGS_AT_TOP = (
@@ -28,7 +29,7 @@ SETTINGS_AT_TOP = (
     "local_dir",
     "storage_path",
 )
-KEYS = ("run", "algo", "env", "stop", "config", *SETTINGS_AT_TOP)
+KEYS = ("run", "algo", "env", "stop", "config", "sweep", *SETTINGS_AT_TOP)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,7 +117,30 @@ def experiment_from_dict(name: str, body: Any) -> Experiment:
     config = get_algorithm_config(algo).update_from_dict(cast(Mapping[str, Any], settings))
     at_top = {key: entries[key] for key in (*SETTINGS_AT_TOP, "env") if key in entries}
     config.update_from_dict(at_top)
+    _add_sweep(config, entries.get("sweep"))
     return Experiment(name=name, config=config, stop=parse_stop(entries.get("stop")))
+
+
+def _add_sweep(config: AlgorithmConfig, sweep: Any) -> None:
+    """`seeds`, `num_samples`, and settings with the values to try, of a file's `sweep`."""
+    if sweep is None:
+        return
+    if not isinstance(sweep, Mapping):
+        raise ConfigError(
+            f"sweep must map settings to the values to try, such as lr: [1.0e-3, 3.0e-4], got "
+            f"{sweep!r}."
+        )
+    entries = cast(Mapping[str, Any], sweep)
+    own = {name: entries[name] for name in ("seeds", "num_samples") if name in entries}
+    config.sweep(**own)
+    settings: dict[str, Any] = {}
+    for path, data in entries.items():
+        if path not in own:
+            name, *inside = path.split(".")
+            before = settings.get(name, config.get(name))
+            marker = marker_from_data(data, path)
+            settings[name] = with_value(before, tuple(inside), marker)
+    config.update_from_dict(settings)
 
 
 def _from_python(path: Path) -> Experiment:

@@ -22,6 +22,7 @@ GROUP_METHODS = {
     "checkpointing_settings": "checkpointing",
     "debugging_settings": "debugging",
     "callbacks_settings": "callbacks",
+    "sweep_settings": "sweep",
 }
 """The attribute that holds a group, and the method that changes it."""
 

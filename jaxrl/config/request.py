@@ -6,6 +6,7 @@ from jaxrl.config.arithmetic import BatchRequest
 from jaxrl.config.async_groups import AsyncTraining
 from jaxrl.config.groups import OnPolicyTraining
 from jaxrl.config.markers import holds_marker
+from jaxrl.config.sweep import markers_in
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,8 +58,13 @@ def batch_request(config: "AlgorithmConfig") -> BatchRequest:
 
 
 def refuse_markers(config: "AlgorithmConfig") -> None:
-    """Raises for a value that only Ray Tune can choose."""
+    """Raises for values of which one has to be chosen first: by a sweep's lanes, or Ray Tune."""
     for name, value in config.items():
+        if any(True for _ in markers_in(value)):
+            raise ConfigError(
+                f"{name} is to be swept, got {value!r}, so this config is of several runs: "
+                "build() makes a Population of them, and tune.Tuner(..., param_space=config) trials."
+            )
         if holds_marker(value):
             raise ConfigError(
                 f"{name} is a search marker, got {value!r}; give the config to "

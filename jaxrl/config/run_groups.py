@@ -5,7 +5,14 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from jaxrl.config.checks import evaluation_check
-from jaxrl.config.fields import at_least_one, field, non_negative, positive, setting_metadata
+from jaxrl.config.fields import (
+    Check,
+    at_least_one,
+    field,
+    non_negative,
+    positive,
+    setting_metadata,
+)
 from jaxrl.config.groups import Auto
 
 Hook = Callable[..., Any] | list[Callable[..., Any]] | None
@@ -185,6 +192,29 @@ class Reporting:
     )
     log_gradients: bool = field(
         default=False, doc="Reports the gradient norm of every parameter tensor."
+    )
+
+
+def _are_seeds(value: int | list[int] | None) -> bool:
+    if isinstance(value, list):
+        return bool(value) and len(set(value)) == len(value) and min(value) >= 0
+    return value is None or value >= 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """How many runs a config describes: those of all its grid() values, with every seed."""
+
+    seeds: int | list[int] | None = field(
+        default=None,
+        check=Check("at least 1, or a list of different seeds", _are_seeds),
+        doc="Runs of each point of the sweep: a number, counted from `seed` on, or their seeds; "
+        "None is `seed` alone.",
+    )
+    num_samples: int = field(
+        default=1,
+        check=at_least_one,
+        doc="How often uniform(), loguniform() and choice() draw a value, each for a grid.",
     )
 
 

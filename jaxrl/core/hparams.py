@@ -45,13 +45,32 @@ def hyperparameters(settings: Any) -> HParams:
         value = vars(settings)[field.name]
         if not field.metadata.get("sweepable", False) or value is None:
             continue
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, Schedule):  # of `traced_settings`
+            leaves[field.name] = value
+        elif isinstance(value, (list, tuple)):
             leaves[field.name] = Schedule.from_setting(value, name=field.name)
         elif callable(value):
             leaves[field.name] = _schedule_function(field.name, value)
         else:
             leaves[field.name] = jnp.asarray(value, jnp.float32)
     return leaves
+
+
+def numbers_of(settings: Any) -> dict[str, Any]:
+    """The sweepable settings as leaves, for `traced_settings`; functions have none."""
+    return {
+        name: value
+        for name, value in hyperparameters(settings).items()
+        if not isinstance(value, ScheduleFunction)
+    }
+
+
+def traced_settings(settings: Any, numbers: Mapping[str, Any]) -> Any:
+    """The settings with traced numbers or schedules in the places of their own.
+
+    So one trace of `Learner.init` serves runs that differ in sweepable settings.
+    """
+    return dataclasses.replace(settings, **numbers)
 
 
 def current_values(

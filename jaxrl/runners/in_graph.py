@@ -46,7 +46,7 @@ class InGraph(Learning):
 
     def step(self, state: TrainState) -> tuple[TrainState, Metrics]:
         """One train batch: roll out, prepare, every minibatch's update, finish."""
-        state, _, metrics = self._train_batch(state)
+        state, _, metrics = self.train_batch(state)
         return state, metrics
 
     def run(self, state: TrainState, num_batches: Int[Array, ""]) -> tuple[TrainState, Summary]:
@@ -61,14 +61,15 @@ class InGraph(Learning):
             return going
 
         def body(carry: _RunCarry) -> _RunCarry:
-            state, data, metrics = self._train_batch(carry.state)
+            state, data, metrics = self.train_batch(carry.state)
             updates = updates_between(carry.state, state)
             return _RunCarry(state=state, summary=summed(carry.summary, data, metrics, updates))
 
         end = jax.lax.while_loop(more, body, start)
         return end.state, end.summary
 
-    def _train_batch(self, state: TrainState) -> tuple[TrainState, Sampled, Metrics]:
+    def train_batch(self, state: TrainState) -> tuple[TrainState, Sampled, Metrics]:
+        """`step`, with what was sampled."""
         actor = self.actor(state)
         if self.broadcast_interval > 1:
             actor = replace(actor, params=state.behaviour)

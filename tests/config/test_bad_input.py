@@ -171,8 +171,8 @@ CASES: list[Case] = [
     ),
     (
         "search marker",
-        lambda: ppo(lr={"grid_search": [1e-3, 1e-4]}).build("CartPole-v1"),
-        ["lr is a search marker", "0.0001", "tune.Tuner"],
+        lambda: ppo(lr={"grid_search": [1e-3, 1e-4]}).validate(),
+        ["lr is to be swept", "0.0001", "build()"],
     ),
     (
         "setting of RLlib's without effect",

@@ -118,6 +118,8 @@ OTHER: dict[str, Any] = {
     "record_video": 2,
     "always_attach_evaluation_results": False,
     "on_nonfinite": "raise",
+    "seeds": [3, 1],
+    "num_samples": 2,
     "nonfinite_updates_tolerance": 2,
     "restart_failed_env_runners": False,
     "ignore_env_runner_failures": True,
