@@ -7,12 +7,14 @@ if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm
     from jaxrl.config.base import AlgorithmConfig
     from jaxrl.config.load import load_config
+    from jaxrl.config.sweep import choice, grid, loguniform, uniform
     from jaxrl.core.rl_module import RLModule, RLModuleSpec
     from jaxrl.envs.base import JaxEnv
     from jaxrl.envs.context import EnvContext
     from jaxrl.envs.registry import list_envs, register_env
     from jaxrl.errors import JaxrlError
     from jaxrl.policy import Policy
+    from jaxrl.population import Population
     from jaxrl.tune import AlgorithmTrainable
 
     A2C: type[AlgorithmTrainable]
@@ -37,12 +39,17 @@ __all__ = [
     "JaxEnv",
     "JaxrlError",
     "Policy",
+    "Population",
     "RLModule",
     "RLModuleSpec",
     "__version__",
+    "choice",
+    "grid",
     "list_envs",
     "load_config",
+    "loguniform",
     "register_env",
+    "uniform",
 ]
 
 _HOME = {
@@ -52,6 +59,8 @@ _HOME = {
     "JaxEnv": "jaxrl.envs.base",
     "JaxrlError": "jaxrl.errors",
     "Policy": "jaxrl.policy",
+    "Population": "jaxrl.population",
+    **dict.fromkeys(("choice", "grid", "loguniform", "uniform"), "jaxrl.config.sweep"),
     "RLModule": "jaxrl.core.rl_module",
     "RLModuleSpec": "jaxrl.core.rl_module",
     "list_envs": "jaxrl.envs.registry",

@@ -35,7 +35,7 @@ from jaxrl.logging.system import system_usage
 from jaxrl.metrics import DEFAULT_MODULE, TIMERS
 from jaxrl.recorder import Recorder
 from jaxrl.runners.announce import announce
-from jaxrl.runners.assemble import assemble, spaces_of
+from jaxrl.runners.assemble import Assembly, assemble, spaces_of
 from jaxrl.runners.cache import enable_compilation_cache
 from jaxrl.runners.devices import claim_cpu_devices
 from jaxrl.runners.env_params import changed_params
@@ -43,12 +43,12 @@ from jaxrl.runners.environs import set_driver_environs
 from jaxrl.runners.evaluate import Evaluated
 from jaxrl.runners.evaluation import Evaluation, custom_evaluation
 from jaxrl.runners.groups import learner_group, loop_of
-from jaxrl.runners.hooks import AlgorithmHooks
+from jaxrl.runners.hooks import AlgorithmHooks, RunnerHooks
 from jaxrl.runners.host_evaluation import EvaluationRunners
 from jaxrl.runners.in_graph import InGraph
 from jaxrl.runners.inference import Inference
 from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
-from jaxrl.runners.loop import EnvRunnerGroup, LearnerMetrics
+from jaxrl.runners.loop import EnvRunnerGroup, LearnerMetrics, Loop
 from jaxrl.runners.placement import check_memory, choose_devices
 from jaxrl.runners.program import Program, compile_report, compile_seconds
 from jaxrl.runners.results import IterationTotals, to_host
@@ -107,12 +107,10 @@ class Algorithm(ComputesActions):
         if not may_only_read:
             self._recorder.check_writable()
         self._callbacks = CallbackList(config.callbacks_settings)
-        self._assembly = assemble(config)
+        self._assembly, self._devices, placement = self._assembled()
         self._notes += buffer_notes(self._assembly)
         if self._assembly.in_graph and not config.evaluation_settings.evaluation_num_env_runners:
             self._callbacks.refuse_host_hooks()
-        self._devices, placement = choose_devices(config, self._assembly)
-        check_memory(self._assembly, self._devices)
         announce(config, self._assembly, [placement, *self._notes])
         self._host = host.HostState()
         self._last_result: Result = {}
@@ -127,9 +125,9 @@ class Algorithm(ComputesActions):
     def _start(self) -> None:
         debugging, made = self.config.debugging_settings, self._assembly.made
         hooks = AlgorithmHooks(self._callbacks, self)
-        self._evaluation = Evaluation(self.config, self._assembly, hooks)
-        self._learners = learner_group(self.config, self._assembly, self._devices)
-        self._loop = loop_of(self.config, self._assembly, self._learners, self._callbacks, self)
+        self._evaluation = self._evaluation_with(hooks)
+        self._learners = self._learner_group()
+        self._loop = self._loop_of()
         self._batches_to_run = 1
         self._totals = IterationTotals(self._loop.report, self._assembly.replay)
         self._inference = Inference(
@@ -138,6 +136,22 @@ class Algorithm(ComputesActions):
             max_retraces=debugging.max_retraces,
             jit=debugging.jit,
         )
+
+    def _assembled(self) -> tuple[Assembly, list[Device], str]:
+        """The run's functions, the devices that share it, and why it is these."""
+        assembly = assemble(self.config)
+        devices, why = choose_devices(self.config, assembly)
+        check_memory(assembly, devices)
+        return assembly, devices, why
+
+    def _evaluation_with(self, hooks: RunnerHooks) -> Evaluation:
+        return Evaluation(self.config, self._assembly, hooks)
+
+    def _learner_group(self) -> LearnerGroup:
+        return learner_group(self.config, self._assembly, self._devices)
+
+    def _loop_of(self) -> Loop:
+        return loop_of(self.config, self._assembly, self._learners, self._callbacks, self)
 
     @property
     def state(self) -> TrainState:

@@ -82,6 +82,12 @@ def train(
         str | None, typer.Option(metavar="JSON", help="Settings, under RLlib's names.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of every random draw.")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Train N runs as lanes of one program, seeds from --seed on."
+        ),
+    ] = None,
     num_env_runners: Annotated[
         int | None,
         typer.Option(metavar="N", help="Ray actors that step the environments; 0 steps them here."),
@@ -115,6 +121,7 @@ def train(
 
     overrides: dict[str, Any] = {
         "seed": seed,
+        "seeds": seeds,
         "num_env_runners": num_env_runners,
         "num_envs_per_env_runner": num_envs_per_env_runner,
         "num_learners": num_learners,

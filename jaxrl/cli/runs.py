@@ -106,10 +106,23 @@ def _run(title: str, stop: Mapping[str, float], build: Callable[[], "Algorithm"]
             device.devices = algo.devices
             for note in algo.notes:
                 display.message(note)
-            lines = _train_to_the_end(algo, stop, display, interrupts)
+            lines = _end_of(algo, stop, display, interrupts)
     for line in lines:
         typer.echo(line)
     return interrupts.exit_code
+
+
+def _end_of(
+    algo: "Algorithm", stop: Mapping[str, float], display: Display, interrupts: Interrupts
+) -> list[str]:
+    from jaxrl.population import Population
+
+    sweep: Any = algo
+    if isinstance(sweep, Population):
+        from jaxrl.cli import sweeps
+
+        return sweeps.train_to_the_end(sweep, stop, display, interrupts)
+    return _train_to_the_end(algo, stop, display, interrupts)
 
 
 def _train_to_the_end(

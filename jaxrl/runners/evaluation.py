@@ -40,6 +40,7 @@ class Evaluation:
         config: The run's config; `evaluation_config` overrides are applied to a copy.
         assembly: The run's functions, whose module and connectors are used.
         hooks: What runners on the host call on the way.
+        programs: Of evaluations that share them, by their numbers of episodes.
 
     Raises:
         JaxrlError: The environment of `evaluation_config` cannot be made or has other spaces, or
@@ -47,7 +48,11 @@ class Evaluation:
     """
 
     def __init__(
-        self, config: "AlgorithmConfig", assembly: Assembly, hooks: RunnerHooks | None = None
+        self,
+        config: "AlgorithmConfig",
+        assembly: Assembly,
+        hooks: RunnerHooks | None = None,
+        programs: dict[int | None, Program] | None = None,
     ) -> None:
         changed = config.get_evaluation_config_object()
         assert changed is not None
@@ -58,7 +63,7 @@ class Evaluation:
         self._trained_limit = assembly.made.max_episode_steps
         # Runners on the host have parameters of their own, which cannot be changed here.
         self._same_env = assembly.in_graph and not _has_overrides(config, ("env", "env_config"))
-        self._compiled: dict[int | None, Program] = {}
+        self._compiled: dict[int | None, Program] = {} if programs is None else programs
         self._count = 0
         self._local: LocalEvaluation | None = None
         self._remote: RayEvaluation | None = None

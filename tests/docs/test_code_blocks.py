@@ -42,7 +42,9 @@ def cases() -> list[Any]:
         pytest.param(
             path,
             id=str(path.relative_to(ROOT)),
-            marks=[pytest.mark.allow_key_reuse] if path.stem == "pure_functions" else [],
+            marks=[pytest.mark.allow_key_reuse]
+            if path.stem in ("pure_functions", "sweeps")
+            else [],
         )
         for path in documents()
     ]

@@ -13,23 +13,12 @@ import pytest
 
 from jaxrl.config.load import load_experiment
 from jaxrl.runners.assemble import assemble
+from jaxrl.statistics import interquartile_mean
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SEEDS = range(5)
 
 pytestmark = pytest.mark.slow
-
-
-def interquartile_mean(scores: list[float]) -> float:
-    """Mean of the middle half, the quartiles' scores weighted by their share (Agarwal 2021)."""
-    ordered = np.sort(scores)
-    weights = np.ones(len(ordered))
-    cut = len(ordered) / 4
-    whole, part = int(cut), cut - int(cut)
-    weights[:whole] = weights[len(weights) - whole :] = 0.0
-    weights[whole] -= part
-    weights[-1 - whole] -= part
-    return float((ordered * weights).sum() / weights.sum())
 
 
 def evaluated(name: str, steps: int, seed: int, change: Any = None) -> float:

@@ -1,0 +1,226 @@
+"""Sweeps: every lane is the run that it would be by itself, and one program trains them all."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl.algorithm import Algorithm
+from jaxrl.checkpoint import host_leaves
+from jaxrl.config.sweep import grid, lanes_of
+from jaxrl.core.struct import replace
+from jaxrl.errors import ConfigError, DivergenceError, UnknownNameError
+from jaxrl.population import Point, Population
+from tests.helpers import REPLAYS, assert_close, every_algorithm, small
+
+pytestmark = pytest.mark.allow_key_reuse
+
+RATES = {"SAC": "critic_lr", "TQC": "critic_lr", "TD3": "critic_lr", "DDPG": "critic_lr"}
+REPRESENTATIVES = ("PPO", "DQN", "SAC", "APPO")
+SLOW = tuple(sorted({p.values[0] for p in every_algorithm(slow=())} - set(REPRESENTATIVES)))
+
+
+def swept(algo: str = "PPO", seeds: Any = 2, **settings: Any) -> Any:
+    rate = RATES.get(algo, "lr")
+    config = small(algo, **{rate: grid([1e-2, 1e-3]), **settings}).sweep(seeds=seeds)
+    return config.learners(num_devices="auto").checkpointing(checkpoint_at_end=False)
+
+
+def population(config: Any) -> Population:
+    made: Any = config.build()
+    assert isinstance(made, Population)
+    return made
+
+
+@pytest.mark.parametrize("algo", every_algorithm(slow=SLOW))
+def test_a_lane_is_the_run_by_itself(algo: str) -> None:
+    config = swept(algo)
+    # One batch: two updates later rounding has grown, as it does between any two programs.
+    batches = 3 if algo in REPLAYS else 1
+    config.reporting(min_sample_timesteps_per_iteration=128 * batches)
+    with population(config) as sweep:
+        result = sweep.train()
+        states = [run.get_state()["train_state"] for run in sweep._runs]
+    assert result["num_lanes"] == 4
+    for index in (1, 2):
+        with lanes_of(config)[index].config.learners(num_devices=1).build() as alone:
+            want = alone.train()
+            assert_close(alone.get_state()["train_state"], states[index], rtol=1e-5, atol=1e-6)
+        got = result["lanes"][index]
+        assert got["env_runners"]["num_episodes"] == want["env_runners"]["num_episodes"]
+        assert got["num_env_steps_sampled_lifetime"] == want["num_env_steps_sampled_lifetime"]
+        for name, value in want["learners"]["default_policy"].items():
+            assert got["learners"]["default_policy"][name] == pytest.approx(
+                value, rel=1e-3, abs=1e-4
+            )
+    assert len({first_params(state).tobytes() for state in states}) == 4
+
+
+def first_params(state: Any) -> np.ndarray:
+    return np.ravel(next(x for name, x in state.items() if name.startswith("learner.sgd.params")))
+
+
+def test_first_values_of_the_state_are_the_lanes() -> None:
+    """PPO's adaptive weight of the KL penalty begins with a setting."""
+    config = swept(lr=1e-3, seeds=1, kl_coeff=grid([0.1, 0.4]))
+    config.training(lr=grid([[[0, 1e-3], [1000, 0.0]], [[0, 1e-4], [500, 1e-5]]]))
+    with population(config) as sweep:
+        assert len(sweep._groups) == 1
+        learners = [run.state.learner for run in sweep._runs]
+        for lane, learner in zip(sweep.lanes, learners, strict=True):
+            knots = np.asarray(lane.values["lr"])
+            np.testing.assert_allclose(learner.hparams["lr"].times, knots[:, 0])
+            np.testing.assert_allclose(learner.hparams["lr"].values, knots[:, 1], rtol=1e-6)
+            assert float(learner.kl_coeff) == pytest.approx(lane.values["kl_coeff"])
+
+
+def test_a_lane_goes_on_by_itself_and_from_its_checkpoint() -> None:
+    with population(swept(seeds=1)) as sweep:
+        sweep.train()
+        folder = Path(sweep.save())
+        with sweep.lane(1) as alone:
+            assert alone.iteration == 1
+            assert alone.config.lr == 1e-3
+            alone.train()
+            went_on = alone.get_state()["train_state"]
+        sweep.train()
+        together = sweep._runs[1].get_state()["train_state"]
+        assert_close(went_on, together, rtol=1e-4, atol=1e-5)
+    with Algorithm.from_checkpoint(folder / "lane_001") as restored:
+        assert restored.iteration == 1
+        restored.train()
+        leaves = restored.get_state()["train_state"]
+    for name, leaf in host_leaves(went_on).items():
+        np.testing.assert_array_equal(leaf, host_leaves(leaves)[name])
+    assert {path.name for path in folder.iterdir() if path.is_dir()} >= {"lane_000", "lane_001"}
+    assert (folder / "lane_000" / "result.json").is_file()
+
+
+def test_other_structures_are_programs_of_their_own() -> None:
+    config = swept(seeds=1).rl_module(model_config={"fcnet_hiddens": grid([[8], [4]])})
+    config.environment(env_config={"gravity": grid([9.8, 12.0])})
+    with population(config) as sweep:
+        assert sweep.num_lanes == 8
+        assert [len(group.lanes) for group in sweep._groups] == [4, 4]
+        result = sweep.train()
+        assert set(result["lanes"]) == set(range(8))
+        for lane, run in zip(sweep.lanes, sweep._runs, strict=True):
+            gravity = float(np.asarray(run.env_params.gravity))
+            assert gravity == pytest.approx(lane.values["env_config.gravity"])
+        assert "8 lanes in 2 programs" in sweep.explain()
+
+
+def test_a_lane_that_diverges_is_left_behind_alone() -> None:
+    config = swept(seeds=2).fault_tolerance(nonfinite_updates_tolerance=4)
+    with population(config) as sweep, population(config) as untouched:
+        for either in (sweep, untouched):
+            either.train()
+        run = sweep._runs[3]
+        broken = jax.tree.map(lambda x: x * jnp.nan, run.state.learner.sgd.params)
+        learner = run.state.learner
+        run.state = replace(
+            run.state, learner=replace(learner, sgd=replace(learner.sgd, params=broken))
+        )
+        run.state = replace(run.state, guard=replace(run.state.guard, snapshot=run.state.learner))
+        result = sweep.train()
+        assert set(result["diverged"]) == {3}
+        assert "None of the" in result["diverged"][3]
+        assert "lane_003" in result["diverged"][3]
+        assert set(result["lanes"]) == {0, 1, 2}
+        result = sweep.train()
+        for _ in range(2):
+            want = untouched.train()
+        assert result["lanes"][2]["env_runners"] | TIMES == want["lanes"][2]["env_runners"] | TIMES
+        states = [p._runs[2].get_state()["train_state"] for p in (sweep, untouched)]
+        for name, leaf in states[0].items():
+            np.testing.assert_array_equal(leaf, states[1][name])
+        assert sweep.best_lane() in (0, 1, 2)
+        assert list(sweep.evaluate(num_episodes=1)) == [0, 1, 2]
+        for index in range(3):
+            sweep.diverged[index] = "nothing"
+        with pytest.raises(DivergenceError, match="All 4 lanes have diverged"):
+            sweep.train()
+
+
+TIMES = {"num_env_steps_sampled_per_second": 0.0}
+
+
+def test_devices_share_the_lanes() -> None:
+    with population(swept()) as sweep:
+        assert len(sweep.devices) == 4
+        sweep.train()
+        spread = [run.get_state()["train_state"] for run in sweep._runs]
+    config = swept().learners(num_devices=1)
+    with population(config) as sweep:
+        assert len(sweep.devices) == 1
+        sweep.train()
+        for run, state in zip(sweep._runs, spread, strict=True):
+            assert_close(run.get_state()["train_state"], state, rtol=1e-5, atol=1e-6)
+
+
+def test_fit_trains_every_lane_to_the_criterion() -> None:
+    config = swept(seeds=2).checkpointing(checkpoint_at_end=True)
+    seen: list[Any] = []
+    with population(config) as sweep:
+        result = sweep.fit({"training_iteration": 3}, on_iteration=seen.append)
+        assert [x["training_iteration"] for x in seen] == [1, 2, 3]
+        returns = {i: x["env_runners"]["episode_return_mean"] for i, x in result["lanes"].items()}
+        assert result["env_runners"]["episode_return_mean"] == pytest.approx(
+            np.mean(list(returns.values()))
+        )
+        assert sweep.best_lane() == max(returns, key=lambda i: returns[i])
+        assert sweep.best_lane(mode="min") == min(returns, key=lambda i: returns[i])
+        points = sweep.points()
+        assert [p.score for p in points] == sorted((p.score for p in points), reverse=True)
+        assert {p.lanes for p in points} == {(0, 1), (2, 3)}
+        assert all(p.interval[0] <= p.score <= p.interval[1] for p in points)
+        rows = (sweep.folder.path / "lane_002" / "result.json").read_text().splitlines()
+        assert len(rows) == 3
+        assert json.loads(rows[-1])["env_runners"]["episode_return_mean"] == returns[2]
+        assert len(list((sweep.folder.path / "lane_002" / "checkpoints").iterdir())) == 1
+        with pytest.raises(UnknownNameError, match="no lane 4"):
+            sweep.lane(4)
+        with pytest.raises(UnknownNameError, match="metric 'nothing'"):
+            sweep.best_lane("nothing")
+        with pytest.raises(ConfigError, match="'best'"):
+            sweep.best_lane(mode="best")
+        with pytest.raises(ConfigError, match="needs a stop criterion"):
+            sweep.fit()
+
+
+def test_points_have_an_interval() -> None:
+    point = Point.of(0, {}, (0, 1, 2), [1.0, 2.0, 3.0])
+    assert point.score == pytest.approx(2.0)
+    assert point.interval[0] >= 1.0
+    assert point.interval[1] <= 3.0
+    assert math.isnan(Point.of(0, {}, (0,), []).score)
+    assert Point.of(0, {}, (0,), [4.0]).interval == (4.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.reporting(min_time_s_per_iteration=1.0), ["min_time_s_per_iteration=1.0"]),
+        (lambda c: c.environment("gymnasium:CartPole-v1"), ["on the host", "tune.Tuner"]),
+        (
+            lambda c: (
+                c.sweep(seeds=300)
+                .env_runners(num_envs_per_env_runner=2**20)
+                .training(train_batch_size=2**27, minibatch_size=2**27)
+            ),
+            ["300 lanes", "GiB"],
+        ),
+    ],
+)
+def test_what_cannot_be_swept_is_refused(change: Any, words: list[str]) -> None:
+    config = swept(lr=1e-3)
+    change(config)
+    with pytest.raises(ConfigError) as error:
+        config.build()
+    for word in words:
+        assert word in str(error.value)
