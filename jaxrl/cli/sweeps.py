@@ -1,8 +1,7 @@
 """What `jaxrl train` does with a sweep: all lanes together, and a table of its points."""
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
@@ -18,23 +17,16 @@ def train_to_the_end(
 ) -> list[str]:
     """Trains and saves every lane; returns what to print when the display is gone."""
     display.message(f"sweep folder  {sweep.folder.path}, {sweep.num_lanes} lanes")
-    sweep.fit(stop, on_iteration=_shown(display), should_stop=lambda: interrupts.requested)
-    lines = [f"lane {i} was left behind: {why}" for i, why in sweep.diverged.items()]
+    sweep.fit(stop, on_iteration=display.iteration, should_stop=lambda: interrupts.requested)
     points = sweep.points()
-    _print(points)
+    lines = [*_table(points)]
+    lines += [f"lane {i} was left behind: {why}" for i, why in sweep.diverged.items()]
     best = points[0]
     if not math.isnan(best.score):
         lane = max(best.lanes, key=lambda i: (i in sweep.active, -i))
         lines.append(f"best point        {described(best)}")
         lines.append(f"a lane of it      {sweep.folder.path / sweep.lane_name(lane)}")
     return [*lines, f"sweep folder      {sweep.folder.path}"]
-
-
-def _shown(display: Display) -> Callable[[dict[str, Any]], None]:
-    def show(result: dict[str, Any]) -> None:
-        display.iteration(result)
-
-    return show
 
 
 def described(point: Point) -> str:
@@ -48,7 +40,8 @@ def described(point: Point) -> str:
     return f"{values or 'the only one'}: {score} over {len(point.scores)} lanes"
 
 
-def _print(points: list[Point]) -> None:
+def _table(points: list[Point]) -> list[str]:
+    """The points, the best first."""
     table = Table("point", *points[0].values, "lanes", "return (IQM)", "95 % interval", box=None)
     for point in points:
         low, high = point.interval
@@ -59,4 +52,7 @@ def _print(points: list[Point]) -> None:
             text.number(point.score),
             f"{text.number(low)} - {text.number(high)}",
         )
-    Console().print(table)
+    console = Console()
+    with console.capture() as printed:
+        console.print(table)
+    return printed.get().splitlines()

@@ -206,3 +206,32 @@ def test_a_run_from_python_is_resumed_too_once_it_has_a_criterion(tmp_path: Path
     assert iterations(tmp_path / "api") == [1, 2]
     printed = [line.split("  ")[0] for line in done.output.splitlines()]
     assert printed.count("iteration 2") == 1  # the display, and not the console sink beside it
+
+
+@pytest.mark.allow_key_reuse  # taken for that of vmapped runs
+def test_a_sweep_is_trained_as_lanes_and_ends_with_a_table(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    body = {
+        "run": "PPO",
+        "env": "CartPole-v1",
+        "stop": {"training_iteration": 2},
+        "config": SMALL,
+        "sweep": {"lr": [1e-2, 1e-9]},
+    }
+    file.write_text(json.dumps({"rates": body}))  # JSON is YAML
+    done = jaxrl(
+        "train", "file", file, "--seeds", 2, "--seed", 4, "--results-dir", tmp_path / "out"
+    )
+    assert done.exit_code == 0, done.output
+    assert "4 lanes in 1 programs" in done.output
+    assert re.search(r"point +lr +lanes +return \(IQM\) +95 % interval", done.output)
+    assert re.search(r"best point +lr=", done.output)
+    folder = tmp_path / "out" / "rates"
+    assert f"sweep folder      {folder}" in done.output
+    for lane, (rate, seed) in enumerate([(1e-2, 4), (1e-2, 5), (1e-9, 4), (1e-9, 5)]):
+        run = folder / f"lane_{lane:03d}"
+        assert iterations(run) == [1, 2]
+        settings = json.loads((run / "params.json").read_text())["settings"]
+        assert (settings["lr"], settings["seed"]) == (rate, seed)
+    evaluated = jaxrl("evaluate", folder / "lane_002", "--episodes", 2)
+    assert "over 2 episodes" in evaluated.output
