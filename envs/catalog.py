@@ -17,6 +17,10 @@ def _classic(path: str) -> CatalogEntry:
     return CatalogEntry(path=f"jaxrl.envs.classic.{path}")
 
 
+def _minatar(path: str) -> CatalogEntry:
+    return CatalogEntry(path=f"jaxrl.envs.minatar.{path}")
+
+
 def _probe(name: str, **arguments: Any) -> CatalogEntry:
     return CatalogEntry(path=f"jaxrl.envs.probes:{name}", arguments=arguments)
 
@@ -28,6 +32,11 @@ OWN_ENVS: Mapping[str, CatalogEntry] = {
     "MountainCar-v0": _classic("mountain_car:MountainCar"),
     "MountainCarContinuous-v0": _classic("mountain_car:MountainCarContinuous"),
     "Pendulum-v1": _classic("pendulum:Pendulum"),
+    "Breakout-MinAtar": _minatar("breakout:Breakout"),
+    "Asterix-MinAtar": _minatar("asterix:Asterix"),
+    "Freeway-MinAtar": _minatar("freeway:Freeway"),
+    "SpaceInvaders-MinAtar": _minatar("space_invaders:SpaceInvaders"),
+    "Seaquest-MinAtar": _minatar("seaquest:Seaquest"),
     "three-parts-v0": CatalogEntry(path="jaxrl.envs.three_parts:ThreeParts"),
     "minefield-v0": CatalogEntry(path="jaxrl.envs.minefield:Minefield"),
     "probe-value-v0": _probe("ProbeValue"),

@@ -27,7 +27,7 @@ def check_given(
         )
 
 
-def scalar(default: float, dtype: type[np.number[Any]] = np.float32) -> Any:
+def scalar(default: float, dtype: type[np.number[Any] | np.bool_] = np.float32) -> Any:
     """A field of a params pytree that is a single number.
 
     The leaf is a NumPy array, so that making an environment does not start JAX's backend.

@@ -137,7 +137,7 @@ def _from_string(spec: str, request: Request) -> Made:
         return _from_catalog(name, request, spec)
     if spec in OWN_ENVS:
         made = _from_catalog(spec, request, spec)
-        if spec not in gymnasium.registry:
+        if spec not in gymnasium.registry and spec not in gymnax_adapter.ENV_IDS:
             return made
         return _noted(
             made, f"{spec}: jaxrl's own JAX implementation (not gymnasium's, not gymnax's)."

@@ -78,9 +78,17 @@ def test_a_prefix_asks_for_gymnasium_and_ids_of_its_own_need_none() -> None:
 
 
 def test_ids_of_gymnax_need_no_prefix_where_they_are_its_own() -> None:
-    assert make("Breakout-MinAtar").env == make("gymnax:Breakout-MinAtar").env
-    assert make("Breakout-MinAtar").notes == ("Breakout-MinAtar: gymnax's implementation.",)
-    assert make("gymnax:CartPole-v1").env != make("CartPole-v1").env
+    assert make("DeepSea-bsuite").env == make("gymnax:DeepSea-bsuite").env
+    assert make("DeepSea-bsuite").notes == ("DeepSea-bsuite: gymnax's implementation.",)
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Breakout-MinAtar"])
+def test_of_what_gymnax_has_too_a_bare_id_is_ours(name: str) -> None:
+    assert make(f"gymnax:{name}").env != make(name).env
+    assert make(f"gymnax:{name}").notes == ()
+    assert make(name).notes == (
+        f"{name}: jaxrl's own JAX implementation (not gymnasium's, not gymnax's).",
+    )
 
 
 @pytest.mark.parametrize(
