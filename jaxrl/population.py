@@ -55,7 +55,7 @@ class Point:
         number: int, values: Mapping[str, Any], lanes: tuple[int, ...], scores: Sequence[float]
     ) -> "Point":
         """The point with its statistics."""
-        score = interquartile_mean(scores) if scores else math.nan
+        score = float(interquartile_mean(scores)) if scores else math.nan
         return Point(
             number=number,
             values=values,

@@ -3,22 +3,26 @@
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Float
 
 
-def interquartile_mean(scores: Sequence[float]) -> float:
+def interquartile_mean(
+    scores: Sequence[float] | Float[np.ndarray, "... runs"],
+) -> Float[np.ndarray, "..."]:
     """Mean of the middle half, quartiles weighted by their share (Agarwal et al. 2021, section 4.3).
 
     Args:
-        scores: At least one.
+        scores: At least one; over the last axis.
     """
-    ordered = np.sort(np.asarray(scores, np.float64))
-    weights = np.ones(len(ordered))
-    cut = len(ordered) / 4
+    ordered = np.sort(np.asarray(scores, np.float64), axis=-1)
+    number = ordered.shape[-1]
+    weights = np.ones(number)
+    cut = number / 4
     whole, part = int(cut), cut - int(cut)
-    weights[:whole] = weights[len(weights) - whole :] = 0.0
+    weights[:whole] = weights[number - whole :] = 0.0
     weights[whole] -= part
     weights[-1 - whole] -= part
-    return float((ordered * weights).sum() / weights.sum())
+    return (ordered * weights).sum(axis=-1) / weights.sum()
 
 
 def bootstrap_interval(
@@ -34,7 +38,6 @@ def bootstrap_interval(
     """
     data = np.asarray(scores, np.float64)
     draws = np.random.default_rng(seed).integers(len(data), size=(resamples, len(data)))
-    means = [interquartile_mean(data[rows].tolist()) for rows in draws]
     tail = (1.0 - confidence) / 2.0
-    low, high = np.quantile(means, [tail, 1.0 - tail])
+    low, high = np.quantile(interquartile_mean(data[draws]), [tail, 1.0 - tail])
     return float(low), float(high)

@@ -192,6 +192,41 @@ def resume(
 
 
 @app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "jaxrl benchmark smoke\n\n"
+    "jaxrl benchmark my_suite.yaml --out results/today --compare results/yesterday"
+)
+def benchmark(
+    suite: Annotated[
+        str, typer.Argument(metavar="SUITE", help="A suite's YAML file, or a shipped one's name.")
+    ],
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            show_default="~/jaxrl_results/benchmarks/NAME",
+            help="Where results are written; those that are there already are not run again.",
+        ),
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OLD",
+            help="The folder of earlier results; exit code 1 if a return is clearly worse.",
+        ),
+    ] = None,
+    verbose: Verbosity = 0,
+) -> None:
+    """Run a suite of algorithms, environments and seeds, and write a report.
+
+    A suite that was interrupted goes on where it was.
+    """
+    from jaxrl.cli import benchmarks
+
+    raise typer.Exit(benchmarks.run(suite, out, compare))
+
+
+@app.command(
     name="list",
     epilog="[bold]Examples[/bold]\n\njaxrl list algos\n\njaxrl list envs\n\njaxrl list configs",
 )

@@ -2,11 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jaxrl
-from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
+from jaxrl.config.shipped import config_file, shipped_configs
+from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from jaxrl.config.load import Experiment
@@ -81,33 +80,6 @@ def known(what: str) -> list[str]:
 
         return list_envs()
     return sorted(shipped_configs())
-
-
-def shipped_configs() -> dict[str, Path]:
-    """The files that come with jaxrl by their ids, as in "classic/cartpole-ppo"."""
-    root = Path(jaxrl.__file__).parent / "configs"
-    return {
-        path.relative_to(root).with_suffix("").as_posix(): path for path in root.rglob("*.yaml")
-    }
-
-
-def config_file(given: str) -> Path:
-    """The file that a path or an id means.
-
-    Raises:
-        UnknownNameError: If there is neither such a file nor such an id.
-    """
-    path = Path(given).expanduser()
-    if path.is_file():
-        return path
-    shipped = shipped_configs()
-    name = given.removeprefix("configs/").removesuffix(".yaml")
-    if name not in shipped:
-        raise UnknownNameError(
-            f"There is no config file '{given}', and no shipped config of this name "
-            f"('jaxrl list configs' names them).{did_you_mean(name, shipped)}"
-        )
-    return shipped[name]
 
 
 def _from_file(source: Sequence[str], algo: str | None) -> "Experiment":

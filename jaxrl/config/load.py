@@ -80,7 +80,7 @@ def load_experiments(path: str | Path) -> list[Experiment]:
         raise ConfigError(f"Cannot read the experiment file '{path}': {error}.") from error
     if path.suffix == ".py":
         return [_from_python(path)]
-    data, lines = _parse(text, path)
+    data, lines = parse_text(text, path)
     if not isinstance(data, dict) or not data:
         raise ConfigError(f"{path} must map an experiment's name to its settings, got {data!r}.")
     return [
@@ -184,8 +184,12 @@ cast(Any, _Loader).add_implicit_resolver(
 )
 
 
-def _parse(text: str, path: Path) -> tuple[Any, dict[str, int]]:
-    """The data, and the line of every key."""
+def parse_text(text: str, path: Path) -> tuple[Any, dict[str, int]]:
+    """What a YAML or JSON file says, and the line of every key.
+
+    Raises:
+        ConfigError: It is neither; names the file and the line.
+    """
     if path.suffix == ".json":
         try:
             return json.loads(text), {}

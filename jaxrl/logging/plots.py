@@ -80,7 +80,7 @@ def draw_learning_curve(folder: RunFolder, *, title: str | None = None) -> Path 
         axes.plot(steps, scores, "D", color="C3", markersize=5, label="evaluation, mean")
     axes.set(xlabel="environment steps", ylabel="episode return", title=title or folder.name)
     axes.grid(alpha=0.25)
-    axes.xaxis.set_major_formatter(lambda value, _: _engineering(value))
+    axes.xaxis.set_major_formatter(lambda value, _: engineering(value))
     axes.legend(loc="best", frameon=False)
     with files.one_sentence("write", folder.learning_curve):
         folder.learning_curve.parent.mkdir(exist_ok=True)
@@ -90,7 +90,8 @@ def draw_learning_curve(folder: RunFolder, *, title: str | None = None) -> Path 
     return folder.learning_curve
 
 
-def _engineering(value: float) -> str:
+def engineering(value: float) -> str:
+    """A number of steps as an axis shows it: `300k`, `2M`."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
             return f"{value / limit:g}{unit}"

@@ -1,0 +1,124 @@
+"""Rejax's PPO in learning suites: all seeds of a job as one vmapped program, its usual way.
+
+Its returns are those of its own evaluation, by the acting policy, which samples. What it has fixed is
+said in `worker.py`. Recommended settings are those of its own configs
+(https://github.com/keraJLi/rejax/tree/main/configs).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+import jax
+import numpy as np
+from rejax import PPO  # pyright: ignore[reportAttributeAccessIssue]
+
+from benchmarks.peers.learning import schedule_points, settings_of
+from jaxrl.benchmark.job import Curve, Job, peak_memory_gib, say
+
+EVALUATIONS = 20
+PACKAGES = ("rejax", "gymnax", "jax", "flax", "optax")
+
+RECOMMENDED: Mapping[str, dict[str, Any]] = {
+    "CartPole-v1": {
+        "num_envs": 16,
+        "num_steps": 64,
+        "num_epochs": 4,
+        "num_minibatches": 4,
+        "learning_rate": 0.001,
+        "max_grad_norm": 0.5,
+        "gamma": 0.99,
+        "gae_lambda": 0.95,
+        "clip_eps": 0.2,
+        "ent_coef": 0.01,
+        "vf_coef": 0.5,
+    },
+    "Pendulum-v1": {
+        "num_envs": 20,
+        "num_steps": 128,
+        "num_epochs": 10,
+        "num_minibatches": 16,
+        "learning_rate": 0.001,
+        "max_grad_norm": 10.0,
+        "gamma": 0.995,
+        "gae_lambda": 0.95,
+        "clip_eps": 0.2,
+        "ent_coef": 0.0,
+        "vf_coef": 0.5,
+    },
+}
+
+
+def main() -> None:
+    job = Job.read(sys.argv[1])
+    seeds = job.missing()
+    settings = RECOMMENDED.get(job.environment, {}) if job.settings is None else _matched(job)
+    batch = settings.get("num_envs", 64) * settings.get("num_steps", 64)  # its own defaults
+    every = batch * max(1, round(job.budget / EVALUATIONS / batch))  # it trains whole batches
+    algorithm = PPO.create(
+        env=job.environment,
+        total_timesteps=every * max(1, job.budget // every),
+        eval_freq=every,
+        skip_initial_evaluation=True,
+        **settings,
+    )
+    keys = jax.vmap(jax.random.PRNGKey)(np.asarray(seeds, np.uint32))
+    start = time.perf_counter()
+    train = jax.jit(jax.vmap(lambda key: algorithm.train(rng=key)[1])).lower(keys).compile()
+    compile_s = time.perf_counter() - start
+    say(steps=0, budget=job.budget)
+    start = time.perf_counter()
+    _, returns = jax.block_until_ready(train(keys))
+    seconds = time.perf_counter() - start
+    means = np.asarray(returns).mean(axis=-1)  # [seeds, evaluations]
+    for seed, values in zip(seeds, means, strict=True):
+        curve = Curve()
+        for i, value in enumerate(values, start=1):
+            curve.add(i * every, float(value), seconds * i / len(values))
+        say(seed=seed, steps=curve.steps[-1], budget=job.budget, return_mean=float(values[-1]))
+        job.write_outcome(
+            seed,
+            {
+                "evaluated": float(values[-1]),
+                "env_steps": curve.steps[-1],
+                "curve": curve.to_data(),
+                "seconds": seconds,
+                "compile_s": compile_s,
+                "memory_gib": peak_memory_gib(),
+                "num_lanes": len(seeds),
+                "devices": [device.device_kind for device in jax.local_devices()],
+                "versions": {name: version(name) for name in PACKAGES},
+            },
+        )
+
+
+def _matched(job: Job) -> dict[str, Any]:
+    settings = settings_of(job)
+    model = settings["model_config"] or {}
+    num_envs = settings["num_envs_per_env_runner"] or 1
+    batch = settings["train_batch_size_per_learner"] or settings["train_batch_size"]
+    return {
+        "num_envs": num_envs,
+        "num_steps": batch // num_envs,
+        "num_epochs": settings["num_epochs"],
+        "num_minibatches": batch // (settings["minibatch_size"] or batch),
+        "learning_rate": schedule_points(settings["lr"])[0][1],
+        "gamma": settings["gamma"],
+        "gae_lambda": settings["lambda_"],
+        "clip_eps": settings["clip_param"],
+        "vf_coef": settings["vf_loss_coeff"],
+        "ent_coef": schedule_points(settings["entropy_coeff"])[0][1],
+        "max_grad_norm": settings["grad_clip"] or float("inf"),
+        "agent_kwargs": {
+            "activation": model.get("fcnet_activation") or "tanh",
+            "hidden_layer_sizes": tuple(model.get("fcnet_hiddens") or (256, 256)),
+        },
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Stable-Baselines3 in learning suites; one thread of torch, which suits networks of this size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch  # pyright: ignore[reportMissingImports]
+from stable_baselines3 import DQN, PPO, SAC  # pyright: ignore[reportMissingImports]
+from stable_baselines3.common.callbacks import (  # pyright: ignore[reportMissingImports]
+    BaseCallback,
+)
+from stable_baselines3.common.env_util import (  # pyright: ignore[reportMissingImports]
+    make_vec_env,
+)
+from stable_baselines3.common.evaluation import (  # pyright: ignore[reportMissingImports]
+    evaluate_policy,
+)
+
+from benchmarks.peers import learning
+from benchmarks.peers.learning import Run
+from benchmarks.peers.sb3 import models
+
+
+class _Points(BaseCallback):  # pyright: ignore[reportUntypedBaseClass]
+    """The mean return of the last hundred training episodes, now and then."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run, self._next = run, run.interval
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps >= self._next:
+            self._next = self.num_timesteps + self._run.interval
+            returns = [episode["r"] for episode in self.model.ep_info_buffer]
+            mean = sum(returns) / len(returns) if returns else None
+            self._run.point(self.num_timesteps, mean)
+        return True
+
+
+def trained(
+    run: Run, algorithms: Mapping[str, Callable[..., Any]], adam_eps: str | None
+) -> Callable[[], float]:
+    """Train to the budget; what evaluates the model."""
+    model = models.create(run, algorithms, adam_eps)
+    model.learn(run.job.budget, callback=_Points(run), log_interval=10**9)
+
+    def evaluate() -> float:
+        envs = make_vec_env(run.job.environment, 8, seed=run.seed + 10_000)
+        mean, _ = evaluate_policy(model, envs, run.job.episodes, deterministic=True)
+        return float(mean)
+
+    return evaluate
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    learning.main(
+        lambda run: trained(run, {"PPO": PPO, "DQN": DQN, "SAC": SAC}, "eps"),
+        ("stable-baselines3", "torch", "gymnasium"),
+        ["cpu"],
+    )

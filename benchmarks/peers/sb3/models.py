@@ -1,0 +1,174 @@
+"""Stable-Baselines3's models for a job of a learning suite; SBX's have the same arguments.
+
+Recommended settings are those of RL Baselines3 Zoo
+(https://github.com/DLR-RM/rl-baselines3-zoo/tree/master/hyperparams); what it says nothing of has
+the library's defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stable_baselines3.common.env_util import (  # pyright: ignore[reportMissingImports]
+    make_vec_env,
+)
+
+from benchmarks.peers.learning import Run, interpolated, schedule_points, settings_of
+
+RECOMMENDED: Mapping[tuple[str, str], dict[str, Any]] = {
+    ("PPO", "CartPole-v1"): {
+        "num_envs": 8,
+        "n_steps": 32,
+        "batch_size": 256,
+        "gae_lambda": 0.8,
+        "gamma": 0.98,
+        "n_epochs": 20,
+        "ent_coef": 0.0,
+        "learning_rate": (0.001, 0.0),
+        "clip_range": (0.2, 0.0),
+    },
+    ("PPO", "Pendulum-v1"): {
+        "num_envs": 4,
+        "n_steps": 1024,
+        "gae_lambda": 0.95,
+        "gamma": 0.9,
+        "n_epochs": 10,
+        "ent_coef": 0.0,
+        "learning_rate": 1e-3,
+        "clip_range": 0.2,
+        "use_sde": True,
+        "sde_sample_freq": 4,
+    },
+    ("PPO", "Acrobot-v1"): {
+        "num_envs": 16,
+        "n_steps": 256,
+        "gae_lambda": 0.94,
+        "gamma": 0.99,
+        "n_epochs": 4,
+        "ent_coef": 0.0,
+    },
+    ("DQN", "CartPole-v1"): {
+        "learning_rate": 2.3e-3,
+        "batch_size": 64,
+        "buffer_size": 100_000,
+        "learning_starts": 1000,
+        "gamma": 0.99,
+        "target_update_interval": 10,
+        "train_freq": 256,
+        "gradient_steps": 128,
+        "exploration_fraction": 0.16,
+        "exploration_final_eps": 0.04,
+        "policy_kwargs": {"net_arch": [256, 256]},
+    },
+    ("SAC", "Pendulum-v1"): {"learning_rate": 1e-3},
+}
+
+
+def create(run: Run, algorithms: Mapping[str, Callable[..., Any]], adam_eps: str | None) -> Any:
+    """A fresh model of a run.
+
+    Args:
+        run: Whose algorithm, environment and settings count.
+        algorithms: The classes by name.
+        adam_eps: How the optimiser's keywords call its eps; None if it cannot be set.
+    """
+    job = run.job
+    if job.settings is None:
+        known = RECOMMENDED.get((job.algorithm, job.environment), {})
+        arguments = {
+            name: _falling(value) if isinstance(value, tuple) else value
+            for name, value in known.items()
+        }
+    else:
+        matched = {"PPO": _ppo, "DQN": _dqn, "SAC": _sac}[job.algorithm]
+        arguments = matched(run, settings_of(job), adam_eps)
+    envs = make_vec_env(job.environment, arguments.pop("num_envs", 1), seed=run.seed)
+    model = algorithms[job.algorithm]
+    return model("MlpPolicy", envs, seed=run.seed, device="cpu", verbose=0, **arguments)
+
+
+def _falling(ends: tuple[float, float]) -> Callable[[float], float]:
+    """A schedule as the library has it: from what is left of the run, 1 to 0."""
+    first, last = ends
+    return lambda left: last + left * (first - last)
+
+
+def _schedule(value: Any, budget: int) -> Callable[[float], float]:
+    points = schedule_points(value)
+    return lambda left: interpolated(points, (1.0 - left) * budget)
+
+
+def _policy(settings: Mapping[str, Any], shared: str, heads: tuple[str, ...]) -> dict[str, Any]:
+    import torch  # pyright: ignore[reportMissingImports]
+
+    model = settings["model_config"] or {}
+    hiddens = list(model.get("fcnet_hiddens") or [256, 256])
+    activation = model.get("fcnet_activation") or shared
+    kwargs: dict[str, Any] = {"net_arch": dict.fromkeys(heads, hiddens) if heads else hiddens}
+    if activation in ("tanh", "relu"):
+        kwargs["activation_fn"] = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}[activation]
+    return kwargs
+
+
+def _ppo(run: Run, settings: Mapping[str, Any], adam_eps: str | None) -> dict[str, Any]:
+    num_envs = settings["num_envs_per_env_runner"] or 1
+    batch = settings["train_batch_size_per_learner"] or settings["train_batch_size"]
+    policy = _policy(settings, "tanh", ("pi", "vf"))
+    optimizer = settings.get("optimizer") or {}
+    if adam_eps is not None and "eps" in optimizer:
+        policy["optimizer_kwargs"] = {adam_eps: optimizer["eps"]}
+    return {
+        "num_envs": num_envs,
+        "n_steps": batch // num_envs,
+        "batch_size": settings["minibatch_size"] or batch,
+        "n_epochs": settings["num_epochs"],
+        "learning_rate": _schedule(settings["lr"], run.job.budget),
+        "gamma": settings["gamma"],
+        "gae_lambda": settings["lambda_"],
+        "clip_range": settings["clip_param"],
+        "vf_coef": settings["vf_loss_coeff"] / 2,  # its value loss has no factor of a half
+        "ent_coef": schedule_points(settings["entropy_coeff"])[0][1],
+        "max_grad_norm": settings["grad_clip"] or float("inf"),
+        "policy_kwargs": policy,
+    }
+
+
+def _replay(run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
+    num_envs = settings["num_envs_per_env_runner"] or 1
+    buffer = settings["replay_buffer_config"] or {}
+    fragment = settings["rollout_fragment_length"]
+    return {
+        "num_envs": num_envs,
+        "train_freq": fragment if isinstance(fragment, int) else 1,
+        "gradient_steps": 1,
+        "buffer_size": buffer.get("capacity", 50_000),
+        "batch_size": settings["train_batch_size_per_learner"] or settings["train_batch_size"],
+        "learning_starts": settings["num_steps_sampled_before_learning_starts"],
+        "gamma": settings["gamma"],
+        "tau": settings["tau"],
+    }
+
+
+def _dqn(run: Run, settings: Mapping[str, Any], adam_eps: str | None) -> dict[str, Any]:
+    budget, epsilon = run.job.budget, schedule_points(settings["epsilon"])
+    num_envs = settings["num_envs_per_env_runner"] or 1
+    return {
+        **_replay(run, settings),
+        "learning_rate": _schedule(settings["lr"], budget),
+        "target_update_interval": max(1, settings["target_network_update_freq"] // num_envs),
+        "exploration_initial_eps": epsilon[0][1],
+        "exploration_final_eps": epsilon[-1][1],
+        "exploration_fraction": min(1.0, max(epsilon[-1][0], 1.0) / budget),
+        "policy_kwargs": _policy(settings, "relu", ()),
+    }
+
+
+def _sac(run: Run, settings: Mapping[str, Any], adam_eps: str | None) -> dict[str, Any]:
+    rate = settings.get("critic_lr") or settings["lr"]
+    policy = _policy(settings, "relu", ())
+    return {
+        **_replay(run, settings),
+        "learning_rate": _schedule(rate, run.job.budget),
+        "policy_kwargs": policy,
+    }

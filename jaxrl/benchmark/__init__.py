@@ -1,0 +1,1 @@
+"""`jaxrl benchmark`: suites of runs, resumable, with verdicts that their intervals bear."""

@@ -1,0 +1,383 @@
+"""What a suite's file says: which runs, for how long, and what is told of them."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import jaxrl
+from jaxrl.benchmark.job import Job
+from jaxrl.benchmark.metrics import METRICS
+from jaxrl.benchmark.peers import check_peer, peers_folder
+from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.load import load_experiment, parse_text
+from jaxrl.config.registry import get_algorithm_config
+from jaxrl.config.serialize import serializable_dict
+from jaxrl.config.shipped import config_file
+from jaxrl.config.sweep import is_sweep
+from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError, did_you_mean
+from jaxrl.logging.results import ENV_STEPS
+from jaxrl.runners.assemble import make_env
+
+OURS = "jaxrl"
+MATCHED, RECOMMENDED = "matched", "recommended"
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is known of an environment.
+
+    Args:
+        budget: Environment steps of a run; None leaves it to the config's file.
+        threshold: The return that counts as learned; None if there is no such.
+        low: The return whose score is 0, such as a random policy's.
+        high: The return whose score is 1.
+    """
+
+    budget: int | None = None
+    threshold: float | None = None
+    low: float = 0.0
+    high: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One algorithm on one environment, with all seeds.
+
+    Args:
+        entrant: What the report calls the algorithm: rows of one entrant are compared over tasks.
+        peer: The system that runs it.
+        environment: Its id.
+        algorithm: Its name.
+        settings: jaxrl's whole config as plain data; None leaves a peer to what it recommends.
+        budget: Environment steps of a run.
+        threshold: The return that counts as learned here.
+    """
+
+    entrant: str
+    peer: str
+    environment: str
+    algorithm: str
+    settings: Mapping[str, Any] | None
+    budget: int
+    threshold: float | None
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return re.sub(r"[^A-Za-z0-9._+-]+", "-", f"{self.environment}--{self.entrant}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Suite:
+    """A suite, checked: everything that it names exists.
+
+    Args:
+        name: Of its folder of results.
+        about: A sentence for the report.
+        seeds: Of each cell's runs.
+        episodes: Of the greedy evaluation at the end of each run.
+        metrics: The columns of the report.
+        tasks: By environment.
+        cells: In the order in which they run.
+        peers: Where adapters of peers are; None where there are none.
+        text: The file's own, kept beside the results.
+    """
+
+    name: str
+    about: str
+    seeds: tuple[int, ...]
+    episodes: int
+    metrics: tuple[str, ...]
+    tasks: Mapping[str, Task]
+    cells: tuple[Cell, ...]
+    peers: Path | None
+    text: str
+
+    def job(self, cell: Cell, folder: Path) -> Job:
+        """What a process is asked to do for a cell."""
+        return Job(
+            entrant=cell.entrant,
+            peer=cell.peer,
+            environment=cell.environment,
+            algorithm=cell.algorithm,
+            settings=cell.settings,
+            budget=cell.budget,
+            seeds=self.seeds,
+            episodes=self.episodes,
+            folder=str(folder / "runs" / cell.name),
+        )
+
+
+KEYS = (
+    "name", "about", "seeds", "episodes", "metrics", "environments", "algorithms", "configs", "peers",
+)  # fmt: skip
+TASK_KEYS = tuple(field.name for field in dataclasses.fields(Task))
+ALGORITHM_KEYS = ("algorithm", "settings", "environments")
+CONFIG_KEYS = ("file", "label", "budget", "threshold", "settings")
+PEER_KEYS = ("algorithms", "settings", "environments")
+
+
+def suite_file(given: str) -> Path:
+    """The file that a path or the name of a shipped suite means.
+
+    Raises:
+        UnknownNameError: There is neither.
+    """
+    path = Path(given).expanduser()
+    if path.is_file():
+        return path
+    shipped = {p.stem: p for p in (Path(jaxrl.__file__).parent / "suites").glob("*.yaml")}
+    if path.stem not in shipped or path.name not in (path.stem, f"{path.stem}.yaml"):
+        raise UnknownNameError(
+            f"There is no suite '{given}': give a YAML file, or one of {', '.join(sorted(shipped))}."
+            f"{did_you_mean(path.stem, shipped)}"
+        )
+    return shipped[path.stem]
+
+
+def load_suite(path: Path) -> Suite:
+    """A suite from its file.
+
+    Raises:
+        ConfigError: Something is missing or of a wrong kind; names the file.
+        UnknownNameError: A key, algorithm, environment, metric or peer that does not exist.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Cannot read the suite '{path}': {error}.") from error
+    data, _ = parse_text(text, path)
+    try:
+        return _Reader(_mapping(data, "the file", KEYS), path, text).suite()
+    except JaxrlError as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
+class _Reader:
+    """Makes a suite of what its file says."""
+
+    def __init__(self, data: Mapping[str, Any], path: Path, text: str) -> None:
+        self._data, self._path, self._text = data, path, text
+        self._peers = peers_folder(path)
+        self._tasks = {
+            env: Task(**_typed(_mapping(x, f"environments: {env}", TASK_KEYS), _NUMBERS, env))
+            for env, x in _mapping(data.get("environments"), "environments").items()
+        }
+        for env, task in self._tasks.items():
+            if not task.low < task.high:
+                raise ConfigError(
+                    f"environments: {env} has low={task.low:g} and high={task.high:g}; low is the "
+                    "return whose score is 0 and must be below high, whose score is 1."
+                )
+
+    def suite(self) -> Suite:
+        data = self._data
+        cells = [*self._of_configs(), *self._of_algorithms(), *self._of_peers()]
+        if not cells:
+            raise ConfigError(
+                "it names nothing to run: give configs, or environments and algorithms."
+            )
+        for number, cell in enumerate(cells):
+            if any(cell.name == other.name for other in cells[:number]):
+                raise ConfigError(
+                    f"{cell.entrant} runs twice on {cell.environment}; give one of them a label of "
+                    "its own."
+                )
+        return Suite(
+            name=str(data.get("name", self._path.stem)),
+            about=str(data.get("about", "")),
+            seeds=_seeds(data.get("seeds", 5)),
+            episodes=_positive("episodes", data.get("episodes", 100)),
+            metrics=tuple(_known("metrics", x, METRICS) for x in data.get("metrics") or METRICS),
+            tasks={cell.environment: self._task(cell.environment) for cell in cells},
+            cells=tuple(sorted(cells, key=lambda cell: self._order(cells, cell.environment))),
+            peers=self._peers,
+            text=self._text,
+        )
+
+    def _order(self, cells: Sequence[Cell], environment: str) -> int:
+        """Rivals on one environment run one after another, under like conditions."""
+        return [cell.environment for cell in cells].index(environment)
+
+    def _task(self, environment: str) -> Task:
+        return self._tasks.get(environment, Task())
+
+    def _of_configs(self) -> list[Cell]:
+        cells = []
+        for entry in self._data.get("configs") or []:
+            entry = {"file": entry} if isinstance(entry, str) else entry
+            given = _mapping(entry, "configs", CONFIG_KEYS)
+            experiment = load_experiment(config_file(str(given.get("file"))))
+            config = experiment.config.update_from_dict(given.get("settings") or {})
+            env = config.environment_settings.env
+            task = self._task(str(env))
+            budget = given.get("budget", task.budget or experiment.stop.get(ENV_STEPS))
+            cells.append(
+                Cell(
+                    entrant=str(given.get("label", config.algo_name)),
+                    peer=OURS,
+                    environment=str(env),
+                    algorithm=str(config.algo_name),
+                    settings=_settings_of(config),
+                    budget=_positive(f"budget of {given['file']}", budget),
+                    threshold=given.get("threshold", task.threshold),
+                )
+            )
+        return cells
+
+    def _of_algorithms(self) -> list[Cell]:
+        cells = []
+        algorithms = self._data.get("algorithms")
+        if isinstance(algorithms, list):
+            algorithms = dict.fromkeys(algorithms)
+        for label, entry in _mapping(algorithms, "algorithms").items():
+            given = _mapping(entry, f"algorithms: {label}", ALGORITHM_KEYS)
+            name = str(given.get("algorithm", label))
+            for env in self._environments(given, f"algorithms: {label}"):
+                config = get_algorithm_config(name).environment(env)
+                config.update_from_dict(given.get("settings") or {})
+                cells.append(self._cell(label, OURS, env, name, _settings_of(config)))
+        return cells
+
+    def _of_peers(self) -> list[Cell]:
+        cells: list[Cell] = []
+        for peer, entry in _mapping(self._data.get("peers"), "peers").items():
+            given = _mapping(entry, f"peers: {peer}", PEER_KEYS)
+            known = check_peer(self._peers, peer)
+            kinds = given.get("settings") or [MATCHED]
+            for kind in [kinds] if isinstance(kinds, str) else kinds:
+                _known(f"peers: {peer}: settings", kind, (MATCHED, RECOMMENDED))
+                for name in given.get("algorithms") or known:
+                    _known(f"peers: {peer}: algorithms", name, known)
+                    cells += self._peer_cells(peer, name, kind, given)
+        return cells
+
+    def _peer_cells(self, peer: str, name: str, kind: str, given: Mapping[str, Any]) -> list[Cell]:
+        """A peer's, wherever jaxrl runs the algorithm too, whose settings it matches."""
+        where = set(self._environments(given, f"peers: {peer}")) if self._tasks else None
+        ours = [
+            cell
+            for cell in [*self._of_configs(), *self._of_algorithms()]
+            if cell.algorithm == name and (where is None or cell.environment in where)
+        ]
+        if not ours:
+            raise ConfigError(
+                f"peers: {peer} is to run {name}, which nothing of ours runs; name it under configs "
+                "or algorithms."
+            )
+        note = "" if kind == MATCHED else f", {RECOMMENDED}"
+        return [
+            dataclasses.replace(
+                cell,
+                entrant=f"{peer} {cell.entrant}{note}",
+                peer=peer,
+                settings=cell.settings if kind == MATCHED else None,
+            )
+            for cell in ours
+        ]
+
+    def _environments(self, given: Mapping[str, Any], where: str) -> list[str]:
+        wanted = given.get("environments") or list(self._tasks)
+        for env in wanted:
+            _known(f"{where}: environments", env, self._tasks)
+        return list(wanted)
+
+    def _cell(
+        self, entrant: str, peer: str, env: str, algorithm: str, settings: Mapping[str, Any]
+    ) -> Cell:
+        task = self._task(env)
+        return Cell(
+            entrant=entrant,
+            peer=peer,
+            environment=env,
+            algorithm=algorithm,
+            settings=settings,
+            budget=_positive(f"environments: {env}: budget", task.budget),
+            threshold=task.threshold,
+        )
+
+
+def _settings_of(config: AlgorithmConfig) -> dict[str, Any]:
+    """The whole config as plain data; checked to fit its environment, which exists."""
+    if is_sweep(config):
+        raise ConfigError("a run of a suite is no sweep: give seeds to the suite.")
+    config.copy(copy_frozen=False).validate()
+    make_env(config)
+    return serializable_dict(config)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    return float(value)
+
+
+def _integer(value: Any) -> int:
+    number = _number(value)
+    if number != int(number) or number < 1:
+        raise TypeError
+    return int(number)
+
+
+_NUMBERS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
+    "budget": (_integer, "a number of environment steps"),
+    "threshold": (_number, "a return"),
+    "low": (_number, "a return"),
+    "high": (_number, "a return"),
+}
+
+
+def _typed(
+    given: Mapping[str, Any], kinds: Mapping[str, tuple[Callable[[Any], Any], str]], where: str
+) -> dict[str, Any]:
+    typed = {}
+    for name, value in given.items():
+        parse, wanted = kinds[name]
+        try:
+            typed[name] = parse(value)
+        except TypeError:
+            raise ConfigError(f"{where}: {name} must be {wanted}, got {value!r}.") from None
+    return typed
+
+
+def _mapping(data: Any, where: str, known: Sequence[str] | None = None) -> Mapping[str, Any]:
+    if data is None:
+        return {}
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where} must map names to what is said of them, got {data!r}.")
+    found = {str(name): value for name, value in cast(Mapping[Any, Any], data).items()}
+    for name in found:
+        if known is not None:
+            _known(where, name, known)
+    return found
+
+
+def _known(where: str, name: Any, known: Any) -> str:
+    names = [str(x) for x in known]
+    if name not in names:
+        raise UnknownNameError(
+            f"{where} has {name!r}, which is none of {', '.join(names) or 'those that exist'}."
+            f"{did_you_mean(str(name), names)}"
+        )
+    return str(name)
+
+
+def _positive(name: str, value: Any) -> int:
+    try:
+        return _integer(value)
+    except TypeError:
+        raise ConfigError(f"{name} must be a whole number above 0, got {value!r}.") from None
+
+
+def _seeds(value: Any) -> tuple[int, ...]:
+    if isinstance(value, list):
+        seeds = cast(list[Any], value)
+        if seeds and len(set(seeds)) == len(seeds) and all(type(seed) is int for seed in seeds):
+            return tuple(seeds)
+    elif type(value) is int and value > 0:
+        return tuple(range(value))
+    raise ConfigError(f"seeds must be a number above 0 or a list of different ones, got {value!r}.")

@@ -1,0 +1,245 @@
+"""Suites run in processes of their own: outcomes, going on after a kill, reports, comparisons."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from jaxrl.benchmark import runner
+from jaxrl.benchmark.compare import compared, read_summary
+from jaxrl.benchmark.job import Job
+from jaxrl.benchmark.suite import Suite, load_suite
+from jaxrl.cli import benchmarks
+from jaxrl.errors import ConfigError, RunFolderError
+
+SUITE = """
+name: tiny
+about: One short run.
+seeds: 2
+episodes: 5
+environments:
+  CartPole-v1: {budget: 8_192, threshold: 30, low: 9, high: 500}
+algorithms:
+  PPO: {settings: {num_envs_per_env_runner: 8, train_batch_size: 256, minibatch_size: 128, num_epochs: 2, lr: LR}}
+"""
+PEER = """
+import json, sys
+from pathlib import Path
+from jaxrl.benchmark.job import Curve, Job, say
+job = Job.read(sys.argv[1])
+if Path(sys.argv[0]).stem.endswith("crash"):
+    print("no such luck")
+    sys.exit(3)
+for seed in job.missing():
+    curve = Curve([job.budget], [1.0], [2.0])
+    say(seed=seed, steps=job.budget, return_mean=1.0)
+    job.write_outcome(seed, dict(evaluated=0.25, env_steps=job.budget, curve=curve.to_data(),
+        seconds=2.0, compile_s=0.0, memory_gib=0.1, num_lanes=1, devices=["abacus"], versions={}))
+"""
+
+
+def suite_of(folder: Path, *, lr: float = 3e-3, more: str = "") -> Suite:
+    path = folder / "suites" / "tiny.yaml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(SUITE.replace("LR", str(lr)) + more)
+    return load_suite(path)
+
+
+def peer(folder: Path, name: str) -> None:
+    place = folder / "peers" / name
+    place.mkdir(parents=True)
+    (place / "peer.yaml").write_text(f"algorithms: [PPO]\nmodule: suites_peer_{name}\n")
+    (folder.parent / f"suites_peer_{name}.py").write_text(PEER)
+
+
+def told(suite: Suite, folder: Path) -> tuple[list[str], dict[str, str]]:
+    notes: list[str] = []
+    failures = runner.run(suite, folder, lambda progress: notes.append(progress.note))
+    return notes, failures
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a suite that has run."""
+    root = tmp_path_factory.mktemp("finished")
+    path = root / "suites" / "tiny.yaml"
+    path.parent.mkdir()
+    path.write_text(SUITE.replace("LR", "3e-3"))
+    assert benchmarks.run(str(path), str(root / "out"), None) == 0
+    return root
+
+
+def test_every_seed_leaves_an_outcome(finished: Path) -> None:
+    summary = read_summary(finished / "out")
+    (cell,) = summary["cells"]
+    assert sorted(cell["returns"]) == ["0", "1"]
+    assert cell["num_lanes"] == 2
+    assert cell["curve"]["steps"][-1] == 8_192
+    assert cell["steps_per_second"] > 0
+    assert cell["compile_s"] > 0
+    assert cell["memory_gib"] > 0.1
+    assert cell["learned"] in ("yes", "no", "undecided")
+    assert summary["machine"]["devices"] == ["cpu"]
+    assert summary["machine"]["versions"]["jax"]
+
+
+def test_a_second_call_runs_nothing(finished: Path) -> None:
+    suite = load_suite(finished / "suites" / "tiny.yaml")
+    begin = time.perf_counter()
+    notes, failures = told(suite, finished / "out")
+    assert (notes, failures) == (["done before"], {})
+    assert time.perf_counter() - begin < 60.0
+
+
+def test_other_settings_run_anew(finished: Path, tmp_path: Path) -> None:
+    suite = suite_of(tmp_path, lr=1e-9)
+    assert suite.job(suite.cells[0], finished / "out").missing() == [0, 1]
+
+
+def test_the_page_stands_by_itself(finished: Path) -> None:
+    page = (finished / "out" / "report.html").read_text()
+    addresses: list[str] = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            assert tag not in ("script", "link", "img")
+            addresses.extend(v for k, v in attrs if k == "src" and v)
+
+    Reader().feed(page)
+    assert not addresses
+    assert page.count("<svg") == 1
+    assert "interquartile mean" in page
+    assert "## CartPole-v1" in (finished / "out" / "report.md").read_text()
+
+
+def test_a_broken_learning_rate_is_a_regression(finished: Path, tmp_path: Path) -> None:
+    suite_of(tmp_path, lr=1e-9)
+    path = str(tmp_path / "suites" / "tiny.yaml")
+    before = json.loads((finished / "out" / "summary.json").read_text())
+    assert before["cells"][0]["return"]["low"] > 60
+    code = benchmarks.run(path, str(tmp_path / "out"), str(finished / "out"))
+    assert code == 1
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert "| **worse** |" in page
+    assert benchmarks.run(path, str(tmp_path / "out"), str(tmp_path / "out")) == 0
+
+
+def test_a_killed_run_goes_on(tmp_path: Path) -> None:
+    text = SUITE.replace("LR", "3e-3").replace("8_192", "400_000")
+    path = tmp_path / "suites" / "tiny.yaml"
+    path.parent.mkdir()
+    path.write_text(text)
+    suite = load_suite(path)
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "jaxrl.cli", "benchmark", str(path), "--out", str(out)]
+    environment = {**os.environ, "JAXRL_BENCHMARK_SAVE_EVERY_S": "0"}
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    job = suite.job(suite.cells[0], out)
+    saved = Path(job.folder) / "lanes.progress.json"
+    deadline = time.monotonic() + 300
+    while not saved.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert job.missing() == [0, 1]
+    steps = json.loads(saved.read_text())["curves"]["0"]["steps"]
+    assert 0 < steps[-1] < 400_000
+    _, failures = told(suite, out)
+    assert not failures
+    outcome: Any = job.outcome(0)
+    assert outcome["curve"]["steps"][: len(steps)] == steps
+    assert outcome["curve"]["steps"][-1] >= 400_000
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
+    with (
+        runner.claimed(tmp_path / "out") as folder,
+        pytest.raises(RunFolderError, match="Another benchmark is writing"),
+        runner.claimed(folder),
+    ):
+        pass
+
+
+def test_a_folder_of_another_suite_is_left_alone(finished: Path, tmp_path: Path) -> None:
+    path = tmp_path / "other.yaml"
+    path.write_text(SUITE.replace("tiny", "other").replace("LR", "1"))
+    with pytest.raises(RunFolderError, match="holds the results of the suite 'tiny'"):
+        benchmarks.run(str(path), str(finished / "out"), None)
+
+
+def test_a_peer_that_crashes_is_a_row_and_the_suite_goes_on(
+    tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    for name in ("crash", "fine"):
+        peer(folder, name)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path.cwd())]))
+    suite_of(folder, more="peers: {crash: {}, fine: {}}\n")
+    code = benchmarks.run(str(folder / "suites" / "tiny.yaml"), str(tmp_path / "out"), None)
+    assert code == 1
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert "exit code 3: no such luck" in page
+    assert "| fine PPO | 2 | 0.25 [0.25, 0.25]" in page
+    summary = read_summary(tmp_path / "out")
+    assert summary["winners"] == {"CartPole-v1": "PPO"}
+    assert [row["better"] for row in summary["improvement"]] == ["PPO"]
+
+
+def test_a_peer_that_cannot_be_installed_is_a_row(tmp_path: Path) -> None:
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    peer(folder, "fine")
+    (folder / "peers" / "fine" / "requirements.txt").write_text("-r nothing-of-that-name.txt\n")
+    suite = suite_of(folder, more="peers: {fine: {}}\n")
+    theirs = Suite(**{**vars(suite), "cells": suite.cells[1:]})
+    _, failures = told(theirs, tmp_path / "out")
+    assert "could not be installed" in next(iter(failures.values()))
+
+
+def test_a_nonsense_comparison_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--compare needs a benchmark's folder"):
+        read_summary(tmp_path)
+
+
+def row(name: str, low: float, high: float) -> dict[str, Any]:
+    found = {"value": (low + high) / 2, "low": low, "high": high}
+    return {"name": name, "return": found, "steps_per_second": 10.0}
+
+
+def test_verdicts_need_intervals_apart() -> None:
+    before = {"cells": [row("a", 1, 2), row("b", 1, 2), row("c", 1, 2), row("d", 1, 2)]}
+    now = {"cells": [row("a", 2, 3), row("b", 0, 0.5), row("c", 3, 4), {"name": "d"}]}
+    verdicts = {change.name: change.verdict for change in compared(before, now)}
+    assert verdicts == {"a": "no clear difference", "b": "worse", "c": "better", "d": "failed"}
+
+
+def test_a_host_environment_runs_seed_by_seed(tmp_path: Path) -> None:
+    text = SUITE.replace("LR", "3e-3").replace(
+        "CartPole-v1: {budget: 8_192", "gymnasium:CartPole-v1: {budget: 512"
+    )
+    path = tmp_path / "suites" / "tiny.yaml"
+    path.parent.mkdir()
+    path.write_text(text)
+    suite = load_suite(path)
+    _, failures = told(suite, tmp_path / "out")
+    assert not failures
+    job: Job = suite.job(suite.cells[0], tmp_path / "out")
+    outcomes: list[Any] = [job.outcome(seed) for seed in (0, 1)]
+    assert [o["num_lanes"] for o in outcomes] == [1, 1]
+
+
+def test_the_command_says_what_is_wrong() -> None:
+    from jaxrl.cli.app import app
+
+    found = CliRunner().invoke(app, ["benchmark", "smok"])
+    assert found.exit_code == 2
+    assert "Did you mean 'smoke'" in found.output

@@ -1,0 +1,138 @@
+"""What a suite's file may say, and what is refused before anything runs."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxrl.benchmark.suite import load_suite, suite_file
+from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError
+
+SMALL = """
+name: small
+seeds: 2
+environments:
+  CartPole-v1: {budget: 1_000, threshold: 20, low: 9, high: 500}
+algorithms: [PPO, DQN]
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "suites" / "suite.yaml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def with_peer(folder: Path) -> None:
+    peer = folder / "peers" / "other"
+    peer.mkdir(parents=True)
+    (peer / "peer.yaml").write_text("algorithms: [PPO]\nmodule: other.learn\n")
+
+
+def test_every_algorithm_runs_on_every_environment(tmp_path: Path) -> None:
+    suite = load_suite(written(tmp_path, SMALL))
+    assert [(c.entrant, c.environment, c.budget, c.threshold) for c in suite.cells] == [
+        ("PPO", "CartPole-v1", 1_000, 20.0),
+        ("DQN", "CartPole-v1", 1_000, 20.0),
+    ]
+    assert suite.seeds == (0, 1)
+
+
+def test_a_config_brings_its_environment_settings_and_budget(tmp_path: Path) -> None:
+    text = (
+        "configs: [classic/cartpole-ppo, {file: classic/cartpole-ppo, label: short, budget: 512}]"
+    )
+    first, second = load_suite(written(tmp_path, text)).cells
+    assert (first.environment, first.budget, first.entrant) == ("CartPole-v1", 500_000, "PPO")
+    assert (second.budget, second.entrant) == (512, "short")
+    assert first.settings is not None
+    assert first.settings["settings"]["train_batch_size"] == 512
+
+
+def test_peers_match_our_settings_or_take_their_own(tmp_path: Path) -> None:
+    with_peer(tmp_path)
+    text = SMALL + "peers:\n  other: {settings: [matched, recommended]}\n"
+    suite = load_suite(written(tmp_path, text))
+    theirs = [cell for cell in suite.cells if cell.peer == "other"]
+    assert [cell.entrant for cell in theirs] == ["other PPO", "other PPO, recommended"]
+    assert theirs[0].settings == suite.cells[0].settings
+    assert theirs[1].settings is None
+
+
+def test_rivals_on_one_environment_follow_one_another(tmp_path: Path) -> None:
+    text = SMALL.replace("algorithms:", "  Acrobot-v1: {budget: 500}\nalgorithms:")
+    cells = load_suite(written(tmp_path, text)).cells
+    assert [cell.environment for cell in cells] == ["CartPole-v1"] * 2 + ["Acrobot-v1"] * 2
+
+
+@pytest.mark.parametrize("name", ["smoke", "classic", "minatar", "learning"])
+def test_shipped_suites_load(name: str) -> None:
+    suite = load_suite(suite_file(name))
+    assert suite.name == name
+    assert suite.about
+    for cell in suite.cells:
+        task = suite.tasks[cell.environment]
+        assert (task.low, task.high) != (0.0, 1.0), f"{cell.environment} has no marks for scores"
+
+
+WRONG = [
+    ("algorithms: [PPOO]\n" + SMALL.replace("algorithms: [PPO, DQN]", ""), "Did you mean 'PPO'"),
+    (SMALL.replace("CartPole-v1", "CartPol-v1"), "Did you mean 'CartPole-v1'"),
+    (SMALL + "metrics: [returns]\n", "Did you mean 'return'"),
+    (SMALL + "budget: 3\n", "the file has 'budget'"),
+    (
+        SMALL.replace("budget: 1_000", "budget: many"),
+        "budget must be a number of environment steps",
+    ),
+    (SMALL.replace("budget: 1_000, ", ""), "budget must be a whole number above 0, got None"),
+    (SMALL.replace("low: 9", "low: 900"), "low=900 and high=500"),
+    (SMALL.replace("seeds: 2", "seeds: [1, 1]"), "a list of different ones, got [1, 1]"),
+    (SMALL.replace("seeds: 2", "seeds: 0"), "a number above 0"),
+    (SMALL + "episodes: 0\n", "episodes must be a whole number above 0, got 0"),
+    (SMALL.replace("[PPO, DQN]", "{PPO: {settings: {lrr: 1}}}"), "Did you mean 'lr'"),
+    (SMALL.replace("[PPO, DQN]", "{PPO: {settings: {gamma: 3}}}"), "gamma"),
+    (SMALL.replace("[PPO, DQN]", "{PPO: {environments: [Acrobot-v1]}}"), "'Acrobot-v1'"),
+    (SMALL.replace("[PPO, DQN]", "{PPO: {}, P: {algorithm: PPO}, PPO: {}}"), "given twice"),
+    ("configs: [classic/cartpole-ppo, classic/cartpole-ppo]", "PPO runs twice on CartPole-v1"),
+    ("configs: [classic/cartpole-pp]", "Did you mean 'classic/cartpole-ppo'"),
+    (SMALL.replace("[PPO, DQN]", "{PPO: {settings: {lr: {grid_search: [1, 2]}}}}"), "no sweep"),
+    ("seeds: 3", "names nothing to run"),
+    (SMALL + "peers: {sb3: {}}\n", "no such folder"),
+    ("[1, 2]", "must map names"),
+]
+
+
+@pytest.mark.parametrize(("text", "sentence"), WRONG, ids=[sentence for _, sentence in WRONG])
+def test_what_is_wrong_is_said_with_the_file(tmp_path: Path, text: str, sentence: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(JaxrlError) as caught:
+        load_suite(path)
+    assert sentence in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("peers", "sentence"),
+    [
+        ("{othr: {}}", "Did you mean 'other'"),
+        ("{other: {algorithms: [DQN]}}", "'DQN', which is none of PPO"),
+        ("{other: {settings: best}}", "'best', which is none of matched, recommended"),
+    ],
+)
+def test_wrong_peers_are_refused(tmp_path: Path, peers: str, sentence: str) -> None:
+    with_peer(tmp_path)
+    with pytest.raises(UnknownNameError, match=sentence):
+        load_suite(written(tmp_path, f"{SMALL}peers: {peers}\n"))
+
+
+def test_a_peer_needs_a_run_of_ours_to_match(tmp_path: Path) -> None:
+    with_peer(tmp_path)
+    text = SMALL.replace("[PPO, DQN]", "[DQN]") + "peers: {other: {algorithms: [PPO]}}\n"
+    with pytest.raises(ConfigError, match="nothing of ours runs"):
+        load_suite(written(tmp_path, text))
+
+
+def test_a_suite_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'smoke'"):
+        suite_file("smok")
