@@ -15,11 +15,14 @@ from benchmarks import replay_settings as replay
 from benchmarks.worker import ROOT, Worker
 
 OURS, HANDWRITTEN, TUNED, REJAX = "jaxrl", "handwritten", "handwritten-tuned", "rejax"
-PEERS = (OURS, HANDWRITTEN, TUNED, REJAX)
+LIMITS = "limits"
+"""No peer to be compared with: what the machine can do, measured in turn with the others."""
 
 LOCAL, REMOTE, IMPALA = "jaxrl-local", "jaxrl-2x4", "jaxrl-impala"
 GYMNASIUM, SB3, SB3_THREADS = "gymnasium", "sb3", "sb3-threads"
 RLLIB_LOCAL, RLLIB_2X4, RLLIB_2X8 = "rllib-local", "rllib-2x4", "rllib-2x8"
+RLLIB_2X16 = "rllib-2x16"
+PEERS = (OURS, HANDWRITTEN, TUNED, REJAX, SB3)
 HOST_PEERS = (LOCAL, REMOTE, GYMNASIUM, SB3, RLLIB_LOCAL, RLLIB_2X4, RLLIB_2X8)
 """Of a name such as 2x4, the first is the number of runners, the second their environments."""
 OTHER_HOST_PEERS = (SB3_THREADS,)
@@ -71,6 +74,8 @@ _TABLE = {
     recurrent.HOST_LSTM: _jaxrl_host(starts_ray=False),
     recurrent.RLLIB_LSTM: _rllib("--runners", "0", "--envs", "8"),
     RLLIB_2X8: _rllib("--runners", "2", "--envs", "8"),
+    RLLIB_2X16: _rllib("--runners", "2", "--envs", "16"),
+    LIMITS: Peer(module=("benchmarks.peers.limits_worker",)),
     replay.OURS: Peer(module=("benchmarks.peers.jaxrl_replay_worker",)),
     replay.SB3: Peer(
         module=("benchmarks.peers.sb3.replay_worker", "--threads", "1"), environment="sb3"
