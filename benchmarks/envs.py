@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks import machine, report
 from benchmarks.statistics import Estimate, median_interval, paired_ratio
+from benchmarks.tables import table
 from benchmarks.worker import ROOT
 
 GAMES = ("Breakout", "Asterix", "Freeway", "SpaceInvaders", "Seaquest")
@@ -149,7 +150,7 @@ def markdown(results: Mapping[str, Any]) -> str:
     sections = [
         report.header(results, "Environments"),
         text,
-        report.table(("game", OURS, THEIRS, "ratio"), rows),
+        table(("game", OURS, THEIRS, "ratio"), rows),
     ]
     return "\n\n".join(sections) + "\n"
 

@@ -12,7 +12,8 @@ from benchmarks.settings import host_setting
 from benchmarks.worker import Worker
 
 PARTS = ("throughput", "impala")
-KNOWN_PEERS = (*launch.HOST_PEERS, *launch.OTHER_HOST_PEERS)
+PEERS = (*launch.HOST_PEERS, launch.LIMITS)
+KNOWN_PEERS = (*PEERS, *launch.OTHER_HOST_PEERS)
 QUICK_STEPS = 4_096
 FLOW_FACTOR = 4
 """An asynchronous run is measured for so many times as long: its queue must not matter."""

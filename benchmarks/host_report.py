@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
+from benchmarks.limits_report import limits_sections
 from benchmarks.peers import launch
-from benchmarks.report import header, ratio_section, table, throughput_section
+from benchmarks.report import header, ratio_section, throughput_section
 from benchmarks.statistics import Estimate, Slope
+from benchmarks.tables import table
 
 SETTING = "8x256"
 RATIO_AIMS = {
@@ -36,6 +38,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         sections += [
             throughput_section(results["throughput"], TEXT),
             ratio_section(results["throughput"], launch.LOCAL, RATIO_AIMS),
+            *limits_sections(results["throughput"]),
         ]
     if results["impala"]:
         sections.append(_impala(results["impala"]))

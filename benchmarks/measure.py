@@ -12,9 +12,12 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from benchmarks import limits
+from benchmarks.limits import AnySetting
 from benchmarks.machine import load_average
 from benchmarks.peers import launch
-from benchmarks.settings import Setting
+from benchmarks.recommended import RECOMMENDED
+from benchmarks.settings import Setting, for_peer
 from benchmarks.statistics import Estimate, median_interval, paired_ratio
 from benchmarks.worker import Worker
 
@@ -46,24 +49,41 @@ def started(stack: contextlib.ExitStack, name: str) -> Worker:
 
 
 def interleaved(
-    workers: Mapping[str, Worker], settings: Mapping[str, dict[str, Any]], rounds: int
+    workers: Mapping[str, Worker],
+    settings: Mapping[str, dict[str, Any]],
+    rounds: int,
+    *,
+    setup: str = "setup",
 ) -> dict[str, dict[str, Any]]:
     """Set every peer up, one measurement to warm up, then `rounds` times each in turn.
 
     The first of a round moves on by one every round, so that no peer always follows the same one.
+
+    Args:
+        workers: The peers.
+        settings: What each is asked for.
+        rounds: How often each is measured.
+        setup: The command that sets a peer up.
     """
     peers: dict[str, dict[str, Any]] = {}
+    replies: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
     for name, worker in workers.items():
-        peers[name] = {**worker.ask("setup", setting=settings[name]), "steps_per_s": []}
+        peers[name] = worker.ask(setup, setting=settings[name])
     order = list(workers)
     for number in range(rounds + 1):
         first = number % len(order)
         for name in order[first:] + order[:first]:
             reply = workers[name].ask("run")
             if number > 0:
-                peers[name]["steps_per_s"].append(reply["env_steps"] / reply["seconds"])
+                replies[name].append(reply)
     for name, worker in workers.items():
-        peers[name]["return_mean"] = worker.ask("evaluate")["return_mean"]
+        if name == launch.LIMITS:
+            probes = replies[name][0]["rates"]
+            peers[name]["rates"] = {p: [r["rates"][p] for r in replies[name]] for p in probes}
+        else:
+            steps = [reply["env_steps"] / reply["seconds"] for reply in replies[name]]
+            peers[name]["steps_per_s"] = steps
+            peers[name]["return_mean"] = worker.ask("evaluate")["return_mean"]
     return peers
 
 
@@ -71,20 +91,29 @@ def throughput(
     workers: Mapping[str, Worker], setting: Setting, rounds: int, ours: str = launch.OURS
 ) -> dict[str, Any]:
     """Environment steps a second of every peer at one setting, and ours over each of the others."""
-    settings = {name: setting.to_dict() for name in workers}
+    settings = {name: for_peer(setting, slow=name == launch.SB3) for name in workers}
     measured = compared(workers, settings, rounds, ours)
     return {"setting": setting.to_dict(), "env_steps": setting.env_steps, **measured}
 
 
 def compared(
     workers: Mapping[str, Worker],
-    settings: Mapping[str, dict[str, Any]],
+    settings: Mapping[str, AnySetting],
     rounds: int,
     ours: str,
 ) -> dict[str, Any]:
-    """Environment steps a second of every peer, each with a setting of its own."""
+    """Environment steps a second of every peer, each with a setting of its own.
+
+    The peer of the machine's limits, if it takes part, is asked for what bounds the others; it needs
+    no setting, and what it says is apart from theirs.
+    """
     before = load_average()
-    peers = interleaved(workers, settings, rounds)
+    others = {name: settings[name] for name in workers if name != launch.LIMITS}
+    wanted = {name: setting.to_dict() for name, setting in others.items()}
+    if launch.LIMITS in workers:
+        wanted[launch.LIMITS] = limits.asked(others)
+    peers = interleaved(workers, wanted, rounds)
+    machine = peers.pop(launch.LIMITS, None)
     ratios = {}
     if ours in peers:
         for name, peer in peers.items():
@@ -93,7 +122,26 @@ def compared(
                 ratios[name] = as_dict(ratio)
     for peer in peers.values():
         peer["median"] = as_dict(median_interval(peer["steps_per_s"]))
-    return {"peers": peers, "ratios": ratios, "load": [before, load_average()]}
+    found = {"peers": peers, "ratios": ratios, "load": [before, load_average()]}
+    return found if machine is None else {**found, "limits": machine}
+
+
+def own_settings(workers: Mapping[str, Worker], steps: int | None, rounds: int) -> dict[str, Any]:
+    """Environment steps a second of every peer with the hyperparameters that it recommends.
+
+    What they do for a step is not the same, so nothing is divided by anything.
+
+    Args:
+        workers: The peers.
+        steps: Environment steps of one measurement, in place of each peer's own number.
+        rounds: How often each is measured.
+    """
+    before = load_average()
+    settings = {name: {"env_steps": steps or RECOMMENDED[name].env_steps} for name in workers}
+    peers = interleaved(workers, settings, rounds, setup="recommend")
+    for peer in peers.values():
+        peer["median"] = as_dict(median_interval(peer["steps_per_s"]))
+    return {"peers": peers, "load": [before, load_average()]}
 
 
 def flow(worker: Worker, setting: Setting, rounds: int) -> dict[str, Any]:

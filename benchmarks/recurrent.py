@@ -7,9 +7,10 @@ import contextlib
 from typing import Any
 
 from benchmarks import measure, recurrent_settings
+from benchmarks.peers import launch
 
 PARTS = tuple(recurrent_settings.PARTS)
-PEERS = (*recurrent_settings.IN_GRAPH, *recurrent_settings.HOST)
+PEERS = (*recurrent_settings.IN_GRAPH, *recurrent_settings.HOST, launch.LIMITS)
 QUICK_STEPS = 4_096
 
 
@@ -22,14 +23,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         names = [name for name in options.peers if name in settings]
         if not names:
             continue
+        names += [name for name in options.peers if name == launch.LIMITS]
         measure.say(f"{part}: {options.pairs} rounds of {', '.join(names)}")
         with contextlib.ExitStack() as stack:
             workers = {}
             for name in names:  # one after another: several Rays at once start slowly
                 workers[name] = measure.started(stack, name)
                 results["peers"][name] = workers[name].ask("info")
-            asked = {name: settings[name].to_dict() for name in names}
             ours = recurrent_settings.PARTS[part]
-            measured = measure.compared(workers, asked, options.pairs, ours)
+            measured = measure.compared(workers, settings, options.pairs, ours)
+            asked = {name: settings[name].to_dict() for name in measured["peers"]}
             results["throughput"][part] = {"settings": asked, **measured}
     return results

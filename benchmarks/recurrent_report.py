@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks import recurrent_settings as recurrent
+from benchmarks.limits_report import limits_sections
 from benchmarks.report import header, ratio_section, throughput_section
 
 RATIO_AIMS = {
@@ -27,5 +28,6 @@ def markdown(results: Mapping[str, Any]) -> str:
         sections += [
             throughput_section(results["throughput"], TEXT),
             ratio_section(results["throughput"], recurrent.PARTS, RATIO_AIMS),
+            *limits_sections(results["throughput"]),
         ]
     return "\n\n".join(section for section in sections if section) + "\n"

@@ -7,10 +7,11 @@ import contextlib
 from typing import Any
 
 from benchmarks import measure, replay_settings
+from benchmarks.peers import launch
 from benchmarks.replay_settings import SETTINGS, STEPS
 
 PARTS = SETTINGS
-PEERS = tuple(dict.fromkeys(name for peers in STEPS.values() for name in peers))
+PEERS = (*dict.fromkeys(name for peers in STEPS.values() for name in peers), launch.LIMITS)
 QUICK_STEPS = 100
 
 
@@ -23,12 +24,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         names = [name for name in options.peers if name in settings]
         if not names:
             continue
+        names += [name for name in options.peers if name == launch.LIMITS]
         measure.say(f"{part}: {options.pairs} rounds of {', '.join(names)}")
         with contextlib.ExitStack() as stack:
             workers = {name: measure.started(stack, name) for name in names}
             for name, worker in workers.items():
                 results["peers"][name] = worker.ask("info")
-            asked = {name: settings[name].to_dict() for name in names}
-            measured = measure.compared(workers, asked, options.pairs, replay_settings.OURS)
+            measured = measure.compared(workers, settings, options.pairs, replay_settings.OURS)
+            asked = {name: settings[name].to_dict() for name in measured["peers"]}
             results["throughput"][part] = {"settings": asked, **measured}
     return results

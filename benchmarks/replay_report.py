@@ -7,8 +7,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks import replay_settings as replay
-from benchmarks.report import header, ratio_section, table, throughput_section
+from benchmarks.limits_report import limits_sections
+from benchmarks.report import header, ratio_section, throughput_section
 from benchmarks.statistics import Estimate
+from benchmarks.tables import table
 
 RATIO_AIMS = {
     ("dqn", replay.SB3): 15.0,
@@ -38,6 +40,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         sections += [
             throughput_section(results["throughput"], TEXT),
             ratio_section(results["throughput"], replay.OURS, RATIO_AIMS),
+            *limits_sections(results["throughput"]),
             _updates(results["throughput"]),
         ]
     return "\n\n".join(section for section in sections if section) + "\n"

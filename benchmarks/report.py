@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
 
+from benchmarks.limits import share_in_words, shares
+from benchmarks.limits_report import limits_sections
 from benchmarks.measure import IMPORTS, median_excess
 from benchmarks.peers import launch
-from benchmarks.statistics import Estimate
+from benchmarks.recommended import RECOMMENDED
+from benchmarks.statistics import Estimate, geometric_mean_interval
+from benchmarks.tables import table
 
 RATIO_AIMS = {
     ("4x128", launch.REJAX): 1.0,
     ("64x32", launch.REJAX): 1.9,
     ("2048x16", launch.REJAX): 1.8,
+    ("4x128", launch.SB3): 15.0,
+    ("64x32", launch.SB3): 15.0,
+    ("2048x16", launch.SB3): 15.0,
 }
+MEAN_AIMS = {launch.REJAX: 1.8}
+"""At least so much as a geometric mean over all settings."""
 MAX_OVERHEAD, MAX_IMPORT_S, MAX_COLD_S, MAX_CACHED_S = 1.05, 1.0, 5.0, 1.5
 
 
@@ -31,8 +40,11 @@ def markdown(results: Mapping[str, Any]) -> str:
     if results["throughput"]:
         sections += [
             throughput_section(results["throughput"], THROUGHPUT_TEXT),
-            ratio_section(results["throughput"], launch.OURS, RATIO_AIMS),
+            ratio_section(results["throughput"], launch.OURS, RATIO_AIMS, MEAN_AIMS),
+            *limits_sections(results["throughput"]),
         ]
+    if results.get("recommended"):
+        sections.append(_recommended(results["recommended"]))
     if results["overhead"]:
         sections.append(_overhead(results["overhead"]))
     if results["imports"]:
@@ -40,13 +52,6 @@ def markdown(results: Mapping[str, Any]) -> str:
     if results["compile"]:
         sections.append(_compile(results["compile"]))
     return "\n\n".join(section for section in sections if section) + "\n"
-
-
-def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A Markdown table."""
-    names = list(header)
-    lines = [names, ["---"] * len(names), *(list(row) for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def header(results: Mapping[str, Any], title: str, *, timed: bool = True) -> str:
@@ -73,6 +78,7 @@ def throughput_section(throughput: Mapping[str, Any], text: str) -> str:
     """Steps a second of every peer."""
     rows = []
     for setting, measured in throughput.items():
+        reached = shares(measured)
         for name, peer in measured["peers"].items():
             estimate = Estimate(**peer["median"])
             spread = f"{estimate.low:,.0f} - {estimate.high:,.0f}"
@@ -86,10 +92,11 @@ def throughput_section(throughput: Mapping[str, Any], text: str) -> str:
                     "-" if peer["compile_s"] is None else f"{peer['compile_s']:.1f}",
                     "-" if score is None else f"{score:.0f}",
                     " / ".join(str(value) for value in measured["load"]),
+                    share_in_words(reached.get(name)),
                 )
             )
     return f"## Environment steps per second\n\n{text}\n\n" + table(
-        ("setting", "peer", "steps/s", "interval", "compile s", "return", "load"),
+        ("setting", "peer", "steps/s", "interval", "compile s", "return", "load", "of its limit"),
         rows,
     )
 
@@ -98,8 +105,16 @@ def ratio_section(
     throughput: Mapping[str, Any],
     ours: str | Mapping[str, str],
     aims: Mapping[tuple[str, str], float],
+    mean_aims: Mapping[str, float] | None = None,
 ) -> str:
-    """Ours (or each setting's) over each of the others, beside what is aimed at."""
+    """Ours (or each setting's) over each of the others, beside what is aimed at.
+
+    Args:
+        throughput: What was measured, by setting.
+        ours: Whose rate is divided.
+        aims: At least so much, by setting and peer.
+        mean_aims: The same for geometric means over all settings, by peer.
+    """
     rows = []
     for setting, measured in throughput.items():
         our_name = ours if isinstance(ours, str) else ours[setting]
@@ -115,11 +130,56 @@ def ratio_section(
                     "-" if aim is None else f"at least {aim}: {estimate.verdict(aim)}",
                 )
             )
+    rows += _means(throughput, mean_aims or {})
     if not rows:
         return ""
     return "## Ratios\n\nMedian of the ratios within a round, 95 % bootstrap interval.\n\n" + table(
         ("setting", "ratio", "median", "interval", "pairs", "aim"), rows
     )
+
+
+def _means(throughput: Mapping[str, Any], aims: Mapping[str, float]) -> Iterator[tuple[str, ...]]:
+    """Geometric means over all settings, where there are several and the peer was in each."""
+    everywhere = [measured["peers"] for measured in throughput.values()]
+    for name, aim in aims.items():
+        if len(everywhere) < 2 or any({launch.OURS, name} - set(peers) for peers in everywhere):
+            continue
+        pairs = (
+            zip(peers[launch.OURS]["steps_per_s"], peers[name]["steps_per_s"], strict=True)
+            for peers in everywhere
+        )
+        estimate = geometric_mean_interval([[ours / theirs for ours, theirs in p] for p in pairs])
+        yield (
+            "geometric mean",
+            f"{launch.OURS} / {name}",
+            f"{estimate.median:.2f}",
+            f"{estimate.low:.2f} - {estimate.high:.2f}",
+            str(estimate.count),
+            f"at least {aim}: {estimate.verdict(aim)}",
+        )
+
+
+def _recommended(measured: Mapping[str, Any]) -> str:
+    rows = []
+    for name, peer in measured["peers"].items():
+        own, estimate = RECOMMENDED[name], Estimate(**peer["median"])
+        score = peer["return_mean"]
+        rows.append(
+            (
+                f"[{name}]({own.source})",
+                own.batch,
+                own.learning,
+                f"{estimate.median:,.0f}",
+                f"{estimate.low:,.0f} - {estimate.high:,.0f}",
+                "-" if score is None else f"{score:.0f}",
+            )
+        )
+    text = (
+        "PPO on CartPole-v1 as each library recommends it. The work for a step is not the same, nor "
+        "is what is learned from it: **these rates are not to be divided by one another.**"
+    )
+    names = ("peer", "environments x steps", "learning", "steps/s", "interval", "return")
+    return f"## With each library's own hyperparameters\n\n{text}\n\n" + table(names, rows)
 
 
 def _overhead(overhead: Mapping[str, Any]) -> str:

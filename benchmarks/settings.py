@@ -20,6 +20,9 @@ DEFAULT_STEPS = {"4x128": 512_000, "64x32": 614_400, "2048x16": 786_432}
 
 FALLBACK_STEPS = 524_288
 
+SLOW_STEPS = {"4x128": 5_120, "64x32": 10_240, "2048x16": 32_768}
+"""The same for a peer whose environments and loop are on the host: a second or two."""
+
 HOST_STEPS = 40_960
 """Environment steps of one measurement on the host: half a second to seven seconds."""
 
@@ -93,6 +96,14 @@ def parse_setting(text: str, *, steps: int | None = None) -> Setting:
     return Setting(
         num_envs=num_envs, num_steps=num_steps, num_updates=max(1, round(wanted / batch))
     )
+
+
+def for_peer(setting: Setting, *, slow: bool) -> Setting:
+    """The setting with a measurement that is as long as a peer needs, which changes no rate."""
+    steps = SLOW_STEPS.get(setting.name) if slow else None
+    if steps is None or steps >= setting.env_steps:
+        return setting
+    return dataclasses.replace(setting, num_updates=max(1, round(steps / setting.train_batch_size)))
 
 
 def host_setting(*, steps: int | None = None) -> Setting:

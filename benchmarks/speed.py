@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    figure,
     host,
     host_report,
     machine,
@@ -27,12 +28,15 @@ from benchmarks import (
     replay_report,
 )
 from benchmarks.peers import launch
+from benchmarks.recommended import RECOMMENDED
 from benchmarks.report import markdown
 from benchmarks.settings import DEFAULT_SETTINGS, Setting, parse_setting
 from benchmarks.worker import ROOT, PeerError, Worker
 
-IN_GRAPH_PARTS = ("throughput", "overhead", "imports", "compile")
-QUICK_STEPS = 20_000
+IN_GRAPH_PARTS = ("throughput", "recommended", "overhead", "imports", "compile")
+IN_GRAPH_PEERS = (*launch.PEERS, launch.LIMITS, launch.RLLIB_2X16)
+"""The last takes part where each has its own hyperparameters, and nowhere else."""
+QUICK_STEPS, QUICK_RECOMMENDED_STEPS = 20_000, 2_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,6 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = suite.markdown(results)
         _write(options.out, suite.stem, results, text)
         print(text)
+    if options.out.resolve() == figure.RESULTS:
+        return figure.main([])
     return 0
 
 
@@ -156,10 +162,12 @@ def _of_suite(
 
 
 def _measure_in_graph(options: argparse.Namespace) -> dict[str, Any]:
-    results: dict[str, Any] = {"peers": {}, "throughput": {}, "overhead": {}}
+    results: dict[str, Any] = {"peers": {}, "throughput": {}, "overhead": {}, "recommended": {}}
     with contextlib.ExitStack() as stack:
         workers: dict[str, Worker] = {}
         for name in options.peers:
+            if name == launch.RLLIB_2X16:
+                continue
             workers[name] = measure.started(stack, name)
             results["peers"][name] = workers[name].ask("info")
         if "throughput" in options.parts and workers:
@@ -173,6 +181,8 @@ def _measure_in_graph(options: argparse.Namespace) -> dict[str, Any]:
                 results["overhead"][setting.name] = measure.train_overhead(
                     workers[launch.OURS], setting, options.pairs, _our_speed(results, setting)
                 )
+    if "recommended" in options.parts:
+        results["recommended"] = _recommended(options, results["peers"])
     rounds = 1 if options.quick else 5
     if "imports" in options.parts:
         measure.say("imports")
@@ -183,6 +193,20 @@ def _measure_in_graph(options: argparse.Namespace) -> dict[str, Any]:
     else:
         results["compile"] = {}
     return results
+
+
+def _recommended(options: argparse.Namespace, infos: dict[str, Any]) -> dict[str, Any]:
+    """Every peer with its own hyperparameters, in processes of their own."""
+    peers = [name for name in RECOMMENDED if name in options.peers]
+    if not peers:
+        return {}
+    measure.say(f"recommended: {options.pairs} rounds of {', '.join(peers)}")
+    steps = options.steps or (QUICK_RECOMMENDED_STEPS if options.quick else None)
+    with contextlib.ExitStack() as stack:
+        workers = {name: measure.started(stack, name) for name in peers}
+        for name, worker in workers.items():
+            infos[name] = worker.ask("info")
+        return measure.own_settings(workers, steps, options.pairs)
 
 
 def _our_speed(results: dict[str, Any], setting: Setting) -> float:
@@ -206,15 +230,15 @@ def _write(folder: Path, stem: str, results: dict[str, Any], text: str) -> None:
 SUITES = {
     "in_graph": Suite(
         stem="speed",
-        peers=launch.PEERS,
-        known_peers=launch.PEERS,
+        peers=IN_GRAPH_PEERS,
+        known_peers=IN_GRAPH_PEERS,
         parts=IN_GRAPH_PARTS,
         run=_measure_in_graph,
         markdown=markdown,
     ),
     "host": Suite(
         stem="host",
-        peers=launch.HOST_PEERS,
+        peers=host.PEERS,
         known_peers=host.KNOWN_PEERS,
         parts=host.PARTS,
         run=host.run,

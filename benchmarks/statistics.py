@@ -68,6 +68,37 @@ def paired_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Es
     return median_interval([a / b for a, b in zip(numerator, denominator, strict=True)])
 
 
+def geometric_mean_interval(
+    groups: Sequence[Sequence[float]],
+    *,
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Estimate:
+    """The geometric mean of the groups' medians, with its percentile bootstrap interval.
+
+    Each group is resampled by itself, as the median of one is. `count` is of all values. With fewer
+    than three values in a group its median stays what it is.
+
+    Raises:
+        ValueError: there is no group, one is empty, or a value is not finite and above zero.
+    """
+    data = [np.asarray(values, dtype=np.float64) for values in groups]
+    if not data or any(not values.size or not (values > 0).all() for values in data):
+        raise ValueError(f"a geometric mean needs values above zero in every group; got {groups}")
+    random = np.random.default_rng(seed)
+    logs = np.zeros(resamples)
+    for values in data:
+        draws = random.integers(values.size, size=(resamples, values.size))
+        few = values.size < 3
+        logs += np.log(np.median(values if few else values[draws], axis=-1))
+    tail = (1.0 - confidence) / 2.0
+    low, high = np.exp(np.quantile(logs / len(data), [tail, 1.0 - tail]))
+    middle = np.exp(np.mean([np.log(np.median(values)) for values in data]))
+    count = sum(values.size for values in data)
+    return Estimate(median=float(middle), low=float(low), high=float(high), count=count)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slope:
     """What a value grows by per unit of time, with the interval of it."""

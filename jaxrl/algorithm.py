@@ -421,6 +421,25 @@ class Algorithm(ComputesActions):
         self._recorder.draw_learning_curve()
         return result
 
+    def compile(self) -> dict[str, dict[str, Any]]:
+        """Compile what training and evaluation need, and say what each program took and needs.
+
+        Nothing is trained where the environments are in the compiled program and the learner in
+        this process. Elsewhere the programs depend on what runners sample, so one iteration is
+        trained, which counts.
+
+        Returns:
+            What the key "compile" of a result holds: seconds, operations and bytes by program.
+        """
+        if self._assembly.in_graph and isinstance(self._learners, LocalLearnerGroup):
+            self.on_phase("compiling")
+            self._learners.compile()
+        else:
+            self.train()
+        if self.config.evaluation_settings.custom_evaluation_function is None:
+            self._evaluation.compile(self._evaluated())
+        return compile_report(self._programs)
+
     # --- evaluation and actions ---
 
     def evaluate(

@@ -15,10 +15,13 @@ import optax
 
 import jaxrl
 from benchmarks.peers.protocol import serve
+from benchmarks.recommended import CARTPOLE_CONFIG, in_batches
 from benchmarks.settings import Setting
+from benchmarks.worker import ROOT
 from jaxrl import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.load import load_experiment
 
 
 class JaxrlPeer:
@@ -46,9 +49,24 @@ class JaxrlPeer:
         tracing, lowering and compiling the train program took, `compile_s` everything.
         """
         self._setting = Setting.from_dict(request["setting"])
+        return self._build(self._configure(self._setting))
+
+    def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The same with the config for CartPole that comes with jaxrl, but for its evaluations."""
+        chosen = own_config()
+        plan = chosen.plan()
+        self._setting = in_batches(
+            request["setting"]["env_steps"],
+            num_envs=plan.num_envs,
+            num_steps=plan.rollout_fragment_length,
+        )
+        chosen.reporting(min_sample_timesteps_per_iteration=self._setting.env_steps)
+        return self._build(chosen)
+
+    def _build(self, chosen: AlgorithmConfig) -> dict[str, Any]:
         self.close()
         start = time.perf_counter()
-        self._algorithm = self._configure(self._setting).build()
+        self._algorithm = chosen.build()
         compiled = self._algorithm.train()["timers"]["compile_s"]
         first = time.perf_counter()
         self._algorithm.train()
@@ -82,6 +100,12 @@ class JaxrlPeer:
         """Stop the Algorithm, if there is one."""
         if self._algorithm is not None:
             self._algorithm.stop()
+
+
+def own_config() -> AlgorithmConfig:
+    """The config for CartPole that comes with jaxrl; other peers do not evaluate either."""
+    chosen = load_experiment(ROOT / CARTPOLE_CONFIG).config
+    return chosen.evaluation(evaluation_interval=None)
 
 
 def versions() -> dict[str, str]:
@@ -157,6 +181,7 @@ def main() -> None:
             {
                 "info": peer.info,
                 "setup": peer.setup,
+                "recommend": peer.recommend,
                 "run": peer.run,
                 "bare": peer.bare,
                 "evaluate": peer.evaluate,

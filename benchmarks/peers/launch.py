@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from benchmarks import recurrent_settings as recurrent
 from benchmarks import replay_settings as replay
 from benchmarks.worker import ROOT, Worker
+from jaxrl.benchmark.peers import ensure_environment
 
 OURS, HANDWRITTEN, TUNED, REJAX = "jaxrl", "handwritten", "handwritten-tuned", "rejax"
-PEERS = (OURS, HANDWRITTEN, TUNED, REJAX)
+LIMITS = "limits"
+"""No peer to be compared with: what the machine can do, measured in turn with the others."""
 
 LOCAL, REMOTE, IMPALA = "jaxrl-local", "jaxrl-2x4", "jaxrl-impala"
 GYMNASIUM, SB3, SB3_THREADS = "gymnasium", "sb3", "sb3-threads"
 RLLIB_LOCAL, RLLIB_2X4, RLLIB_2X8 = "rllib-local", "rllib-2x4", "rllib-2x8"
+RLLIB_2X16 = "rllib-2x16"
+PEERS = (OURS, HANDWRITTEN, TUNED, REJAX, SB3)
 HOST_PEERS = (LOCAL, REMOTE, GYMNASIUM, SB3, RLLIB_LOCAL, RLLIB_2X4, RLLIB_2X8)
 """Of a name such as 2x4, the first is the number of runners, the second their environments."""
 OTHER_HOST_PEERS = (SB3_THREADS,)
@@ -71,6 +71,8 @@ _TABLE = {
     recurrent.HOST_LSTM: _jaxrl_host(starts_ray=False),
     recurrent.RLLIB_LSTM: _rllib("--runners", "0", "--envs", "8"),
     RLLIB_2X8: _rllib("--runners", "2", "--envs", "8"),
+    RLLIB_2X16: _rllib("--runners", "2", "--envs", "16"),
+    LIMITS: Peer(module=("benchmarks.peers.limits_worker",)),
     replay.OURS: Peer(module=("benchmarks.peers.jaxrl_replay_worker",)),
     replay.SB3: Peer(
         module=("benchmarks.peers.sb3.replay_worker", "--threads", "1"), environment="sb3"
@@ -95,38 +97,12 @@ def start(
     peer, python = _TABLE[name], sys.executable
     if peer.environment is not None:
         requirements = ROOT / "benchmarks" / "peers" / peer.environment / "requirements.txt"
-        python = str(ensure_environment(ROOT / ".peers" / peer.environment, requirements))
+        folder = ROOT / ".peers" / peer.environment
+        python = str(ensure_environment(folder, requirements, _tell))
     prefix = (str(ISOLATE),) if peer.starts_ray else ()
     command = [*prefix, python, "-m", *peer.module]
     return Worker(name, command, env=env, stop_when_idle=stop_when_idle and peer.starts_ray)
 
 
-def ensure_environment(folder: Path, requirements: Path) -> Path:
-    """The interpreter of a virtual environment with `requirements`, made if it is not there.
-
-    A marker with the requirements' text is written last, so that an interrupted or outdated
-    environment is made again.
-
-    Raises:
-        RuntimeError: pip could not install the requirements.
-    """
-    python = folder / "bin" / "python"
-    marker = folder / "installed.txt"
-    wanted = requirements.read_text(encoding="utf-8")
-    if python.exists() and marker.exists() and marker.read_text(encoding="utf-8") == wanted:
-        return python
-    print(f"making {os.path.relpath(folder)} (a minute or two)", file=sys.stderr, flush=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run(
-        [*pip, "-r", str(requirements)], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        tail = "\n".join(done.stderr.strip().splitlines()[-5:])
-        raise RuntimeError(
-            f"could not install {os.path.relpath(requirements)}; leave its peer out with "
-            f"--peers, or install it by hand:\n{tail}"
-        )
-    marker.write_text(wanted, encoding="utf-8")
-    return python
+def _tell(note: str) -> None:
+    print(note, file=sys.stderr, flush=True)

@@ -182,16 +182,8 @@ def _followed(
                 told = _told(line)
                 if told is None:
                     last.append(line.rstrip())
-                    continue
-                seed = told.get("seed")
-                on_progress(
-                    dataclasses.replace(
-                        progress,
-                        steps=int(told["steps"]),
-                        return_mean=told.get("return_mean"),
-                        note="" if seed is None else f"seed {seed}",
-                    )
-                )
+                else:
+                    on_progress(_at(progress, told))
         except BaseException:
             process.terminate()
             raise
@@ -200,6 +192,16 @@ def _followed(
         told = "\n".join(last)
         (Path(command[-1]).parent / "failure.txt").write_text(told + "\n", encoding="utf-8")
         raise peers.PeerError(f"exit code {code}: {last[-1] if last else 'it said nothing'}")
+
+
+def _at(progress: Progress, told: Mapping[str, Any]) -> Progress:
+    seed = told.get("seed")
+    return dataclasses.replace(
+        progress,
+        steps=int(told["steps"]),
+        return_mean=told.get("return_mean"),
+        note="" if seed is None else f"seed {seed}",
+    )
 
 
 def _told(line: str) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
 """Scores of several runs on several tasks as figures with intervals (Agarwal et al. 2021).
 
-"Deep reinforcement learning at the edge of the statistical precipice", NeurIPS 2021,
-https://arxiv.org/abs/2108.13264. Runs are resampled within each task (the stratified bootstrap of
+"Deep reinforcement learning at the edge of the statistical precipice", NeurIPS 2021
+(https://arxiv.org/abs/2108.13264). Runs are resampled within each task (the stratified bootstrap of
 section 4.1). Scores are normalised: 0 is a task's low mark, 1 its high one.
 """
 

@@ -227,6 +227,34 @@ def benchmark(
 
 
 @app.command(
+    name="compile-report",
+    epilog="[bold]Examples[/bold]\n\n"
+    "jaxrl compile-report file configs/classic/cartpole-ppo.yaml\n\n"
+    "jaxrl compile-report ~/jaxrl_results/my_run --json",
+)
+def compile_report(
+    source: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="file CONFIG | RUN",
+            show_default=False,
+            help="A YAML file or the id of a shipped one, after the word [bold]file[/bold], or a run "
+            "folder.",
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    verbose: Verbosity = 0,
+) -> None:
+    """Compile what a run needs, and print what each program takes: seconds, FLOPs, bytes, cache.
+
+    Nothing is trained, but one iteration where environments are stepped on the host.
+    """
+    from jaxrl.cli import compiling
+
+    compiling.compile_report(source, as_json=as_json)
+
+
+@app.command(
     name="list",
     epilog="[bold]Examples[/bold]\n\njaxrl list algos\n\njaxrl list envs\n\njaxrl list configs",
 )

@@ -43,7 +43,7 @@ def resume(run: str, stop: str | None, log_level: int | None = None) -> int:
     """Goes on with a run in its own folder; returns the exit code."""
     from jaxrl.algorithm import Algorithm
 
-    with RunFolder.open(_find(run)) as folder:
+    with RunFolder.open(find_run(run)) as folder:
         criterion = _criterion(folder, stop)
         checkpoint = find_checkpoint(folder.path)
         _refuse_if_reached(folder, _iteration(checkpoint), criterion)
@@ -64,7 +64,7 @@ def evaluate(
     from jaxrl.algorithm import Algorithm
 
     console = Console()
-    path = find_checkpoint(_find(checkpoint))
+    path = find_checkpoint(find_run(checkpoint))
     overrides: dict[str, Any] = _level(log_level)
     if video:
         overrides["record_video"] = True
@@ -217,7 +217,7 @@ def _video_folder(checkpoint: Path) -> Path:
     return (folder.parent if is_run_folder(folder.parent) else folder) / "videos"
 
 
-def _find(given: str) -> Path:
+def find_run(given: str) -> Path:
     """A path as it is, or the run of this name in the results folder."""
     path = Path(given).expanduser()
     root = results_root()

@@ -6,6 +6,7 @@ entries.
 """
 
 import contextlib
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,34 @@ def enable_compilation_cache(setting: str | None) -> str:
     _set({**wanted, _ENABLED: True, _FOLDER: str(folder)})
     _date_entries(folder)
     return f"Compilation cache: {folder}, at most {wanted[_SIZE] / 2**30:.3g} GiB."
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheContents:
+    """What the persistent cache in use holds now."""
+
+    folder: str
+    entries: int
+    bytes: int
+    max_bytes: int | None
+    """None for any number."""
+
+
+def cache_contents() -> CacheContents | None:
+    """The cache that JAX uses now; None where it keeps none."""
+    told = {name: jax.config.values[name] for name in _OPTIONS}
+    if not told[_ENABLED] or not told[_FOLDER]:
+        return None
+    sizes: list[int] = []
+    for entry in Path(told[_FOLDER]).glob(f"*{_ENTRY}"):
+        with contextlib.suppress(OSError):  # another process has just evicted it
+            sizes.append(entry.stat().st_size)
+    return CacheContents(
+        folder=str(told[_FOLDER]),
+        entries=len(sizes),
+        bytes=sum(sizes),
+        max_bytes=told[_SIZE] if told[_SIZE] >= 0 else None,
+    )
 
 
 def _default_folder() -> Path:

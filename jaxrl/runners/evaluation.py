@@ -179,6 +179,13 @@ class Evaluation:
         params = self._params(policy.env_params)
         return evaluation_metrics(to_host(program(policy.actor, params, policy.key)))
 
+    def compile(self, policy: Evaluated) -> None:
+        """Compile the program of the whole evaluation, where there is one, without running it."""
+        if self._num_env_runners == 0 and self._local is None:
+            self._program(None).compiled_for(
+                policy.actor, self._params(policy.env_params), policy.key
+            )
+
     def _params(self, trained: PyTree) -> PyTree:
         made = self._made
         if not isinstance(made, MadeEnv):

@@ -12,7 +12,10 @@ from jax.extend import core as jex_core
 
 
 def count_flops(jaxpr: jex_core.ClosedJaxpr) -> float:
-    """Operations of one call of a traced program: two per multiply-add of products, one per entry of the rest."""
+    """Operations of one call of a traced program, over all of its devices.
+
+    A multiply-add of a product is two, an entry of another result one.
+    """
     return _of_jaxpr(jaxpr.jaxpr)
 
 
@@ -31,6 +34,8 @@ def _of_equation(eqn: Any) -> float:
         out_axis = eqn.params["dimension_numbers"].rhs_spec[0]
         return 2.0 * _size(eqn.outvars[0]) * math.prod(kernel) / kernel[out_axis]
     inner = [_of_jaxpr(sub) for sub in _sub_jaxprs(eqn)]
+    if name == "shard_map":  # its shapes are one device's
+        return eqn.params["mesh"].size * sum(inner)
     if name == "scan":
         return eqn.params["length"] * sum(inner)
     if name == "cond":

@@ -191,6 +191,11 @@ class LocalLearnerGroup:
         on_phase("training")
         return compiled(state, *arguments)
 
+    def compile(self) -> None:
+        """Compile the program of a run whose environments are in it, without running it."""
+        if self._jit and self.compiled is not None:
+            self._main.compiled_for(self._state, np.int32(1))
+
     def wait(self, pending: Summary) -> None:
         jax.block_until_ready(pending.train_batches)
 

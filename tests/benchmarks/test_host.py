@@ -15,6 +15,7 @@ from benchmarks.peers.gymnasium_worker import GymnasiumPeer
 from benchmarks.peers.jaxrl_host_worker import HostPeer, impala_config, ppo_config
 from benchmarks.settings import host_setting
 from benchmarks.worker import ROOT
+from tests.benchmarks.fake_limits import FakeLimits
 
 RATES = {
     launch.LOCAL: 60_000.0,
@@ -44,9 +45,12 @@ class FakeWorker:
     def __init__(self, name: str) -> None:
         self.name = name
         self.number = 0
+        self.limits = FakeLimits()
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
         self.log.append((self.name, command))
+        if self.name == launch.LIMITS:
+            return self.limits.ask(command, **arguments)
         if command in ("run", "flow"):
             self.number += 1
             timed = {"seconds": 6e4 / RATES[self.name], "env_steps": 60_000}
@@ -97,7 +101,8 @@ def test_a_run_writes_json_and_the_table_it_prints(
     results = json.loads((tmp_path / "host.json").read_text())
     assert len(results["throughput"]["8x256"]["peers"][launch.SB3]["steps_per_s"]) == 3
     runs = [name for name, command in asked if command == "run"]
-    assert runs[:14] == [*launch.HOST_PEERS, *launch.HOST_PEERS[1:], launch.HOST_PEERS[0]]
+    assert runs[:16] == [*host.PEERS, *host.PEERS[1:], host.PEERS[0]]
+    assert "| 8x256 | jaxrl-local | 1.0 | 2,000,000 | 120,000 | stepping | 0.500 |" in printed
 
 
 def test_impala_is_alone_on_the_machine(asked: list[tuple[str, str]], tmp_path: Path) -> None:
@@ -130,7 +135,7 @@ def test_without_peers_nothing_is_compared(asked: list[tuple[str, str]], tmp_pat
 
 @pytest.mark.parametrize(
     "options",
-    [["--peers", "sb3"], ["--suite", "host", "--peers", "rejax"], ["--suite", "hosts"]],
+    [["--peers", "gymnasium"], ["--suite", "host", "--peers", "rejax"], ["--suite", "hosts"]],
 )
 def test_a_name_of_another_suite_is_refused(
     options: list[str], capsys: pytest.CaptureFixture[str]
@@ -149,7 +154,7 @@ def test_peers_with_ray_have_loopback_alone_and_are_stopped_when_idle(
     def worker(name: str, command: list[str], *, env: Any, stop_when_idle: bool) -> None:
         started[name] = (command, stop_when_idle)
 
-    def environment(folder: Path, requirements: Path) -> Path:
+    def environment(folder: Path, requirements: Path, tell: Any) -> Path:
         assert requirements.exists()
         return folder / "bin" / "python"
 

@@ -14,6 +14,7 @@ from benchmarks import speed
 from benchmarks.peers import jaxrl_host_worker, jaxrl_worker, launch
 from benchmarks.settings import Setting
 from benchmarks.worker import ROOT
+from tests.benchmarks.fake_limits import FakeLimits
 
 RATES = {
     peers.FEEDFORWARD: 100_000.0,
@@ -29,9 +30,11 @@ class FakeWorker:
     """Answers like a peer."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name, self.limits = name, FakeLimits()
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+        if self.name == launch.LIMITS:
+            return self.limits.ask(command, **arguments)
         if command == "run":
             return {"seconds": 6e4 / RATES[self.name], "env_steps": 60_000}
         return {"compile_s": 2.5, "return_mean": 100.0, "versions": {"fake": "1"}, "devices": 1}
@@ -52,6 +55,7 @@ def test_a_run_writes_json_and_the_table_it_prints(
     for row in (
         "| in_graph | lstm / feedforward | 0.40 | 0.40 - 0.40 | 3 | at least 0.5: no |",
         "| in_graph | lstm / lru | 0.50 | 0.50 - 0.50 | 3 | - |",
+        "| in_graph | lstm | 1.0 | 2,000,000 | 120,000 | stepping | 0.333 | 0.333 - 0.333 |",
         "| host | jaxrl-local-lstm / rllib-local-lstm | 6.00 | 6.00 - 6.00 | 3 | at least 5.0: yes |",
     ):
         assert row in printed

@@ -21,6 +21,7 @@ from benchmarks.peers import launch, products_worker
 from benchmarks.peers.jaxrl_replay_worker import ReplayPeer, config
 from benchmarks.replay_settings import SETTINGS, STEPS, ReplaySetting, replay_settings
 from benchmarks.worker import ROOT
+from tests.benchmarks.fake_limits import FakeLimits
 
 RATES = {
     peers.OURS: 30_000.0,
@@ -39,9 +40,12 @@ class FakeWorker:
 
     def __init__(self, name: str) -> None:
         self.name, self.env_steps = name, 0
+        self.limits = FakeLimits()
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
         self.log.append((self.name, command))
+        if self.name == launch.LIMITS:
+            return self.limits.ask(command, **arguments)
         if command == "setup":
             self.env_steps = ReplaySetting.from_dict(arguments["setting"]).env_steps
         if command == "run":
@@ -76,6 +80,8 @@ def test_a_run_writes_json_and_the_table_it_prints(
         "| sac | jaxrl-replay / products | 0.60 | 0.60 - 0.60 | 3 | at least 0.5: yes |",
         f"| sac | products | 0.020 | {STEPS['sac'][peers.PRODUCTS]:,} |",
         f"| dqn | sb3-replay | 4.000 | {STEPS['dqn'][peers.SB3]:,} | 2.00 |",
+        "| sac | jaxrl-replay | 1.0 | 2,000,000 | 120,000 | stepping | 0.250 | 0.250 - 0.250 |",
+        "| sac | products | 1.0 | 2,000,000 | - | arithmetic | 0.025 | 0.025 - 0.025 |",
     ):
         assert row in printed
     assert (tmp_path / "replay.md").read_text().strip() == printed.strip()
@@ -121,7 +127,7 @@ def test_every_peer_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def worker(name: str, command: list[str], **_: Any) -> None:
         started[name] = command
 
-    def environment(folder: Path, requirements: Path) -> Path:
+    def environment(folder: Path, requirements: Path, tell: Any) -> Path:
         assert requirements.exists()
         return folder / "bin" / "python"
 

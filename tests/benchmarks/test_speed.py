@@ -1,6 +1,7 @@
 """Order of measurements, settings, and the tables."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,9 +9,12 @@ import pytest
 
 from benchmarks import measure, speed
 from benchmarks.peers import launch
+from benchmarks.peers.jaxrl_worker import own_config
+from benchmarks.recommended import RECOMMENDED
 from benchmarks.report import markdown
 from benchmarks.settings import Setting, parse_setting
-from benchmarks.worker import Worker
+from benchmarks.worker import ROOT, Worker
+from tests.benchmarks.fake_limits import FakeLimits
 
 
 class FakeWorker:
@@ -89,14 +93,6 @@ def test_a_run_writes_json_and_the_table_it_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rates = {"jaxrl": 400.0, "rejax": 200.0}
-
-    class Started(FakeWorker):
-        def __enter__(self) -> "Started":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
     monkeypatch.setattr(launch, "start", lambda name, **_: Started(name, [], rates[name]))
     seconds = {name: [1.0, 1.1, 1.2] for name in measure.IMPORTS}
     monkeypatch.setattr(measure, "import_times", lambda rounds: seconds)
@@ -109,3 +105,95 @@ def test_a_run_writes_json_and_the_table_it_prints(
     assert (tmp_path / "speed.md").read_text().strip() == printed.strip()
     results = json.loads((tmp_path / "speed.json").read_text())
     assert markdown(results).strip() == printed.strip()
+
+
+class Started(FakeWorker):
+    """A fake that ends like a peer."""
+
+    def __enter__(self) -> "Started":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[str, Any]]]:
+    """What each peer of another rate is asked for, none of which is started."""
+    rates = {"jaxrl": 400.0, "rejax": 200.0, "sb3": 20.0, "rllib-2x16": 10.0, "limits": 1.0}
+    asked: dict[str, list[tuple[str, Any]]] = {name: [] for name in rates}
+
+    class Noting(Started):
+        def __init__(self, name: str) -> None:
+            super().__init__(name, [], rates[name])
+            self.limits = FakeLimits()
+
+        def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+            asked[self.name].append((command, arguments.get("setting")))
+            if self.name == launch.LIMITS:
+                return self.limits.ask(command, **arguments)
+            return super().ask(command, **arguments)
+
+    monkeypatch.setattr(launch, "start", lambda name, **_: Noting(name))
+    return asked
+
+
+PARTS = ["--parts", "throughput,recommended", "--peers", "jaxrl,rejax,sb3,rllib-2x16,limits"]
+
+
+def test_sb3_is_asked_for_the_same_in_a_shorter_measurement(
+    requests: dict[str, list[tuple[str, Any]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert speed.main([*PARTS, "--pairs", "3", "--out", str(tmp_path)]) == 0
+    assert "| 4x128 | jaxrl / sb3 | 20.00 |" in capsys.readouterr().out
+    settings = {
+        name: [Setting.from_dict(s) for c, s in requests[name] if c == "setup"]
+        for name in ("jaxrl", "sb3")
+    }
+    for ours, theirs in zip(*settings.values(), strict=True):
+        assert replace(theirs, num_updates=ours.num_updates) == ours
+        assert theirs.env_steps < ours.env_steps / 10
+
+
+def test_the_mean_of_all_settings_is_geometric(
+    requests: dict[str, list[tuple[str, Any]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speed.main([*PARTS, "--pairs", "3", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    row = "| geometric mean | jaxrl / rejax | 2.00 | 2.00 - 2.00 | 9 | at least 1.8: yes |"
+    assert row in printed
+    speed.main([*PARTS, "--settings", "64x32", "--pairs", "3", "--out", str(tmp_path)])
+    assert "geometric mean" not in capsys.readouterr().out
+
+
+def test_own_hyperparameters_stand_apart(
+    requests: dict[str, list[tuple[str, Any]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speed.main([*PARTS, "--settings", "64x32", "--pairs", "3", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert "not to be divided by one another" in printed
+    assert "cartpole_ppo.py) | 32 x 125 |" in printed
+    assert [command for command, _ in requests["rllib-2x16"]] == [
+        *("info", "recommend"),
+        *["run"] * 4,
+        "evaluate",
+    ]
+    recommended = json.loads((tmp_path / "speed.json").read_text())["recommended"]
+    assert list(recommended["peers"]) == list(RECOMMENDED)
+    assert ("recommend", {"env_steps": 10_240}) in requests["sb3"]
+
+
+def test_sources_of_recommendations_can_be_looked_up() -> None:
+    for name, own in RECOMMENDED.items():
+        if name == launch.OURS:
+            assert (ROOT / "benchmarks" / "results" / own.source).resolve().is_file()
+        else:
+            assert own.source.startswith("https://github.com/")
+
+
+def test_our_own_recommendation_is_the_shipped_config() -> None:
+    chosen = own_config()
+    plan = chosen.plan()
+    batch = f"{plan.num_envs} x {plan.rollout_fragment_length}"
+    assert RECOMMENDED[launch.OURS].batch == batch
+    assert chosen.evaluation_settings.evaluation_interval is None

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from benchmarks.statistics import Estimate, Slope, median_interval, paired_ratio, slope_interval
+from benchmarks.statistics import (
+    Estimate,
+    Slope,
+    geometric_mean_interval,
+    median_interval,
+    paired_ratio,
+    slope_interval,
+)
 
 
 def test_equal_values_have_an_interval_of_no_width() -> None:
@@ -96,3 +103,23 @@ def test_a_slope_is_below_a_limit_when_its_whole_interval_is() -> None:
 def test_points_that_have_no_slope_are_refused(times: list[float], values: list[float]) -> None:
     with pytest.raises(ValueError, match="at least 20 points"):
         slope_interval(times, values)
+
+
+def test_a_geometric_mean_is_of_the_medians() -> None:
+    groups = [[1.0, 2.0, 9.0], [8.0, 8.0, 8.0]]
+    estimate = geometric_mean_interval(groups)
+    assert estimate.median == pytest.approx(4.0)
+    assert estimate.low == pytest.approx(8.0**0.5)  # of three draws two are 1, in 7 of 27
+    assert estimate.high == pytest.approx(72.0**0.5)
+    assert estimate.count == 6
+
+
+def test_a_geometric_mean_of_equal_ratios_is_exact_whatever_their_order() -> None:
+    estimate = geometric_mean_interval([[2.0] * 7, [0.5] * 7, [3.0]])
+    assert (estimate.median, estimate.low, estimate.high) == pytest.approx((3.0 ** (1 / 3),) * 3)
+
+
+@pytest.mark.parametrize("groups", [[], [[]], [[1.0], [0.0]], [[-1.0]]])
+def test_a_geometric_mean_needs_values_above_zero(groups: list[list[float]]) -> None:
+    with pytest.raises(ValueError, match="above zero"):
+        geometric_mean_interval(groups)

@@ -1,14 +1,11 @@
 """The benchmark's side and the peer's side of the protocol, over real pipes."""
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks.peers import launch
 from benchmarks.worker import ROOT, PeerError, Worker
 
 FAKE = [sys.executable, str(Path(__file__).with_name("fake_peer.py"))]
@@ -57,39 +54,3 @@ def test_a_peer_that_does_not_answer_is_ended() -> None:
         pytest.raises(PeerError, match=r"did not answer hang within 0\.2 s"),
     ):
         worker.ask("hang")
-
-
-def test_an_environment_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    requirements = tmp_path / "requirements.txt"
-    requirements.write_text("something==1.0\n")
-    calls: list[list[str]] = []
-
-    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        calls.append(command)
-        python = tmp_path / "peer" / "bin" / "python"
-        python.parent.mkdir(parents=True, exist_ok=True)
-        python.touch()
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    for _ in range(2):
-        launch.ensure_environment(tmp_path / "peer", requirements)
-    assert len(calls) == 2  # venv and pip, once each
-    requirements.write_text("something==2.0\n")
-    launch.ensure_environment(tmp_path / "peer", requirements)
-    assert len(calls) == 4
-
-
-def test_a_failed_installation_is_no_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requirements = tmp_path / "requirements.txt"
-    requirements.write_text("something==1.0\n")
-
-    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(command, int("pip" in command), "", "no such version")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"(?s)--peers.*no such version"):
-            launch.ensure_environment(tmp_path / "peer", requirements)

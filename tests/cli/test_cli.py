@@ -39,7 +39,9 @@ def test_help_answers_without_importing_jax() -> None:
     assert done.stdout.rstrip().endswith("[]")
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "resume", "list", "check-env"])
+@pytest.mark.parametrize(
+    "command", ["train", "evaluate", "resume", "list", "check-env", "compile-report"]
+)
 def test_every_command_helps_with_examples(command: str) -> None:
     code, out, _ = run(command, "--help")
     assert code == 0

@@ -174,3 +174,18 @@ def test_the_next_process_hits(tmp_path: Path) -> None:
     assert (written, hit, locked) == (0, False, True)
     assert entries > 0
     assert in_new_process()[1] == [True, entries]
+
+
+def test_contents_are_counted_while_there_is_a_cache(tmp_path: Path) -> None:
+    assert cache.cache_contents() is None
+    enable_compilation_cache(str(tmp_path / "cache"))
+    assert cache.cache_contents() == cache.CacheContents(
+        folder=str(tmp_path / "cache"), entries=0, bytes=0, max_bytes=MAX_BYTES
+    )
+    (tmp_path / "cache" / "a-cache").write_bytes(b"123")
+    (tmp_path / "cache" / "a-atime").write_bytes(b"12345678")
+    contents = cache.cache_contents()
+    assert contents is not None
+    assert (contents.entries, contents.bytes) == (1, 3)
+    enable_compilation_cache("off")
+    assert cache.cache_contents() is None

@@ -4,7 +4,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl.runners.assemble import assemble
 from jaxrl.runners.flops import count_flops
@@ -83,3 +85,12 @@ def test_an_epoch_of_ppo_costs_the_same_each_time() -> None:
     # 128 rows through two nets of 4 x 8 and their heads (2 and 1): forward, and twice as much back
     products = 2.0 * 128 * (2 * 4 * 8 + 8 * 2 + 8 * 1)
     assert 2 * products < epoch < 6 * products
+
+
+def test_a_program_over_devices_counts_the_work_of_all() -> None:
+    """Each device has a product of its own rows: the same work as one device with all of them."""
+    mesh = Mesh(np.asarray(jax.devices()[:4]), ("x",))
+    rows, weights = jnp.ones((8, K)), jnp.ones((K, N))
+    along, whole = PartitionSpec("x"), PartitionSpec()
+    divided = jax.shard_map(jnp.dot, mesh=mesh, in_specs=(along, whole), out_specs=along)
+    assert flops_of(divided, rows, weights) == flops_of(jnp.dot, rows, weights) == 2.0 * 8 * K * N

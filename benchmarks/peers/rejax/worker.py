@@ -17,6 +17,7 @@ from rejax import PPO  # pyright: ignore[reportAttributeAccessIssue]
 from rejax.evaluate import evaluate  # pyright: ignore[reportMissingImports]
 
 from benchmarks.peers.protocol import serve
+from benchmarks.recommended import in_batches
 from benchmarks.settings import Setting
 
 NUM_EVALUATION_EPISODES = 128
@@ -38,7 +39,16 @@ class RejaxPeer:
     def setup(self, request: dict[str, Any]) -> dict[str, Any]:
         """Compile Rejax's own `train` for a setting and start from fresh parameters."""
         self._setting = Setting.from_dict(request["setting"])
-        self._algorithm = create(self._setting)
+        return self._compile(create(self._setting))
+
+    def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The same with the hyperparameters of Rejax's own config for CartPole."""
+        self._setting = in_batches(request["setting"]["env_steps"], num_envs=5, num_steps=100)
+        return self._compile(own_config(self._setting.env_steps))
+
+    def _compile(self, algorithm: Any) -> dict[str, Any]:
+        assert self._setting is not None
+        self._algorithm = algorithm
         self._state = jax.jit(self._algorithm.init_state)(jax.random.PRNGKey(self._setting.seed))
         start = time.perf_counter()
         train = jax.jit(lambda state: self._algorithm.train(train_state=state)[0])
@@ -92,9 +102,33 @@ def create(setting: Setting) -> Any:
     return algorithm.replace(eval_callback=lambda algorithm, state, rng: ())
 
 
+def own_config(env_steps: int) -> Any:
+    """Rejax's PPO as its `configs/gymnax/cartpole.yaml` has it, without its evaluation."""
+    algorithm = PPO.create(
+        env="CartPole-v1",
+        agent_kwargs={"activation": "tanh"},
+        num_envs=5,
+        num_steps=100,
+        num_epochs=5,
+        num_minibatches=5,
+        learning_rate=0.00075,
+        max_grad_norm=0.5,
+        total_timesteps=env_steps,
+        eval_freq=env_steps,
+        skip_initial_evaluation=True,
+        gamma=0.99,
+        gae_lambda=0.95,
+        clip_eps=0.2,
+        ent_coef=0.01,
+        vf_coef=0.5,
+    )
+    return algorithm.replace(eval_callback=lambda algorithm, state, rng: ())
+
+
 def main() -> None:
     peer = RejaxPeer()
-    serve({"info": peer.info, "setup": peer.setup, "run": peer.run, "evaluate": peer.evaluate})
+    names = ("info", "setup", "recommend", "run", "evaluate")
+    serve({name: getattr(peer, name) for name in names})
 
 
 if __name__ == "__main__":

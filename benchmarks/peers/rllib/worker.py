@@ -46,6 +46,15 @@ class RLlibPeer:
         self._train()
         return {"compile_s": None}
 
+    def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The same with the hyperparameters of RLlib's own example for CartPole."""
+        self.close()
+        self._algorithm = example(
+            request["setting"]["env_steps"], self._num_runners, self._envs_per_runner
+        )
+        self._train()
+        return {"compile_s": None}
+
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
         """One measurement: one `train()`, which repeats training steps until it has the steps."""
         start = time.perf_counter()
@@ -108,6 +117,28 @@ def create(setting: Setting, num_runners: int, envs_per_runner: int) -> Any:
     return config.build_algo()
 
 
+def example(env_steps: int, num_runners: int, envs_per_runner: int) -> Any:
+    """RLlib's `examples/algorithms/ppo/cartpole_ppo.py`; it learns in this process, not in another.
+
+    The example has four runners of sixteen environments, for a larger machine.
+    """
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=num_runners, num_envs_per_env_runner=envs_per_runner)
+        .learners(num_learners=0)
+        .training(lr=0.0003, num_epochs=6, vf_loss_coeff=0.01)
+        .rl_module(
+            model_config=DefaultModelConfig(
+                fcnet_hiddens=[32], fcnet_activation="linear", vf_share_layers=True
+            )
+        )
+        .reporting(min_sample_timesteps_per_iteration=env_steps)
+        .debugging(seed=0, log_level="ERROR")
+    )
+    return config.build_algo()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--runners", type=int, required=True, help="0 samples in this process")
@@ -117,7 +148,8 @@ def main() -> None:
     start_ray()
     peer = RLlibPeer(options.runners, options.envs)
     try:
-        serve({"info": peer.info, "setup": peer.setup, "run": peer.run, "evaluate": peer.evaluate})
+        names = ("info", "setup", "recommend", "run", "evaluate")
+        serve({name: getattr(peer, name) for name in names})
     finally:
         peer.close()
         ray.shutdown()

@@ -22,6 +22,7 @@ from stable_baselines3.common.vec_env import (  # pyright: ignore[reportMissingI
 )
 
 from benchmarks.peers.protocol import serve
+from benchmarks.recommended import in_batches
 from benchmarks.settings import Setting
 
 
@@ -41,6 +42,13 @@ class SB3Peer:
         """A fresh model; nothing compiles."""
         self._setting = Setting.from_dict(request["setting"])
         self._model = create(self._setting)
+        return {"compile_s": None}
+
+    def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
+        """A fresh model with the zoo's hyperparameters for CartPole."""
+        steps = request["setting"]["env_steps"]
+        self._setting = in_batches(steps, num_envs=8, num_steps=32)
+        self._model = zoo()
         return {"compile_s": None}
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -85,6 +93,25 @@ def create(setting: Setting) -> Any:
     )
 
 
+def zoo() -> Any:
+    """SB3's PPO as RL Baselines3 Zoo tunes it; its linear schedules end with each `learn()`."""
+    return PPO(
+        "MlpPolicy",
+        make_vec_env("CartPole-v1", 8, seed=0, vec_env_cls=DummyVecEnv),
+        n_steps=32,
+        batch_size=256,
+        n_epochs=20,
+        gamma=0.98,
+        gae_lambda=0.8,
+        ent_coef=0.0,
+        learning_rate=lambda left: 1e-3 * left,
+        clip_range=lambda left: 0.2 * left,
+        seed=0,
+        device="cpu",
+        verbose=0,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, help="of torch (default: all cores)")
@@ -92,7 +119,8 @@ def main() -> None:
     if threads is not None:
         torch.set_num_threads(threads)
     peer = SB3Peer()
-    serve({"info": peer.info, "setup": peer.setup, "run": peer.run, "evaluate": peer.evaluate})
+    names = ("info", "setup", "recommend", "run", "evaluate")
+    serve({name: getattr(peer, name) for name in names})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,64 @@
+"""Environments of peers, and what of our settings their adapters take over."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.peers import learning
+from jaxrl.benchmark.job import Job
+from jaxrl.benchmark.peers import PeerError, ensure_environment
+from jaxrl.benchmark.suite import load_suite, suite_file
+
+
+def test_settings_reach_a_peer_as_python_has_them() -> None:
+    (cell, *_) = load_suite(suite_file("peers")).cells
+    job: Job = load_suite(suite_file("peers")).job(cell, Path("nowhere"))
+    settings = learning.settings_of(job)
+    assert settings["vf_clip_param"] == float("inf")
+    assert settings["minibatch_size"] == 128
+    points = learning.schedule_points(settings["lr"])
+    assert [learning.interpolated(points, step) for step in (0, 50_000, 200_000)] == pytest.approx(
+        [2.5e-4, 1.25e-4, 0.0]
+    )
+    assert learning.schedule_points(0.5) == [(0.0, 0.5)]
+
+
+def test_an_environment_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("something==1.0\n")
+    calls: list[list[str]] = []
+    told: list[str] = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        calls.append(command)
+        python = tmp_path / "peer" / "bin" / "python"
+        python.parent.mkdir(parents=True, exist_ok=True)
+        python.touch()
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    for _ in range(2):
+        ensure_environment(tmp_path / "peer", requirements, told.append)
+    assert len(calls) == 2  # venv and pip, once each
+    requirements.write_text("something==2.0\n")
+    ensure_environment(tmp_path / "peer", requirements, told.append)
+    assert len(calls) == 4
+    assert len(told) == 2
+
+
+def test_a_failed_installation_is_no_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("something==1.0\n")
+    told: list[str] = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, int("pip" in command), "", "no such version")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    for _ in range(2):
+        with pytest.raises(PeerError, match="by hand: no such version"):
+            ensure_environment(tmp_path / "peer", requirements, told.append)
