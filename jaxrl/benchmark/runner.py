@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,6 @@ def _followed(
     on_progress: OnProgress,
 ) -> None:
     """Run a process and pass on what it tells of itself."""
-    last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
     with subprocess.Popen(
         command,
         cwd=cwd,
@@ -176,14 +175,8 @@ def _followed(
         text=True,
         errors="replace",
     ) as process:
-        assert process.stdout is not None
         try:
-            for line in process.stdout:
-                told = _told(line)
-                if told is None:
-                    last.append(line.rstrip())
-                else:
-                    on_progress(_at(progress, told))
+            last = _heard(process.stdout or (), progress, on_progress)
         except BaseException:
             process.terminate()
             raise
@@ -192,6 +185,18 @@ def _followed(
         told = "\n".join(last)
         (Path(command[-1]).parent / "failure.txt").write_text(told + "\n", encoding="utf-8")
         raise peers.PeerError(f"exit code {code}: {last[-1] if last else 'it said nothing'}")
+
+
+def _heard(lines: Iterable[str], progress: Progress, on_progress: OnProgress) -> list[str]:
+    """Pass on what a process tells of itself; the last of its other lines."""
+    last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+    for line in lines:
+        told = _told(line)
+        if told is None:
+            last.append(line.rstrip())
+        else:
+            on_progress(_at(progress, told))
+    return list(last)
 
 
 def _at(progress: Progress, told: Mapping[str, Any]) -> Progress:
