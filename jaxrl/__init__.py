@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm
     from jaxrl.config.base import AlgorithmConfig
     from jaxrl.config.load import load_config
+    from jaxrl.config.pbt import PopulationBasedTraining
     from jaxrl.config.sweep import choice, grid, loguniform, uniform
     from jaxrl.core.rl_module import RLModule, RLModuleSpec
     from jaxrl.envs.base import JaxEnv
@@ -40,6 +41,7 @@ __all__ = [
     "JaxrlError",
     "Policy",
     "Population",
+    "PopulationBasedTraining",
     "RLModule",
     "RLModuleSpec",
     "__version__",
@@ -60,6 +62,7 @@ _HOME = {
     "JaxrlError": "jaxrl.errors",
     "Policy": "jaxrl.policy",
     "Population": "jaxrl.population",
+    "PopulationBasedTraining": "jaxrl.config.pbt",
     **dict.fromkeys(("choice", "grid", "loguniform", "uniform"), "jaxrl.config.sweep"),
     "RLModule": "jaxrl.core.rl_module",
     "RLModuleSpec": "jaxrl.core.rl_module",

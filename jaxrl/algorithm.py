@@ -499,9 +499,12 @@ class Algorithm(ComputesActions):
         return Evaluated(
             actor=actor,
             env_params=env_params,
-            key=self._key(_EVALUATION, self.iteration),
+            key=self._evaluation_key(self.iteration),
             iteration=self.iteration,
         )
+
+    def _evaluation_key(self, iteration: int) -> Key:
+        return self._key(_EVALUATION, iteration)
 
     def _acting(self) -> tuple[Actor, PyTree]:
         """What acting and the environment need, on one device."""

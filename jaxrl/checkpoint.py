@@ -17,7 +17,7 @@ import math
 import os
 import shutil
 import zlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Container, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +89,7 @@ class CheckpointWriter:
             newest beside them.
         scored: Whether `save` is given scores.
         score_order: "max" or "min".
+        kept: Numbers that stay, whatever else; may change.
         asynchronous: Write in the background; `wait` or the next save waits for the previous one.
     """
 
@@ -99,14 +100,13 @@ class CheckpointWriter:
         max_to_keep: int | None = None,
         scored: bool = False,
         score_order: str = "max",
+        kept: Container[int] = (),
         asynchronous: bool = False,
     ) -> None:
         self.folder = Path(folder).expanduser().resolve()
-        keep: dict[str, Any] = {"max_to_keep": max_to_keep}
-        if scored:
-            sign = 1.0 if score_order == "max" else -1.0
-            policy = _BestAndNewest(number=max_to_keep, sign=sign)
-            keep = {"best_fn": _score, "preservation_policy": policy}
+        sign = 1.0 if score_order == "max" else -1.0
+        policy = _BestAndNewest(number=max_to_keep, sign=sign, kept=kept)
+        keep = {"preservation_policy": policy, **({"best_fn": _score} if scored else {})}
         self._scored = scored
         with _in_one_sentence(self.folder, "written"):
             _finish_replacing(self.folder)
@@ -168,27 +168,26 @@ def _score(metrics: Mapping[str, float]) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _BestAndNewest:
-    """Orbax's question which checkpoints to keep: the best `number`, and always the newest.
+    """Orbax's question which checkpoints to keep: the best `number`, the newest, and `kept`.
 
     One without a score is worse than any with; of two equals the newer is better.
     """
 
     number: int | None
     sign: float
+    kept: Container[int]
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> list[bool]:
         """For each checkpoint, oldest first."""
         del context
         places = range(len(checkpoints))
-        if self.number is None:
-            return [True for _ in places]
 
         def rank(place: int) -> tuple[float, int]:
             metrics = checkpoints[place].metrics
             return (-math.inf if metrics is None else self.sign * _score(metrics)), place
 
-        best = sorted(places, key=rank)[-self.number :]
-        return [place in best or place == places[-1] for place in places]
+        best = {*sorted(places, key=rank)[-(self.number or len(places)) :], *places[-1:]}
+        return [place in best or checkpoints[place].step in self.kept for place in places]
 
 
 def _manager(

@@ -1,69 +1,35 @@
 """A sweep over seeds and settings: many runs, as few compiled programs as there are structures."""
 
-import dataclasses
-import itertools
-import math
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import jax
-
+from jaxrl import host_state as host
+from jaxrl import sweep_state
 from jaxrl.algorithm import Algorithm, Result
+from jaxrl.config.pbt import mutations_of, scheduler_of
+from jaxrl.config.serialize import config_from_serializable
 from jaxrl.config.stop import parse_stop, stop_reached
 from jaxrl.config.sweep import Lane, lanes_of
-from jaxrl.core.hparams import numbers_of
 from jaxrl.core.types import Device
-from jaxrl.errors import ConfigError, DivergenceError, UnknownNameError
+from jaxrl.errors import CheckpointError, ConfigError, DivergenceError, UnknownNameError
 from jaxrl.lane_run import LaneRun
 from jaxrl.logging import RunFolder
+from jaxrl.logging.run_folder import is_run_folder
 from jaxrl.metrics import lookup
+from jaxrl.pbt import Exploit, Scheduler, check_population, read_schedule, refuse_fixed_of
+from jaxrl.points import Point, points_of
 from jaxrl.runners.assemble import assemble
+from jaxrl.runners.chunks import lanes_at_once
 from jaxrl.runners.devices import claim_cpu_devices
+from jaxrl.runners.grouping import check_lane, devices_of, grouped
 from jaxrl.runners.lane_group import LaneGroup
-from jaxrl.statistics import bootstrap_interval, interquartile_mean
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 RETURN = "env_runners/episode_return_mean"
-OWN_NAMES = ("seed", "run_name", "results_dir", "loggers")
-"""Settings that differ between lanes of one program."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Point:
-    """One point of a sweep over all its seeds.
-
-    Args:
-        number: Its place in the sweep.
-        values: Of the settings that are swept.
-        lanes: Its lanes' indices.
-        scores: Of those that have one.
-        score: Their interquartile mean (Agarwal et al. 2021), NaN without any.
-        interval: Of 95 %, by bootstrap over the lanes; of no width for a single one.
-    """
-
-    number: int
-    values: Mapping[str, Any]
-    lanes: tuple[int, ...]
-    scores: tuple[float, ...]
-    score: float
-    interval: tuple[float, float]
-
-    @staticmethod
-    def of(
-        number: int, values: Mapping[str, Any], lanes: tuple[int, ...], scores: Sequence[float]
-    ) -> "Point":
-        """The point with its statistics."""
-        score = float(interquartile_mean(scores)) if scores else math.nan
-        return Point(
-            number=number,
-            values=values,
-            lanes=lanes,
-            scores=tuple(scores),
-            score=score,
-            interval=bootstrap_interval(scores) if len(scores) > 1 else (score, score),
-        )
 
 
 class Population:
@@ -75,31 +41,45 @@ class Population:
 
     Attributes:
         config: The frozen config of the sweep.
-        lanes: What each lane is: its seed, its values, its config.
+        lanes: What each lane began as: its seed, its values, its config.
         diverged: Why lanes were left behind, by index.
     """
 
-    def __init__(self, config: "AlgorithmConfig") -> None:
-        """Use `config.build()`."""
+    def __init__(self, config: "AlgorithmConfig", *, run_folder: RunFolder | None = None) -> None:
+        """Use `config.build()`, or `from_checkpoint`.
+
+        Args:
+            config: Gets frozen.
+            run_folder: The sweep to go on with; None makes a folder.
+        """
         config.freeze()
         self.config = config
         self.lanes: list[Lane] = lanes_of(config)
         for lane in self.lanes:
-            _check(lane)
+            check_lane(lane)
+        scheduler, self._mutations = scheduler_of(config), mutations_of(config)
         claim_cpu_devices()
         self.diverged: dict[int, str] = {}
         self.iteration = 0
-        self._folder: RunFolder | None = None
+        self._goes_on = run_folder is not None
+        self._folder = run_folder
         self._results: dict[int, Result] = {}
         members = grouped(self.lanes)
-        self._groups = [self._group(lanes) for lanes in members]
+        self._scheduler: Scheduler | None = None
+        if scheduler is not None:
+            check_population(scheduler, config, members)
+            self._scheduler = Scheduler(scheduler, self._mutations, config.debugging_settings.seed)
+        self._groups = [self._turns(lanes) for lanes in members]
         runs: dict[int, LaneRun] = {}
-        for lanes, group in zip(members, self._groups, strict=True):
-            for place, lane in enumerate(lanes):
-                runs[lane.index] = LaneRun(self._in_own_folder(lane), group, place)
+        for lanes, turns in zip(members, self._groups, strict=True):
+            size = len(turns[0].lanes)
+            for number, lane in enumerate(lanes):
+                turn, place = divmod(number, size)
+                runs[lane.index] = self._run_of(lane, turns[turn], place)
         self._runs = [runs[lane.index] for lane in self.lanes]
 
-    def _group(self, lanes: Sequence[Lane]) -> LaneGroup:
+    def _turns(self, lanes: Sequence[Lane]) -> list[LaneGroup]:
+        """The lanes of one program, in as many turns as memory asks for."""
         config = lanes[0].config
         assembly = assemble(config)
         if not assembly.in_graph:
@@ -107,21 +87,30 @@ class Population:
                 f"{assembly.made.id} is stepped by runners on the host, so its runs cannot be "
                 "lanes of one program: give the config to tune.Tuner(..., param_space=config)."
             )
-        return LaneGroup(lanes, assembly, _devices(config))
+        refuse_fixed_of(self._mutations, assembly)
+        devices, most = devices_of(config), self.config.sweep_settings.max_lanes_per_program
+        size = lanes_at_once(len(lanes), assembly, devices, most)
+        first = LaneGroup(lanes[:size], assembly, devices)
+        later = [lanes[start : start + size] for start in range(size, len(lanes), size)]
+        return [first, *(LaneGroup(part, assembly, devices, like=first) for part in later)]
 
-    def _in_own_folder(self, lane: Lane) -> "AlgorithmConfig":
-        """Lanes write into folders of their own in the sweep's, and not to the console."""
+    def _run_of(self, lane: Lane, group: LaneGroup, place: int) -> LaneRun:
+        """A lane writes into a folder of its own in the sweep's, and not to the console."""
         sinks = [s for s in lane.config.debugging_settings.loggers if s != "console"]
         name = self.lane_name(lane.index)
-        return lane.config.debugging(
+        own = self.folder.path / name
+        config = lane.config.debugging(
             results_dir=str(self.folder.path), run_name=name, loggers=sinks
         )
+        values = {**lane.values, **{name: config[name] for name in self._mutations}}
+        opened = RunFolder.open(own) if self._goes_on and is_run_folder(own) else None
+        return LaneRun(config, group, place, values, opened)
 
     @property
     def folder(self) -> RunFolder:
         """The sweep's folder, with one of each lane in it; made when it is first needed."""
         if self._folder is None:
-            self._folder = RunFolder.create(self.config)
+            self._folder = RunFolder.create(self.config, checkpoints=False)
         return self._folder
 
     def lane_name(self, index: int) -> str:
@@ -131,16 +120,19 @@ class Population:
     @property
     def devices(self) -> list[Device]:
         """The devices that share the lanes of the first program."""
-        return list(self._groups[0].devices)
+        return list(self._groups[0][0].devices)
 
     @property
     def notes(self) -> list[str]:
         """What to know before training."""
         shared = len(self.lanes) / len(self._groups)
-        return [
-            f"{len(self.lanes)} lanes in {len(self._groups)} programs, {shared:g} in each on average.",
-            *self._runs[0].notes,
+        said = f"{len(self.lanes)} lanes in {len(self._groups)} programs, {shared:g} in each on average."
+        turns = [
+            f"{turns[0].assembly.made.id}: {len(turns)} turns of {len(turns[0].lanes)} lanes."
+            for turns in self._groups
+            if len(turns) > 1
         ]
+        return [said, *turns, *self._runs[0].notes]
 
     @property
     def num_lanes(self) -> int:
@@ -152,18 +144,30 @@ class Population:
         """The lanes that have not diverged."""
         return [lane.index for lane in self.lanes if lane.index not in self.diverged]
 
+    @property
+    def schedule(self) -> list[Exploit]:
+        """Which lanes went on as copies of which, and with what values; empty without a scheduler.
+
+        The folder has it as `pbt.jsonl`.
+        """
+        return [] if self._scheduler is None else list(self._scheduler.schedule)
+
     # --- training ---
 
     def train(self) -> Result:
         """One iteration of every lane that has not diverged.
 
+        A scheduler looks at the results before it: so after it lanes are what their results say.
+
         Returns:
             `{"lanes": {index: a result as Algorithm.train() gives it}, "diverged": {index: why},
-            ...}`, with the mean over lanes as `env_runners/episode_return_mean`.
+            ...}`, with the mean over lanes as `env_runners/episode_return_mean`. A lane's `config`
+            has the numbers that are its own.
 
         Raises:
             DivergenceError: No lane is left.
         """
+        self._exploit_if_due()
         self.iteration += 1
         for index in self.active:
             try:
@@ -176,6 +180,19 @@ class Population:
                 f"All {self.num_lanes} lanes have diverged; the last: {error_of(self.diverged)}"
             )
         return self._result()
+
+    def _exploit_if_due(self) -> None:
+        latest = {index: self._results[index] for index in self.active if self._results}
+        if self._scheduler is None or not latest:
+            return
+        values = [run.own_values for run in self._runs]
+        done = self._scheduler.decide(latest, values, self.diverged)
+        for exploit in done:
+            salt = (self.iteration * self.num_lanes + exploit.lane + 1) % 2**32
+            self._runs[exploit.lane].adopt(self._runs[exploit.source], exploit.new, salt)
+            self.diverged.pop(exploit.lane, None)
+        if done:
+            self._scheduler.write(self.folder.path)
 
     def _result(self) -> Result:
         results = {index: self._results[index] for index in self.active}
@@ -200,7 +217,7 @@ class Population:
         """Train until every lane has reached a criterion, with the lanes' checkpoints.
 
         Args:
-            stop: Thresholds of result keys, as for `Algorithm.fit`.
+            stop: Thresholds of result keys, as for `Algorithm.fit`; the folder keeps them.
             on_iteration: Called with each result of `train`.
             should_stop: Looked at between iterations; True ends the sweep in order.
         """
@@ -209,10 +226,13 @@ class Population:
             raise ConfigError(
                 "fit() needs a stop criterion, such as stop={'training_iteration': 10}; got none."
             )
+        if stop is not None:
+            for folder in (self.folder, *(run.run_folder for run in self._runs)):
+                folder.save_stop_criterion(criteria)
         settings = self.config.checkpointing_settings
         asked = should_stop or (lambda: False)
-        result: Result = {}
-        while not asked() and not (result and self._all_reached(criteria)):
+        result: Result = self._result() if any(self._results.values()) else {}
+        while not asked() and not (result and self.has_reached(criteria)):
             result = self.train()
             if on_iteration is not None:
                 on_iteration(result)
@@ -225,8 +245,10 @@ class Population:
             self.save()
         return result
 
-    def _all_reached(self, criteria: Any) -> bool:
-        return bool(criteria) and all(stop_reached(self._results[i], criteria) for i in self.active)
+    def has_reached(self, criteria: Mapping[str, float]) -> bool:
+        """Whether every lane that goes on has reached one of the criteria."""
+        latest = [self._results.get(index, {}) for index in self.active]
+        return bool(criteria) and all(stop_reached(x, dict(criteria)) for x in latest)
 
     # --- results ---
 
@@ -248,20 +270,14 @@ class Population:
     def points(self, metric: str = RETURN) -> list[Point]:
         """The points of the sweep, best first: what the latest results of their lanes say.
 
-        Lanes that have diverged count for no score.
+        Lanes that have diverged count for no score. With a scheduler each lane is a point, with the
+        values that it has now.
         """
-        found = []
-        for number, lanes in itertools.groupby(self.lanes, key=lambda lane: lane.point):
-            members = list(lanes)
-            results = [
-                self._results[m.index]
-                for m in members
-                if m.index in self._results and m.index not in self.diverged
-            ]
-            scores = [s for s in (lookup(result, metric) for result in results) if s is not None]
-            indices = tuple(member.index for member in members)
-            found.append(Point.of(number, members[0].values, indices, scores))
-        return sorted(found, key=lambda point: -point.score)
+        results = {index: self._results[index] for index in self.active if self._results}
+        if self._scheduler is None:
+            return points_of([(lane.point, lane.values) for lane in self.lanes], results, metric)
+        own = [(index, run.own_values) for index, run in enumerate(self._runs)]
+        return points_of(own, results, metric)
 
     def lane(self, index: int) -> Algorithm:
         """A lane as an ordinary Algorithm, in the state that it has now; it trains by itself.
@@ -269,28 +285,91 @@ class Population:
         Raises:
             UnknownNameError: There is no such lane.
         """
-        run = self._run(index)
+        if not 0 <= index < self.num_lanes:
+            raise UnknownNameError(
+                f"There is no lane {index!r}; they are numbered from 0 to {self.num_lanes - 1}."
+            )
+        run = self._runs[index]
         config = run.config.copy(copy_frozen=False)
         alone = (config.algo_class or Algorithm)(config)
         alone.set_state(run.get_state())
         return alone
 
-    def _run(self, index: int) -> Algorithm:
-        if not 0 <= index < self.num_lanes:
-            raise UnknownNameError(
-                f"There is no lane {index!r}; they are numbered from 0 to {self.num_lanes - 1}."
-            )
-        return self._runs[index]
-
     def evaluate(self, *, num_episodes: int | None = None) -> dict[int, Result]:
-        """`Algorithm.evaluate` of every lane that has not diverged, by index."""
+        """`Algorithm.evaluate` of every lane that has not diverged, by index, in one program."""
         return {i: self._runs[i].evaluate(num_episodes=num_episodes) for i in self.active}
+
+    # --- checkpoints ---
 
     def save(self) -> str:
         """A checkpoint of every lane that has not diverged in its folder; the sweep's folder."""
         for index in self.active:
             self._runs[index].save()
+        scheduler = self._scheduler
+        state = {
+            "training_iteration": self.iteration,
+            "diverged": {str(index): why for index, why in self.diverged.items()},
+            "swept": sorted({*self.lanes[0].values, *self._mutations}),
+            "values": None if scheduler is None else [run.own_values for run in self._runs],
+            "last_time": 0.0 if scheduler is None else scheduler.last_time,
+        }
+        sweep_state.write_sweep(self.folder.path, self.config, state)
+        for index in self.active:
+            self._runs[index].keep_checkpoint()
         return str(self.folder.path)
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        run_folder: RunFolder | None = None,
+        **overrides: Any,
+    ) -> "Population":
+        """The sweep that was saved in a folder, every lane at the iteration of the last `save`.
+
+        Args:
+            path: The folder of the sweep.
+            run_folder: The sweep to go on with; None starts a folder of its own.
+            **overrides: Settings to take instead of the saved ones, see
+                `Algorithm.from_checkpoint`; not those that differ between lanes.
+
+        Raises:
+            CheckpointError: It is damaged, or something must be supplied.
+        """
+        folder = Path(path).expanduser().resolve()
+        saved = sweep_state.read_sweep(folder)
+        host.check_supplied(saved, overrides, folder)
+        for name in overrides:
+            if name in {swept.split(".")[0] for swept in saved["swept"]}:
+                raise CheckpointError(
+                    f"{name}={overrides[name]!r} cannot be set: lanes of {folder} have values of "
+                    "their own."
+                )
+        sweep = cls(config_from_serializable(saved["config"], overrides), run_folder=run_folder)
+        sweep._go_on_from(folder, saved, overrides)
+        return sweep
+
+    def _go_on_from(
+        self, folder: Path, saved: Mapping[str, Any], overrides: Mapping[str, Any]
+    ) -> None:
+        self.iteration = saved["training_iteration"]
+        self.diverged = {int(index): why for index, why in saved["diverged"].items()}
+        # Those left behind first: what all lanes share is as the others have it.
+        for index in [*self.diverged, *self.active]:
+            run, left = self._runs[index], index in self.diverged
+            lane = folder / self.lane_name(index)
+            found = sweep_state.checkpoint_at(lane, None if left else self.iteration)
+            run.go_on_from(found, saved["values"] and saved["values"][index], overrides)
+            self._results[index] = run.last_result
+            if left:
+                run.leave()
+            elif self._goes_on:
+                sweep_state.remove_later(lane, self.iteration)
+        if self._scheduler is not None:
+            schedule = read_schedule(folder, before=self.iteration)
+            self._scheduler.go_on(schedule, saved["last_time"])
+            self._scheduler.write(self.folder.path)
 
     def explain(self) -> str:
         """The lanes, and the programs that they share."""
@@ -315,50 +394,3 @@ class Population:
 def error_of(diverged: Mapping[int, str]) -> str:
     """Why the last lane was left behind."""
     return list(diverged.values())[-1]
-
-
-def _devices(config: "AlgorithmConfig") -> list[Device]:
-    """Those that may share lanes."""
-    devices, learners = jax.local_devices(), config.learners_settings
-    if learners.local_device_idx is not None:
-        return [devices[learners.local_device_idx]]
-    return devices if learners.num_devices == "auto" else devices[: learners.num_devices]
-
-
-def grouped(lanes: Sequence[Lane]) -> list[list[Lane]]:
-    """The lanes that can share a program, group by group, in the order of their first lanes."""
-    groups: list[tuple[Any, list[Lane]]] = []
-    for lane in lanes:
-        structure = _structure(lane.config)
-        for other, group in groups:
-            if other == structure:
-                group.append(lane)
-                break
-        else:
-            groups.append((structure, [lane]))
-    return [group for _, group in groups]
-
-
-def _structure(config: "AlgorithmConfig") -> dict[str, Any]:
-    """All that shapes a program: settings but for the numbers that are leaves of the state."""
-    numbers = numbers_of(config.training_settings)
-    shapes = jax.tree.map(lambda x: x.shape, numbers)
-    settings = {n: v for n, v in config.items() if n not in numbers and n not in OWN_NAMES}
-    return {**settings, "numbers": shapes, "env_config": _env_structure(config)}
-
-
-def _env_structure(config: "AlgorithmConfig") -> Any:
-    """Of `env_config` what is no number, which may change the environment's structure."""
-    given = config.environment_settings.env_config or {}
-    return {name: type(x) if isinstance(x, float) else x for name, x in given.items()}
-
-
-def _check(lane: Lane) -> None:
-    """Refuse, before anything is built, a lane that could not run."""
-    lane.config.validate()
-    reporting = lane.config.reporting_settings
-    if reporting.min_time_s_per_iteration:
-        raise ConfigError(
-            f"min_time_s_per_iteration={reporting.min_time_s_per_iteration} cannot be kept by all "
-            "lanes of a sweep at once; use min_sample_timesteps_per_iteration."
-        )

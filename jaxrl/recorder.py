@@ -62,6 +62,7 @@ class Recorder:
         self._open = _Open()
         self._start = (start_iteration, start_env_steps)
         self._latest_checkpoint: Path | None = None
+        self._kept: set[int] = set()
         weakref.finalize(self, self._open.close)
 
     def check_writable(self) -> None:
@@ -127,6 +128,7 @@ class Recorder:
                 max_to_keep=settings.max_to_keep,
                 scored=settings.checkpoint_score_attribute is not None,
                 score_order=settings.checkpoint_score_order,
+                kept=self._kept,
                 asynchronous=settings.async_checkpointing,
             )
         score = None
@@ -137,6 +139,11 @@ class Recorder:
             writer.wait()
         self._latest_checkpoint = path
         return path
+
+    def keep(self, iteration: int) -> None:
+        """Let the checkpoint of an iteration stay, whatever else, until another is named."""
+        self._kept.clear()
+        self._kept.add(iteration)
 
     @property
     def latest_checkpoint(self) -> Path | None:

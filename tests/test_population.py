@@ -106,7 +106,7 @@ def test_other_structures_are_programs_of_their_own() -> None:
     config.environment(env_config={"gravity": grid([9.8, 12.0])})
     with population(config) as sweep:
         assert sweep.num_lanes == 8
-        assert [len(group.lanes) for group in sweep._groups] == [4, 4]
+        assert [[len(turn.lanes) for turn in turns] for turns in sweep._groups] == [[4], [4]]
         result = sweep.train()
         assert set(result["lanes"]) == set(range(8))
         for lane, run in zip(sweep.lanes, sweep._runs, strict=True):

@@ -11,7 +11,10 @@ from typing import Any, cast
 import yaml
 
 from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.fields import settings_of
+from jaxrl.config.pbt import PopulationBasedTraining
 from jaxrl.config.registry import get_algorithm_config
+from jaxrl.config.run_groups import Sweep
 from jaxrl.config.stop import Stop, parse_stop
 from jaxrl.config.sweep import marker_from_data, with_value
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError, did_you_mean
@@ -122,7 +125,7 @@ def experiment_from_dict(name: str, body: Any) -> Experiment:
 
 
 def _add_sweep(config: AlgorithmConfig, sweep: Any) -> None:
-    """`seeds`, `num_samples`, and settings with the values to try, of a file's `sweep`."""
+    """What `sweep()` takes, and settings with the values to try, of a file's `sweep`."""
     if sweep is None:
         return
     if not isinstance(sweep, Mapping):
@@ -131,7 +134,9 @@ def _add_sweep(config: AlgorithmConfig, sweep: Any) -> None:
             f"{sweep!r}."
         )
     entries = cast(Mapping[str, Any], sweep)
-    own = {name: entries[name] for name in ("seeds", "num_samples") if name in entries}
+    own = {name: entries[name] for name in settings_of(Sweep) if name in entries}
+    if isinstance(own.get("scheduler"), Mapping):  # so that it is checked here
+        own["scheduler"] = PopulationBasedTraining(**own["scheduler"])
     config.sweep(**own)
     settings: dict[str, Any] = {}
     for path, data in entries.items():

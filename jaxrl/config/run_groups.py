@@ -14,6 +14,7 @@ from jaxrl.config.fields import (
     setting_metadata,
 )
 from jaxrl.config.groups import Auto
+from jaxrl.config.pbt import PopulationBasedTraining
 
 Hook = Callable[..., Any] | list[Callable[..., Any]] | None
 LoggerName = Literal["console", "json", "csv", "tensorboard", "wandb"]
@@ -215,6 +216,17 @@ class Sweep:
         default=1,
         check=at_least_one,
         doc="How often uniform(), loguniform() and choice() draw a value, each for a grid.",
+    )
+    scheduler: PopulationBasedTraining | dict[str, Any] | None = field(
+        default=None,
+        doc="A PopulationBasedTraining, which lets bad lanes go on as copies of good ones with "
+        "other hyperparameters, or a dictionary of its arguments; None leaves lanes alone.",
+    )
+    max_lanes_per_program: int | None = field(
+        default=None,
+        check=at_least_one,
+        doc="Lanes that one program trains at once, at most; more are trained in turns. None is as "
+        "many as fit into memory.",
     )
 
 

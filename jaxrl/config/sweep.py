@@ -160,19 +160,29 @@ class Lane:
 
 def is_sweep(config: "AlgorithmConfig") -> bool:
     """Whether the config describes several lanes."""
-    return _seeds(config) is not None or any(True for _ in _marked(config))
+    sweep = config.sweep_settings
+    if sweep.seeds is not None or sweep.scheduler is not None:
+        return True
+    return any(True for _ in _marked(config))
 
 
 def lanes_of(config: "AlgorithmConfig") -> list[Lane]:
     """The runs that a config describes: every grid point of every sample, with every seed.
 
+    What a scheduler changes, and the config does not set, is drawn for each sample too.
+
     Raises:
         ConfigError: A marker is where nothing can vary, or there is nothing to draw twice.
+        UnknownNameError: The scheduler changes a setting that there is not.
     """
+    from jaxrl.config.pbt import mutations_of  # which knows the markers
+
     sweep = config.sweep_settings
     marked = list(_marked(config))
     for path, marker in marked:
         _check_can_vary(config, path, marker)
+    mutations = mutations_of(config)
+    marked += [((name,), m) for name, m in mutations.items() if name not in config.explicit]
     drawn = [path for path, marker in marked if marker.kind != "grid"]
     if sweep.num_samples > 1 and not drawn:
         raise ConfigError(
@@ -201,7 +211,8 @@ def lanes_of(config: "AlgorithmConfig") -> list[Lane]:
 
 def _marked(config: "AlgorithmConfig") -> Iterator[tuple[Path, Marker]]:
     for name, value in config.items():
-        yield from markers_in(value, (name,))
+        if name != "scheduler" or isinstance(value, Marker):  # whose own are no values of lanes
+            yield from markers_in(value, (name,))
 
 
 def _seeds(config: "AlgorithmConfig") -> list[int] | None:
@@ -221,7 +232,7 @@ def _lane_config(
         name = str(name)
         settings[name] = with_value(settings.get(name, config[name]), tuple(inside), value)
     lane.update_from_dict(settings)
-    lane.sweep(seeds=None, num_samples=1)
+    lane.sweep(seeds=None, num_samples=1, scheduler=None, max_lanes_per_program=None)
     run_name = config.debugging_settings.run_name
     return lane.debugging(
         seed=seed, run_name=None if run_name is None else f"{run_name}_lane_{index:03d}"
@@ -232,6 +243,8 @@ CANNOT_VARY = {
     "seed": "use sweep(seeds=...) instead",
     "seeds": "give it a number or a list",
     "num_samples": "give it a number",
+    "scheduler": "it is of the whole sweep",
+    "max_lanes_per_program": "it is of the whole sweep",
     "run_name": "every lane gets a name of its own",
     "results_dir": "all lanes of a sweep are written to one folder",
     "loggers": "all lanes are written in the same way",

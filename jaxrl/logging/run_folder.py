@@ -49,7 +49,7 @@ class RunFolder:
         self._release = weakref.finalize(self, os.close, lock)
 
     @classmethod
-    def create(cls, config: "AlgorithmConfig") -> "RunFolder":
+    def create(cls, config: "AlgorithmConfig", *, checkpoints: bool = True) -> "RunFolder":
         """The folder of a new run of this config; see `make`."""
         debugging = config.debugging_settings
         name = debugging.run_name or default_name(
@@ -57,7 +57,12 @@ class RunFolder:
             config.environment_settings.env,
             debugging.seed,
         )
-        return cls.make(name, describable_dict(config), results_dir=debugging.results_dir)
+        return cls.make(
+            name,
+            describable_dict(config),
+            results_dir=debugging.results_dir,
+            checkpoints=checkpoints,
+        )
 
     @classmethod
     def make(
@@ -66,6 +71,7 @@ class RunFolder:
         params: Mapping[str, Any],
         *,
         results_dir: str | os.PathLike[str] | None = None,
+        checkpoints: bool = True,
     ) -> "RunFolder":
         """A new folder `<results_dir>/<name>`, or `<name>_2`, ... if that is taken.
 
@@ -73,6 +79,7 @@ class RunFolder:
             name: The run's name, without path separators.
             params: The config as a dictionary, written to `params.json`.
             results_dir: Parent folder; made if missing. None for the default.
+            checkpoints: Whether there will be some; a sweep's are those of its lanes.
 
         Raises:
             ConfigError: If the name cannot be a folder's.
@@ -86,7 +93,8 @@ class RunFolder:
         try:
             with files.one_sentence("write to the run folder", path):
                 folder = cls(path, _lock(path))
-                folder.checkpoints.mkdir()
+                if checkpoints:
+                    folder.checkpoints.mkdir()
                 _write_json(folder.params_file, params)
                 _write_json(folder.run_file, {"id": uuid.uuid4().hex[:12], "stop": None})
         except BaseException:

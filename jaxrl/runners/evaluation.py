@@ -219,12 +219,16 @@ class Evaluation:
         )
         program = Program(
             name,
-            make_evaluator(config, sampler, made),
+            self._function(make_evaluator(config, sampler, made)),
             max_retraces=config.debugging_settings.max_retraces,
             enabled=config.debugging_settings.jit,
         )
         self._compiled[num_episodes] = program
         return program
+
+    def _function(self, evaluator: Evaluator) -> Callable[..., Any]:
+        """What is compiled, of `(actor, env_params, key)`."""
+        return evaluator
 
 
 class _Beside:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,13 +13,19 @@ from jaxrl.config.sweep import Lane
 from jaxrl.core.hparams import numbers_of
 from jaxrl.core.types import Device, PyTree
 from jaxrl.envs.registry import MadeEnv
-from jaxrl.errors import ConfigError
 from jaxrl.runners.assemble import Assembly, make_env
-from jaxrl.runners.devices import memory_limit
 from jaxrl.runners.dispatch import Dispatcher
 from jaxrl.runners.fragment import Fragment, Weights
-from jaxrl.runners.lanes import Lanes, compile_lanes, is_per_lane, lane_of, with_lane
-from jaxrl.runners.placement import required_bytes
+from jaxrl.runners.lane_evaluation import SharedEvaluations
+from jaxrl.runners.lanes import (
+    CompiledLanes,
+    Lanes,
+    compile_lanes,
+    is_per_lane,
+    lane_of,
+    stacked,
+    with_lane,
+)
 from jaxrl.runners.program import Program
 from jaxrl.runners.results import IterationTotals, Report
 from jaxrl.runners.train_state import TrainState
@@ -34,56 +41,57 @@ class LaneGroup:
         lanes: Whose settings differ in numbers alone.
         assembly: Of the first of them; in-graph.
         devices: The local devices; as many are used as divide the lanes.
+        like: Another group with the same settings but for numbers, whose programs are used. It has
+            at least as many lanes; this one is filled up with copies that nobody looks at.
     """
 
-    def __init__(self, lanes: Sequence[Lane], assembly: Assembly, devices: list[Device]) -> None:
-        self.lanes, self.assembly = list(lanes), assembly
-        shares = [n for n in range(1, len(devices) + 1) if len(lanes) % n == 0]
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        assembly: Assembly,
+        devices: list[Device],
+        like: "LaneGroup | None" = None,
+    ) -> None:
+        self.assembly = assembly
+        size = len(lanes) if like is None else len(like.lanes)
+        spare = size - len(lanes)
+        self.lanes = [*lanes, *[lanes[-1]] * spare]
+        shares = [n for n in range(1, len(devices) + 1) if size % n == 0]
         self.devices = devices[: shares[-1]]
-        self._check_memory()
-        pure = Lanes(runner=assembly.in_graph_runner)
-        arguments = self._arguments()
-        shapes = jax.eval_shape(pure.init, *jax.tree.map(jax.typeof, arguments))
-        jit = lanes[0].config.debugging_settings.jit
-        self._compiled = compile_lanes(pure, shapes, self.devices, jit=jit)
+        arguments = self._arguments(is_first=like is None)
+        self._compiled = self._compile(arguments) if like is None else like._compiled
         self.states: TrainState = self._compiled.init(*arguments)
         self._own = is_per_lane(self.states)
-        self._taken: list[int | None] = [0] * len(lanes)
+        self._taken: list[int | None] = [*[0] * len(lanes), *[None] * spare]
         """How many dispatches each lane has taken; None for one that takes no more."""
         self._reports: dict[int, tuple[int, Report]] = {}
         """The batches and the report, of all lanes, of dispatches that some lane has to take."""
         self._made = 0
-        self.evaluations: dict[int | None, Program] = {}
-        """The programs that evaluate a lane, by their numbers of episodes."""
+        self.version = 0
+        """Another whenever a state changes."""
+        self.evaluations = SharedEvaluations() if like is None else like.evaluations.anew()
 
     @property
     def programs(self) -> list[Program]:
         """What is compiled."""
-        return [self._compiled.init, self._compiled.run]
+        return [self._compiled.init, self._compiled.run, self._compiled.adopt]
 
-    def _arguments(self) -> tuple[Any, PyTree, Mapping[str, PyTree]]:
+    def _arguments(self, *, is_first: bool) -> tuple[Any, PyTree, Mapping[str, PyTree]]:
         """Of `Lanes.init`: keys, the environments' parameters and the training settings' numbers."""
         configs = [lane.config for lane in self.lanes]
         params = [
-            _env_params(self.assembly.made if i == 0 else make_env(c))
+            _env_params(self.assembly.made if is_first and i == 0 else make_env(c))
             for i, c in enumerate(configs)
         ]
         numbers = [numbers_of(config.training_settings) for config in configs]
         keys = jax.vmap(jax.random.key)(jnp.asarray([lane.seed for lane in self.lanes], jnp.uint32))
-        return keys, _stacked(params), _stacked(numbers)
+        return keys, stacked(params), stacked(numbers)
 
-    def _check_memory(self) -> None:
-        limit, number = memory_limit(self.devices[0]), len(self.lanes)
-        shared = self.devices[0].platform == "cpu"
-        needed = required_bytes(self.assembly)
-        total = needed * number / (1 if shared else len(self.devices))
-        if limit is not None and total > limit:
-            fit = int(limit / needed) * (1 if shared else len(self.devices))
-            raise ConfigError(
-                f"{number} lanes need at least {total / 2**30:.1f} GiB, and the device has "
-                f"{limit / 2**30:.1f} GiB: sweep at most {fit} lanes at once, or lower "
-                "train_batch_size."
-            )
+    def _compile(self, arguments: tuple[Any, ...]) -> CompiledLanes:
+        pure = Lanes(runner=self.assembly.in_graph_runner)
+        shapes = jax.eval_shape(pure.init, *jax.tree.map(jax.typeof, arguments))
+        jit = self.lanes[0].config.debugging_settings.jit
+        return compile_lanes(pure, shapes, self.devices, jit=jit)
 
     def waiting(self, place: int) -> int | None:
         """The train batches of a dispatch that this lane has to take; None if there is none."""
@@ -108,6 +116,7 @@ class LaneGroup:
         self.states, summary = compiled(self.states, count)
         self._reports[self._made] = batches, Report.fetch(self.states, [summary])
         self._made += 1
+        self.version += 1
 
     def report(self, place: int, numbers: Sequence[int]) -> Report:
         """What a lane is to know of dispatches that it took."""
@@ -139,22 +148,31 @@ class LaneGroup:
         """A lane takes no more dispatches; its state goes on with the others, unread."""
         self._taken[place] = None
 
-    def state(self, place: int) -> TrainState:
-        """One lane's state; a copy."""
-        return lane_of(self.states, place)
+    def state(self, place: int, *, buffer: bool = True) -> TrainState:
+        """One lane's state, with or without what it learns from again; a copy."""
+        return lane_of(self.states, place, buffer=buffer)
 
-    def put(self, place: int, state: TrainState) -> None:
-        """Another state in the place of one; counters that all lanes share stay as they are."""
-        self.states = with_lane(self.states, place, state)
+    def put(self, place: int, state: TrainState, *, counters: bool = False) -> None:
+        """Another state in the place of one, see `with_lane`."""
+        new = with_lane(self.states, place, state, counters=counters)
+        self.states = jax.device_put(new, self._compiled.shardings)
+        self.version += 1
+
+    def adopt(
+        self, place: int, source: TrainState, numbers: Mapping[str, float], salt: int
+    ) -> None:
+        """A lane goes on as a copy of another one's state, see `adopted`; also one that left."""
+        values = {name: np.float32(value) for name, value in numbers.items()}
+        self.states = self._compiled.adopt(
+            self.states, np.int32(place), source, values, np.uint32(salt)
+        )
+        self._taken[place] = self._made
+        self.version += 1
 
 
 def _env_params(made: Any) -> PyTree:
     assert isinstance(made, MadeEnv)
     return made.params
-
-
-def _stacked(trees: Sequence[PyTree]) -> PyTree:
-    return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(x) for x in leaves]), *trees)
 
 
 class LaneLearner:
@@ -170,6 +188,8 @@ class LaneLearner:
     def __init__(self, group: LaneGroup, place: int) -> None:
         self._group, self._place = group, place
         self._generation = 0
+        self.takes_counters = False
+        """Whether a state that is set also sets what all lanes share."""
 
     @property
     def state(self) -> TrainState:
@@ -177,7 +197,7 @@ class LaneLearner:
 
     @state.setter
     def state(self, state: TrainState) -> None:
-        self._group.put(self._place, state)
+        self._group.put(self._place, state, counters=self.takes_counters)
         self._generation += 1
 
     @property
@@ -195,6 +215,11 @@ class LaneLearner:
 
     def run(self, batches: int, on_phase: Callable[[str], None]) -> int:
         return self._group.run(self._place, batches, on_phase)
+
+    def adopt(self, source: TrainState, numbers: Mapping[str, float], salt: int) -> None:
+        """See `LaneGroup.adopt`."""
+        self._group.adopt(self._place, source, numbers, salt)
+        self._generation += 1
 
     def learn(self, fragments: Sequence[Fragment], on_phase: Callable[[str], None]) -> Any:
         """There are no fragments: environments are in the program."""
@@ -218,9 +243,17 @@ class LaneLearner:
 
 
 class LaneDispatcher(Dispatcher):
-    """Dispatches of a lane: those that another lane has made before come first."""
+    """Dispatches of a lane: those that another lane has made before come first.
+
+    Results have the values that are the lane's own, under "config".
+    """
+
+    values: Mapping[str, Any] = MappingProxyType({})
 
     def wanted(self, reporting: "Reporting", totals: IterationTotals, elapsed: float) -> int:
         learner: Any = self._learners
         waiting: int | None = learner.waiting()
         return super().wanted(reporting, totals, elapsed) if waiting is None else waiting
+
+    def added_to(self, result: dict[str, Any]) -> dict[str, Any]:
+        return {**result, "config": dict(self.values)} if self.values else result

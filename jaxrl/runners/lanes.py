@@ -5,14 +5,14 @@ target network is due, where a buffer's next row goes) stays a branch and an add
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int, UInt32
 
 from jaxrl.buffers.circular import CircularState
 from jaxrl.buffers.replay import ReplayState
@@ -25,6 +25,7 @@ from jaxrl.runners.program import Program
 from jaxrl.runners.train_state import Summary, TrainState
 
 AXIS = "lanes"
+ALONG, WHOLE = PartitionSpec(AXIS), PartitionSpec()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,31 +102,127 @@ def lane_axes(state: TrainState) -> Any:
     return jax.tree.map(lambda per_lane: 0 if per_lane else None, is_per_lane(state))
 
 
-def lane_of(states: TrainState, index: int) -> TrainState:
-    """One lane's state, which a run by itself takes; copies."""
+def stacked(trees: Sequence[PyTree]) -> PyTree:
+    """Trees of numbers as one, `[len(trees), ...]`."""
+    return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(x) for x in leaves]), *trees)
+
+
+def lane_of(states: TrainState, index: int, *, buffer: bool = True) -> TrainState:
+    """One lane's state, which a run by itself takes, with or without a buffer; copies."""
+    per_lane = is_per_lane(states)
+    if not buffer:
+        states, per_lane = replace(states, buffer=()), replace(per_lane, buffer=())
     return jax.tree.map(
-        lambda x, per_lane: jnp.array(x[index] if per_lane else x, copy=True),
-        states,
-        is_per_lane(states),
+        lambda x, own: jnp.array(x[index] if own else x, copy=True), states, per_lane
     )
 
 
-def with_lane(states: TrainState, index: int, state: TrainState) -> TrainState:
-    """The lanes with another state in the place of one; shared counters stay as they are."""
+def with_lane(
+    states: TrainState, index: int, state: TrainState, *, counters: bool = False
+) -> TrainState:
+    """The lanes with another state in the place of one.
+
+    Args:
+        states: Of all lanes.
+        index: Which one.
+        state: Its new state.
+        counters: Whether those that all lanes share are taken too, or stay as they are.
+    """
     return jax.tree.map(
-        lambda x, new, per_lane: x.at[index].set(new) if per_lane else x,
+        lambda x, new, per_lane: x.at[index].set(new) if per_lane else (new if counters else x),
         states,
         state,
         is_per_lane(states),
     )
 
 
+def adopted(
+    states: TrainState,
+    index: Int[Array, ""],
+    source: TrainState,
+    numbers: Mapping[str, Float[Array, ""]],
+    salt: UInt32[Array, ""],
+) -> TrainState:
+    """The lanes with one that goes on as a copy of a state, but for its keys.
+
+    Its keys are made of those that it had, so that it draws neither as the other lane does nor as
+    a lane with the same seed.
+
+    Args:
+        states: Of all lanes.
+        index: Which one.
+        source: Another lane's.
+        numbers: Hyperparameters that it has in the place of the source's.
+        salt: What the keys are folded with.
+    """
+    learner, snapshot = source.learner, source.guard.snapshot
+    source = replace(
+        source,
+        learner=_with_numbers(learner, numbers),
+        guard=replace(
+            source.guard, snapshot=None if snapshot is None else _with_numbers(snapshot, numbers)
+        ),
+    )
+
+    def write(x: Array, new: Array, per_lane: bool) -> Array:
+        if not per_lane:
+            return x
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            new = _folded(x[index], salt)
+        return x.at[index].set(new)
+
+    return jax.tree.map(write, states, source, is_per_lane(states))
+
+
+def _with_numbers(learner: Any, numbers: Mapping[str, Float[Array, ""]]) -> Any:
+    return replace(learner, hparams={**learner.hparams, **numbers})
+
+
+def _folded(keys: Key, salt: UInt32[Array, ""]) -> Key:
+    """Keys of any shape, each folded with the salt."""
+    fold = jax.random.fold_in
+    for _ in range(keys.ndim):
+        fold = jax.vmap(fold, (0, None))
+    return fold(keys, salt)
+
+
+def divided(
+    function: Callable[..., PyTree], states: TrainState, devices: Sequence[Device]
+) -> Callable[..., PyTree]:
+    """A function of `(states, more, keys)` for the devices that share the lanes.
+
+    Args:
+        function: Treats each lane for itself; what else it takes and returns is `[lanes, ...]`.
+        states: Of the lanes, or their shapes.
+        devices: As many as divide the lanes.
+    """
+    if len(devices) == 1:
+        return function
+    specs = (_specs(states), ALONG, ALONG)
+    return jax.shard_map(
+        function, mesh=_mesh(devices), in_specs=specs, out_specs=ALONG, check_vma=False
+    )
+
+
+def _mesh(devices: Sequence[Device]) -> Mesh:
+    return Mesh(np.asarray(devices), (AXIS,))
+
+
+def _specs(states: TrainState) -> Any:
+    return jax.tree.map(lambda own: ALONG if own else WHOLE, is_per_lane(states))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompiledLanes:
-    """The programs: `init(keys, env_params, numbers)` and `run(states, num_batches)`."""
+    """The programs: `init(keys, env_params, numbers)`, `run(states, num_batches)`, and `adopted`.
+
+    `shardings` say where the states live.
+    """
 
     init: Program
     run: Program
+    adopt: Program
+    shardings: Any
 
 
 def compile_lanes(
@@ -143,14 +240,14 @@ def compile_lanes(
         shardings = jax.tree.map(lambda _: SingleDeviceSharding(devices[0]), shapes)
         run: Any = lanes.run
     else:
-        along, whole = PartitionSpec(AXIS), PartitionSpec()
-        mesh = Mesh(np.asarray(devices), (AXIS,))
-        specs = jax.tree.map(lambda own: along if own else whole, is_per_lane(shapes))
+        mesh, specs = _mesh(devices), _specs(shapes)
         shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
         run = jax.shard_map(
-            lanes.run, mesh=mesh, in_specs=(specs, whole), out_specs=(specs, along), check_vma=False
+            lanes.run, mesh=mesh, in_specs=(specs, WHOLE), out_specs=(specs, ALONG), check_vma=False
         )
     return CompiledLanes(
         init=Program("init", lanes.init, out_shardings=shardings, enabled=jit),
         run=Program("train", run, donate=(0,), enabled=jit),
+        adopt=Program("exploit", adopted, donate=(0,), out_shardings=shardings, enabled=jit),
+        shardings=shardings,
     )

@@ -131,8 +131,19 @@ def required_bytes(assembly: Assembly) -> int:
         batch, _ = runner.learner.prepare(state.learner, seen, state.progress)
         return state, rollout, batch
 
-    leaves = jax.tree.leaves(jax.eval_shape(everything))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    return _bytes(jax.eval_shape(everything))
+
+
+def state_bytes(assembly: Assembly) -> int:
+    """The size of the state of a run whose environments are in the compiled program."""
+    made = assembly.made
+    assert isinstance(made, MadeEnv)
+    runner = assembly.in_graph_runner
+    return _bytes(jax.eval_shape(lambda: runner.init(jax.random.key(0), made.params)))
+
+
+def _bytes(shapes: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
 def _state_and_rollout_bytes(assembly: Assembly) -> int:
@@ -141,9 +152,7 @@ def _state_and_rollout_bytes(assembly: Assembly) -> int:
     state = jax.eval_shape(
         lambda key: runner.init_learning(key, plan.total_envs), jax.random.key(0)
     )
-    leaves = jax.tree.leaves(state)
     space = spaces_of(assembly.made)[0]
     observation = sum(part.nbytes for part in map(np.asarray, jax.tree.leaves(space.sample())))
-    kept = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     rows = plan.num_envs * plan.rollout_fragment_length
-    return kept + 2 * observation * rows
+    return _bytes(state) + 2 * observation * rows

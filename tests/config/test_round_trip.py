@@ -20,8 +20,10 @@ from jaxrl.config.actor_critic_groups import ActorCriticTraining, SoftTraining
 from jaxrl.config.fields import settings_of
 from jaxrl.config.groups import OnPolicyTraining, Training
 from jaxrl.config.load import experiment_from_dict
+from jaxrl.config.pbt import PopulationBasedTraining
 from jaxrl.config.replay_groups import OffPolicyTraining
 from jaxrl.config.serialize import config_from_serializable, describable_dict, serializable_dict
+from jaxrl.config.sweep import loguniform
 from jaxrl.core.model_config import DefaultModelConfig
 from jaxrl.core.rl_module import RLModule, RLModuleSpec
 from jaxrl.envs.base import JaxEnv
@@ -120,6 +122,10 @@ OTHER: dict[str, Any] = {
     "on_nonfinite": "raise",
     "seeds": [3, 1],
     "num_samples": 2,
+    "scheduler": PopulationBasedTraining(
+        hyperparam_mutations={"lr": loguniform(1e-5, 1e-2), "gamma": [0.9, 0.99]}
+    ),
+    "max_lanes_per_program": 3,
     "nonfinite_updates_tolerance": 2,
     "restart_failed_env_runners": False,
     "ignore_env_runner_failures": True,

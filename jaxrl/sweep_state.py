@@ -1,0 +1,98 @@
+"""What a sweep remembers beside its lanes' checkpoints: how far all of them have come together."""
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxrl.checkpoint import PREFIX, complete_checkpoints
+from jaxrl.config.serialize import restorable_dict
+from jaxrl.errors import CheckpointError
+from jaxrl.logging import files
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+SWEEP_FILE = "sweep.json"
+VERSION = 1
+
+
+def is_sweep_folder(path: Path) -> bool:
+    """Whether a sweep was saved there."""
+    return (path / SWEEP_FILE).is_file()
+
+
+def write_sweep(folder: Path, config: "AlgorithmConfig", state: Mapping[str, Any]) -> None:
+    """Say that all lanes are saved at an iteration; the file is whole at any moment.
+
+    Args:
+        folder: The sweep's.
+        config: Of the sweep; what cannot be saved of it is named under `not_saved`.
+        state: `training_iteration`, `diverged` and `scheduler`.
+    """
+    saved, not_saved = restorable_dict(config)
+    document = {
+        "sweep_version": VERSION,
+        "algorithm": config.algo_name,
+        "config": saved,
+        "not_saved": not_saved,
+        **state,
+    }
+    path = folder / SWEEP_FILE
+    with files.one_sentence("write", path), files.replacing(path) as file:
+        json.dump(document, file, indent=2, allow_nan=False)
+
+
+def read_sweep(folder: Path) -> dict[str, Any]:
+    """What `write_sweep` wrote.
+
+    Raises:
+        CheckpointError: There is no saved sweep, or it is damaged or of a later version.
+    """
+    path = folder / SWEEP_FILE
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder} holds no saved sweep: it has no {SWEEP_FILE}, which save() and fit() write."
+        )
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        version = document["sweep_version"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error!r}.") from error
+    if version != VERSION:
+        raise CheckpointError(
+            f"{path} has version {version}, and this jaxrl reads version {VERSION}."
+        )
+    return document
+
+
+def checkpoint_at(lane: Path, iteration: int | None) -> Path:
+    """A lane's complete checkpoint of an iteration; None for its newest.
+
+    Raises:
+        CheckpointError: It has none.
+    """
+    found = {_iteration(path): path for path in complete_checkpoints(lane / "checkpoints")}
+    wanted = max(found, default=None) if iteration is None else iteration
+    if wanted not in found:
+        of = "" if iteration is None else f" of iteration {iteration}"
+        raise CheckpointError(
+            f"{lane} has no checkpoint{of}, so the sweep cannot go on as a whole; "
+            "Algorithm.from_checkpoint goes on with single lanes."
+        )
+    return found[wanted]
+
+
+def remove_later(lane: Path, iteration: int) -> None:
+    """Remove checkpoints of a lane that the sweep as a whole had not reached when it was killed."""
+    for path in complete_checkpoints(lane / "checkpoints"):
+        if _iteration(path) > iteration:
+            shutil.rmtree(path)
+
+
+def _iteration(checkpoint: Path) -> int:
+    number = re.search(rf"{PREFIX}_(\d+)$", checkpoint.name)
+    assert number is not None
+    return int(number[1])
