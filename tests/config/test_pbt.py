@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import yaml
 
-
 from jaxrl import PopulationBasedTraining
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
