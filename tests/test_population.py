@@ -15,7 +15,8 @@ from jaxrl.checkpoint import host_leaves
 from jaxrl.config.sweep import grid, lanes_of
 from jaxrl.core.struct import replace
 from jaxrl.errors import ConfigError, DivergenceError, UnknownNameError
-from jaxrl.population import Point, Population
+from jaxrl.points import Point
+from jaxrl.population import Population
 from tests.helpers import REPLAYS, assert_close, every_algorithm, small
 
 pytestmark = pytest.mark.allow_key_reuse

@@ -22,6 +22,7 @@ from jaxrl.logging import results, text
 from jaxrl.logging.display import Display, open_display
 from jaxrl.logging.json_sink import read_results
 from jaxrl.logging.run_folder import RunFolder, check_name, is_run_folder, results_root
+from jaxrl.sweep_state import is_sweep_folder, read_sweep
 
 if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm
@@ -45,8 +46,11 @@ def resume(run: str, stop: str | None, log_level: int | None = None) -> int:
 
     with RunFolder.open(find_run(run)) as folder:
         criterion = _criterion(folder, stop)
+        if is_sweep_folder(folder.path):
+            return _resume_sweep(folder, criterion, log_level)
         checkpoint = find_checkpoint(folder.path)
-        _refuse_if_reached(folder, _iteration(checkpoint), criterion)
+        iteration = _iteration(checkpoint)
+        _refuse_reached(folder, _reached(folder.result_file, iteration, criterion), iteration)
         build = functools.partial(
             Algorithm.from_checkpoint,
             str(checkpoint),
@@ -55,6 +59,22 @@ def resume(run: str, stop: str | None, log_level: int | None = None) -> int:
             **_level(log_level),
         )
         return _run(f"{folder.name}, from {checkpoint.name}", criterion, build)
+
+
+def _resume_sweep(folder: RunFolder, stop: Mapping[str, float], log_level: int | None) -> int:
+    from jaxrl.population import Population
+
+    saved = read_sweep(folder.path)
+    iteration = saved["training_iteration"]
+    lanes = [path for path in folder.path.glob("lane_*") if is_run_folder(path)]
+    going_on = [path for path in lanes if str(int(path.name[5:])) not in saved["diverged"]]
+    reached = [_reached(path / "result.json", iteration, stop) for path in going_on]
+    if all(reached):
+        _refuse_reached(folder, reached[0], iteration)
+    build: Any = functools.partial(
+        Population.from_checkpoint, folder.path, run_folder=folder, **_level(log_level)
+    )
+    return _run(f"{folder.name}, from iteration {iteration}", stop, build)
 
 
 def evaluate(
@@ -173,16 +193,21 @@ def _criterion(folder: RunFolder, stop: str | None) -> dict[str, float]:
     return stored
 
 
-def _refuse_if_reached(folder: RunFolder, iteration: int, stop: Mapping[str, float]) -> None:
-    if not folder.result_file.is_file():
-        return
-    for row in read_results(folder.result_file, containing=f'"{results.ITERATION}": {iteration},'):
-        sentence = stop_reached(row, dict(stop))
-        if sentence:
-            raise ConfigError(
-                f"{folder.name} is done: {sentence}; give a later criterion, as in "
-                f"--stop '{{\"{results.ITERATION}\": {iteration + 100}}}'."
-            )
+def _reached(result_file: Path, iteration: int, stop: Mapping[str, float]) -> str | None:
+    """The sentence on a criterion that was reached at an iteration."""
+    if not result_file.is_file():
+        return None
+    rows = read_results(result_file, containing=f'"{results.ITERATION}": {iteration},')
+    found = (stop_reached(row, dict(stop)) for row in rows)
+    return next((sentence for sentence in found if sentence), None)
+
+
+def _refuse_reached(folder: RunFolder, sentence: str | None, iteration: int) -> None:
+    if sentence:
+        raise ConfigError(
+            f"{folder.name} is done: {sentence}; give a later criterion, as in "
+            f"--stop '{{\"{results.ITERATION}\": {iteration + 100}}}'."
+        )
 
 
 def _command(verb: str, path: str | Path) -> str:

@@ -1,6 +1,7 @@
 """What `jaxrl train` does with a sweep: all lanes together, and a table of its points."""
 
 import math
+import shlex
 from collections.abc import Mapping
 
 from rich.console import Console
@@ -9,7 +10,10 @@ from rich.table import Table
 from jaxrl.cli.interrupts import Interrupts
 from jaxrl.logging import text
 from jaxrl.logging.display import Display
-from jaxrl.population import Point, Population
+from jaxrl.pbt import SCHEDULE_FILE
+from jaxrl.points import Point
+from jaxrl.population import Population
+from jaxrl.sweep_state import is_sweep_folder, read_sweep
 
 
 def train_to_the_end(
@@ -18,6 +22,8 @@ def train_to_the_end(
     """Trains and saves every lane; returns what to print when the display is gone."""
     display.message(f"sweep folder  {sweep.folder.path}, {sweep.num_lanes} lanes")
     sweep.fit(stop, on_iteration=display.iteration, should_stop=lambda: interrupts.requested)
+    if not _is_saved(sweep):
+        sweep.save()
     points = sweep.points()
     lines = [*_table(points)]
     lines += [f"lane {i} was left behind: {why}" for i, why in sweep.diverged.items()]
@@ -26,7 +32,17 @@ def train_to_the_end(
         lane = max(best.lanes, key=lambda i: (i in sweep.active, -i))
         lines.append(f"best point        {described(best)}")
         lines.append(f"a lane of it      {sweep.folder.path / sweep.lane_name(lane)}")
-    return [*lines, f"sweep folder      {sweep.folder.path}"]
+    if sweep.schedule:
+        lines.append(f"schedule          {sweep.folder.path / SCHEDULE_FILE}")
+    lines.append(f"sweep folder      {sweep.folder.path}")
+    if interrupts.requested:
+        lines.append(f"go on with        jaxrl resume {shlex.quote(str(sweep.folder.path))}")
+    return lines
+
+
+def _is_saved(sweep: Population) -> bool:
+    folder = sweep.folder.path
+    return is_sweep_folder(folder) and read_sweep(folder)["training_iteration"] == sweep.iteration
 
 
 def described(point: Point) -> str:

@@ -235,3 +235,36 @@ def test_a_sweep_is_trained_as_lanes_and_ends_with_a_table(tmp_path: Path) -> No
         assert (settings["lr"], settings["seed"]) == (rate, seed)
     evaluated = jaxrl("evaluate", folder / "lane_002", "--episodes", 2)
     assert "over 2 episodes" in evaluated.output
+    done = jaxrl("resume", folder)
+    assert done.exit_code == 2
+    assert "rates is done: training_iteration = 2 has reached 2" in done.stderr
+    done = jaxrl("resume", folder, "--stop", '{"training_iteration": 3}')
+    assert done.exit_code == 0, done.output
+    assert "rates, from iteration 2" in done.output
+    assert re.search(r"best point +lr=", done.output)
+    assert [iterations(folder / f"lane_{lane:03d}") for lane in range(4)] == [[1, 2, 3]] * 4
+
+
+@pytest.mark.allow_key_reuse  # taken for that of vmapped runs
+def test_population_based_training_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    scheduler = {
+        "hyperparam_mutations": {"lr": {"loguniform": [1e-5, 1e-2]}},
+        "perturbation_interval": 1,
+    }
+    body = {
+        "run": "PPO",
+        "env": "CartPole-v1",
+        "stop": {"training_iteration": 3},
+        "config": {**SMALL, "min_sample_timesteps_per_iteration": 512},
+        "checkpoint_at_end": False,
+        "sweep": {"num_samples": 4, "scheduler": scheduler},
+    }
+    file.write_text(json.dumps({"pbt": body}))
+    done = jaxrl("train", "file", file, "--results-dir", tmp_path)
+    assert done.exit_code == 0, done.output
+    folder = tmp_path / "pbt"
+    assert f"schedule          {folder / 'pbt.jsonl'}" in done.output
+    rows = [json.loads(line) for line in (folder / "pbt.jsonl").read_text().splitlines()]
+    assert [row["training_iteration"] for row in rows] == [1, 2]
+    assert json.loads((folder / "sweep.json").read_text())["training_iteration"] == 3
