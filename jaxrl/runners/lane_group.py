@@ -17,15 +17,7 @@ from jaxrl.runners.assemble import Assembly, make_env
 from jaxrl.runners.dispatch import Dispatcher
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.lane_evaluation import SharedEvaluations
-from jaxrl.runners.lanes import (
-    CompiledLanes,
-    Lanes,
-    compile_lanes,
-    is_per_lane,
-    lane_of,
-    stacked,
-    with_lane,
-)
+from jaxrl.runners.lanes import CompiledLanes, Lanes, compile_lanes, is_per_lane, stacked
 from jaxrl.runners.program import Program
 from jaxrl.runners.results import IterationTotals, Report
 from jaxrl.runners.train_state import TrainState
@@ -74,7 +66,7 @@ class LaneGroup:
     @property
     def programs(self) -> list[Program]:
         """What is compiled."""
-        return [self._compiled.init, self._compiled.run, self._compiled.adopt]
+        return list(vars(self._compiled).values())
 
     def _arguments(self, *, is_first: bool) -> tuple[Any, PyTree, Mapping[str, PyTree]]:
         """Of `Lanes.init`: keys, the environments' parameters and the training settings' numbers."""
@@ -150,12 +142,13 @@ class LaneGroup:
 
     def state(self, place: int, *, buffer: bool = True) -> TrainState:
         """One lane's state, with or without what it learns from again; a copy."""
-        return lane_of(self.states, place, buffer=buffer)
+        take = self._compiled.take if buffer else self._compiled.take_to_act
+        return take(self.states, np.int32(place))
 
     def put(self, place: int, state: TrainState, *, counters: bool = False) -> None:
         """Another state in the place of one, see `with_lane`."""
-        new = with_lane(self.states, place, state, counters=counters)
-        self.states = jax.device_put(new, self._compiled.shardings)
+        put = self._compiled.restore if counters else self._compiled.put
+        self.states = put(self.states, np.int32(place), state)
         self.version += 1
 
     def adopt(

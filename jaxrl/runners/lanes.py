@@ -6,6 +6,7 @@ target network is due, where a buffer's next row goes) stays a branch and an add
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -107,7 +108,7 @@ def stacked(trees: Sequence[PyTree]) -> PyTree:
     return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(x) for x in leaves]), *trees)
 
 
-def lane_of(states: TrainState, index: int, *, buffer: bool = True) -> TrainState:
+def lane_of(states: TrainState, index: Int[Array, ""], *, buffer: bool = True) -> TrainState:
     """One lane's state, which a run by itself takes, with or without a buffer; copies."""
     per_lane = is_per_lane(states)
     if not buffer:
@@ -118,7 +119,7 @@ def lane_of(states: TrainState, index: int, *, buffer: bool = True) -> TrainStat
 
 
 def with_lane(
-    states: TrainState, index: int, state: TrainState, *, counters: bool = False
+    states: TrainState, index: Int[Array, ""], state: TrainState, *, counters: bool = False
 ) -> TrainState:
     """The lanes with another state in the place of one.
 
@@ -214,15 +215,18 @@ def _specs(states: TrainState) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompiledLanes:
-    """The programs: `init(keys, env_params, numbers)`, `run(states, num_batches)`, and `adopted`.
+    """The programs: `init(keys, env_params, numbers)`, `run(states, num_batches)`.
 
-    `shardings` say where the states live.
+    The others read and write single lanes: `lane_of`, `with_lane` and `adopted`. Which lane is traced.
     """
 
     init: Program
     run: Program
+    take: Program
+    take_to_act: Program
+    put: Program
+    restore: Program
     adopt: Program
-    shardings: Any
 
 
 def compile_lanes(
@@ -245,9 +249,16 @@ def compile_lanes(
         run = jax.shard_map(
             lanes.run, mesh=mesh, in_specs=(specs, WHOLE), out_specs=(specs, ALONG), check_vma=False
         )
+
+    def written(name: str, function: Callable[..., TrainState]) -> Program:
+        return Program(name, function, donate=(0,), out_shardings=shardings, enabled=jit)
+
     return CompiledLanes(
         init=Program("init", lanes.init, out_shardings=shardings, enabled=jit),
         run=Program("train", run, donate=(0,), enabled=jit),
-        adopt=Program("exploit", adopted, donate=(0,), out_shardings=shardings, enabled=jit),
-        shardings=shardings,
+        take=Program("take", lane_of, enabled=jit),
+        take_to_act=Program("take_to_act", partial(lane_of, buffer=False), enabled=jit),
+        put=written("put", with_lane),
+        restore=written("restore", partial(with_lane, counters=True)),
+        adopt=written("exploit", adopted),
     )
