@@ -108,6 +108,10 @@ def test_a_sweep_that_was_killed_goes_on_where_all_lanes_were(tmp_path: Path) ->
     ):
         assert sweep.iteration == 2
         assert {run.iteration for run in sweep._runs} == {2}
+        newest = {
+            complete_checkpoints(folder / f"lane_00{i}" / "checkpoints")[-1] for i in range(4)
+        }
+        assert {path.name for path in newest} == {"checkpoint_000002"}
         assert sweep.schedule == []
         assert sweep.folder.stop_criterion == {"training_iteration": 2.0}
         assert sweep._runs[3].run_folder.stop_criterion == {"training_iteration": 2.0}

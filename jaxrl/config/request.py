@@ -59,6 +59,11 @@ def batch_request(config: "AlgorithmConfig") -> BatchRequest:
 
 def refuse_markers(config: "AlgorithmConfig") -> None:
     """Raises for values of which one has to be chosen first: by a sweep's lanes, or Ray Tune."""
+    if config.sweep_settings.scheduler is not None:
+        raise ConfigError(
+            "sweep(scheduler=...) compares the lanes of a sweep, and this would be one run: build() "
+            "makes a Population; Ray Tune takes a scheduler of its own."
+        )
     for name, value in config.items():
         if any(True for _ in markers_in(value)):
             raise ConfigError(

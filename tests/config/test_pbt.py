@@ -127,6 +127,7 @@ def test_first_values_are_drawn_unless_they_are_set() -> None:
         (lambda: swept().sweep(scheduler="pbt"), ["scheduler must be", "'pbt'"]),
         (lambda: swept().sweep(max_lanes_per_program=0), ["max_lanes_per_program"]),
         (lambda: lanes_of(swept().sweep(scheduler=grid([None]))), ["scheduler cannot vary"]),
+        (lambda: swept().validate(), ["sweep(scheduler=...)", "build()"]),
         (lambda: swept(seeds=1).build(), ["compares lanes", "seeds=8"]),
         (lambda: swept({"kl_coeff": RATES}).build(), ["cannot change kl_coeff", "first value"]),
         (
