@@ -103,8 +103,10 @@ def test_all_lanes_are_evaluated_in_one_dispatch(
     )
     with population(config) as sweep:
         assert len(sweep.devices) == (8 if num_devices == "auto" else 1)
+        sweep._runs[0]._evaluation.compile(sweep._runs[0]._evaluated())
         result = sweep.train()
         assert calls.count("evaluate") == 1
+        assert result["lanes"][5]["compile"]["evaluate"]["num_compilations"] == 1
         found = sweep.evaluate(num_episodes=3)
         assert sweep.evaluate(num_episodes=3) == found
         assert calls.count("evaluate_3_episodes") == 1

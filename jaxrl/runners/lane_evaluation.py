@@ -84,12 +84,19 @@ class LaneEvaluation(Evaluation):
             shared.moment = moment
         return evaluation_metrics(jax.tree.map(lambda x: x[self._place], shared.results))
 
+    def compile(self, policy: Evaluated) -> None:
+        if self._num_env_runners == 0:
+            self._program(None).compiled_for(*self._arguments(policy.iteration))
+
     def _results_of_all(self, iteration: int, num_episodes: int | None) -> EvaluationResult:
+        return to_host(self._program(num_episodes)(*self._arguments(iteration)))
+
+    def _arguments(self, iteration: int) -> tuple[TrainState, PyTree, Key]:
         places = range(len(self._group.lanes))
         members = [self._group.evaluations.members.get(place, self) for place in places]
         keys = jnp.stack([member._key_of(iteration) for member in members])
         own = None if self._same_env else stacked([member._own_params for member in members])
-        return to_host(self._program(num_episodes)(self._group.states, own, keys))
+        return self._group.states, own, keys
 
     @property
     def _own_params(self) -> PyTree:
