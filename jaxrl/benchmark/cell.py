@@ -4,6 +4,7 @@ All seeds are lanes of one program where the environment is compiled, and one ru
 where it is stepped on the host. A process that is killed goes on where it last saved.
 """
 
+import dataclasses
 import json
 import os
 import sys
@@ -18,8 +19,10 @@ from jaxrl.checkpoint import complete_checkpoints
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.serialize import config_from_serializable
 from jaxrl.logging import files, results
+from jaxrl.logging.run_folder import RunFolder
 from jaxrl.population import Population
 from jaxrl.runners.assemble import assemble
+from jaxrl.sweep_state import SWEEP_FILE
 
 SAVE_EVERY_S = float(os.environ.get("JAXRL_BENCHMARK_SAVE_EVERY_S", "60"))
 PACKAGES = ("jaxrl", "jax", "flax", "optax")
@@ -55,7 +58,7 @@ class Runs(Protocol):
 
     def saved(self) -> bool: ...
 
-    def restore(self) -> None: ...
+    def restore(self) -> int: ...
 
     def start(self) -> None: ...
 
@@ -75,10 +78,12 @@ class _Lanes:
         self.trained: Any = None
 
     def saved(self) -> bool:
-        return False
+        return (self.folder / SWEEP_FILE).is_file()
 
-    def restore(self) -> None:
-        raise NotImplementedError
+    def restore(self) -> int:
+        folder = RunFolder.open(self.folder)
+        self.trained = Population.from_checkpoint(self.folder, run_folder=folder)
+        return self.trained.iteration
 
     def start(self) -> None:
         self.trained = Population(self._config)
@@ -105,12 +110,11 @@ class _Alone:
     def saved(self) -> bool:
         return bool(complete_checkpoints(self.folder / "checkpoints"))
 
-    def restore(self) -> None:
-        from jaxrl.logging.run_folder import RunFolder
-
+    def restore(self) -> int:
         folder = RunFolder.open(self.folder)
         newest = str(complete_checkpoints(folder.checkpoints)[-1])
         self.trained = Algorithm.from_checkpoint(newest, run_folder=folder)
+        return self.trained.iteration
 
     def start(self) -> None:
         self.trained = self._config.build()
@@ -131,16 +135,22 @@ class _Progress:
     def __init__(self, job: Job, runs: Runs) -> None:
         self._job, self._runs = job, runs
         self._file = runs.folder.parent / f"{runs.folder.name}.progress.json"
-        self.compile_s, self._resumed_s = 0.0, 0.0
+        self.compile_s = 0.0
+        self.resumed_at: list[int] = []
+        """The iterations from which the runs went on after a kill."""
         self.curves = {seed: Curve() for seed in runs.seeds}
         self._clock, self._saved_at = Clock(), 0.0
 
-    def restore(self) -> None:
-        """What had been seen when the runs were saved."""
+    def restore(self, iteration: int) -> None:
+        """What had been seen until the iteration at which the runs were saved."""
         data = json.loads(self._file.read_text(encoding="utf-8"))
-        self.curves = {int(seed): Curve(**curve) for seed, curve in data["curves"].items()}
+        self.curves = {
+            int(seed): Curve(**curve).until(iteration) for seed, curve in data["curves"].items()
+        }
         self.compile_s = data["compile_s"]
-        self._clock = Clock(data["seconds"] + data["compile_s"])
+        self.resumed_at = [*data["resumed_at"], iteration]
+        last = max((x for curve in self.curves.values() for x in curve.seconds), default=0.0)
+        self._clock = Clock(last + self.compile_s)
 
     @property
     def seconds(self) -> float:
@@ -155,7 +165,8 @@ class _Progress:
             steps = results.env_steps(one)
             mean = results.number(one, results.RETURN_MEAN)
             if mean is not None:
-                self.curves[seed].add(steps, mean, round(self.seconds, 3))
+                iteration = int(one[results.ITERATION])
+                self.curves[seed].add(steps, mean, round(self.seconds, 3), iteration)
                 means.append(mean)
         mean = sum(means) / len(means) if means else None
         say(seeds=self._runs.seeds, steps=steps, budget=self._job.budget, return_mean=mean)
@@ -163,24 +174,23 @@ class _Progress:
             self.save()
 
     def save(self) -> None:
-        """Save the runs, then what was seen of them."""
-        self._runs.trained.save()
-        self._saved_at = self._clock()
+        """Save what was seen of the runs, then the runs: what they do not reach is forgotten."""
         data = {
-            "curves": {seed: curve.to_data() for seed, curve in self.curves.items()},
+            "curves": {seed: dataclasses.asdict(curve) for seed, curve in self.curves.items()},
             "compile_s": self.compile_s,
-            "seconds": self.seconds,
+            "resumed_at": self.resumed_at,
         }
         with files.replacing(self._file) as file:
             json.dump(data, file)
+        self._runs.trained.save()
+        self._saved_at = self._clock()
 
 
 def _run(job: Job, runs: Runs) -> None:
     """Train to the budget, evaluate, and leave an outcome of every run."""
     progress = _Progress(job, runs)
     if runs.saved():
-        runs.restore()
-        progress.restore()
+        progress.restore(runs.restore())
     else:
         runs.start()
     with runs.trained as trained:
@@ -192,6 +202,7 @@ def _run(job: Job, runs: Runs) -> None:
         "compile_s": progress.compile_s,
         "memory_gib": peak_memory_gib(),
         "num_lanes": len(runs.seeds),
+        "resumed_at": progress.resumed_at,
         "devices": [device.device_kind for device in trained.devices],
         "versions": {name: version(name) for name in PACKAGES},
     }

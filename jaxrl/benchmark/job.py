@@ -89,12 +89,21 @@ class Curve:
     returns: list[float] = dataclasses.field(default_factory=list)
     seconds: list[float] = dataclasses.field(default_factory=list)
     """Since the start, without compiling."""
+    iterations: list[int] = dataclasses.field(default_factory=list)
+    """Of jaxrl's runs, by which a run that goes on knows what it has seen."""
 
-    def add(self, steps: int, mean_return: float, seconds: float) -> None:
+    def add(self, steps: int, mean_return: float, seconds: float, iteration: int = 0) -> None:
         """One more point; the mean return of recent training episodes."""
+        self.iterations.append(iteration)
         self.steps.append(steps)
         self.returns.append(mean_return)
         self.seconds.append(seconds)
+
+    def until(self, iteration: int) -> Curve:
+        """The points up to an iteration."""
+        number = sum(i <= iteration for i in self.iterations)
+        values = dataclasses.asdict(self)
+        return Curve(**{name: points[:number] for name, points in values.items()})
 
     def to_data(self) -> dict[str, list[Any]]:
         """As outcomes have it."""

@@ -144,8 +144,9 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     job = suite.job(suite.cells[0], out)
     saved = Path(job.folder) / "lanes.progress.json"
+    sweep = Path(job.folder) / "lanes" / "sweep.json"
     deadline = time.monotonic() + 300
-    while not saved.exists() and time.monotonic() < deadline:
+    while not sweep.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -157,6 +158,9 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     outcome: Any = job.outcome(0)
     assert outcome["curve"]["steps"][: len(steps)] == steps
     assert outcome["curve"]["steps"][-1] >= 400_000
+    assert sorted(set(outcome["curve"]["steps"])) == outcome["curve"]["steps"]
+    assert len(outcome["resumed_at"]) == 1
+    assert outcome["resumed_at"][0] >= 1
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
