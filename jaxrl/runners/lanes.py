@@ -54,11 +54,10 @@ class Lanes:
             learner = dataclasses.replace(learner, settings=settings)
             return dataclasses.replace(self.runner, learner=learner).init(key, params)
 
-        of_one = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (keys, env_params, numbers)
-        )
-        shapes = jax.eval_shape(one, *of_one)
-        return jax.vmap(one, out_axes=lane_axes(shapes))(keys, env_params, numbers)
+        # One after another: XLA's threads on the CPU wait for one another for ever in batches of
+        # the QR decompositions by which orthogonal weights are drawn.
+        states = jax.lax.map(lambda args: one(*args), (keys, env_params, numbers))
+        return jax.tree.map(lambda x, own: x if own else x[0], states, is_per_lane(states))
 
     def run(self, states: TrainState, num_batches: Int[Array, ""]) -> tuple[TrainState, Summary]:
         """`num_batches` train batches of every lane, and each lane's summary."""
