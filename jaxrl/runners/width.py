@@ -15,7 +15,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
-Measure = Callable[["AlgorithmConfig", int], float]
-"""Environment steps a second of a config on so many devices."""
+Run = Callable[[], float]
+"""A short run; returns its environment steps a second."""
+Prepare = Callable[["AlgorithmConfig", int], Run]
+"""Compiles a config for so many devices."""
 
 SETTING = "num_envs_per_env_runner"
 MIN_STEPS = 32
@@ -70,12 +72,12 @@ class Trial:
         return f"{self.num_envs} on {self.num_devices}: {self.steps_per_s:,.0f}"
 
 
-def settle_width(config: ConfigT, measure: Measure | None = None) -> tuple[ConfigT, list[str]]:
+def settle_width(config: ConfigT, prepare: Prepare | None = None) -> tuple[ConfigT, list[str]]:
     """The config with a number in the place of 'auto', and a sentence on why it is this one.
 
     Args:
         config: Returned as it is where it has a number, or none; else a changed copy.
-        measure: In place of a trial on this machine.
+        prepare: In place of trials on this machine.
 
     Raises:
         ConfigError: The environment is not part of the compiled program.
@@ -94,7 +96,7 @@ def settle_width(config: ConfigT, measure: Measure | None = None) -> tuple[Confi
     name = key_of(free, widths)
     trials, where = _stored(store, name), "measured before on this machine"
     if trials is None:
-        trials, where = _tried(free, widths, measure or measured_rate), "measured just now"
+        trials, where = _tried(free, widths, prepare or prepared), "measured just now"
         _keep(store, name, trials)
     chosen = best(trials)
     settled = _with_width(free, chosen.num_envs)
@@ -138,8 +140,8 @@ def best(trials: Sequence[Trial]) -> Trial:
     return next(trial for trial in of_it if trial.steps_per_s >= enough)
 
 
-def measured_rate(config: "AlgorithmConfig", num_devices: int) -> float:
-    """Steps a second of rollouts and learning together, the best of a few short runs."""
+def prepared(config: "AlgorithmConfig", num_devices: int) -> Run:
+    """A run of rollouts and learning together, compiled and warm."""
     assembly = assemble(config)
     runner, made = assembly.in_graph_runner, assembly.made
     assert isinstance(made, MadeEnv)
@@ -149,15 +151,15 @@ def measured_rate(config: "AlgorithmConfig", num_devices: int) -> float:
     compiled = compile_runner(runner, shapes, devices, max_retraces=None, jit=True)
     state = compiled.init(key, made.params)
 
-    def run(batches: int) -> float:
+    def seconds(batches: int) -> float:
         nonlocal state
         start = time.perf_counter()
         state, _ = jax.block_until_ready(compiled.run(state, np.int32(batches)))
         return time.perf_counter() - start
 
-    run(1)  # compiles
-    batches = max(1, math.ceil(TRIAL_S / run(1)))
-    return batches * runner.batch_steps / min(run(batches) for _ in range(REPEATS))
+    seconds(1)  # compiles
+    batches = max(1, math.ceil(TRIAL_S / seconds(1)))
+    return lambda: batches * runner.batch_steps / seconds(batches)
 
 
 def key_of(free: "AlgorithmConfig", widths: Sequence[int]) -> str:
@@ -177,17 +179,31 @@ def key_of(free: "AlgorithmConfig", widths: Sequence[int]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _tried(free: "AlgorithmConfig", widths: Sequence[int], measure: Measure) -> list[Trial]:
+def _tried(free: "AlgorithmConfig", widths: Sequence[int], prepare: Prepare) -> list[Trial]:
     """Each width on the devices of the rule, then the best one on other numbers of them."""
 
-    def trial(width: int, num_devices: int) -> Trial:
-        rate = measure(_with_width(free, width), num_devices)
-        return Trial(num_envs=width, num_devices=num_devices, steps_per_s=rate)
+    def run(width: int, num_devices: int) -> Run:
+        return prepare(_with_width(free, width), num_devices)
 
-    trials = [trial(width, _rule(_with_width(free, width))) for width in widths]
+    pairs = [(width, _rule(_with_width(free, width))) for width in widths]
+    runs = {pair: run(*pair) for pair in pairs}
+    trials = _in_turn(runs)
     chosen = best(trials)
-    others = _other_devices(_with_width(free, chosen.num_envs), chosen.num_devices)
-    return [*trials, *(trial(chosen.num_envs, number) for number in others)]
+    width, rule = chosen.num_envs, chosen.num_devices
+    others = {(width, n): run(width, n) for n in _other_devices(_with_width(free, width), rule)}
+    if not others:
+        return trials
+    again = _in_turn({(width, rule): runs[width, rule], **others})
+    return [*(trial for trial in trials if trial != chosen), *again]
+
+
+def _in_turn(runs: Mapping[tuple[int, int], Run]) -> list[Trial]:
+    """The best of a few rounds: what else the machine does slows some runs down, and none up."""
+    rounds = [{pair: run() for pair, run in runs.items()} for _ in range(REPEATS)]
+    return [
+        Trial(num_envs=width, num_devices=number, steps_per_s=max(r[width, number] for r in rounds))
+        for width, number in runs
+    ]
 
 
 def _with_width(free: ConfigT, width: int) -> ConfigT:

@@ -1,6 +1,7 @@
 """`num_envs_per_env_runner='auto'`: what is tried, chosen, kept and refused. No time is looked at."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,11 @@ class Stopwatch:
     def __init__(self, rate: Any) -> None:
         self.rate, self.tried = rate, Tried()
 
-    def __call__(self, config: AlgorithmConfig, num_devices: int) -> float:
+    def __call__(self, config: AlgorithmConfig, num_devices: int) -> Callable[[], float]:
         plan = config.plan()
         assert (plan.train_batch_size, plan.minibatch_size) == (2048, 128)
         self.tried.append((plan.num_envs, num_devices))
-        return self.rate(plan.num_envs, num_devices)
+        return lambda: self.rate(plan.num_envs, num_devices)
 
 
 def trials(*rates: tuple[int, int, float]) -> list[Trial]:
@@ -100,8 +101,21 @@ def test_a_trial_of_every_width_then_of_other_devices() -> None:
     assert notes[0].startswith(
         "num_envs_per_env_runner='auto': 64 on 1 device, the fewest within 5 %"
     )
-    assert "16 on 2: 16; " in notes[0]
+    narrow, middle = stopwatch.tried[:2]
+    assert f": 16 on {narrow[1]}: 16; 32 on {middle[1]}: 32; 64 on {rule}: 64; " in notes[0]
     assert "its 480 updates stay, rollouts have 32 steps." in notes[0]
+
+
+def test_runs_take_turns_and_the_best_of_each_counts() -> None:
+    log: list[str] = []
+
+    def run(name: str, *rates: float) -> Callable[[], float]:
+        left = iter(rates)
+        return lambda: log.append(name) or next(left)
+
+    found = width._in_turn({(16, 1): run("a", 1.0, 5.0, 2.0), (32, 1): run("b", 3.0, 2.0, 1.0)})
+    assert log == [*"ab"] * width.REPEATS
+    assert found == trials((16, 1, 5.0), (32, 1, 3.0))
 
 
 def test_the_number_of_devices_is_the_rules_unless_another_is_faster() -> None:
@@ -120,7 +134,7 @@ def test_what_was_measured_is_kept_for_the_next_build(tmp_path: Path) -> None:
     store = tmp_path / "home" / ".cache" / "jaxrl" / width.FILE
     assert len(json.loads(store.read_text())) == 1
 
-    def never(config: AlgorithmConfig, num_devices: int) -> float:
+    def never(config: AlgorithmConfig, num_devices: int) -> Callable[[], float]:
         raise AssertionError("measured again")
 
     again, notes = settle_width(ppo().debugging(seed=7), never)  # a seed changes no speed
@@ -153,7 +167,7 @@ def test_a_run_has_the_number_in_its_config_and_resumes_with_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stopwatch = Stopwatch(lambda envs, devices: float(envs))
-    monkeypatch.setattr(width, "measured_rate", stopwatch)
+    monkeypatch.setattr(width, "prepared", stopwatch)
     config = ppo(num_epochs=1).learners(num_devices=1)
     with config.build() as algo:
         assert algo.config.plan().num_envs == 64
@@ -171,9 +185,9 @@ def test_a_run_has_the_number_in_its_config_and_resumes_with_it(
 def test_a_trial_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(width, "TRIAL_S", 1e-6)
     config = free(ppo(train_batch_size=128, num_epochs=1))
-    assert width.measured_rate(config, 1) > 0
+    assert width.prepared(config, 1)() > 0
     if len(jax.local_devices()) > 1:
-        assert width.measured_rate(config, 2) > 0
+        assert width.prepared(config, 2)() > 0
 
 
 def test_before_the_build_the_plan_says_that_it_will_be_measured() -> None:
@@ -206,7 +220,7 @@ WRONG: list[tuple[Any, str]] = [
 def test_where_nothing_can_be_measured_it_is_refused(
     config: Any, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(width, "measured_rate", None)
+    monkeypatch.setattr(width, "prepared", None)
     with pytest.raises(ConfigError, match="num_envs_per_env_runner='auto'") as error:
         config().build()
     assert expected in str(error.value)
