@@ -50,16 +50,18 @@ class NotebookDisplay:
         if self._panel.status.phase != "training":
             self._panel.phase("training")
         self._panel.iteration(result)
-        if self._clock() - self._drawn_at >= DRAWN_EVERY_S:
+        progress = self._panel.status.progress()
+        is_there = progress is not None and progress.fraction == 1.0
+        if is_there or self._clock() - self._drawn_at >= DRAWN_EVERY_S:
             self._draw()
 
     def flush(self) -> None:
         """The run is over: draw what it ended with."""
         if self._place is not None:
             self._panel.__exit__(None, None, None)
-            self._draw()
+            self._draw(in_place=True)
 
-    def _draw(self) -> None:
+    def _draw(self, *, in_place: bool = False) -> None:
         self._drawn_at = self._clock()
         self._paper.print(self._panel.render())
         page = {
@@ -68,7 +70,7 @@ class NotebookDisplay:
         }
         cells = importlib.import_module("IPython.display")
         cell = importlib.import_module("IPython").get_ipython().execution_count
-        if self._place is None or self._place[0] != cell:
+        if self._place is None or (self._place[0] != cell and not in_place):
             self._place = (cell, uuid.uuid4().hex)
             cells.display(page, raw=True, display_id=self._place[1])
         else:

@@ -90,6 +90,17 @@ def test_a_run_that_goes_on_in_another_cell_is_shown_there(cells: Cells) -> None
     assert [cell for cell, _ in cells.outputs.values()] == [1, 2]
     assert "iteration 1" in cells.pages[0]
     assert "iteration 2" in cells.pages[1]
+    cells.execution_count = 3
+    display.flush()
+    assert len(cells.pages) == 2
+    assert "ended after" in cells.pages[1]
+
+
+def test_the_iteration_that_reaches_the_criterion_is_always_drawn(cells: Cells) -> None:
+    display = NotebookDisplay("", STOP, Clock())
+    display.iteration(result(9))
+    display.iteration(result(10))
+    assert "iteration 10" in cells.pages[0]
 
 
 def test_nothing_is_drawn_of_a_run_without_results(cells: Cells) -> None:
