@@ -102,13 +102,13 @@ class Algorithm(ComputesActions):
             *claim_cpu_devices(),
             enable_compilation_cache(config.debugging_settings.compilation_cache_dir),
         ]
+        if not may_only_read:
+            Recorder(config, run_folder).check_writable()
         config, measured = settle_width(config)
         self._notes += measured
         config.freeze()
         self.config = config
         self._recorder = Recorder(config, run_folder)
-        if not may_only_read:
-            self._recorder.check_writable()
         self._callbacks = CallbackList(config.callbacks_settings)
         self._assembly, self._devices, placement = self._assembled()
         self._notes += buffer_notes(self._assembly)

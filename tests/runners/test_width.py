@@ -13,7 +13,7 @@ from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.serialize import config_from_serializable, serializable_dict
-from jaxrl.errors import ConfigError
+from jaxrl.errors import ConfigError, RunFolderError
 from jaxrl.runners import width
 from jaxrl.runners.width import Trial, best, candidate_widths, settle_width
 
@@ -200,6 +200,15 @@ def test_it_survives_serialising() -> None:
     data = json.loads(json.dumps(serializable_dict(ppo())))
     again = config_from_serializable(data)
     assert again.env_runners_settings.num_envs_per_env_runner == "auto"
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_any_trial(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(width, "prepared", None)
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFolderError, match="results_dir"):
+        ppo().debugging(results_dir=str(tmp_path / "file" / "runs")).build()
 
 
 WRONG: list[tuple[Any, str]] = [
