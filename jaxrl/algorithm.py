@@ -56,6 +56,7 @@ from jaxrl.runners.rollout import Actor
 from jaxrl.runners.saved_buffer import buffer_notes, expected, to_save, with_buffer
 from jaxrl.runners.sharding import Compiled
 from jaxrl.runners.train_state import TrainState
+from jaxrl.runners.width import settle_width
 from jaxrl.weights import by_module, get_parameters, set_parameters, with_fresh_snapshot
 
 if TYPE_CHECKING:
@@ -94,8 +95,6 @@ class Algorithm(ComputesActions):
             may_only_read: Do not ask before training whether a folder could be made.
         """
         config.validate()
-        config.freeze()
-        self.config = config
         self.on_phase: Callable[[str], None] = lambda phase: None
         set_log_level(config.debugging_settings.log_level)
         set_driver_environs(config)
@@ -103,9 +102,13 @@ class Algorithm(ComputesActions):
             *claim_cpu_devices(),
             enable_compilation_cache(config.debugging_settings.compilation_cache_dir),
         ]
-        self._recorder = Recorder(config, run_folder)
         if not may_only_read:
-            self._recorder.check_writable()
+            Recorder(config, run_folder).check_writable()
+        config, measured = settle_width(config)
+        self._notes += measured
+        config.freeze()
+        self.config = config
+        self._recorder = Recorder(config, run_folder)
         self._callbacks = CallbackList(config.callbacks_settings)
         self._assembly, self._devices, placement = self._assembled()
         self._notes += buffer_notes(self._assembly)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 DEFAULT_NUM_ENVS = 16
 MAX_SHARDS = 8
+MEASURED = "='auto': measured when the Algorithm is built; until then"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,6 +93,7 @@ class BatchRequest:
     whole_batch: bool = False
     default_train_batch_size: int = 4000
     default_minibatch_size: int = 128
+    measures_envs: bool = False  # by a trial, when the run is built
     default_rollout_fragment_length: int | None = None
     """Where a length is the default and may adapt to the train batch that was set."""
 
@@ -369,7 +371,8 @@ def _notes(request: BatchRequest, plan: BatchPlan) -> Iterator[str]:
 
 
 def _note_on_envs(request: BatchRequest, plan: BatchPlan) -> str:
-    chosen = f"num_envs_per_env_runner='auto': {plan.envs_per_runner}"
+    how = MEASURED if request.measures_envs else ":"
+    chosen = f"num_envs_per_env_runner{how} {plan.envs_per_runner}"
     runners = plan.num_env_runners
     if request.asynchronous:
         return f"{chosen}, for {plan.fragments_per_batch} fragments a train batch."
@@ -380,11 +383,8 @@ def _note_on_envs(request: BatchRequest, plan: BatchPlan) -> str:
     if request.default_rollout_fragment_length is not None:
         nearest_to = plan.train_batch_size // request.default_rollout_fragment_length
     number = f"the number nearest to {nearest_to} that divides the train batch."
-    return (
-        f"{chosen}, {number}"
-        if runners == 1
-        else f"{chosen}, as all {runners} have together {number}"
-    )
+    together = "" if runners == 1 else f"as all {runners} have together "
+    return f"{chosen}, {together}{number}"
 
 
 def divisors(number: int, multiple_of: int = 1) -> list[int]:

@@ -16,7 +16,7 @@ from jaxrl.config.replay_groups import OffPolicyTraining
 from jaxrl.config.replay_plan import replay_plan
 from jaxrl.config.request import batch_request, refuse_markers
 from jaxrl.config.sweep import is_sweep, lanes_of
-from jaxrl.config.validate import validate
+from jaxrl.config.validate import refuse_measuring, validate
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -196,6 +196,7 @@ class AlgorithmConfig(ConfigBuilder):
         if is_sweep(config):
             from jaxrl.population import Population
 
+            refuse_measuring(config)
             sweep: Any = Population(config)
             return sweep
         return (config.algo_class or Algorithm)(config)

@@ -50,7 +50,12 @@ def replay_plan(config: "AlgorithmConfig") -> ReplayPlan:
     n_step_range(training.n_step)
     rows, num_runners = _rows(config), max(1, runners.num_env_runners)
     envs = runners.num_envs_per_env_runner
-    envs_per_runner = 1 if envs == "auto" else envs
+    if envs == "auto":
+        raise ConfigError(
+            "num_envs_per_env_runner='auto' is for algorithms that learn from fresh batches: with a "
+            "replay buffer more environments put off the updates; set a number, or leave it out for 1."
+        )
+    envs_per_runner = envs or 1
     num_envs = num_runners * envs_per_runner
     steps = runners.rollout_fragment_length
     notes: list[str] = []
@@ -58,8 +63,8 @@ def replay_plan(config: "AlgorithmConfig") -> ReplayPlan:
     if steps == "auto":
         steps = _free_length(intensity, num_envs, rows)
         notes.append(f"rollout_fragment_length='auto': {steps}.")
-    if envs == "auto":
-        notes.append("num_envs_per_env_runner='auto': 1.")
+    if envs is None:
+        notes.append("num_envs_per_env_runner: 1.")
     updates = _updates(config, intensity, num_envs, steps, rows)
     length = _length(config, num_envs, steps)
     return ReplayPlan(

@@ -26,7 +26,7 @@ def batch_request(config: "AlgorithmConfig") -> BatchRequest:
     on_policy = isinstance(training, OnPolicyTraining)
     size = training.minibatch_size if on_policy else None
     envs, steps, shards = (
-        None if value == "auto" else value
+        None if value in (None, "auto") else value
         for value in (
             runners.num_envs_per_env_runner,
             runners.rollout_fragment_length,
@@ -42,6 +42,7 @@ def batch_request(config: "AlgorithmConfig") -> BatchRequest:
         envs_per_runner=envs,
         rollout_fragment_length=None if adapts else steps,
         default_rollout_fragment_length=steps if adapts else None,
+        measures_envs=runners.num_envs_per_env_runner == "auto",
         minibatch_size=size if "minibatch_size" in explicit else None,
         num_shards=shards,
         num_env_runners=max(1, runners.num_env_runners),

@@ -24,11 +24,12 @@ class EnvRunners:
         "environment from Python; 'auto' is in-graph where that can be: a JAX environment and "
         "num_env_runners=0.",
     )
-    num_envs_per_env_runner: int | Auto = field(
-        default="auto",
+    num_envs_per_env_runner: int | Auto | None = field(
+        default=None,
         check=at_least_one,
-        doc="Environments stepped side by side by each runner; 'auto' takes the number nearest to "
-        "16 for all runners together that divides the train batch.",
+        doc="Environments stepped side by side by each runner; None takes the number nearest to 16 "
+        "for all runners together that divides the train batch, and 'auto', in the compiled program, "
+        "the number that a short trial on this machine measures as fastest, with the same updates.",
     )
     gym_env_vectorize_mode: Literal["sync", "async", "vector_entry_point"] = field(
         default="sync",

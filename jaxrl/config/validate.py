@@ -30,12 +30,40 @@ def validate(config: "AlgorithmConfig") -> None:
     """Raises ConfigError for the first pair of settings that do not fit; changes nothing."""
     refuse_markers(config)
     check_placement(config)
+    _check_measured_width(config)
     _check_processes(config)
     _check_rewards(config)
     _check_evaluation(config)
     _check_checkpointing(config)
     check_model_config(config)
     config.plan()
+
+
+def _check_measured_width(config: "AlgorithmConfig") -> None:
+    """Refuse a trial of something that is no compiled program in this process."""
+    if config.env_runners_settings.num_envs_per_env_runner != "auto":
+        return
+    for name, group, wanted in (
+        ("num_env_runners", config.env_runners_settings, (0,)),
+        ("placement", config.env_runners_settings, ("auto", "in_graph")),
+        ("num_learners", config.learners_settings, (0,)),
+        ("jit", config.debugging_settings, (True,)),
+    ):
+        value = vars(group)[name]
+        if value not in wanted:
+            raise ConfigError(
+                f"num_envs_per_env_runner='auto' measures the compiled program of this process, got "
+                f"{name}={value!r}: set a number, or leave it out for the one nearest to 16."
+            )
+
+
+def refuse_measuring(config: "AlgorithmConfig") -> None:
+    """Raises where a sweep asks for a trial: its lanes are of one shape, which one run cannot tell."""
+    if config.env_runners_settings.num_envs_per_env_runner == "auto":
+        raise ConfigError(
+            "num_envs_per_env_runner='auto' is measured for a run by itself, and this config is a "
+            "sweep: set a number, or leave it out for the one nearest to 16."
+        )
 
 
 def _check_processes(config: "AlgorithmConfig") -> None:

@@ -123,7 +123,7 @@ def _open_named(
         case "console":
             from jaxrl.logging.console_sink import ConsoleSink  # rich is slow to import
 
-            return ConsoleSink()
+            return ConsoleSink(folder.name, folder.stop_criterion)
         case "wandb":
             from jaxrl.logging.wandb_sink import WandbSink
 

@@ -92,6 +92,20 @@ def cache_contents() -> CacheContents | None:
     )
 
 
+def file_beside_programs(setting: str | None, name: str) -> Path | None:
+    """Where something else is kept from process to process, under the same setting; None for nowhere.
+
+    Args:
+        setting: As `enable_compilation_cache` takes it.
+        name: Of the file.
+    """
+    if setting == "off":
+        return None
+    if setting is not None:
+        return Path(setting).expanduser() / name
+    return _default_folder().parent / name
+
+
 def _default_folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "jaxrl" / "xla"

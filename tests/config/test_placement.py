@@ -84,5 +84,5 @@ def test_explain_shows_the_place_and_the_learners() -> None:
     text = with_runners(num_env_runners=2).learners(num_learners=2).explain()
     assert "Ray: actors" in text
     assert "2 learner processes under Ray share the" in text
-    assert "   num_envs_per_env_runner = 8 (from 'auto')" in text
+    assert "   num_envs_per_env_runner = 8 (from None)" in text
     assert "Local device 1" in PPOConfig().learners(local_device_idx=1).explain()
