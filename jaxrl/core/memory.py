@@ -21,6 +21,7 @@ from jaxrl.core.linear_recurrence import (
     log_normaliser,
     log_phase_below,
 )
+from jaxrl.core.networks import orthogonal
 from jaxrl.core.struct import pytree, where_rows
 from jaxrl.core.types import Key, PyTree
 from jaxrl.errors import ConfigError, did_you_mean
@@ -120,8 +121,8 @@ class LSTM(Memory):
     def setup(self) -> None:
         width = 4 * self.size
         self.inputs = nn.Dense(width, bias_init=_forget_gate_is_open)
-        orthogonal = gate_blocks(nn.initializers.orthogonal(), 4)
-        self.recurrent_kernel = self.param("recurrent_kernel", orthogonal, (self.size, width))
+        blocks = gate_blocks(orthogonal(), 4)
+        self.recurrent_kernel = self.param("recurrent_kernel", blocks, (self.size, width))
 
     @nn.nowrap
     def initial_carry(self, batch_size: int) -> LSTMCarry:
@@ -169,8 +170,8 @@ class GRU(Memory):
     def setup(self) -> None:
         width = 3 * self.size
         self.inputs = nn.Dense(width)
-        orthogonal = gate_blocks(nn.initializers.orthogonal(), 3)
-        self.recurrent_kernel = self.param("recurrent_kernel", orthogonal, (self.size, width))
+        blocks = gate_blocks(orthogonal(), 3)
+        self.recurrent_kernel = self.param("recurrent_kernel", blocks, (self.size, width))
         self.recurrent_bias = self.param("recurrent_bias", nn.initializers.zeros, (self.size,))
 
     @nn.nowrap

@@ -77,8 +77,18 @@ def _xavier_normal(*, gain: float = 1.0) -> Initializer:
     return _init.variance_scaling(gain**2, "fan_avg", "normal")
 
 
-def _orthogonal(*, gain: float = 1.0) -> Initializer:
-    return _init.orthogonal(gain)
+def orthogonal(*, gain: float = 1.0) -> Initializer:
+    """Orthogonal rows or columns (Saxe et al. 2014, https://arxiv.org/abs/1312.6120).
+
+    Under `jax.vmap` one matrix after another: batches of QR decompositions can make the threads of
+    XLA wait for one another for ever on the CPU (jaxlib 0.10).
+    """
+    draw = _init.orthogonal(gain)
+
+    def initialise(key: Any, shape: Any, dtype: Any = jnp.float32) -> Array:
+        return jax.custom_batching.sequential_vmap(lambda k: draw(k, shape, dtype))(key)
+
+    return initialise
 
 
 def _normal(*, mean: float = 0.0, std: float = 1.0) -> Initializer:
@@ -104,7 +114,7 @@ def _constant(*, val: float) -> Initializer:
 
 INITIALIZERS: dict[str, Callable[..., Initializer]] = {
     "default": _default,
-    "orthogonal": _orthogonal,
+    "orthogonal": orthogonal,
     "xavier_uniform": _xavier_uniform,
     "glorot_uniform": _xavier_uniform,
     "xavier_normal": _xavier_normal,

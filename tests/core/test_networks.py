@@ -1,5 +1,7 @@
 """Activations, initialisers and encoders by name, and what names are refused."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -189,3 +191,29 @@ def test_conv_filters_are_rllib_s_lists():
 def test_refused_conv_filters(value):
     with pytest.raises(ConfigError, match="conv_filters"):
         parse_conv_filters(value)
+
+
+def operands_of_qr(jaxpr: Any) -> list[int]:
+    """The ranks of what is decomposed, in a program and all that it calls."""
+    ranks = [e.invars[0].aval.ndim for e in jaxpr.eqns if e.primitive.name == "qr"]
+    for eqn in jaxpr.eqns:
+        for value in jax.tree.leaves(
+            list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+        ):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                ranks += operands_of_qr(inner)
+    return ranks
+
+
+def test_orthogonal_kernels_of_several_runs_are_drawn_one_after_another() -> None:
+    """Batches of QR decompositions can hang XLA's threads on the CPU."""
+    draw = get_initializer("orthogonal", {"gain": 2.0})
+    keys = jax.random.split(jax.random.key(0), 3)
+    several = jax.vmap(lambda key: draw(key, (6, 4)))
+    ranks = operands_of_qr(jax.make_jaxpr(several)(keys).jaxpr)
+    assert ranks
+    assert set(ranks) == {2}
+    one = jnp.stack([draw(key, (6, 4)) for key in keys])
+    np.testing.assert_allclose(several(keys), one, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(one[0].T @ one[0], 4.0 * np.eye(4), atol=1e-5)
