@@ -13,6 +13,7 @@ from jaxrl.logging.display import Display
 from jaxrl.pbt import SCHEDULE_FILE
 from jaxrl.points import Point
 from jaxrl.population import Population
+from jaxrl.sweep_picture import draw_sweep
 from jaxrl.sweep_state import is_sweep_folder, read_sweep
 
 
@@ -34,6 +35,9 @@ def train_to_the_end(
         lines.append(f"a lane of it      {sweep.folder.path / sweep.lane_name(lane)}")
     if sweep.schedule:
         lines.append(f"schedule          {sweep.folder.path / SCHEDULE_FILE}")
+    picture = draw_sweep(sweep)
+    if picture is not None:
+        lines.append(f"picture           {picture}")
     lines.append(f"sweep folder      {sweep.folder.path}")
     if interrupts.requested:
         lines.append(f"go on with        jaxrl resume {shlex.quote(str(sweep.folder.path))}")

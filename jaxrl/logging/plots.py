@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxrl.logging import files, results
 from jaxrl.logging.json_sink import parse
-from jaxrl.logging.run_folder import RunFolder
+from jaxrl.logging.run_folder import PROGRESS_FILE, RESULT_FILE, RunFolder
 
 _MAX_POINTS = 5_000
 
@@ -26,8 +26,8 @@ class LearningCurve:
     evaluated: Points
 
 
-def read_learning_curve(folder: RunFolder) -> LearningCurve:
-    """The curve from `result.json`, or from `progress.csv` if there is no other."""
+def read_learning_curve(folder: Path) -> LearningCurve:
+    """The curve from a folder's `result.json`, or from `progress.csv` if there is no other."""
     steps: list[int] = []
     band: list[tuple[float, float, float]] = []
     evaluated: Points = []
@@ -61,7 +61,7 @@ def draw_learning_curve(folder: RunFolder, *, title: str | None = None) -> Path 
     Raises:
         RunFolderError: If the picture cannot be written.
     """
-    curve = read_learning_curve(folder)
+    curve = read_learning_curve(folder.path)
     if not curve.steps and not curve.evaluated:
         return None
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import
@@ -98,11 +98,11 @@ def engineering(value: float) -> str:
     return f"{value:g}"
 
 
-def _rows(folder: RunFolder) -> Iterator[Mapping[str, Any]]:
-    if folder.result_file.is_file():
-        yield from _thinned(folder.result_file)
-    elif folder.progress_file.is_file():
-        with folder.progress_file.open(encoding="utf-8", newline="") as file:
+def _rows(folder: Path) -> Iterator[Mapping[str, Any]]:
+    if (folder / RESULT_FILE).is_file():
+        yield from _thinned(folder / RESULT_FILE)
+    elif (folder / PROGRESS_FILE).is_file():
+        with (folder / PROGRESS_FILE).open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 yield _nested({name: _cell(value) for name, value in row.items() if value})
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 DEFAULT_RESULTS_DIR = "~/jaxrl_results"
+RESULT_FILE, PROGRESS_FILE = "result.json", "progress.csv"
 _MAX_NAME = 80
 
 
@@ -137,12 +138,12 @@ class RunFolder:
     @property
     def result_file(self) -> Path:
         """One JSON document per iteration and line."""
-        return self.path / "result.json"
+        return self.path / RESULT_FILE
 
     @property
     def progress_file(self) -> Path:
         """The scalars of the results as a table."""
-        return self.path / "progress.csv"
+        return self.path / PROGRESS_FILE
 
     @property
     def checkpoints(self) -> Path:

@@ -51,7 +51,7 @@ RESULTS = [
 @pytest.mark.parametrize("sinks", [["json"], ["csv"], ["csv", "json"]])
 def test_the_curve_is_read_back_from_what_was_logged(folder: RunFolder, sinks: list[str]) -> None:
     record(folder, sinks, RESULTS)
-    curve = read_learning_curve(folder)
+    curve = read_learning_curve(folder.path)
     assert curve.steps == [2000, 3000, 4000]
     assert curve.low == [2, 3, 4]
     assert curve.mean == [3, 4, 5]
@@ -65,7 +65,7 @@ def test_a_long_run_is_thinned_but_for_its_evaluations(
 ) -> None:
     record(folder, ["json"], [result(i, evaluated=i == 50 or None) for i in range(2, 102)])
     monkeypatch.setattr(plots, "_MAX_POINTS", 10)
-    curve = read_learning_curve(folder)
+    curve = read_learning_curve(folder.path)
     assert 10 <= len(curve.steps) <= 12
     assert curve.steps[0] == 2000
     assert curve.evaluated == [(50_000, 500.0)]
