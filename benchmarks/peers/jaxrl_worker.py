@@ -173,7 +173,19 @@ def bare_loop(algorithm: Algorithm, num_updates: int) -> float:
     return time.perf_counter() - start
 
 
+def _unroll(number: int) -> None:
+    """Unroll every scan that says nothing of it: a lever to try, no setting of jaxrl."""
+    scan: Any = jax.lax.scan
+
+    def unrolled(*args: Any, **kwargs: Any) -> Any:
+        return scan(*args, **{"unroll": number, **kwargs})
+
+    jax.lax.scan = unrolled
+
+
 def main() -> None:
+    if "JAXRL_BENCHMARK_UNROLL" in os.environ:
+        _unroll(int(os.environ["JAXRL_BENCHMARK_UNROLL"]))
     with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
         os.environ["JAXRL_RESULTS_DIR"] = folder
         peer = JaxrlPeer(config)
