@@ -81,7 +81,7 @@ def middle_layer(setting: AnySetting) -> tuple[int, int, int]:
     rows, gates = setting.minibatch_size, GATES[setting.memory]
     if gates > 1:
         rows = max(1, rows // setting.max_seq_len)
-    return rows, width, gates * width
+    return rows, width, gates * (setting.second_size or width)
 
 
 def product_probe(rows: int, inputs: int, outputs: int) -> str:

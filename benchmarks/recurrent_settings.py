@@ -9,9 +9,13 @@ import dataclasses
 
 from benchmarks.settings import Setting, host_setting, parse_setting
 
-FEEDFORWARD, LSTM, GRU, LRU = "feedforward", "lstm", "gru", "lru"
-IN_GRAPH = {FEEDFORWARD: None, LSTM: "lstm", GRU: "gru", LRU: "lru"}
-"""Peers in the compiled program, and the second layer of their networks."""
+FEEDFORWARD, WIDE, LSTM, GRU, LRU = "feedforward", "feedforward-512", "lstm", "gru", "lru"
+IN_GRAPH = {FEEDFORWARD: None, WIDE: None, LSTM: "lstm", GRU: "gru", LRU: "lru"}
+"""Peers in the compiled program, and the second layer of their networks.
+
+`WIDE` has a dense one with as many multiplications as the LSTM: of 512 units, for four gates with two
+products of 64 x 64 each.
+"""
 HOST_LSTM, RLLIB_LSTM = "jaxrl-local-lstm", "rllib-local-lstm"
 HOST = {HOST_LSTM: "lstm", RLLIB_LSTM: "lstm"}
 PARTS = {"in_graph": LSTM, "host": HOST_LSTM}
@@ -25,4 +29,9 @@ def settings(part: str, *, steps: int | None = None) -> dict[str, Setting]:
         base, memories = parse_setting(IN_GRAPH_SETTING, steps=steps or IN_GRAPH_STEPS), IN_GRAPH
     else:
         base, memories = host_setting(steps=steps), HOST
-    return {name: dataclasses.replace(base, memory=memory) for name, memory in memories.items()}
+    return {
+        name: dataclasses.replace(
+            base, memory=memory, second_size=8 * base.hidden_size if name == WIDE else None
+        )
+        for name, memory in memories.items()
+    }

@@ -47,6 +47,8 @@ class Setting:
     entropy_coeff: float = 0.01
     max_grad_norm: float = 0.5
     adam_eps: float = 1e-5
+    second_size: int | None = None
+    """Of the second hidden layer; None for the first one's."""
     memory: str | None = None
     """The kind of a recurrent layer in the place of the second hidden one; None for none."""
     max_seq_len: int = 16

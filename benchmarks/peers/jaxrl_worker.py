@@ -149,9 +149,10 @@ def config(setting: Setting) -> PPOConfig:
 
 
 def second_layer(setting: Setting) -> dict[str, Any]:
-    """A dense layer like the first, or a memory as wide."""
+    """A dense layer, or a memory as wide as the first."""
     if setting.memory is None:
-        return {"fcnet_hiddens": [setting.hidden_size, setting.hidden_size]}
+        second = setting.second_size or setting.hidden_size
+        return {"fcnet_hiddens": [setting.hidden_size, second]}
     return {
         "use_lstm": True,
         "recurrent_layer_type": setting.memory,

@@ -18,6 +18,7 @@ from tests.benchmarks.fake_limits import FakeLimits
 
 RATES = {
     peers.FEEDFORWARD: 100_000.0,
+    peers.WIDE: 30_000,
     peers.LSTM: 40_000.0,
     peers.GRU: 50_000.0,
     peers.LRU: 80_000.0,
