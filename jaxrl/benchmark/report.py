@@ -82,7 +82,7 @@ def page(summary: Mapping[str, Any], tables: Sequence[Table]) -> str:
     lead = f"<p>{_inline(about)}</p>" if rest else ""
     where = f'<p class="where">{_inline((rest or [about])[-1])}</p>'
     pictures = [("Learning curves", CURVES_TEXT, figures.learning_curves(summary))]
-    if len(summary["aggregates"]) > 1 or len(summary["winners"]) > 1:
+    if len(summary["aggregates"]) > 1 or (summary["aggregates"] and len(summary["winners"]) > 1):
         pictures.append(("Aggregates", "", figures.aggregates(summary, list(AGGREGATES))))
         pictures.append(("Performance profiles", "", figures.performance_profiles(summary)))
     parts = [_picture(*picture) for picture in pictures if picture[2]]

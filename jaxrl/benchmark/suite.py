@@ -9,7 +9,8 @@ from typing import Any, TypeVar, cast
 import jaxrl
 from jaxrl.benchmark.job import Job
 from jaxrl.benchmark.metrics import METRICS
-from jaxrl.benchmark.peers import check_peer, peers_folder
+from jaxrl.benchmark.peers import check_peer, peers_folder, root
+from jaxrl.benchmark.speed import STEMS, Speed
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.load import load_experiment, parse_text
 from jaxrl.config.registry import get_algorithm_config
@@ -84,6 +85,7 @@ class Suite:
         tasks: By environment.
         cells: In the order in which they run.
         peers: Where adapters of peers are; None where there are none.
+        speed: What is measured of the programs themselves; None for nothing.
         text: The file's own, kept beside the results.
     """
 
@@ -95,6 +97,7 @@ class Suite:
     tasks: Mapping[str, Task]
     cells: tuple[Cell, ...]
     peers: Path | None
+    speed: Speed | None
     text: str
 
     def job(self, cell: Cell, folder: Path) -> Job:
@@ -114,10 +117,12 @@ class Suite:
 
 KEYS = (
     "name", "about", "seeds", "episodes", "metrics", "environments", "algorithms", "configs", "peers",
+    "speed",
 )  # fmt: skip
 TASK_KEYS = tuple(field.name for field in dataclasses.fields(Task))
 ALGORITHM_KEYS = ("algorithm", "settings", "environments")
 CONFIG_KEYS = ("file", "label", "budget", "threshold", "settings")
+SPEED_KEYS = tuple(field.name for field in dataclasses.fields(Speed))
 PEER_KEYS = ("algorithms", "settings", "environments")
 
 
@@ -177,9 +182,10 @@ class _Reader:
     def suite(self) -> Suite:
         data = self._data
         cells = [*self._of_configs(), *self._of_algorithms(), *self._of_peers()]
-        if not cells:
+        speed = self._speed()
+        if not cells and speed is None:
             raise ConfigError(
-                "it names nothing to run: give configs, or environments and algorithms."
+                "it names nothing to run: give configs, environments and algorithms, or speed."
             )
         for number, cell in enumerate(cells):
             if any(cell.name == other.name for other in cells[:number]):
@@ -196,7 +202,23 @@ class _Reader:
             tasks={cell.environment: self._task(cell.environment) for cell in cells},
             cells=tuple(sorted(cells, key=lambda cell: self._order(cells, cell.environment))),
             peers=self._peers,
+            speed=speed,
             text=self._text,
+        )
+
+    def _speed(self) -> Speed | None:
+        if "speed" not in self._data:
+            return None
+        given = _mapping(self._data["speed"], "speed", SPEED_KEYS)
+        if self._peers is None or not (root(self._peers) / "benchmarks" / "speed.py").is_file():
+            raise ConfigError(
+                "speed is measured by a checkout's benchmarks.speed, and the suite's file is in none."
+            )
+        suites = [_known("speed: suites", x, STEMS) for x in given.get("suites") or list(STEMS)]
+        return Speed(
+            suites=tuple(suites),
+            pairs=_positive("speed: pairs", given.get("pairs", 7)),
+            quick=given.get("quick", False) is True,
         )
 
     def _order(self, cells: Sequence[Cell], environment: str) -> int:

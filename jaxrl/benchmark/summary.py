@@ -1,5 +1,6 @@
 """A suite's outcomes as the figures that reports show and comparisons read: plain data."""
 
+import dataclasses
 import datetime
 import platform
 from collections.abc import Mapping, Sequence
@@ -12,18 +13,22 @@ from jaxrl.benchmark import metrics, scores
 from jaxrl.benchmark.metrics import Outcome
 from jaxrl.benchmark.scores import Interval, Scores
 from jaxrl.benchmark.suite import Cell, Suite
+from jaxrl.benchmark.tables import Table
 
 CURVE_POINTS = 200
 TAUS = 51
 
 
-def summary_of(suite: Suite, folder: Path, failures: Mapping[str, str]) -> dict[str, Any]:
+def summary_of(
+    suite: Suite, folder: Path, failures: Mapping[str, str], speed: Sequence[Table] = ()
+) -> dict[str, Any]:
     """Everything that is told of a suite's runs.
 
     Args:
         suite: What was run.
         folder: Where its outcomes are.
         failures: Why cells have none, by their names.
+        speed: Tables of what was measured of the programs themselves.
     """
     cells, outcomes = [], {}
     for cell in suite.cells:
@@ -56,6 +61,7 @@ def summary_of(suite: Suite, folder: Path, failures: Mapping[str, str]) -> dict[
         "aggregates": {name: _aggregates(found) for name, found in entrants.items()},
         "profiles": {name: _profile(found) for name, found in entrants.items()},
         "improvement": _improvement(entrants),
+        "speed": [dataclasses.asdict(table) for table in speed],
     }
 
 

@@ -34,14 +34,25 @@ class Table:
 def tables_of(summary: Row) -> list[Table]:
     """All tables of a suite's summary."""
     found = [_environment(summary, env) for env in summary["winners"]]
-    if len(summary["winners"]) > 1 or len(summary["aggregates"]) > 1:
+    if len(summary["aggregates"]) > 1 or (summary["aggregates"] and len(summary["winners"]) > 1):
         found.append(_aggregates(summary))
     if summary["improvement"]:
         found.append(_improvement(summary))
     failed = [cell for cell in summary["cells"] if cell["failure"] or cell["lost_seeds"]]
     if failed:
         found.append(_failures(failed))
+    found += [_again(table) for table in summary["speed"]]
     return found
+
+
+def _again(data: Row) -> Table:
+    """A table that was kept as plain data."""
+    return Table(
+        title=data["title"],
+        text=data["text"],
+        header=tuple(data["header"]),
+        rows=[tuple(row) for row in data["rows"]],
+    )
 
 
 def number(value: float | None) -> str:

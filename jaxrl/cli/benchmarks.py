@@ -8,9 +8,12 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from jaxrl.benchmark import runner
 from jaxrl.benchmark.compare import Change, compared, read_summary
+from jaxrl.benchmark.peers import root
 from jaxrl.benchmark.report import MARKDOWN, write_report
+from jaxrl.benchmark.speed import run_speed, speed_tables
 from jaxrl.benchmark.suite import Suite, load_suite, suite_file
 from jaxrl.benchmark.summary import summary_of
+from jaxrl.benchmark.tables import Table
 from jaxrl.errors import RunFolderError
 from jaxrl.logging import text
 
@@ -28,7 +31,8 @@ def run(given: str, out: str | None, compare: str | None) -> int:
         _keep_suite(suite, claimed)
         with _Display() as display:
             failures = runner.run(suite, claimed, display)
-        summary = summary_of(suite, claimed, failures)
+        tables, slow = _speed(suite, claimed / "speed")
+        summary = summary_of(suite, claimed, failures, tables)
         changes = None if before is None else compared(before, summary)
         page = write_report(summary, claimed, changes)
     for line in _lines(summary["winners"], failures, changes or []):
@@ -36,7 +40,20 @@ def run(given: str, out: str | None, compare: str | None) -> int:
     typer.echo(f"report            {page}")
     typer.echo(f"as Markdown       {page.parent / MARKDOWN}")
     worse = [change for change in changes or [] if change.is_regression]
-    return 1 if failures or worse else 0
+    return 1 if failures or slow or worse else 0
+
+
+def _speed(suite: Suite, folder: Path) -> tuple[list[Table], dict[str, str]]:
+    """Tables of the programs' speed, and why suites of it have none."""
+    if suite.speed is None or suite.peers is None:
+        return [], {}
+    failures = run_speed(
+        suite.speed,
+        root(suite.peers),
+        folder,
+        lambda name, what: typer.echo(f"speed, {name}: {what}"),
+    )
+    return speed_tables(suite.speed, folder, failures), failures
 
 
 def _keep_suite(suite: Suite, folder: Path) -> None:

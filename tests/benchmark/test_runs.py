@@ -247,3 +247,31 @@ def test_the_command_says_what_is_wrong() -> None:
     found = CliRunner().invoke(app, ["benchmark", "smok"])
     assert found.exit_code == 2
     assert "Did you mean 'smoke'" in found.output
+
+
+SPEED = """
+import sys
+from pathlib import Path
+out = Path(sys.argv[sys.argv.index("--out") + 1])
+suite = sys.argv[sys.argv.index("--suite") + 1]
+if suite == "host":
+    sys.exit("no host today")
+(out / "speed.md").write_text("# Speed\\n\\nWords.\\n\\n| peer | steps/s |\\n| --- | --- |\\n| ours | 7 |\\n")
+"""
+
+
+def test_speed_is_measured_by_the_checkout(tmp_path: Path, capsys: Any) -> None:
+    folder = tmp_path / "checkout" / "benchmarks"
+    for name in ("suites", "peers"):
+        (folder / name).mkdir(parents=True)
+    (folder / "speed.py").write_text(SPEED)
+    path = folder / "suites" / "fast.yaml"
+    path.write_text("speed: {suites: [in_graph, host], pairs: 2}\n")
+    out = tmp_path / "out"
+    assert benchmarks.run(str(path), str(out), None) == 1
+    page = (out / "report.md").read_text()
+    assert "## Speed, in_graph: Speed\n\nWords.\n\n| peer | steps/s |" in page
+    assert "| host | exit code 1: no host today |" in page
+    capsys.readouterr()
+    benchmarks.run(str(path), str(out), None)
+    assert "speed, in_graph: done before" in capsys.readouterr().out
