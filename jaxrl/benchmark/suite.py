@@ -2,15 +2,16 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import jaxrl
 from jaxrl.benchmark.job import Job
 from jaxrl.benchmark.metrics import METRICS
 from jaxrl.benchmark.peers import check_peer, peers_folder, root
 from jaxrl.benchmark.speed import STEMS, Speed
+from jaxrl.benchmark.values import NUMBERS, known_name, mapping, positive, seeds_of, typed
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.load import load_experiment, parse_text
 from jaxrl.config.registry import get_algorithm_config
@@ -23,8 +24,6 @@ from jaxrl.runners.assemble import make_env
 
 OURS = "jaxrl"
 MATCHED, RECOMMENDED = "matched", "recommended"
-
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,7 +156,7 @@ def load_suite(path: Path) -> Suite:
         raise ConfigError(f"Cannot read the suite '{path}': {error}.") from error
     data, _ = parse_text(text, path)
     try:
-        return _Reader(_mapping(data, "the file", KEYS), path, text).suite()
+        return _Reader(mapping(data, "the file", KEYS), path, text).suite()
     except JaxrlError as error:
         raise type(error)(f"{path}: {error}") from error
 
@@ -169,8 +168,8 @@ class _Reader:
         self._data, self._path, self._text = data, path, text
         self._peers = peers_folder(path)
         self._tasks = {
-            env: Task(**_typed(_mapping(x, f"environments: {env}", TASK_KEYS), _NUMBERS, env))
-            for env, x in _mapping(data.get("environments"), "environments").items()
+            env: Task(**typed(mapping(x, f"environments: {env}", TASK_KEYS), NUMBERS, env))
+            for env, x in mapping(data.get("environments"), "environments").items()
         }
         for env, task in self._tasks.items():
             if not task.low < task.high:
@@ -196,9 +195,11 @@ class _Reader:
         return Suite(
             name=str(data.get("name", self._path.stem)),
             about=str(data.get("about", "")),
-            seeds=_seeds(data.get("seeds", 5)),
-            episodes=_positive("episodes", data.get("episodes", 100)),
-            metrics=tuple(_known("metrics", x, METRICS) for x in data.get("metrics") or METRICS),
+            seeds=seeds_of(data.get("seeds", 5)),
+            episodes=positive("episodes", data.get("episodes", 100)),
+            metrics=tuple(
+                known_name("metrics", x, METRICS) for x in data.get("metrics") or METRICS
+            ),
             tasks={cell.environment: self._task(cell.environment) for cell in cells},
             cells=tuple(sorted(cells, key=lambda cell: self._order(cells, cell.environment))),
             peers=self._peers,
@@ -209,15 +210,15 @@ class _Reader:
     def _speed(self) -> Speed | None:
         if "speed" not in self._data:
             return None
-        given = _mapping(self._data["speed"], "speed", SPEED_KEYS)
+        given = mapping(self._data["speed"], "speed", SPEED_KEYS)
         if self._peers is None or not (root(self._peers) / "benchmarks" / "speed.py").is_file():
             raise ConfigError(
                 "speed is measured by a checkout's benchmarks.speed, and the suite's file is in none."
             )
-        suites = [_known("speed: suites", x, STEMS) for x in given.get("suites") or list(STEMS)]
+        suites = [known_name("speed: suites", x, STEMS) for x in given.get("suites") or list(STEMS)]
         return Speed(
             suites=tuple(suites),
-            pairs=_positive("speed: pairs", given.get("pairs", 7)),
+            pairs=positive("speed: pairs", given.get("pairs", 7)),
             quick=given.get("quick", False) is True,
         )
 
@@ -232,7 +233,7 @@ class _Reader:
         cells = []
         for entry in self._data.get("configs") or []:
             entry = {"file": entry} if isinstance(entry, str) else entry
-            given = _mapping(entry, "configs", CONFIG_KEYS)
+            given = mapping(entry, "configs", CONFIG_KEYS)
             experiment = load_experiment(config_file(str(given.get("file"))))
             config = experiment.config.update_from_dict(given.get("settings") or {})
             env = config.environment_settings.env
@@ -245,7 +246,7 @@ class _Reader:
                     environment=str(env),
                     algorithm=str(config.algo_name),
                     settings=_settings_of(config),
-                    budget=_positive(f"budget of {given['file']}", budget),
+                    budget=positive(f"budget of {given['file']}", budget),
                     threshold=given.get("threshold", task.threshold),
                 )
             )
@@ -256,8 +257,8 @@ class _Reader:
         algorithms = self._data.get("algorithms")
         if isinstance(algorithms, list):
             algorithms = dict.fromkeys(algorithms)
-        for label, entry in _mapping(algorithms, "algorithms").items():
-            given = _mapping(entry, f"algorithms: {label}", ALGORITHM_KEYS)
+        for label, entry in mapping(algorithms, "algorithms").items():
+            given = mapping(entry, f"algorithms: {label}", ALGORITHM_KEYS)
             name = str(given.get("algorithm", label))
             for env in self._environments(given, f"algorithms: {label}"):
                 config = get_algorithm_config(name).environment(env)
@@ -267,14 +268,14 @@ class _Reader:
 
     def _of_peers(self) -> list[Cell]:
         cells: list[Cell] = []
-        for peer, entry in _mapping(self._data.get("peers"), "peers").items():
-            given = _mapping(entry, f"peers: {peer}", PEER_KEYS)
+        for peer, entry in mapping(self._data.get("peers"), "peers").items():
+            given = mapping(entry, f"peers: {peer}", PEER_KEYS)
             known = check_peer(self._peers, peer)
             kinds = given.get("settings") or [MATCHED]
             for kind in [kinds] if isinstance(kinds, str) else kinds:
-                _known(f"peers: {peer}: settings", kind, (MATCHED, RECOMMENDED))
+                known_name(f"peers: {peer}: settings", kind, (MATCHED, RECOMMENDED))
                 for name in given.get("algorithms") or known:
-                    _known(f"peers: {peer}: algorithms", name, known)
+                    known_name(f"peers: {peer}: algorithms", name, known)
                     cells += self._peer_cells(peer, name, kind, given)
         return cells
 
@@ -305,7 +306,7 @@ class _Reader:
     def _environments(self, given: Mapping[str, Any], where: str) -> list[str]:
         wanted = given.get("environments") or list(self._tasks)
         for env in wanted:
-            _known(f"{where}: environments", env, self._tasks)
+            known_name(f"{where}: environments", env, self._tasks)
         return list(wanted)
 
     def _cell(
@@ -318,7 +319,7 @@ class _Reader:
             environment=env,
             algorithm=algorithm,
             settings=settings,
-            budget=_positive(f"environments: {env}: budget", task.budget),
+            budget=positive(f"environments: {env}: budget", task.budget),
             threshold=task.threshold,
         )
 
@@ -330,76 +331,3 @@ def _settings_of(config: AlgorithmConfig) -> dict[str, Any]:
     config.copy(copy_frozen=False).validate()
     make_env(config)
     return serializable_dict(config)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError
-    return float(value)
-
-
-def _integer(value: Any) -> int:
-    number = _number(value)
-    if number != int(number) or number < 1:
-        raise TypeError
-    return int(number)
-
-
-_NUMBERS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
-    "budget": (_integer, "a number of environment steps"),
-    "threshold": (_number, "a return"),
-    "low": (_number, "a return"),
-    "high": (_number, "a return"),
-}
-
-
-def _typed(
-    given: Mapping[str, Any], kinds: Mapping[str, tuple[Callable[[Any], Any], str]], where: str
-) -> dict[str, Any]:
-    typed = {}
-    for name, value in given.items():
-        parse, wanted = kinds[name]
-        try:
-            typed[name] = parse(value)
-        except TypeError:
-            raise ConfigError(f"{where}: {name} must be {wanted}, got {value!r}.") from None
-    return typed
-
-
-def _mapping(data: Any, where: str, known: Sequence[str] | None = None) -> Mapping[str, Any]:
-    if data is None:
-        return {}
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{where} must map names to what is said of them, got {data!r}.")
-    found = {str(name): value for name, value in cast(Mapping[Any, Any], data).items()}
-    for name in found:
-        if known is not None:
-            _known(where, name, known)
-    return found
-
-
-def _known(where: str, name: Any, known: Any) -> str:
-    names = [str(x) for x in known]
-    if name not in names:
-        raise UnknownNameError(
-            f"{where} has {name!r}, which is none of {', '.join(names) or 'those that exist'}."
-            f"{did_you_mean(str(name), names)}"
-        )
-    return str(name)
-
-
-def _positive(name: str, value: Any) -> int:
-    try:
-        return _integer(value)
-    except TypeError:
-        raise ConfigError(f"{name} must be a whole number above 0, got {value!r}.") from None
-
-
-def _seeds(value: Any) -> tuple[int, ...]:
-    if isinstance(value, list):
-        seeds = cast(list[Any], value)
-        if seeds and len(set(seeds)) == len(seeds) and all(type(seed) is int for seed in seeds):
-            return tuple(seeds)
-    elif type(value) is int and value > 0:
-        return tuple(range(value))
-    raise ConfigError(f"seeds must be a number above 0 or a list of different ones, got {value!r}.")

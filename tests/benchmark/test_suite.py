@@ -65,7 +65,7 @@ def test_rivals_on_one_environment_follow_one_another(tmp_path: Path) -> None:
     assert [cell.environment for cell in cells] == ["CartPole-v1"] * 2 + ["Acrobot-v1"] * 2
 
 
-@pytest.mark.parametrize("name", ["smoke", "classic", "minatar", "learning"])
+@pytest.mark.parametrize("name", ["smoke", "classic", "minatar", "learning", "peers", "speed"])
 def test_shipped_suites_load(name: str) -> None:
     suite = load_suite(suite_file(name))
     assert suite.name == name

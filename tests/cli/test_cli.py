@@ -178,7 +178,7 @@ def test_options_of_processes_reach_the_config(monkeypatch: pytest.MonkeyPatch) 
     assert run("train", "--algo", "PPO", "--env", "x", "--num-env-runners", "0")[0] == 0
     names = ("num_env_runners", "num_envs_per_env_runner", "num_learners", "record_video")
     values = [[experiment.config[name] for name in names] for experiment in trained]
-    assert values == [[2, 4, 3, True], [0, "auto", 0, False]]
+    assert values == [[2, 4, 3, True], [0, None, 0, False]]
     assert trained[1].config.explicit == {"env", "num_env_runners"}
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from jaxrl.config.load import load_config, load_experiment, load_experiments
 from jaxrl.config.stop import parse_stop, stop_reached
+from jaxrl.config.sweep import lanes_of
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -16,8 +17,9 @@ SHIPPED = sorted(CONFIGS.rglob("*.yaml"))
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(CONFIGS)))
 def test_shipped_config_loads(path: Path) -> None:
     experiment = load_experiment(path)
-    experiment.config.validate()
-    plan = experiment.config.plan()
+    config = lanes_of(experiment.config)[0].config  # a single run is a sweep of one
+    config.validate()
+    plan = config.plan()
     assert plan.notes == ()
     assert experiment.config.notes == []
     assert experiment.stop
