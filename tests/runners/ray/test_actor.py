@@ -16,6 +16,9 @@ from jaxrl.runners.ray.env_runner import Job, RayEnvRunner, as_raised, pack_job
 from jaxrl.runners.results import to_host
 from tests.runners.ray.toys import Toy
 
+# An actor asks Ray where it runs, which starts one where there is none.
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
 
 def config_for(env: Any = Toy, **env_config: Any) -> Any:
     config = PPOConfig().environment(env, env_config=env_config, disable_env_checking=True)
