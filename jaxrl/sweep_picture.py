@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl.logging import files, text
-from jaxrl.logging.plots import LearningCurve, engineering, read_learning_curve
+from jaxrl.logging import text
+from jaxrl.logging.plots import LearningCurve, engineering, read_learning_curve, write_picture
 from jaxrl.points import Point
 from jaxrl.population import Population
 from jaxrl.statistics import bootstrap_interval, interquartile_mean
@@ -60,13 +60,7 @@ def draw_sweep(sweep: Population) -> Path | None:
     axes[0].set_title(f"{title}: the best {MAX_CURVES} of {len(points)}" if left_out else title)
     for panel, name in zip(axes[1:], swept, strict=True):
         _draw_scores(panel, points, name)
-    path = sweep.folder.path / PICTURE
-    with files.one_sentence("write", path):
-        path.parent.mkdir(exist_ok=True)
-        part = path.with_suffix(".part")
-        figure.savefig(part, format="png")
-        part.replace(path)
-    return path
+    return write_picture(figure, sweep.folder.path / PICTURE)
 
 
 def _is_swept(points: Sequence[Point], name: str) -> bool:

@@ -6,7 +6,7 @@ Standard library only: every peer's environment imports it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -58,20 +58,37 @@ def main(
         run = Run(job, seed)
         evaluate = train(run)
         seconds = run.clock() - run.compile_s
-        job.write_outcome(
-            seed,
-            {
-                "evaluated": float(evaluate()),
-                "env_steps": run.curve.steps[-1] if run.curve.steps else job.budget,
-                "curve": run.curve.to_data(),
-                "seconds": seconds,
-                "compile_s": run.compile_s,
-                "memory_gib": peak_memory_gib(),
-                "num_lanes": 1,
-                "devices": devices,
-                "versions": {name: version(name) for name in packages},
-            },
-        )
+        shared = told(seconds, run.compile_s, packages, devices)
+        steps = run.curve.steps[-1] if run.curve.steps else job.budget
+        job.write_outcome(seed, {**shared, **scored(run.curve, float(evaluate()), steps)})
+
+
+def told(
+    seconds: float,
+    compile_s: float,
+    packages: Sequence[str],
+    devices: Sequence[str],
+    lanes: int = 1,
+) -> dict[str, Any]:
+    """What an outcome says of the process."""
+    return {
+        "seconds": seconds,
+        "compile_s": compile_s,
+        "memory_gib": peak_memory_gib(),
+        "num_lanes": lanes,
+        "devices": list(devices),
+        "versions": {name: version(name) for name in packages},
+    }
+
+
+def scored(curve: Curve, evaluated: float, env_steps: int) -> dict[str, Any]:
+    """What an outcome says of a run."""
+    return {"evaluated": evaluated, "env_steps": env_steps, "curve": curve.to_data()}
+
+
+def gymnasium_id(job: Job) -> str:
+    """The environment's id as gymnasium knows it."""
+    return job.environment.removeprefix("gymnasium:")
 
 
 def settings_of(job: Job) -> dict[str, Any]:

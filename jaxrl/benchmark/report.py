@@ -10,7 +10,7 @@ from typing import Any
 from jaxrl.benchmark import figures
 from jaxrl.benchmark.compare import SUMMARY, Change
 from jaxrl.benchmark.scores import AGGREGATES
-from jaxrl.benchmark.tables import Table, changes_table, tables_of
+from jaxrl.benchmark.tables import Table, changes_table, has_aggregates, tables_of
 from jaxrl.logging import files
 
 MARKDOWN, PAGE = "report.md", "report.html"
@@ -82,7 +82,7 @@ def page(summary: Mapping[str, Any], tables: Sequence[Table]) -> str:
     lead = f"<p>{_inline(about)}</p>" if rest else ""
     where = f'<p class="where">{_inline((rest or [about])[-1])}</p>'
     pictures = [("Learning curves", CURVES_TEXT, figures.learning_curves(summary))]
-    if len(summary["aggregates"]) > 1 or (summary["aggregates"] and len(summary["winners"]) > 1):
+    if has_aggregates(summary):
         pictures.append(("Aggregates", "", figures.aggregates(summary, list(AGGREGATES))))
         pictures.append(("Performance profiles", "", figures.performance_profiles(summary)))
     parts = [_picture(*picture) for picture in pictures if picture[2]]

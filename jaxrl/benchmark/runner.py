@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -140,8 +141,6 @@ def _forget_other_jobs(job: Job, path: Path) -> None:
     except (OSError, ValueError, TypeError):
         return
     if (before.described(), before.seeds) != (job.described(), job.seeds):
-        import shutil
-
         for saved in path.parent.iterdir():
             if saved.is_dir():
                 shutil.rmtree(saved)

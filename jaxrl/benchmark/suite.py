@@ -180,7 +180,8 @@ class _Reader:
 
     def suite(self) -> Suite:
         data = self._data
-        cells = [*self._of_configs(), *self._of_algorithms(), *self._of_peers()]
+        ours = [*self._of_configs(), *self._of_algorithms()]
+        cells = [*ours, *self._of_peers(ours)]
         speed = self._speed()
         if not cells and speed is None:
             raise ConfigError(
@@ -238,7 +239,12 @@ class _Reader:
             config = experiment.config.update_from_dict(given.get("settings") or {})
             env = config.environment_settings.env
             task = self._task(str(env))
-            budget = given.get("budget", task.budget or experiment.stop.get(ENV_STEPS))
+            numbers = typed(
+                {n: given[n] for n in ("budget", "threshold") if n in given},
+                NUMBERS,
+                f"configs: {given['file']}",
+            )
+            budget = numbers.get("budget", task.budget or experiment.stop.get(ENV_STEPS))
             cells.append(
                 Cell(
                     entrant=str(given.get("label", config.algo_name)),
@@ -247,7 +253,7 @@ class _Reader:
                     algorithm=str(config.algo_name),
                     settings=_settings_of(config),
                     budget=positive(f"budget of {given['file']}", budget),
-                    threshold=given.get("threshold", task.threshold),
+                    threshold=numbers.get("threshold", task.threshold),
                 )
             )
         return cells
@@ -266,42 +272,32 @@ class _Reader:
                 cells.append(self._cell(label, OURS, env, name, _settings_of(config)))
         return cells
 
-    def _of_peers(self) -> list[Cell]:
+    def _of_peers(self, ours: Sequence[Cell]) -> list[Cell]:
+        """Wherever jaxrl runs an algorithm of a peer's too, whose settings it matches."""
         cells: list[Cell] = []
         for peer, entry in mapping(self._data.get("peers"), "peers").items():
             given = mapping(entry, f"peers: {peer}", PEER_KEYS)
             known = check_peer(self._peers, peer)
+            for name in given.get("algorithms") or []:
+                known_name(f"peers: {peer}: algorithms", name, known)
+            names = given.get("algorithms") or known
+            where = set(self._environments(given, f"peers: {peer}")) if self._tasks else None
+            rivals = [
+                cell
+                for cell in ours
+                if cell.algorithm in names and (where is None or cell.environment in where)
+            ]
+            unmatched = set(given.get("algorithms") or []) - {cell.algorithm for cell in rivals}
+            if unmatched or not rivals:
+                raise ConfigError(
+                    f"peers: {peer} is to run {', '.join(sorted(unmatched or names))}, which nothing "
+                    "of ours runs; name it under configs or algorithms."
+                )
             kinds = given.get("settings") or [MATCHED]
             for kind in [kinds] if isinstance(kinds, str) else kinds:
                 known_name(f"peers: {peer}: settings", kind, (MATCHED, RECOMMENDED))
-                for name in given.get("algorithms") or known:
-                    known_name(f"peers: {peer}: algorithms", name, known)
-                    cells += self._peer_cells(peer, name, kind, given)
+                cells += [_of_peer(cell, peer, kind) for cell in rivals]
         return cells
-
-    def _peer_cells(self, peer: str, name: str, kind: str, given: Mapping[str, Any]) -> list[Cell]:
-        """A peer's, wherever jaxrl runs the algorithm too, whose settings it matches."""
-        where = set(self._environments(given, f"peers: {peer}")) if self._tasks else None
-        ours = [
-            cell
-            for cell in [*self._of_configs(), *self._of_algorithms()]
-            if cell.algorithm == name and (where is None or cell.environment in where)
-        ]
-        if not ours:
-            raise ConfigError(
-                f"peers: {peer} is to run {name}, which nothing of ours runs; name it under configs "
-                "or algorithms."
-            )
-        note = "" if kind == MATCHED else f", {RECOMMENDED}"
-        return [
-            dataclasses.replace(
-                cell,
-                entrant=f"{peer} {cell.entrant}{note}",
-                peer=peer,
-                settings=cell.settings if kind == MATCHED else None,
-            )
-            for cell in ours
-        ]
 
     def _environments(self, given: Mapping[str, Any], where: str) -> list[str]:
         wanted = given.get("environments") or list(self._tasks)
@@ -322,6 +318,17 @@ class _Reader:
             budget=positive(f"environments: {env}: budget", task.budget),
             threshold=task.threshold,
         )
+
+
+def _of_peer(cell: Cell, peer: str, kind: str) -> Cell:
+    """What a peer runs beside a cell of ours."""
+    note = "" if kind == MATCHED else f", {RECOMMENDED}"
+    return dataclasses.replace(
+        cell,
+        entrant=f"{peer} {cell.entrant}{note}",
+        peer=peer,
+        settings=cell.settings if kind == MATCHED else None,
+    )
 
 
 def _settings_of(config: AlgorithmConfig) -> dict[str, Any]:

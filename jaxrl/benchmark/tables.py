@@ -34,7 +34,7 @@ class Table:
 def tables_of(summary: Row) -> list[Table]:
     """All tables of a suite's summary."""
     found = [_environment(summary, env) for env in summary["winners"]]
-    if len(summary["aggregates"]) > 1 or (summary["aggregates"] and len(summary["winners"]) > 1):
+    if has_aggregates(summary):
         found.append(_aggregates(summary))
     if summary["improvement"]:
         found.append(_improvement(summary))
@@ -43,6 +43,13 @@ def tables_of(summary: Row) -> list[Table]:
         found.append(_failures(failed))
     found += [_again(table) for table in summary["speed"]]
     return found
+
+
+def has_aggregates(summary: Row) -> bool:
+    """Whether there is anything to put together: several entrants, or one on several environments."""
+    return len(summary["aggregates"]) > 1 or bool(
+        summary["aggregates"] and len(summary["winners"]) > 1
+    )
 
 
 def _again(data: Row) -> Table:

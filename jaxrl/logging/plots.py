@@ -82,12 +82,21 @@ def draw_learning_curve(folder: RunFolder, *, title: str | None = None) -> Path 
     axes.grid(alpha=0.25)
     axes.xaxis.set_major_formatter(lambda value, _: engineering(value))
     axes.legend(loc="best", frameon=False)
-    with files.one_sentence("write", folder.learning_curve):
-        folder.learning_curve.parent.mkdir(exist_ok=True)
-        part = folder.learning_curve.with_suffix(".part")
+    return write_picture(figure, folder.learning_curve)
+
+
+def write_picture(figure: Any, path: Path) -> Path:
+    """A matplotlib figure as a PNG, whole or not at all; its folder is made.
+
+    Raises:
+        RunFolderError: It cannot be written.
+    """
+    with files.one_sentence("write", path):
+        path.parent.mkdir(exist_ok=True)
+        part = path.with_suffix(".part")
         figure.savefig(part, format="png")
-        part.replace(folder.learning_curve)
-    return folder.learning_curve
+        part.replace(path)
+    return path
 
 
 def engineering(value: float) -> str:

@@ -78,6 +78,7 @@ def test_shipped_suites_load(name: str) -> None:
 WRONG = [
     ("algorithms: [PPOO]\n" + SMALL.replace("algorithms: [PPO, DQN]", ""), "Did you mean 'PPO'"),
     (SMALL.replace("CartPole-v1", "CartPol-v1"), "Did you mean 'CartPole-v1'"),
+    ("configs: [{file: classic/cartpole-ppo, threshold: high}]", "threshold must be a return"),
     (SMALL + "metrics: [returns]\n", "Did you mean 'return'"),
     (SMALL + "budget: 3\n", "the file has 'budget'"),
     (
@@ -124,6 +125,13 @@ def test_wrong_peers_are_refused(tmp_path: Path, peers: str, sentence: str) -> N
     with_peer(tmp_path)
     with pytest.raises(UnknownNameError, match=sentence):
         load_suite(written(tmp_path, f"{SMALL}peers: {peers}\n"))
+
+
+def test_a_peer_runs_what_both_have(tmp_path: Path) -> None:
+    with_peer(tmp_path)
+    (tmp_path / "peers" / "other" / "peer.yaml").write_text("algorithms: [PPO, SAC]\nmodule: x\n")
+    cells = load_suite(written(tmp_path, SMALL + "peers: {other: {}}\n")).cells
+    assert [cell.entrant for cell in cells] == ["PPO", "DQN", "other PPO"]
 
 
 def test_a_peer_needs_a_run_of_ours_to_match(tmp_path: Path) -> None:

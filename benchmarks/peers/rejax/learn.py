@@ -10,15 +10,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 
 import jax
 import numpy as np
 from rejax import PPO  # pyright: ignore[reportAttributeAccessIssue]
 
-from benchmarks.peers.learning import schedule_points, settings_of
-from jaxrl.benchmark.job import Curve, Job, peak_memory_gib, say
+from benchmarks.peers.learning import gymnasium_id, schedule_points, scored, settings_of, told
+from jaxrl.benchmark.job import Curve, Job, say
 
 EVALUATIONS = 20
 PACKAGES = ("rejax", "gymnax", "jax", "flax", "optax")
@@ -56,11 +55,11 @@ RECOMMENDED: Mapping[str, dict[str, Any]] = {
 def main() -> None:
     job = Job.read(sys.argv[1])
     seeds = job.missing()
-    settings = RECOMMENDED.get(job.environment, {}) if job.settings is None else _matched(job)
+    settings = RECOMMENDED.get(gymnasium_id(job), {}) if job.settings is None else _matched(job)
     batch = settings.get("num_envs", 64) * settings.get("num_steps", 64)  # its own defaults
     every = batch * max(1, round(job.budget / EVALUATIONS / batch))  # it trains whole batches
     algorithm = PPO.create(
-        env=job.environment,
+        env=gymnasium_id(job),
         total_timesteps=every * max(1, job.budget // every),
         eval_freq=every,
         skip_initial_evaluation=True,
@@ -75,25 +74,14 @@ def main() -> None:
     _, returns = jax.block_until_ready(train(keys))
     seconds = time.perf_counter() - start
     means = np.asarray(returns).mean(axis=-1)  # [seeds, evaluations]
+    devices = [device.device_kind for device in jax.local_devices()]
+    shared = told(seconds, compile_s, PACKAGES, devices, lanes=len(seeds))
     for seed, values in zip(seeds, means, strict=True):
         curve = Curve()
         for i, value in enumerate(values, start=1):
             curve.add(i * every, float(value), seconds * i / len(values))
         say(seed=seed, steps=curve.steps[-1], budget=job.budget, return_mean=float(values[-1]))
-        job.write_outcome(
-            seed,
-            {
-                "evaluated": float(values[-1]),
-                "env_steps": curve.steps[-1],
-                "curve": curve.to_data(),
-                "seconds": seconds,
-                "compile_s": compile_s,
-                "memory_gib": peak_memory_gib(),
-                "num_lanes": len(seeds),
-                "devices": [device.device_kind for device in jax.local_devices()],
-                "versions": {name: version(name) for name in PACKAGES},
-            },
-        )
+        job.write_outcome(seed, {**shared, **scored(curve, float(values[-1]), curve.steps[-1])})
 
 
 def _matched(job: Job) -> dict[str, Any]:

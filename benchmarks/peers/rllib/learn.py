@@ -18,16 +18,16 @@ from ray.rllib.core.rl_module.default_model_config import (  # pyright: ignore[r
 )
 
 from benchmarks.peers import learning
-from benchmarks.peers.learning import Run, schedule_points, settings_of
+from benchmarks.peers.learning import Run, gymnasium_id, schedule_points, settings_of
 from benchmarks.peers.ray_start import start_ray
 
 
 def trained(run: Run) -> Callable[[], float]:
     """Train to the budget; what evaluates the Algorithm."""
     job = run.job
-    config = PPOConfig().environment(job.environment)
+    config = PPOConfig().environment(gymnasium_id(job))
     if job.settings is None:
-        config = _recommended(config, job.environment)
+        config = _recommended(config, gymnasium_id(job))
     else:
         config = _matched(config, settings_of(job))
     config = config.evaluation(

@@ -46,7 +46,7 @@ def trained(
     model.learn(run.job.budget, callback=_Points(run), log_interval=10**9)
 
     def evaluate() -> float:
-        envs = make_vec_env(run.job.environment, 8, seed=run.seed + 10_000)
+        envs = make_vec_env(learning.gymnasium_id(run.job), 8, seed=run.seed + 10_000)
         mean, _ = evaluate_policy(model, envs, run.job.episodes, deterministic=True)
         return float(mean)
 

@@ -14,7 +14,7 @@ from stable_baselines3.common.env_util import (  # pyright: ignore[reportMissing
     make_vec_env,
 )
 
-from benchmarks.peers.learning import Run, interpolated, schedule_points, settings_of
+from benchmarks.peers.learning import Run, gymnasium_id, interpolated, schedule_points, settings_of
 
 RECOMMENDED: Mapping[tuple[str, str], dict[str, Any]] = {
     ("PPO", "CartPole-v1"): {
@@ -75,7 +75,7 @@ def create(run: Run, algorithms: Mapping[str, Callable[..., Any]], adam_eps: str
     """
     job = run.job
     if job.settings is None:
-        known = RECOMMENDED.get((job.algorithm, job.environment), {})
+        known = RECOMMENDED.get((job.algorithm, gymnasium_id(job)), {})
         arguments = {
             name: _falling(value) if isinstance(value, tuple) else value
             for name, value in known.items()
@@ -83,7 +83,7 @@ def create(run: Run, algorithms: Mapping[str, Callable[..., Any]], adam_eps: str
     else:
         matched = {"PPO": _ppo, "DQN": _dqn, "SAC": _sac}[job.algorithm]
         arguments = matched(run, settings_of(job), adam_eps)
-    envs = make_vec_env(job.environment, arguments.pop("num_envs", 1), seed=run.seed)
+    envs = make_vec_env(gymnasium_id(job), arguments.pop("num_envs", 1), seed=run.seed)
     model = algorithms[job.algorithm]
     return model("MlpPolicy", envs, seed=run.seed, device="cpu", verbose=0, **arguments)
 
