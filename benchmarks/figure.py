@@ -35,6 +35,7 @@ TITLES = {
     ("replay", "dqn-4"): "DQN, CartPole, 4 envs, an update each step of all",
     ("replay", "sac"): "SAC, Pendulum, an update each step",
     ("recurrent", "in_graph"): "PPO with a memory, CartPole, 64 envs x 32 steps",
+    ("recurrent", "images"): "PPO with an LSTM, Breakout-MinAtar, a convolution before it",
     ("recurrent", "host"): "PPO with an LSTM, gymnasium's CartPole",
 }
 OURS = (launch.OURS, launch.LOCAL, replay.OURS, recurrent.HOST_LSTM, recurrent.LSTM)

@@ -25,7 +25,6 @@ from benchmarks.settings import Setting
 from benchmarks.statistics import Estimate, paired_ratio
 
 LIMITS = launch.LIMITS
-ENV_OF_PPO = "CartPole-v1"
 ARITHMETIC, STEPPING = "arithmetic", "stepping"
 GATES = {None: 1, "lstm": 4, "gru": 3, "lru": 1}
 """Blocks of columns in the product of a recurrent layer."""
@@ -53,8 +52,8 @@ def asked(settings: Mapping[str, AnySetting]) -> dict[str, Any]:
     """What the peer of the limits is asked for beside the others, and which figures are whose."""
     work: dict[str, Any] = {}
     for name, setting in settings.items():
-        env, where = env_of(setting), "host" if name in ON_HOST else "program"
-        steps = None if name in NO_ENV else stepping_probe(where, env, setting.num_envs)
+        where = "host" if name in ON_HOST else "program"
+        steps = None if name in NO_ENV else stepping_probe(where, setting.env, setting.num_envs)
         rows, inputs, outputs = middle_layer(setting)
         product = None if name in NO_LEARNING else product_probe(rows, inputs, outputs)
         work[name] = {
@@ -64,10 +63,6 @@ def asked(settings: Mapping[str, AnySetting]) -> dict[str, Any]:
             STEPPING: steps,
         }
     return {"work": work}
-
-
-def env_of(setting: AnySetting) -> str:
-    return setting.env if isinstance(setting, ReplaySetting) else ENV_OF_PPO
 
 
 def middle_layer(setting: AnySetting) -> tuple[int, int, int]:

@@ -29,7 +29,11 @@ HOST_STEPS = 40_960
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """PPO on CartPole-v1: `num_envs` environments x `num_steps` steps per train batch."""
+    """PPO: `num_envs` environments x `num_steps` steps per train batch.
+
+    Beside other libraries the environment is CartPole-v1; only jaxrl's own worker reads `env` and
+    `conv_filters`.
+    """
 
     num_envs: int
     num_steps: int
@@ -52,6 +56,9 @@ class Setting:
     memory: str | None = None
     """The kind of a recurrent layer in the place of the second hidden one; None for none."""
     max_seq_len: int = 16
+    env: str = "CartPole-v1"
+    conv_filters: tuple[tuple[int, int, int], ...] = ()
+    """Channels, kernel and stride of the layers before the hidden ones, for images."""
 
     @property
     def name(self) -> str:
@@ -71,11 +78,13 @@ class Setting:
         return self.num_updates * self.train_batch_size
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        filters = [list(layer) for layer in self.conv_filters]
+        return {**dataclasses.asdict(self), "conv_filters": filters}
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Setting:
-        return Setting(**values)
+        filters = tuple(tuple(layer) for layer in values.get("conv_filters", ()))
+        return Setting(**{**values, "conv_filters": filters})
 
 
 def parse_setting(text: str, *, steps: int | None = None) -> Setting:

@@ -117,7 +117,7 @@ def config(setting: Setting) -> PPOConfig:
     """The setting in jaxrl's terms. Its value loss has no factor of a half of its own."""
     return (
         PPOConfig()
-        .environment("CartPole-v1")
+        .environment(setting.env)
         .env_runners(num_envs_per_env_runner=setting.num_envs)
         .training(
             train_batch_size=setting.train_batch_size,
@@ -140,12 +140,19 @@ def config(setting: Setting) -> PPOConfig:
                 "fcnet_hiddens": [setting.hidden_size],
                 "fcnet_activation": "tanh",
                 "vf_share_layers": False,
+                **images(setting),
                 **second_layer(setting),
             }
         )
         .reporting(min_sample_timesteps_per_iteration=setting.env_steps)
         .debugging(seed=setting.seed)
     )
+
+
+def images(setting: Setting) -> dict[str, Any]:
+    """The convolutions before the dense layers, if there are any."""
+    filters = setting.to_dict()["conv_filters"]
+    return {"conv_filters": filters} if filters else {}
 
 
 def second_layer(setting: Setting) -> dict[str, Any]:

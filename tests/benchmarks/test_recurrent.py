@@ -64,6 +64,7 @@ def test_a_run_writes_json_and_the_table_it_prints(
     results = json.loads((tmp_path / "recurrent.json").read_text())["throughput"]
     assert {part: set(measured["peers"]) for part, measured in results.items()} == {
         "in_graph": set(peers.IN_GRAPH),
+        "images": set(peers.IMAGES),
         "host": set(peers.HOST),
     }
 
@@ -78,6 +79,16 @@ def test_networks_differ_in_their_second_layer_alone() -> None:
     model = lstm.rl_module_settings.model_config
     assert (model["fcnet_hiddens"], model["lstm_cell_size"]) == ([64], 64)
     assert (model["use_lstm"], model["recurrent_layer_type"]) == (True, "lstm")
+
+
+def test_images_go_through_a_convolution_before_the_second_layer() -> None:
+    settings = peers.settings("images")
+    for name in peers.IMAGES:
+        setting = settings[name]
+        assert Setting.from_dict(json.loads(json.dumps(setting.to_dict()))) == setting
+        config = jaxrl_worker.config(setting)
+        assert config.env == "Breakout-MinAtar"
+        assert config.rl_module_settings.model_config["conv_filters"] == [[16, 3, 1]]
 
 
 def test_both_peers_on_the_host_are_asked_for_the_same() -> None:
