@@ -17,7 +17,6 @@ from jaxrl.config.arithmetic import (
 )
 from jaxrl.errors import ConfigError
 
-MIN_ENVS_PER_CPU_DEVICE = 8
 MIN_ROWS_PER_CPU_DEVICE = 64
 
 
@@ -158,7 +157,7 @@ def choose_num_devices(
     """How many local devices share the work, and why, in a sentence.
 
     On a CPU the cores are devices: the largest number that divides `num_shards` and leaves each
-    at least 8 environments and 64 rows of a minibatch. On accelerators the largest number that
+    at least 64 rows of a minibatch. On accelerators the largest number that
     divides `num_shards`.
 
     Raises:
@@ -175,18 +174,12 @@ def choose_num_devices(
     chosen = [n for n in workable if platform != "cpu" or _worth_it(plan, n)][-1]
     why = f"the largest divisor of num_shards={plan.num_shards} up to {local_device_count}"
     if platform == "cpu":
-        why += (
-            f" that leaves each {MIN_ENVS_PER_CPU_DEVICE} environments and "
-            f"{MIN_ROWS_PER_CPU_DEVICE} rows of a minibatch"
-        )
+        why += f" that leaves each {MIN_ROWS_PER_CPU_DEVICE} rows of a minibatch"
     return chosen, f"{chosen} {platform} device{'s' * (chosen > 1)}: {why}."
 
 
 def _worth_it(plan: BatchPlan, num_devices: int) -> bool:
-    return num_devices == 1 or (
-        plan.num_envs // num_devices >= MIN_ENVS_PER_CPU_DEVICE
-        and plan.minibatch_size // num_devices >= MIN_ROWS_PER_CPU_DEVICE
-    )
+    return num_devices == 1 or plan.minibatch_size // num_devices >= MIN_ROWS_PER_CPU_DEVICE
 
 
 def _any_of(values: list[int]) -> str:

@@ -294,8 +294,9 @@ def test_divisors_and_nearest() -> None:
         (64, 32, 512, 2, 2),
         (64, 32, 512, 3, 2),
         (64, 32, 128, 8, 2),  # 64 rows of a minibatch each
-        (16, 128, 512, 8, 2),  # 8 environments each
-        (4, 128, 128, 8, 1),
+        (16, 128, 512, 8, 8),
+        (4, 128, 128, 8, 2),
+        (4, 128, 64, 8, 1),
     ],
 )
 def test_cores_are_taken_where_it_pays(
