@@ -22,7 +22,7 @@ RATIO_AIMS = {
     ("64x32", launch.SB3): 15.0,
     ("2048x16", launch.SB3): 15.0,
 }
-MEAN_AIMS = {launch.REJAX: 1.8}
+MEAN_AIMS = {launch.REJAX: 1.8, launch.SB3: 15.0}
 """At least so much as a geometric mean over all settings."""
 MAX_OVERHEAD, MAX_IMPORT_S, MAX_COLD_S, MAX_CACHED_S = 1.05, 1.0, 5.0, 1.5
 

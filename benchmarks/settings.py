@@ -84,7 +84,8 @@ class Setting:
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Setting:
         filters = tuple(tuple(layer) for layer in values.get("conv_filters", ()))
-        return Setting(**{**values, "conv_filters": filters})
+        given: dict[str, Any] = {**values, "conv_filters": filters}
+        return Setting(**given)
 
 
 def parse_setting(text: str, *, steps: int | None = None) -> Setting:

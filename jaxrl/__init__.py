@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jaxrl.errors import JaxrlError
     from jaxrl.policy import Policy
     from jaxrl.population import Population
+    from jaxrl.trials import Trials
     from jaxrl.tune import AlgorithmTrainable
 
     A2C: type[AlgorithmTrainable]
@@ -44,6 +45,7 @@ __all__ = [
     "PopulationBasedTraining",
     "RLModule",
     "RLModuleSpec",
+    "Trials",
     "__version__",
     "choice",
     "grid",
@@ -62,6 +64,7 @@ _HOME = {
     "JaxrlError": "jaxrl.errors",
     "Policy": "jaxrl.policy",
     "Population": "jaxrl.population",
+    "Trials": "jaxrl.trials",
     "PopulationBasedTraining": "jaxrl.config.pbt",
     **dict.fromkeys(("choice", "grid", "loguniform", "uniform"), "jaxrl.config.sweep"),
     "RLModule": "jaxrl.core.rl_module",

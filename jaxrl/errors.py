@@ -15,6 +15,10 @@ class ConfigError(JaxrlError, ValueError):
     """A setting has a wrong value, or two settings do not fit together."""
 
 
+class HostLanesError(ConfigError):
+    """A sweep's environments are stepped on the host, so its runs cannot share a program."""
+
+
 class UnknownNameError(JaxrlError, KeyError):
     """No setting, algorithm, environment or module has this name."""
 

@@ -3,46 +3,39 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from jaxrl import host_state as host
 from jaxrl import sweep_state
 from jaxrl.algorithm import Algorithm, Result
 from jaxrl.config.pbt import mutations_of, scheduler_of
 from jaxrl.config.serialize import config_from_serializable
-from jaxrl.config.stop import parse_stop, stop_reached
-from jaxrl.config.sweep import Lane, lanes_of
+from jaxrl.config.stop import parse_stop
+from jaxrl.config.sweep import Lane
 from jaxrl.core.types import Device
-from jaxrl.errors import CheckpointError, ConfigError, DivergenceError, UnknownNameError
+from jaxrl.errors import CheckpointError, ConfigError, DivergenceError, HostLanesError
 from jaxrl.lane_run import LaneRun
 from jaxrl.logging import RunFolder
 from jaxrl.logging.run_folder import is_run_folder
-from jaxrl.metrics import lookup
 from jaxrl.pbt import Exploit, Scheduler, check_population, read_schedule, refuse_fixed_of
 from jaxrl.points import Point, points_of
 from jaxrl.runners.assemble import assemble
 from jaxrl.runners.chunks import lanes_at_once
 from jaxrl.runners.devices import claim_cpu_devices
-from jaxrl.runners.grouping import check_lane, devices_of, grouped
+from jaxrl.runners.grouping import devices_of, grouped
 from jaxrl.runners.lane_group import LaneGroup
+from jaxrl.sweep_runs import RETURN, SweepRuns
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
-RETURN = "env_runners/episode_return_mean"
 
-
-class Population:
+class Population(SweepRuns):
     """All runs of a sweep, trained together; `config.build()` makes one of a config with `sweep`.
 
     Lanes whose settings differ in numbers alone are one compiled program with a leading axis; other
     differences (layer sizes, environments) make groups of lanes, a program each. A lane's results,
     evaluation and checkpoints are those of a run by itself with its settings.
-
-    Attributes:
-        config: The frozen config of the sweep.
-        lanes: What each lane began as: its seed, its values, its config.
-        diverged: Why lanes were left behind, by index.
     """
 
     def __init__(self, config: "AlgorithmConfig", *, run_folder: RunFolder | None = None) -> None:
@@ -52,18 +45,9 @@ class Population:
             config: Gets frozen.
             run_folder: The sweep to go on with; None makes a folder.
         """
-        config.freeze()
-        self.config = config
-        self.lanes: list[Lane] = lanes_of(config)
-        for lane in self.lanes:
-            check_lane(lane)
+        super().__init__(config, run_folder=run_folder)
         scheduler, self._mutations = scheduler_of(config), mutations_of(config)
         claim_cpu_devices()
-        self.diverged: dict[int, str] = {}
-        self.iteration = 0
-        self._goes_on = run_folder is not None
-        self._folder = run_folder
-        self._results: dict[int, Result] = {}
         members = grouped(self.lanes)
         self._scheduler: Scheduler | None = None
         if scheduler is not None:
@@ -83,9 +67,9 @@ class Population:
         config = lanes[0].config
         assembly = assemble(config)
         if not assembly.in_graph:
-            raise ConfigError(
+            raise HostLanesError(
                 f"{assembly.made.id} is stepped by runners on the host, so its runs cannot be "
-                "lanes of one program: give the config to tune.Tuner(..., param_space=config)."
+                "lanes of one program: config.build() makes trials of them."
             )
         refuse_fixed_of(self._mutations, assembly)
         devices, most = devices_of(config), self.config.sweep_settings.max_lanes_per_program
@@ -107,17 +91,6 @@ class Population:
         return LaneRun(config, group, place, values, opened)
 
     @property
-    def folder(self) -> RunFolder:
-        """The sweep's folder, with one of each lane in it; made when it is first needed."""
-        if self._folder is None:
-            self._folder = RunFolder.create(self.config, checkpoints=False)
-        return self._folder
-
-    def lane_name(self, index: int) -> str:
-        """The name of a lane's folder in the sweep's."""
-        return f"lane_{index:03d}"
-
-    @property
     def devices(self) -> list[Device]:
         """The devices that share the lanes of the first program."""
         return list(self._groups[0][0].devices)
@@ -133,16 +106,6 @@ class Population:
             if len(turns) > 1
         ]
         return [said, *turns, *self._runs[0].notes]
-
-    @property
-    def num_lanes(self) -> int:
-        """How many runs there are."""
-        return len(self.lanes)
-
-    @property
-    def active(self) -> list[int]:
-        """The lanes that have not diverged."""
-        return [lane.index for lane in self.lanes if lane.index not in self.diverged]
 
     @property
     def schedule(self) -> list[Exploit]:
@@ -194,19 +157,6 @@ class Population:
         if done:
             self._scheduler.write(self.folder.path)
 
-    def _result(self) -> Result:
-        results = {index: self._results[index] for index in self.active}
-        returns = [r for r in (lookup(x, RETURN) for x in results.values()) if r is not None]
-        first = next(iter(results.values()))
-        return {
-            "training_iteration": self.iteration,
-            "num_lanes": self.num_lanes,
-            "num_env_steps_sampled_lifetime": first["num_env_steps_sampled_lifetime"],
-            "env_runners": {"episode_return_mean": sum(returns) / len(returns)} if returns else {},
-            "lanes": results,
-            "diverged": dict(self.diverged),
-        }
-
     def fit(
         self,
         stop: Mapping[str, Any] | None = None,
@@ -245,27 +195,7 @@ class Population:
             self.save()
         return result
 
-    def has_reached(self, criteria: Mapping[str, float]) -> bool:
-        """Whether every lane that goes on has reached one of the criteria."""
-        latest = [self._results.get(index, {}) for index in self.active]
-        return bool(criteria) and all(stop_reached(x, dict(criteria)) for x in latest)
-
     # --- results ---
-
-    def best_lane(self, metric: str = RETURN, mode: str = "max") -> int:
-        """The index of the lane whose latest result is best, of those that have not diverged.
-
-        Raises:
-            ConfigError: `mode` is neither "max" nor "min".
-            UnknownNameError: No lane's result has the metric.
-        """
-        if mode not in ("max", "min"):
-            raise ConfigError(f"mode must be 'max' or 'min', got {mode!r}.")
-        scores = {i: lookup(self._results.get(i, {}), metric) for i in self.active}
-        known = {i: score for i, score in scores.items() if score is not None}
-        if not known:
-            raise UnknownNameError(f"No lane's latest result has the metric '{metric}'.")
-        return (max if mode == "max" else min)(known, key=lambda i: known[i])
 
     def points(self, metric: str = RETURN) -> list[Point]:
         """The points of the sweep, best first: what the latest results of their lanes say.
@@ -273,9 +203,9 @@ class Population:
         Lanes that have diverged count for no score. With a scheduler each lane is a point, with the
         values that it has now.
         """
-        results = {index: self._results[index] for index in self.active if self._results}
         if self._scheduler is None:
-            return points_of([(lane.point, lane.values) for lane in self.lanes], results, metric)
+            return super().points(metric)
+        results = {index: self._results[index] for index in self.active if self._results}
         own = [(index, run.own_values) for index, run in enumerate(self._runs)]
         return points_of(own, results, metric)
 
@@ -285,10 +215,7 @@ class Population:
         Raises:
             UnknownNameError: There is no such lane.
         """
-        if not 0 <= index < self.num_lanes:
-            raise UnknownNameError(
-                f"There is no lane {index!r}; they are numbered from 0 to {self.num_lanes - 1}."
-            )
+        self._check_index(index)
         run = self._runs[index]
         config = run.config.copy(copy_frozen=False)
         alone = (config.algo_class or Algorithm)(config)
@@ -381,14 +308,7 @@ class Population:
         """Finish what is being written; may be called twice."""
         for run in self._runs:
             run.stop()
-        if self._folder is not None:
-            self._folder.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+        super().stop()
 
 
 def error_of(diverged: Mapping[int, str]) -> str:

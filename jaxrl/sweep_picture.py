@@ -10,8 +10,8 @@ import numpy as np
 from jaxrl.logging import text
 from jaxrl.logging.plots import LearningCurve, engineering, read_learning_curve, write_picture
 from jaxrl.points import Point
-from jaxrl.population import Population
 from jaxrl.statistics import bootstrap_interval, interquartile_mean
+from jaxrl.sweep_runs import SweepRuns
 
 PICTURE = "plots/sweep.png"
 MAX_CURVES = 8
@@ -19,7 +19,7 @@ MAX_CURVES = 8
 CURVE_POINTS = 200
 
 
-def draw_sweep(sweep: Population) -> Path | None:
+def draw_sweep(sweep: SweepRuns) -> Path | None:
     """Draw `plots/sweep.png` in a sweep's folder.
 
     Curves are interquartile means of the lanes' training returns with their 95 % bootstrap intervals,

@@ -101,7 +101,7 @@ class AlgorithmTrainable(Trainable):
             return config.copy(copy_frozen=False)
         return cls.config_class().update_from_dict(config)
 
-    def setup(self, config: Mapping[str, Any]) -> None:
+    def setup(self, config: Mapping[str, Any] | AlgorithmConfig) -> None:
         """Check the trial's settings; the Algorithm is built when it is first needed."""
         settings = self._config_of(config)
         env = settings.environment_settings.env

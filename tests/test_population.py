@@ -207,7 +207,6 @@ def test_points_have_an_interval() -> None:
     ("change", "words"),
     [
         (lambda c: c.reporting(min_time_s_per_iteration=1.0), ["min_time_s_per_iteration=1.0"]),
-        (lambda c: c.environment("gymnasium:CartPole-v1"), ["on the host", "tune.Tuner"]),
         (
             lambda c: (
                 c.sweep(seeds=300)

@@ -63,16 +63,21 @@ def resume(run: str, stop: str | None, log_level: int | None = None) -> int:
 
 def _resume_sweep(folder: RunFolder, stop: Mapping[str, float], log_level: int | None) -> int:
     from jaxrl.population import Population
+    from jaxrl.trials import Trials
 
     saved = read_sweep(folder.path)
-    iteration = saved["training_iteration"]
+    iteration, trials = saved["training_iteration"], bool(saved.get("trials"))
     lanes = [path for path in folder.path.glob("lane_*") if is_run_folder(path)]
     going_on = [path for path in lanes if str(int(path.name[5:])) not in saved["diverged"]]
-    reached = [_reached(path / "result.json", iteration, stop) for path in going_on]
+    reached = [
+        _reached(path / "result.json", _newest(path) if trials else iteration, stop)
+        for path in going_on
+    ]
     if all(reached):
         _refuse_reached(folder, reached[0], iteration)
-    build: Any = functools.partial(
-        Population.from_checkpoint, folder.path, run_folder=folder, **_level(log_level)
+    kind: Any = Trials if trials else Population
+    build = functools.partial(
+        kind.from_checkpoint, folder.path, run_folder=folder, **_level(log_level)
     )
     return _run(f"{folder.name}, from iteration {iteration}", stop, build)
 
@@ -135,10 +140,10 @@ def _run(title: str, stop: Mapping[str, float], build: Callable[[], "Algorithm"]
 def _end_of(
     algo: "Algorithm", stop: Mapping[str, float], display: Display, interrupts: Interrupts
 ) -> list[str]:
-    from jaxrl.population import Population
+    from jaxrl.sweep_runs import SweepRuns
 
     sweep: Any = algo
-    if isinstance(sweep, Population):
+    if isinstance(sweep, SweepRuns):
         from jaxrl.cli import sweeps
 
         return sweeps.train_to_the_end(sweep, stop, display, interrupts)
@@ -179,6 +184,12 @@ def _final_checkpoint(algo: "Algorithm") -> Path:
 def _iteration(checkpoint: Path) -> int:
     """The iteration after which a checkpoint of a run folder was written."""
     return int(checkpoint.name.rsplit("_", maxsplit=1)[1])
+
+
+def _newest(run: Path) -> int:
+    """The iteration of a run's newest checkpoint; 0 without one."""
+    saved = complete_checkpoints(run / "checkpoints")
+    return _iteration(saved[-1]) if saved else 0
 
 
 def _criterion(folder: RunFolder, stop: str | None) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -12,13 +13,13 @@ from jaxrl.logging import text
 from jaxrl.logging.display import Display
 from jaxrl.pbt import SCHEDULE_FILE
 from jaxrl.points import Point
-from jaxrl.population import Population
 from jaxrl.sweep_picture import draw_sweep
+from jaxrl.sweep_runs import SweepRuns
 from jaxrl.sweep_state import is_sweep_folder, read_sweep
 
 
 def train_to_the_end(
-    sweep: Population, stop: Mapping[str, float], display: Display, interrupts: Interrupts
+    sweep: Any, stop: Mapping[str, float], display: Display, interrupts: Interrupts
 ) -> list[str]:
     """Trains and saves every lane; returns what to print when the display is gone."""
     display.message(f"sweep folder  {sweep.folder.path}, {sweep.num_lanes} lanes")
@@ -44,7 +45,7 @@ def train_to_the_end(
     return lines
 
 
-def _is_saved(sweep: Population) -> bool:
+def _is_saved(sweep: SweepRuns) -> bool:
     folder = sweep.folder.path
     return is_sweep_folder(folder) and read_sweep(folder)["training_iteration"] == sweep.iteration
 

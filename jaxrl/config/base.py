@@ -17,7 +17,7 @@ from jaxrl.config.replay_plan import replay_plan
 from jaxrl.config.request import batch_request, refuse_markers
 from jaxrl.config.sweep import is_sweep, lanes_of
 from jaxrl.config.validate import refuse_measuring, validate
-from jaxrl.errors import ConfigError
+from jaxrl.errors import ConfigError, HostLanesError
 
 if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm
@@ -181,6 +181,8 @@ class AlgorithmConfig(ConfigBuilder):
     ) -> "Algorithm":
         """The Algorithm of this config; a `jaxrl.Population` where it describes a sweep.
 
+        A sweep whose environments are stepped on the host becomes `jaxrl.Trials` of Ray Tune.
+
         Args:
             env: In place of `environment(env=...)`.
             logger_creator: RLlib's; refused, `debugging(loggers=[...])` says where results go.
@@ -194,12 +196,20 @@ class AlgorithmConfig(ConfigBuilder):
         if env is not None:
             config.environment(env)
         if is_sweep(config):
-            from jaxrl.population import Population
-
             refuse_measuring(config)
-            sweep: Any = Population(config)
-            return sweep
+            return _sweep_of(config)
         return (config.algo_class or Algorithm)(config)
 
     build_algo = build
     """RLlib's newer name."""
+
+
+def _sweep_of(config: AlgorithmConfig) -> Any:
+    """All runs as lanes of programs or, where they cannot be, as trials; the log says so."""
+    from jaxrl.population import Population
+    from jaxrl.trials import Trials
+
+    try:
+        return Population(config)
+    except HostLanesError:
+        return Trials(config)

@@ -1,0 +1,133 @@
+"""What every sweep has, however its runs are carried out: lanes, a folder, results, points."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Self
+
+from jaxrl.algorithm import Result
+from jaxrl.config.stop import stop_reached
+from jaxrl.config.sweep import Lane, lanes_of
+from jaxrl.errors import ConfigError, UnknownNameError
+from jaxrl.logging import RunFolder
+from jaxrl.metrics import lookup
+from jaxrl.pbt import Exploit
+from jaxrl.points import Point, points_of
+from jaxrl.runners.grouping import check_lane
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+RETURN = "env_runners/episode_return_mean"
+STEPS = "num_env_steps_sampled_lifetime"
+
+
+class SweepRuns:
+    """The runs of a sweep: `Population` has them in one program, `Trials` in processes of their own.
+
+    Attributes:
+        config: The frozen config of the sweep.
+        lanes: What each lane began as: its seed, its values, its config.
+        diverged: Why lanes were left behind, by index.
+        iteration: How far every lane has come that was not left behind.
+    """
+
+    def __init__(self, config: "AlgorithmConfig", *, run_folder: RunFolder | None = None) -> None:
+        """Use `config.build()`, or `from_checkpoint`.
+
+        Args:
+            config: Gets frozen.
+            run_folder: The sweep to go on with; None makes a folder.
+        """
+        config.freeze()
+        self.config = config
+        self.lanes: list[Lane] = lanes_of(config)
+        for lane in self.lanes:
+            check_lane(lane)
+        self.diverged: dict[int, str] = {}
+        self.iteration = 0
+        self._goes_on = run_folder is not None
+        self._folder = run_folder
+        self._results: dict[int, Result] = {}
+
+    @property
+    def folder(self) -> RunFolder:
+        """The sweep's folder, with one of each lane in it; made when it is first needed."""
+        if self._folder is None:
+            self._folder = RunFolder.create(self.config, checkpoints=False)
+        return self._folder
+
+    def lane_name(self, index: int) -> str:
+        """The name of a lane's folder in the sweep's."""
+        return f"lane_{index:03d}"
+
+    @property
+    def num_lanes(self) -> int:
+        """How many runs there are."""
+        return len(self.lanes)
+
+    @property
+    def active(self) -> list[int]:
+        """The lanes that have not diverged."""
+        return [lane.index for lane in self.lanes if lane.index not in self.diverged]
+
+    @property
+    def schedule(self) -> list[Exploit]:
+        """Which lanes went on as copies of which; empty without a scheduler."""
+        return []
+
+    def has_reached(self, criteria: Mapping[str, float]) -> bool:
+        """Whether every lane that goes on has reached one of the criteria."""
+        latest = [self._results.get(index, {}) for index in self.active]
+        return bool(criteria) and all(stop_reached(x, dict(criteria)) for x in latest)
+
+    def best_lane(self, metric: str = RETURN, mode: str = "max") -> int:
+        """The index of the lane whose latest result is best, of those that have not diverged.
+
+        Raises:
+            ConfigError: `mode` is neither "max" nor "min".
+            UnknownNameError: No lane's result has the metric.
+        """
+        if mode not in ("max", "min"):
+            raise ConfigError(f"mode must be 'max' or 'min', got {mode!r}.")
+        scores = {i: lookup(self._results.get(i, {}), metric) for i in self.active}
+        known = {i: score for i, score in scores.items() if score is not None}
+        if not known:
+            raise UnknownNameError(f"No lane's latest result has the metric '{metric}'.")
+        return (max if mode == "max" else min)(known, key=lambda i: known[i])
+
+    def points(self, metric: str = RETURN) -> list[Point]:
+        """The points of the sweep, best first: what the latest results of their lanes say.
+
+        Lanes that have diverged count for no score.
+        """
+        results = {index: self._results[index] for index in self.active if index in self._results}
+        return points_of([(lane.point, lane.values) for lane in self.lanes], results, metric)
+
+    def _result(self) -> Result:
+        """What all lanes that have a result and have not diverged say together."""
+        results = {i: self._results[i] for i in self.active if i in self._results}
+        returns = [r for r in (lookup(x, RETURN) for x in results.values()) if r is not None]
+        return {
+            "training_iteration": self.iteration,
+            "num_lanes": self.num_lanes,
+            STEPS: min((x[STEPS] for x in results.values()), default=0),
+            "env_runners": {"episode_return_mean": sum(returns) / len(returns)} if returns else {},
+            "lanes": results,
+            "diverged": dict(self.diverged),
+        }
+
+    def _check_index(self, index: int) -> None:
+        if not 0 <= index < self.num_lanes:
+            raise UnknownNameError(
+                f"There is no lane {index!r}; they are numbered from 0 to {self.num_lanes - 1}."
+            )
+
+    def stop(self) -> None:
+        """Finish what is being written; may be called twice."""
+        if self._folder is not None:
+            self._folder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
