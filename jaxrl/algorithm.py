@@ -17,7 +17,7 @@ from jaxrl.callbacks import CallbackList
 from jaxrl.compute_actions import ComputesActions, check_module_id
 from jaxrl.config.placement import resolve_placement
 from jaxrl.config.serialize import config_from_serializable
-from jaxrl.config.stop import parse_stop, stop_reached
+from jaxrl.config.stop import criteria_of_fit, stop_reached
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.envs.registry import MadeEnv
@@ -399,11 +399,7 @@ class Algorithm(ComputesActions):
         Returns:
             The last result. The run folder has its learning curve as a picture.
         """
-        criteria = parse_stop(stop)
-        if not criteria and should_stop is None:
-            raise ConfigError(
-                "fit() needs a stop criterion, such as stop={'training_iteration': 10}; got none."
-            )
+        criteria = criteria_of_fit(stop, should_stop)
         if stop is not None:
             self.run_folder.save_stop_criterion(criteria)
         self._should_stop = should_stop or (lambda: False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray.tune
 
-from jaxrl.algorithm import Algorithm, Result
+from jaxrl.algorithm import Result
 from jaxrl.checkpoint import complete_checkpoints
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.serialize import describable_dict
@@ -48,7 +48,7 @@ class LaneTrial(AlgorithmTrainable):
         super().setup(settings)
         newest = complete_checkpoints(self._folder.checkpoints)
         if newest:
-            self._algorithm = Algorithm.from_checkpoint(newest[-1], run_folder=self._folder)
+            self.load_checkpoint(str(newest[-1]))
 
     def _open_folder(self) -> RunFolder:
         path = self._sweep / self._name
@@ -61,34 +61,33 @@ class LaneTrial(AlgorithmTrainable):
         return folder
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """One in the lane's folder, and one for Tune."""
+        """One in the lane's folder, which is all that a trial goes on from; Tune's stays empty."""
         self.algorithm.save()
-        super().save_checkpoint(checkpoint_dir)
 
 
-class _Ends(ray.tune.Stopper):
-    """Ends a trial at a criterion, and all of them when asked to."""
+class _Watch(ray.tune.Stopper, ray.tune.Callback):
+    """Tells of each result, ends a trial at a criterion, and all of them when asked to.
+
+    A trial that was asked to end saves itself after its iteration. Those without a result, waiting
+    ones among them, are ended when no other is left.
+    """
 
     def __init__(
-        self, criteria: Mapping[str, float], should_stop: Callable[[], bool] | None
+        self,
+        criteria: Mapping[str, float],
+        should_stop: Callable[[], bool] | None,
+        on_result: Callable[[int, Result], None] | None,
     ) -> None:
         self._criteria, self._should_stop = dict(criteria), should_stop
+        self._on_result = on_result
+        self._unsaved: set[str] = set()
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        return self.stop_all() or bool(stop_reached(result, self._criteria))
+        self._unsaved.add(trial_id)
+        return self._is_asked() or bool(stop_reached(result, self._criteria))
 
     def stop_all(self) -> bool:
-        return self._should_stop is not None and self._should_stop()
-
-    def __getstate__(self) -> dict[str, Any]:  # Tune keeps a copy, which asks nobody
-        return {"_criteria": self._criteria, "_should_stop": None}
-
-
-class _Listens(ray.tune.Callback):
-    """Tells of each result of a trial."""
-
-    def __init__(self, on_result: Callable[[int, Result], None] | None) -> None:
-        self._on_result = on_result
+        return self._is_asked() and not self._unsaved
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
@@ -96,8 +95,16 @@ class _Listens(ray.tune.Callback):
         if self._on_result is not None:
             self._on_result(trial.config[INDEX], result)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_on_result": None}
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._unsaved.discard(trial.trial_id)
+
+    on_trial_error = on_trial_complete
+
+    def _is_asked(self) -> bool:
+        return self._should_stop is not None and self._should_stop()
+
+    def __getstate__(self) -> dict[str, Any]:  # Tune keeps a copy, which asks and tells nobody
+        return {**self.__dict__, "_should_stop": None, "_on_result": None}
 
 
 def run_trials(
@@ -130,6 +137,7 @@ def run_trials(
     def named(trial: Any) -> str:
         return lanes[trial.config[INDEX]][0]
 
+    watch = _Watch(stop, should_stop, on_result)
     parameters = {"lanes": dict(lanes), "folder": str(folder), "stop": dict(stop)}
     trainable: Any = ray.tune.with_parameters(LaneTrial, **parameters)
     with _environs(QUIET):
@@ -142,8 +150,8 @@ def run_trials(
             run_config=ray.tune.RunConfig(
                 name=TUNE_FOLDER,
                 storage_path=str(folder),
-                stop=_Ends(stop, should_stop),
-                callbacks=[_Listens(on_result)],
+                stop=watch,
+                callbacks=[watch],
                 checkpoint_config=ray.tune.CheckpointConfig(num_to_keep=1, checkpoint_at_end=True),
                 verbose=0,
             ),

@@ -5,15 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxrl import host_state as host
 from jaxrl import sweep_state
 from jaxrl.algorithm import Algorithm, Result
 from jaxrl.config.pbt import mutations_of, scheduler_of
 from jaxrl.config.serialize import config_from_serializable
-from jaxrl.config.stop import parse_stop
+from jaxrl.config.stop import criteria_of_fit
 from jaxrl.config.sweep import Lane
 from jaxrl.core.types import Device
-from jaxrl.errors import CheckpointError, ConfigError, DivergenceError, HostLanesError
+from jaxrl.errors import DivergenceError, HostLanesError
 from jaxrl.lane_run import LaneRun
 from jaxrl.logging import RunFolder
 from jaxrl.logging.run_folder import is_run_folder
@@ -24,7 +23,7 @@ from jaxrl.runners.chunks import lanes_at_once
 from jaxrl.runners.devices import claim_cpu_devices
 from jaxrl.runners.grouping import devices_of, grouped
 from jaxrl.runners.lane_group import LaneGroup
-from jaxrl.sweep_runs import RETURN, SweepRuns
+from jaxrl.sweep_runs import RETURN, SweepRuns, read_saved
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -171,11 +170,7 @@ class Population(SweepRuns):
             on_iteration: Called with each result of `train`.
             should_stop: Looked at between iterations; True ends the sweep in order.
         """
-        criteria = parse_stop(stop)
-        if not criteria and should_stop is None:
-            raise ConfigError(
-                "fit() needs a stop criterion, such as stop={'training_iteration': 10}; got none."
-            )
+        criteria = criteria_of_fit(stop, should_stop)
         if stop is not None:
             for folder in (self.folder, *(run.run_folder for run in self._runs)):
                 folder.save_stop_criterion(criteria)
@@ -265,14 +260,7 @@ class Population(SweepRuns):
             CheckpointError: It is damaged, or something must be supplied.
         """
         folder = Path(path).expanduser().resolve()
-        saved = sweep_state.read_sweep(folder)
-        host.check_supplied(saved, overrides, folder)
-        for name in overrides:
-            if name in {swept.split(".")[0] for swept in saved["swept"]}:
-                raise CheckpointError(
-                    f"{name}={overrides[name]!r} cannot be set: lanes of {folder} have values of "
-                    "their own."
-                )
+        saved = read_saved(folder, overrides)
         sweep = cls(config_from_serializable(saved["config"], overrides), run_folder=run_folder)
         sweep._go_on_from(folder, saved, overrides)
         return sweep

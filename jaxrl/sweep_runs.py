@@ -1,12 +1,15 @@
 """What every sweep has, however its runs are carried out: lanes, a folder, results, points."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
+from jaxrl import host_state as host
+from jaxrl import sweep_state
 from jaxrl.algorithm import Result
 from jaxrl.config.stop import stop_reached
 from jaxrl.config.sweep import Lane, lanes_of
-from jaxrl.errors import ConfigError, UnknownNameError
+from jaxrl.errors import CheckpointError, ConfigError, UnknownNameError
 from jaxrl.logging import RunFolder
 from jaxrl.metrics import lookup
 from jaxrl.pbt import Exploit
@@ -76,8 +79,12 @@ class SweepRuns:
 
     def has_reached(self, criteria: Mapping[str, float]) -> bool:
         """Whether every lane that goes on has reached one of the criteria."""
-        latest = [self._results.get(index, {}) for index in self.active]
-        return bool(criteria) and all(stop_reached(x, dict(criteria)) for x in latest)
+        return bool(criteria) and not self._waiting(criteria)
+
+    def _waiting(self, criteria: Mapping[str, float]) -> list[int]:
+        """The lanes that go on and have reached no criterion."""
+        wanted = dict(criteria)
+        return [i for i in self.active if not stop_reached(self._results.get(i, {}), wanted)]
 
     def best_lane(self, metric: str = RETURN, mode: str = "max") -> int:
         """The index of the lane whose latest result is best, of those that have not diverged.
@@ -131,3 +138,20 @@ class SweepRuns:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def read_saved(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """What a sweep's folder remembers, for going on with some settings replaced.
+
+    Raises:
+        CheckpointError: It is damaged, something must be supplied, or lanes have their own values of
+            what would be replaced.
+    """
+    saved = sweep_state.read_sweep(folder)
+    host.check_supplied(saved, overrides, folder)
+    swept = {name.split(".")[0] for name in saved["swept"]}
+    for name in swept.intersection(overrides):
+        raise CheckpointError(
+            f"{name}={overrides[name]!r} cannot be set: lanes of {folder} have values of their own."
+        )
+    return saved

@@ -1,16 +1,16 @@
 """What a sweep remembers beside its lanes' checkpoints: how far all of them have come together."""
 
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxrl.checkpoint import PREFIX, complete_checkpoints
+from jaxrl.checkpoint import complete_checkpoints
 from jaxrl.config.serialize import restorable_dict
 from jaxrl.errors import CheckpointError
 from jaxrl.logging import files
+from jaxrl.logging.run_folder import iteration_of
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -74,7 +74,7 @@ def checkpoint_at(lane: Path, iteration: int | None) -> Path:
     Raises:
         CheckpointError: It has none.
     """
-    found = {_iteration(path): path for path in complete_checkpoints(lane / "checkpoints")}
+    found = {iteration_of(path): path for path in complete_checkpoints(lane / "checkpoints")}
     wanted = max(found, default=None) if iteration is None else iteration
     if wanted not in found:
         of = "" if iteration is None else f" of iteration {iteration}"
@@ -88,11 +88,5 @@ def checkpoint_at(lane: Path, iteration: int | None) -> Path:
 def remove_later(lane: Path, iteration: int) -> None:
     """Remove checkpoints of a lane that the sweep as a whole had not reached when it was killed."""
     for path in complete_checkpoints(lane / "checkpoints"):
-        if _iteration(path) > iteration:
+        if iteration_of(path) > iteration:
             shutil.rmtree(path)
-
-
-def _iteration(checkpoint: Path) -> int:
-    number = re.search(rf"{PREFIX}_(\d+)$", checkpoint.name)
-    assert number is not None
-    return int(number[1])

@@ -6,17 +6,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from jaxrl import host_state as host
 from jaxrl import sweep_state
 from jaxrl.algorithm import Algorithm, Result
 from jaxrl.checkpoint import complete_checkpoints
 from jaxrl.config.serialize import config_from_serializable
-from jaxrl.config.stop import parse_stop, stop_reached
+from jaxrl.config.stop import criteria_of_fit
 from jaxrl.errors import CheckpointError, ConfigError, DivergenceError
 from jaxrl.logging import RunFolder
 from jaxrl.logging.json_sink import read_results
-from jaxrl.logging.run_folder import is_run_folder
-from jaxrl.sweep_runs import SweepRuns
+from jaxrl.logging.run_folder import is_run_folder, iteration_of
+from jaxrl.sweep_runs import SweepRuns, read_saved
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -104,11 +103,7 @@ class Trials(SweepRuns):
         Raises:
             DivergenceError: No trial is left.
         """
-        criteria = parse_stop(stop)
-        if not criteria and should_stop is None:
-            raise ConfigError(
-                "fit() needs a stop criterion, such as stop={'training_iteration': 10}; got none."
-            )
+        criteria = criteria_of_fit(stop, should_stop)
         if stop is not None:
             self.folder.save_stop_criterion(criteria)
 
@@ -118,8 +113,9 @@ class Trials(SweepRuns):
             if on_iteration is not None:
                 on_iteration(self._result())
 
-        waiting = [i for i in self.active if not stop_reached(self._results.get(i, {}), criteria)]
+        waiting = self._waiting(criteria)
         if waiting:
+            self.save()  # a sweep that is killed goes on, too: its trials save themselves
             from jaxrl.lane_trials import run_trials  # Ray is imported where it is needed
 
             failed = run_trials(
@@ -185,16 +181,15 @@ class Trials(SweepRuns):
         Args:
             path: The folder of the sweep.
             run_folder: The same, opened: trials go on in it.
-            **overrides: Settings to take instead of the saved ones.
+            **overrides: Settings to take instead of the saved ones; not those that differ between trials.
 
         Raises:
             CheckpointError: It is damaged, or something must be supplied.
         """
         folder = Path(path).expanduser().resolve()
-        saved = sweep_state.read_sweep(folder)
+        saved = read_saved(folder, overrides)
         if not saved.get("trials"):
             raise CheckpointError(f"{folder} holds lanes of one program: use Population.")
-        host.check_supplied(saved, overrides, folder)
         trials = cls(config_from_serializable(saved["config"], overrides), run_folder=run_folder)
         trials.diverged = {int(index): why for index, why in saved["diverged"].items()}
         for index in trials.active:
@@ -208,6 +203,5 @@ def _latest(lane: Path) -> Result:
     checkpoints = complete_checkpoints(lane / "checkpoints") if is_run_folder(lane) else []
     if not checkpoints:
         return {}
-    iteration = int(checkpoints[-1].name.rsplit("_", maxsplit=1)[1])
-    wanted = f'"training_iteration": {iteration},'
+    wanted = f'"training_iteration": {iteration_of(checkpoints[-1])},'
     return next(read_results(lane / "result.json", containing=wanted), {})

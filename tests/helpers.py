@@ -49,6 +49,8 @@ REPLAYS = tuple(
     if isinstance(config.training_settings, OffPolicyTraining)
 )
 """Those that learn from a replay buffer."""
+RATES = dict.fromkeys(("SAC", "TQC", "TD3", "DDPG"), "critic_lr")
+"""Where the learning rate has another name than `lr`."""
 RELATIVES = ("Rainbow", "TD3", "TQC")
 """DQN, DDPG and SAC cover all that they do, but for losses, so that their contracts are slow tests."""
 

@@ -17,11 +17,10 @@ from jaxrl.core.struct import replace
 from jaxrl.errors import ConfigError, DivergenceError, UnknownNameError
 from jaxrl.points import Point
 from jaxrl.population import Population
-from tests.helpers import REPLAYS, assert_close, every_algorithm, small
+from tests.helpers import RATES, REPLAYS, assert_close, every_algorithm, small
 
 pytestmark = pytest.mark.allow_key_reuse
 
-RATES = {"SAC": "critic_lr", "TQC": "critic_lr", "TD3": "critic_lr", "DDPG": "critic_lr"}
 REPRESENTATIVES = ("PPO", "DQN", "SAC", "APPO")
 SLOW = tuple(sorted({p.values[0] for p in every_algorithm(slow=())} - set(REPRESENTATIVES)))
 

@@ -9,10 +9,12 @@ import gymnasium
 import pytest
 
 from jaxrl import Population, Trials, grid, register_env
+from jaxrl.checkpoint import complete_checkpoints
+from jaxrl.cli import runs
 from jaxrl.config.pbt import PopulationBasedTraining
 from jaxrl.config.sweep import lanes_of
 from jaxrl.errors import CheckpointError, ConfigError, HostLanesError, UnknownNameError
-from jaxrl.logging.run_folder import RunFolder
+from jaxrl.logging.run_folder import RunFolder, iteration_of
 from tests.helpers import small
 
 TUNE_WARNS = (
@@ -108,13 +110,27 @@ class TestTrials:
                 want = [alone.train()["env_runners"].get("episode_return_mean") for _ in range(3)]
             assert returns_of(folder / sweep.lane_name(index)) == want
 
+        assert runs.resume(str(folder), '{"training_iteration": 4}') == 0
+        assert [len(returns_of(folder / f"lane_00{i}")) for i in range(2)] == [4, 4]
+        with pytest.raises(ConfigError, match="is done: training_iteration = 4 has reached 4"):
+            runs.resume(str(folder), None)
+
+        heard.clear()
         with RunFolder.open(folder) as opened:
+            with pytest.raises(CheckpointError, match=r"lr=0\.1 cannot be set: lanes of"):
+                Trials.from_checkpoint(folder, run_folder=opened, lr=0.1)
             later = Trials.from_checkpoint(folder, run_folder=opened)
-            assert later.iteration == 3
-            later.fit({"training_iteration": 4})
             assert later.iteration == 4
+            later.fit(
+                {"training_iteration": 10_000},
+                on_iteration=heard.append,
+                should_stop=lambda: len(heard) >= 4,
+            )
             later.stop()
-        assert len(returns_of(folder / "lane_000")) == 4
+        for i, result in later._results.items():
+            saved = complete_checkpoints(folder / later.lane_name(i) / "checkpoints")
+            assert iteration_of(saved[-1]) == result["training_iteration"] < 10_000
+        assert later.iteration >= 4
 
     def test_a_trial_that_fails_is_left_behind(self) -> None:
         register_env("breaks", broken_or_not)

@@ -151,7 +151,7 @@ def config(setting: Setting) -> PPOConfig:
 
 def images(setting: Setting) -> dict[str, Any]:
     """The convolutions before the dense layers, if there are any."""
-    filters = setting.to_dict()["conv_filters"]
+    filters = [list(layer) for layer in setting.conv_filters]
     return {"conv_filters": filters} if filters else {}
 
 

@@ -21,7 +21,13 @@ from jaxrl.errors import ConfigError, RunFolderError, did_you_mean
 from jaxrl.logging import results, text
 from jaxrl.logging.display import Display, open_display
 from jaxrl.logging.json_sink import read_results
-from jaxrl.logging.run_folder import RunFolder, check_name, is_run_folder, results_root
+from jaxrl.logging.run_folder import (
+    RunFolder,
+    check_name,
+    is_run_folder,
+    iteration_of,
+    results_root,
+)
 from jaxrl.sweep_state import is_sweep_folder, read_sweep
 
 if TYPE_CHECKING:
@@ -49,7 +55,7 @@ def resume(run: str, stop: str | None, log_level: int | None = None) -> int:
         if is_sweep_folder(folder.path):
             return _resume_sweep(folder, criterion, log_level)
         checkpoint = find_checkpoint(folder.path)
-        iteration = _iteration(checkpoint)
+        iteration = iteration_of(checkpoint)
         _refuse_reached(folder, _reached(folder.result_file, iteration, criterion), iteration)
         build = functools.partial(
             Algorithm.from_checkpoint,
@@ -73,7 +79,7 @@ def _resume_sweep(folder: RunFolder, stop: Mapping[str, float], log_level: int |
         _reached(path / "result.json", _newest(path) if trials else iteration, stop)
         for path in going_on
     ]
-    if all(reached):
+    if reached and all(reached):
         _refuse_reached(folder, reached[0], iteration)
     kind: Any = Trials if trials else Population
     build = functools.partial(
@@ -175,21 +181,16 @@ def _final_checkpoint(algo: "Algorithm") -> Path:
     """The checkpoint of the last iteration, saved now if `fit` did not."""
     folder = algo.run_folder.checkpoints
     saved = complete_checkpoints(folder)
-    if not saved or _iteration(saved[-1]) != algo.iteration:
+    if not saved or iteration_of(saved[-1]) != algo.iteration:
         algo.save()
         saved = complete_checkpoints(folder)
     return saved[-1]
 
 
-def _iteration(checkpoint: Path) -> int:
-    """The iteration after which a checkpoint of a run folder was written."""
-    return int(checkpoint.name.rsplit("_", maxsplit=1)[1])
-
-
 def _newest(run: Path) -> int:
     """The iteration of a run's newest checkpoint; 0 without one."""
     saved = complete_checkpoints(run / "checkpoints")
-    return _iteration(saved[-1]) if saved else 0
+    return iteration_of(saved[-1]) if saved else 0
 
 
 def _criterion(folder: RunFolder, stop: str | None) -> dict[str, float]:

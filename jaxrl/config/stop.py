@@ -38,6 +38,20 @@ def parse_stop(criteria: Any) -> Stop:
     return stop
 
 
+def criteria_of_fit(criteria: Any, should_stop: object) -> Stop:
+    """`parse_stop` of what `fit` was given, which must end somehow.
+
+    Raises:
+        ConfigError: There is neither a criterion nor a `should_stop`.
+    """
+    stop = parse_stop(criteria)
+    if not stop and should_stop is None:
+        raise ConfigError(
+            "fit() needs a stop criterion, such as stop={'training_iteration': 10}; got none."
+        )
+    return stop
+
+
 def stop_reached(result: Mapping[str, Any], stop: Stop) -> str | None:
     """A sentence on the first criterion that the result has reached, or None."""
     for key, threshold in stop.items():

@@ -266,3 +266,8 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     with files.replacing(path) as file:
         json.dump(results.to_json(value), file, indent=2, allow_nan=False)
         file.write("\n")
+
+
+def iteration_of(checkpoint: Path) -> int:
+    """The iteration after which a checkpoint of a run folder was written."""
+    return int(checkpoint.name.rsplit("_", maxsplit=1)[1])

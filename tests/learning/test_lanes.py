@@ -5,13 +5,12 @@ from typing import Any
 import pytest
 from scipy.stats import ks_2samp
 
-from tests.helpers import every_algorithm, small
+from tests.helpers import RATES, every_algorithm, small
 
 pytestmark = [pytest.mark.slow, pytest.mark.allow_key_reuse]
 
 NUM_RUNS = 10
 STEPS = 19_200
-RATES = {"SAC": "critic_lr", "TQC": "critic_lr", "TD3": "critic_lr", "DDPG": "critic_lr"}
 
 
 def learning(algo: str) -> Any:
