@@ -19,12 +19,12 @@ from jaxrl.config.fields import Schedule, field, fluent, unit_interval
 from jaxrl.config.groups import OnPolicyTraining
 from jaxrl.core.bootstrap import successor_values
 from jaxrl.core.hparams import HParams, current_values
-from jaxrl.core.learner import SgdState, optimizer_of, sgd_step
-from jaxrl.core.policy_gradient import first_state
+from jaxrl.core.learner import SgdState
+from jaxrl.core.policy_gradient import first_state, step_down
 from jaxrl.core.q_module import QModule
 from jaxrl.core.rl_module import RLModule, RLModuleSpec
 from jaxrl.core.sequences import forward_rollout, in_sequences, with_memory
-from jaxrl.core.struct import pytree, replace
+from jaxrl.core.struct import pytree
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
 from jaxrl.ops import losses, returns
 
@@ -146,15 +146,7 @@ class PQNLearner:
     def update(
         self, state: PQNState, batch: PQNBatch, progress: Progress, key: Key
     ) -> tuple[PQNState, Metrics]:
-        values = current_values(state.hparams, progress)
-        sgd, metrics = sgd_step(
-            lambda params: self.compute_loss(params, batch, values, key),
-            optimizer_of(self.settings, values),
-            state.sgd,
-            self.axis_name,
-            self.log_gradients,
-        )
-        return replace(state, sgd=sgd), metrics
+        return step_down(self, state, batch, current_values(state.hparams, progress), key)
 
     def finish(self, state: PQNState, metrics: Metrics, progress: Progress) -> PQNState:
         """Nothing: there is no target network."""

@@ -3,10 +3,12 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from jaxrl.config.groups import OnPolicyTraining
 from jaxrl.config.modules import model_notes
 from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.placement import Placement, placement_notes
 from jaxrl.config.plan import choose_num_devices
+from jaxrl.core.microbatches import num_parts
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -94,4 +96,19 @@ def _devices(
             "built."
         )
     number = None if requested == "auto" else requested
-    return choose_num_devices(plan, platform, local_device_count, number)[1]
+    number, why = choose_num_devices(plan, platform, local_device_count, number)
+    return why + _parts(config, platform, plan.minibatch_size // number)
+
+
+def _parts(config: "AlgorithmConfig", platform: str, num_rows: int) -> str:
+    """In which parts gradients are taken, if they are."""
+    training = config.training_settings
+    if not isinstance(training, OnPolicyTraining):
+        return ""
+    parts = num_parts(num_rows, training.microbatch_size, platform)
+    if parts == 1:
+        return ""
+    return (
+        f" Gradients of its {num_rows} rows of a minibatch are taken in {parts} parts, one after "
+        f"another (microbatch_size={training.microbatch_size!r})."
+    )

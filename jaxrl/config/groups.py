@@ -152,6 +152,14 @@ class OnPolicyTraining(Training):
         doc="Rows of one gradient step; None is the whole train batch. A default adapts to the "
         "nearest divisor of the train batch.",
     )
+    microbatch_size: int | Auto | None = field(
+        default="auto",
+        check=at_least_one,
+        doc="Rows of a minibatch, at most, whose gradient a device computes at once; the step is "
+        "along the mean over all. None takes all rows at once; 'auto' does so on accelerators, and "
+        "on a CPU where there are 1024 or more takes 256, which a core's cache holds. A sequence "
+        "counts once.",
+    )
     shuffle_batch_per_epoch: bool = field(
         default=True, doc="Draws new minibatches in every epoch; False repeats the first epoch's."
     )

@@ -9,6 +9,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
+from jaxrl.core.microbatches import Gradients
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree, Rollout, Transition
 
@@ -93,7 +94,19 @@ def sgd_step(
         axis_name: Mesh axis to average gradients over; None on one device.
         log_gradients: Also report the L2 norm of every gradient tensor, as `grad_norm/<path>`.
     """
-    (loss, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+    found = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+    return step_along(found, tx, state, axis_name, log_gradients)
+
+
+def step_along(
+    found: Gradients,
+    tx: optax.GradientTransformation,
+    state: SgdState,
+    axis_name: str | None = None,
+    log_gradients: bool = False,
+) -> tuple[SgdState, Metrics]:
+    """`sgd_step` where loss, metrics and gradients of this device's rows are known."""
+    (loss, metrics), grads = found
     # One vector: a single collective and a single norm, whatever the number of tensors.
     flat, unravel = ravel_pytree(grads)
     if axis_name is not None:

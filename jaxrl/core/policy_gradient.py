@@ -6,7 +6,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxrl.core.hparams import HParams, current_values, hyperparameters
-from jaxrl.core.learner import SgdState, optimizer_of, sgd_step
+from jaxrl.core.learner import SgdState, optimizer_of, step_along
+from jaxrl.core.microbatches import gradients
 from jaxrl.core.rl_module import RLModule
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Key, Metrics, Params, Progress
@@ -16,7 +17,7 @@ S = TypeVar("S")
 
 
 class LossLearner(Protocol):
-    """A Learner with one loss over minibatches that have `advantages` and `weight`."""
+    """A Learner with one loss over minibatches that have a `weight`."""
 
     @property
     def settings(self) -> Any: ...
@@ -28,7 +29,7 @@ class LossLearner(Protocol):
     def compute_loss(
         self, params: Params, batch: Any, values: dict[str, Float[Array, ""]], key: Key
     ) -> tuple[Float[Array, ""], Metrics]:
-        """The mean loss of a minibatch, and its metrics."""
+        """The mean loss of a minibatch's rows, or of a part of them, and its metrics."""
         ...
 
 
@@ -73,16 +74,26 @@ def descend(
         values: Current hyperparameters by name.
         key: For losses that draw. Consumed.
     """
-    settings, axis_name = learner.settings, learner.axis_name
-    if settings.normalize_advantages == "minibatch":
+    if learner.settings.normalize_advantages == "minibatch":
         rows = (batch.advantages, batch.weight > 0.0)
-        batch = replace(batch, advantages=losses.standardized(*rows, axis_name))
+        batch = replace(batch, advantages=losses.standardized(*rows, learner.axis_name))
+    return step_down(learner, state, batch, values, key)
+
+
+def step_down(
+    learner: LossLearner, state: S, batch: Any, values: dict[str, Float[Array, ""]], key: Key
+) -> tuple[S, Metrics]:
+    """`descend` for minibatches that have a `weight`, and no advantages to standardise."""
     holder: Any = state
-    sgd, metrics = sgd_step(
-        lambda params: learner.compute_loss(params, batch, values, key),
-        optimizer_of(settings, values),
-        holder.sgd,
-        axis_name,
-        learner.log_gradients,
+    found = gradients(
+        lambda params, rows, key: learner.compute_loss(params, rows, values, key),
+        holder.sgd.params,
+        batch,
+        key,
+        learner.settings.microbatch_size,
+    )
+    optimizer = optimizer_of(learner.settings, values)
+    sgd, metrics = step_along(
+        found, optimizer, holder.sgd, learner.axis_name, learner.log_gradients
     )
     return replace(holder, sgd=sgd), metrics

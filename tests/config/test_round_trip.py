@@ -90,6 +90,7 @@ OTHER: dict[str, Any] = {
     "optimizer": {"name": "adam", "eps": 1e-5},
     "num_epochs": 3,
     "minibatch_size": 16,
+    "microbatch_size": 8,
     "shuffle_batch_per_epoch": False,
     "normalize_advantages": "minibatch",
     "num_learners": 1,
