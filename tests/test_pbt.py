@@ -47,12 +47,18 @@ def leaves_of(sweep: Population, index: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    "algo", ["PPO", *(pytest.param(a, marks=pytest.mark.slow) for a in ("APPO", "DQN", "SAC"))]
+    ("algo", "num_devices"),
+    [
+        ("PPO", 1),
+        ("PPO", 4),  # a lane each: the copy crosses devices
+        *(pytest.param(algo, 1, marks=pytest.mark.slow) for algo in ("APPO", "DQN", "SAC")),
+    ],
 )
-def test_a_copy_is_exact_but_for_keys_and_new_values(algo: str) -> None:
+def test_a_copy_is_exact_but_for_keys_and_new_values(algo: str, num_devices: int) -> None:
     rate = RATES.get(algo, "lr")
     how = scheduler(rate, metric="num_env_steps_trained_lifetime")  # the same in all lanes
-    with population(trained_by(how, algo)) as sweep:
+    with population(trained_by(how, algo).learners(num_devices=num_devices)) as sweep:
+        assert len(sweep.devices) == num_devices
         sweep.train()
         before = [leaves_of(sweep, i) for i in range(4)]
         sweep._exploit_if_due()

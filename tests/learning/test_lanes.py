@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from scipy.stats import ks_2samp
 
-from tests.helpers import RATES, every_algorithm, small
+from tests.helpers import RATES, REPLAYS, every_algorithm, small
 
 pytestmark = [pytest.mark.slow, pytest.mark.allow_key_reuse]
 
@@ -17,6 +17,10 @@ def learning(algo: str) -> Any:
     """Long enough that most algorithms have begun to learn, and chance has parted the runs."""
     config = small(algo).debugging(loggers=[]).checkpointing(checkpoint_at_end=False)
     config.rl_module(model_config={"fcnet_hiddens": [32]})
+    if algo in REPLAYS:
+        config.training(training_intensity=16)
+    if hasattr(config.training_settings, "epsilon"):
+        config.training(epsilon=[[0, 1.0], [5_000, 0.05]])
     return config.training(**{RATES.get(algo, "lr"): 3e-3}).reporting(
         min_sample_timesteps_per_iteration=STEPS
     )
@@ -50,7 +54,8 @@ def test_lanes_and_runs_have_one_distribution(algo: str) -> None:
     assert found.pvalue > 0.01
 
 
-def test_lanes_that_do_not_learn_have_another() -> None:
+@pytest.mark.parametrize("algo", ["PPO", "DQN"])
+def test_lanes_that_do_not_learn_have_another(algo: str) -> None:
     """The comparison would tell."""
-    lanes, runs = of_lanes(learning("PPO").training(lr=1e-9)), of_runs(learning("PPO"))
+    lanes, runs = of_lanes(learning(algo).training(lr=1e-9)), of_runs(learning(algo))
     assert ks_2samp(lanes, runs).pvalue < 0.01
