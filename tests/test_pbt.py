@@ -14,11 +14,9 @@ from jaxrl.core.struct import replace
 from jaxrl.errors import UnknownNameError
 from jaxrl.pbt import Exploit, Scheduler, read_schedule
 from jaxrl.population import Population
-from tests.helpers import assert_close, differs, small
+from tests.helpers import RATES, assert_close, differs, small
 
 pytestmark = pytest.mark.allow_key_reuse
-
-RATES = {"SAC": "critic_lr"}
 
 
 def trained_by(scheduler: Any, algo: str = "PPO", seeds: int = 2, **settings: Any) -> Any:

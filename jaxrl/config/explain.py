@@ -97,7 +97,8 @@ def _devices(
         )
     number = None if requested == "auto" else requested
     number, why = choose_num_devices(plan, platform, local_device_count, number)
-    return why + _parts(config, platform, plan.minibatch_size // number)
+    rows = plan.minibatch_size // (number * (plan.sequence_length or 1))
+    return why + _parts(config, platform, rows)
 
 
 def _parts(config: "AlgorithmConfig", platform: str, num_rows: int) -> str:
@@ -109,6 +110,6 @@ def _parts(config: "AlgorithmConfig", platform: str, num_rows: int) -> str:
     if parts == 1:
         return ""
     return (
-        f" Gradients of its {num_rows} rows of a minibatch are taken in {parts} parts, one after "
-        f"another (microbatch_size={training.microbatch_size!r})."
+        f" The gradient of its {num_rows} rows (or sequences) of a minibatch is taken in {parts} "
+        f"parts, one after another (microbatch_size={training.microbatch_size!r})."
     )

@@ -104,8 +104,13 @@ def test_explain_says_it() -> None:
     config = small("PPO").training(train_batch_size=4096, minibatch_size=2048)
     config.env_runners(num_envs_per_env_runner=64).learners(num_devices=2)
     said = config.explain(platform="cpu", local_device_count=2)
-    assert "its 1024 rows of a minibatch are taken in 4 parts" in said
+    assert "its 1024 rows (or sequences) of a minibatch is taken in 4 parts" in said
     assert "in 4 parts" not in config.explain(platform="gpu", local_device_count=2)
+    config.rl_module(model_config={"use_lstm": True, "max_seq_len": 8})  # 128 sequences
+    assert "parts" not in config.explain(platform="cpu", local_device_count=2)
+    config.training(microbatch_size=64)
+    said = config.explain(platform="cpu", local_device_count=2)
+    assert "its 128 rows (or sequences) of a minibatch is taken in 2 parts" in said
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.5, "all"])
