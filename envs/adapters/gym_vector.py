@@ -72,6 +72,8 @@ class GymVector:
         self._seed_each = own
         self._takes_mask = own or self._mode is AutoresetMode.DISABLED
         self._copy_obs = None if own else True
+        is_array = isinstance(observation_space, gymnasium.spaces.Box)
+        self._fit = leaf_dtype(observation_space) if own and is_array else None
         self._obs: PyTree = None
         self._nobody = np.zeros(self.num_envs, np.bool_)
         self._everybody = np.ones(self.num_envs, np.bool_)
@@ -107,10 +109,12 @@ class GymVector:
 
     def _calm_step(self, result: "_Result") -> HostStep | None:
         """A step in which at most some episodes ended, at little cost; None if more happened."""
-        if not self._calm or result.infos.faults or not all_finite((result.reward, result.obs)):
+        if not self._calm or result.infos.faults:
+            return None
+        if not (all_finite(result.reward) and all_finite(result.obs)):
             return None
         ended, final_obs = result.terminated | result.truncated, result.obs
-        if not ended.any():
+        if not np.count_nonzero(ended):  # several times as fast as any()
             ended = self._nobody
         elif self._mode is AutoresetMode.SAME_STEP:
             final_obs = self._final_obs(result)
@@ -271,6 +275,8 @@ class GymVector:
         return [HostFault(row=int(row), what=what, detail=detail) for row in np.flatnonzero(rows)]
 
     def _as_runner(self, obs: PyTree) -> PyTree:
+        if self._fit is not None and obs.__class__ is np.ndarray and obs.dtype == self._fit:
+            return obs
         return map_leaves(self._cast_obs, self._observation_space, obs)
 
     def _cast_obs(self, space: gymnasium.Space[Any], value: Any) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Batches on the host: which rows are finite, and one row's info out of gymnasium's merged ones."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,8 +25,15 @@ def finite_rows(tree: PyTree) -> Bool[np.ndarray, " B"]:
 
 def all_finite(tree: PyTree) -> bool:
     """Whether every floating-point entry is finite."""
-    leaves = jax.tree.leaves(tree)
-    return all(leaf.dtype.kind != "f" or bool(np.isfinite(leaf).all()) for leaf in leaves)
+    leaves = (tree,) if tree.__class__ is np.ndarray else jax.tree.leaves(tree)
+    return all(map(_finite, leaves))
+
+
+def _finite(leaf: np.ndarray) -> bool:
+    """By the sum of squares, one pass without an array of its own, unless that is too large."""
+    if leaf.dtype.kind != "f":
+        return True
+    return math.isfinite(np.vdot(leaf, leaf)) or bool(np.isfinite(leaf).all())
 
 
 def where_rows(condition: Bool[np.ndarray, " B"], new: PyTree, old: PyTree) -> PyTree:

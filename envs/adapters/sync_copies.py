@@ -29,7 +29,8 @@ class SyncCopies(SyncVectorEnv):
         rewards: list[Any] = []
         terminations: list[bool] = []
         truncations: list[bool] = []
-        rows = iterate(self.action_space, actions)
+        is_rows = actions.__class__ is np.ndarray
+        rows = actions if is_rows else iterate(self.action_space, actions)
         for row, (copy, action) in enumerate(zip(self.envs, rows, strict=True)):
             obs, reward, terminated, truncated, info = copy.step(action)
             told.append(info)

@@ -36,7 +36,10 @@ def explain(
         module_table: The module's summary.
     """
     blocks = [_settings(config), _batch(config)]
-    lines = [*placement_notes(config, placement), _devices(config, platform, local_device_count)]
+    lines = [
+        *placement_notes(config, placement),
+        _devices(config, placement, platform, local_device_count),
+    ]
     blocks.append("\n".join(["Placement", *(f"  {line}" for line in lines)]))
     said = [*env_notes, *notes, *config.notes, *model_notes(config)]
     if said:
@@ -78,7 +81,10 @@ def _batch(config: "AlgorithmConfig") -> str:
 
 
 def _devices(
-    config: "AlgorithmConfig", platform: str | None, local_device_count: int | None
+    config: "AlgorithmConfig",
+    placement: Placement | None,
+    platform: str | None,
+    local_device_count: int | None,
 ) -> str:
     plan = config.plan()
     learners = config.learners_settings
@@ -96,7 +102,9 @@ def _devices(
             "built."
         )
     number = None if requested == "auto" else requested
-    number, why = choose_num_devices(plan, platform, local_device_count, number)
+    number, why = choose_num_devices(
+        plan, platform, local_device_count, number, on_host=placement in ("host", "ray")
+    )
     rows = plan.minibatch_size // (number * (plan.sequence_length or 1))
     return why + _parts(config, platform, rows)
 

@@ -152,13 +152,19 @@ def _setting(request: BatchRequest, name: str, value: int) -> tuple[str, int]:
 
 
 def choose_num_devices(
-    plan: BatchPlan, platform: str, local_device_count: int, requested: int | None = None
+    plan: BatchPlan,
+    platform: str,
+    local_device_count: int,
+    requested: int | None = None,
+    *,
+    on_host: bool = False,
 ) -> tuple[int, str]:
     """How many local devices share the work, and why, in a sentence.
 
     On a CPU the cores are devices: the largest number that divides `num_shards` and leaves each
-    at least 64 rows of a minibatch. On accelerators the largest number that
-    divides `num_shards`.
+    at least 64 rows of a minibatch; one where the environments are stepped `on_host`, since an
+    update alone is faster by XLA's threads within it than divided. On accelerators the largest
+    number that divides `num_shards`.
 
     Raises:
         ConfigError: `requested` is more than there are, or does not divide `num_shards`.
@@ -171,6 +177,8 @@ def choose_num_devices(
                 f"the {local_device_count} local devices: use {_any_of(workable)}."
             )
         return requested, f"{requested} {platform} devices, as set."
+    if platform == "cpu" and on_host:
+        return 1, "1 cpu device: XLA's threads share each update, the environments are on the host."
     chosen = [n for n in workable if platform != "cpu" or _worth_it(plan, n)][-1]
     why = f"the largest divisor of num_shards={plan.num_shards} up to {local_device_count}"
     if platform == "cpu":

@@ -208,7 +208,7 @@ class EnvRunner:
         """What came with the latest observations; with those of held environments nothing did."""
         now, held = rows.length - 1, before.held
         reward, starts = rows.reward[now], rows.starts[now]
-        if held.any():
+        if np.count_nonzero(held):
             reward = np.where(held, before.reward, reward)
             starts = np.where(held, before.starts, starts)
         return Last(reward=reward, starts=starts, held=held)

@@ -71,7 +71,9 @@ class HostActing:
         self._outputs: Packing | None = None
         self._actions: Packing | None = None
         self._draw_program = Program("host_draw", self._draw, enabled=jit)
-        self._act_program = Program("host_act", self._act, max_retraces=max_retraces, enabled=jit)
+        self._act_program = Program(
+            "host_act", self._act, max_retraces=max_retraces, waited_for=True, enabled=jit
+        )
         self.set_carry(None)
         self._carries = bool(jax.tree.leaves(self._carry))
 

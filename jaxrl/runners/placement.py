@@ -46,6 +46,7 @@ def choose_devices(config: "AlgorithmConfig", assembly: Assembly) -> tuple[list[
         devices[0].platform,
         len(devices) if config.debugging_settings.jit else 1,
         None if requested == "auto" else requested,
+        on_host=not assembly.in_graph,
     )
     return devices[:number], why
 

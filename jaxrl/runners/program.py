@@ -15,6 +15,15 @@ from jaxrl.runners.flops import count_flops
 
 logger = logging.getLogger(__name__)
 
+SMALL_FLOPS = 4e6
+"""Below so many operations a call, what a CPU spends on threads and on setting up a product in a
+library's way is more than they save. Measured: docs/performance.md."""
+FOR_SMALL: dict[str, str | bool] = {
+    "xla_cpu_multi_thread_eigen": False,
+    "xla_cpu_experimental_ynn_fusion_type": "",
+}
+"""XLA's options for a small program that is called again and again."""
+
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
 _hits = {"count": 0}
 
@@ -55,6 +64,8 @@ class Program:
         donate: Numbers of the arguments whose memory the result takes over.
         max_retraces: Compilations beyond the first that are allowed; None for any number.
         out_shardings: Where the results live; None leaves it to JAX.
+        waited_for: Somebody waits for every call, on a CPU: a program of few operations is compiled
+            for the time of a call, in the calling thread alone.
         enabled: False calls `fn` without jit, for stepping through it in a debugger.
     """
 
@@ -66,6 +77,7 @@ class Program:
         donate: tuple[int, ...] = (),
         max_retraces: int | None = None,
         out_shardings: Any = None,
+        waited_for: bool = False,
         enabled: bool = True,
     ) -> None:
         self.name = name
@@ -73,6 +85,7 @@ class Program:
         self._fn = fn
         self._enabled = enabled
         self._max_retraces = max_retraces
+        self._waited_for = waited_for
         kwargs = {} if out_shardings is None else {"out_shardings": out_shardings}
         self._jitted = jax.jit(fn, donate_argnums=donate, **kwargs)
         self._compiled: dict[Any, Any] = {}
@@ -114,7 +127,9 @@ class Program:
         t1 = time.perf_counter()
         lowered = traced.lower()
         t2 = time.perf_counter()
-        compiled = lowered.compile()
+        flops = count_flops(traced.jaxpr)
+        small = self._waited_for and flops <= SMALL_FLOPS
+        compiled = _compiled_small(lowered) if small else lowered.compile()
         t3 = time.perf_counter()
         memory = compiled.memory_analysis()
         figures = CompileFigures(
@@ -122,7 +137,7 @@ class Program:
             lower_s=t2 - t1,
             compile_s=t3 - t2,
             cache_hit=_hits["count"] > hits,
-            flops=count_flops(traced.jaxpr),
+            flops=flops,
             argument_bytes=_bytes(memory, "argument_size_in_bytes"),
             output_bytes=_bytes(memory, "output_size_in_bytes"),
             temp_bytes=_bytes(memory, "temp_size_in_bytes"),
@@ -146,6 +161,17 @@ class Program:
             for path, leaf in jax.tree_util.tree_flatten_with_path(args)[0]:
                 described = jax.typeof(leaf) if isinstance(leaf, jax.Array) else type(leaf).__name__
                 logger.debug("%s: args%s is %s", self.name, jax.tree_util.keystr(path), described)
+
+
+def _compiled_small(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    """With the options for small programs, where this XLA has them: they are no stable interface."""
+    try:
+        return lowered.compile(compiler_options=FOR_SMALL)
+    except jax.errors.JaxRuntimeError as error:
+        if "No such compile option" not in str(error):
+            raise
+        logger.info("this XLA has no options for small programs: %s", error)
+        return lowered.compile()
 
 
 def compile_report(programs: Iterable[Program]) -> dict[str, dict[str, Any]]:

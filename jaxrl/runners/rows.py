@@ -72,10 +72,11 @@ class Rows:
             # A fault beside a transition is one of the reset after it.
             if not step.mask[fault.row]:
                 self.fault[t, fault.row] = FAULT_CODES[fault.what]
-        over = self.terminated[t] | self.truncated[t]
-        if over.any():
-            final = [np.array(leaf) for leaf in self._leaves(step.final_obs)]
-            self._final.append((t, over, final))
+        if step.final_obs is not step.obs:
+            over = self.terminated[t] | self.truncated[t]
+            if over.any():
+                final = [np.array(leaf) for leaf in self._leaves(step.final_obs)]
+                self._final.append((t, over, final))
         self.length = t + 1
 
     def grow(self, more: int) -> None:

@@ -28,6 +28,9 @@ def test_placement_says_why() -> None:
     text = config.explain(platform="cpu", local_device_count=2, module_table="layer | shape")
     assert "2 cpu devices: the largest divisor of num_shards=8 up to 2" in text
     assert "Module\nlayer | shape" in text
+    for placement in ("host", "ray"):
+        hosted = config.explain(platform="cpu", local_device_count=2, placement=placement)
+        assert "1 cpu device: XLA's threads share each update" in hosted
 
 
 def test_notes_are_shown() -> None:

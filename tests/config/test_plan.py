@@ -315,6 +315,15 @@ def test_accelerators_are_all_taken() -> None:
     plan = plan_of(num_envs_per_env_runner=8, rollout_fragment_length=16, minibatch_size=64)
     assert choose_num_devices(plan, "gpu", 4)[0] == 4
     assert choose_num_devices(plan, "gpu", 3)[0] == 2
+    assert choose_num_devices(plan, "gpu", 4, on_host=True)[0] == 4
+
+
+def test_updates_alone_are_not_divided_over_cores() -> None:
+    plan = plan_of(num_envs_per_env_runner=64, rollout_fragment_length=32, minibatch_size=512)
+    number, why = choose_num_devices(plan, "cpu", 8, on_host=True)
+    assert number == 1
+    assert "the environments are on the host" in why
+    assert choose_num_devices(plan, "cpu", 8, 4, on_host=True)[0] == 4
 
 
 def test_requested_devices() -> None:

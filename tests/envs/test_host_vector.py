@@ -419,6 +419,24 @@ class Poisoned(Counter):
         return obs, reward, terminated, truncated, info
 
 
+class Huge(Counter):
+    """Observations and rewards that are finite, and whose squares are not."""
+
+    def step(self, action: Any) -> Any:
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs + np.float32(3e38), 3e38, terminated, truncated, info
+
+
+def test_large_numbers_are_finite() -> None:
+    vector = copies(host(Huge, {}), 2, "sync", AutoresetMode.SAME_STEP)
+    vector.reset()
+    for step in step_rows(vector, 6):
+        assert step.mask.all()
+        assert not step.faults
+        assert np.isfinite(step.final_obs).all()
+        np.testing.assert_array_equal(step.reward, np.float32([3e38, 3e38]))
+
+
 @pytest.mark.parametrize("mode", [*AutoresetMode])
 @pytest.mark.parametrize("kind", ["reward", "observation"])
 def test_what_is_not_finite_is_no_transition(kind: str, mode: AutoresetMode) -> None:

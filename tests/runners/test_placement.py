@@ -22,6 +22,14 @@ def test_the_one_device_to_use() -> None:
         assert "Local device 1, as set." in algorithm.explain()
 
 
+def test_a_run_on_the_host_learns_on_one_cpu_device() -> None:
+    wide = small().training(train_batch_size=256, minibatch_size=256).learners(num_devices="auto")
+    with wide.copy().build() as compiled, wide.env_runners(placement="host").build() as hosted:
+        assert len(compiled.devices) > 1
+        assert len(hosted.devices) == 1
+        assert "1 cpu device: XLA's threads share each update" in hosted.explain()
+
+
 def test_a_device_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match=r"local_device_idx=8 is none of the 8 .* from 0 to 7"):
         small().learners(local_device_idx=8).build()

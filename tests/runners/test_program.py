@@ -1,0 +1,58 @@
+"""Programs that somebody waits for are compiled for it, if they are small."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl.runners import program
+from jaxrl.runners.program import Program
+from tests.helpers import small
+
+
+def product(x: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ x.T)
+
+
+def notes(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if "no options" in record.message]
+
+
+@pytest.fixture
+def unknown_options(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> pytest.LogCaptureFixture:
+    """Of an XLA that has none of the options: who asks for them is heard of."""
+    monkeypatch.setattr(program, "FOR_SMALL", {"xla_option_of_another_version": True})
+    caplog.set_level(logging.INFO, logger=program.__name__)
+    return caplog
+
+
+@pytest.mark.parametrize(
+    ("rows", "waited_for", "asked"),
+    [(8, True, True), (8, False, False), (256, True, False)],
+    ids=["small", "not-waited-for", "large"],
+)
+def test_small_programs_that_are_waited_for(
+    rows: int, waited_for: bool, asked: bool, unknown_options: pytest.LogCaptureFixture
+) -> None:
+    x = np.ones((rows, 64), np.float32)
+    compiled = Program("product", product, waited_for=waited_for)
+    np.testing.assert_allclose(compiled(x), np.tanh(x @ x.T), rtol=1e-6)
+    assert len(notes(unknown_options)) == asked
+    assert (compiled.figures[-1].flops <= program.SMALL_FLOPS) == (rows == 8)
+
+
+def test_acting_on_the_host_is_waited_for(unknown_options: pytest.LogCaptureFixture) -> None:
+    with small().env_runners(placement="host").build() as algorithm:
+        algorithm.train()
+    assert len(notes(unknown_options)) == 1
+
+
+@pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="the options are jaxlib 0.10's")
+def test_the_options_are_those_of_this_xla(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger=program.__name__)
+    Program("product", product, waited_for=True)(np.ones((8, 64), np.float32))
+    assert notes(caplog) == []
