@@ -4,6 +4,8 @@ A board is ten words, one a row, of which bit x is the cell in column x. So ever
 moves by one shift, meets everything on another by one `&`, and is drawn by ten shifts.
 """
 
+import functools
+import operator
 from typing import Any, TypeAlias
 
 import gymnasium
@@ -103,8 +105,8 @@ def moved_left(rows: Rows) -> Rows:
 
 
 def union(rows: Rows) -> Rows:
-    """All rows of the first axis laid over one another."""
-    return jax.lax.reduce(rows, np.uint16(0), jax.lax.bitwise_or, (0,))
+    """All rows of the first axis laid over one another: few, so that no loop is made of them."""
+    return functools.reduce(operator.or_, rows)
 
 
 def count_bits(rows: Rows) -> Int[Array, ""]:

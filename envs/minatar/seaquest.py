@@ -267,8 +267,9 @@ def _flown(bullets: UInt16[Array, "2 rows"]) -> UInt16[Array, "2 rows"]:
 def _onward(planes: UInt16[Array, "6 8"], state: SeaquestState) -> UInt16[Array, "6 8"]:
     """A step of the planes: what is in the first moves, and waits again."""
     moved = jnp.where(state.rightward, moved_right(planes[0]), moved_left(planes[0]))
-    rest = jnp.concatenate([planes[1:], jnp.zeros_like(planes[:1])])
-    return rest | jnp.where(_plane(state.move_interval), moved[None], jnp.uint16(0))
+    rest = [*planes[1:], jnp.zeros_like(moved)]
+    waits = [jnp.where(state.move_interval == j, moved, jnp.uint16(0)) for j in range(len(rest))]
+    return jnp.stack([plane | more for plane, more in zip(rest, waits, strict=True)])
 
 
 def _struck(planes: UInt16[Array, "6 8"], bullets: UInt16[Array, " 8"]) -> UInt16[Array, "6 8"]:
