@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,7 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
     axes.xaxis.set_minor_formatter("")
     axes.set_ylim(-0.7, len(ordered) - 0.3)
     axes.set_yticks(range(len(ordered)), [name for name, _ in ordered])
-    axes.set_title(panel.title, fontsize=11)
+    axes.set_title(textwrap.fill(panel.title, 36), fontsize=11)
     axes.grid(axis="x", which="major", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 
