@@ -73,7 +73,7 @@ class GymVector:
         self._takes_mask = own or self._mode is AutoresetMode.DISABLED
         self._copy_obs = None if own else True
         is_array = isinstance(observation_space, gymnasium.spaces.Box)
-        self._fit = leaf_dtype(observation_space) if own and is_array else None
+        self._array_dtype = leaf_dtype(observation_space) if own and is_array else None
         self._obs: PyTree = None
         self._nobody = np.zeros(self.num_envs, np.bool_)
         self._everybody = np.ones(self.num_envs, np.bool_)
@@ -275,7 +275,7 @@ class GymVector:
         return [HostFault(row=int(row), what=what, detail=detail) for row in np.flatnonzero(rows)]
 
     def _as_runner(self, obs: PyTree) -> PyTree:
-        if self._fit is not None and obs.__class__ is np.ndarray and obs.dtype == self._fit:
+        if obs.__class__ is np.ndarray and obs.dtype is self._array_dtype:
             return obs
         return map_leaves(self._cast_obs, self._observation_space, obs)
 

@@ -29,8 +29,7 @@ class SyncCopies(SyncVectorEnv):
         rewards: list[Any] = []
         terminations: list[bool] = []
         truncations: list[bool] = []
-        is_rows = actions.__class__ is np.ndarray
-        rows = actions if is_rows else iterate(self.action_space, actions)
+        rows = iterate(self.action_space, actions)
         for row, (copy, action) in enumerate(zip(self.envs, rows, strict=True)):
             obs, reward, terminated, truncated, info = copy.step(action)
             told.append(info)

@@ -41,7 +41,6 @@ class Packing:
             self._leaves.append(_Leaf(start=start, stop=stop, shape=shape, wide=wide, dtype=dtype))
             start = stop
         self.width = start
-        self._alone = jax.tree.structure(0) == self._structure
 
     def pack(self, tree: PyTree) -> UInt32[Array, "B width"]:
         """The words of a tree of this layout; to be traced."""
@@ -58,7 +57,7 @@ class Packing:
         for spec in self._leaves:
             leaf = words[..., spec.start : spec.stop].view(spec.wide).reshape(*batch, *spec.shape)
             leaves.append(leaf if spec.wide == spec.dtype else leaf.astype(spec.dtype))
-        return leaves[0] if self._alone else jax.tree.unflatten(self._structure, leaves)
+        return jax.tree.unflatten(self._structure, leaves)
 
 
 def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -126,15 +126,16 @@ class Program:
         traced = self._jitted.trace(*args)
         t1 = time.perf_counter()
         lowered = traced.lower()
-        t2 = time.perf_counter()
+        lower_s = time.perf_counter() - t1
         flops = count_flops(traced.jaxpr)
         small = self._waited_for and flops <= SMALL_FLOPS
+        t2 = time.perf_counter()
         compiled = _compiled_small(lowered) if small else lowered.compile()
         t3 = time.perf_counter()
         memory = compiled.memory_analysis()
         figures = CompileFigures(
             trace_s=t1 - t0,
-            lower_s=t2 - t1,
+            lower_s=lower_s,
             compile_s=t3 - t2,
             cache_hit=_hits["count"] > hits,
             flops=flops,

@@ -72,11 +72,10 @@ class Rows:
             # A fault beside a transition is one of the reset after it.
             if not step.mask[fault.row]:
                 self.fault[t, fault.row] = FAULT_CODES[fault.what]
-        if step.final_obs is not step.obs:
-            over = self.terminated[t] | self.truncated[t]
-            if over.any():
-                final = [np.array(leaf) for leaf in self._leaves(step.final_obs)]
-                self._final.append((t, over, final))
+        over = self.terminated[t] | self.truncated[t]
+        if np.count_nonzero(over):  # several times as fast as any()
+            final = [np.array(leaf) for leaf in self._leaves(step.final_obs)]
+            self._final.append((t, over, final))
         self.length = t + 1
 
     def grow(self, more: int) -> None:
