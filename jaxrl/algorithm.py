@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
@@ -17,7 +18,7 @@ from jaxrl.callbacks import CallbackList
 from jaxrl.compute_actions import ComputesActions, check_module_id
 from jaxrl.config.placement import resolve_placement
 from jaxrl.config.serialize import config_from_serializable
-from jaxrl.config.stop import criteria_of_fit, stop_reached
+from jaxrl.config.stop import criteria_of_fit, iterations_left, stop_reached, until_multiple
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.envs.registry import MadeEnv
@@ -46,8 +47,9 @@ from jaxrl.runners.groups import learner_group, loop_of
 from jaxrl.runners.hooks import AlgorithmHooks, RunnerHooks
 from jaxrl.runners.host_evaluation import EvaluationRunners
 from jaxrl.runners.in_graph import InGraph
+from jaxrl.runners.in_graph_group import InGraphLearnerGroup
 from jaxrl.runners.inference import Inference
-from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
+from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runners.loop import EnvRunnerGroup, LearnerMetrics, Loop
 from jaxrl.runners.placement import check_memory, choose_devices
 from jaxrl.runners.program import Program, compile_report, compile_seconds
@@ -132,6 +134,7 @@ class Algorithm(ComputesActions):
         self._learners = self._learner_group()
         self._loop = self._loop_of()
         self._batches_to_run = 1
+        self._iterations_of_fit: Callable[[], int] = lambda: sys.maxsize
         self._totals = IterationTotals(self._loop.report, self._assembly.replay)
         self._inference = Inference(
             self._assembly.acting,
@@ -200,8 +203,7 @@ class Algorithm(ComputesActions):
     @property
     def programs(self) -> Compiled:
         """The compiled programs of `runner`."""
-        assert isinstance(self._learners, LocalLearnerGroup)
-        assert self._learners.compiled is not None
+        assert isinstance(self._learners, InGraphLearnerGroup)
         return self._learners.compiled
 
     @property
@@ -285,6 +287,7 @@ class Algorithm(ComputesActions):
         self._totals = totals = IterationTotals(self._loop.report, self._assembly.replay)
         if self.config.evaluation_settings.evaluation_parallel_to_training:
             self._begin_evaluation_if_due()
+        self._loop.expect(self._iterations_to_look())
         while not (totals.train_batches and self._should_stop()):
             elapsed = time.perf_counter() - started
             self._batches_to_run = self._loop.wanted(reporting, totals, elapsed)
@@ -297,7 +300,7 @@ class Algorithm(ComputesActions):
         result = self._loop.added_to({**trained, TIMERS: {"training_step_s": totals.seconds}})
         self._evaluate_if_due(result)
         result[TIMERS]["compile_s"] = compile_seconds(self._programs) - compiled_before
-        result |= self._host.auto_filled(time.perf_counter() - started)
+        result |= self._host.auto_filled(time.perf_counter() - started + totals.lent)
         result["compile"] = compile_report(self._programs)
         if self.config.debugging_settings.log_sys_usage:
             result["system"] = system_usage(self._devices)
@@ -306,6 +309,14 @@ class Algorithm(ComputesActions):
         self._last_result = result
         self._host.remember(result)
         return result
+
+    def _iterations_to_look(self) -> int:
+        """The iterations, from this one on, until the state is known to be looked at."""
+        settings = self.config.evaluation_settings
+        # Beside training, an evaluation begins with the weights from before its iteration.
+        since = self.iteration + int(settings.evaluation_parallel_to_training)
+        until_evaluation = until_multiple(since, settings.evaluation_interval or 0)
+        return min(until_evaluation, self._iterations_of_fit())
 
     def training_step(self) -> Mapping[str, float]:
         """One dispatch of the compiled program: roll out, prepare, draw, update.
@@ -340,7 +351,7 @@ class Algorithm(ComputesActions):
         settings = self.config.fault_tolerance_settings
         if settings.on_nonfinite != "raise" or not totals.train_batches:
             return
-        in_a_row = int(totals.report().in_a_row)
+        in_a_row = int(totals.report().latest.in_a_row)
         if in_a_row >= settings.nonfinite_updates_tolerance:
             # A checkpoint of its own that can be continued: the count starts anew.
             guard = replace(self.state.guard, in_a_row=self.state.guard.in_a_row * 0)
@@ -404,6 +415,10 @@ class Algorithm(ComputesActions):
             self.run_folder.save_stop_criterion(criteria)
         self._should_stop = should_stop or (lambda: False)
         settings = self.config.checkpointing_settings
+        self._iterations_of_fit = lambda: min(
+            iterations_left(self._last_result, criteria),
+            until_multiple(self.iteration, settings.checkpoint_frequency),
+        )
         result = self._last_result
         try:
             while not (criteria and stop_reached(result, criteria)) and not self._should_stop():
@@ -415,6 +430,7 @@ class Algorithm(ComputesActions):
                     self._save_in_run(wait=False)
         finally:
             self._should_stop = lambda: False
+            self._iterations_of_fit = lambda: sys.maxsize
         if settings.checkpoint_at_end and result:
             self._save_in_run(wait=True)
         self._recorder.draw_learning_curve()
@@ -430,7 +446,7 @@ class Algorithm(ComputesActions):
         Returns:
             What the key "compile" of a result holds: seconds, operations and bytes by program.
         """
-        if self._assembly.in_graph and isinstance(self._learners, LocalLearnerGroup):
+        if isinstance(self._learners, InGraphLearnerGroup):
             self.on_phase("compiling")
             self._learners.compile()
         else:

@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import logging
+import math
 import os
 import platform
 import socket
@@ -48,7 +49,7 @@ class HostState:
     def remember(self, result: Mapping[str, Any]) -> None:
         """Keep what of a result outlives the process."""
         lasting = {name: v for name, v in result.items() if name not in _OF_THIS_PROCESS}
-        self.last_result = _numbers(results.to_json(lasting))
+        self.last_result = _numbers(results.to_plain(lasting))
 
     def auto_filled(self, elapsed: float) -> dict[str, Any]:
         """What RLlib puts into every result; the iteration took so many seconds."""
@@ -71,11 +72,11 @@ class HostState:
 
 
 def _numbers(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A nested dictionary without its texts, lists and empty values."""
+    """A nested dictionary without its texts, lists and what is missing or not finite."""
     return {
         name: _numbers(value) if isinstance(value, dict) else value
         for name, value in tree.items()
-        if isinstance(value, int | float | dict)
+        if isinstance(value, dict) or (isinstance(value, int | float) and math.isfinite(value))
     }
 
 

@@ -124,7 +124,7 @@ def flatten(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in result.items():
         path = f"{prefix}{key}"
-        if isinstance(value, Mapping):
+        if type(value) is dict or isinstance(value, Mapping):  # the second question is dear
             flat.update(flatten(value, path + "/"))  # pyright: ignore[reportUnknownArgumentType]
         else:
             flat[path] = value

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jaxrl.checkpoint import CheckpointWriter
 from jaxrl.core.types import PyTree
 from jaxrl.errors import RunFolderError
-from jaxrl.logging import RunFolder, Sink, close_sinks, open_sinks, results
+from jaxrl.logging import OWN_SINKS, RunFolder, Sink, close_sinks, open_sinks, results
 from jaxrl.logging.plots import draw_learning_curve
 from jaxrl.logging.run_folder import check_name, results_root
 from jaxrl.metrics import lookup
@@ -106,8 +106,9 @@ class Recorder:
         """Pass one iteration's result to every sink."""
         if self._open.sinks is None:
             self._open.sinks = open_sinks(self._config, self.folder, *self._start)
+        plain = results.plain_result(result)
         for sink in self._open.sinks:
-            sink.write(dict(result))
+            sink.write(plain if isinstance(sink, OWN_SINKS) else dict(result))
         self._start = (int(result[results.ITERATION]), results.env_steps(result))
 
     def save(

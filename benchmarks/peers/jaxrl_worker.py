@@ -174,10 +174,10 @@ def bare_loop(algorithm: Algorithm, num_updates: int) -> float:
     It is the very program that `train()` dispatches, in one dispatch, waiting for its result; the
     Algorithm goes on from the state it leaves.
     """
-    batches = np.int32(num_updates)
-    program = algorithm.programs.run.compiled_for(algorithm.state, batches)
+    numbers = np.int32(1), np.int32(num_updates)
+    program = algorithm.programs.run.compiled_for(algorithm.state, *numbers)
     start = time.perf_counter()
-    algorithm.state, _ = jax.block_until_ready(program(algorithm.state, batches))
+    algorithm.state = jax.block_until_ready(program(algorithm.state, *numbers))[0]
     return time.perf_counter() - start
 
 

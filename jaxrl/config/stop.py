@@ -1,11 +1,20 @@
 """When a run ends: thresholds on result keys."""
 
+import math
+import sys
 from collections.abc import Mapping
 from typing import Any, cast
 
 from jaxrl.config.coerce import MismatchError, coerce
 from jaxrl.errors import ConfigError
-from jaxrl.metrics import OLD_KEYS, check_key, flatten, lookup
+from jaxrl.metrics import (
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    OLD_KEYS,
+    TRAINING_ITERATION,
+    check_key,
+    flatten,
+    lookup,
+)
 
 Stop = dict[str, float]
 """Result key, e.g. `"env_runners/episode_return_mean"`, to the value at which the run ends."""
@@ -59,3 +68,26 @@ def stop_reached(result: Mapping[str, Any], stop: Stop) -> str | None:
         if value is not None and value >= threshold:
             return f"{key} = {value:g} has reached {threshold:g}"
     return None
+
+
+def iterations_left(result: Mapping[str, Any], stop: Stop) -> int:
+    """Count the iterations until a criterion that only counts is reached; `sys.maxsize` without one.
+
+    Args:
+        result: The latest, empty before the first. Iterations are taken to be alike.
+        stop: The criteria.
+    """
+    iteration = lookup(result, TRAINING_ITERATION) or 0
+    steps = lookup(result, NUM_ENV_STEPS_SAMPLED_LIFETIME) or 0
+    each = lookup(result, "env_runners/num_env_steps_sampled") or 0
+    left = [float(sys.maxsize)]
+    if TRAINING_ITERATION in stop:
+        left.append(stop[TRAINING_ITERATION] - iteration)
+    if NUM_ENV_STEPS_SAMPLED_LIFETIME in stop and each:
+        left.append((stop[NUM_ENV_STEPS_SAMPLED_LIFETIME] - steps) / each)
+    return max(1, math.ceil(min(left)))
+
+
+def until_multiple(iteration: int, interval: int) -> int:
+    """Count the iterations to the next multiple of an interval; `sys.maxsize` if that is 0."""
+    return interval - iteration % interval if interval else sys.maxsize

@@ -88,7 +88,7 @@ class PlainDisplay:
         self.status = RunStatus(stop, clock)
         self._title, self._console, self._device, self._clock = title, console, device, clock
         self._printed_at = float("-inf")
-        self._waiting: str | None = None
+        self._is_waiting = False
         self._announced = False
 
     def __enter__(self) -> Self:
@@ -113,18 +113,17 @@ class PlainDisplay:
 
     def iteration(self, result: results.Result) -> None:
         self.status.update(result)
-        words = text.line(result, self.status.steps_per_s) + self._remaining()
+        self._is_waiting = True
         if results.new_evaluation(result) or self._is_due():
-            self.message(words)
-            self._printed_at, self._waiting = self._clock(), None
-        else:
-            self._waiting = words
+            self._printed_at = self._clock()
+            self.flush()
 
     def flush(self) -> None:
-        """Prints the latest iteration if its line was held back."""
-        if self._waiting is not None:
-            self.message(self._waiting)
-            self._waiting = None
+        """Print the latest iteration if its line was held back."""
+        if self._is_waiting:
+            self._is_waiting = False
+            line = text.line(self.status.result, self.status.steps_per_s)
+            self.message(line + self._remaining())
 
     def message(self, words: str) -> None:
         self._console.print(words, markup=False, highlight=False, soft_wrap=True)

@@ -38,8 +38,11 @@ class EventFile:
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """One event with all the values."""
         with np.errstate(over="ignore"):  # beyond float32's range a value is infinite
-            packed = np.array(list(values.values()), "<f4").tobytes()
-        summary = b"".join(_value(name, packed[4 * i : 4 * i + 4]) for i, name in enumerate(values))
+            packed = np.array(list(values.values()), "<f4")
+        template, places = _summary_of(tuple(values))
+        summary = template.copy()
+        summary[places] = packed.view(np.uint8)
+        summary = summary.tobytes()
         self._write(_at(step) + _field(_SUMMARY, _BYTES) + _sized(summary))
 
     def close(self) -> None:
@@ -64,6 +67,15 @@ def _at(step: int) -> bytes:
 @functools.lru_cache(maxsize=4096)
 def _tag(name: str) -> bytes:
     return _field(_TAG, _BYTES) + _sized(name.encode())
+
+
+@functools.lru_cache(maxsize=64)
+def _summary_of(names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """A summary of zeros under these names, as octets, and where the octets of the numbers are."""
+    values = [_value(name, bytes(4)) for name in names]
+    ends = np.cumsum([len(value) for value in values], dtype=np.int64)
+    places = (ends[:, None] + np.arange(-4, 0)).reshape(-1)
+    return np.frombuffer(b"".join(values), np.uint8), places
 
 
 def _value(name: str, float32: bytes) -> bytes:

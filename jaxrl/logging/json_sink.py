@@ -7,6 +7,8 @@ from typing import IO, Any
 
 from jaxrl.logging import files, results
 
+_ENCODER = json.JSONEncoder(allow_nan=False)
+
 
 class JsonSink:
     """Appends each result to a file of JSON lines.
@@ -25,13 +27,20 @@ class JsonSink:
             self._file = path.open("a", encoding="utf-8")
 
     def write(self, result: results.Result) -> None:
-        line = json.dumps(results.to_json(result), allow_nan=False)
+        line = _line(results.plain_result(result))
         with files.one_sentence("write", self._path):
             self._file.write(line + "\n")
             self._file.flush()
 
     def close(self) -> None:
         self._file.close()
+
+
+def _line(result: results.PlainResult) -> str:
+    try:
+        return _ENCODER.encode(result)
+    except ValueError:  # something in it is not finite, for which JSON has no word
+        return json.dumps(results.to_json(result), allow_nan=False)
 
 
 def read_results(path: Path, *, containing: str = "") -> Iterator[dict[str, Any]]:

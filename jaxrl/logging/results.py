@@ -1,6 +1,7 @@
 """What sinks and displays need of a result: numbers, cells of a table, plain JSON values."""
 
 import enum
+import functools
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from jaxrl import metrics
 
 Result = Mapping[str, Any]
 Scalar = int | float | bool | str
+_PLAIN = frozenset({int, float, bool, str, type(None)})
 
 ITERATION = "training_iteration"
 ENV_STEPS = "num_env_steps_sampled_lifetime"
@@ -25,9 +27,25 @@ EVALUATED = "evaluation/env_runners"
 EVALUATION_SECONDS = "timers/evaluation_s"
 
 
+class PlainResult(dict[str, Any]):
+    """A result in Python's own types, converted and flattened once for all that look at it."""
+
+    @functools.cached_property
+    def scalars(self) -> dict[str, Scalar]:
+        """Every value that fits into one cell, under its path."""
+        flat = metrics.flatten(self)
+        return {name: value for name, value in flat.items() if isinstance(value, Scalar)}
+
+
+def plain_result(result: Result) -> PlainResult:
+    """Convert a result, unless that was done before."""
+    return result if isinstance(result, PlainResult) else PlainResult(to_plain(result))
+
+
 def number(result: Result, path: str) -> float | None:
     """The value at `path` as a finite float, or None."""
-    value = to_plain(metrics.lookup(result, path))
+    value = metrics.lookup(result, path)
+    value = value if type(value) in _PLAIN else to_plain(value)
     if isinstance(value, int | float) and math.isfinite(value):
         return float(value)
     return None
@@ -47,12 +65,16 @@ def new_evaluation(result: Result) -> Mapping[str, Any]:
 
 def flat_scalars(result: Result) -> dict[str, Scalar]:
     """Every value that fits into one cell, under its path: no list, array or missing value."""
-    plain = {name: to_plain(value) for name, value in metrics.flatten(result).items()}
-    return {name: value for name, value in plain.items() if isinstance(value, Scalar)}
+    return plain_result(result).scalars
 
 
 def to_plain(value: Any) -> Any:
     """The value in Python's own types; NaN and infinities stay what they are."""
+    kind = type(value)  # most are of these types, and asking for a Mapping costs much more
+    if kind in _PLAIN:
+        return value
+    if kind is dict:
+        return {str(key): to_plain(item) for key, item in value.items()}
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, enum.Enum):

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 SINK_NAMES = ("json", "csv", "tensorboard", "console", "wandb")
+OWN_SINKS = (JsonSink, CsvSink, TensorBoardSink)
+"""They read results and change none, so they share one in Python's own types."""
 
 
 @runtime_checkable

@@ -8,6 +8,9 @@ from typing import Any
 from jaxrl.logging import results
 
 PHASES: tuple[str, ...] = ("building", "compiling", "training", "evaluating", "saving")
+_MEASURED_S = (
+    0.5  # of training, at least, over which a rate is taken: several iterations may come at once
+)
 _HISTORY = 240  # points of the sparkline; halved when full, so it spans the whole run
 
 
@@ -123,6 +126,8 @@ class RunStatus:
         """Steps per second of training: without compiling, evaluating and saving."""
         steps, trained = results.env_steps(result), self.seconds_in("training")
         seconds = trained - self._last_trained
+        if self.steps_per_s is not None and seconds < _MEASURED_S:
+            return
         if self._last_steps is None:  # also what a resumed run had sampled before
             sampled = results.number(result, "env_runners/num_env_steps_sampled")
         else:

@@ -53,6 +53,8 @@ class Dispatcher:
         self._seconds_per_batch: float | None = None
         self._started = 0.0
         self._latest: tuple[int, np.ndarray] | None = None
+        self._iterations = 1
+        self._is_iteration = False
 
     def prepare(self) -> None:
         """There is nothing to make."""
@@ -62,6 +64,12 @@ class Dispatcher:
         left = max(-(-to_sample // self._batch_steps), -(-to_train // self._trained_steps))
         pace = self._seconds_per_batch
         chunk = 1 if pace is None else max(1, int(CHUNK_SECONDS / pace))
+        self._is_iteration = (
+            totals.train_batches == 0
+            and left <= chunk
+            and not reporting.min_time_s_per_iteration
+            and not reporting.min_train_timesteps_per_iteration
+        )
         if left > 0:
             return min(left, chunk)
         remaining = (reporting.min_time_s_per_iteration or 0.0) - elapsed
@@ -69,33 +77,41 @@ class Dispatcher:
             return 0
         return max(1, min(chunk, int(remaining / (pace or CHUNK_SECONDS))))
 
+    def expect(self, iterations: int) -> None:
+        self._iterations = iterations
+
     def dispatch(self, batches: int, on_phase: Callable[[str], None]) -> Dispatched:
         def on_phase_and_clock(phase: str) -> None:
             on_phase(phase)
             self._started = time.perf_counter()
 
         before = self._episode_counts() if self._hooks.wants("on_episode_end") else None
-        report = self._learners.report([self._learners.run(batches, on_phase_and_clock)])
-        seconds = time.perf_counter() - self._started
+        self._started = time.perf_counter()
+        rows = self._iterations if self._is_iteration else 1
+        pending = self._learners.run(batches, on_phase_and_clock, rows_at_most=rows)
+        report = self._learners.report([pending])
+        spent = time.perf_counter() - self._started
+        seconds = spent if report.seconds is None else report.seconds
         done = int(report.summaries[0].train_batches)
         self._seconds_per_batch = seconds / max(1, done)
-        self._latest = (self._learners.generation, np.asarray(report.ring.count))
+        self._latest = (self._learners.generation, report.latest.ring.count)
         return Dispatched(
             pending=report,
             train_batches=done,
             env_steps=done * self._batch_steps,
             seconds=seconds,
+            lent=seconds - spent,
             not_reported=self._tell(report, before, done * self._batch_steps),
         )
 
     def _tell(self, report: Report, before: np.ndarray | None, env_steps: int) -> int:
         """Call the hooks of what was sampled; the episodes that are gone already."""
-        episodes, missed = ([], 0) if before is None else new_episodes(report.ring, before)
+        episodes, missed = ([], 0) if before is None else new_episodes(report.latest.ring, before)
         for episode in episodes:
             self._hooks.call("on_episode_end", episode=episode)
         samples = {
             "num_env_steps_sampled": env_steps,
-            "num_env_steps_sampled_lifetime": counted(report.env_steps),
+            "num_env_steps_sampled_lifetime": counted(report.latest.env_steps),
             "num_episodes": int(report.summaries[0].episodes.count.sum()),
         }
         self._hooks.call("on_sample_end", samples=samples)

@@ -7,6 +7,7 @@ from jaxrl.runners.assemble import Assembly
 from jaxrl.runners.dispatch import Dispatcher
 from jaxrl.runners.hooks import OF_DISPATCHES, AlgorithmHooks, RunnerHooks
 from jaxrl.runners.host import HostLoop
+from jaxrl.runners.in_graph_group import InGraphLearnerGroup
 from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
 from jaxrl.runners.loop import EnvRunnerGroup, Loop
 
@@ -19,7 +20,8 @@ def learner_group(
 ) -> LearnerGroup:
     """This process, or `num_learners` processes."""
     if config.learners_settings.num_learners == 0:
-        return LocalLearnerGroup(config, assembly, devices)
+        local = InGraphLearnerGroup if assembly.in_graph else LocalLearnerGroup
+        return local(config, assembly, devices)
     from jaxrl.runners.ray.learner_group import RayLearnerGroup
 
     return RayLearnerGroup(config, assembly)

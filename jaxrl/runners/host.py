@@ -77,6 +77,9 @@ class HostLoop:
         more = max(steps_left(reporting, totals)) > 0
         return int(more or elapsed < (reporting.min_time_s_per_iteration or 0.0))
 
+    def expect(self, iterations: int) -> None:
+        """Nothing is computed ahead: runners act with what was learned from what they sampled."""
+
     def dispatch(self, batches: int, on_phase: Callable[[str], None]) -> Dispatched:
         """Publish weights if that is due, gather a train batch and learn from it.
 

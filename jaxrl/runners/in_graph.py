@@ -15,7 +15,10 @@ from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, PyTree
 from jaxrl.runners.learning import Learning, summed, updates_between
 from jaxrl.runners.rollout import Sampler, initial_env_index
-from jaxrl.runners.train_state import Sampled, Summary, TrainState
+from jaxrl.runners.train_state import Row, Sampled, Summary, TrainState, observed
+
+MAX_ROWS = 64
+"""Rows that one dispatch can report."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,6 +71,30 @@ class InGraph(Learning):
         end = jax.lax.while_loop(more, body, start)
         return end.state, end.summary
 
+    def run_rows(
+        self, state: TrainState, num_rows: Int[Array, ""], batches_each: Int[Array, ""]
+    ) -> tuple[TrainState, Row]:
+        """Run `num_rows` times `batches_each` train batches, and report after each time.
+
+        Both numbers are traced, so changing them compiles nothing, and how train batches are
+        divided into rows and dispatches changes no bit of the state.
+
+        Returns:
+            The state after all of them, and `[MAX_ROWS, ...]` rows, of which the first `num_rows`
+            are filled.
+        """
+        shapes = jax.eval_shape(lambda s: observed(*self.run(s, batches_each)), state)
+        rows = jax.tree.map(lambda x: jnp.zeros((MAX_ROWS, *x.shape), x.dtype), shapes)
+
+        def body(i: Int[Array, ""], carry: _RowsCarry) -> _RowsCarry:
+            after, summary = self.run(carry.state, batches_each)
+            row = observed(after, summary)
+            rows = jax.tree.map(lambda all_rows, x: all_rows.at[i].set(x), carry.rows, row)
+            return _RowsCarry(state=after, rows=rows)
+
+        end = jax.lax.fori_loop(0, num_rows, body, _RowsCarry(state=state, rows=rows))
+        return end.state, end.rows
+
     def train_batch(self, state: TrainState) -> tuple[TrainState, Sampled, Metrics]:
         """`step`, with what was sampled."""
         actor = self.actor(state)
@@ -103,3 +130,9 @@ class InGraph(Learning):
 class _RunCarry:
     state: TrainState
     summary: Summary
+
+
+@pytree
+class _RowsCarry:
+    state: TrainState
+    rows: Row

@@ -124,17 +124,15 @@ class LaneGroup:
         def of_lane(tree: PyTree) -> PyTree:
             return jax.tree.map(lambda x: x[place], tree)
 
-        updates = of_lane(report.updates) if self._own.progress.updates.low else report.updates
-        return dataclasses.replace(
-            report,
-            summaries=of_lane(report.summaries),
-            ring=of_lane(report.ring),
-            faults=of_lane(report.faults),
-            in_a_row=report.in_a_row[place],
-            num_rollbacks=report.num_rollbacks[place],
-            num_nonfinite=report.num_nonfinite[place],
+        row = report.latest
+        updates = of_lane(row.updates) if self._own.progress.updates.low else row.updates
+        latest = dataclasses.replace(
+            of_lane(dataclasses.replace(row, env_steps=(), updates=(), replayed=())),
+            env_steps=row.env_steps,
             updates=updates,
+            replayed=row.replayed,
         )
+        return dataclasses.replace(report, summaries=[latest.summary], latest=latest)
 
     def leave(self, place: int) -> None:
         """A lane takes no more dispatches; its state goes on with the others, unread."""
@@ -206,7 +204,8 @@ class LaneLearner:
         """See `LaneGroup.waiting`."""
         return self._group.waiting(self._place)
 
-    def run(self, batches: int, on_phase: Callable[[str], None]) -> int:
+    def run(self, batches: int, on_phase: Callable[[str], None], *, rows_at_most: int = 1) -> int:
+        del rows_at_most  # what a scheduler decides may come after any iteration
         return self._group.run(self._place, batches, on_phase)
 
     def adopt(self, source: TrainState, numbers: Mapping[str, float], salt: int) -> None:

@@ -5,11 +5,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device
-from jaxrl.envs.registry import MadeEnv
 from jaxrl.runners.assemble import Assembly
 from jaxrl.runners.batches import side_by_side, to_devices
 from jaxrl.runners.fragment import Fragment, Weights
@@ -17,7 +15,7 @@ from jaxrl.runners.host_memory import HostMemory, uses_host_memory
 from jaxrl.runners.program import Program
 from jaxrl.runners.results import Report
 from jaxrl.runners.rollout import Actor
-from jaxrl.runners.sharding import Compiled, compile_runner, learn_program, state_shardings
+from jaxrl.runners.sharding import learn_program, state_shardings
 from jaxrl.runners.train_state import Sampled, Summary, TrainState
 
 if TYPE_CHECKING:
@@ -47,8 +45,18 @@ class LearnerGroup(Protocol):
         """What is compiled in this process."""
         ...
 
-    def run(self, batches: int, on_phase: Callable[[str], None]) -> Any:
-        """Train batches of a run whose environments are in the program; what `report` takes."""
+    def run(self, batches: int, on_phase: Callable[[str], None], *, rows_at_most: int = 1) -> Any:
+        """Run train batches of a run whose environments are in the program.
+
+        Args:
+            batches: How many.
+            on_phase: Told of what happens.
+            rows_at_most: As many calls with the same `batches` may follow before anything else is
+                asked, this one counted, so that they may be computed at once.
+
+        Returns:
+            What `report` takes.
+        """
         ...
 
     def learn(self, fragments: Sequence[Fragment], on_phase: Callable[[str], None]) -> Any:
@@ -77,7 +85,7 @@ class LearnerGroup(Protocol):
 
 
 class LocalLearnerGroup:
-    """One learner, in this process, over its local devices.
+    """One learner, in this process, over its local devices, fed by runners on the host.
 
     Args:
         config: The run's.
@@ -90,50 +98,39 @@ class LocalLearnerGroup:
     def __init__(
         self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
     ) -> None:
-        debugging = config.debugging_settings
-        self._jit, self._devices = debugging.jit, devices
+        self._jit, self._devices = config.debugging_settings.jit, devices
         self._runner = assembly.runner
         self._generation = 0
-        key, made = jax.random.key(debugging.seed), assembly.made
-        self.compiled: Compiled | None = None
         self._memory: HostMemory | None = None
-        if assembly.in_graph:
-            assert isinstance(made, MadeEnv)
-            shapes = jax.eval_shape(assembly.in_graph_runner.init, key, made.params)
-            self.compiled = compile_runner(
-                assembly.in_graph_runner,
-                shapes,
-                devices,
-                max_retraces=debugging.max_retraces,
-                jit=debugging.jit,
-            )
-            self._main = self.compiled.run
-            self._init = self.compiled.init
-            self._state = self._init(key, made.params)
-        else:
-            total_envs = assembly.plan.total_envs
-            whole = config.env_runners_settings.batch_mode == "truncate_episodes"
-            # Whole episodes differ in length, so their fragments have several shapes.
-            retraces = debugging.max_retraces if whole else None
-            if uses_host_memory(assembly.runner):
-                self._memory = HostMemory(
-                    assembly.runner, devices, max_retraces=retraces, jit=debugging.jit
-                )
-                self._main = self._memory.main
-            else:
-                self._main = learn_program(
-                    assembly.runner, devices, max_retraces=retraces, jit=debugging.jit
-                )
-
-            def init(key: Any) -> TrainState:
-                return assembly.runner.init_learning(key, total_envs)
-
-            shardings = state_shardings(jax.eval_shape(init, key), devices)
-            self._init = Program("init", init, out_shardings=shardings, enabled=debugging.jit)
-            self._state = self._init(key)
-            if self._memory is not None:
-                self._state = replace(self._state, buffer=self._memory.empty(self._state))
+        self._init, self._main, self._state = self._build(config, assembly, devices)
         self._actor = jax.jit(self._copied_actor)
+
+    def _build(
+        self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
+    ) -> tuple[Program, Program, TrainState]:
+        """Make the programs that initialise and learn, and the first state."""
+        debugging, total_envs = config.debugging_settings, assembly.plan.total_envs
+        whole = config.env_runners_settings.batch_mode == "truncate_episodes"
+        # Whole episodes differ in length, so their fragments have several shapes.
+        retraces = debugging.max_retraces if whole else None
+        if uses_host_memory(assembly.runner):
+            self._memory = HostMemory(
+                assembly.runner, devices, max_retraces=retraces, jit=debugging.jit
+            )
+            main = self._memory.main
+        else:
+            main = learn_program(assembly.runner, devices, max_retraces=retraces, jit=debugging.jit)
+
+        def init(key: Any) -> TrainState:
+            return assembly.runner.init_learning(key, total_envs)
+
+        key = jax.random.key(debugging.seed)
+        shardings = state_shardings(jax.eval_shape(init, key), devices)
+        first = Program("init", init, out_shardings=shardings, enabled=debugging.jit)
+        state = first(key)
+        if self._memory is not None:
+            state = replace(state, buffer=self._memory.empty(state))
+        return first, main, state
 
     @property
     def state(self) -> TrainState:
@@ -152,10 +149,9 @@ class LocalLearnerGroup:
     def programs(self) -> list[Program]:
         return [self._init, *([self._main] if self._memory is None else self._memory.programs)]
 
-    def run(self, batches: int, on_phase: Callable[[str], None]) -> Summary:
-        # The old state is given away: the new one is kept before anything else can go wrong.
-        self._state, summary = self._dispatch(self._state, np.int32(batches), on_phase=on_phase)
-        return summary
+    def run(self, batches: int, on_phase: Callable[[str], None], *, rows_at_most: int = 1) -> Any:
+        """There is nothing to run: environments are stepped by runners on the host."""
+        raise NotImplementedError("Runners on the host feed this learner: call learn().")
 
     def learn(self, fragments: Sequence[Fragment], on_phase: Callable[[str], None]) -> Summary:
         if self._memory is not None:
@@ -190,11 +186,6 @@ class LocalLearnerGroup:
         compiled = self._main.compiled_for(state, *arguments)
         on_phase("training")
         return compiled(state, *arguments)
-
-    def compile(self) -> None:
-        """Compile the program of a run whose environments are in it, without running it."""
-        if self._jit and self.compiled is not None:
-            self._main.compiled_for(self._state, np.int32(1))
 
     def wait(self, pending: Summary) -> None:
         jax.block_until_ready(pending.train_batches)

@@ -93,6 +93,14 @@ class Loop(Protocol):
         """Train batches of the next dispatch, 0 when the iteration has all it was asked for."""
         ...
 
+    def expect(self, iterations: int) -> None:
+        """Learn how many iterations may be computed before the state is to be looked at.
+
+        The one that begins is counted. Where more of them are asked for than that, or fewer, nothing
+        is wrong but some work.
+        """
+        ...
+
     def dispatch(self, batches: int, on_phase: Callable[[str], None]) -> Dispatched:
         """Run so many train batches, and tell the user's hooks of what they sampled."""
         ...

@@ -7,14 +7,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl.buffers.replay import ReplayState
 from jaxrl.buffers.sequence import AnyReplay
 from jaxrl.core.types import Counter, PyTree
 from jaxrl.envs.vector import FAULT_NAMES
 from jaxrl.metrics import DEFAULT_MODULE, REPLAY_BUFFER
 from jaxrl.runners.evaluate import EvaluationResult
-from jaxrl.runners.ring import EpisodeRing, EpisodeSums, FaultLog
-from jaxrl.runners.train_state import GuardState, Summary, TrainState
+from jaxrl.runners.ring import EpisodeRing, EpisodeSums
+from jaxrl.runners.train_state import Row, Summary, TrainState, observed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +30,8 @@ class EndedEpisode:
 class Dispatched:
     """Train batches that were run.
 
-    `pending` is what the learners report on. `not_reported` counts the episodes that the user's
+    `pending` is what the learners report on. `seconds` is what they took; `lent` of it passed before
+    they were asked for (or after, if it is negative). `not_reported` counts the episodes that the user's
     hooks were not told of, because there were too many.
     """
 
@@ -39,26 +39,21 @@ class Dispatched:
     train_batches: int
     env_steps: int
     seconds: float
+    lent: float = 0.0
     not_reported: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """Everything that the host looks at; fetched in one transfer.
+    """Everything that the host looks at, fetched in one transfer.
 
-    `summaries` are those of single dispatches, all else is as it is after the last of them.
-    `replayed` says where the next row of a replay buffer goes and whether it is full; None without.
+    `summaries` are those of single dispatches, `latest` is what there is to see after the last of
+    them. `seconds` is what the train batches took, where that is not the time until the report came.
     """
 
     summaries: Sequence[Summary]
-    ring: EpisodeRing
-    faults: FaultLog
-    in_a_row: Any
-    num_rollbacks: Any
-    num_nonfinite: Any
-    env_steps: Counter
-    updates: Counter
-    replayed: Any
+    latest: Row
+    seconds: float | None = None
 
     @staticmethod
     def fetch(
@@ -73,22 +68,15 @@ class Report:
             summaries: Theirs.
             to_numpy: How arrays are copied; None for those of this process.
         """
-        guard: GuardState = state.guard
-        fields: dict[str, Any] = {
-            "summaries": list(summaries),
-            "ring": state.ring,
-            "faults": state.faults,
-            "in_a_row": guard.in_a_row,
-            "num_rollbacks": guard.num_rollbacks,
-            "num_nonfinite": guard.num_nonfinite,
-            "env_steps": state.progress.env_steps,
-            "updates": state.progress.updates,
-            "replayed": None,
-        }
-        if isinstance(state.buffer, ReplayState):
-            rows = state.buffer.rows
-            fields["replayed"] = rows.current_index, rows.is_full
-        return Report(**(to_numpy or to_host)(fields))
+        row = observed(state, summaries[-1])
+        before, latest = (to_numpy or to_host)((list(summaries[:-1]), row))
+        return Report(summaries=[*before, latest.summary], latest=latest)
+
+    @staticmethod
+    def of_row(rows: Row, index: int, seconds: float | None = None) -> "Report":
+        """The report on one row of fetched `[R, ...]` rows."""
+        row = jax.tree.map(lambda x: x[index], rows)
+        return Report(summaries=[row.summary], latest=row, seconds=seconds)
 
     @staticmethod
     def joined(reports: "Sequence[Report]") -> "Report":
@@ -170,12 +158,12 @@ def _latest(ring: EpisodeRing, number: int) -> tuple[Any, Any]:
 
 def guard_metrics(report: Report) -> dict[str, Any]:
     """What the divergence guard saw over the run's life."""
-    faults = report.faults
+    faults = report.latest.faults
     count = int(faults.count.astype(np.int64).sum())
     result: dict[str, Any] = {
-        "num_nonfinite_updates": int(report.num_nonfinite),
-        "num_nonfinite_updates_in_a_row": int(report.in_a_row),
-        "num_rollbacks": int(report.num_rollbacks),
+        "num_nonfinite_updates": int(report.latest.num_nonfinite),
+        "num_nonfinite_updates_in_a_row": int(report.latest.in_a_row),
+        "num_rollbacks": int(report.latest.num_rollbacks),
         "num_nonfinite_env_steps": count,
     }
     if count:
@@ -233,6 +221,7 @@ class IterationTotals:
     train_batches: int = 0
     env_steps: int = 0
     seconds: float = 0.0
+    lent: float = 0.0
     learned_batches: int = 0
     updates: int = 0
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -246,6 +235,7 @@ class IterationTotals:
         self.train_batches += dispatched.train_batches
         self.env_steps += dispatched.env_steps
         self.seconds += dispatched.seconds
+        self.lent += dispatched.lent
         self.not_reported += dispatched.not_reported
         self.pending.append(dispatched.pending)
         if len(self.pending) == MAX_PENDING:
@@ -284,9 +274,9 @@ class IterationTotals:
         """The part of a result that comes from training."""
         report, sums = self.report(), self.sums
         assert sums is not None
-        steps, batches = counted(report.env_steps), self.learned_batches
+        steps, batches = counted(report.latest.env_steps), self.learned_batches
         sampled = {
-            **episode_metrics(report.ring, sums, smoothing),
+            **episode_metrics(report.latest.ring, sums, smoothing),
             "num_episodes_not_reported": self.not_reported,
             "num_env_steps_sampled": self.env_steps,
             "num_env_steps_sampled_lifetime": steps,
@@ -296,9 +286,11 @@ class IterationTotals:
             name: value / batches for name, value in sorted(self.metrics.items()) if batches
         }
         replay = self.replay
-        trained = steps if replay is None else counted(report.updates) * replay.rows_per_update
+        trained = (
+            steps if replay is None else counted(report.latest.updates) * replay.rows_per_update
+        )
         learned["num_module_steps_trained_lifetime"] = trained
-        learned["num_updates_lifetime"] = counted(report.updates)
+        learned["num_updates_lifetime"] = counted(report.latest.updates)
         buffer = {} if replay is None else {REPLAY_BUFFER: self._of_buffer(replay, report)}
         return {
             "env_runners": sampled,
@@ -312,7 +304,7 @@ class IterationTotals:
 
     def _of_buffer(self, replay: AnyReplay, report: Report) -> dict[str, Any]:
         """RLlib's `replay_buffer` part; what is sampled from it are the rows of updates."""
-        place, is_full = report.replayed
+        place, is_full = report.latest.replayed
         stored = replay.num_envs * (replay.length if is_full else int(place))
         capacity = replay.num_envs * replay.length
         return {
@@ -320,9 +312,10 @@ class IterationTotals:
             "num_env_steps_stored": stored,
             "fill": stored / capacity,
             "num_env_steps_added": self.env_steps,
-            "num_env_steps_added_lifetime": counted(report.env_steps),
+            "num_env_steps_added_lifetime": counted(report.latest.env_steps),
             "num_env_steps_sampled": self.env_steps_trained,
-            "num_env_steps_sampled_lifetime": counted(report.updates) * replay.rows_per_update,
+            "num_env_steps_sampled_lifetime": counted(report.latest.updates)
+            * replay.rows_per_update,
         }
 
 

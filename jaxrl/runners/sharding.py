@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
@@ -14,7 +15,7 @@ from jaxrl.core.types import Device, PyTree
 from jaxrl.runners.in_graph import InGraph
 from jaxrl.runners.learning import Learning
 from jaxrl.runners.program import Program
-from jaxrl.runners.train_state import Sampled, Summary, TrainState
+from jaxrl.runners.train_state import Row, Sampled, Summary, TrainState
 
 RunnerT = TypeVar("RunnerT", bound=Learning)
 
@@ -67,9 +68,25 @@ def summary_specs(summary: Summary) -> Summary:
     return dataclasses.replace(whole, episodes=jax.tree.map(lambda _: ALONG, summary.episodes))
 
 
+def row_specs(rows: Row) -> Row:
+    """What has an axis of shards is divided, behind the axis of rows."""
+
+    def fill(tree: PyTree, spec: PartitionSpec) -> PyTree:
+        return jax.tree.map(lambda _: spec, tree)
+
+    whole = fill(rows, WHOLE)
+    summary = dataclasses.replace(whole.summary, episodes=fill(rows.summary.episodes, COLUMNS))
+    return dataclasses.replace(
+        whole,
+        summary=summary,
+        ring=fill(rows.ring, COLUMNS),
+        faults=fill(rows.faults, COLUMNS),
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """The runner's programs: `init(key, env_params)` and `run(state, num_batches)`."""
+    """The runner's programs: `init(key, env_params)` and `run(state, num_rows, batches_each)`."""
 
     init: Program
     run: Program
@@ -84,6 +101,7 @@ def compile_runner(
     *,
     max_retraces: int | None,
     jit: bool,
+    keeps_before: bool = False,
 ) -> Compiled:
     """Programs for the devices; with several, a `shard_map` of the same functions over a mesh.
 
@@ -93,19 +111,32 @@ def compile_runner(
         devices: The devices that share the work.
         max_retraces: See `Program`.
         jit: False runs everything op by op, on one device.
+        keeps_before: `run` returns a copy of the state that it was given as well.
     """
     if len(devices) == 1:
         shardings = jax.tree.map(lambda _: SingleDeviceSharding(devices[0]), state_shapes)
-        run = runner.run
+        run = runner.run_rows
     else:
         mesh = Mesh(np.asarray(devices), (AXIS,))
         specs = state_specs(state_shapes)
         shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-        summary = jax.eval_shape(runner.run, state_shapes, np.int32(1))[1]
-        run = over(devices, per_device(runner).run, (specs, WHOLE), (specs, summary_specs(summary)))
+        one = np.int32(1)
+        rows = jax.eval_shape(runner.run_rows, state_shapes, one, one)[1]
+        run = over(
+            devices,
+            per_device(runner).run_rows,
+            (specs, WHOLE, WHOLE),
+            (specs, row_specs(rows)),
+        )
+
+    def run_and_keep(state: TrainState, *numbers: Any) -> tuple[Any, ...]:
+        before = jax.tree.map(lambda x: jnp.array(x, copy=True), state)
+        return *run(state, *numbers), before
+
+    main = run_and_keep if keeps_before else run
     return Compiled(
         init=Program("init", runner.init, out_shardings=shardings, enabled=jit),
-        run=Program("train", run, donate=(0,), max_retraces=max_retraces, enabled=jit),
+        run=Program("train", main, donate=(0,), max_retraces=max_retraces, enabled=jit),
         shardings=shardings,
         devices=tuple(devices),
     )

@@ -4,6 +4,7 @@ from typing import Any
 
 from jaxtyping import Array, Bool, Int, UInt32
 
+from jaxrl.buffers.replay import ReplayState
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Counter, Key, Metrics, Progress, PyTree, Rollout
 from jaxrl.runners.ring import EpisodeRecord, EpisodeRing, EpisodeSums, FaultLog
@@ -91,6 +92,25 @@ class Summary:
 
 
 @pytree
+class Row:
+    """What the host looks at after some train batches.
+
+    `summary` is theirs; all else is as it is after the last of them. `replayed` says where the next
+    row of a replay buffer goes and whether it is full; None without one.
+    """
+
+    summary: Summary
+    ring: EpisodeRing
+    faults: FaultLog
+    in_a_row: Int[Array, ""]
+    num_rollbacks: Int[Array, ""]
+    num_nonfinite: UInt32[Array, ""]
+    env_steps: Counter
+    updates: Counter
+    replayed: PyTree
+
+
+@pytree
 class Sampled:
     """A train batch as it was recorded, `[T, B, ...]`, in whatever runner.
 
@@ -103,3 +123,22 @@ class Sampled:
     record: EpisodeRecord
     env_index: Int[Array, " B"]
     num_env_steps: UInt32[Array, ""]
+
+
+def observed(state: TrainState, summary: Summary) -> Row:
+    """Take from a state what the host looks at after the train batches of a summary."""
+    guard: GuardState = state.guard
+    replayed = None
+    if isinstance(state.buffer, ReplayState):
+        replayed = state.buffer.rows.current_index, state.buffer.rows.is_full
+    return Row(
+        summary=summary,
+        ring=state.ring,
+        faults=state.faults,
+        in_a_row=guard.in_a_row,
+        num_rollbacks=guard.num_rollbacks,
+        num_nonfinite=guard.num_nonfinite,
+        env_steps=state.progress.env_steps,
+        updates=state.progress.updates,
+        replayed=replayed,
+    )

@@ -154,7 +154,7 @@ def prepared(config: "AlgorithmConfig", num_devices: int) -> Run:
     def seconds(batches: int) -> float:
         nonlocal state
         start = time.perf_counter()
-        state, _ = jax.block_until_ready(compiled.run(state, np.int32(batches)))
+        state, _ = jax.block_until_ready(compiled.run(state, np.int32(1), np.int32(batches)))
         return time.perf_counter() - start
 
     seconds(1)  # compiles

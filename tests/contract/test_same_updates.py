@@ -98,7 +98,7 @@ def compiled_states(assembly: Assembly, devices: list[jax.Device], batches: int)
     if len(devices) > 1:
         assert len(state.env.obs.sharding.device_set) == len(devices)
     before = jax.device_get(state)
-    state, _ = programs.run(state, np.int32(batches))
+    state, _ = programs.run(state, np.int32(1), np.int32(batches))
     return before, jax.device_get(state)
 
 

@@ -121,7 +121,8 @@ class RayLearner:
 
     def run(self, batches: int) -> Report:
         """Train batches of environments inside the program."""
-        return self._dispatch(np.int32(batches))
+        self._state, rows = self._main(self._state, np.int32(1), np.int32(batches))
+        return Report.of_row(self._gathered(rows), 0)
 
     def learn(self, columns: Sampled) -> Report:
         """One train batch, of which this learner has its own columns, NumPy."""
@@ -130,10 +131,7 @@ class RayLearner:
         def place(leaf: Any, spec: PartitionSpec) -> jax.Array:
             return jax.make_array_from_process_local_data(NamedSharding(self._mesh, spec), leaf)
 
-        return self._dispatch(jax.tree.map(place, columns, specs))
-
-    def _dispatch(self, argument: Any) -> Report:
-        self._state, summary = self._main(self._state, argument)
+        self._state, summary = self._main(self._state, jax.tree.map(place, columns, specs))
         return Report.fetch(self._state, [summary], self._gathered)
 
     def _gathered(self, tree: PyTree) -> PyTree:

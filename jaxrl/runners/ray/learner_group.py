@@ -193,7 +193,10 @@ class RayLearnerGroup:
         """None: the learners compile in their own processes."""
         return []
 
-    def run(self, batches: int, on_phase: Callable[[str], None]) -> Report:
+    def run(
+        self, batches: int, on_phase: Callable[[str], None], *, rows_at_most: int = 1
+    ) -> Report:
+        del rows_at_most  # the state is kept by the learners, which copy nothing of it
         on_phase("training")
         self._cached = None
         return self._all("run", batches)[0]

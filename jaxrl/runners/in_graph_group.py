@@ -1,0 +1,127 @@
+"""The learner of a run whose environments are in the compiled program: the program is the run."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jaxrl.core.types import Device
+from jaxrl.envs.registry import MadeEnv
+from jaxrl.runners.ahead import MAX_COPY_BYTES, Pace, Window
+from jaxrl.runners.assemble import Assembly
+from jaxrl.runners.in_graph import MAX_ROWS
+from jaxrl.runners.learner_group import LocalLearnerGroup
+from jaxrl.runners.program import Program
+from jaxrl.runners.results import Report
+from jaxrl.runners.sharding import Compiled, compile_runner
+from jaxrl.runners.train_state import TrainState
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+
+class InGraphLearnerGroup(LocalLearnerGroup):
+    """One learner, in this process, whose program steps the environments as well.
+
+    Several iterations may be computed in one dispatch, see `runners.ahead`; `state` is always that
+    of the latest one that was given out.
+    """
+
+    def _build(
+        self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
+    ) -> tuple[Program, Program, TrainState]:
+        debugging, made = config.debugging_settings, assembly.made
+        assert isinstance(made, MadeEnv)
+        key = jax.random.key(debugging.seed)
+        shapes = jax.eval_shape(assembly.in_graph_runner.init, key, made.params)
+        size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+        self._keeps_before = debugging.jit and size <= MAX_COPY_BYTES
+        self.compiled: Compiled = compile_runner(
+            assembly.in_graph_runner,
+            shapes,
+            devices,
+            max_retraces=debugging.max_retraces,
+            jit=debugging.jit,
+            keeps_before=self._keeps_before,
+        )
+        self._pace = Pace(MAX_ROWS)
+        self._window: Window | None = None
+        state = self.compiled.init(key, made.params)
+        return self.compiled.init, self.compiled.run, state
+
+    @property
+    def state(self) -> TrainState:
+        self._settle()
+        return self._state
+
+    @state.setter
+    def state(self, state: TrainState) -> None:
+        self._settle()
+        self._state = state
+        self._generation += 1
+
+    def run(
+        self, batches: int, on_phase: Callable[[str], None], *, rows_at_most: int = 1
+    ) -> Report:
+        window = self._window
+        if window is None or not window.has(batches):
+            if window is not None and window.taken < window.number:
+                self._settle()
+            window = self._window = self._dispatched(batches, on_phase, rows_at_most)
+        window.taken += 1
+        self._pace.took(is_last=window.taken == window.number)
+        return Report.of_row(window.rows, window.taken - 1, window.seconds)
+
+    def _dispatched(
+        self, batches: int, on_phase: Callable[[str], None], rows_at_most: int
+    ) -> Window:
+        number = self._pace.rows(rows_at_most) if self._keeps_before else 1
+        numbers = np.int32(number), np.int32(batches)
+        if self._jit and not self._main.figures:
+            on_phase("compiling")
+        program = self._main.compiled_for(self._state, *numbers)
+        on_phase("training")
+        started = time.perf_counter()
+        # The old state is given away: the new one is kept before anything else can go wrong.
+        self._state, rows, *before = program(self._state, *numbers)
+        fetched = jax.device_get(rows)
+        seconds = (time.perf_counter() - started) / number
+        self._pace.ran(seconds)
+        return Window(
+            rows=fetched,
+            number=number,
+            batches=batches,
+            seconds=seconds,
+            before=before[0] if number > 1 else None,
+        )
+
+    def _settle(self) -> None:
+        """Bring the state to where the latest row that was given out says it is."""
+        window, self._window = self._window, None
+        if window is None:
+            return
+        in_vain = window.taken < window.number
+        self._pace.looked(in_vain=in_vain)
+        if in_vain:
+            assert window.before is not None
+            numbers = np.int32(window.taken), np.int32(window.batches)
+            program = self._main.compiled_for(window.before, *numbers)
+            self._state = program(window.before, *numbers)[0]
+
+    def compile(self) -> None:
+        """Compile the program, without running it."""
+        if self._jit:
+            self._main.compiled_for(self._state, np.int32(1), np.int32(1))
+
+    def wait(self, pending: Report) -> None:
+        """It has been waited for."""
+        del pending
+
+    def report(self, pending: Sequence[Report]) -> Report:
+        return Report.joined(pending)
+
+    def weights(self, version: int) -> Any:
+        self._settle()
+        return super().weights(version)

@@ -1,0 +1,202 @@
+"""Iterations that are computed ahead: how many, and that nobody can tell."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxrl.algorithms.dqn import DQNConfig
+from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.checkpoint import host_leaves
+from jaxrl.logging.json_sink import read_results
+from jaxrl.runners.ahead import Pace
+from tests.helpers import small
+
+TIMES = ("time", "timers", "date", "system", "compile", "per_second")
+
+
+class TestPace:
+    def taking(self, pace: Pace, rows: int, seconds: float = 0.001) -> None:
+        pace.ran(seconds)
+        for row in range(rows):
+            pace.took(is_last=row == rows - 1)
+
+    def test_the_first_dispatch_is_one_row_and_the_next_ones_are_doubled(self) -> None:
+        pace, lengths = Pace(64), []
+        for _ in range(8):
+            lengths.append(pace.rows(1000))
+            self.taking(pace, lengths[-1])
+        assert lengths == [1, 2, 4, 8, 16, 32, 64, 64]
+
+    def test_a_dispatch_is_bounded_in_time(self) -> None:
+        pace = Pace(64, seconds=0.5)
+        for _ in range(8):
+            self.taking(pace, pace.rows(1000), seconds=0.1)
+        assert pace.rows(1000) == 5
+        pace.ran(2.0)
+        assert pace.rows(1000) == 1
+
+    def test_no_more_than_is_wanted(self) -> None:
+        pace = Pace(64)
+        for _ in range(8):
+            self.taking(pace, pace.rows(1000))
+        assert pace.rows(3) == 3
+
+    def test_it_ends_where_the_state_was_looked_at_before(self) -> None:
+        pace = Pace(64)
+        for _ in range(5):
+            self.taking(pace, pace.rows(1000))
+        pace.looked(in_vain=False)  # after 31 rows
+        taken = 0
+        while taken < 31:
+            rows = pace.rows(1000)
+            assert taken + rows <= 31
+            self.taking(pace, rows)
+            taken += rows
+        pace.looked(in_vain=False)
+
+    def test_who_looks_every_time_has_nothing_computed_in_vain(self) -> None:
+        pace = Pace(64)
+        self.taking(pace, pace.rows(1000))
+        for _ in range(20):
+            pace.looked(in_vain=False)
+            assert pace.rows(1000) == 1
+            self.taking(pace, 1)
+
+    def test_it_goes_further_again_when_looks_stop(self) -> None:
+        pace = Pace(64)
+        self.taking(pace, 1)
+        pace.looked(in_vain=True)
+        for _ in range(12):
+            self.taking(pace, pace.rows(1000))
+        assert pace.rows(1000) == 64
+
+
+def own(result: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A result without times, with paths as names."""
+    flat: dict[str, Any] = {}
+    for name, value in result.items():
+        if any(word in name for word in TIMES):
+            continue
+        if isinstance(value, dict):
+            flat.update(own(value, f"{prefix}{name}/"))
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def config_of(kind: str, folder: Path) -> Any:
+    if kind == "PPO":
+        config: Any = small()
+    else:
+        config = DQNConfig().environment("CartPole-v1")
+        config.env_runners(num_envs_per_env_runner=2)
+        config.training(
+            train_batch_size=16,
+            num_steps_sampled_before_learning_starts=64,
+            replay_buffer_config={"capacity": 512},
+        )
+        config.reporting(min_sample_timesteps_per_iteration=32)
+        config.rl_module(model_config={"fcnet_hiddens": [8]})
+    return config.debugging(results_dir=str(folder), log_sys_usage=False)
+
+
+def one_by_one(algorithm: Any) -> Any:
+    algorithm.learner_group._pace = Pace(1)
+    return algorithm
+
+
+def leaves(algorithm: Any) -> dict[str, np.ndarray]:
+    return host_leaves(algorithm.state)
+
+
+def assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["PPO", "DQN"])
+def test_nobody_can_tell(kind: str, tmp_path: Path) -> None:
+    """Rows, states in between, evaluations and checkpoints are those of single dispatches."""
+    looks = {2, 9, 10, 17}
+
+    def play(algorithm: Any) -> tuple[list[Any], list[Any]]:
+        rows, states = [], []
+        with algorithm:
+            for i in range(20):
+                rows.append(own(algorithm.train()))
+                if i in looks:
+                    states.append(leaves(algorithm))
+            rows.append(algorithm.evaluate(num_episodes=2)["env_runners"])
+            states.append(leaves(algorithm))
+            written = [own(row) for row in read_results(algorithm.run_folder.result_file)]
+        assert len(written) == 20
+        return rows + written, states
+
+    ahead = config_of(kind, tmp_path / "a").build()
+    pace = ahead.learner_group._pace
+    lengths: list[int] = []
+    ran = pace.rows
+    pace.rows = lambda at_most: lengths.append(ran(at_most)) or lengths[-1]
+    pace._seconds = 1e9  # a busy machine changes nothing
+    rows, states = play(ahead)
+    wanted, wanted_states = play(one_by_one(config_of(kind, tmp_path / "b").build()))
+    assert max(lengths) > 1, "nothing was computed ahead"
+    assert sum(lengths) > 20, "nothing was computed in vain, so nothing was computed again"
+    assert rows == wanted
+    for state, other in zip(states, wanted_states, strict=True):
+        assert_same(state, other)
+
+
+def test_fit_ends_where_it_should(tmp_path: Path) -> None:
+    """At a return in the middle of a dispatch, with evaluations where they are due."""
+
+    def play(algorithm: Any, stop: dict[str, float]) -> tuple[Any, ...]:
+        seen: list[Any] = []
+        with algorithm:
+            last = algorithm.fit(stop, on_iteration=seen.append)
+            return algorithm.iteration, own(last), [own(row) for row in seen], leaves(algorithm)
+
+    def config(name: str) -> PPOConfig:
+        made = config_of("PPO", tmp_path / name)
+        made.evaluation(evaluation_interval=7, evaluation_duration=1)
+        return made.checkpointing(checkpoint_frequency=5)
+
+    with one_by_one(config("probe").build()) as probe:
+        values = [probe.train()["env_runners"].get("num_episodes_lifetime", 0) for _ in range(12)]
+    stop = {"env_runners/num_episodes_lifetime": float(values[10])}
+    ahead = config("a").build()
+    ahead.learner_group._pace._seconds = 1e9
+    found = play(ahead, stop)
+    wanted = play(one_by_one(config("b").build()), stop)
+    assert found[:3] == wanted[:3]
+    assert found[0] < 20
+    assert_same(found[3], wanted[3])
+    saved = [sorted(p.name for p in (tmp_path / n).glob("*/checkpoints/*")) for n in "ab"]
+    assert saved[0] == saved[1] != []
+
+
+def test_a_state_that_is_set_is_gone_on_from(tmp_path: Path) -> None:
+    algorithm = config_of("PPO", tmp_path).build()
+    algorithm.learner_group._pace._seconds = 1e9
+    with algorithm:
+        for _ in range(4):
+            algorithm.train()
+        saved = algorithm.get_state()
+        first = [own(algorithm.train()) for _ in range(6)]
+        algorithm.set_state(saved)
+        again = [own(algorithm.train()) for _ in range(6)]
+    assert first == again
+
+
+def test_a_state_too_large_to_be_copied_is_not_gone_ahead_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxrl.runners.in_graph_group.MAX_COPY_BYTES", 1)
+    algorithm = config_of("PPO", tmp_path).build()
+    with algorithm:
+        for _ in range(5):
+            algorithm.train()
+        assert algorithm.learner_group._window.number == 1
