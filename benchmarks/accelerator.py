@@ -23,7 +23,7 @@ from benchmarks.report import header
 from benchmarks.settings import FALLBACK_STEPS, parse_setting
 from benchmarks.statistics import Estimate, median_interval
 from benchmarks.tables import table
-from benchmarks.worker import ROOT, PeerError, Worker
+from benchmarks.worker import PeerError, Worker
 
 WIDTHS = ("64x32", "2048x16", "8192x16", "32768x16")
 ROUNDS = 5
@@ -97,7 +97,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         except ValueError as error:
             parser.error(f"--widths: {error}")
     options.rounds = 1 if options.quick else ROUNDS
-    options.out = options.out or ROOT / (".benchmarks" if options.quick else "benchmarks/results")
+    options.out = options.out or machine.results_folder(whole=not options.quick)
     return options
 
 

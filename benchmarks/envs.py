@@ -22,7 +22,6 @@ from typing import Any
 from benchmarks import machine, report
 from benchmarks.statistics import Estimate, median_interval, paired_ratio
 from benchmarks.tables import table
-from benchmarks.worker import ROOT
 
 GAMES = ("Breakout", "Asterix", "Freeway", "SpaceInvaders", "Seaquest")
 OURS, THEIRS = "jaxrl", "gymnax"
@@ -70,7 +69,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
             parser.error(f"--games: {name!r} is none of {', '.join(GAMES)}")
     if options.quick:
         options.num_envs, options.num_steps, options.pairs = 16, 8, 2
-    options.out = options.out or ROOT / (".benchmarks" if options.quick else "benchmarks/results")
+    options.out = options.out or machine.results_folder(whole=not options.quick)
     return options
 
 

@@ -18,17 +18,18 @@ from typing import Any
 
 from benchmarks import recurrent_settings as recurrent
 from benchmarks import replay_settings as replay
+from benchmarks import user_report
 from benchmarks.limits import share_in_words, shares
+from benchmarks.machine import RESULTS
 from benchmarks.peers import launch
 from benchmarks.statistics import Estimate, paired_ratio
 from benchmarks.tables import table
 from benchmarks.worker import ROOT
 
-RESULTS = ROOT / "benchmarks" / "results"
 PICTURE = ROOT / "docs" / "images" / "speed.png"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- speed: python -m benchmarks.figure -->", "<!-- /speed -->"
-STEMS = ("speed", "host", "replay", "recurrent")
+STEMS = ("speed", "host", "replay", "recurrent", "user")
 
 TITLES = {
     ("host", "8x256"): "PPO, gymnasium's CartPole, 8 envs x 256 steps",
@@ -83,21 +84,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--picture", type=Path, default=PICTURE, help="default: %(default)s")
     parser.add_argument("--readme", type=Path, default=README, help="default: %(default)s")
     options = parser.parse_args(argv)
-    results = load(options.results)
-    if not results:
+    machines = load(options.results)
+    if not machines:
         print(f"benchmarks.figure: no results in {options.results}", file=sys.stderr)
         return 1
-    draw(panels(results), options.picture)
+    draw(panels(machines[0]), options.picture)
     text = options.readme.read_text(encoding="utf-8")
-    options.readme.write_text(with_table(text, readme_table(results)), encoding="utf-8")
+    options.readme.write_text(with_table(text, readme_tables(machines)), encoding="utf-8")
     return 0
 
 
-def load(folder: Path) -> dict[str, Any]:
+def load(folder: Path) -> list[dict[str, Any]]:
+    """The suites' results of every kind of machine; the one with most of them comes first."""
+    machines = [load_machine(path) for path in sorted(folder.iterdir()) if path.is_dir()]
+    return sorted((found for found in machines if found), key=len, reverse=True)
+
+
+def load_machine(folder: Path) -> dict[str, Any]:
     """What is there of the suites' results, by the stem of their files."""
     paths = {stem: folder / f"{stem}.json" for stem in STEMS}
     found = {stem: path for stem, path in paths.items() if path.exists()}
     return {stem: json.loads(path.read_text(encoding="utf-8")) for stem, path in found.items()}
+
+
+def readme_tables(machines: Sequence[Mapping[str, Any]]) -> str:
+    """The tables of every kind of machine, one below the other."""
+    return "\n\n".join(readme_table(results) for results in machines)
 
 
 def panels(results: Mapping[str, Any]) -> list[Panel]:
@@ -105,7 +117,7 @@ def panels(results: Mapping[str, Any]) -> list[Panel]:
     return [
         Panel(title=_title(stem, setting), measured=measured)
         for stem, result in results.items()
-        for setting, measured in result["throughput"].items()
+        for setting, measured in result.get("throughput", {}).items()
     ]
 
 
@@ -187,7 +199,10 @@ def readme_table(results: Mapping[str, Any]) -> str:
     if any(result["load"]["before"] > 0.5 for result in results.values()):
         where += " The machine was busy: only the ratios are of use."
     names = ("setting", "jaxrl, steps/s", "jaxrl over", "of its limit")
-    return f"{table(names, rows)}\n\n{where}"
+    found = [table(names, rows)] if rows else []
+    if "user" in results:
+        found.append(user_report.readme_table(results["user"]))
+    return "\n\n".join([*found, where])
 
 
 def _row(panel: Panel) -> tuple[str, ...] | None:

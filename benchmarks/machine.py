@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.settings import available_cores
+from benchmarks.worker import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results"
+"""A folder for each kind of machine."""
 
 
 def describe() -> dict[str, Any]:
@@ -22,6 +28,17 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "environment": {name: os.environ[name] for name in settings if name in os.environ},
     }
+
+
+def folder_name(machine: Mapping[str, Any]) -> str:
+    """A folder's name for the results of machines of one kind, `amd-epyc-2-cores`."""
+    words = re.sub(r"\((r|tm)\)|processor|cpu", " ", f"{machine['cpu']}".lower())
+    return "-".join([*re.findall(r"[a-z0-9]+", words), f"{machine['cores']}-cores"])
+
+
+def results_folder(*, whole: bool) -> Path:
+    """Where results go: beside those of machines of the same kind, unless they are not the whole."""
+    return RESULTS / folder_name(describe()) if whole else ROOT / ".benchmarks"
 
 
 def load_average() -> float:

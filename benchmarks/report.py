@@ -69,9 +69,10 @@ def header(results: Mapping[str, Any], title: str, *, timed: bool = True) -> str
         lines.append("**The machine was busy before the run began: only the ratios are of use.**")
     rows = [
         (name, str(info["devices"]), ", ".join(f"{k} {v}" for k, v in info["versions"].items()))
-        for name, info in results["peers"].items()
+        for name, info in results.get("peers", {}).items()
     ]
-    return "\n\n".join([*lines, table(("peer", "devices", "versions"), rows)])
+    peers = [table(("peer", "devices", "versions"), rows)] if rows else []
+    return "\n\n".join([*lines, *peers])
 
 
 def throughput_section(throughput: Mapping[str, Any], text: str) -> str:

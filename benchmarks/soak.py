@@ -24,7 +24,7 @@ from benchmarks.host_report import soak_markdown
 from benchmarks.peers import launch
 from benchmarks.settings import host_setting
 from benchmarks.statistics import MIN_POINTS, slope_interval
-from benchmarks.worker import ROOT, PeerError, Worker
+from benchmarks.worker import PeerError, Worker
 
 RUNS = (launch.LOCAL, launch.REMOTE)
 Usage = dict[str, tuple[float, float]]
@@ -91,7 +91,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if not (memory.PROC / "self" / "status").exists():
         parser.error("memory is read from /proc, which this system does not have")
     short = options.minutes < 10
-    options.out = options.out or ROOT / (".benchmarks" if short else "benchmarks/results")
+    options.out = options.out or machine.results_folder(whole=not short)
     return options
 
 

@@ -26,12 +26,14 @@ from benchmarks import (
     recurrent_report,
     replay,
     replay_report,
+    user,
+    user_report,
 )
 from benchmarks.peers import launch
 from benchmarks.recommended import RECOMMENDED
 from benchmarks.report import markdown
 from benchmarks.settings import DEFAULT_SETTINGS, Setting, parse_setting
-from benchmarks.worker import ROOT, PeerError, Worker
+from benchmarks.worker import PeerError, Worker
 
 IN_GRAPH_PARTS = ("throughput", "recommended", "overhead", "imports", "compile")
 IN_GRAPH_PEERS = (*launch.PEERS, launch.LIMITS, launch.RLLIB_2X16)
@@ -86,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = suite.markdown(results)
         _write(options.out, suite.stem, results, text)
         print(text)
-    if options.out.resolve() == figure.RESULTS:
+    if options.out.resolve().parent == figure.RESULTS:
         return figure.main([])
     return 0
 
@@ -98,7 +100,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         choices=(*SUITES, "all"),
         default="in_graph",
         help="PPO with environments in the compiled program, PPO on the host, DQN and SAC with "
-        "replay in the compiled program, or PPO with a memory (default: %(default)s)",
+        "replay in the compiled program, PPO with a memory, or whole commands as a user runs them "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--settings",
@@ -113,10 +116,17 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="one short round of everything, to see that it works"
     )
-    parser.add_argument("--out", type=Path, help="folder of the results")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder of the results (default: this machine's in benchmarks/results for the whole of a "
+        "suite, else .benchmarks)",
+    )
     options = parser.parse_args(arguments)
-    default_out = ROOT / (".benchmarks" if options.quick else "benchmarks/results")
-    options.out = options.out or default_out
+    narrowed = options.settings != parser.get_default("settings") or any(
+        (options.pairs, options.steps, options.peers, options.parts, options.quick)
+    )
+    options.out = options.out or machine.results_folder(whole=not narrowed)
     options.pairs = options.pairs or (1 if options.quick else 7)
     steps = options.steps or (QUICK_STEPS if options.quick else None)
     try:
@@ -251,6 +261,14 @@ SUITES = {
         parts=replay.PARTS,
         run=replay.run,
         markdown=replay_report.markdown,
+    ),
+    "user": Suite(
+        stem="user",
+        peers=user.PEERS,
+        known_peers=user.PEERS,
+        parts=user.PARTS,
+        run=user.run,
+        markdown=user_report.markdown,
     ),
     "recurrent": Suite(
         stem="recurrent",

@@ -53,6 +53,16 @@ class JaxrlPeer:
 
     def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
         """The same with the config for CartPole that comes with jaxrl, but for its evaluations."""
+        chosen = self._own(request)
+        assert self._setting is not None
+        chosen.reporting(min_sample_timesteps_per_iteration=self._setting.env_steps)
+        return self._build(chosen)
+
+    def recommend_single(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The same with one train batch an iteration, as a user's file has it."""
+        return self._build(self._own(request))
+
+    def _own(self, request: dict[str, Any]) -> AlgorithmConfig:
         chosen = own_config()
         plan = chosen.plan()
         self._setting = in_batches(
@@ -60,8 +70,7 @@ class JaxrlPeer:
             num_envs=plan.num_envs,
             num_steps=plan.rollout_fragment_length,
         )
-        chosen.reporting(min_sample_timesteps_per_iteration=self._setting.env_steps)
-        return self._build(chosen)
+        return chosen
 
     def _build(self, chosen: AlgorithmConfig) -> dict[str, Any]:
         self.close()
@@ -84,6 +93,16 @@ class JaxrlPeer:
         if sampled != self._setting.env_steps:
             raise RuntimeError(f"train() made {sampled} steps, asked for {self._setting.env_steps}")
         return {"seconds": seconds, "env_steps": sampled}
+
+    def run_single(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One measurement: one `train()` for each train batch."""
+        assert self._algorithm is not None
+        assert self._setting is not None
+        start = time.perf_counter()
+        for _ in range(self._setting.num_updates):
+            self._result = self._algorithm.train()
+        seconds = time.perf_counter() - start
+        return {"seconds": seconds, "env_steps": self._setting.env_steps}
 
     def bare(self, request: dict[str, Any]) -> dict[str, Any]:
         """What `run` computes, without what `train()` does around it."""
@@ -202,7 +221,9 @@ def main() -> None:
                 "info": peer.info,
                 "setup": peer.setup,
                 "recommend": peer.recommend,
+                "recommend_single": peer.recommend_single,
                 "run": peer.run,
+                "run_single": peer.run_single,
                 "bare": peer.bare,
                 "evaluate": peer.evaluate,
             }

@@ -94,14 +94,19 @@ def start(
         env: Environment variables beside those of this process.
         stop_when_idle: See `Worker`; of use for peers that start Ray, and for no others.
     """
-    peer, python = _TABLE[name], sys.executable
-    if peer.environment is not None:
-        requirements = ROOT / "benchmarks" / "peers" / peer.environment / "requirements.txt"
-        folder = ROOT / ".peers" / peer.environment
-        python = str(ensure_environment(folder, requirements, _tell))
+    peer = _TABLE[name]
+    python = python_of(peer.environment)
     prefix = (str(ISOLATE),) if peer.starts_ray else ()
     command = [*prefix, python, "-m", *peer.module]
     return Worker(name, command, env=env, stop_when_idle=stop_when_idle and peer.starts_ray)
+
+
+def python_of(environment: str | None) -> str:
+    """The interpreter of a peer's environment, which is made if there is none; None is this one."""
+    if environment is None:
+        return sys.executable
+    requirements = ROOT / "benchmarks" / "peers" / environment / "requirements.txt"
+    return str(ensure_environment(ROOT / ".peers" / environment, requirements, _tell))
 
 
 def _tell(note: str) -> None:

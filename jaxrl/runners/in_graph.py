@@ -5,6 +5,8 @@ follows the rollout is `Learning`, the same wherever that came from.
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +56,7 @@ class InGraph(Learning):
 
     def run(self, state: TrainState, num_batches: Int[Array, ""]) -> tuple[TrainState, Summary]:
         """`num_batches` train batches, a traced number: changing it compiles nothing."""
-        shapes = jax.eval_shape(self.step, state)[1]
+        shapes = jax.eval_shape(self._batch, state)[2]
         start = _RunCarry(state=state, summary=self.no_summary(state, shapes))
 
         def more(carry: _RunCarry) -> Bool[Array, ""]:
@@ -64,12 +66,32 @@ class InGraph(Learning):
             return going
 
         def body(carry: _RunCarry) -> _RunCarry:
-            state, data, metrics = self.train_batch(carry.state)
+            state, data, metrics = self._batch(carry.state)
             updates = updates_between(carry.state, state)
             return _RunCarry(state=state, summary=summed(carry.summary, data, metrics, updates))
 
         end = jax.lax.while_loop(more, body, start)
         return end.state, end.summary
+
+    @functools.cached_property
+    def first_state(self) -> Callable[[Key, PyTree], TrainState]:
+        """`init`, traced once for its shapes, its size and its program."""
+        return jax.jit(self.init, inline=True)
+
+    @functools.cached_property
+    def _batch(self) -> Callable[[TrainState], tuple[TrainState, Sampled, Metrics]]:
+        """`train_batch`, traced once for all places of a program that ask for it."""
+        return jax.jit(self.train_batch, inline=True)
+
+    @functools.cached_property
+    def _run(self) -> Callable[..., tuple[TrainState, Row]]:
+        """`run` and what the host looks at after it, likewise."""
+
+        def run(state: TrainState, num_batches: Int[Array, ""]) -> tuple[TrainState, Row]:
+            after, summary = self.run(state, num_batches)
+            return after, observed(after, summary)
+
+        return jax.jit(run, inline=True)
 
     def run_rows(
         self, state: TrainState, num_rows: Int[Array, ""], batches_each: Int[Array, ""]
@@ -83,12 +105,11 @@ class InGraph(Learning):
             The state after all of them, and `[MAX_ROWS, ...]` rows, of which the first `num_rows`
             are filled.
         """
-        shapes = jax.eval_shape(lambda s: observed(*self.run(s, batches_each)), state)
+        shapes = jax.eval_shape(self._run, state, batches_each)[1]
         rows = jax.tree.map(lambda x: jnp.zeros((MAX_ROWS, *x.shape), x.dtype), shapes)
 
         def body(i: Int[Array, ""], carry: _RowsCarry) -> _RowsCarry:
-            after, summary = self.run(carry.state, batches_each)
-            row = observed(after, summary)
+            after, row = self._run(carry.state, batches_each)
             rows = jax.tree.map(lambda all_rows, x: all_rows.at[i].set(x), carry.rows, row)
             return _RowsCarry(state=after, rows=rows)
 

@@ -35,7 +35,7 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         debugging, made = config.debugging_settings, assembly.made
         assert isinstance(made, MadeEnv)
         key = jax.random.key(debugging.seed)
-        shapes = jax.eval_shape(assembly.in_graph_runner.init, key, made.params)
+        shapes = jax.eval_shape(assembly.in_graph_runner.first_state, key, made.params)
         size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
         self._keeps_before = debugging.jit and size <= MAX_COPY_BYTES
         self.compiled: Compiled = compile_runner(

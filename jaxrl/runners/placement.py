@@ -12,8 +12,10 @@ from jaxrl.core.types import Device
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError
 from jaxrl.runners.assemble import Assembly, spaces_of
+from jaxrl.runners.blank import blank_rollout
 from jaxrl.runners.devices import memory_limit
 from jaxrl.runners.host_memory import host_device
+from jaxrl.runners.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -121,18 +123,16 @@ def required_bytes(assembly: Assembly) -> int:
     runner, made = assembly.in_graph_runner, assembly.made
     assert isinstance(made, MadeEnv)
 
-    def everything() -> Any:
-        state = runner.init(jax.random.key(0), made.params)
-        _, _, rollout, _ = runner.sampler.rollout(
-            runner.actor(state), state.env, state.carry, state.env_params, runner.num_steps
-        )
+    def batch(state: TrainState) -> Any:
+        actor = runner.actor(state)
+        rollout = blank_rollout(runner.sampler, actor, runner.num_steps, runner.num_envs)
         if isinstance(runner.experience, AnyReplay):
-            return state, rollout
+            return rollout
         seen = runner.sampler.observed(state.connectors.obs, rollout)
-        batch, _ = runner.learner.prepare(state.learner, seen, state.progress)
-        return state, rollout, batch
+        return rollout, runner.learner.prepare(state.learner, seen, state.progress)[0]
 
-    return _bytes(jax.eval_shape(everything))
+    state = jax.eval_shape(runner.first_state, jax.random.key(0), made.params)
+    return _bytes((state, jax.eval_shape(batch, state)))
 
 
 def state_bytes(assembly: Assembly) -> int:
@@ -140,7 +140,7 @@ def state_bytes(assembly: Assembly) -> int:
     made = assembly.made
     assert isinstance(made, MadeEnv)
     runner = assembly.in_graph_runner
-    return _bytes(jax.eval_shape(lambda: runner.init(jax.random.key(0), made.params)))
+    return _bytes(jax.eval_shape(runner.first_state, jax.random.key(0), made.params))
 
 
 def _bytes(shapes: Any) -> int:

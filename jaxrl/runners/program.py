@@ -24,6 +24,9 @@ FOR_SMALL: dict[str, str | bool] = {
 }
 """XLA's options for a small program that is called again and again."""
 
+FOR_ONCE: dict[str, str | bool | int] = {"xla_backend_optimization_level": 1}
+"""XLA's options for a program that is run once: it takes half as long to compile."""
+
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
 _hits = {"count": 0}
 
@@ -66,6 +69,7 @@ class Program:
         out_shardings: Where the results live; None leaves it to JAX.
         waited_for: Somebody waits for every call, on a CPU: a program of few operations is compiled
             for the time of a call, in the calling thread alone.
+        once: It is run once, so compiling it well costs more than it saves.
         enabled: False calls `fn` without jit, for stepping through it in a debugger.
     """
 
@@ -78,6 +82,7 @@ class Program:
         max_retraces: int | None = None,
         out_shardings: Any = None,
         waited_for: bool = False,
+        once: bool = False,
         enabled: bool = True,
     ) -> None:
         self.name = name
@@ -85,7 +90,7 @@ class Program:
         self._fn = fn
         self._enabled = enabled
         self._max_retraces = max_retraces
-        self._waited_for = waited_for
+        self._waited_for, self._once = waited_for, once
         kwargs = {} if out_shardings is None else {"out_shardings": out_shardings}
         self._jitted = jax.jit(fn, donate_argnums=donate, **kwargs)
         self._compiled: dict[Any, Any] = {}
@@ -130,7 +135,8 @@ class Program:
         flops = count_flops(traced.jaxpr)
         small = self._waited_for and flops <= SMALL_FLOPS
         t2 = time.perf_counter()
-        compiled = _compiled_small(lowered) if small else lowered.compile()
+        options = FOR_SMALL if small else FOR_ONCE if self._once else {}
+        compiled = _compiled_with(options, lowered)
         t3 = time.perf_counter()
         memory = compiled.memory_analysis()
         figures = CompileFigures(
@@ -164,14 +170,16 @@ class Program:
                 logger.debug("%s: args%s is %s", self.name, jax.tree_util.keystr(path), described)
 
 
-def _compiled_small(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """With the options for small programs, where this XLA has them: they are no stable interface."""
+def _compiled_with(options: dict[str, Any], lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    """Compile with options, where this XLA has them: they are no stable interface."""
+    if not options:
+        return lowered.compile()
     try:
-        return lowered.compile(compiler_options=FOR_SMALL)
+        return lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         if "No such compile option" not in str(error):
             raise
-        logger.info("this XLA has no options for small programs: %s", error)
+        logger.info("this XLA does not have the options %s: %s", options, error)
         return lowered.compile()
 
 

@@ -62,25 +62,27 @@ def replay_specs(state: ReplayState) -> ReplayState:
     return ReplayState(rows=rows, priorities=priorities, streams=fill(state.streams, ALONG))
 
 
-def summary_specs(summary: Summary) -> Summary:
-    """Episode sums are per shard; the rest is reduced."""
-    whole = jax.tree.map(lambda _: WHOLE, summary)
-    return dataclasses.replace(whole, episodes=jax.tree.map(lambda _: ALONG, summary.episodes))
+def summary_specs() -> Summary:
+    """Episode sums are per shard; the rest is reduced. Each spec is for all that lies below it."""
+    return Summary(
+        metrics=WHOLE, learned_batches=WHOLE, episodes=ALONG, train_batches=WHOLE, updates=WHOLE
+    )
 
 
-def row_specs(rows: Row) -> Row:
-    """What has an axis of shards is divided, behind the axis of rows."""
-
-    def fill(tree: PyTree, spec: PartitionSpec) -> PyTree:
-        return jax.tree.map(lambda _: spec, tree)
-
-    whole = fill(rows, WHOLE)
-    summary = dataclasses.replace(whole.summary, episodes=fill(rows.summary.episodes, COLUMNS))
-    return dataclasses.replace(
-        whole,
-        summary=summary,
-        ring=fill(rows.ring, COLUMNS),
-        faults=fill(rows.faults, COLUMNS),
+def row_specs() -> Row:
+    """What has an axis of shards is divided, behind the axis of rows; see `summary_specs`."""
+    everywhere: Any = WHOLE
+    divided: Any = COLUMNS
+    return Row(
+        summary=dataclasses.replace(summary_specs(), episodes=divided),
+        ring=divided,
+        faults=divided,
+        in_a_row=everywhere,
+        num_rollbacks=everywhere,
+        num_nonfinite=everywhere,
+        env_steps=everywhere,
+        updates=everywhere,
+        replayed=everywhere,
     )
 
 
@@ -120,13 +122,8 @@ def compile_runner(
         mesh = Mesh(np.asarray(devices), (AXIS,))
         specs = state_specs(state_shapes)
         shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-        one = np.int32(1)
-        rows = jax.eval_shape(runner.run_rows, state_shapes, one, one)[1]
         run = over(
-            devices,
-            per_device(runner).run_rows,
-            (specs, WHOLE, WHOLE),
-            (specs, row_specs(rows)),
+            devices, per_device(runner).run_rows, (specs, WHOLE, WHOLE), (specs, row_specs())
         )
 
     def run_and_keep(state: TrainState, *numbers: Any) -> tuple[Any, ...]:
@@ -135,7 +132,7 @@ def compile_runner(
 
     main = run_and_keep if keeps_before else run
     return Compiled(
-        init=Program("init", runner.init, out_shardings=shardings, enabled=jit),
+        init=Program("init", runner.first_state, out_shardings=shardings, once=True, enabled=jit),
         run=Program("train", main, donate=(0,), max_retraces=max_retraces, enabled=jit),
         shardings=shardings,
         devices=tuple(devices),
@@ -155,12 +152,11 @@ def learn_program(
         if len(devices) == 1:
             return runner.learn_and_sum(state, data)
         specs = state_specs(state)
-        summary = jax.eval_shape(runner.learn_and_sum, state, data)[1]
         sharded = over(
             devices,
             per_device(runner).learn_and_sum,
             (specs, data_specs(data)),
-            (specs, summary_specs(summary)),
+            (specs, summary_specs()),
         )
         return sharded(state, data)
 

@@ -147,7 +147,7 @@ def prepared(config: "AlgorithmConfig", num_devices: int) -> Run:
     assert isinstance(made, MadeEnv)
     devices = _devices(config, assembly, num_devices)
     key = jax.random.key(config.debugging_settings.seed)
-    shapes = jax.eval_shape(runner.init, key, made.params)
+    shapes = jax.eval_shape(runner.first_state, key, made.params)
     compiled = compile_runner(runner, shapes, devices, max_retraces=None, jit=True)
     state = compiled.init(key, made.params)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 
-from benchmarks import figure, speed
+from benchmarks import figure, machine, speed
 from benchmarks.figure import BEGIN, END
 from benchmarks.peers import launch
 from benchmarks.settings import DEFAULT_SETTINGS
@@ -17,7 +17,7 @@ from benchmarks.worker import ROOT
 def test_readme_has_the_table_of_the_results() -> None:
     """`python -m benchmarks.figure` writes it."""
     text = (ROOT / "README.md").read_text()
-    assert figure.with_table(text, figure.readme_table(figure.load(figure.RESULTS))) == text
+    assert figure.with_table(text, figure.readme_tables(figure.load(figure.RESULTS))) == text
     assert "](docs/images/speed.png)" in text
 
 
@@ -71,12 +71,16 @@ def test_the_table_goes_between_the_markers() -> None:
 
 
 def test_the_command_draws_and_writes(tmp_path: Path) -> None:
-    (tmp_path / "speed.json").write_text(json.dumps(RESULTS["speed"]))
+    for name, number in (("a", 200.0), ("b", 300.0)):
+        (tmp_path / name).mkdir()
+        of_machine = result(jaxrl=[100.0, number, 400.0], rejax=[50.0, 100.0, 150.0])
+        (tmp_path / name / "speed.json").write_text(json.dumps(of_machine))
     readme, picture = tmp_path / "README.md", tmp_path / "images" / "speed.png"
     readme.write_text(f"{BEGIN}\n{END}\n")
     options = ["--results", str(tmp_path), "--readme", str(readme), "--picture", str(picture)]
     assert figure.main(options) == 0
     assert "| 200 |" in readme.read_text()
+    assert "| 300 |" in readme.read_text()
     height, width, _ = imread(picture).shape
     assert width > 400
     assert height > 100
@@ -106,7 +110,23 @@ def test_results_that_are_kept_are_drawn(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(figure, "main", lambda argv: calls.append(argv) or 0)
     monkeypatch.setattr(figure, "RESULTS", tmp_path)
     nothing = ["--parts", "dqn", "--peers", "limits", "--suite", "replay"]
-    assert speed.main([*nothing, "--out", str(tmp_path / "elsewhere")]) == 0
+    assert speed.main([*nothing, "--out", str(tmp_path / "elsewhere" / "machine")]) == 0
     assert calls == []
-    assert speed.main([*nothing, "--out", str(tmp_path)]) == 0
+    assert speed.main([*nothing, "--out", str(tmp_path / "machine" / "elsewhere")]) == 0
+    assert calls == []
+    assert speed.main([*nothing, "--out", str(tmp_path / "machine")]) == 0
     assert calls == [[]]
+
+
+def test_a_narrowed_run_leaves_the_committed_results_alone() -> None:
+    whole = speed._parse(["--suite", "replay"]).out
+    assert whole.parent == figure.RESULTS
+    narrowed = (["--pairs", "3"], ["--settings", "4x128"], ["--steps", "100"], ["--parts", "dqn"])
+    for options in narrowed:
+        assert speed._parse(["--suite", "replay", *options]).out.name == ".benchmarks"
+
+
+def test_machines_of_a_kind_share_a_folder() -> None:
+    intel = {"cpu": "Intel(R) Xeon(R) Processor @ 2.50GHz", "cores": 2}
+    assert machine.folder_name(intel) == "intel-xeon-2-50ghz-2-cores"
+    assert machine.folder_name({"cpu": "AMD EPYC", "cores": 2}) == "amd-epyc-2-cores"

@@ -1,0 +1,38 @@
+"""The hand-written PPO as a researcher runs it: `python -m benchmarks.peers.handwritten_ppo.script STEPS`.
+
+Compiles, trains, prints the returns of the last episodes, and writes nothing. `--tuned` is the second
+form of `ppo.py`, with the cores as devices.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import jax
+import numpy as np
+
+from benchmarks.peers.handwritten_ppo import ppo
+from benchmarks.settings import available_cores, parse_setting
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--tuned", action="store_true")
+    options = parser.parse_args()
+    if options.tuned:
+        jax.config.update("jax_num_cpu_devices", min(available_cores(), 8))
+    setting = parse_setting("4x128", steps=options.steps)
+    program = ppo.PPO(setting, ppo.device_mesh(setting) if options.tuned else None)
+    train = ppo.compile_train(program)
+    state = jax.jit(program.init)(jax.random.key(setting.seed))
+    if options.tuned:
+        state = jax.device_put(state, train.input_shardings[0][0])  # pyright: ignore
+    metrics = jax.block_until_ready(train(state))[1]
+    last = setting.num_updates // 10
+    episodes = max(1, int(np.sum(metrics.num_episodes[-last:])))
+    print(f"{setting.env_steps} {float(np.sum(metrics.return_sum[-last:])) / episodes}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Seconds of single actions, after the first: `python -m benchmarks.peers.jaxrl_latency CALLS`.
+
+Beside `compute_single_action` it times the least that a user of JAX would write: the module's
+`forward_inference` under `jax.jit`, with the parameters at hand, and the action as a number.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.peers.jaxrl_worker import own_config
+from jaxrl.core.types import Columns
+
+
+def timed(act: Callable[[np.ndarray], Any], calls: int) -> list[float]:
+    """Seconds of each call, on observations that are new arrays; two calls to warm up."""
+    observations = np.random.default_rng(0).uniform(-0.1, 0.1, (calls + 2, 4)).astype(np.float32)
+    seconds: list[float] = []
+    for obs in observations:
+        start = time.perf_counter()
+        act(obs)
+        seconds.append(time.perf_counter() - start)
+    return seconds[2:]
+
+
+def main(calls: int) -> None:
+    """Print them as JSON."""
+    with tempfile.TemporaryDirectory() as folder:
+        algorithm = own_config().debugging(results_dir=folder, loggers=[]).build()
+        params = algorithm.state.learner.sgd.params
+        module = algorithm.get_module()
+
+        @jax.jit
+        def logits(params: Any, obs: Any) -> Any:
+            outputs = module.forward_inference(params, {Columns.OBS: obs[None]})
+            return outputs[Columns.ACTION_DIST_INPUTS][0].argmax()
+
+        found = {
+            "compute_single_action": timed(
+                lambda obs: algorithm.compute_single_action(obs, explore=False), calls
+            ),
+            "a jitted call": timed(lambda obs: int(logits(params, obs)), calls),
+        }
+        algorithm.stop()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

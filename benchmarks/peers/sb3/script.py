@@ -1,0 +1,58 @@
+"""Stable-Baselines3's PPO on CartPole as its quick start has it: `python -m ... STEPS`, or `--latency`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import gymnasium
+import numpy as np
+import torch  # pyright: ignore[reportMissingImports]
+from stable_baselines3 import PPO  # pyright: ignore[reportMissingImports]
+from stable_baselines3.common.env_util import (  # pyright: ignore[reportMissingImports]
+    make_vec_env,
+)
+
+from benchmarks.settings import parse_setting
+
+
+def model(steps: int) -> PPO:
+    """With the hyperparameters of the other peers."""
+    setting = parse_setting("4x128", steps=steps)
+    return PPO(
+        "MlpPolicy",
+        make_vec_env("CartPole-v1", setting.num_envs, seed=setting.seed),
+        n_steps=setting.num_steps,
+        batch_size=setting.minibatch_size,
+        n_epochs=setting.num_epochs,
+        learning_rate=setting.lr,
+        gamma=setting.gamma,
+        gae_lambda=setting.gae_lambda,
+        clip_range=setting.clip_param,
+        ent_coef=setting.entropy_coeff,
+        vf_coef=setting.vf_loss_coeff,
+        max_grad_norm=setting.max_grad_norm,
+        device="cpu",
+    )
+
+
+def latency(calls: int) -> None:
+    """Print the seconds of single actions."""
+    ppo, seconds = model(512), []
+    obs, _ = gymnasium.make("CartPole-v1").reset(seed=0)
+    for _ in range(calls):
+        start = time.perf_counter()
+        ppo.predict(np.asarray(obs), deterministic=True)
+        seconds.append(time.perf_counter() - start)
+    print(json.dumps({"predict": seconds}))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if sys.argv[1] == "--latency":
+        latency(int(sys.argv[2]))
+    else:
+        learned = model(int(sys.argv[1])).learn(int(sys.argv[1]))
+        returns = [episode["r"] for episode in learned.ep_info_buffer]
+        print(learned.num_timesteps, sum(returns) / max(1, len(returns)))
