@@ -72,7 +72,8 @@ class SACLearner(SoftActorCritic):
         if self.module.is_discrete:
             action = jnp.broadcast_to(batch.action[None], q.shape[:-1])
             q = value_losses.at_action(q, action)
-        return critic_loss(q, targets, batch.weight, self.settings.td_error_loss_fn)
+        loss_fn = self.settings.td_error_loss_fn
+        return critic_loss(q, targets, batch.weight, loss_fn, self.axis_name)
 
 
 class SACConfig(AlgorithmConfig):

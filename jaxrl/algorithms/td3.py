@@ -139,7 +139,8 @@ class TD3Learner:
     ) -> tuple[Float[Array, ""], Metrics]:
         """Σₖ E[w l(Qₖ(s, a) − y)], l by `td_error_loss_fn`."""
         q = self.module.q_values(critic, batch.obs, batch.action)
-        return critic_loss(q, targets, batch.weight, self.settings.td_error_loss_fn)
+        loss_fn = self.settings.td_error_loss_fn
+        return critic_loss(q, targets, batch.weight, loss_fn, self.axis_name)
 
     def actor_loss(
         self, policy: Params, critic: Params, batch: Transition

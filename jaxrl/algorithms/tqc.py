@@ -81,7 +81,7 @@ class TQCLearner(SoftActorCritic):
         loss = jnp.sum(jnp.mean(batch.weight[None] * each, axis=1))
         value = self.estimate(atoms)
         td_error = jnp.abs(value - jnp.mean(targets, axis=-1))
-        return loss, critic_metrics(loss, value, td_error, batch.weight)
+        return loss, critic_metrics(loss, value, td_error, batch.weight, self.axis_name)
 
 
 class TQCConfig(AlgorithmConfig):

@@ -173,7 +173,7 @@ class SoftActorCritic(abc.ABC):
         """
         value, log_prob = self.soft_value(policy, critic, batch.obs, alpha, key)
         loss = -jnp.mean(batch.weight * value)
-        logps = masked_mean(log_prob, batch.weight > 0.0)
+        logps = masked_mean(log_prob, batch.weight > 0.0, self.axis_name)
         return loss, {"policy_loss": loss, "logps": logps, LOG_PROB: log_prob}
 
     def alpha_loss(
