@@ -6,7 +6,8 @@ evaluation never updates them. What a connector remembers of an episode is carri
 step beside the module's own memory, and starts anew with each episode.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import gymnasium
 from jaxtyping import Array, Bool, Float
@@ -140,6 +141,18 @@ class ActionConnector(Connector):
 
 class LearnerConnector(Connector):
     """From what was recorded to what is learned from. `per_env` state has a leading axis B."""
+
+    def at(self, values: Mapping[str, Float[Array, ""]]) -> Self:
+        """The connector at the run's present hyperparameters, which is what gets called.
+
+        A number of `training()` that is traced has to come from here: a number that is written into
+        the connector is that of all lanes of a sweep, and stays where training changes it.
+
+        Args:
+            values: The traced numbers by name, such as `gamma`.
+        """
+        del values
+        return self
 
     def init(self) -> PyTree:
         """Shared statistics before any data, `()` for none."""

@@ -1,6 +1,6 @@
 """Pipelines held against the spaces that their connectors declare, by tracing alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -106,8 +106,15 @@ def check_action_pipeline(pipeline: ActionPipeline) -> None:
             _check_output(connector.name, "module_space", out, got, leading)
 
 
-def check_learner_pipeline(pipeline: LearnerPipeline, rollout: Rollout) -> None:
+def check_learner_pipeline(
+    pipeline: LearnerPipeline, rollout: Rollout, values: Mapping[str, Any]
+) -> None:
     """Trace every connector with a rollout such as this one (shapes are enough).
+
+    Args:
+        pipeline: Checked.
+        rollout: `[T, B, ...]`.
+        values: The traced numbers of the run's training settings, by name.
 
     Raises:
         ConfigError: A connector cannot be traced, or changes the shape of anything.
@@ -120,10 +127,11 @@ def check_learner_pipeline(pipeline: LearnerPipeline, rollout: Rollout) -> None:
         _check_strong(f"{name}.init", (state, per_env))
         got = _traced(
             f"{name} (with a rollout of {num_steps} steps)",
-            lambda s, e, r, c=connector: c(s, e, r, None),
+            lambda s, e, r, v, c=connector: c.at(v)(s, e, r, None),
             state,
             per_env,
             rollout,
+            values,
         )
         if not isinstance(got, tuple) or len(got) != 3 or not isinstance(got[2], Rollout):
             raise ConfigError(f"{name} must return (state, per_env, rollout), got {_line(got)}.")

@@ -1,6 +1,7 @@
 """Learner connectors: reward clipping and reward normalisation."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -34,10 +35,17 @@ class NormalizeRewards(LearnerConnector):
 
     As in OpenAI baselines' VecNormalize: the running sum `R_t = gamma R_{t-1} + r_t` starts anew
     with each episode; its variance, not its mean, scales the reward, which is clipped to ±`clip`.
+
+    Args:
+        gamma: Of the running sum; None for the run's own, whatever it is at the moment.
+        clip: Bound of what comes out.
     """
 
-    gamma: float
+    gamma: float | Float[Array, ""] | None = None
     clip: float = 10.0
+
+    def at(self, values: Mapping[str, Float[Array, ""]]) -> "NormalizeRewards":
+        return self if self.gamma is not None else dataclasses.replace(self, gamma=values["gamma"])
 
     def init(self) -> RunningMoments:
         return RunningMoments.zero(())
@@ -52,11 +60,14 @@ class NormalizeRewards(LearnerConnector):
         rollout: Rollout,
         axis_name: str | None,
     ) -> tuple[RunningMoments, Float[Array, " B"], Rollout]:
+        gamma = self.gamma
+        assert gamma is not None  # see `at`
+
         def step(
             running: Float[Array, " B"], row: tuple[Array, Array]
         ) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
             reward, ended = row
-            running = self.gamma * running + reward
+            running = gamma * running + reward
             return jnp.where(ended, 0.0, running), running
 
         ended = rollout.terminated | rollout.truncated
@@ -67,7 +78,7 @@ class NormalizeRewards(LearnerConnector):
 
 
 def default_learner_connectors(
-    clip_rewards: bool | float | tuple[float, float] | None, normalize_rewards: bool, gamma: float
+    clip_rewards: bool | float | tuple[float, float] | None, normalize_rewards: bool
 ) -> tuple[LearnerConnector, ...]:
     """What the settings ask for: clipping first, then normalisation."""
     connectors: list[LearnerConnector] = []
@@ -78,5 +89,5 @@ def default_learner_connectors(
     elif isinstance(clip_rewards, (tuple, list)):
         connectors.append(ClipRewards(float(clip_rewards[0]), float(clip_rewards[1])))
     if normalize_rewards:
-        connectors.append(NormalizeRewards(gamma))
+        connectors.append(NormalizeRewards())
     return tuple(connectors)

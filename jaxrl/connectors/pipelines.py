@@ -1,13 +1,13 @@
 """Pipelines: connectors one after the other, and what edits them before they are fitted."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import gymnasium
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Float
 
 from jaxrl.connectors.base import (
     ActionConnector,
@@ -265,6 +265,10 @@ class LearnerPipeline(Pipeline[LearnerConnector]):
     def init_per_env(self, num_envs: int) -> PyTree:
         """Every connector's state of each environment."""
         return tuple(connector.init_per_env(num_envs) for connector in self.connectors)
+
+    def at(self, values: Mapping[str, Float[Array, ""]]) -> "LearnerPipeline":
+        """The pipeline at the run's present hyperparameters, by name."""
+        return LearnerPipeline(tuple(connector.at(values) for connector in self.connectors))
 
     def __call__(
         self, states: PyTree, per_env: PyTree, rollout: Rollout, axis_name: str | None

@@ -84,6 +84,15 @@ def current_values(
     }
 
 
+def abstract_values(settings: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes of `current_values`, whatever the settings' values are."""
+    return {
+        field.name: jax.ShapeDtypeStruct((), jnp.float32)
+        for field in dataclasses.fields(settings)
+        if field.metadata.get("sweepable", False) and vars(settings)[field.name] is not None
+    }
+
+
 def _schedule_function(name: str, fn: Callable[[Any], Any]) -> ScheduleFunction:
     """The function, traced once to see that it takes a count and gives a number."""
     schedule = ScheduleFunction(fn=fn)

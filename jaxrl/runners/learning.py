@@ -5,6 +5,7 @@ The same functions learn in the compiled loop and from what runners on the host 
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -116,7 +117,8 @@ class Learning:
             raw = blank_rollout(self.acting, self.actor(state), self.num_steps, self.num_envs)
             per_env = self.learner_pipeline.init_per_env(self.num_envs)
             connectors = replace(state.connectors, per_env=per_env)
-            received = self._received(connectors, raw)[1]
+            values = current_values(state.learner.hparams, state.progress)
+            received = self._received(connectors, raw, values)[1]
             if self.circular is None:
                 return self._stored(state, raw, received)
             return _as_rows(received)
@@ -217,21 +219,28 @@ class Learning:
 
     def _receive(self, state: TrainState, data: Sampled) -> tuple[TrainState, Rollout]:
         """The state with a rollout's statistics, episodes and steps; the rollout to learn from."""
-        connectors, rollout = self._received(state.connectors, data.rollout)
         steps = state.progress.env_steps.add(data.num_env_steps)
+        progress = replace(state.progress, env_steps=steps)
+        values = current_values(state.learner.hparams, progress)
+        connectors, rollout = self._received(state.connectors, data.rollout, values)
         received = replace(
             state,
             connectors=connectors,
             ring=push_episodes(state.ring, data.record, data.env_index),
             faults=push_faults(state.faults, data.record, data.env_index),
-            progress=replace(state.progress, env_steps=steps),
+            progress=progress,
         )
         return received, rollout
 
-    def _received(self, before: ConnectorState, raw: Rollout) -> tuple[ConnectorState, Rollout]:
-        """The statistics with a rollout added, and the rollout to learn from."""
+    def _received(
+        self, before: ConnectorState, raw: Rollout, values: Mapping[str, Float[Array, ""]]
+    ) -> tuple[ConnectorState, Rollout]:
+        """The statistics with a rollout added, and the rollout to learn from.
+
+        `values` are the hyperparameters at its end.
+        """
         obs_state, seen = self.acting.learned_from(before.obs, raw, self.axis_name)
-        learner_state, per_env, rollout = self.learner_pipeline(
+        learner_state, per_env, rollout = self.learner_pipeline.at(values)(
             before.learner, before.per_env, seen, self.axis_name
         )
         connectors = ConnectorState(obs=obs_state, learner=learner_state, per_env=per_env)

@@ -23,6 +23,7 @@ from jaxrl.connectors.observations import (
 )
 from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline, ObservationPipeline
 from jaxrl.connectors.temporal import PrevActionsPrevRewards
+from jaxrl.core.hparams import abstract_values
 from jaxrl.core.rl_module import ACTION_MASK, has_action_mask
 from jaxrl.core.types import Columns
 from jaxrl.errors import ConfigError
@@ -125,9 +126,7 @@ def learner_pipeline(
     runners, learners = config.env_runners_settings, config.learners_settings
     defaults: tuple[LearnerConnector, ...] = ()
     if learners.add_default_connectors_to_learner_pipeline:
-        defaults = default_learner_connectors(
-            clip_rewards, runners.normalize_rewards, config.training_settings.gamma
-        )
+        defaults = default_learner_connectors(clip_rewards, runners.normalize_rewards)
     else:
         _refuse_idle(
             config,
@@ -151,7 +150,8 @@ def learner_pipeline(
     }
     spaces = acting.module.observation_space, acting.module.action_space
     carry = jax.eval_shape(lambda: acting.initial_carry(shape[1]))
-    check_learner_pipeline(pipeline, abstract_rollout(*spaces, extras, shape, carry))
+    rollout = abstract_rollout(*spaces, extras, shape, carry)
+    check_learner_pipeline(pipeline, rollout, abstract_values(config.training_settings))
     return pipeline
 
 

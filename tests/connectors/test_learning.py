@@ -144,6 +144,51 @@ def test_a_learner_connector_comes_after_the_defaults_and_before_the_targets() -
     np.testing.assert_allclose(metrics["vf_loss"], want, rtol=1e-4)
 
 
+@pytest.mark.allow_key_reuse
+def test_rewards_are_normalized_by_the_discount_of_the_moment() -> None:
+    """Which population based training may have changed since the run was built."""
+    config = small("A2C", gamma=0.5).env_runners(normalize_rewards=True)
+    assembly = assemble(config)
+    state = jax.jit(assembly.runner.init)(jax.random.key(0), assembly.made.params)
+    learner = state.learner
+    hparams = {**learner.hparams, "gamma": jnp.asarray(0.9, jnp.float32)}
+    changed = replace(state, learner=replace(learner, hparams=hparams))
+    step = jax.jit(assembly.runner.step)
+    for before, gamma in ((state, 0.5), (changed, 0.9)):
+        (running,) = step(before)[0].connectors.per_env
+        np.testing.assert_allclose(running.max(), (1 - gamma**8) / (1 - gamma), rtol=1e-5)
+
+
+@dataclasses.dataclass(frozen=True)
+class PaidByRate(LearnerConnector):
+    """Rewards times the learning rate of the moment."""
+
+    rate: Any = None
+
+    def at(self, values: Any) -> "PaidByRate":
+        return dataclasses.replace(self, rate=values["lr"])
+
+    def __call__(self, state: Any, per_env: Any, rollout: Rollout, axis_name: str | None) -> Any:
+        return state, per_env, replace(rollout, reward=self.rate * rollout.reward)
+
+
+def test_a_connector_of_the_users_own_has_the_hyperparameters_of_the_moment() -> None:
+    config = small("A2C", gamma=0.0, lr=[[0, 1.0], [256, 0.0]])
+    assembly = assemble(config.learners(learner_connector=PaidByRate))
+    state = jax.jit(assembly.runner.init)(jax.random.key(0), assembly.made.params)
+    params = state.learner.sgd.params
+    rollout, metrics = jax.jit(
+        lambda s: (
+            assembly.sampler.rollout(
+                assembly.runner.actor(s), s.env, s.carry, s.env_params, assembly.runner.num_steps
+            )[2],
+            assembly.runner.step(s)[1],
+        )
+    )(state)
+    values = assembly.module.compute_values(params, rollout.obs)
+    np.testing.assert_allclose(metrics["vf_loss"], jnp.square(values - 0.5).mean(), rtol=1e-4)
+
+
 def test_rllibs_place_for_it_is_understood() -> None:
     config: Any = small().training(learner_connector=Magnify)
     assert config.learner_connector is Magnify
@@ -178,7 +223,7 @@ class _Rewards:
     [(True, [-1.0, 0.0, 1.0]), (2.0, [-2.0, 0.0, 2.0]), ((-1.0, 3.0), [-1.0, 0.0, 3.0])],
 )
 def test_rewards_are_clipped_for_learning_only(setting: Any, rewards: list[float]) -> None:
-    (connector,) = default_learner_connectors(setting, False, 0.99)
+    (connector,) = default_learner_connectors(setting, False)
     rollout: Any = _Rewards(jnp.array([[-5.0, 0.0, 5.0]]))
     _, _, clipped = connector((), (), rollout, None)
     np.testing.assert_array_equal(clipped.reward[0], rewards)
