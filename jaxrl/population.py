@@ -1,7 +1,7 @@
 """A sweep over seeds and settings: many runs, as few compiled programs as there are structures."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +12,15 @@ from jaxrl.config.serialize import config_from_serializable
 from jaxrl.config.stop import criteria_of_fit
 from jaxrl.config.sweep import Lane
 from jaxrl.core.types import Device
-from jaxrl.errors import DivergenceError, HostLanesError
+from jaxrl.errors import DivergenceError
 from jaxrl.lane_run import LaneRun
 from jaxrl.logging import RunFolder
 from jaxrl.logging.run_folder import is_run_folder
 from jaxrl.pbt import Exploit, Scheduler, check_population, read_schedule, refuse_fixed_of
 from jaxrl.points import Point, points_of
-from jaxrl.runners.assemble import assemble
 from jaxrl.runners.chunks import lanes_at_once
 from jaxrl.runners.devices import claim_cpu_devices
-from jaxrl.runners.grouping import devices_of, grouped
+from jaxrl.runners.grouping import Sharing, devices_of, grouped, on_the_host
 from jaxrl.runners.lane_group import LaneGroup
 from jaxrl.sweep_runs import RETURN, SweepRuns, read_saved
 
@@ -50,32 +49,32 @@ class Population(SweepRuns):
         members = grouped(self.lanes)
         self._scheduler: Scheduler | None = None
         if scheduler is not None:
-            check_population(scheduler, config, members)
+            check_population(scheduler, config, [group.lanes for group in members])
             self._scheduler = Scheduler(scheduler, self._mutations, config.debugging_settings.seed)
-        self._groups = [self._turns(lanes) for lanes in members]
+        self._groups = [self._turns(group) for group in members]
         runs: dict[int, LaneRun] = {}
-        for lanes, turns in zip(members, self._groups, strict=True):
+        for group, turns in zip(members, self._groups, strict=True):
             size = len(turns[0].lanes)
-            for number, lane in enumerate(lanes):
+            for number, lane in enumerate(group.lanes):
                 turn, place = divmod(number, size)
                 runs[lane.index] = self._run_of(lane, turns[turn], place)
         self._runs = [runs[lane.index] for lane in self.lanes]
 
-    def _turns(self, lanes: Sequence[Lane]) -> list[LaneGroup]:
+    def _turns(self, group: Sharing) -> list[LaneGroup]:
         """The lanes of one program, in as many turns as memory asks for."""
-        config = lanes[0].config
-        assembly = assemble(config)
+        config = group.lanes[0].config
+        own = {*group.numbers(), *self._mutations}
+        assembly = group.assemble(own)
         if not assembly.in_graph:
-            raise HostLanesError(
-                f"{assembly.made.id} is stepped by runners on the host, so its runs cannot be "
-                "lanes of one program: config.build() makes trials of them."
-            )
+            raise on_the_host(assembly.made)
         refuse_fixed_of(self._mutations, assembly)
         devices, most = devices_of(config), self.config.sweep_settings.max_lanes_per_program
-        size = lanes_at_once(len(lanes), assembly, devices, most)
-        first = LaneGroup(lanes[:size], assembly, devices)
-        later = [lanes[start : start + size] for start in range(size, len(lanes), size)]
-        return [first, *(LaneGroup(part, assembly, devices, like=first) for part in later)]
+        size = lanes_at_once(len(group.lanes), assembly, devices, most)
+        turns: list[LaneGroup] = []
+        for part in group.parts(size):
+            like = turns[0] if turns else None
+            turns.append(LaneGroup(part.lanes, part.env_params, assembly, devices, own, like=like))
+        return turns
 
     def _run_of(self, lane: Lane, group: LaneGroup, place: int) -> LaneRun:
         """A lane writes into a folder of its own in the sweep's, and not to the console."""

@@ -1,8 +1,8 @@
 """Hyperparameters as leaves of the state: changing one never recompiles a program."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +71,42 @@ def traced_settings(settings: Any, numbers: Mapping[str, Any]) -> Any:
     So one trace of `Learner.init` serves runs that differ in sweepable settings.
     """
     return dataclasses.replace(settings, **numbers)
+
+
+class PerLane:
+    """What stands for a number where a program is built that runs with different ones share.
+
+    Each run has its own as a leaf of its state. A number that was read from the settings would be
+    part of the program and so the first run's for all of them, which this refuses.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"<{self._name} of each lane>"
+
+    def refuse(self, *_: Any) -> NoReturn:
+        """Raise a sentence that says where the number is to be read."""
+        raise ConfigError(
+            f"{self._name} was read from the settings, where it is part of the program, but lanes "
+            "with other values share that program: read it from the state, as "
+            f"current_values(state.hparams, progress)['{self._name}']."
+        )
+
+
+for _reading in (
+    *("float", "int", "index", "bool", "complex", "array", "jax_array", "iter", "len", "getitem"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "round", "format", "call"),
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
+    *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow"),
+):
+    setattr(PerLane, f"__{_reading}__", PerLane.refuse)
+
+
+def per_lane_settings(settings: Any, names: Collection[str]) -> Any:
+    """The settings for a program of lanes that differ in these numbers, none of which can be read."""
+    return dataclasses.replace(settings, **{name: PerLane(name) for name in names})
 
 
 def current_values(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import gymnasium
+import numpy as np
 from gymnasium import spaces
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -51,6 +52,18 @@ def at_path(value: Any, path: Path) -> Any:
     for key in path:
         value = value[key]
     return value
+
+
+def same_space(space: gymnasium.Space[Any], other: gymnasium.Space[Any]) -> bool:
+    """Whether the spaces are equal, the bounds of a Box exactly: `==` takes close ones for equal."""
+    if space != other:
+        return False
+    pairs = zip(leaf_spaces(space), leaf_spaces(other), strict=True)
+    return all(
+        not isinstance(a, spaces.Box)
+        or (np.array_equal(a.low, b.low) and np.array_equal(a.high, b.high))
+        for (_, a), (_, b) in pairs
+    )
 
 
 def map_leaves(function: Callable[..., Any], space: gymnasium.Space[Any], *values: Any) -> Any:

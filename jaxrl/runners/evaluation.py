@@ -57,7 +57,7 @@ class Evaluation:
         changed = config.get_evaluation_config_object()
         assert changed is not None
         self._config = changed
-        self._made = made = _evaluation_env(config, changed, assembly.made)
+        self._made = made = evaluation_env(config, changed, assembly.made)
         self._assembly = dataclasses.replace(assembly, made=made)
         self._hooks = NoHooks() if hooks is None else hooks
         self._trained_limit = assembly.made.max_episode_steps
@@ -279,7 +279,7 @@ def _has_overrides(config: "AlgorithmConfig", names: tuple[str, ...]) -> bool:
     return any(name in overrides for name in names)
 
 
-def _evaluation_env(
+def evaluation_env(
     config: "AlgorithmConfig", changed: "AlgorithmConfig", trained: MadeEnv | MadeHostEnv
 ) -> MadeEnv | MadeHostEnv:
     """The environment to evaluate in, with the spaces that the module was built for."""

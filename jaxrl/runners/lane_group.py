@@ -1,7 +1,7 @@
 """Where the states of lanes live: one dispatch moves all of them, and each lane takes its part."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,7 @@ import numpy as np
 from jaxrl.config.sweep import Lane
 from jaxrl.core.hparams import numbers_of
 from jaxrl.core.types import Device, PyTree
-from jaxrl.envs.registry import MadeEnv
-from jaxrl.runners.assemble import Assembly, make_env
+from jaxrl.runners.assemble import Assembly
 from jaxrl.runners.dispatch import Dispatcher
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.lane_evaluation import SharedEvaluations
@@ -30,9 +29,11 @@ class LaneGroup:
     """Lanes of one compiled program.
 
     Args:
-        lanes: Whose settings differ in numbers alone.
-        assembly: Of the first of them; in-graph.
+        lanes: Which can share a program.
+        env_params: Of each one's environment.
+        assembly: Of all of them; in-graph.
         devices: The local devices; as many are used as divide the lanes.
+        own_numbers: The names of settings that each lane has its own numbers of.
         like: Another group with the same settings but for numbers, whose programs are used. It has
             at least as many lanes; this one is filled up with copies that nobody looks at.
     """
@@ -40,8 +41,10 @@ class LaneGroup:
     def __init__(
         self,
         lanes: Sequence[Lane],
+        env_params: Sequence[PyTree],
         assembly: Assembly,
         devices: list[Device],
+        own_numbers: Collection[str],
         like: "LaneGroup | None" = None,
     ) -> None:
         self.assembly = assembly
@@ -50,8 +53,8 @@ class LaneGroup:
         self.lanes = [*lanes, *[lanes[-1]] * spare]
         shares = [n for n in range(1, len(devices) + 1) if size % n == 0]
         self.devices = devices[: shares[-1]]
-        arguments = self._arguments(is_first=like is None)
-        self._compiled = self._compile(arguments) if like is None else like._compiled
+        arguments = self._arguments([*env_params, *[env_params[-1]] * spare])
+        self._compiled = self._compile(arguments, own_numbers) if like is None else like._compiled
         self.states: TrainState = self._compiled.init(*arguments)
         self._own = is_per_lane(self.states)
         self._taken: list[int | None] = [*[0] * len(lanes), *[None] * spare]
@@ -68,19 +71,14 @@ class LaneGroup:
         """What is compiled."""
         return list(vars(self._compiled).values())
 
-    def _arguments(self, *, is_first: bool) -> tuple[Any, PyTree, Mapping[str, PyTree]]:
+    def _arguments(self, env_params: Sequence[PyTree]) -> tuple[Any, PyTree, Mapping[str, PyTree]]:
         """Of `Lanes.init`: keys, the environments' parameters and the training settings' numbers."""
-        configs = [lane.config for lane in self.lanes]
-        params = [
-            _env_params(self.assembly.made if is_first and i == 0 else make_env(c))
-            for i, c in enumerate(configs)
-        ]
-        numbers = [numbers_of(config.training_settings) for config in configs]
+        numbers = [numbers_of(lane.config.training_settings) for lane in self.lanes]
         keys = jax.vmap(jax.random.key)(jnp.asarray([lane.seed for lane in self.lanes], jnp.uint32))
-        return keys, stacked(params), stacked(numbers)
+        return keys, stacked(env_params), stacked(numbers)
 
-    def _compile(self, arguments: tuple[Any, ...]) -> CompiledLanes:
-        pure = Lanes(runner=self.assembly.in_graph_runner)
+    def _compile(self, arguments: tuple[Any, ...], own_numbers: Collection[str]) -> CompiledLanes:
+        pure = Lanes.of(self.assembly.in_graph_runner, own_numbers)
         shapes = jax.eval_shape(pure.init, *jax.tree.map(jax.typeof, arguments))
         jit = self.lanes[0].config.debugging_settings.jit
         return compile_lanes(pure, shapes, self.devices, jit=jit)
@@ -159,11 +157,6 @@ class LaneGroup:
         )
         self._taken[place] = self._made
         self.version += 1
-
-
-def _env_params(made: Any) -> PyTree:
-    assert isinstance(made, MadeEnv)
-    return made.params
 
 
 class LaneLearner:

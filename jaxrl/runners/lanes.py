@@ -5,7 +5,7 @@ target network is due, where a buffer's next row goes) stays a branch and an add
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from jaxrl.buffers.circular import CircularState
 from jaxrl.buffers.replay import ReplayState
-from jaxrl.core.hparams import traced_settings
+from jaxrl.core.hparams import per_lane_settings, traced_settings
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.runners.in_graph import InGraph
@@ -34,10 +34,22 @@ class Lanes:
     """The pure functions of runs that differ in numbers alone.
 
     Args:
-        runner: Of the first of them.
+        runner: Of all of them.
     """
 
     runner: InGraph
+
+    @staticmethod
+    def of(runner: InGraph, own_numbers: Collection[str]) -> "Lanes":
+        """Those of runs with a runner, in which nothing reads certain numbers from the settings.
+
+        Args:
+            runner: Whose learner has those of one run.
+            own_numbers: The names of settings that each run has its own numbers of.
+        """
+        settings = per_lane_settings(runner.learner.settings, own_numbers)
+        learner = dataclasses.replace(runner.learner, settings=settings)
+        return Lanes(runner=dataclasses.replace(runner, learner=learner))
 
     def init(self, keys: Key, env_params: PyTree, numbers: Mapping[str, PyTree]) -> TrainState:
         """The first states, `[lanes, ...]`, each of which a run by itself would have.
