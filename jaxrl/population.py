@@ -216,9 +216,17 @@ class Population(SweepRuns):
         alone.set_state(run.get_state())
         return alone
 
-    def evaluate(self, *, num_episodes: int | None = None) -> dict[int, Result]:
-        """`Algorithm.evaluate` of every lane that has not diverged, by index, in one program."""
-        return {i: self._runs[i].evaluate(num_episodes=num_episodes) for i in self.active}
+    def evaluate(self, *, num_episodes: int | None = None) -> Result:
+        """`Algorithm.evaluate` of every lane that has not diverged, in one program.
+
+        Args:
+            num_episodes: Of each lane, instead of `evaluation_duration`.
+
+        Returns:
+            As `train`, with what `Algorithm.evaluate` gives in the place of each lane's result.
+        """
+        found = {i: self._runs[i].evaluate(num_episodes=num_episodes) for i in self.active}
+        return self._result(found)
 
     # --- checkpoints ---
 

@@ -109,16 +109,21 @@ class SweepRuns:
         results = {index: self._results[index] for index in self.active if index in self._results}
         return points_of([(lane.point, lane.values) for lane in self.lanes], results, metric)
 
-    def _result(self) -> Result:
-        """What all lanes that have a result and have not diverged say together."""
+    def _result(self, found: Mapping[int, Result] | None = None) -> Result:
+        """What all lanes that have a result and have not diverged say together.
+
+        Args:
+            found: Of each lane, by index; None for the latest of training.
+        """
         results = {i: self._results[i] for i in self.active if i in self._results}
-        returns = [r for r in (lookup(x, RETURN) for x in results.values()) if r is not None]
+        lanes = results if found is None else dict(found)
+        returns = [r for r in (lookup(x, RETURN) for x in lanes.values()) if r is not None]
         return {
             "training_iteration": self.iteration,
             "num_lanes": self.num_lanes,
             STEPS: min((x[STEPS] for x in results.values()), default=0),
             "env_runners": {"episode_return_mean": sum(returns) / len(returns)} if returns else {},
-            "lanes": results,
+            "lanes": lanes,
             "diverged": dict(self.diverged),
         }
 

@@ -149,13 +149,20 @@ class Trials(SweepRuns):
         self._check_index(index)
         return Algorithm.from_checkpoint(self.folder.path / self.lane_name(index))
 
-    def evaluate(self, *, num_episodes: int | None = None) -> dict[int, Result]:
-        """`Algorithm.evaluate` of every run that has not failed, by index, one after another."""
+    def evaluate(self, *, num_episodes: int | None = None) -> Result:
+        """`Algorithm.evaluate` of every run that has not failed, one after another.
+
+        Args:
+            num_episodes: Of each run, instead of `evaluation_duration`.
+
+        Returns:
+            As `fit`, with what `Algorithm.evaluate` gives in the place of each run's result.
+        """
         found: dict[int, Result] = {}
         for index in self.active:
             with self.lane(index) as alone:
                 found[index] = alone.evaluate(num_episodes=num_episodes)
-        return found
+        return self._result(found)
 
     def save(self) -> str:
         """Write down which trials there are; their checkpoints are their own. The sweep's folder."""

@@ -152,7 +152,7 @@ def test_a_lane_that_diverged_goes_on_as_a_copy() -> None:
         assert result["diverged"] == {}
         assert result["lanes"][0]["training_iteration"] == 3
         assert result["lanes"][0]["learners"]["default_policy"]["grad_norm"] > 0
-        assert sweep.evaluate(num_episodes=1).keys() == {0, 1, 2, 3}
+        assert sweep.evaluate(num_episodes=1)["lanes"].keys() == {0, 1, 2, 3}
 
 
 # --- what is decided ---

@@ -24,7 +24,7 @@ def test_turns_train_as_one_program_does(algo: str) -> None:
     config.checkpointing(checkpoint_at_end=False)
     with population(config) as sweep:
         assert len(sweep._groups[0]) == 1
-        want, evaluated = sweep.train(), sweep.evaluate(num_episodes=3)
+        want, evaluated = sweep.train(), sweep.evaluate(num_episodes=3)["lanes"]
         states = states_of(sweep)
     with population(config.sweep(max_lanes_per_program=4)) as turns:
         assert [len(group.lanes) for group in turns._groups[0]] == [3, 3]  # one to spare
@@ -39,7 +39,7 @@ def test_turns_train_as_one_program_does(algo: str) -> None:
         first, second = turns._groups[0]
         assert first.programs == second.programs
         assert all(len(program.figures) <= 1 for program in first.programs)
-        again = turns.evaluate(num_episodes=3)
+        again = turns.evaluate(num_episodes=3)["lanes"]
         assert again.keys() == evaluated.keys()
         for index, found in again.items():
             assert found["env_runners"] == pytest.approx(evaluated[index]["env_runners"])
@@ -107,8 +107,8 @@ def test_all_lanes_are_evaluated_in_one_dispatch(
         result = sweep.train()
         assert calls.count("evaluate") == 1
         assert result["lanes"][5]["compile"]["evaluate"]["num_compilations"] == 1
-        found = sweep.evaluate(num_episodes=3)
-        assert sweep.evaluate(num_episodes=3) == found
+        found = sweep.evaluate(num_episodes=3)["lanes"]
+        assert sweep.evaluate(num_episodes=3)["lanes"] == found
         assert calls.count("evaluate_3_episodes") == 1
         for index in (0, 5):
             with sweep.lane(index) as alone:
@@ -123,7 +123,7 @@ def test_all_lanes_are_evaluated_in_one_dispatch(
         run.set_weights(
             {"default_policy": jax.tree.map(np.zeros_like, run.get_weights()["default_policy"])}
         )
-        after = sweep.evaluate(num_episodes=3)
+        after = sweep.evaluate(num_episodes=3)["lanes"]
         assert after[5]["env_runners"]["episode_return_mean"] != before
         assert after[4] == found[4]
 
@@ -132,7 +132,7 @@ def test_the_environment_of_evaluation_may_be_another_for_every_lane() -> None:
     config = small(lr=1e-3).environment(env_config={"gravity": grid([5.0, 20.0])})
     config.evaluation(evaluation_config={"env": "CartPole-v1"}, evaluation_duration=4)
     with population(config) as sweep:
-        found = sweep.evaluate()
+        found = sweep.evaluate()["lanes"]
         for index in (0, 1):
             with sweep.lane(index) as alone:
                 assert alone.evaluate()["env_runners"] == pytest.approx(found[index]["env_runners"])

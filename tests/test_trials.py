@@ -104,7 +104,9 @@ class TestTrials:
             assert sweep.best_lane("learners/default_policy/curr_lr") == 0
             with sweep.lane(1) as alone:
                 assert (alone.iteration, alone.config.lr) == (3, 1e-9)
-            assert set(sweep.evaluate(num_episodes=2)) == {0, 1}
+            evaluated = sweep.evaluate(num_episodes=2)
+            assert evaluated.keys() == result.keys()
+            assert set(evaluated["lanes"]) == {0, 1}
         for index, lane in enumerate(lanes_of(config)):
             with lane.config.build() as alone:
                 want = [alone.train()["env_runners"].get("episode_return_mean") for _ in range(3)]
@@ -143,4 +145,4 @@ class TestTrials:
             assert "this copy is broken" in result["diverged"][1]
             assert "\n" not in result["diverged"][1]
             assert sweep.active == [0]
-            assert sweep.evaluate(num_episodes=1).keys() == {0}
+            assert sweep.evaluate(num_episodes=1)["lanes"].keys() == {0}

@@ -92,8 +92,7 @@ class _Lanes:
         return {self.seeds[i]: one for i, one in result["lanes"].items()}
 
     def evaluated(self, episodes: int) -> Mapping[int, Result]:
-        found = self.trained.evaluate(num_episodes=episodes)
-        return {self.seeds[i]: one for i, one in found.items()}
+        return self.results(self.trained.evaluate(num_episodes=episodes))
 
     def failures(self) -> Mapping[int, str]:
         return {self.seeds[i]: why for i, why in self.trained.diverged.items()}

@@ -97,7 +97,7 @@ class PerLane:
 
 for _reading in (
     *("float", "int", "index", "bool", "complex", "array", "jax_array", "iter", "len", "getitem"),
-    *("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "round", "format", "call"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "round", "format"),
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
     *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow"),
 ):

@@ -21,7 +21,7 @@ def greedy_returns(num_seeds: int) -> list[float]:
     assert experiment.stop == {"num_env_steps_sampled_lifetime": 2_000_000}
     with config.build() as sweep:
         sweep.fit(experiment.stop)
-        found = sweep.evaluate(num_episodes=100)
+        found = sweep.evaluate(num_episodes=100)["lanes"]
     scores = [found[i]["env_runners"]["episode_return_mean"] for i in range(num_seeds)]
     print(f"\nbreakout-ppo: {scores}; IQM {interquartile_mean(scores):.1f}")
     return scores

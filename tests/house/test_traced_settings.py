@@ -1,0 +1,78 @@
+"""No traced setting is read from the settings where lanes with different values share a program."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl.algorithms.ppo import PPOLearner
+from jaxrl.core.hparams import PerLane, numbers_of
+from jaxrl.errors import ConfigError
+from jaxrl.runners.evaluation import make_evaluator
+from jaxrl.runners.grouping import grouped
+from jaxrl.runners.lanes import Lanes, stacked
+from tests.helpers import every_algorithm, small
+from tests.lanes import lanes_at, sweepable, with_effects
+
+pytestmark = pytest.mark.allow_key_reuse
+
+
+def trace(config: Any) -> None:
+    """Everything that lanes share, from settings of which no traced one can be read."""
+    (group,) = grouped(lanes_at(config, [{}, {"seed": 1}]))
+    names = sweepable(config)
+    assembly = group.assemble(names)
+    lanes = Lanes.of(assembly.in_graph_runner, names)
+    keys = jax.random.split(jax.random.key(0), 2)
+    numbers = stacked([numbers_of(lane.config.training_settings) for lane in group.lanes])
+    params = stacked(group.env_params)
+    states = jax.eval_shape(lanes.init, keys, params, numbers)
+    jax.eval_shape(lanes.run, states, jnp.asarray(1))
+    changed = group.lanes[0].config.get_evaluation_config_object()
+    evaluator = make_evaluator(changed, assembly.sampler, assembly.made)
+
+    def evaluate(key: Any) -> Any:
+        learner = assembly.in_graph_runner.init(key, group.env_params[0])
+        return evaluator(lanes.runner.actor(learner), group.env_params[0], key)
+
+    jax.eval_shape(evaluate, jax.random.key(0))
+
+
+@pytest.mark.parametrize("algo", every_algorithm())
+def test_programs_of_lanes_are_built_without_their_numbers(algo: str) -> None:
+    trace(with_effects(small(algo)))
+
+
+def test_a_loss_that_reads_one_is_found() -> None:
+    class Careless(PPOLearner):
+        def compute_loss(self, params: Any, batch: Any, values: Any, key: Any) -> Any:
+            loss, metrics = super().compute_loss(params, batch, values, key)
+            return loss * self.settings.entropy_coeff, metrics
+
+    with pytest.raises(ConfigError, match="entropy_coeff was read from the settings"):
+        trace(with_effects(small()).learners(learner_class=Careless))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        float,
+        int,
+        bool,
+        np.asarray,
+        jnp.asarray,
+        list,
+        lambda x: 2.0 * x,
+        lambda x: x - 1,
+        lambda x: jnp.ones(()) * x,
+        lambda x: x == 0.0,
+        lambda x: x > 0.0,
+        lambda x: x in (0.0, 1.0),
+        "{:.3f}".format,
+    ],
+)
+def test_no_way_of_reading_one_gives_a_number(read: Any) -> None:
+    with pytest.raises(ConfigError, match=r"lr was read .* current_values"):
+        read(PerLane("lr"))

@@ -1,0 +1,127 @@
+"""Every lane is the run that it would be by itself, whatever lanes differ in."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxrl.config.sweep import grid
+from jaxrl.population import Population
+from tests.helpers import REPLAYS, assert_close, every_algorithm, small
+from tests.lanes import (
+    PaidCartPole,
+    other_value,
+    paid_cart_pole,
+    population_of,
+    sweepable,
+    with_effects,
+)
+
+pytestmark = pytest.mark.allow_key_reuse
+
+REPRESENTATIVES = ("PPO", "DQN", "SAC", "APPO")
+SLOW = tuple(sorted({p.values[0] for p in every_algorithm(slow=())} - set(REPRESENTATIVES)))
+GROUPS = ("PPO", "APPO", "DQN", "PQN", "SAC", "TD3")
+"""Algorithms that have all traced settings together."""
+
+
+def config_of(algo: str) -> Any:
+    config = with_effects(small(algo)).checkpointing(checkpoint_at_end=False)
+    # One batch: two updates later rounding has grown, as it does between any two programs.
+    batches = 3 if algo in REPLAYS else 1
+    return config.reporting(min_sample_timesteps_per_iteration=128 * batches)
+
+
+def assert_lanes_are_runs_by_themselves(sweep: Population, indices: list[int]) -> dict[str, Any]:
+    """The result of one iteration, after lanes were compared to runs with their settings."""
+    result = sweep.train()
+    for index in indices:
+        lane = sweep.lanes[index]
+        config = lane.config.copy(copy_frozen=False).debugging(seed=lane.seed)
+        with config.learners(num_devices=1).build() as alone:
+            want = alone.train()
+            state = sweep._runs[index].get_state()["train_state"]
+            assert_close(alone.get_state()["train_state"], state, rtol=1e-5, atol=1e-6)
+        got = result["lanes"][index]
+        assert got["env_runners"]["num_episodes"] == want["env_runners"]["num_episodes"]
+        assert got["num_env_steps_sampled_lifetime"] == want["num_env_steps_sampled_lifetime"]
+        for name, value in want["learners"]["default_policy"].items():
+            assert got["learners"]["default_policy"][name] == pytest.approx(
+                value, rel=1e-3, abs=1e-4
+            ), (lane.values, name)
+    return result
+
+
+@pytest.mark.parametrize("algo", every_algorithm(slow=SLOW))
+def test_a_lane_is_the_run_by_itself(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another seed and another value of everything that can be swept in a program."""
+    config = config_of(algo)
+    others = {name: other_value(config, name) for name in sweepable(config)}
+    points = [{}, {"seed": 3}, {**others, "seed": 5}]
+    with population_of(config, points, monkeypatch) as sweep:
+        assert len(sweep._groups) == 1
+        result = assert_lanes_are_runs_by_themselves(sweep, [2])
+        states = [run.get_state()["train_state"] for run in sweep._runs]
+    assert result["num_lanes"] == 3
+    assert len({first_params(state).tobytes() for state in states}) == 3
+
+
+def first_params(state: Any) -> np.ndarray:
+    return np.ravel(next(x for name, x in state.items() if name.startswith("learner.sgd.params")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", GROUPS)
+def test_a_lane_with_another_value_of_one_setting_is_the_run_by_itself(
+    algo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(algo)
+    points: list[dict[str, Any]] = [{}, {"seed": 3}]
+    points += [{name: other_value(config, name)} for name in sweepable(config)]
+    with population_of(config, points, monkeypatch) as sweep:
+        assert len(sweep._groups) == 1
+        assert_lanes_are_runs_by_themselves(sweep, list(range(len(points))))
+
+
+ENV_CONFIGS = [
+    pytest.param("PPO", PaidCartPole, "pay", [1.0, 0.01], 2, id="constructor"),
+    pytest.param("PPO", paid_cart_pole, "pay", [1.0, 0.01], 2, id="creator"),
+    pytest.param("PPO", "Pendulum-v1", "max_torque", [1.0, 4.0], 2, id="space"),
+    pytest.param("PPO", "CartPole-v1", "gravity", [9.8, 20.0], 1, id="parameter"),
+    pytest.param(
+        "SAC", "Pendulum-v1", "max_torque", [1.0, 4.0], 2, id="space-sac", marks=pytest.mark.slow
+    ),
+    pytest.param(
+        "PPO",
+        "MountainCarContinuous-v0",
+        "max_action",
+        [1.0, 0.25],
+        2,
+        id="bound",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        "PPO",
+        "CartPole-v1",
+        "max_steps_in_episode",
+        [500, 5],
+        2,
+        id="time-limit",
+        marks=pytest.mark.slow,
+    ),
+]
+
+
+@pytest.mark.parametrize(("algo", "env", "name", "values", "programs"), ENV_CONFIGS)
+def test_a_lane_in_another_environment_is_the_run_by_itself(
+    algo: str, env: Any, name: str, values: list[float], programs: int
+) -> None:
+    config = config_of(algo).environment(env, env_config={name: grid(values)})
+    with config.build() as sweep:
+        assert len(sweep._groups) == programs
+        evaluated = sweep.evaluate(num_episodes=2)["lanes"]
+        with sweep.lane(1) as alone:
+            want = alone.evaluate(num_episodes=2)["env_runners"]
+            assert evaluated[1]["env_runners"] == pytest.approx(want)
+        assert evaluated[0] != evaluated[1]
+        assert_lanes_are_runs_by_themselves(sweep, [1])
