@@ -85,9 +85,13 @@ def test_a_lane_with_another_value_of_one_setting_is_the_run_by_itself(
 
 ENV_CONFIGS = [
     pytest.param("PPO", PaidCartPole, "pay", [1.0, 0.01], 2, id="constructor"),
-    pytest.param("PPO", paid_cart_pole, "pay", [1.0, 0.01], 2, id="creator"),
+    pytest.param(
+        "PPO", paid_cart_pole, "pay", [1.0, 0.01], 2, id="creator", marks=pytest.mark.slow
+    ),
     pytest.param("PPO", "Pendulum-v1", "max_torque", [1.0, 4.0], 2, id="space"),
-    pytest.param("PPO", "CartPole-v1", "gravity", [9.8, 20.0], 1, id="parameter"),
+    pytest.param(
+        "PPO", "CartPole-v1", "gravity", [1.0, 60.0], 1, id="parameter", marks=pytest.mark.slow
+    ),
     pytest.param(
         "SAC", "Pendulum-v1", "max_torque", [1.0, 4.0], 2, id="space-sac", marks=pytest.mark.slow
     ),
@@ -102,7 +106,7 @@ ENV_CONFIGS = [
     ),
     pytest.param(
         "PPO",
-        "CartPole-v1",
+        "gymnax:CartPole-v1",
         "max_steps_in_episode",
         [500, 5],
         2,
