@@ -53,14 +53,16 @@ class NormalizeRewards(LearnerConnector):
         axis_name: str | None,
     ) -> tuple[RunningMoments, Float[Array, " B"], Rollout]:
         def step(
-            running: Float[Array, " B"], row: tuple[Array, Array]
+            running: Float[Array, " B"], row: tuple[Array, Array, Array]
         ) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
-            reward, ended = row
-            running = self.gamma * running + reward
+            reward, is_first, ended = row
+            # An episode may begin where none has ended: after a resume, in a restarted actor.
+            running = self.gamma * jnp.where(is_first, 0.0, running) + reward
             return jnp.where(ended, 0.0, running), running
 
         ended = rollout.terminated | rollout.truncated
-        per_env, returns = jax.lax.scan(step, per_env, (rollout.reward, ended))
+        rows = rollout.reward, rollout.is_first, ended
+        per_env, returns = jax.lax.scan(step, per_env, rows)
         state = state.update(returns, rollout.mask, axis_name)
         scaled = jnp.clip(rollout.reward / (state.std() + 1e-8), -self.clip, self.clip)
         return state, per_env, replace(rollout, reward=scaled)

@@ -228,6 +228,10 @@ class Learning:
         )
         return received, rollout
 
+    def per_env_after(self, state: TrainState, data: Sampled) -> PyTree:
+        """What connectors keep of each column's environment once they have seen the rollout."""
+        return self._received(state.connectors, data.rollout)[0].per_env
+
     def _received(self, before: ConnectorState, raw: Rollout) -> tuple[ConnectorState, Rollout]:
         """The statistics with a rollout added, and the rollout to learn from."""
         obs_state, seen = self.acting.learned_from(before.obs, raw, self.axis_name)
