@@ -74,7 +74,7 @@ class HostLoop:
 
     def wanted(self, reporting: "Reporting", totals: IterationTotals, elapsed: float) -> int:
         """1 or 0."""
-        more = max(steps_left(reporting, totals)) > 0
+        more = max(steps_left(reporting, totals, totals.env_steps)) > 0
         return int(more or elapsed < (reporting.min_time_s_per_iteration or 0.0))
 
     def expect(self, iterations: int) -> None:

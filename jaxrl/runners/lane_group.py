@@ -127,8 +127,7 @@ class LaneGroup:
         row = report.latest
         updates = of_lane(row.updates) if self._own.progress.updates.low else row.updates
         latest = dataclasses.replace(
-            of_lane(dataclasses.replace(row, env_steps=(), updates=(), replayed=())),
-            env_steps=row.env_steps,
+            of_lane(dataclasses.replace(row, updates=(), replayed=())),
             updates=updates,
             replayed=row.replayed,
         )
@@ -246,6 +245,10 @@ class LaneDispatcher(Dispatcher):
         learner: Any = self._learners
         waiting: int | None = learner.waiting()
         return super().wanted(reporting, totals, elapsed) if waiting is None else waiting
+
+    def _steps_that_count(self, totals: IterationTotals) -> int:
+        """All rows, transitions or not, so that iterations of all lanes have as many batches."""
+        return totals.train_batches * self._batch_steps
 
     def added_to(self, result: dict[str, Any]) -> dict[str, Any]:
         return {**result, "config": dict(self.values)} if self.values else result

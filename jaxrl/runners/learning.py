@@ -133,6 +133,7 @@ class Learning:
             train_batches=jnp.zeros((), jnp.int32),
             learned_batches=jnp.zeros((), jnp.int32),
             updates=jnp.zeros((), jnp.uint32),
+            env_steps=jnp.zeros((), jnp.uint32),
         )
 
     def learn_and_sum(self, state: TrainState, data: Sampled) -> tuple[TrainState, Summary]:
@@ -230,7 +231,7 @@ class Learning:
 
     def per_env_after(self, state: TrainState, data: Sampled) -> PyTree:
         """What connectors keep of each column's environment once they have seen the rollout."""
-        return self._received(state.connectors, data.rollout)[0].per_env
+        return self._receive(state, data)[0].connectors.per_env
 
     def _received(self, before: ConnectorState, raw: Rollout) -> tuple[ConnectorState, Rollout]:
         """The statistics with a rollout added, and the rollout to learn from."""
@@ -385,4 +386,5 @@ def summed(before: Summary, data: Sampled, metrics: Metrics, updates: UInt32[Arr
         train_batches=before.train_batches + 1,
         learned_batches=before.learned_batches + learned,
         updates=before.updates + updates,
+        env_steps=before.env_steps + data.num_env_steps,
     )

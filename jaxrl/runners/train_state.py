@@ -81,7 +81,7 @@ class Summary:
     """What a run of several train batches reports: one transfer to the host.
 
     `metrics` are sums over the `learned_batches`, those with an update that was not skipped;
-    `updates` counts all of them.
+    `updates` counts all of them, `env_steps` the rows that are transitions.
     """
 
     metrics: Metrics
@@ -89,6 +89,7 @@ class Summary:
     episodes: EpisodeSums
     train_batches: Int[Array, ""]
     updates: UInt32[Array, ""]
+    env_steps: UInt32[Array, ""]
 
 
 @pytree
