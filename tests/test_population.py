@@ -74,7 +74,7 @@ def test_first_values_of_the_state_are_the_lanes() -> None:
         learners = [run.state.learner for run in sweep._runs]
         for lane, learner in zip(sweep.lanes, learners, strict=True):
             knots = np.asarray(lane.values["lr"])
-            np.testing.assert_allclose(learner.hparams["lr"].times, knots[:, 0])
+            np.testing.assert_allclose(learner.hparams["lr"].times.low, knots[:, 0])
             np.testing.assert_allclose(learner.hparams["lr"].values, knots[:, 1], rtol=1e-6)
             assert float(learner.kl_coeff) == pytest.approx(lane.values["kl_coeff"])
 

@@ -13,6 +13,7 @@ from jaxrl.config.coerce import MismatchError, choices, coerce, copy_containers,
 from jaxrl.config.markers import holds_marker
 from jaxrl.config.sweep import Marker
 from jaxrl.errors import ConfigError, did_you_mean
+from jaxrl.ops.schedules import check_schedule
 
 Schedule: TypeAlias = float | list[list[float]]
 """A constant, or `[[timestep, value], ...]` from timestep 0 on, interpolated linearly."""
@@ -185,6 +186,7 @@ def check_knots(name: str, value: Any) -> None:
         )
     if any(later <= earlier for earlier, later in itertools.pairwise(times)):
         raise ConfigError(f"{name} must have ascending timesteps, got {value!r}; sort its pairs.")
+    check_schedule(knots, name)
 
 
 def load_object(path: str, name: str) -> Any:

@@ -195,7 +195,7 @@ class Learning:
             replay=self.experience,
             buffer=buffer,
             num_envs=buffer.rows.experience.mask.shape[0],
-            env_steps=progress.env_steps.as_float(),
+            env_steps=progress.env_steps,
             axis_name=self.axis_name,
         )
 
