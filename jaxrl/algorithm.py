@@ -34,6 +34,7 @@ from jaxrl.logging.messages import set_log_level
 from jaxrl.logging.results import to_json
 from jaxrl.logging.system import system_usage
 from jaxrl.metrics import DEFAULT_MODULE, TIMERS
+from jaxrl.ops.seeds import folded, seed_key
 from jaxrl.recorder import Recorder
 from jaxrl.runners.announce import announce
 from jaxrl.runners.assemble import Assembly, assemble, spaces_of
@@ -533,8 +534,8 @@ class Algorithm(ComputesActions):
         return self._acting()[0]
 
     def _key(self, purpose: int, number: int) -> Key:
-        seed = jax.random.key(self.config.debugging_settings.seed)
-        return jax.random.fold_in(jax.random.fold_in(seed, purpose), number)
+        of_the_run = seed_key(self.config.debugging_settings.seed)
+        return folded(folded(of_the_run, purpose), number)
 
     # --- module, weights, state ---
 

@@ -13,6 +13,7 @@ from jaxrl.core.types import Key, PyTree
 from jaxrl.errors import UnknownNameError
 from jaxrl.host_state import HostState
 from jaxrl.metrics import DEFAULT_MODULE
+from jaxrl.ops.seeds import check_seed
 from jaxrl.policy import Policy
 from jaxrl.runners.asking import Asked, Fetched, by_name, refuse_inputs, row
 from jaxrl.runners.inference import Inference
@@ -51,8 +52,10 @@ class ComputesActions(ABC):
 
         Raises:
             UnknownNameError: There is no such module.
+            ConfigError: The seed is none.
         """
         check_module_id(policy_id)
+        check_seed(seed)
         return Policy(
             self._inference,
             jax.tree.map(jnp.copy, self._actor()),

@@ -15,6 +15,7 @@ from jaxrl.config.sweep import Lane, Marker
 from jaxrl.errors import ConfigError, UnknownNameError
 from jaxrl.logging import files, results
 from jaxrl.metrics import KNOWN_KEYS, lookup
+from jaxrl.ops.seeds import entropy_of
 from jaxrl.runners.assemble import Assembly
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class Scheduler:
         ]
 
     def _generator(self, iteration: int, lane: int, purpose: int) -> np.random.Generator:
-        return np.random.default_rng((self._seed, _DRAWS, iteration, lane, purpose))
+        return np.random.default_rng(entropy_of(self._seed, _DRAWS, iteration, lane, purpose))
 
     def _explored(
         self, values: Mapping[str, Any], generator: np.random.Generator

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl.core.types import Device
 from jaxrl.envs.registry import MadeEnv
+from jaxrl.ops.seeds import seed_key
 from jaxrl.runners.ahead import MAX_COPY_BYTES, Pace, Window
 from jaxrl.runners.assemble import Assembly
 from jaxrl.runners.in_graph import MAX_ROWS
@@ -34,7 +35,7 @@ class InGraphLearnerGroup(LocalLearnerGroup):
     ) -> tuple[Program, Program, TrainState]:
         debugging, made = config.debugging_settings, assembly.made
         assert isinstance(made, MadeEnv)
-        key = jax.random.key(debugging.seed)
+        key = seed_key(debugging.seed)
         shapes = jax.eval_shape(assembly.in_graph_runner.first_state, key, made.params)
         size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
         self._keeps_before = debugging.jit and size <= MAX_COPY_BYTES

@@ -6,13 +6,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.config.sweep import Lane
 from jaxrl.core.hparams import numbers_of
 from jaxrl.core.types import Device, PyTree
 from jaxrl.envs.registry import MadeEnv
+from jaxrl.ops.seeds import seed_key, seed_words
 from jaxrl.runners.assemble import Assembly, make_env
 from jaxrl.runners.dispatch import Dispatcher
 from jaxrl.runners.fragment import Fragment, Weights
@@ -76,7 +76,7 @@ class LaneGroup:
             for i, c in enumerate(configs)
         ]
         numbers = [numbers_of(config.training_settings) for config in configs]
-        keys = jax.vmap(jax.random.key)(jnp.asarray([lane.seed for lane in self.lanes], jnp.uint32))
+        keys = jax.vmap(seed_key)(np.stack([seed_words(lane.seed) for lane in self.lanes]))
         return keys, stacked(params), stacked(numbers)
 
     def _compile(self, arguments: tuple[Any, ...]) -> CompiledLanes:

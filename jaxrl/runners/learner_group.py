@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device
+from jaxrl.ops.seeds import seed_key
 from jaxrl.runners.assemble import Assembly
 from jaxrl.runners.batches import side_by_side, to_devices
 from jaxrl.runners.fragment import Fragment, Weights
@@ -124,7 +125,7 @@ class LocalLearnerGroup:
         def init(key: Any) -> TrainState:
             return assembly.runner.init_learning(key, total_envs)
 
-        key = jax.random.key(debugging.seed)
+        key = seed_key(debugging.seed)
         shardings = state_shardings(jax.eval_shape(init, key), devices)
         first = Program("init", init, out_shardings=shardings, enabled=debugging.jit)
         state = first(key)

@@ -15,6 +15,7 @@ from ray import cloudpickle
 
 from jaxrl.core.types import PyTree
 from jaxrl.envs.registry import MadeEnv
+from jaxrl.ops.seeds import seed_key
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.ray.env_runner import as_raised, open_job
 from jaxrl.runners.results import Report, to_host
@@ -60,7 +61,7 @@ def data_as_keys(tree: PyTree, like: PyTree) -> PyTree:
 
 def first_state(assembly: "Assembly", seed: int) -> TrainState:
     """The state that learning begins with."""
-    key, made = jax.random.key(seed), assembly.made
+    key, made = seed_key(seed), assembly.made
     if assembly.in_graph:
         assert isinstance(made, MadeEnv)
         return assembly.in_graph_runner.init(key, to_host(made.params))
