@@ -85,7 +85,7 @@ class JaxHostVector:
         return jax.tree.map(_words, self._now())
 
     def set_state(self, state: PyTree) -> None:
-        like = jax.eval_shape(self._first_state, np.uint32(0), self._index, self._params)
+        like = jax.eval_shape(self._first_state, seed_words(0), self._index, self._params)
         self._state = jax.tree.map(_like, state, like)
 
     def envs(self) -> list[Any]:
