@@ -602,8 +602,7 @@ class Algorithm(ComputesActions):
             filled = ckpt.fill(template, leaves, prefixes)
             self.state = with_buffer(self._assembly, filled, before.buffer)
             self._host = restored
-            fill = partial(host.fill_envs, envs) if envs else None
-            self._loop.restore(fill, restored.runner_counts)
+            self._loop.restore(partial(host.fill_own, envs), restored.runner_counts)
             self._last_result = self._host.last_result
             self._recorder.starts_at(self.iteration, state["metadata"]["env_steps"])
 

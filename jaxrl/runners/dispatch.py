@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxrl.core.types import PyTree
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.learner_group import LearnerGroup
-from jaxrl.runners.loop import steps_left
+from jaxrl.runners.loop import Fill, steps_left
 from jaxrl.runners.program import Program
 from jaxrl.runners.results import (
     Dispatched,
@@ -146,7 +145,7 @@ class Dispatcher:
         del leaves
         return {}
 
-    def restore(self, fill: Callable[[PyTree], PyTree] | None, counts: Mapping[str, Any]) -> None:
+    def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
         """There is nothing beside the learners' state."""
 
     def get_counts(self) -> dict[str, Any]:

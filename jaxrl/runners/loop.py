@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from jaxrl.core.types import PyTree
 from jaxrl.runners.fragment import Fragment, Weights
@@ -12,6 +12,10 @@ from jaxrl.runners.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.run_groups import Reporting
+
+
+Fill: TypeAlias = Callable[[str, Callable[[], PyTree]], PyTree]
+"""From a part's name and what gives it as it is to what was saved of it; None if nothing was."""
 
 
 class EnvRunnerGroup(Protocol):
@@ -121,11 +125,11 @@ class Loop(Protocol):
         """Those of the leaves of a saved `whole` state that are not the learners'."""
         ...
 
-    def restore(self, fill: Callable[[PyTree], PyTree] | None, counts: Mapping[str, Any]) -> None:
+    def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
         """Go on where a checkpoint says.
 
         Args:
-            fill: From the environments' state to the saved one; None for new episodes.
+            fill: Fills a part of the `own_leaves`.
             counts: What `get_counts` returned.
         """
         ...

@@ -37,7 +37,8 @@ class TrainState:
     the run goes on; a checkpoint gets from the runners what they can tell.
 
     `behaviour` holds the parameters that the compiled program acts with where those lag behind the
-    learner's (`broadcast_interval`), else None. `buffer` holds the latest train batches where they
+    learner's (`broadcast_interval`), else None; a checkpoint of a run with runners on the host gets
+    there all that they act with. `buffer` holds the latest train batches where they
     are learned from again, else it is empty.
     """
 

@@ -157,6 +157,35 @@ def test_a_resumed_run_is_the_same_to_the_bit_where_the_environment_can_be_resto
         assert leaf.tobytes() == found[name].tobytes(), name
 
 
+@pytest.mark.parametrize("batches", [3, 4])
+def test_a_run_resumes_with_the_weights_that_were_acted_with(batches: int, tmp_path: Path) -> None:
+    """Those of the latest broadcast, with their statistics, and not the learner's newest."""
+
+    def trained(algorithm: Any, number: int) -> Any:
+        for _ in range(number):
+            algorithm.train()
+        return algorithm.get_state()["train_state"]
+
+    config = on_host("IMPALA", broadcast_interval=3, lr=[[0, 1e-2], [1000, 0.0]])
+    with config.env_runners(observation_filter="MeanStdFilter").build() as algorithm:
+        saved = trained(algorithm, batches)
+        path = algorithm.save(tmp_path)
+        again = trained(algorithm, 2)
+    assert any(name.startswith("behaviour.params") for name in saved) == (batches % 3 != 0)
+    with Algorithm.from_checkpoint(path) as resumed:
+        assert_same_leaves(trained(resumed, 0), saved)
+        resumed.restore(resumed.save(tmp_path / "at_once"))
+        assert_same_leaves(trained(resumed, 2), again)
+    with Algorithm.from_checkpoint(path, broadcast_interval=1) as resumed:
+        assert not any(name.startswith("behaviour.") for name in trained(resumed, 1))
+
+
+def assert_same_leaves(found: Any, expected: Any) -> None:
+    assert found.keys() == expected.keys()
+    for name, leaf in expected.items():
+        assert leaf.tobytes() == found[name].tobytes(), name
+
+
 def test_environments_that_cannot_be_restored_start_new_episodes_and_all_else_goes_on(
     tmp_path: Path,
 ) -> None:
