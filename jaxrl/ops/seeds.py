@@ -46,7 +46,7 @@ def seed_key(seed: int | Any) -> Key:
     Args:
         seed: A number, or its words.
     """
-    words: Any = seed_words(seed) if isinstance(seed, int | np.integer) else seed
+    words: Any = seed_words(int(seed)) if isinstance(seed, int | np.integer) else seed
     data = jax.random.key_data(jax.random.key(words[0]))
     # Of every implementation's words, each first of two is 0 for a seed of 32 bits.
     return jax.random.wrap_key_data(data.at[::2].set(jnp.asarray(words[1], data.dtype)))
