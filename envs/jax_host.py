@@ -15,7 +15,7 @@ from jaxrl.envs.host import HostFault, HostStep
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.envs.vector import FAULT_NAMES, NO_FAULT, StepInputs, VectorEnv, VectorState, VectorStep
 from jaxrl.errors import EnvError
-from jaxrl.ops.seeds import seed_key, seed_words
+from jaxrl.seeds import seed_key, seed_words
 
 
 class JaxHostVector:

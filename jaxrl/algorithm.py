@@ -34,7 +34,6 @@ from jaxrl.logging.messages import set_log_level
 from jaxrl.logging.results import to_json
 from jaxrl.logging.system import system_usage
 from jaxrl.metrics import DEFAULT_MODULE, TIMERS
-from jaxrl.ops.seeds import folded, seed_key
 from jaxrl.recorder import Recorder
 from jaxrl.runners.announce import announce
 from jaxrl.runners.assemble import Assembly, assemble, spaces_of
@@ -60,6 +59,7 @@ from jaxrl.runners.saved_buffer import buffer_notes, expected, to_save, with_buf
 from jaxrl.runners.sharding import Compiled
 from jaxrl.runners.train_state import TrainState
 from jaxrl.runners.width import settle_width
+from jaxrl.seeds import folded, seed_key
 from jaxrl.weights import by_module, get_parameters, set_parameters, with_fresh_snapshot
 
 if TYPE_CHECKING:

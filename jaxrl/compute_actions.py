@@ -13,11 +13,11 @@ from jaxrl.core.types import Key, PyTree
 from jaxrl.errors import UnknownNameError
 from jaxrl.host_state import HostState
 from jaxrl.metrics import DEFAULT_MODULE
-from jaxrl.ops.seeds import check_seed
 from jaxrl.policy import Policy
 from jaxrl.runners.asking import Asked, Fetched, by_name, refuse_inputs, row
 from jaxrl.runners.inference import Inference
 from jaxrl.runners.rollout import Actor
+from jaxrl.seeds import check_seed
 
 _ACTIONS, _POLICY = 0x61637473, 0x706F6C69
 """Far from what else the seed's key is folded with."""

@@ -15,8 +15,8 @@ from jaxrl.config.sweep import Lane, Marker
 from jaxrl.errors import ConfigError, UnknownNameError
 from jaxrl.logging import files, results
 from jaxrl.metrics import KNOWN_KEYS, lookup
-from jaxrl.ops.seeds import entropy_of
 from jaxrl.runners.assemble import Assembly
+from jaxrl.seeds import entropy_of
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

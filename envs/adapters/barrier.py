@@ -18,7 +18,7 @@ from jaxrl.envs.adapters.host_spaces import Fit, logger, make_fit, zeros
 from jaxrl.envs.adapters.host_state import copy_state, restore_copy
 from jaxrl.envs.context import EnvContext
 from jaxrl.errors import EnvError, in_one_line
-from jaxrl.ops.seeds import entropy_of
+from jaxrl.seeds import entropy_of
 
 FAULT = "jaxrl_fault"
 """Under this key of an info comes a `CopyFault`."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
-from jaxrl.ops.seeds import check_seed
+from jaxrl.seeds import check_seed
 
 
 def number(value: Any) -> float:

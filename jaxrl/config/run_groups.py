@@ -15,7 +15,7 @@ from jaxrl.config.fields import (
 )
 from jaxrl.config.groups import Auto
 from jaxrl.config.pbt import PopulationBasedTraining
-from jaxrl.ops.seeds import SEEDS_IN_WORDS, is_seed
+from jaxrl.seeds import SEEDS_IN_WORDS, is_seed
 
 Hook = Callable[..., Any] | list[Callable[..., Any]] | None
 LoggerName = Literal["console", "json", "csv", "tensorboard", "wandb"]

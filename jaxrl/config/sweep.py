@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl.config.markers import is_marker
 from jaxrl.errors import ConfigError
-from jaxrl.ops.seeds import entropy_of
+from jaxrl.seeds import entropy_of
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

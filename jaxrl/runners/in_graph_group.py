@@ -9,7 +9,6 @@ import numpy as np
 
 from jaxrl.core.types import Device
 from jaxrl.envs.registry import MadeEnv
-from jaxrl.ops.seeds import seed_key
 from jaxrl.runners.ahead import MAX_COPY_BYTES, Pace, Window
 from jaxrl.runners.assemble import Assembly
 from jaxrl.runners.in_graph import MAX_ROWS
@@ -18,6 +17,7 @@ from jaxrl.runners.program import Program
 from jaxrl.runners.results import Report
 from jaxrl.runners.sharding import Compiled, compile_runner
 from jaxrl.runners.train_state import TrainState
+from jaxrl.seeds import seed_key
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

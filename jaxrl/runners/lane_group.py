@@ -12,7 +12,6 @@ from jaxrl.config.sweep import Lane
 from jaxrl.core.hparams import numbers_of
 from jaxrl.core.types import Device, PyTree
 from jaxrl.envs.registry import MadeEnv
-from jaxrl.ops.seeds import seed_key, seed_words
 from jaxrl.runners.assemble import Assembly, make_env
 from jaxrl.runners.dispatch import Dispatcher
 from jaxrl.runners.fragment import Fragment, Weights
@@ -21,6 +20,7 @@ from jaxrl.runners.lanes import CompiledLanes, Lanes, compile_lanes, is_per_lane
 from jaxrl.runners.program import Program
 from jaxrl.runners.results import IterationTotals, Report
 from jaxrl.runners.train_state import TrainState
+from jaxrl.seeds import seed_key, seed_words
 
 if TYPE_CHECKING:
     from jaxrl.config.run_groups import Reporting

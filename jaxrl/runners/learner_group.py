@@ -8,7 +8,6 @@ import jax.numpy as jnp
 
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device
-from jaxrl.ops.seeds import seed_key
 from jaxrl.runners.assemble import Assembly
 from jaxrl.runners.batches import side_by_side, to_devices
 from jaxrl.runners.fragment import Fragment, Weights
@@ -18,6 +17,7 @@ from jaxrl.runners.results import Report
 from jaxrl.runners.rollout import Actor
 from jaxrl.runners.sharding import learn_program, state_shardings
 from jaxrl.runners.train_state import Sampled, Summary, TrainState
+from jaxrl.seeds import seed_key
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

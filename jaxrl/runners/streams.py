@@ -8,7 +8,7 @@ from jaxtyping import Int
 
 from jaxrl.core.types import Device, Key
 from jaxrl.envs.vector import copy_keys
-from jaxrl.ops.seeds import entropy_of, seed_key
+from jaxrl.seeds import entropy_of, seed_key
 
 
 def stream_keys(seed: int, env_index: Int[np.ndarray, " B"], device: Device) -> Key:

@@ -28,12 +28,12 @@ from jaxrl.config.plan import choose_num_devices
 from jaxrl.config.serialize import describable_dict
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError
-from jaxrl.ops.seeds import seed_key
 from jaxrl.runners.assemble import Assembly, assemble
 from jaxrl.runners.cache import file_beside_programs
 from jaxrl.runners.devices import usable_cores
 from jaxrl.runners.placement import choose_devices
 from jaxrl.runners.sharding import compile_runner
+from jaxrl.seeds import seed_key
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

@@ -18,7 +18,7 @@ from jaxrl.envs.registry import EnvSpec, Made, MadeEnv, make
 from jaxrl.envs.space_checks import check_values
 from jaxrl.envs.wrappers import TimeLimitState
 from jaxrl.errors import EnvError
-from jaxrl.ops.seeds import seed_key
+from jaxrl.seeds import seed_key
 from jaxrl.testing.check_host_env import check_host_env
 
 # Compiling dominates; the programs run for a few steps only.

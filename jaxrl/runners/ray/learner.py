@@ -15,7 +15,6 @@ from ray import cloudpickle
 
 from jaxrl.core.types import PyTree
 from jaxrl.envs.registry import MadeEnv
-from jaxrl.ops.seeds import seed_key
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.ray.env_runner import as_raised, open_job
 from jaxrl.runners.results import Report, to_host
@@ -27,6 +26,7 @@ from jaxrl.runners.sharding import (
     state_shardings,
 )
 from jaxrl.runners.train_state import Sampled, TrainState
+from jaxrl.seeds import seed_key
 
 if TYPE_CHECKING:
     from jaxrl.runners.assemble import Assembly

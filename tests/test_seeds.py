@@ -11,7 +11,7 @@ import pytest
 from jaxrl.algorithm import Algorithm
 from jaxrl.config.sweep import lanes_of
 from jaxrl.errors import ConfigError
-from jaxrl.ops.seeds import check_seed, entropy_of, folded, seed_key, seed_words
+from jaxrl.seeds import check_seed, entropy_of, folded, seed_key, seed_words
 from tests.helpers import small
 
 pytestmark = pytest.mark.allow_key_reuse
@@ -61,7 +61,7 @@ def test_what_is_no_seed_is_refused_in_a_sentence(seed: Any) -> None:
 
 
 def test_no_other_code_makes_keys_of_seeds() -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[1]
     for path in [*root.glob("jaxrl/**/*.py"), *root.glob("envs/**/*.py")]:
         if path.name != "seeds.py":
             found = re.search(r"random\.(key|PRNGKey)\((?!0\))|SeedSequence\(", path.read_text())
