@@ -15,6 +15,7 @@ from jaxrl.envs.host import HostFault, HostStep
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.envs.vector import FAULT_NAMES, NO_FAULT, StepInputs, VectorEnv, VectorState, VectorStep
 from jaxrl.errors import EnvError
+from jaxrl.seeds import seed_key, seed_words
 
 
 class JaxHostVector:
@@ -51,9 +52,9 @@ class JaxHostVector:
 
     def reset(self, seeds: Sequence[int] | None = None) -> PyTree:
         if seeds is None:
-            self._state = self._jit_reset(np.uint32(self._seed), self._index, self._params)
+            self._state = self._jit_reset(seed_words(self._seed), self._index, self._params)
         else:
-            words = np.asarray(seeds, np.uint32)
+            words = np.stack([seed_words(seed) for seed in seeds])
             self._state = self._jit_reset_to(words, self._index, self._params)
         return jax.device_get(self._now().obs)
 
@@ -84,7 +85,7 @@ class JaxHostVector:
         return jax.tree.map(_words, self._now())
 
     def set_state(self, state: PyTree) -> None:
-        like = jax.eval_shape(self._first_state, np.uint32(0), self._index, self._params)
+        like = jax.eval_shape(self._first_state, seed_words(0), self._index, self._params)
         self._state = jax.tree.map(_like, state, like)
 
     def envs(self) -> list[Any]:
@@ -98,15 +99,15 @@ class JaxHostVector:
             raise EnvError(f"{self._made.id}: reset comes before step, and nothing after close.")
         return self._state
 
-    def _first_state(self, seed: Any, index: Any, params: PyTree) -> VectorState:
-        env_key = jax.random.split(jax.random.key(seed), 3)[1]
+    def _first_state(self, words: Any, index: Any, params: PyTree) -> VectorState:
+        env_key = jax.random.split(seed_key(words), 3)[1]
         return self._env.reset(env_key, index, params)
 
-    def _first_state_of_seeds(self, seeds: Any, index: Any, params: PyTree) -> VectorState:
-        def one(seed: Any, index: Any) -> VectorState:
-            return self._env.reset(jax.random.key(seed), index[None], params)
+    def _first_state_of_seeds(self, words: Any, index: Any, params: PyTree) -> VectorState:
+        def one(words: Any, index: Any) -> VectorState:
+            return self._env.reset(seed_key(words), index[None], params)
 
-        return jax.tree.map(lambda x: x[:, 0], jax.vmap(one)(seeds, index))
+        return jax.tree.map(lambda x: x[:, 0], jax.vmap(one)(words, index))
 
     def _next_state(
         self, state: VectorState, action: PyTree, params: PyTree

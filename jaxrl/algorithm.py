@@ -59,6 +59,7 @@ from jaxrl.runners.saved_buffer import buffer_notes, expected, to_save, with_buf
 from jaxrl.runners.sharding import Compiled
 from jaxrl.runners.train_state import TrainState
 from jaxrl.runners.width import settle_width
+from jaxrl.seeds import folded, seed_key
 from jaxrl.weights import by_module, get_parameters, set_parameters, with_fresh_snapshot
 
 if TYPE_CHECKING:
@@ -533,8 +534,8 @@ class Algorithm(ComputesActions):
         return self._acting()[0]
 
     def _key(self, purpose: int, number: int) -> Key:
-        seed = jax.random.key(self.config.debugging_settings.seed)
-        return jax.random.fold_in(jax.random.fold_in(seed, purpose), number)
+        of_the_run = seed_key(self.config.debugging_settings.seed)
+        return folded(folded(of_the_run, purpose), number)
 
     # --- module, weights, state ---
 
@@ -601,8 +602,7 @@ class Algorithm(ComputesActions):
             filled = ckpt.fill(template, leaves, prefixes)
             self.state = with_buffer(self._assembly, filled, before.buffer)
             self._host = restored
-            fill = partial(host.fill_envs, envs) if envs else None
-            self._loop.restore(fill, restored.runner_counts)
+            self._loop.restore(partial(host.fill_own, envs), restored.runner_counts)
             self._last_result = self._host.last_result
             self._recorder.starts_at(self.iteration, state["metadata"]["env_steps"])
 

@@ -17,6 +17,7 @@ from jaxrl.policy import Policy
 from jaxrl.runners.asking import Asked, Fetched, by_name, refuse_inputs, row
 from jaxrl.runners.inference import Inference
 from jaxrl.runners.rollout import Actor
+from jaxrl.seeds import check_seed
 
 _ACTIONS, _POLICY = 0x61637473, 0x706F6C69
 """Far from what else the seed's key is folded with."""
@@ -51,8 +52,10 @@ class ComputesActions(ABC):
 
         Raises:
             UnknownNameError: There is no such module.
+            ConfigError: The seed is none.
         """
         check_module_id(policy_id)
+        check_seed(seed)
         return Policy(
             self._inference,
             jax.tree.map(jnp.copy, self._actor()),

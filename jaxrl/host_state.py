@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -170,24 +170,28 @@ def component_prefixes(name: str | None) -> tuple[str, ...]:
     return COMPONENTS[name]
 
 
-def fill_envs(saved: Mapping[str, np.ndarray], own: PyTree) -> PyTree:
-    """The state of environments on the host, as a checkpoint has it.
+def fill_own(saved: Mapping[str, np.ndarray], part: str, own: Callable[[], PyTree]) -> PyTree:
+    """Fill a part that the loop over runners on the host keeps; None if the checkpoint has none.
 
     Args:
-        saved: Its leaves.
-        own: The state of the environments that shall go on from there.
+        saved: The leaves of all such parts.
+        part: The name before their leaves' first dot.
+        own: Gives the part as it is now: the state of the environments that shall go on.
 
     Raises:
         CheckpointError: Those are other environments, or another number of them.
     """
-    state = {"env": own}
-    problem = ckpt.first_difference(state, saved, ("",))
+    leaves = {name: leaf for name, leaf in saved.items() if name.startswith(f"{part}.")}
+    if not leaves:
+        return None
+    state = {part: own()}
+    problem = ckpt.first_difference(state, leaves, ("",))
     if problem is not None:
         raise CheckpointError(
             f"The environments of the checkpoint do not fit these runners: {problem}; restore with "
             "the environment and with as many environments as were saved."
         )
-    return ckpt.fill(state, saved, ("",))["env"]
+    return ckpt.fill(state, leaves, ("",))[part]
 
 
 def with_overrides(

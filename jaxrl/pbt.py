@@ -16,6 +16,7 @@ from jaxrl.errors import ConfigError, UnknownNameError
 from jaxrl.logging import files, results
 from jaxrl.metrics import KNOWN_KEYS, lookup
 from jaxrl.runners.assemble import Assembly
+from jaxrl.seeds import entropy_of
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -141,7 +142,7 @@ class Scheduler:
         ]
 
     def _generator(self, iteration: int, lane: int, purpose: int) -> np.random.Generator:
-        return np.random.default_rng((self._seed, _DRAWS, iteration, lane, purpose))
+        return np.random.default_rng(entropy_of(self._seed, _DRAWS, iteration, lane, purpose))
 
     def _explored(
         self, values: Mapping[str, Any], generator: np.random.Generator

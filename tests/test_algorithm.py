@@ -195,6 +195,21 @@ def test_training_step_is_the_override_point() -> None:
         assert algorithm.train()["env_runners"]["num_env_steps_sampled"] == 256
 
 
+def test_metrics_of_a_step_are_means_over_the_batches_that_were_learned_from() -> None:
+    """Where learning starts within the step; none at all, as in results, where it does not."""
+    config = small("DQN", num_steps_sampled_before_learning_starts=3 * 128)
+    with config.build() as algorithm:
+        assert dict(algorithm.training_step()) == {}
+        algorithm._batches_to_run = 4
+        got = dict(algorithm.training_step())
+        algorithm._totals.pending, algorithm._totals.sums = algorithm._totals.pending[1:], None
+        want = algorithm._totals.result(1)
+    assert algorithm._totals.learned_batches == 3
+    assert got
+    for name, value in got.items():
+        assert value == pytest.approx(want["learners"]["default_policy"][name])
+
+
 def test_the_config_is_frozen_and_the_builder_is_not() -> None:
     config = small()
     with config.build() as algorithm:

@@ -43,9 +43,25 @@ def test_first_values_of_the_state_are_the_lanes() -> None:
         learners = [run.state.learner for run in sweep._runs]
         for lane, learner in zip(sweep.lanes, learners, strict=True):
             knots = np.asarray(lane.values["lr"])
-            np.testing.assert_allclose(learner.hparams["lr"].times, knots[:, 0])
+            np.testing.assert_allclose(learner.hparams["lr"].times.low, knots[:, 0])
             np.testing.assert_allclose(learner.hparams["lr"].values, knots[:, 1], rtol=1e-6)
             assert float(learner.kl_coeff) == pytest.approx(lane.values["kl_coeff"])
+
+
+def test_lanes_count_their_own_steps_and_do_as_many_batches() -> None:
+    """A lane whose environments are at fault has fewer transitions than the others."""
+    config = swept(lr=[[0, 1e-2], [1000, 0.0]], seeds=1).environment("jaxrl.envs.faults:FaultyEnv")
+    share = {"at_step": 3, "fraction": grid([0.0, 0.5])}
+    config.environment(env_config={"env": "CartPole-v1", **share})
+    with population(config.reporting(min_sample_timesteps_per_iteration=256)) as sweep:
+        lanes = list(sweep.train()["lanes"].values())
+        steps = [int(run.state.progress.env_steps) for run in sweep._runs]
+        faults = [lane["fault_tolerance"]["num_nonfinite_env_steps"] for lane in lanes]
+        assert faults[0] == 0 < faults[1]
+        for lane, taken, fault in zip(lanes, steps, faults, strict=True):
+            assert lane["num_training_step_calls_per_iteration"] == 2
+            assert taken == lane["num_env_steps_sampled_lifetime"] == 256 - fault
+            assert lane["env_runners"]["num_env_steps_sampled"] == taken
 
 
 def test_a_lane_goes_on_by_itself_and_from_its_checkpoint() -> None:

@@ -18,6 +18,7 @@ from jaxrl.envs.adapters.host_spaces import Fit, logger, make_fit, zeros
 from jaxrl.envs.adapters.host_state import copy_state, restore_copy
 from jaxrl.envs.context import EnvContext
 from jaxrl.errors import EnvError, in_one_line
+from jaxrl.seeds import entropy_of
 
 FAULT = "jaxrl_fault"
 """Under this key of an info comes a `CopyFault`."""
@@ -85,8 +86,8 @@ class CopyPlan:
 
 def derived_seed(seed: int, index: int, restarts: int = 0) -> int:
     """The seed of a copy's first reset, another one after each restart; 31 bits."""
-    entropy = (seed, index) if restarts == 0 else (seed, index, restarts)
-    return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
+    places = (index,) if restarts == 0 else (index, restarts)
+    return int(entropy_of(seed, *places).generate_state(1)[0] >> 1)
 
 
 class CopyBarrier(gymnasium.Env[Any, Any]):

@@ -9,12 +9,11 @@ It is truncated after 1,000 steps, as gymnax's; the published game has no time l
 Enemies are kept as bits in planes, one for each number of steps until they move: all in a lane go
 the same way, so a plane moves by one shift, and no two of a kind share a cell and a plane.
 
-Kept from the published program: after six divers have left, their number is -1, with which one may
-surface again (then -2, and so on); the gauge of oxygen below 0 shows nine cells.
+The rules are those of the published program since its release 1.0.11; until 1.0.10 the episode went on
+for one more step without air, in which the gauge showed nine cells. Kept from it: after six divers have
+left, their number is -1, with which one may surface again (then -2, and so on).
 gymnax's differs from it, beside its missing sticky actions, in these, which are as published here:
 
-- It ends an episode a step sooner where the air runs out (at 0, not below), and shows no oxygen
-  below 0.
 - Coming up without a diver is surfacing all the same, so the last image has a full gauge.
 - A submarine that moves onto a bullet no longer shoots in that step.
 - Of two divers reached in one step with one place left, it takes the elder one.
@@ -140,9 +139,7 @@ class Seaquest(GridGame[SeaquestState, SeaquestParams]):
         fish, subs, divers = union(state.fish), union(state.subs), state.divers
         trail = jnp.where(state.rightward, moved_left(fish | subs), moved_right(fish | subs))
         gauge = np.arange(SIZE) == SIZE - 1
-        filled = state.oxygen * SIZE // params.max_oxygen
-        filled = jnp.where(filled < 0, SIZE + filled, filled)
-        oxygen = _first_bits(filled)
+        oxygen = _first_bits(jnp.maximum(state.oxygen, 0) * SIZE // params.max_oxygen)
         aboard = _first_bits(jnp.full((), SIZE - 1)) & ~_first_bits(SIZE - 1 - state.num_aboard)
         return image(
             cell(state.sub_x, state.sub_y),
@@ -392,4 +389,4 @@ def _breathed(
         ramp_index=state.ramp_index + ramps,
         is_up=~is_under & (state.is_up | surfaces),
     )
-    return after, bonus, (state.oxygen < 0) | (arrives & ~surfaces)
+    return after, bonus, (state.oxygen <= 0) | (arrives & ~surfaces)

@@ -1,6 +1,7 @@
 """Proximal Policy Optimization (Schulman et al. 2017, https://arxiv.org/abs/1707.06347).
 
-Names and defaults are RLlib's. Deviations from the paper, all RLlib's too: a separate value
+Names and defaults are RLlib's (A2C's and PG's the last it had, but for their train batches: a vector of
+environments shares them). Deviations from the paper, all RLlib's too: a separate value
 network by default, an adaptive KL penalty beside the clipped surrogate, and a value loss that is
 clipped at `vf_clip_param`. A2C (Mnih et al. 2016) and REINFORCE are values of the same settings.
 """
@@ -217,7 +218,8 @@ class A2CConfig(PPOConfig):
 
     algo_name = "A2C"
     training_settings: PPOTraining = PPOTraining(
-        lr=1e-3,
+        lr=1e-4,
+        grad_clip=40.0,
         train_batch_size=500,
         num_epochs=1,
         minibatch_size=None,
@@ -238,5 +240,9 @@ class PGConfig(A2CConfig):
 
     algo_name = "PG"
     training_settings: PPOTraining = dataclasses.replace(
-        A2CConfig.training_settings, use_critic=False, entropy_coeff=0.0
+        A2CConfig.training_settings,
+        lr=4e-4,
+        grad_clip=None,
+        use_critic=False,
+        entropy_coeff=0.0,
     )

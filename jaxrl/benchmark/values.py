@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
+from jaxrl.seeds import check_seed
 
 
 def number(value: Any) -> float:
@@ -101,6 +102,8 @@ def seeds_of(value: Any) -> tuple[int, ...]:
     if isinstance(value, list):
         seeds = cast(list[Any], value)
         if seeds and len(set(seeds)) == len(seeds) and all(type(seed) is int for seed in seeds):
+            for seed in seeds:
+                check_seed(seed, "each of seeds")
             return tuple(seeds)
     elif type(value) is int and value > 0:
         return tuple(range(value))

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from jaxrl.buffers.n_step import folded
 from jaxrl.buffers.sum_tree import SumTree
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import Columns, Key, PyTree, Rollout, Transition
+from jaxrl.core.types import Columns, Counter, Key, PyTree, Rollout, Transition
 from jaxrl.ops.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class Replay:
         priorities: Priorities | None,
         key: Key,
         shards: Int[Array, " S"],
-        env_steps: Float[Array, ""],
+        env_steps: Counter,
         axis_name: str | None = None,
     ) -> Drawn:
         """Where the rows of one gradient step lie, equally many of each shard. Consumes the key.

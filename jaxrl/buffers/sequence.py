@@ -22,7 +22,7 @@ from jaxrl.buffers.replay import (
 )
 from jaxrl.buffers.sum_tree import SumTree
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import Columns, Key, Rollout, Sequence, Successors, Transition
+from jaxrl.core.types import Columns, Counter, Key, Rollout, Sequence, Successors, Transition
 from jaxrl.errors import ConfigError
 
 
@@ -197,7 +197,7 @@ class SequenceReplay:
         priorities: Priorities | None,
         key: Key,
         shards: Int[Array, " S"],
-        env_steps: Float[Array, ""],
+        env_steps: Counter,
         axis_name: str | None = None,
     ) -> Drawn:
         """Where sequences start, as `Replay.draw`; without weight while none is whole."""

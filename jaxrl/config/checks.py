@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from jaxrl.config.coerce import SIZES_IN_FLOAT32, leaves_float32
 from jaxrl.config.fields import Check
 from jaxrl.errors import did_you_mean
 
@@ -27,6 +28,8 @@ def _optimizer_problem(setting: Any) -> str | None:
         if argument not in known:
             hint = did_you_mean(argument, known)
             return f" {name} has no argument '{argument}' (the learning rate is lr).{hint}"
+        if leaves_float32(arguments[argument]):
+            return f" {name}'s {argument} must be {SIZES_IN_FLOAT32}."
     return None
 
 

@@ -1,6 +1,7 @@
 """One value against one type annotation: accept, convert where nothing is lost, or say no."""
 
 import enum
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -86,8 +87,31 @@ def _coerce_plain(value: Any, annotation: Any) -> Any:
         return int(_require(value, integral))
     if annotation is float:
         _require(value, isinstance(value, int | float | np.integer | np.floating))
-        return float(_require(value, not np.isnan(value)))
+        return _require(_as_float(value), not math.isnan(_as_float(value)))
     return _require(value, isinstance(value, annotation))
+
+
+def _as_float(value: Any) -> float:
+    """The number; infinite where it is a whole one beyond all that a float can hold."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+_LARGEST, _SMALLEST = (float(x) for x in (np.finfo(np.float32).max, np.finfo(np.float32).tiny))
+SIZES_IN_FLOAT32 = f"0 or between {_SMALLEST:.2g} and {_LARGEST:.2g} in size, as float32 holds it"
+
+
+def leaves_float32(value: Any) -> bool:
+    """Whether a number, or one in a list of them, is finite and becomes infinite or 0 in float32."""
+    if isinstance(value, list | tuple):
+        return any(leaves_float32(item) for item in cast(list[Any], value))
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number):
+        return False
+    size = abs(_as_float(value))
+    is_infinite = isinstance(value, float | np.floating) and math.isinf(size)
+    return not is_infinite and (size > _LARGEST or 0.0 < size < _SMALLEST)
 
 
 def copy_containers(value: Any) -> Any:

@@ -9,10 +9,19 @@ import typing
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
-from jaxrl.config.coerce import MismatchError, choices, coerce, copy_containers, describe
+from jaxrl.config.coerce import (
+    SIZES_IN_FLOAT32,
+    MismatchError,
+    choices,
+    coerce,
+    copy_containers,
+    describe,
+    leaves_float32,
+)
 from jaxrl.config.markers import holds_marker
 from jaxrl.config.sweep import Marker
 from jaxrl.errors import ConfigError, did_you_mean
+from jaxrl.ops.schedules import check_schedule
 
 Schedule: TypeAlias = float | list[list[float]]
 """A constant, or `[[timestep, value], ...]` from timestep 0 on, interpolated linearly."""
@@ -39,7 +48,11 @@ def _numbers(holds: Callable[[float], bool]) -> Callable[[Any], bool]:
 
 
 positive = Check("above 0", _numbers(lambda x: x > 0))
-non_negative = Check("at least 0", _numbers(lambda x: x >= 0))
+non_negative = Check(
+    "at least 0",
+    _numbers(lambda x: 0 <= x < math.inf),
+    lambda value: " It must be finite." if value == math.inf else "",
+)
 at_least_one = Check("at least 1", _numbers(lambda x: x >= 1))
 unit_interval = Check("between 0 and 1", _numbers(lambda x: 0 <= x <= 1))
 finite = Check("finite", _numbers(math.isfinite))
@@ -121,11 +134,13 @@ class Setting:
             parsed = coerce(value, self.annotation)
         except MismatchError:
             raise ConfigError(self._complaint(value)) from None
+        if self._is_of_floats and leaves_float32(value):
+            raise ConfigError(f"{self.name} must be {SIZES_IN_FLOAT32}, got {shown(value)}.")
         if is_schedule(self.annotation):
             check_knots(self.name, parsed)
         if self.check is not None and not self.check.holds(parsed):
             hint = self.check.hint(parsed)
-            raise ConfigError(f"{self.name} must be {self.check.wants}, got {value!r}.{hint}")
+            raise ConfigError(f"{self.name} must be {self.check.wants}, got {shown(value)}.{hint}")
         return parsed
 
     def _resolve_paths(self, value: Any) -> Any:
@@ -140,9 +155,25 @@ class Setting:
             raise ConfigError(f"{self.name} has {value!r}, but known are {', '.join(known)}.{hint}")
         return load_object(value, self.name)
 
+    @property
+    def _is_of_floats(self) -> bool:
+        """Whether numbers of the setting may enter what is compiled."""
+        members = typing.get_args(self.annotation) or (self.annotation,)
+        return any(
+            m is float or float in typing.get_args(m) or m == list[list[float]] for m in members
+        )
+
     def _complaint(self, value: Any) -> str:
         hint = did_you_mean(value, choices(self.annotation)) if isinstance(value, str) else ""
-        return f"{self.name} must be {self.wants}, got {value!r}.{hint}"
+        return f"{self.name} must be {self.wants}, got {shown(value)}.{hint}"
+
+
+def shown(value: Any) -> str:
+    """A value in a message; Python writes no whole number of thousands of digits."""
+    try:
+        return repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
 
 
 @functools.cache
@@ -185,6 +216,7 @@ def check_knots(name: str, value: Any) -> None:
         )
     if any(later <= earlier for earlier, later in itertools.pairwise(times)):
         raise ConfigError(f"{name} must have ascending timesteps, got {value!r}; sort its pairs.")
+    check_schedule(knots, name)
 
 
 def load_object(path: str, name: str) -> Any:

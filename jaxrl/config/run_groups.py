@@ -15,6 +15,7 @@ from jaxrl.config.fields import (
 )
 from jaxrl.config.groups import Auto
 from jaxrl.config.pbt import PopulationBasedTraining
+from jaxrl.seeds import SEEDS_IN_WORDS, is_seed
 
 Hook = Callable[..., Any] | list[Callable[..., Any]] | None
 LoggerName = Literal["console", "json", "csv", "tensorboard", "wandb"]
@@ -198,7 +199,7 @@ class Reporting:
 
 def _are_seeds(value: int | list[int] | None) -> bool:
     if isinstance(value, list):
-        return bool(value) and len(set(value)) == len(value) and min(value) >= 0
+        return bool(value) and len(set(value)) == len(value) and all(map(is_seed, value))
     return value is None or value >= 1
 
 
@@ -208,7 +209,7 @@ class Sweep:
 
     seeds: int | list[int] | None = field(
         default=None,
-        check=Check("at least 1, or a list of different seeds", _are_seeds),
+        check=Check(f"at least 1, or a list of different seeds, each {SEEDS_IN_WORDS}", _are_seeds),
         doc="Runs of each point of the sweep: a number, counted from `seed` on, or their seeds; "
         "None is `seed` alone.",
     )
@@ -265,8 +266,8 @@ class Debugging:
 
     seed: int = field(
         default=0,
-        check=non_negative,
-        doc="Seed of every random draw; the same config and seed give the same run.",
+        check=Check(SEEDS_IN_WORDS, is_seed),
+        doc="Seed of every random draw, of 64 bits; the same config and seed give the same run.",
     )
     log_level: Literal["DEBUG", "INFO", "WARN", "WARNING", "ERROR"] = field(
         default="WARN",

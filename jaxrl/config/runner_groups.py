@@ -94,7 +94,9 @@ class EnvRunners:
     normalize_rewards: bool = field(
         default=False,
         doc="Divides rewards by the running deviation of the discounted return; reported returns "
-        "stay as they are.",
+        "stay as they are. A replay buffer keeps rewards as they were divided when they were sampled, "
+        "the first ones by a deviation of few returns: with replay, clip_rewards or a scale of the "
+        "environment's own is the safer choice.",
     )
     env_to_module_connector: Callable[..., Any] | None = field(
         default=None,

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxrl.config.markers import is_marker
 from jaxrl.errors import ConfigError
+from jaxrl.seeds import entropy_of
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -189,7 +190,7 @@ def lanes_of(config: "AlgorithmConfig") -> list[Lane]:
             f"num_samples={sweep.num_samples} draws values again, but no setting is a uniform(), "
             "loguniform() or choice(); set num_samples=1, or seeds for more runs of each point."
         )
-    generator = np.random.default_rng(config.debugging_settings.seed)
+    generator = np.random.default_rng(entropy_of(config.debugging_settings.seed))
     points: list[dict[Path, Any]] = []
     for _ in range(sweep.num_samples):
         draws = {path: m.draw(generator) for path, m in marked if m.kind != "grid"}

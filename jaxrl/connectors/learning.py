@@ -64,14 +64,16 @@ class NormalizeRewards(LearnerConnector):
         assert gamma is not None  # see `at`
 
         def step(
-            running: Float[Array, " B"], row: tuple[Array, Array]
+            running: Float[Array, " B"], row: tuple[Array, Array, Array]
         ) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
-            reward, ended = row
-            running = gamma * running + reward
+            reward, is_first, ended = row
+            # An episode may begin where none has ended: after a resume, in a restarted actor.
+            running = gamma * jnp.where(is_first, 0.0, running) + reward
             return jnp.where(ended, 0.0, running), running
 
         ended = rollout.terminated | rollout.truncated
-        per_env, returns = jax.lax.scan(step, per_env, (rollout.reward, ended))
+        rows = rollout.reward, rollout.is_first, ended
+        per_env, returns = jax.lax.scan(step, per_env, rows)
         state = state.update(returns, rollout.mask, axis_name)
         scaled = jnp.clip(rollout.reward / (state.std() + 1e-8), -self.clip, self.clip)
         return state, per_env, replace(rollout, reward=scaled)

@@ -18,7 +18,8 @@ from jaxrl.ops.schedules import Schedule
 class ScheduleFunction:
     """A user's function of the environment steps, such as an optax schedule.
 
-    It is part of the program and has no leaves: another function is another program.
+    It is part of the program and has no leaves: another function is another program. It gets the
+    steps as float32, which counts one by one up to 2**24.
     """
 
     fn: Callable[[Float[Array, ""]], Any] = static()
@@ -113,11 +114,15 @@ def current_values(
     hparams: Mapping[str, Hyperparameter], progress: Progress
 ) -> dict[str, Float[Array, ""]]:
     """Each hyperparameter at the run's present number of environment steps."""
-    steps = progress.env_steps.as_float()
-    return {
-        name: value.value_at(steps) if isinstance(value, (Schedule, ScheduleFunction)) else value
-        for name, value in hparams.items()
-    }
+
+    def now(value: Hyperparameter) -> Float[Array, ""]:
+        if isinstance(value, Schedule):
+            return value.value_at(progress.env_steps)
+        if isinstance(value, ScheduleFunction):
+            return value.value_at(progress.env_steps.as_float())
+        return value
+
+    return {name: now(value) for name, value in hparams.items()}
 
 
 def abstract_values(settings: Any) -> dict[str, jax.ShapeDtypeStruct]:

@@ -7,17 +7,21 @@ from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxrl.core.struct import pytree
+from jaxrl.core.types import Counter
 from jaxrl.errors import ConfigError
 
 
 @pytree
 class Schedule:
-    """Values at times (environment steps), linear between them, constant after the last."""
+    """Values at times (environment steps), linear between them, constant after the last.
 
-    times: Float[Array, " K"]
+    Times are counts of 64 bits, `[K]`, so that steps count one by one however late they come.
+    """
+
+    times: Counter
     values: Float[Array, " K"]
 
     @classmethod
@@ -28,21 +32,61 @@ class Schedule:
             ConfigError: If it is neither, naming `name`.
         """
         knots = check_schedule(setting, name)
-        table = np.asarray(knots, np.float32)
-        return cls(times=jnp.asarray(table[:, 0]), values=jnp.asarray(table[:, 1]))
+        times = [round(time) for time, _ in knots]
+        return cls(
+            times=Counter(
+                low=jnp.asarray([time % 2**32 for time in times], jnp.uint32),
+                high=jnp.asarray([time >> 32 for time in times], jnp.uint32),
+            ),
+            values=jnp.asarray([value for _, value in knots], jnp.float32),
+        )
 
-    def value_at(self, step: float | Float[Array, ""]) -> Float[Array, ""]:
-        """The value at a number of environment steps (float32: exact up to 2**24)."""
-        if self.times.shape[0] == 1:
+    def value_at(self, step: Counter | float | Float[Array, ""]) -> Float[Array, ""]:
+        """The value at a number of environment steps: a counter, or a number as float32 holds it."""
+        number = self.values.shape[0]
+        if number == 1:
             return self.values[0]
-        return jnp.interp(step, self.times, self.values)
+        if not isinstance(step, Counter):
+            step = _counter(jnp.asarray(step, jnp.float32))
+        high, low = self.times.high, self.times.low
+        has_come = (high < step.high[None]) | ((high == step.high[None]) & (low <= step.low[None]))
+        last = jnp.maximum(has_come.sum(dtype=jnp.int32) - 1, 0)
+        following = jnp.minimum(last + 1, number - 1)
+        since = _between(self._time(last), step)
+        until = _between(step, self._time(following))
+        length = jnp.maximum(_between(self._time(last), self._time(following)), 1.0)
+        before, after = self.values[last], self.values[following]
+        # From the nearer knot, so that what is left of a long way is not lost in its length.
+        value = jnp.where(
+            since <= until,
+            before + since / length * (after - before),
+            after + until / length * (before - after),
+        )
+        return jnp.where(last == number - 1, before, value)
+
+    def _time(self, index: Int[Array, ""]) -> Counter:
+        return Counter(low=self.times.low[index], high=self.times.high[index])
+
+
+def _counter(step: Float[Array, ""]) -> Counter:
+    high = jnp.floor(step / 2.0**32)
+    low = step - high * 2.0**32
+    return Counter(low=low.astype(jnp.uint32), high=high.astype(jnp.uint32))
+
+
+def _between(earlier: Counter, later: Counter) -> Float[Array, ""]:
+    """The steps from one count to another that is not lower, exact before it is rounded."""
+    borrowed = (later.low < earlier.low).astype(jnp.uint32)
+    difference = Counter(low=later.low - earlier.low, high=later.high - earlier.high - borrowed)
+    return difference.as_float()
 
 
 def check_schedule(setting: object, name: str = "schedule") -> list[tuple[float, float]]:
     """The knots of a number or a `[[t, v], ...]`, on the host.
 
     Raises:
-        ConfigError: Unless times start at 0 and increase and all numbers are finite.
+        ConfigError: Unless times start at 0 and increase, are counts of less than 64 bits, and all
+            numbers are finite.
     """
     if _is_number(setting):
         return [(0.0, float(cast(float, setting)))]
@@ -59,10 +103,12 @@ def check_schedule(setting: object, name: str = "schedule") -> list[tuple[float,
             f"[0, {rows[0][1]}]."
         )
     for (earlier, _), (later, _) in itertools.pairwise(knots):
-        if later <= earlier:
+        if round(later) <= round(earlier):
             raise ConfigError(
                 f"{name} has step {later:g} after step {earlier:g}; steps must increase."
             )
+    if knots[-1][0] >= 2**63:
+        raise ConfigError(f"{name} has step {knots[-1][0]:g}; steps must be below 2**63.")
     return knots
 
 

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxrl.core.types import PyTree
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.learner_group import LearnerGroup
-from jaxrl.runners.loop import steps_left
+from jaxrl.runners.loop import Fill, steps_left
 from jaxrl.runners.program import Program
 from jaxrl.runners.results import (
     Dispatched,
@@ -36,7 +35,7 @@ class Dispatcher:
 
     Args:
         learners: Where the programs and the state are.
-        batch_steps: Environment steps of one train batch.
+        batch_steps: Environment steps of one train batch, where no environment is at fault.
         trained_steps: Steps that it trains on, or none of them while that is too early.
         hooks: Told of episodes and samples.
     """
@@ -60,7 +59,7 @@ class Dispatcher:
         """There is nothing to make."""
 
     def wanted(self, reporting: "Reporting", totals: IterationTotals, elapsed: float) -> int:
-        to_sample, to_train = steps_left(reporting, totals)
+        to_sample, to_train = steps_left(reporting, totals, self._steps_that_count(totals))
         left = max(-(-to_sample // self._batch_steps), -(-to_train // self._trained_steps))
         pace = self._seconds_per_batch
         chunk = 1 if pace is None else max(1, int(CHUNK_SECONDS / pace))
@@ -80,6 +79,10 @@ class Dispatcher:
     def expect(self, iterations: int) -> None:
         self._iterations = iterations
 
+    def _steps_that_count(self, totals: IterationTotals) -> int:
+        """Those of the iteration so far, for what it was asked for."""
+        return totals.env_steps
+
     def dispatch(self, batches: int, on_phase: Callable[[str], None]) -> Dispatched:
         def on_phase_and_clock(phase: str) -> None:
             on_phase(phase)
@@ -92,16 +95,17 @@ class Dispatcher:
         report = self._learners.report([pending])
         spent = time.perf_counter() - self._started
         seconds = spent if report.seconds is None else report.seconds
-        done = int(report.summaries[0].train_batches)
+        summary = report.summaries[0]
+        done, env_steps = int(summary.train_batches), int(summary.env_steps)
         self._seconds_per_batch = seconds / max(1, done)
         self._latest = (self._learners.generation, report.latest.ring.count)
         return Dispatched(
             pending=report,
             train_batches=done,
-            env_steps=done * self._batch_steps,
+            env_steps=env_steps,
             seconds=seconds,
             lent=seconds - spent,
-            not_reported=self._tell(report, before, done * self._batch_steps),
+            not_reported=self._tell(report, before, env_steps),
         )
 
     def _tell(self, report: Report, before: np.ndarray | None, env_steps: int) -> int:
@@ -141,7 +145,7 @@ class Dispatcher:
         del leaves
         return {}
 
-    def restore(self, fill: Callable[[PyTree], PyTree] | None, counts: Mapping[str, Any]) -> None:
+    def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
         """There is nothing beside the learners' state."""
 
     def get_counts(self) -> dict[str, Any]:

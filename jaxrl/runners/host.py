@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxrl.core.struct import replace
-from jaxrl.core.types import PyTree
 from jaxrl.metrics import ENV_RUNNERS, TIMERS
+from jaxrl.runners.fragment import Weights
 from jaxrl.runners.learner_group import LearnerGroup
-from jaxrl.runners.loop import EnvRunnerGroup, steps_left
+from jaxrl.runners.loop import EnvRunnerGroup, Fill, steps_left
 from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.program import Program
 from jaxrl.runners.results import Dispatched, IterationTotals, Report, merged
@@ -21,6 +21,11 @@ from jaxrl.runners.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.run_groups import Reporting
+
+
+_OWN = ("env.", "behaviour.")
+"""What a checkpoint has of the loop's beside the learners' state."""
+_VERSION = "weights_version"
 
 
 class HostLoop:
@@ -43,6 +48,8 @@ class HostLoop:
         self._restore: Callable[[EnvRunnerGroup], None] | None = None
         self._interval = broadcast_interval
         self._published: tuple[int | None, int] | None = None
+        self._acting: Weights | None = None
+        self._restored: tuple[int, Weights] | None = None
         self._generation: int | None = None
         self._version = 0
         self.metrics = MetricsLogger()
@@ -74,7 +81,7 @@ class HostLoop:
 
     def wanted(self, reporting: "Reporting", totals: IterationTotals, elapsed: float) -> int:
         """1 or 0."""
-        more = max(steps_left(reporting, totals)) > 0
+        more = max(steps_left(reporting, totals, totals.env_steps)) > 0
         return int(more or elapsed < (reporting.min_time_s_per_iteration or 0.0))
 
     def expect(self, iterations: int) -> None:
@@ -109,9 +116,28 @@ class HostLoop:
             self._version = int(self._learners.state.progress.train_batches)
             self._published = None
         due = self._version // self._interval
-        if self._published != (self._generation, due):
-            self.runners.publish(self._learners.weights(self._version))
-            self._published = (self._generation, due)
+        if self._published == (self._generation, due):
+            return
+        weights = self._restored_weights() or self._learners.weights(self._version)
+        self.runners.publish(weights)
+        self._published = (self._generation, due)
+        self._acting = weights if self._interval > 1 else None
+
+    def _restored_weights(self) -> Weights | None:
+        """Those that a checkpoint says are acted with still, unless the state was replaced since."""
+        restored, self._restored = self._restored, None
+        if restored is None or self._interval == 1 or restored[0] != self._generation:
+            return None
+        return restored[1]
+
+    @property
+    def _outlasting(self) -> Weights | None:
+        """Weights that the next batch is sampled with although there are newer ones."""
+        now = self._learners.generation
+        if self._restored is not None and self._restored[0] == now:
+            return self._restored[1]
+        lasts = self._published == (now, self._version // self._interval)
+        return self._acting if lasts and self._generation == now else None
 
     def _lap(self, timer: str, begin: float) -> float:
         now = time.perf_counter()
@@ -129,19 +155,29 @@ class HostLoop:
         return merged({ENV_RUNNERS: self.metrics.reduce()}, result)
 
     def whole(self, state: TrainState) -> TrainState:
-        return replace(state, env=self.runners.get_state())
+        acting = self._outlasting
+        return replace(
+            state,
+            env=self.runners.get_state(),
+            behaviour=None if acting is None else acting.actor,
+        )
 
     def own_leaves(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: leaf for name, leaf in leaves.items() if name.startswith("env.")}
+        return {name: leaf for name, leaf in leaves.items() if name.startswith(_OWN)}
 
-    def restore(self, fill: Callable[[PyTree], PyTree] | None, counts: Mapping[str, Any]) -> None:
+    def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
         """Put the group where it shall go on: now, or when it is made."""
         self.metrics.set_state(counts.get("logged", {}))
-        own = {name: value for name, value in counts.items() if name != "logged"}
+        own = {name: value for name, value in counts.items() if name not in ("logged", _VERSION)}
+        actor = fill("behaviour", lambda: self._learners.weights(0).actor)
+        self._restored = None
+        if actor is not None:
+            weights = Weights(version=int(counts[_VERSION]), actor=actor)
+            self._restored = self._learners.generation, weights
 
         def restore(runners: EnvRunnerGroup) -> None:
             runners.set_counts(own)
-            runners.set_state(None if fill is None else fill(runners.get_state()))
+            runners.set_state(fill("env", runners.get_state))
 
         self._restore = restore
         if self._runners is not None:
@@ -149,7 +185,9 @@ class HostLoop:
 
     def get_counts(self) -> dict[str, Any]:
         """The group's counts, and what callbacks logged."""
-        return {**self.runners.get_counts(), "logged": self.metrics.get_state()}
+        counts = {**self.runners.get_counts(), "logged": self.metrics.get_state()}
+        acting = self._outlasting
+        return counts if acting is None else {**counts, _VERSION: acting.version}
 
     def stop(self) -> None:
         if self._runners is not None:

@@ -193,7 +193,7 @@ class HostMemory:
         return dataclasses.replace(self._parts, runner=per_device(self._parts.runner))
 
     def _delivering(self, state: TrainState, data: Sampled) -> Delivery:
-        state = in_columns(state, data)
+        state = in_columns(self._parts.runner, state, data)
         if len(self._devices) == 1:
             return self._parts.deliver(state, data)
         shapes = jax.eval_shape(self._parts.deliver, state, data)
@@ -209,7 +209,7 @@ class HostMemory:
     def _learning(
         self, state: TrainState, data: Sampled, dealt: Dealt
     ) -> tuple[TrainState, Summary, Float[Array, "U N"]]:
-        columns = in_columns(state, data)
+        columns = in_columns(self._parts.runner, state, data)
         learn = self._parts.learn
         if len(self._devices) > 1:
             summary = jax.eval_shape(learn, columns, data, dealt)[1]

@@ -129,11 +129,12 @@ class InGraph(Learning):
             self.num_steps,
             self.explore,
         )
+        steps = raw.mask.sum(dtype=jnp.uint32)
         data = Sampled(
             rollout=raw,
             record=record,
             env_index=env.index,
-            num_env_steps=jnp.asarray(self.batch_steps, jnp.uint32),
+            num_env_steps=steps if self.axis_name is None else jax.lax.psum(steps, self.axis_name),
         )
         learned, metrics = self.learn(state, data)
         behaviour = self._broadcast(learned)

@@ -17,6 +17,7 @@ from jaxrl.runners.program import Program
 from jaxrl.runners.results import Report
 from jaxrl.runners.sharding import Compiled, compile_runner
 from jaxrl.runners.train_state import TrainState
+from jaxrl.seeds import seed_key
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -34,7 +35,7 @@ class InGraphLearnerGroup(LocalLearnerGroup):
     ) -> tuple[Program, Program, TrainState]:
         debugging, made = config.debugging_settings, assembly.made
         assert isinstance(made, MadeEnv)
-        key = jax.random.key(debugging.seed)
+        key = seed_key(debugging.seed)
         shapes = jax.eval_shape(assembly.in_graph_runner.first_state, key, made.params)
         size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
         self._keeps_before = debugging.jit and size <= MAX_COPY_BYTES

@@ -6,7 +6,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.config.sweep import Lane
@@ -20,6 +19,7 @@ from jaxrl.runners.lanes import CompiledLanes, Lanes, compile_lanes, is_per_lane
 from jaxrl.runners.program import Program
 from jaxrl.runners.results import IterationTotals, Report
 from jaxrl.runners.train_state import TrainState
+from jaxrl.seeds import seed_key, seed_words
 
 if TYPE_CHECKING:
     from jaxrl.config.run_groups import Reporting
@@ -74,7 +74,7 @@ class LaneGroup:
     def _arguments(self, env_params: Sequence[PyTree]) -> tuple[Any, PyTree, Mapping[str, PyTree]]:
         """Of `Lanes.init`: keys, the environments' parameters and the training settings' numbers."""
         numbers = [numbers_of(lane.config.training_settings) for lane in self.lanes]
-        keys = jax.vmap(jax.random.key)(jnp.asarray([lane.seed for lane in self.lanes], jnp.uint32))
+        keys = jax.vmap(seed_key)(np.stack([seed_words(lane.seed) for lane in self.lanes]))
         return keys, stacked(env_params), stacked(numbers)
 
     def _compile(self, arguments: tuple[Any, ...], own_numbers: Collection[str]) -> CompiledLanes:
@@ -125,8 +125,7 @@ class LaneGroup:
         row = report.latest
         updates = of_lane(row.updates) if self._own.progress.updates.low else row.updates
         latest = dataclasses.replace(
-            of_lane(dataclasses.replace(row, env_steps=(), updates=(), replayed=())),
-            env_steps=row.env_steps,
+            of_lane(dataclasses.replace(row, updates=(), replayed=())),
             updates=updates,
             replayed=row.replayed,
         )
@@ -239,6 +238,10 @@ class LaneDispatcher(Dispatcher):
         learner: Any = self._learners
         waiting: int | None = learner.waiting()
         return super().wanted(reporting, totals, elapsed) if waiting is None else waiting
+
+    def _steps_that_count(self, totals: IterationTotals) -> int:
+        """All rows, transitions or not, so that iterations of all lanes have as many batches."""
+        return totals.train_batches * self._batch_steps
 
     def added_to(self, result: dict[str, Any]) -> dict[str, Any]:
         return {**result, "config": dict(self.values)} if self.values else result

@@ -98,7 +98,8 @@ def is_per_lane(state: TrainState) -> Any:
 
     own = fill(state, True)
     buffer: Any = own.buffer
-    progress = fill(state.progress, False)
+    # Where environments are at fault, lanes differ in the steps that are transitions.
+    progress = replace(fill(state.progress, False), env_steps=fill(state.progress.env_steps, True))
     if isinstance(state.buffer, ReplayState):
         rows: Any = dataclasses.replace(buffer.rows, current_index=False, is_full=False)
         buffer = dataclasses.replace(buffer, rows=rows)

@@ -17,6 +17,7 @@ from jaxrl.runners.results import Report
 from jaxrl.runners.rollout import Actor
 from jaxrl.runners.sharding import learn_program, state_shardings
 from jaxrl.runners.train_state import Sampled, Summary, TrainState
+from jaxrl.seeds import seed_key
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -124,7 +125,7 @@ class LocalLearnerGroup:
         def init(key: Any) -> TrainState:
             return assembly.runner.init_learning(key, total_envs)
 
-        key = jax.random.key(debugging.seed)
+        key = seed_key(debugging.seed)
         shardings = state_shardings(jax.eval_shape(init, key), devices)
         first = Program("init", init, out_shardings=shardings, enabled=debugging.jit)
         state = first(key)

@@ -135,6 +135,7 @@ class Learning:
             train_batches=jnp.zeros((), jnp.int32),
             learned_batches=jnp.zeros((), jnp.int32),
             updates=jnp.zeros((), jnp.uint32),
+            env_steps=jnp.zeros((), jnp.uint32),
         )
 
     def learn_and_sum(self, state: TrainState, data: Sampled) -> tuple[TrainState, Summary]:
@@ -196,7 +197,7 @@ class Learning:
             replay=self.experience,
             buffer=buffer,
             num_envs=buffer.rows.experience.mask.shape[0],
-            env_steps=progress.env_steps.as_float(),
+            env_steps=progress.env_steps,
             axis_name=self.axis_name,
         )
 
@@ -231,6 +232,10 @@ class Learning:
             progress=progress,
         )
         return received, rollout
+
+    def per_env_after(self, state: TrainState, data: Sampled) -> PyTree:
+        """What connectors keep of each column's environment once they have seen the rollout."""
+        return self._receive(state, data)[0].connectors.per_env
 
     def _received(
         self, before: ConnectorState, raw: Rollout, values: Mapping[str, Float[Array, ""]]
@@ -390,4 +395,5 @@ def summed(before: Summary, data: Sampled, metrics: Metrics, updates: UInt32[Arr
         train_batches=before.train_batches + 1,
         learned_batches=before.learned_batches + learned,
         updates=before.updates + updates,
+        env_steps=before.env_steps + data.num_env_steps,
     )

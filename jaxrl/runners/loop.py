@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from jaxrl.core.types import PyTree
 from jaxrl.runners.fragment import Fragment, Weights
@@ -12,6 +12,10 @@ from jaxrl.runners.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.run_groups import Reporting
+
+
+Fill: TypeAlias = Callable[[str, Callable[[], PyTree]], PyTree]
+"""From a part's name and what gives it as it is to what was saved of it; None if nothing was."""
 
 
 class EnvRunnerGroup(Protocol):
@@ -121,11 +125,11 @@ class Loop(Protocol):
         """Those of the leaves of a saved `whole` state that are not the learners'."""
         ...
 
-    def restore(self, fill: Callable[[PyTree], PyTree] | None, counts: Mapping[str, Any]) -> None:
+    def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
         """Go on where a checkpoint says.
 
         Args:
-            fill: From the environments' state to the saved one; None for new episodes.
+            fill: Fills a part of the `own_leaves`.
             counts: What `get_counts` returned.
         """
         ...
@@ -139,22 +143,30 @@ class Loop(Protocol):
         ...
 
 
-def steps_left(reporting: "Reporting", totals: IterationTotals) -> tuple[int, int]:
+def steps_left(reporting: "Reporting", totals: IterationTotals, env_steps: int) -> tuple[int, int]:
     """The steps that an iteration has still to sample, and those that it has still to train on.
 
     Negative where it has more than enough. What was trained on has to be fetched where it is not
     what was sampled, so that is looked at only if a number is asked for.
+
+    Args:
+        reporting: What was asked for.
+        totals: Of the iteration so far.
+        env_steps: Those that count as sampled in it.
     """
-    trained = reporting.min_train_timesteps_per_iteration
-    return (
-        max(reporting.min_sample_timesteps_per_iteration, 1) - totals.env_steps,
-        trained - totals.env_steps_trained if trained else 0,
-    )
+    to_sample = max(reporting.min_sample_timesteps_per_iteration, 1) - env_steps
+    to_train = reporting.min_train_timesteps_per_iteration
+    if to_train:
+        to_train -= env_steps if totals.replay is None else totals.env_steps_trained
+    return to_sample, to_train
 
 
 @dataclasses.dataclass(frozen=True)
 class LearnerMetrics(Mapping[str, float]):
-    """Means over a dispatch's train batches, fetched from the learners when they are looked at."""
+    """Means over the train batches of a dispatch that were learned from; empty if none was.
+
+    They are fetched from the learners when they are looked at.
+    """
 
     loop: Loop
     dispatched: Dispatched
@@ -170,5 +182,5 @@ class LearnerMetrics(Mapping[str, float]):
 
     def _fetched(self) -> dict[str, float]:
         summary = self.loop.report([self.dispatched.pending]).summaries[0]
-        done = max(1, self.dispatched.train_batches)
-        return {name: float(value) / done for name, value in summary.metrics.items()}
+        learned = int(summary.learned_batches)
+        return {name: float(value) / learned for name, value in summary.metrics.items() if learned}

@@ -16,6 +16,7 @@ from jaxrl.core.sequences import with_carries
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import (
     Columns,
+    Counter,
     Key,
     Metrics,
     Params,
@@ -77,7 +78,7 @@ class FromBuffer:
     replay: AnyReplay
     buffer: ReplayState
     num_envs: int
-    env_steps: Float[Array, ""]
+    env_steps: Counter
     axis_name: str | None
 
     def first_memory(self) -> Priorities | None:

@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jaxtyping import Array, Bool, Int
 
 from jaxrl.buffers.circular import CircularState
 from jaxrl.buffers.replay import ReplayState
+from jaxrl.core.struct import pytree, where_rows
 from jaxrl.core.types import Device, PyTree
 from jaxrl.runners.in_graph import InGraph
 from jaxrl.runners.learning import Learning
@@ -161,7 +163,7 @@ def learn_program(
         return sharded(state, data)
 
     def program(state: TrainState, data: Sampled) -> tuple[TrainState, Summary]:
-        new_state, summary = learn(in_columns(state, data), data)
+        new_state, summary = learn(in_columns(runner, state, data), data)
         return out_of_columns(state, new_state, data), summary
 
     return Program("learn", program, donate=(0,), max_retraces=max_retraces, enabled=jit)
@@ -175,20 +177,88 @@ def over(
     return jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
-def in_columns(state: TrainState, data: Sampled) -> TrainState:
-    """The state with what connectors keep of each environment in the order of the columns."""
+def in_columns(runner: Learning, state: TrainState, data: Sampled) -> TrainState:
+    """The state with what connectors keep of each environment at the start of the columns.
+
+    Several columns may be of one environment, where its runner delivered several fragments of the
+    batch. Each of them starts from where the connectors leave the one before it in time, so that
+    they see what one long fragment would show them.
+    """
     kept = state.connectors.per_env
-    return _with_per_env(state, jax.tree.map(lambda x: x[data.env_index], kept))
+    if not jax.tree.leaves(kept):
+        return state
+    chain = _chain(data)
+    links = chain.place.max()
+    most = 2 * len(runner.learner_pipeline.connectors) * links
+
+    def is_wrong(carry: _Starts) -> Bool[Array, ""]:
+        return carry.changed & (carry.rounds < most)
+
+    def follow(carry: _Starts) -> _Starts:
+        """Each round a link further; connectors that read what others computed need some more."""
+        ends = runner.per_env_after(_with_per_env(state, carry.per_env), data)
+        behind = jax.tree.map(lambda x: x[chain.previous], ends)
+        starts = where_rows(chain.place > 0, behind, carry.per_env)
+        changed = jnp.stack(jax.tree.leaves(jax.tree.map(_differ, starts, carry.per_env))).any()
+        return _Starts(per_env=starts, rounds=carry.rounds + 1, changed=changed)
+
+    first = _Starts(
+        per_env=jax.tree.map(lambda x: x[data.env_index], kept),
+        rounds=jnp.zeros_like(links),
+        changed=links > 0,
+    )
+    return _with_per_env(state, jax.lax.while_loop(is_wrong, follow, first).per_env)
+
+
+@pytree
+class _Starts:
+    """What connectors keep at the start of the columns, as far as it is known."""
+
+    per_env: PyTree
+    rounds: Int[Array, ""]
+    changed: Bool[Array, ""]
+
+
+def _differ(a: Array, b: Array) -> Bool[Array, ""]:
+    return ((a != b) & ~((a != a) & (b != b))).any()  # NaN is NaN
 
 
 def out_of_columns(before: TrainState, state: TrainState, data: Sampled) -> TrainState:
-    """The state with what connectors keep of each environment back in its place."""
+    """The state with what connectors keep of each environment back in its place.
+
+    Of several columns of one environment the latest counts.
+    """
+    kept = before.connectors.per_env
+    if not jax.tree.leaves(kept):
+        return _with_per_env(state, kept)
+    nowhere = np.iinfo(np.int32).max
+    index = jnp.where(_chain(data).is_latest, data.env_index, nowhere)
     back = jax.tree.map(
-        lambda x, new: x.at[data.env_index].set(new),
-        before.connectors.per_env,
-        state.connectors.per_env,
+        lambda x, new: x.at[index].set(new, mode="drop"), kept, state.connectors.per_env
     )
     return _with_per_env(state, back)
+
+
+@pytree
+class _Chain:
+    """The columns of each environment in order of time.
+
+    `place` counts a column's predecessors, `previous` is the last of them where there is one.
+    """
+
+    place: Int[Array, " B"]
+    previous: Int[Array, " B"]
+    is_latest: Bool[Array, " B"]
+
+
+def _chain(data: Sampled) -> _Chain:
+    order = jnp.lexsort((data.record.env_step[0], data.env_index))
+    env = data.env_index[order]
+    numbers = jnp.arange(len(env), dtype=jnp.int32)
+    place = numbers - jnp.searchsorted(env, env).astype(jnp.int32)
+    is_latest = jnp.concatenate([env[1:] != env[:-1], jnp.ones((1,), bool)])
+    back = jnp.argsort(order)
+    return _Chain(place=place[back], previous=jnp.roll(order, 1)[back], is_latest=is_latest[back])
 
 
 def _with_per_env(state: TrainState, per_env: PyTree) -> TrainState:

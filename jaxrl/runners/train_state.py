@@ -37,7 +37,8 @@ class TrainState:
     the run goes on; a checkpoint gets from the runners what they can tell.
 
     `behaviour` holds the parameters that the compiled program acts with where those lag behind the
-    learner's (`broadcast_interval`), else None. `buffer` holds the latest train batches where they
+    learner's (`broadcast_interval`), else None; a checkpoint of a run with runners on the host gets
+    there all that they act with. `buffer` holds the latest train batches where they
     are learned from again, else it is empty.
     """
 
@@ -81,7 +82,7 @@ class Summary:
     """What a run of several train batches reports: one transfer to the host.
 
     `metrics` are sums over the `learned_batches`, those with an update that was not skipped;
-    `updates` counts all of them.
+    `updates` counts all of them, `env_steps` the rows that are transitions.
     """
 
     metrics: Metrics
@@ -89,6 +90,7 @@ class Summary:
     episodes: EpisodeSums
     train_batches: Int[Array, ""]
     updates: UInt32[Array, ""]
+    env_steps: UInt32[Array, ""]
 
 
 @pytree

@@ -33,6 +33,7 @@ from jaxrl.runners.cache import file_beside_programs
 from jaxrl.runners.devices import usable_cores
 from jaxrl.runners.placement import choose_devices
 from jaxrl.runners.sharding import compile_runner
+from jaxrl.seeds import seed_key
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -146,7 +147,7 @@ def prepared(config: "AlgorithmConfig", num_devices: int) -> Run:
     runner, made = assembly.in_graph_runner, assembly.made
     assert isinstance(made, MadeEnv)
     devices = _devices(config, assembly, num_devices)
-    key = jax.random.key(config.debugging_settings.seed)
+    key = seed_key(config.debugging_settings.seed)
     shapes = jax.eval_shape(runner.first_state, key, made.params)
     compiled = compile_runner(runner, shapes, devices, max_retraces=None, jit=True)
     state = compiled.init(key, made.params)

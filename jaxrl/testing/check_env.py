@@ -18,6 +18,7 @@ from jaxrl.envs.registry import EnvSpec, Made, MadeEnv, make
 from jaxrl.envs.space_checks import check_values
 from jaxrl.envs.wrappers import TimeLimitState
 from jaxrl.errors import EnvError
+from jaxrl.seeds import seed_key
 from jaxrl.testing.check_host_env import check_host_env
 
 # Compiling dominates; the programs run for a few steps only.
@@ -92,7 +93,7 @@ def check_env(
 
 def _keys(seed: int, count: int) -> Key:
     """Made anew for each use: a key is consumed once."""
-    return jax.random.split(jax.random.key(seed), count)
+    return jax.random.split(seed_key(seed), count)
 
 
 def _jit(function: Callable[..., Any]) -> Any:

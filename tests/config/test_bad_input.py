@@ -12,6 +12,7 @@ from jaxrl.config import get_algorithm_config
 from jaxrl.config.load import experiment_from_dict, load_experiment
 from jaxrl.config.serialize import serializable_dict
 from jaxrl.config.stop import parse_stop
+from jaxrl.config.sweep import grid
 from jaxrl.errors import JaxrlError
 
 Case = tuple[str, Callable[[], Any], list[str]]
@@ -372,6 +373,40 @@ def test_bad_input_is_told_in_one_line(make: Callable[[], Any], words: list[str]
         assert word in message
     assert "\n" not in message
     assert message.endswith((".", "?"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lr": 1e39},
+        {"lr": 1e-46},
+        {"clip_param": 1e300},
+        {"gamma": 1e-40},
+        {"lr": 10**400},
+        {"lr": 10**5000},
+        {"lr": [[0, 1e-3], [10, 1e-46]]},
+        {"clip_rewards": (-1e39, 1.0)},
+        {"sample_timeout_s": 2**200},
+        {"optimizer": {"name": "adam", "eps": 1e-50}},
+        {"lr": grid([1e-3, 1e39])},
+    ],
+    ids=range(11),
+)
+def test_numbers_that_float32_does_not_hold_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(JaxrlError) as caught:
+        ppo(**settings)
+    said = str(caught.value)
+    assert said.startswith(next(iter(settings)))
+    assert "\n" not in said
+    assert "between 1.2e-38 and 3.4e+38 in size" in said
+
+
+def test_whole_numbers_of_any_size_are_numbers() -> None:
+    assert ppo(lr=2**64).lr == 2.0**64
+    assert ppo(grad_clip=2**63)["grad_clip"] == 2.0**63
+    assert ppo(vf_clip_param=float("inf"))["vf_clip_param"] == float("inf")
+    with pytest.raises(JaxrlError, match=r"lr must be at least 0, got inf\. It must be finite"):
+        ppo(lr=float("inf"))
 
 
 def test_a_wrong_value_changes_nothing() -> None:

@@ -85,6 +85,22 @@ def test_a_split_rollout_carries_its_running_returns_over(at: int) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
+def test_an_episode_that_begins_unannounced_leaves_the_one_before_behind() -> None:
+    """After a resume or a restart the row before an episode's first one is no end."""
+    rollout = replace(
+        rollout_of(),
+        reward=jnp.ones((STEPS, ENVS)),
+        terminated=jnp.zeros((STEPS, ENVS), bool),
+        truncated=jnp.zeros((STEPS, ENVS), bool),
+        is_first=jnp.zeros((STEPS, ENVS), bool).at[0, 1].set(True).at[7, 2].set(True),
+    )
+    connector = NormalizeRewards(GAMMA)
+    _, running, _ = connector(connector.init(), jnp.full(ENVS, 100.0), rollout, None)
+    whole, part = ((1 - GAMMA**n) / (1 - GAMMA) for n in (STEPS, STEPS - 7))
+    assert running[0] == pytest.approx(whole + 100 * GAMMA**STEPS)
+    assert running[1:3].tolist() == pytest.approx([whole, part])
+
+
 def test_devices_share_their_statistics() -> None:
     """Two halves of the environments over a mesh axis give what all of them give together."""
     connector = NormalizeRewards(GAMMA)

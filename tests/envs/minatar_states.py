@@ -198,7 +198,7 @@ def stirred(name: str, key: Any, state: Any) -> Any:
     return state.replace(
         sub_y=jnp.where(stir, draw[0](0, 9), state.sub_y),
         diver_count=jnp.where(stir, draw[1](0, 7), state.diver_count),
-        oxygen=jnp.maximum(jnp.where(stir, draw[2](1, 201), state.oxygen), 1),
+        oxygen=jnp.where(stir, jnp.maximum(draw[2](-10, 201), 0), state.oxygen),
         e_spawn_timer=jnp.where(stir, draw[3](0, 3), state.e_spawn_timer),
     )
 

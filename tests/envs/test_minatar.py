@@ -140,6 +140,7 @@ def test_the_recorded_transitions_are_of_every_kind(name: str) -> None:
         events["surfacing"] = after.oxygen > before.oxygen
         events["picked up"] = (after.num_aboard > before.num_aboard) & (before.num_aboard >= 0)
         events["faster"] = after.move_interval < before.move_interval
+        events["no air"] = terminated & (before.oxygen == 0) & (after.oxygen == -1)
         events["no diver"] = terminated & (before.num_aboard == 0) & (after.sub_y == 0)
         for kind in ("fish", "subs", "enemy_bullets"):
             events[kind] = vars(before)[kind] != 0
@@ -312,11 +313,13 @@ def test_nobody_comes_into_a_lane_against_its_way() -> None:
 
 
 @pytest.mark.parametrize(
-    ("oxygen", "ends", "cells"), [(20, False, 0), (1, False, 0), (0, False, 9), (-1, True, 9)]
+    ("oxygen", "ends", "cells"),
+    [(200, False, 9), (21, False, 1), (20, False, 0), (1, False, 0), (0, True, 0)],
 )
 def test_the_air_lasts_as_long_as_in_the_published_game(
     oxygen: int, ends: bool, cells: int
 ) -> None:
+    """The published release 1.0.15: `if oxygen <= 0: terminal`, before the step's own breath."""
     after, step = outcomes("Seaquest", 1, sub_y=4, is_up=False, oxygen=oxygen)
     assert bool(step.terminated[0]) == ends
     assert int(after.oxygen[0]) == oxygen - 1

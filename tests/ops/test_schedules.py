@@ -1,10 +1,14 @@
 """Schedules: interpolation on traced knots, and what settings are refused."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl.core.hparams import current_values
+from jaxrl.core.types import Counter, Progress
 from jaxrl.errors import ConfigError
 from jaxrl.ops.schedules import Schedule
 
@@ -26,6 +30,31 @@ def test_linear_between_knots_constant_after(step, value):
 def test_a_number_is_constant():
     schedule = Schedule.from_setting(3e-4)
     assert schedule.value_at(0.0) == schedule.value_at(jnp.float32(1e8)) == np.float32(3e-4)
+
+
+@pytest.mark.parametrize("first", [0.0, 5e-4])
+@pytest.mark.parametrize("end", [10**10, 2**32 + 1, 2**62, 10**6])
+def test_late_steps_count_one_by_one(end, first):
+    """To a value that is not 0 float32 itself ends some steps before; to 0 it does not."""
+    schedule = Schedule.from_setting([[0, first + 1e-3], [end, first]])
+    value_at = jax.jit(Schedule.value_at)
+    for left in (0, 1, 2, 500, end // 3, end - 1, end):
+        step = end - left
+        counter = Counter(low=jnp.uint32(step % 2**32), high=jnp.uint32(step >> 32))
+        want = first + 1e-3 * (left / end)
+        np.testing.assert_allclose(value_at(schedule, counter), want, rtol=1e-6)
+    last = 2**64 - 1
+    counter = Counter(low=jnp.uint32(last % 2**32), high=jnp.uint32(last >> 32))
+    assert value_at(schedule, counter) == np.float32(first)
+
+
+def test_hyperparameters_follow_late_steps():
+    progress = dataclasses.replace(
+        Progress.zero(), env_steps=Counter.zero().add(2**32 - 1).add(2**32 - 1)
+    )
+    schedule = Schedule.from_setting([[0, 1.0], [2**33, 0.0]])
+    value = current_values({"lr": schedule}, progress)["lr"]
+    assert float(value) == pytest.approx(2 / 2**33)
 
 
 def test_knots_are_traced_and_vmap():
@@ -50,6 +79,8 @@ def test_knots_are_traced_and_vmap():
         ([[10, 1.0], [20, 2.0]], "must be at step 0"),
         ([[0, 1.0], [20, 2.0], [20, 3.0]], "steps must increase"),
         ([[0, 1.0], [20, 2.0], [10, 3.0]], "steps must increase"),
+        ([[0, 1.0], [0.4, 2.0]], "steps must increase"),
+        ([[0, 1.0], [2e19, 2.0]], "must be below 2\\*\\*63"),
         ([], "list of \\[step, value\\] pairs"),
         ([0, 1], "list of"),
         ([[0, 1, 2]], "list of"),

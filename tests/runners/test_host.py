@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithm import Algorithm
+from jaxrl.callbacks import Callbacks
+from jaxrl.envs.faults import FaultyEnv
 from jaxrl.errors import ConfigError, RetraceError
 from jaxrl.runners.batches import columns_of, to_devices
 from jaxrl.runners.env_runner import EnvRunner
@@ -20,6 +22,19 @@ from tests.helpers import assert_close, assert_equal, differs, small
 pytestmark = pytest.mark.allow_key_reuse
 
 ONE = {"num_epochs": 1, "minibatch_size": None}
+
+
+class Sampled(Callbacks):
+    """Adds up the steps that the samples of the program are said to have."""
+
+    total = 0
+
+    def on_sample_end(self, *, samples: Any, **_: Any) -> None:
+        if isinstance(samples, dict):
+            self.total += samples["num_env_steps_sampled"]
+
+    def on_train_result(self, *, result: Any, **_: Any) -> None:
+        result["told"] = self.total
 
 
 def on_host(algo: str = "PPO", env: Any = "CartPole-v1", **training: Any) -> Any:
@@ -47,6 +62,31 @@ def test_a_host_run_equals_the_compiled_one(settings: dict[str, Any]) -> None:
             assert_equal(hosted.state.progress, compiled.state.progress)
     for key in ("num_env_steps_sampled_lifetime", "num_episodes_lifetime"):
         assert result["env_runners"][key] == expected["env_runners"][key]
+
+
+@pytest.mark.parametrize("num_devices", [1, 4])
+def test_rows_that_are_no_transitions_are_no_steps_in_the_program_either(num_devices: int) -> None:
+    """Of schedules, stop criteria and results; one that misses some makes another batch of them."""
+    results, states = [], []
+    for placement in ("in_graph", "host"):
+        config = small("A2C", FaultyEnv("CartPole-v1"), lr=[[0, 1e-2], [1000, 0.0]])
+        config.environment(env_config={"at_step": 3, "fraction": 0.5})
+        config.env_runners(placement=placement).callbacks(Sampled)
+        config.learners(num_devices=num_devices, num_shards=4)
+        config.reporting(min_sample_timesteps_per_iteration=2 * 128)
+        with config.build() as algorithm:
+            results.append(algorithm.train())
+            states.append(jax.device_get(algorithm.state))
+    compiled, hosted = results
+    faults = compiled["fault_tolerance"]["num_nonfinite_env_steps"]
+    assert faults > 0
+    assert compiled["num_training_step_calls_per_iteration"] == 3
+    assert_equal(states[0].progress, states[1].progress)
+    assert_close(states[0].learner, states[1].learner, rtol=1e-4, atol=1e-5)
+    for name in ("num_env_steps_sampled", "num_env_steps_sampled_lifetime"):
+        assert compiled["env_runners"][name] == hosted["env_runners"][name] == 3 * 128 - faults
+    assert compiled["num_env_steps_trained_lifetime"] == hosted["num_env_steps_trained_lifetime"]
+    assert compiled["told"] == 3 * 128 - faults
 
 
 def test_columns_are_divided_over_devices_with_the_same_minibatches() -> None:
@@ -113,6 +153,35 @@ def test_a_resumed_run_is_the_same_to_the_bit_where_the_environment_can_be_resto
         found = resumed.get_state()["train_state"]
     assert found.keys() == expected.keys()
     assert any(name.startswith("env.env.") for name in expected)
+    for name, leaf in expected.items():
+        assert leaf.tobytes() == found[name].tobytes(), name
+
+
+@pytest.mark.parametrize("batches", [3, 4])
+def test_a_run_resumes_with_the_weights_that_were_acted_with(batches: int, tmp_path: Path) -> None:
+    """Those of the latest broadcast, with their statistics, and not the learner's newest."""
+
+    def trained(algorithm: Any, number: int) -> Any:
+        for _ in range(number):
+            algorithm.train()
+        return algorithm.get_state()["train_state"]
+
+    config = on_host("IMPALA", broadcast_interval=3, lr=[[0, 1e-2], [1000, 0.0]])
+    with config.env_runners(observation_filter="MeanStdFilter").build() as algorithm:
+        saved = trained(algorithm, batches)
+        path = algorithm.save(tmp_path)
+        again = trained(algorithm, 2)
+    assert any(name.startswith("behaviour.params") for name in saved) == (batches % 3 != 0)
+    with Algorithm.from_checkpoint(path) as resumed:
+        assert_same_leaves(trained(resumed, 0), saved)
+        resumed.restore(resumed.save(tmp_path / "at_once"))
+        assert_same_leaves(trained(resumed, 2), again)
+    with Algorithm.from_checkpoint(path, broadcast_interval=1) as resumed:
+        assert not any(name.startswith("behaviour.") for name in trained(resumed, 1))
+
+
+def assert_same_leaves(found: Any, expected: Any) -> None:
+    assert found.keys() == expected.keys()
     for name, leaf in expected.items():
         assert leaf.tobytes() == found[name].tobytes(), name
 

@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxrl.config.load import load_experiment
+from jaxrl.core.learner import make_optimizer
 from jaxrl.runners.assemble import assemble
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -30,3 +33,18 @@ def test_in_graph_configs_fit(path: Path) -> None:
     assert assembly.in_graph
     plan = assembly.plan
     assert assembly.in_graph_runner.batch_steps == plan.total_envs * plan.rollout_fragment_length
+
+
+def test_minatars_dqn_steps_as_pytorchs_rmsprop_does() -> None:
+    """Centred, with eps added to the root, as in the authors' examples/dqn.py."""
+    settings = load_experiment(CONFIGS / "minatar" / "breakout-dqn.yaml").config.training_settings
+    optimizer = make_optimizer(settings.optimizer, jnp.float32(2.5e-4))
+    gradients = np.random.default_rng(0).normal(size=(50, 3)) * [1e-3, 1e-2, 1.0]
+    state = optimizer.init(jnp.zeros(3))
+    square, mean = np.zeros(3), np.zeros(3)
+    for gradient in gradients:
+        square = 0.95 * square + 0.05 * gradient**2
+        mean = 0.95 * mean + 0.05 * gradient
+        want = -2.5e-4 * gradient / (np.sqrt(square - mean**2) + 0.01)
+        got, state = optimizer.update(jnp.asarray(gradient, jnp.float32), state)
+        np.testing.assert_allclose(got, want, rtol=2e-3)

@@ -26,6 +26,7 @@ from jaxrl.runners.sharding import (
     state_shardings,
 )
 from jaxrl.runners.train_state import Sampled, TrainState
+from jaxrl.seeds import seed_key
 
 if TYPE_CHECKING:
     from jaxrl.runners.assemble import Assembly
@@ -60,7 +61,7 @@ def data_as_keys(tree: PyTree, like: PyTree) -> PyTree:
 
 def first_state(assembly: "Assembly", seed: int) -> TrainState:
     """The state that learning begins with."""
-    key, made = jax.random.key(seed), assembly.made
+    key, made = seed_key(seed), assembly.made
     if assembly.in_graph:
         assert isinstance(made, MadeEnv)
         return assembly.in_graph_runner.init(key, to_host(made.params))
