@@ -37,10 +37,7 @@ from jaxrl.metrics import DEFAULT_MODULE, TIMERS
 from jaxrl.recorder import Recorder
 from jaxrl.runners.announce import announce
 from jaxrl.runners.assemble import Assembly, assemble, spaces_of
-from jaxrl.runners.cache import enable_compilation_cache
-from jaxrl.runners.devices import claim_cpu_devices
 from jaxrl.runners.env_params import changed_params
-from jaxrl.runners.environs import set_driver_environs
 from jaxrl.runners.evaluate import Evaluated
 from jaxrl.runners.evaluation import Evaluation, custom_evaluation
 from jaxrl.runners.groups import learner_group, loop_of
@@ -52,6 +49,7 @@ from jaxrl.runners.inference import Inference
 from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runners.loop import EnvRunnerGroup, LearnerMetrics, Loop
 from jaxrl.runners.placement import check_memory, choose_devices
+from jaxrl.runners.process import prepare_process
 from jaxrl.runners.program import Program, compile_report, compile_seconds
 from jaxrl.runners.results import IterationTotals, to_host
 from jaxrl.runners.rollout import Actor
@@ -99,11 +97,7 @@ class Algorithm(ComputesActions):
         config.validate()
         self.on_phase: Callable[[str], None] = lambda phase: None
         set_log_level(config.debugging_settings.log_level)
-        set_driver_environs(config)
-        self._notes = [
-            *claim_cpu_devices(),
-            enable_compilation_cache(config.debugging_settings.compilation_cache_dir),
-        ]
+        self._notes = prepare_process(config)
         if not may_only_read:
             Recorder(config, run_folder).check_writable()
         config, measured = settle_width(config)
@@ -692,8 +686,9 @@ class Algorithm(ComputesActions):
         metadata = ckpt.read_metadata(found)
         host.component_prefixes(component)  # refuses an unknown name
         host.check_supplied(metadata, overrides, found)
-        leaves = ckpt.read_leaves(found, metadata)  # refused, if damaged, before anything compiles
         config = config_from_serializable(metadata["config"], overrides)
+        prepare_process(config)
+        leaves = ckpt.read_leaves(found, metadata)  # refused, if damaged, before anything compiles
         algorithm_class = config.algo_class or cls
         algorithm = algorithm_class(config, run_folder=run_folder, may_only_read=True)
         if overrides and component is None:

@@ -20,9 +20,9 @@ from jaxrl.pbt import Exploit, Scheduler, check_population, read_schedule, refus
 from jaxrl.points import Point, points_of
 from jaxrl.runners.assemble import assemble
 from jaxrl.runners.chunks import lanes_at_once
-from jaxrl.runners.devices import claim_cpu_devices
 from jaxrl.runners.grouping import devices_of, grouped
 from jaxrl.runners.lane_group import LaneGroup
+from jaxrl.runners.process import prepare_process
 from jaxrl.sweep_runs import RETURN, SweepRuns, read_saved
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class Population(SweepRuns):
             run_folder: The sweep to go on with; None makes a folder.
         """
         super().__init__(config, run_folder=run_folder)
+        prepare_process(config)
         scheduler, self._mutations = scheduler_of(config), mutations_of(config)
-        claim_cpu_devices()
         members = grouped(self.lanes)
         self._scheduler: Scheduler | None = None
         if scheduler is not None:

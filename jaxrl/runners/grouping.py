@@ -9,6 +9,7 @@ from jaxrl.config.sweep import Lane
 from jaxrl.core.hparams import numbers_of
 from jaxrl.core.types import Device
 from jaxrl.errors import ConfigError
+from jaxrl.runners.devices import warn_of_lost_devices
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -50,7 +51,10 @@ def devices_of(config: "AlgorithmConfig") -> list[Device]:
     devices, learners = jax.local_devices(), config.learners_settings
     if learners.local_device_idx is not None:
         return [devices[learners.local_device_idx]]
-    return devices if learners.num_devices == "auto" else devices[: learners.num_devices]
+    if learners.num_devices != "auto":
+        return devices[: learners.num_devices]
+    warn_of_lost_devices(lambda count: count)
+    return devices
 
 
 def check_lane(lane: Lane) -> None:
