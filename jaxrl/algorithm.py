@@ -40,6 +40,7 @@ from jaxrl.runners.assemble import Assembly, assemble, spaces_of
 from jaxrl.runners.env_params import changed_params
 from jaxrl.runners.evaluate import Evaluated
 from jaxrl.runners.evaluation import Evaluation, custom_evaluation
+from jaxrl.runners.exclusive import Exclusive, one_thread, until_stopped
 from jaxrl.runners.groups import learner_group, loop_of
 from jaxrl.runners.hooks import AlgorithmHooks, RunnerHooks
 from jaxrl.runners.host_evaluation import EvaluationRunners
@@ -95,6 +96,7 @@ class Algorithm(ComputesActions):
             may_only_read: Do not ask before training whether a folder could be made.
         """
         config.validate()
+        self._use = Exclusive("Algorithm")
         self.on_phase: Callable[[str], None] = lambda phase: None
         set_log_level(config.debugging_settings.log_level)
         self._notes = prepare_process(config)
@@ -212,6 +214,7 @@ class Algorithm(ComputesActions):
         self._check_in_graph("env_params")
         return to_host(self.state.env_params)
 
+    @one_thread
     def set_env_params(self, params: PyTree = None, /, **fields: Any) -> None:
         """Go on in an environment with other parameters, as a curriculum does.
 
@@ -264,6 +267,7 @@ class Algorithm(ComputesActions):
 
     # --- training ---
 
+    @until_stopped
     def train(self) -> Result:
         """One iteration: as many train batches as `reporting` asks for, at least one.
 
@@ -312,6 +316,7 @@ class Algorithm(ComputesActions):
         until_evaluation = until_multiple(since, settings.evaluation_interval or 0)
         return min(until_evaluation, self._iterations_of_fit())
 
+    @until_stopped
     def training_step(self) -> Mapping[str, float]:
         """One dispatch of the compiled program: roll out, prepare, draw, update.
 
@@ -385,6 +390,7 @@ class Algorithm(ComputesActions):
         self._call("on_evaluate_end", evaluation_metrics=result)
         return result
 
+    @until_stopped
     def fit(
         self,
         stop: Mapping[str, Any] | None = None,
@@ -430,6 +436,7 @@ class Algorithm(ComputesActions):
         self._recorder.draw_learning_curve()
         return result
 
+    @until_stopped
     def compile(self) -> dict[str, dict[str, Any]]:
         """Compile what training and evaluation need, and say what each program took and needs.
 
@@ -451,6 +458,7 @@ class Algorithm(ComputesActions):
 
     # --- evaluation and actions ---
 
+    @one_thread
     def evaluate(
         self,
         *,
@@ -537,6 +545,7 @@ class Algorithm(ComputesActions):
         check_module_id(module_id)
         return self._assembly.module
 
+    @one_thread
     def get_weights(self, module_ids: Sequence[str] | None = None) -> dict[str, PyTree]:
         """`{module_id: parameters}`, NumPy copies, of all modules or those named."""
         wanted = [DEFAULT_MODULE] if module_ids is None else module_ids
@@ -544,6 +553,7 @@ class Algorithm(ComputesActions):
             check_module_id(module_id)
         return {module_id: get_parameters(self.state) for module_id in wanted}
 
+    @one_thread
     def set_weights(self, weights: Mapping[str, PyTree], *, strict: bool = True) -> list[str]:
         """Replace the module's parameters, as for a warm start from another run.
 
@@ -561,6 +571,7 @@ class Algorithm(ComputesActions):
         self.state, problems = set_parameters(self.state, params, strict=strict)
         return problems
 
+    @one_thread
     def get_state(self) -> dict[str, Any]:
         """All that a checkpoint holds: every leaf of the TrainState, and the metadata."""
         return {"train_state": ckpt.host_leaves(self._whole_state()), "metadata": self._metadata()}
@@ -569,6 +580,7 @@ class Algorithm(ComputesActions):
         """The state with that of the environments, also where runners on the host keep them."""
         return self._loop.whole(to_save(self._assembly, self.state))
 
+    @one_thread
     def set_state(self, state: Mapping[str, Any], component: str | None = None) -> None:
         """Replace (never merge) the state by one that `get_state` returned.
 
@@ -607,6 +619,7 @@ class Algorithm(ComputesActions):
 
     # --- checkpoints ---
 
+    @one_thread
     def save(self, checkpoint_dir: str | os.PathLike[str] | None = None) -> str:
         """Write a checkpoint, wait until it is on disk, and return its path.
 
@@ -614,6 +627,7 @@ class Algorithm(ComputesActions):
             checkpoint_dir: The folder that gets `checkpoint_<iteration>`; None for the run's.
         """
         if checkpoint_dir is None:
+            self._use.refuse_stopped("save()")
             return str(self._save_in_run(wait=True))
         self.on_phase("saving")
         writer = ckpt.CheckpointWriter(checkpoint_dir)
@@ -628,6 +642,7 @@ class Algorithm(ComputesActions):
             self.iteration, state, self._metadata(), self._last_result, wait=wait
         )
 
+    @one_thread
     def restore(self, path: str | os.PathLike[str], component: str | None = None) -> None:
         """Continue from a checkpoint of the same algorithm, module and environments.
 
@@ -714,6 +729,7 @@ class Algorithm(ComputesActions):
 
         May be called twice.
         """
+        self._use.is_stopped = True
         try:
             self._recorder.close()
         finally:

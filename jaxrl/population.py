@@ -20,6 +20,7 @@ from jaxrl.pbt import Exploit, Scheduler, check_population, read_schedule, refus
 from jaxrl.points import Point, points_of
 from jaxrl.runners.assemble import assemble
 from jaxrl.runners.chunks import lanes_at_once
+from jaxrl.runners.exclusive import one_thread, until_stopped
 from jaxrl.runners.grouping import devices_of, grouped
 from jaxrl.runners.lane_group import LaneGroup
 from jaxrl.runners.process import prepare_process
@@ -116,6 +117,7 @@ class Population(SweepRuns):
 
     # --- training ---
 
+    @until_stopped
     def train(self) -> Result:
         """One iteration of every lane that has not diverged.
 
@@ -156,6 +158,7 @@ class Population(SweepRuns):
         if done:
             self._scheduler.write(self.folder.path)
 
+    @until_stopped
     def fit(
         self,
         stop: Mapping[str, Any] | None = None,
@@ -204,6 +207,7 @@ class Population(SweepRuns):
         own = [(index, run.own_values) for index, run in enumerate(self._runs)]
         return points_of(own, results, metric)
 
+    @one_thread
     def lane(self, index: int) -> Algorithm:
         """A lane as an ordinary Algorithm, in the state that it has now; it trains by itself.
 
@@ -217,12 +221,14 @@ class Population(SweepRuns):
         alone.set_state(run.get_state())
         return alone
 
+    @one_thread
     def evaluate(self, *, num_episodes: int | None = None) -> dict[int, Result]:
         """`Algorithm.evaluate` of every lane that has not diverged, by index, in one program."""
         return {i: self._runs[i].evaluate(num_episodes=num_episodes) for i in self.active}
 
     # --- checkpoints ---
 
+    @one_thread
     def save(self) -> str:
         """A checkpoint of every lane that has not diverged in its folder; the sweep's folder."""
         for index in self.active:
