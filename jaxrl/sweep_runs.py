@@ -58,6 +58,8 @@ class SweepRuns:
         """The sweep's folder, with one of each lane in it; made when it is first needed."""
         if self._folder is None:
             self._folder = RunFolder.create(self.config, checkpoints=False)
+        else:
+            self._folder.make_again(self.config, checkpoints=False)
         return self._folder
 
     def lane_name(self, index: int) -> str:
