@@ -37,12 +37,10 @@ from jaxrl.metrics import DEFAULT_MODULE, TIMERS
 from jaxrl.recorder import Recorder
 from jaxrl.runners.announce import announce
 from jaxrl.runners.assemble import Assembly, assemble, spaces_of
-from jaxrl.runners.cache import enable_compilation_cache
-from jaxrl.runners.devices import claim_cpu_devices
 from jaxrl.runners.env_params import changed_params
-from jaxrl.runners.environs import set_driver_environs
 from jaxrl.runners.evaluate import Evaluated
 from jaxrl.runners.evaluation import Evaluation, custom_evaluation
+from jaxrl.runners.exclusive import Exclusive, one_thread, until_stopped
 from jaxrl.runners.groups import learner_group, loop_of
 from jaxrl.runners.hooks import AlgorithmHooks, RunnerHooks
 from jaxrl.runners.host_evaluation import EvaluationRunners
@@ -52,6 +50,7 @@ from jaxrl.runners.inference import Inference
 from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runners.loop import EnvRunnerGroup, LearnerMetrics, Loop
 from jaxrl.runners.placement import check_memory, choose_devices
+from jaxrl.runners.process import prepare_process
 from jaxrl.runners.program import Program, compile_report, compile_seconds
 from jaxrl.runners.results import IterationTotals, to_host
 from jaxrl.runners.rollout import Actor
@@ -98,13 +97,10 @@ class Algorithm(ComputesActions):
             may_only_read: Do not ask before training whether a folder could be made.
         """
         config.validate()
+        self._use = Exclusive("Algorithm")
         self.on_phase: Callable[[str], None] = lambda phase: None
         set_log_level(config.debugging_settings.log_level)
-        set_driver_environs(config)
-        self._notes = [
-            *claim_cpu_devices(),
-            enable_compilation_cache(config.debugging_settings.compilation_cache_dir),
-        ]
+        self._notes = prepare_process(config)
         if not may_only_read:
             Recorder(config, run_folder).check_writable()
         config, measured = settle_width(config)
@@ -219,6 +215,7 @@ class Algorithm(ComputesActions):
         self._check_in_graph("env_params")
         return to_host(self.state.env_params)
 
+    @one_thread
     def set_env_params(self, params: PyTree = None, /, **fields: Any) -> None:
         """Go on in an environment with other parameters, as a curriculum does.
 
@@ -271,6 +268,7 @@ class Algorithm(ComputesActions):
 
     # --- training ---
 
+    @until_stopped
     def train(self) -> Result:
         """One iteration: as many train batches as `reporting` asks for, at least one.
 
@@ -319,6 +317,7 @@ class Algorithm(ComputesActions):
         until_evaluation = until_multiple(since, settings.evaluation_interval or 0)
         return min(until_evaluation, self._iterations_of_fit())
 
+    @until_stopped
     def training_step(self) -> Mapping[str, float]:
         """One dispatch of the compiled program: roll out, prepare, draw, update.
 
@@ -392,6 +391,7 @@ class Algorithm(ComputesActions):
         self._call("on_evaluate_end", evaluation_metrics=result)
         return result
 
+    @until_stopped
     def fit(
         self,
         stop: Mapping[str, Any] | None = None,
@@ -437,6 +437,7 @@ class Algorithm(ComputesActions):
         self._recorder.draw_learning_curve()
         return result
 
+    @until_stopped
     def compile(self) -> dict[str, dict[str, Any]]:
         """Compile what training and evaluation need, and say what each program took and needs.
 
@@ -458,6 +459,7 @@ class Algorithm(ComputesActions):
 
     # --- evaluation and actions ---
 
+    @one_thread
     def evaluate(
         self,
         *,
@@ -544,6 +546,7 @@ class Algorithm(ComputesActions):
         check_module_id(module_id)
         return self._assembly.module
 
+    @one_thread
     def get_weights(self, module_ids: Sequence[str] | None = None) -> dict[str, PyTree]:
         """`{module_id: parameters}`, NumPy copies, of all modules or those named."""
         wanted = [DEFAULT_MODULE] if module_ids is None else module_ids
@@ -551,6 +554,7 @@ class Algorithm(ComputesActions):
             check_module_id(module_id)
         return {module_id: get_parameters(self.state) for module_id in wanted}
 
+    @one_thread
     def set_weights(self, weights: Mapping[str, PyTree], *, strict: bool = True) -> list[str]:
         """Replace the module's parameters, as for a warm start from another run.
 
@@ -568,6 +572,7 @@ class Algorithm(ComputesActions):
         self.state, problems = set_parameters(self.state, params, strict=strict)
         return problems
 
+    @one_thread
     def get_state(self) -> dict[str, Any]:
         """All that a checkpoint holds: every leaf of the TrainState, and the metadata."""
         return {"train_state": ckpt.host_leaves(self._whole_state()), "metadata": self._metadata()}
@@ -576,6 +581,7 @@ class Algorithm(ComputesActions):
         """The state with that of the environments, also where runners on the host keep them."""
         return self._loop.whole(to_save(self._assembly, self.state))
 
+    @one_thread
     def set_state(self, state: Mapping[str, Any], component: str | None = None) -> None:
         """Replace (never merge) the state by one that `get_state` returned.
 
@@ -613,6 +619,7 @@ class Algorithm(ComputesActions):
 
     # --- checkpoints ---
 
+    @one_thread
     def save(self, checkpoint_dir: str | os.PathLike[str] | None = None) -> str:
         """Write a checkpoint, wait until it is on disk, and return its path.
 
@@ -620,6 +627,7 @@ class Algorithm(ComputesActions):
             checkpoint_dir: The folder that gets `checkpoint_<iteration>`; None for the run's.
         """
         if checkpoint_dir is None:
+            self._use.refuse_stopped("save()")
             return str(self._save_in_run(wait=True))
         self.on_phase("saving")
         writer = ckpt.CheckpointWriter(checkpoint_dir)
@@ -634,6 +642,7 @@ class Algorithm(ComputesActions):
             self.iteration, state, self._metadata(), self._last_result, wait=wait
         )
 
+    @one_thread
     def restore(self, path: str | os.PathLike[str], component: str | None = None) -> None:
         """Continue from a checkpoint of the same algorithm, module and environments.
 
@@ -692,8 +701,9 @@ class Algorithm(ComputesActions):
         metadata = ckpt.read_metadata(found)
         host.component_prefixes(component)  # refuses an unknown name
         host.check_supplied(metadata, overrides, found)
-        leaves = ckpt.read_leaves(found, metadata)  # refused, if damaged, before anything compiles
         config = config_from_serializable(metadata["config"], overrides)
+        prepare_process(config)
+        leaves = ckpt.read_leaves(found, metadata)  # refused, if damaged, before anything compiles
         algorithm_class = config.algo_class or cls
         algorithm = algorithm_class(config, run_folder=run_folder, may_only_read=True)
         if overrides and component is None:
@@ -719,6 +729,7 @@ class Algorithm(ComputesActions):
 
         May be called twice.
         """
+        self._use.is_stopped = True
         try:
             self._recorder.close()
         finally:

@@ -15,6 +15,7 @@ from jaxrl.host_state import HostState
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.policy import Policy
 from jaxrl.runners.asking import Asked, Fetched, by_name, refuse_inputs, row
+from jaxrl.runners.exclusive import Exclusive, one_thread
 from jaxrl.runners.inference import Inference
 from jaxrl.runners.rollout import Actor
 from jaxrl.seeds import check_seed
@@ -29,6 +30,7 @@ class ComputesActions(ABC):
     config: AlgorithmConfig
     _inference: Inference
     _host: HostState
+    _use: Exclusive
 
     @abstractmethod
     def _actor(self) -> Actor:
@@ -38,6 +40,7 @@ class ComputesActions(ABC):
     def _key(self, purpose: int, number: int) -> Key:
         """The key of so many draws for a purpose."""
 
+    @one_thread
     def get_policy(
         self, policy_id: str = DEFAULT_MODULE, *, explore: bool | None = None, seed: int = 0
     ) -> Policy:
@@ -149,6 +152,7 @@ class ComputesActions(ABC):
         fetched = by_name(self._act(asked, policy_id), names)
         return fetched if asked.keeps_state else fetched[0]
 
+    @one_thread
     def _act(self, asked: Asked, policy_id: str) -> Fetched:
         check_module_id(policy_id)
         self._host.actions_drawn += 1

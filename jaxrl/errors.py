@@ -67,6 +67,14 @@ class LearnerError(JaxrlError, RuntimeError):
     """A learner process could not start, died or hung."""
 
 
+class InUseError(JaxrlError, RuntimeError):
+    """A run is used by another thread."""
+
+
+class StoppedError(JaxrlError, RuntimeError):
+    """A run that was stopped was to go on."""
+
+
 class RetraceError(JaxrlError, RuntimeError):
     """A compiled program was about to be compiled again."""
 

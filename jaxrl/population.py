@@ -19,9 +19,10 @@ from jaxrl.logging.run_folder import is_run_folder
 from jaxrl.pbt import Exploit, Scheduler, check_population, read_schedule, refuse_fixed_of
 from jaxrl.points import Point, points_of
 from jaxrl.runners.chunks import lanes_at_once
-from jaxrl.runners.devices import claim_cpu_devices
+from jaxrl.runners.exclusive import one_thread, until_stopped
 from jaxrl.runners.grouping import Sharing, devices_of, grouped, on_the_host
 from jaxrl.runners.lane_group import LaneGroup
+from jaxrl.runners.process import prepare_process
 from jaxrl.sweep_runs import RETURN, SweepRuns, read_saved
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ class Population(SweepRuns):
             run_folder: The sweep to go on with; None makes a folder.
         """
         super().__init__(config, run_folder=run_folder)
+        prepare_process(config)
         scheduler, self._mutations = scheduler_of(config), mutations_of(config)
-        claim_cpu_devices()
         members = grouped(self.lanes)
         self._scheduler: Scheduler | None = None
         if scheduler is not None:
@@ -115,6 +116,7 @@ class Population(SweepRuns):
 
     # --- training ---
 
+    @until_stopped
     def train(self) -> Result:
         """One iteration of every lane that has not diverged.
 
@@ -155,6 +157,7 @@ class Population(SweepRuns):
         if done:
             self._scheduler.write(self.folder.path)
 
+    @until_stopped
     def fit(
         self,
         stop: Mapping[str, Any] | None = None,
@@ -203,6 +206,7 @@ class Population(SweepRuns):
         own = [(index, run.own_values) for index, run in enumerate(self._runs)]
         return points_of(own, results, metric)
 
+    @one_thread
     def lane(self, index: int) -> Algorithm:
         """A lane as an ordinary Algorithm, in the state that it has now; it trains by itself.
 
@@ -216,6 +220,7 @@ class Population(SweepRuns):
         alone.set_state(run.get_state())
         return alone
 
+    @one_thread
     def evaluate(self, *, num_episodes: int | None = None) -> Result:
         """`Algorithm.evaluate` of every lane that has not diverged, in one program.
 
@@ -230,6 +235,7 @@ class Population(SweepRuns):
 
     # --- checkpoints ---
 
+    @one_thread
     def save(self) -> str:
         """A checkpoint of every lane that has not diverged in its folder; the sweep's folder."""
         for index in self.active:

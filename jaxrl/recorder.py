@@ -1,6 +1,7 @@
 """What a run writes down: its folder, its sinks and its checkpoints, opened when first needed."""
 
 import dataclasses
+import logging
 import os
 import weakref
 from collections.abc import Mapping
@@ -17,6 +18,9 @@ from jaxrl.metrics import lookup
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+
+
+logger = logging.getLogger("jaxrl")
 
 
 @dataclasses.dataclass
@@ -95,7 +99,19 @@ class Recorder:
         """The run's folder, made if there is none yet."""
         if self._folder is None:
             self._folder = RunFolder.create(self._config)
+        elif self._folder.make_again(self._config):
+            self._latest_checkpoint = None
+            self._forget()
         return self._folder
+
+    def _forget(self) -> None:
+        """Let go what writes into files that were removed; it is opened anew when it is needed."""
+        opened = dataclasses.replace(self._open)
+        self._open.writer = self._open.sinks = None
+        try:
+            opened.close()
+        except Exception as error:  # noqa: BLE001  (what was lost is lost; the run goes on)
+            logger.warning("What was being written into removed files is lost: %s", error)
 
     @property
     def has_folder(self) -> bool:
@@ -104,8 +120,9 @@ class Recorder:
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Pass one iteration's result to every sink."""
+        folder = self.folder
         if self._open.sinks is None:
-            self._open.sinks = open_sinks(self._config, self.folder, *self._start)
+            self._open.sinks = open_sinks(self._config, folder, *self._start)
         plain = results.plain_result(result)
         for sink in self._open.sinks:
             sink.write(plain if isinstance(sink, OWN_SINKS) else dict(result))
@@ -121,11 +138,11 @@ class Recorder:
         wait: bool,
     ) -> Path:
         """A checkpoint in the run's folder, under the settings' rules of what is kept."""
-        settings = self._config.checkpointing_settings
+        settings, folder = self._config.checkpointing_settings, self.folder
         writer = self._open.writer
         if writer is None:
             writer = self._open.writer = CheckpointWriter(
-                self.folder.checkpoints,
+                folder.checkpoints,
                 max_to_keep=settings.max_to_keep,
                 scored=settings.checkpoint_score_attribute is not None,
                 score_order=settings.checkpoint_score_order,

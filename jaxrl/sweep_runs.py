@@ -14,6 +14,7 @@ from jaxrl.logging import RunFolder
 from jaxrl.metrics import lookup
 from jaxrl.pbt import Exploit
 from jaxrl.points import Point, points_of
+from jaxrl.runners.exclusive import Exclusive
 from jaxrl.runners.grouping import check_lane
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class SweepRuns:
             config: Gets frozen.
             run_folder: The sweep to go on with; None makes a folder.
         """
+        self._use = Exclusive(type(self).__name__)
         config.freeze()
         self.config = config
         self.lanes: list[Lane] = lanes_of(config)
@@ -56,6 +58,8 @@ class SweepRuns:
         """The sweep's folder, with one of each lane in it; made when it is first needed."""
         if self._folder is None:
             self._folder = RunFolder.create(self.config, checkpoints=False)
+        else:
+            self._folder.make_again(self.config, checkpoints=False)
         return self._folder
 
     def lane_name(self, index: int) -> str:
@@ -135,6 +139,7 @@ class SweepRuns:
 
     def stop(self) -> None:
         """Finish what is being written; may be called twice."""
+        self._use.is_stopped = True
         if self._folder is not None:
             self._folder.close()
 

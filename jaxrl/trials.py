@@ -15,6 +15,7 @@ from jaxrl.errors import CheckpointError, ConfigError, DivergenceError
 from jaxrl.logging import RunFolder
 from jaxrl.logging.json_sink import read_results
 from jaxrl.logging.run_folder import is_run_folder, iteration_of
+from jaxrl.runners.exclusive import until_stopped
 from jaxrl.sweep_runs import SweepRuns, read_saved
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Trials(SweepRuns):
             "own pace: call fit(stop={'training_iteration': 1})."
         )
 
+    @until_stopped
     def fit(
         self,
         stop: Mapping[str, Any] | None = None,

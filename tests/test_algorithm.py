@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import json
+import shutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ from jaxrl.errors import (
     UnknownNameError,
 )
 from jaxrl.logging import RunFolder
+from jaxrl.logging.json_sink import read_results
 from tests.endless import Endless, EndlessState
 from tests.helpers import assert_equal, differs, small
 
@@ -268,15 +270,19 @@ def test_dropping_an_algorithm_closes_what_it_writes(tmp_path: Path) -> None:
     RunFolder.open(run).close()  # nobody holds it any more
 
 
-def test_an_algorithm_goes_on_after_stop() -> None:
-    """And appends to its logs."""
-    algorithm = small().build()
-    algorithm.train()
+def test_a_run_whose_folder_is_removed_can_still_be_resumed(tmp_path: Path) -> None:
+    algorithm = small().debugging(results_dir=str(tmp_path), run_name="run").build()
+    algorithm.fit({"training_iteration": 1})
+    run, run_id = Path(algorithm.run_dir), algorithm.run_folder.run_id
+    shutil.rmtree(run)
+    algorithm.fit({"training_iteration": 2})
     algorithm.stop()
-    algorithm.train()
-    algorithm.stop()
-    lines = (Path(algorithm.run_dir) / "result.json").read_text().splitlines()
-    assert [json.loads(line)["training_iteration"] for line in lines] == [1, 2]
+    with RunFolder.open(run) as folder:
+        assert (folder.run_id, folder.stop_criterion) == (run_id, {"training_iteration": 2})
+        assert [row["training_iteration"] for row in read_results(folder.result_file)] == [2]
+        with Algorithm.from_checkpoint(run, run_folder=folder) as resumed:
+            assert resumed.train()["training_iteration"] == 3
+    assert len((run / "result.json").read_text().splitlines()) == 2
 
 
 SHOWN = """

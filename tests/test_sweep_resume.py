@@ -16,7 +16,7 @@ from jaxrl.core.struct import replace
 from jaxrl.errors import CheckpointError
 from jaxrl.logging import RunFolder
 from jaxrl.population import Population
-from tests.helpers import small
+from tests.helpers import assert_equal, small
 
 pytestmark = pytest.mark.allow_key_reuse
 
@@ -147,6 +147,20 @@ def test_lanes_that_diverged_stay_left_behind(tmp_path: Path) -> None:
         for own, other in zip(states_of(resumed), want, strict=True):
             for name, leaf in own.items():
                 assert leaf.tobytes() == other[name].tobytes(), name
+
+
+def test_a_sweep_whose_folder_is_removed_can_still_be_resumed() -> None:
+    with population(small().sweep(seeds=2)) as sweep:
+        sweep.train()
+        folder = sweep.folder.path
+        shutil.rmtree(folder)
+        sweep.train()
+        sweep.save()
+        want = states_of(sweep)
+    with Population.from_checkpoint(folder) as resumed:
+        assert resumed.iteration == 2
+        for got, state in zip(states_of(resumed), want, strict=True):
+            assert_equal(got, state)
 
 
 def test_settings_that_are_given_are_not_restored() -> None:

@@ -22,6 +22,7 @@ from jaxrl.logging import files, results
 from jaxrl.logging.run_folder import RunFolder
 from jaxrl.population import Population
 from jaxrl.runners.assemble import assemble
+from jaxrl.runners.process import prepare_process
 from jaxrl.sweep_state import SWEEP_FILE
 
 SAVE_EVERY_S = float(os.environ.get("JAXRL_BENCHMARK_SAVE_EVERY_S", "60"))
@@ -35,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config.debugging(loggers=[], results_dir=job.folder)
     config.checkpointing(checkpoint_frequency=0, checkpoint_at_end=False, max_to_keep=1)
     config.evaluation(evaluation_interval=None)
+    prepare_process(config)
     if assemble(config.copy(copy_frozen=False)).in_graph:
         _run(job, _Lanes(job, config))
     else:

@@ -14,7 +14,15 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from jaxrl.buffers.n_step import folded
 from jaxrl.buffers.sum_tree import SumTree
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import Columns, Counter, Key, PyTree, Rollout, Transition
+from jaxrl.core.types import (
+    Columns,
+    Counter,
+    Key,
+    PyTree,
+    Rollout,
+    Transition,
+    strongly_typed,
+)
 from jaxrl.ops.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -124,7 +132,7 @@ class Replay:
         """Nothing stored, for rollouts `[T, B, ...]` of these shapes and types."""
         row = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), _kept(rollout))
         num_envs = rollout.reward.shape[1]
-        rows = _storage().init(row, num_envs, self.length)
+        rows = strongly_typed(_storage().init(row, num_envs, self.length))
         streams = Streams(
             env_index=jnp.full((num_envs,), -1, jnp.int32),
             env_step=jnp.zeros((num_envs,), jnp.uint32),

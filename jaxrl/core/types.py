@@ -21,6 +21,18 @@ Device: TypeAlias = Any
 Metrics: TypeAlias = dict[str, Array]
 
 
+def strongly_typed(tree: PyTree) -> PyTree:
+    """The tree without weakly typed leaves, which arrays read from a file are not.
+
+    A program that was traced for a weak type is another one, to be compiled again.
+    """
+
+    def strong(leaf: Any) -> Any:
+        return jnp.asarray(leaf, leaf.dtype) if jax.typeof(leaf).weak_type else leaf
+
+    return jax.tree.map(strong, tree)
+
+
 class Columns:
     """RLlib's column names, as used in module outputs and batches."""
 

@@ -1,9 +1,11 @@
 """The folder of one run: what lies where, and that only one process writes to it."""
 
+import contextlib
 import datetime
 import errno
 import fcntl
 import json
+import logging
 import os
 import re
 import shutil
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 DEFAULT_RESULTS_DIR = "~/jaxrl_results"
+logger = logging.getLogger("jaxrl")
+
+LOCK_FILE = ".lock"
 RESULT_FILE, PROGRESS_FILE = "result.json", "progress.csv"
 _MAX_NAME = 80
 
@@ -47,7 +52,8 @@ class RunFolder:
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
-        self._release = weakref.finalize(self, os.close, lock)
+        self._lock, self._release = lock, weakref.finalize(self, os.close, lock)
+        self._known: dict[str, Any] = {"id": uuid.uuid4().hex[:12], "stop": None}
 
     @classmethod
     def create(cls, config: "AlgorithmConfig", *, checkpoints: bool = True) -> "RunFolder":
@@ -94,10 +100,7 @@ class RunFolder:
         try:
             with files.one_sentence("write to the run folder", path):
                 folder = cls(path, _lock(path))
-                if checkpoints:
-                    folder.checkpoints.mkdir()
-                _write_json(folder.params_file, params)
-                _write_json(folder.run_file, {"id": uuid.uuid4().hex[:12], "stop": None})
+                folder._fill(params, checkpoints=checkpoints)
         except BaseException:
             shutil.rmtree(path, ignore_errors=True)
             raise
@@ -118,7 +121,54 @@ class RunFolder:
                 "'jaxrl train' printed."
             )
         with files.one_sentence("write to the run folder", folder):
-            return cls(folder, _lock(folder))
+            opened = cls(folder, _lock(folder))
+        with contextlib.suppress(RunFolderError):  # told when somebody asks for it
+            opened._run_info()
+        return opened
+
+    def make_again(self, config: "AlgorithmConfig", *, checkpoints: bool = True) -> bool:
+        """Make the folder anew if somebody removed it, or its files, since it was made.
+
+        The run has the same id and stop criterion; what it wrote until then is gone.
+
+        Args:
+            config: Of the run.
+            checkpoints: As for `make`.
+
+        Returns:
+            Whether that was necessary.
+
+        Raises:
+            RunFolderError: It cannot be made, or another process made it meanwhile.
+        """
+        if not self._release.alive or (self._is_ours() and is_run_folder(self.path)):
+            return False
+        with files.one_sentence("create again the run folder", self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            if not self._is_ours():
+                lock = _lock(self.path)
+                self._release()
+                self._lock, self._release = lock, weakref.finalize(self, os.close, lock)
+            self._fill(describable_dict(config), checkpoints=checkpoints)
+        logger.warning(
+            "The run folder %s was removed while the run went on: it was made again, without what "
+            "had been written until now.",
+            self.path,
+        )
+        return True
+
+    def _is_ours(self) -> bool:
+        """Whether the folder is the one that was locked, and not another of its name."""
+        try:
+            return os.path.samestat(os.stat(self.path / LOCK_FILE), os.fstat(self._lock))
+        except FileNotFoundError:
+            return False
+
+    def _fill(self, params: Mapping[str, Any], *, checkpoints: bool) -> None:
+        if checkpoints:
+            self.checkpoints.mkdir(exist_ok=True)
+        _write_json(self.params_file, params)
+        _write_json(self.run_file, self._known)
 
     @property
     def name(self) -> str:
@@ -174,6 +224,7 @@ class RunFolder:
         """Remembers what the run is to stop at, for `jaxrl resume`."""
         with files.one_sentence("write", self.run_file):
             _write_json(self.run_file, {**self._run_info(), "stop": dict(stop)})
+        self._known["stop"] = dict(stop)
 
     def __enter__(self) -> Self:
         return self
@@ -192,6 +243,7 @@ class RunFolder:
             raise RunFolderError(f"Cannot read {self.run_file}: {error}.") from error
         if not isinstance(info, dict) or "id" not in info or "stop" not in info:
             raise RunFolderError(f"{self.run_file} is damaged: it has no 'id' and 'stop'.")
+        self._known = info
         return info
 
 
@@ -243,7 +295,7 @@ def _make_unique(root: Path, name: str) -> Path:
 
 def _lock(path: Path) -> int:
     """Takes the folder for this process; the kernel gives it back when the process ends."""
-    handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(handle, 0)

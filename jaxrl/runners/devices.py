@@ -1,19 +1,26 @@
 """Which devices a run uses. On a CPU the cores are devices.
 
-Rule: when the first Algorithm is built, and nothing says otherwise (`XLA_FLAGS`,
+Rule: when the first Algorithm is built or restored, and nothing says otherwise (`XLA_FLAGS`,
 `JAX_NUM_CPU_DEVICES`, a backend that has started), the CPU is divided into as many devices as
 there are cores to use, at most 8. `config.plan` then decides how many of them a run takes.
 """
 
+import functools
+import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 
 from jaxrl.core.types import Device
 
+logger = logging.getLogger("jaxrl")
+
 MAX_CPU_DEVICES = 8
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_UNSET = -1
+"""JAX's own value of `jax_num_cpu_devices`."""
 
 
 def usable_cores() -> int:
@@ -31,26 +38,52 @@ def usable_cores() -> int:
 def claim_cpu_devices() -> list[str]:
     """Divide the CPU into devices if that is still possible; sentences for `explain()` if not."""
     compute_where_called()
-    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
-        return ["CPU devices: as XLA_FLAGS says."]
-    if "JAX_NUM_CPU_DEVICES" in os.environ:
-        return ["CPU devices: as JAX_NUM_CPU_DEVICES says."]
     wanted = min(MAX_CPU_DEVICES, usable_cores())
-    set_before = jax.config.values["jax_num_cpu_devices"]
-    if set_before == wanted:
-        return []
-    if set_before > 0:
-        return [f"CPU devices: {set_before}, as jax_num_cpu_devices says."]
+    said = _said_by_others(wanted)
+    if said is not None:
+        return [said]
     try:
         jax.config.update("jax_num_cpu_devices", wanted)
     except RuntimeError:
         found = len(jax.local_devices(backend="cpu"))
-        note = (
-            f"JAX had started before the first build, so the CPU stays {found} device(s); build "
-            "before using JAX, or set JAX_NUM_CPU_DEVICES, to use every core."
-        )
-        return [note]
+        return [] if found == wanted else [_too_late(found)]
     return []
+
+
+def _said_by_others(wanted: int) -> str | None:
+    """Who decided how many devices the CPU is, if not the rule."""
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return "CPU devices: as XLA_FLAGS says."
+    if "JAX_NUM_CPU_DEVICES" in os.environ:
+        return "CPU devices: as JAX_NUM_CPU_DEVICES says."
+    number = jax.config.values["jax_num_cpu_devices"]
+    if number in (wanted, _UNSET):
+        return None
+    return f"CPU devices: {number}, as jax_num_cpu_devices says."
+
+
+def warn_of_lost_devices(devices_of: Callable[[int], int]) -> None:
+    """Warn, once in a process, of cores that a run goes without since JAX had started too early.
+
+    Args:
+        devices_of: How many devices the run takes where there are so many.
+    """
+    wanted, found = min(MAX_CPU_DEVICES, usable_cores()), jax.local_device_count()
+    lost = jax.default_backend() == "cpu" and devices_of(wanted) > devices_of(found)
+    if lost and _said_by_others(wanted) is None:
+        _warn_once(_too_late(found))
+
+
+def _too_late(found: int) -> str:
+    return (
+        f"JAX had started before the first build, so the CPU stays {found} device(s); build "
+        "before using JAX, or set JAX_NUM_CPU_DEVICES, to use every core."
+    )
+
+
+@functools.cache
+def _warn_once(sentence: str) -> None:
+    logger.warning(sentence)
 
 
 def compute_where_called() -> None:

@@ -13,6 +13,7 @@ from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError, HostLanesError
 from jaxrl.runners.assemble import Assembly, assemble, make_env
+from jaxrl.runners.devices import warn_of_lost_devices
 from jaxrl.runners.env_params import share_a_program
 from jaxrl.runners.evaluation import evaluation_env
 
@@ -186,7 +187,10 @@ def devices_of(config: "AlgorithmConfig") -> list[Device]:
     devices, learners = jax.local_devices(), config.learners_settings
     if learners.local_device_idx is not None:
         return [devices[learners.local_device_idx]]
-    return devices if learners.num_devices == "auto" else devices[: learners.num_devices]
+    if learners.num_devices != "auto":
+        return devices[: learners.num_devices]
+    warn_of_lost_devices(lambda count: count)
+    return devices
 
 
 def check_lane(lane: Lane) -> None:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Int
 
 from jaxrl.core.learner import select
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import Key, Metrics, PyTree
+from jaxrl.core.types import Key, Metrics, PyTree, strongly_typed
 from jaxrl.runners.learning import Learning, summed, updates_between
 from jaxrl.runners.rollout import Sampler, initial_env_index
 from jaxrl.runners.train_state import Row, Sampled, Summary, TrainState, observed
@@ -41,13 +41,14 @@ class InGraph(Learning):
         learner_key, env_key, run_key = jax.random.split(key, 3)
         state = self._without_envs(learner_key, run_key, self.num_envs)
         lags = self.broadcast_interval > 1
-        return replace(
+        first = replace(
             state,
             behaviour=state.learner.sgd.params if lags else None,
             env=self.sampler.env.reset(env_key, initial_env_index(self.num_envs), env_params),
             env_params=env_params,
             carry=self.sampler.initial_carry(self.num_envs),
         )
+        return strongly_typed(first)
 
     def step(self, state: TrainState) -> tuple[TrainState, Metrics]:
         """One train batch: roll out, prepare, every minibatch's update, finish."""

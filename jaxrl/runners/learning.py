@@ -20,7 +20,7 @@ from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.hparams import current_values
 from jaxrl.core.learner import NONFINITE, select
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import Key, Metrics, Progress, PyTree, Rollout
+from jaxrl.core.types import Key, Metrics, Progress, PyTree, Rollout, strongly_typed
 from jaxrl.runners.blank import blank_rollout
 from jaxrl.runners.guard import Guard
 from jaxrl.runners.replaying import Dealt, FromBuffer, Replaying, stored
@@ -80,7 +80,7 @@ class Learning:
             total_envs: Environments of all runners, of which connectors may keep a state each.
         """
         learner_key, _, run_key = jax.random.split(key, 3)
-        return self._without_envs(learner_key, run_key, total_envs)
+        return strongly_typed(self._without_envs(learner_key, run_key, total_envs))
 
     def _without_envs(self, learner_key: Key, run_key: Key, total_envs: int) -> TrainState:
         learner_state = self.learner.init(learner_key)

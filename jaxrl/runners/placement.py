@@ -13,7 +13,7 @@ from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError
 from jaxrl.runners.assemble import Assembly, spaces_of
 from jaxrl.runners.blank import blank_rollout
-from jaxrl.runners.devices import memory_limit
+from jaxrl.runners.devices import memory_limit, warn_of_lost_devices
 from jaxrl.runners.host_memory import host_device
 from jaxrl.runners.train_state import TrainState
 
@@ -43,13 +43,18 @@ def choose_devices(config: "AlgorithmConfig", assembly: Assembly) -> tuple[list[
             )
         return [devices[index]], f"Local device {index}, as set."
     requested = config.learners_settings.num_devices
-    number, why = choose_num_devices(
-        assembly.plan,
-        devices[0].platform,
-        len(devices) if config.debugging_settings.jit else 1,
-        None if requested == "auto" else requested,
-        on_host=not assembly.in_graph,
-    )
+
+    def chosen(count: int) -> tuple[int, str]:
+        return choose_num_devices(
+            assembly.plan,
+            devices[0].platform,
+            count if config.debugging_settings.jit else 1,
+            None if requested == "auto" else requested,
+            on_host=not assembly.in_graph,
+        )
+
+    number, why = chosen(len(devices))
+    warn_of_lost_devices(lambda count: chosen(count)[0])
     return devices[:number], why
 
 

@@ -18,6 +18,7 @@ from jaxrl.envs.registry import EnvSpec, Made, MadeEnv, make
 from jaxrl.envs.space_checks import check_values
 from jaxrl.envs.wrappers import TimeLimitState
 from jaxrl.errors import EnvError
+from jaxrl.runners.devices import claim_cpu_devices
 from jaxrl.seeds import seed_key
 from jaxrl.testing.check_host_env import check_host_env
 
@@ -68,6 +69,7 @@ def check_env(
     Raises:
         EnvError: The environment breaks the contract; one sentence says where and how.
     """
+    claim_cpu_devices()  # what is built after the check shall have them
     made = env if isinstance(env, MadeEnv | MadeHostEnv) else make(env, env_config)
     if isinstance(made, MadeHostEnv):
         check_host_env(made, num_steps=num_steps, num_envs=num_envs, seed=seed)

@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -6,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.errors import ConfigError, RunFolderError
 from jaxrl.logging import run_folder
 from jaxrl.logging.run_folder import RunFolder
@@ -132,3 +134,37 @@ def test_default_names_say_what_runs(env: object, label: str) -> None:
     assert name.startswith(f"PPO_{label}_20")
     assert name.endswith("_seed3")
     assert not run_folder.default_name("PPO", env, None).endswith("None")
+
+
+@pytest.mark.parametrize("removed", ["", "params.json", "run.json"])
+def test_a_folder_that_was_removed_is_made_again(
+    removed: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = PPOConfig().debugging(results_dir=str(tmp_path), run_name="run")
+    with RunFolder.create(config) as folder:
+        folder.save_stop_criterion({"training_iteration": 7})
+        run_id, params = folder.run_id, folder.params_file.read_bytes()
+        assert not folder.make_again(config)
+        if removed:
+            (folder.path / removed).unlink()
+        else:
+            shutil.rmtree(folder.path)
+        assert folder.make_again(config)
+        assert (folder.run_id, folder.stop_criterion) == (run_id, {"training_iteration": 7})
+        assert folder.params_file.read_bytes() == params
+        assert folder.checkpoints.is_dir()
+        with pytest.raises(RunFolderError, match="is in use by process"):
+            RunFolder.open(folder.path)
+    assert "was removed while the run went on: it was made again" in caplog.text
+    assert not folder.make_again(config)  # a folder that was let go is nobody's to make
+
+
+def test_a_folder_that_another_run_took_is_left_to_it(tmp_path: Path) -> None:
+    config = PPOConfig().debugging(results_dir=str(tmp_path), run_name="run")
+    with RunFolder.create(config) as folder:
+        shutil.rmtree(folder.path)
+        with (
+            RunFolder.create(config),
+            pytest.raises(RunFolderError, match="run is in use by process"),
+        ):
+            folder.make_again(config)

@@ -32,6 +32,23 @@ def test_usable_cores_are_the_affinitys_within_the_quota(
     assert devices.usable_cores() == cores
 
 
+def in_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program in a process that is told nothing of devices but what is given."""
+    hidden = ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")
+    inherited = {name: value for name, value in os.environ.items() if name not in hidden}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        env={**inherited, **environment, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 CLAIM = """
 import jax
 import jaxrl.runners.devices as devices
@@ -76,22 +93,46 @@ print(jax.local_device_count())
 def test_devices_are_claimed_once_unless_somebody_said_otherwise(
     cores: int, environment: dict[str, str], before: str, said: str, number: int
 ) -> None:
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", CLAIM.format(cores=cores, before=before)],
-        cwd=Path(__file__).parents[2],
-        env={**inherited, **environment, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    done = in_process(CLAIM.format(cores=cores, before=before), **environment)
     first, again, count = done.stdout.splitlines()
     assert first.startswith(said)
     assert again == ("True" if said == "[]" else "said again")
     assert int(count) == number
+
+
+LOST = """
+import jax
+import jaxrl.runners.devices as devices
+devices.usable_cores = lambda: 2
+jax.random.key(0)
+from jaxrl.algorithms.ppo import PPOConfig
+config = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=16)
+config.training(train_batch_size=256, minibatch_size={rows}, num_epochs=1)
+config.debugging(loggers=[]).learners({learners})
+for _ in range(2):
+    assert len(config.build().devices) == 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "learners", "times"),
+    [(128, "", 1), (16, "", 0), (128, "num_devices=1", 0)],
+    ids=["would be two", "would be one", "as set"],
+)
+def test_cores_that_a_run_goes_without_are_a_warning(rows: int, learners: str, times: int) -> None:
+    done = in_process(LOST.format(rows=rows, learners=learners))
+    assert done.stderr.count("JAX had started before the first build") == times
+
+
+CHECK = """
+import jax
+import jaxrl.runners.devices as devices
+devices.usable_cores = lambda: 3
+from jaxrl.testing.check_env import check_env
+check_env("jaxrl.envs.probes:ProbeAction")
+assert jax.local_device_count() == 3
+"""
+
+
+def test_what_is_built_after_a_check_has_the_cores() -> None:
+    in_process(CHECK)

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl.envs.registry import MadeEnv
 from jaxrl.runners import program
+from jaxrl.runners.assemble import assemble
 from jaxrl.runners.program import Program
 from tests.helpers import small
 
@@ -56,3 +58,17 @@ def test_the_options_are_those_of_this_xla(caplog: pytest.LogCaptureFixture) -> 
     caplog.set_level(logging.INFO, logger=program.__name__)
     Program("product", product, waited_for=True)(np.ones((8, 64), np.float32))
     assert notes(caplog) == []
+
+
+@pytest.mark.parametrize("algo", ["PPO", "IMPALA", "DQN", "Rainbow", "SAC"])
+def test_the_first_state_is_typed_as_a_restored_one(algo: str) -> None:
+    """Weak types do not outlive a file, and a program that was traced for them is another one."""
+    assembly = assemble(small(algo))
+    made, runner = assembly.made, assembly.in_graph_runner
+    assert isinstance(made, MadeEnv)
+    first = [
+        jax.eval_shape(runner.init, jax.random.key(0), made.params),
+        jax.eval_shape(lambda key: runner.init_learning(key, 16), jax.random.key(0)),
+    ]
+    for path, leaf in jax.tree_util.tree_flatten_with_path(first)[0]:
+        assert not leaf.weak_type, jax.tree_util.keystr(path)
