@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -136,6 +137,9 @@ class Algorithm(ComputesActions):
         self._batches_to_run = 1
         self._iterations_of_fit: Callable[[], int] = lambda: sys.maxsize
         self._totals = IterationTotals(self._loop.report, self._assembly.replay)
+        self._streams: dict[int, Key] = {}
+        self._actor_of: tuple[weakref.ref[TrainState], Actor] | None = None
+        """What acts by a state, which is replaced and never changed."""
         self._inference = Inference(
             self._assembly.acting,
             spaces_of(made)[0],
@@ -519,7 +523,7 @@ class Algorithm(ComputesActions):
         )
 
     def _evaluation_key(self, iteration: int) -> Key:
-        return self._key(_EVALUATION, iteration)
+        return jax.random.fold_in(self._stream(_EVALUATION), iteration)
 
     def _acting(self) -> tuple[Actor, PyTree]:
         """What acting and the environment need, on one device."""
@@ -530,11 +534,16 @@ class Algorithm(ComputesActions):
         return jax.tree.map(lambda leaf: leaf.addressable_data(0), needed)
 
     def _actor(self) -> Actor:
-        return self._acting()[0]
+        state = self.state
+        if self._actor_of is None or self._actor_of[0]() is not state:
+            self._actor_of = weakref.ref(state), self._acting()[0]
+        return self._actor_of[1]
 
-    def _key(self, purpose: int, number: int) -> Key:
-        seed = jax.random.key(self.config.debugging_settings.seed)
-        return jax.random.fold_in(jax.random.fold_in(seed, purpose), number)
+    def _stream(self, purpose: int) -> Key:
+        if purpose not in self._streams:
+            seed = jax.random.key(self.config.debugging_settings.seed)
+            self._streams[purpose] = jax.random.fold_in(seed, purpose)
+        return self._streams[purpose]
 
     # --- module, weights, state ---
 

@@ -1,6 +1,5 @@
 """Actions for observations from outside, by what a run has learned."""
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,8 +33,8 @@ class ComputesActions(ABC):
         """The present parameters and connector statistics, on one device."""
 
     @abstractmethod
-    def _key(self, purpose: int, number: int) -> Key:
-        """The key of so many draws for a purpose."""
+    def _stream(self, purpose: int) -> Key:
+        """What the keys of a purpose's draws are folded from."""
 
     def get_policy(
         self, policy_id: str = DEFAULT_MODULE, *, explore: bool | None = None, seed: int = 0
@@ -56,7 +55,7 @@ class ComputesActions(ABC):
         return Policy(
             self._inference,
             jax.tree.map(jnp.copy, self._actor()),
-            key=self._key(_POLICY, seed),
+            key=jax.random.fold_in(self._stream(_POLICY), seed),
             explore=self._explores(explore),
         )
 
@@ -104,10 +103,11 @@ class ComputesActions(ABC):
             obs,
             state,
             past,
-            explore=explore,
+            explore=self._explores(explore),
             unsquash=unsquash_action,
             clip=clip_action,
             keeps_state=full_fetch or state is not None,
+            wants_outputs=full_fetch or state is not None,
         )
         fetched = row(self._act(asked, policy_id), 0)
         return fetched if asked.keeps_state else fetched[0]
@@ -137,10 +137,11 @@ class ComputesActions(ABC):
             observations,
             state,
             past,
-            explore=explore,
+            explore=self._explores(explore),
             unsquash=unsquash_action,
             clip=clip_action,
             keeps_state=full_fetch or state is not None,
+            wants_outputs=full_fetch or state is not None,
         )
         names = list(observations) if isinstance(observations, Mapping) else None
         fetched = by_name(self._act(asked, policy_id), names)
@@ -149,9 +150,8 @@ class ComputesActions(ABC):
     def _act(self, asked: Asked, policy_id: str) -> Fetched:
         check_module_id(policy_id)
         self._host.actions_drawn += 1
-        key = self._key(_ACTIONS, self._host.actions_drawn)
-        asked = dataclasses.replace(asked, explore=self._explores(asked.explore))
-        return self._inference(self._actor(), asked, key)
+        stream, number = self._stream(_ACTIONS), self._host.actions_drawn
+        return self._inference(self._actor(), asked, stream, number)
 
     def _explores(self, asked: bool | None) -> bool:
         return self.config.env_runners_settings.explore if asked is None else asked

@@ -47,6 +47,7 @@ class LaneRun(Algorithm):
         self._group, self._place = group, place
         self._updates = 0
         self.own_values: dict[str, Any] = {}
+        self._actor_at: tuple[int, Actor] | None = None
         super().__init__(config, run_folder=run_folder)
         self._have(values)
 
@@ -159,6 +160,12 @@ class LaneRun(Algorithm):
     def _acting(self) -> tuple[Actor, PyTree]:
         state = self._group.state(self._place, buffer=False)
         return self._assembly.runner.actor(state), state.env_params
+
+    def _actor(self) -> Actor:
+        version = self._group.version
+        if self._actor_at is None or self._actor_at[0] != version:
+            self._actor_at = version, self._acting()[0]
+        return self._actor_at[1]
 
     def _learner_group(self) -> LaneLearner:
         self._lane_learner = LaneLearner(self._group, self._place)
