@@ -53,6 +53,10 @@ class ModuleError(JaxrlError, ValueError):
     """An RLModule does not fit its spaces."""
 
 
+class LossError(JaxrlError, ValueError):
+    """A Learner's loss or metrics are not what is learned from."""
+
+
 class CheckpointError(JaxrlError, ValueError):
     """A checkpoint is missing, damaged, foreign or does not fit."""
 

@@ -17,7 +17,7 @@ from jaxrl.buffers.replay import ReplayState
 from jaxrl.buffers.sequence import AnyReplay
 from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.hparams import current_values
-from jaxrl.core.learner import NONFINITE, select
+from jaxrl.core.learner import NONFINITE, check_scalars, select
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Progress, PyTree, Rollout
 from jaxrl.runners.blank import blank_rollout
@@ -244,6 +244,7 @@ class Learning:
         shuffle_key, update_key = jax.random.split(key)
         progress = replace(progress, updates=before.updates)
         batch, prepared = self.learner.prepare(before.learner, rollout, progress)
+        check_scalars(f"{type(self.learner).__name__}.prepare", prepared)
         learned, done = self._epochs(before.learner, batch, progress, shuffle_key, update_key)
         learned = self.learner.finish(learned, done.last_epoch, progress)
         guard, learned = self.guard.after_batch(before.guard, before.learner, learned, done.skipped)
@@ -311,6 +312,7 @@ class Learning:
             now = replace(progress, updates=progress.updates.add(i))
             key = jax.random.fold_in(update_key, i)
             s, metrics = self.learner.update(s, take_rows(flat, rows), now, key)
+            check_scalars(type(self.learner).__name__, metrics)
             names[:] = sorted(metrics)
             return s, jnp.stack([metrics[name].astype(jnp.float32) for name in names])
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl.buffers.replay import Drawn, Priorities, ReplayState
 from jaxrl.buffers.sequence import AnyReplay
 from jaxrl.core.hparams import current_values
-from jaxrl.core.learner import NONFINITE
+from jaxrl.core.learner import NONFINITE, check_scalars
 from jaxrl.core.sequences import with_carries
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import (
@@ -247,6 +247,7 @@ class Replaying:
         )
         memory = source.learned_from(memory, number, drawn, metrics[Columns.TD_ERROR])
         scalars = {name: value for name, value in metrics.items() if name != Columns.TD_ERROR}
+        check_scalars(type(self.learner).__name__, scalars)
         return learner_state, memory, scalars
 
     def _metric_names(
