@@ -11,19 +11,10 @@ from jaxrl.buffers.sequence import AnyReplay
 from jaxrl.core.types import Counter, PyTree
 from jaxrl.envs.vector import FAULT_NAMES
 from jaxrl.metrics import DEFAULT_MODULE, REPLAY_BUFFER
+from jaxrl.runners.ended_episode import EndedEpisode
 from jaxrl.runners.evaluate import EvaluationResult
 from jaxrl.runners.ring import EpisodeRing, EpisodeSums
 from jaxrl.runners.train_state import Row, Summary, TrainState, observed
-
-
-@dataclasses.dataclass(frozen=True)
-class EndedEpisode:
-    """One episode that ended, as `on_episode_end` receives it."""
-
-    episode_return: float
-    episode_length: int
-    env_index: int
-    env_step: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
