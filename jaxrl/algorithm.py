@@ -36,6 +36,7 @@ from jaxrl.logging.results import to_json
 from jaxrl.logging.system import system_usage
 from jaxrl.metrics import DEFAULT_MODULE, TIMERS
 from jaxrl.recorder import Recorder
+from jaxrl.runners import nonfinite
 from jaxrl.runners.announce import announce
 from jaxrl.runners.assemble import Assembly, assemble, spaces_of
 from jaxrl.runners.cache import enable_compilation_cache
@@ -119,6 +120,7 @@ class Algorithm(ComputesActions):
             self._callbacks.refuse_host_hooks()
         announce(config, self._assembly, [placement, *self._notes])
         self._host = host.HostState()
+        self._warned_of_nonfinite = False
         self._last_result: Result = {}
         self._should_stop: Callable[[], bool] = lambda: False
         self._start()
@@ -301,6 +303,7 @@ class Algorithm(ComputesActions):
             self._raise_if_diverged(totals)
         self._host.iteration += 1
         trained = totals.result(reporting.metrics_num_episodes_for_smoothing)
+        self._warn_of_nonfinite(totals)
         result = self._loop.added_to({**trained, TIMERS: {"training_step_s": totals.seconds}})
         self._evaluate_if_due(result)
         result[TIMERS]["compile_s"] = compile_seconds(self._programs) - compiled_before
@@ -366,6 +369,16 @@ class Algorithm(ComputesActions):
                 f"(nonfinite_updates_tolerance={settings.nonfinite_updates_tolerance}); the last "
                 f"finite parameters are saved in {self.save()}."
             )
+
+    def _warn_of_nonfinite(self, totals: IterationTotals) -> None:
+        """Say once which terms were not finite, whatever the loggers are."""
+        counts = totals.nonfinite
+        if self._warned_of_nonfinite or not any(counts.values()):
+            return
+        self._warned_of_nonfinite = True
+        on_nonfinite = self.config.fault_tolerance_settings.on_nonfinite
+        skipped = int(totals.report().latest.num_nonfinite)
+        nonfinite.tell(counts, skipped, on_nonfinite)
 
     def _evaluates_after(self, iteration: int) -> bool:
         interval = self.config.evaluation_settings.evaluation_interval

@@ -16,6 +16,7 @@ from jaxrl.core.learner import select
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, PyTree
 from jaxrl.runners.learning import Learning, summed, updates_between
+from jaxrl.runners.nonfinite import without_counts
 from jaxrl.runners.ring import episode_means
 from jaxrl.runners.rollout import Sampler, initial_env_index
 from jaxrl.runners.train_state import Row, Sampled, Summary, TrainState, observed
@@ -57,7 +58,8 @@ class InGraph(Learning):
         `episode_return_mean` and `episode_len_mean`, NaN where none did, and `num_episodes`.
         """
         state, data, metrics = self.train_batch(state)
-        return state, {**metrics, **episode_means(data.record, self.axis_name)}
+        own = without_counts(metrics)
+        return state, {**own, **episode_means(data.record, self.axis_name)}
 
     def run(self, state: TrainState, num_batches: Int[Array, ""]) -> tuple[TrainState, Summary]:
         """`num_batches` train batches, a traced number: changing it compiles nothing."""

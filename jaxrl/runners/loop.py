@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxrl.core.types import PyTree
 from jaxrl.runners.fragment import Fragment, Weights
+from jaxrl.runners.nonfinite import without_counts
 from jaxrl.runners.program import Program
 from jaxrl.runners.results import Dispatched, IterationTotals, Report
 from jaxrl.runners.train_state import TrainState
@@ -171,4 +172,5 @@ class LearnerMetrics(Mapping[str, float]):
     def _fetched(self) -> dict[str, float]:
         summary = self.loop.report([self.dispatched.pending]).summaries[0]
         done = max(1, self.dispatched.train_batches)
-        return {name: float(value) / done for name, value in summary.metrics.items()}
+        metrics = without_counts(summary.metrics)
+        return {name: float(value) / done for name, value in metrics.items()}

@@ -68,7 +68,7 @@ class Lesson:
 class Learned:
     """What the updates of a train batch report: means over those that were not skipped.
 
-    NaN where all were.
+    NaN where all were. `every` counts the skipped ones too, see `runners.nonfinite`.
     """
 
     every: Metrics
@@ -80,8 +80,8 @@ class Learned:
 class Summary:
     """What a run of several train batches reports: one transfer to the host.
 
-    `metrics` are sums over the `learned_batches`, those with an update that was not skipped;
-    `updates` counts all of them.
+    `metrics` are sums over the `learned_batches`, those with an update that was not skipped, and the
+    counts of `runners.nonfinite` sums over all; `updates` counts all of them.
     """
 
     metrics: Metrics
