@@ -134,8 +134,8 @@ def branching(params: Any, obs: Any) -> Any:
         (lambda width: Linen(2, width), {}, r"cannot be made \(TypeError: .*width"),
         (
             Linen,
-            {"widht": 3},
-            "model_config has 'widht', which Linen does not take; it takes num_o",
+            {"wide": 3},
+            "model_config has 'wide', which Linen does not take; it takes num_o",
         ),
         ((init, apply), {"width": 3}, "apply does not take; it takes nothing"),
         (Linen(num_outputs=3), {}, r"'action_dist_inputs' of shape \(3, 3\)"),
