@@ -1,6 +1,7 @@
 """A lane of a sweep with everything that a run by itself has: results, evaluation, checkpoints."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,7 +108,8 @@ class LaneRun(Algorithm):
         self._updates = learned["num_updates_lifetime"]
         tolerance = self.config.fault_tolerance_settings.nonfinite_updates_tolerance
         lost = result["fault_tolerance"]["num_nonfinite_updates"]
-        if self._updates - before >= tolerance and "grad_norm" not in learned and lost >= tolerance:
+        all_skipped = math.isnan(learned.get("grad_norm", math.nan))
+        if self._updates - before >= tolerance and all_skipped and lost >= tolerance:
             raise DivergenceError(
                 f"None of the {self._updates - before} updates of iteration {self.iteration} had a "
                 f"finite loss and gradient; the lane is saved in {self.save()}."
