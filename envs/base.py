@@ -1,6 +1,6 @@
 """The environment contract: pure functions of a state, a key and parameters."""
 
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 import gymnasium
 import numpy as np
@@ -30,7 +30,8 @@ class JaxEnv(Generic[StateT, ParamsT]):
 
     @property
     def default_params(self) -> ParamsT:
-        raise NotImplementedError(f"{type(self).__name__} does not define default_params")
+        """The parameters unless others are set; None for an environment that has none."""
+        return cast(ParamsT, None)
 
     def observation_space(self, params: ParamsT) -> gymnasium.Space[Any]:
         raise NotImplementedError(f"{type(self).__name__} does not define observation_space")

@@ -11,7 +11,7 @@ from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.envs.space_checks import abstract_value, check_space, check_struct
 from jaxrl.envs.wrappers import TimeLimit
-from jaxrl.errors import EnvError, in_one_line
+from jaxrl.errors import TRACING_ERRORS, EnvError, in_one_line, where_raised
 
 
 def check_signatures(made: MadeEnv) -> None:
@@ -41,9 +41,9 @@ def check_signatures(made: MadeEnv) -> None:
         raise EnvError(f"{name}: step must return (state, TimeStep), got {_kind(second)}.")
     next_state, step = second
     check_struct(f"{name}: step's observation", observation_space, step.obs)
-    _check_scalar(f"{name}: the reward", step.reward, np.dtype(np.float32))
-    _check_scalar(f"{name}: terminated", step.terminated, np.dtype(np.bool_))
-    _check_scalar(f"{name}: truncated", step.truncated, np.dtype(np.bool_))
+    _check_reward(f"{name}: the reward", step.reward)
+    _check_flag(f"{name}: terminated", step.terminated)
+    _check_flag(f"{name}: truncated", step.truncated)
     if not isinstance(step.info, dict):
         raise EnvError(f"{name}: info must be a dictionary, got {_kind(step.info)}.")
     _check_same_state(name, state, next_state)
@@ -66,18 +66,25 @@ def _trace(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """The abstract result of a function whose arguments, `params` included, are all traced."""
     try:
         return jax.eval_shape(function, *arguments)
-    except (TypeError, ValueError, IndexError) as error:
-        raise EnvError(f"{what} cannot be traced by jax.jit ({in_one_line(error)}).") from error
-
-
-def _check_scalar(what: str, value: Any, dtype: np.dtype[Any]) -> None:
-    if not isinstance(value, jax.ShapeDtypeStruct):
-        raise EnvError(f"{what} must be one {dtype} scalar, got {_kind(value)}.")
-    if value.shape != () or value.dtype != dtype:
+    except TRACING_ERRORS as error:
         raise EnvError(
-            f"{what} must be a {dtype} scalar, got {value.dtype} of shape {value.shape}."
-        )
-    _check_strong(what, value)
+            f"{what} cannot be traced by jax.jit ({in_one_line(error)}){where_raised(error)}."
+        ) from error
+
+
+def _check_reward(what: str, value: Any) -> None:
+    """One real number of any type: where environments are vectorised it becomes float32."""
+    if not isinstance(value, jax.ShapeDtypeStruct):
+        raise EnvError(f"{what} must be one number, got {_kind(value)}.")
+    if value.shape != () or value.dtype.kind not in "biuf":
+        raise EnvError(f"{what} must be one number, got {value.dtype} of shape {value.shape}.")
+
+
+def _check_flag(what: str, value: Any) -> None:
+    if not isinstance(value, jax.ShapeDtypeStruct):
+        raise EnvError(f"{what} must be one bool scalar, got {_kind(value)}.")
+    if value.shape != () or value.dtype != np.bool_:
+        raise EnvError(f"{what} must be a bool scalar, got {value.dtype} of shape {value.shape}.")
 
 
 def _check_strong(what: str, tree: PyTree) -> None:

@@ -71,6 +71,8 @@ def override_params(
                 f"{did_you_mean(key, known)} Known: {', '.join(known) or 'none'}."
             )
     changes = {key: _cast(env_name, key, current(params, key), values[key]) for key in values}
+    if not changes:  # also of params without names, such as None
+        return params
     if isinstance(params, dict):
         return {**params, **changes}
     return dataclasses.replace(params, **changes)

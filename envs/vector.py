@@ -174,9 +174,11 @@ class VectorEnv:
         env_state, ts = jax.vmap(self.env.step, (0, 0, 0, None))(
             inputs.step_key, state.env, action, params
         )
-        finite_reward, finite_obs = jnp.isfinite(ts.reward), finite_rows(ts.obs) & ~state.faulty
+        # An environment's reward may be of integers, or weakly typed.
+        reward = jnp.asarray(ts.reward).astype(jnp.float32)
+        finite_reward, finite_obs = jnp.isfinite(reward), finite_rows(ts.obs) & ~state.faulty
         mask = finite_reward & finite_obs
-        reward = jnp.where(mask, ts.reward, 0.0)
+        reward = jnp.where(mask, reward, 0.0)
         terminated = ts.terminated & mask
         truncated = ts.truncated | ~mask
         ended = terminated | truncated

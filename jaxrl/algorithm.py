@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ from jaxrl.logging.results import to_json
 from jaxrl.logging.system import system_usage
 from jaxrl.metrics import DEFAULT_MODULE, TIMERS
 from jaxrl.recorder import Recorder
+from jaxrl.runners import nonfinite
 from jaxrl.runners.announce import announce
 from jaxrl.runners.assemble import Assembly, assemble, spaces_of
 from jaxrl.runners.env_params import changed_params
@@ -115,6 +117,7 @@ class Algorithm(ComputesActions):
             self._callbacks.refuse_host_hooks()
         announce(config, self._assembly, [placement, *self._notes])
         self._host = host.HostState()
+        self._warned_of_nonfinite = False
         self._last_result: Result = {}
         self._should_stop: Callable[[], bool] = lambda: False
         self._start()
@@ -133,6 +136,9 @@ class Algorithm(ComputesActions):
         self._batches_to_run = 1
         self._iterations_of_fit: Callable[[], int] = lambda: sys.maxsize
         self._totals = IterationTotals(self._loop.report, self._assembly.replay)
+        self._streams: dict[int, Key] = {}
+        self._actor_of: tuple[weakref.ref[TrainState], Actor] | None = None
+        """What acts by a state, which is replaced and never changed."""
         self._inference = Inference(
             self._assembly.acting,
             spaces_of(made)[0],
@@ -296,6 +302,7 @@ class Algorithm(ComputesActions):
             self._raise_if_diverged(totals)
         self._host.iteration += 1
         trained = totals.result(reporting.metrics_num_episodes_for_smoothing)
+        self._warn_of_nonfinite(totals)
         result = self._loop.added_to({**trained, TIMERS: {"training_step_s": totals.seconds}})
         self._evaluate_if_due(result)
         result[TIMERS]["compile_s"] = compile_seconds(self._programs) - compiled_before
@@ -362,6 +369,16 @@ class Algorithm(ComputesActions):
                 f"(nonfinite_updates_tolerance={settings.nonfinite_updates_tolerance}); the last "
                 f"finite parameters are saved in {self.save()}."
             )
+
+    def _warn_of_nonfinite(self, totals: IterationTotals) -> None:
+        """Say once which terms were not finite, whatever the loggers are."""
+        counts = totals.nonfinite
+        if self._warned_of_nonfinite or not any(counts.values()):
+            return
+        self._warned_of_nonfinite = True
+        on_nonfinite = self.config.fault_tolerance_settings.on_nonfinite
+        skipped = int(totals.report().latest.num_nonfinite)
+        nonfinite.tell(counts, skipped, on_nonfinite)
 
     def _evaluates_after(self, iteration: int) -> bool:
         interval = self.config.evaluation_settings.evaluation_interval
@@ -522,7 +539,7 @@ class Algorithm(ComputesActions):
         )
 
     def _evaluation_key(self, iteration: int) -> Key:
-        return self._key(_EVALUATION, iteration)
+        return jax.random.fold_in(self._stream(_EVALUATION), iteration)
 
     def _acting(self) -> tuple[Actor, PyTree]:
         """What acting and the environment need, on one device."""
@@ -533,11 +550,16 @@ class Algorithm(ComputesActions):
         return jax.tree.map(lambda leaf: leaf.addressable_data(0), needed)
 
     def _actor(self) -> Actor:
-        return self._acting()[0]
+        state = self.state
+        if self._actor_of is None or self._actor_of[0]() is not state:
+            self._actor_of = weakref.ref(state), self._acting()[0]
+        return self._actor_of[1]
 
-    def _key(self, purpose: int, number: int) -> Key:
-        of_the_run = seed_key(self.config.debugging_settings.seed)
-        return folded(folded(of_the_run, purpose), number)
+    def _stream(self, purpose: int) -> Key:
+        if purpose not in self._streams:
+            of_the_run = seed_key(self.config.debugging_settings.seed)
+            self._streams[purpose] = folded(of_the_run, purpose)
+        return self._streams[purpose]
 
     # --- module, weights, state ---
 

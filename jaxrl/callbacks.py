@@ -207,7 +207,9 @@ class CallbackList:
         return bool(self._listeners[hook])
 
     def call(self, hook: str, **kwargs: Any) -> None:
-        """Call every listener of a hook; what it raises is the user's and passes through.
+        """Call every listener of a hook.
+
+        What it raises is the user's and passes through, with a note of the hook.
 
         Raises:
             ConfigError: A listener needs an argument that there is not.
@@ -220,9 +222,12 @@ class CallbackList:
                     f"which is not there; it may take {', '.join(map(repr, kwargs))}."
                 )
             taken = listener.takes
-            listener.function(
-                **(kwargs if taken is None else {k: v for k, v in kwargs.items() if k in taken})
-            )
+            given = kwargs if taken is None else {k: v for k, v in kwargs.items() if k in taken}
+            try:
+                listener.function(**given)
+            except Exception as error:
+                error.add_note(f"This was raised by {hook} of {listener.name}.")
+                raise
 
     def refuse_host_hooks(self) -> None:
         """Hold the listeners against a run whose environments are in the compiled program.

@@ -1,6 +1,5 @@
 """Actions for observations from outside, by what a run has learned."""
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ from jaxrl.runners.asking import Asked, Fetched, by_name, refuse_inputs, row
 from jaxrl.runners.exclusive import Exclusive, one_thread
 from jaxrl.runners.inference import Inference
 from jaxrl.runners.rollout import Actor
-from jaxrl.seeds import check_seed
+from jaxrl.seeds import check_seed, folded
 
 _ACTIONS, _POLICY = 0x61637473, 0x706F6C69
 """Far from what else the seed's key is folded with."""
@@ -37,8 +36,8 @@ class ComputesActions(ABC):
         """The present parameters and connector statistics, on one device."""
 
     @abstractmethod
-    def _key(self, purpose: int, number: int) -> Key:
-        """The key of so many draws for a purpose."""
+    def _stream(self, purpose: int) -> Key:
+        """What the keys of a purpose's draws are folded from."""
 
     @one_thread
     def get_policy(
@@ -62,7 +61,7 @@ class ComputesActions(ABC):
         return Policy(
             self._inference,
             jax.tree.map(jnp.copy, self._actor()),
-            key=self._key(_POLICY, seed),
+            key=folded(self._stream(_POLICY), seed),
             explore=self._explores(explore),
         )
 
@@ -110,10 +109,11 @@ class ComputesActions(ABC):
             obs,
             state,
             past,
-            explore=explore,
+            explore=self._explores(explore),
             unsquash=unsquash_action,
             clip=clip_action,
             keeps_state=full_fetch or state is not None,
+            wants_outputs=full_fetch or state is not None,
         )
         fetched = row(self._act(asked, policy_id), 0)
         return fetched if asked.keeps_state else fetched[0]
@@ -143,10 +143,11 @@ class ComputesActions(ABC):
             observations,
             state,
             past,
-            explore=explore,
+            explore=self._explores(explore),
             unsquash=unsquash_action,
             clip=clip_action,
             keeps_state=full_fetch or state is not None,
+            wants_outputs=full_fetch or state is not None,
         )
         names = list(observations) if isinstance(observations, Mapping) else None
         fetched = by_name(self._act(asked, policy_id), names)
@@ -156,9 +157,8 @@ class ComputesActions(ABC):
     def _act(self, asked: Asked, policy_id: str) -> Fetched:
         check_module_id(policy_id)
         self._host.actions_drawn += 1
-        key = self._key(_ACTIONS, self._host.actions_drawn)
-        asked = dataclasses.replace(asked, explore=self._explores(asked.explore))
-        return self._inference(self._actor(), asked, key)
+        stream, number = self._stream(_ACTIONS), self._host.actions_drawn
+        return self._inference(self._actor(), asked, stream, number)
 
     def _explores(self, asked: bool | None) -> bool:
         return self.config.env_runners_settings.explore if asked is None else asked

@@ -1,6 +1,8 @@
 """What a user did wrong, in one sentence each; the CLI prints it and exits with 2."""
 
 import difflib
+import sys
+import traceback
 from collections.abc import Iterable
 
 
@@ -51,6 +53,10 @@ class ModuleError(JaxrlError, ValueError):
     """An RLModule does not fit its spaces."""
 
 
+class LossError(JaxrlError, ValueError):
+    """A Learner's loss or metrics are not what is learned from."""
+
+
 class CheckpointError(JaxrlError, ValueError):
     """A checkpoint is missing, damaged, foreign or does not fit."""
 
@@ -83,6 +89,40 @@ def in_one_line(error: BaseException) -> str:
     """The name of an exception and the first line of its message, without a full stop."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+
+
+TRACING_ERRORS = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    NameError,
+    ArithmeticError,
+    AssertionError,
+    NotImplementedError,
+)
+"""What a function of a user's may raise while it is traced."""
+
+_NO_USERS = frozenset(
+    ("jax", "jaxlib", "jaxrl", "flax", "optax", "numpy", "chex", "distrax", "jaxtyping")
+)
+
+
+def where_raised(error: BaseException) -> str:
+    """`", in file.py:12 'if x > 0:'"` for the last line of a user's that an exception passed.
+
+    An empty string where there is none. Lines of Python's library, of JAX's and of ours are not a
+    user's.
+    """
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package in _NO_USERS or package in sys.stdlib_module_names:
+            continue
+        summary = traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name)
+        text = f" '{summary.line}'" if summary.line else ""
+        place = f", in {summary.filename}:{line}{text}"
+    return place
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

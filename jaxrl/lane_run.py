@@ -1,6 +1,7 @@
 """A lane of a sweep with everything that a run by itself has: results, evaluation, checkpoints."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,7 @@ class LaneRun(Algorithm):
         self._group, self._place = group, place
         self._updates = 0
         self.own_values: dict[str, Any] = {}
+        self._actor_at: tuple[int, Actor] | None = None
         super().__init__(config, run_folder=run_folder)
         self._have(values)
 
@@ -106,7 +108,8 @@ class LaneRun(Algorithm):
         self._updates = learned["num_updates_lifetime"]
         tolerance = self.config.fault_tolerance_settings.nonfinite_updates_tolerance
         lost = result["fault_tolerance"]["num_nonfinite_updates"]
-        if self._updates - before >= tolerance and "grad_norm" not in learned and lost >= tolerance:
+        all_skipped = math.isnan(learned.get("grad_norm", math.nan))
+        if self._updates - before >= tolerance and all_skipped and lost >= tolerance:
             raise DivergenceError(
                 f"None of the {self._updates - before} updates of iteration {self.iteration} had a "
                 f"finite loss and gradient; the lane is saved in {self.save()}."
@@ -159,6 +162,12 @@ class LaneRun(Algorithm):
     def _acting(self) -> tuple[Actor, PyTree]:
         state = self._group.state(self._place, buffer=False)
         return self._assembly.runner.actor(state), state.env_params
+
+    def _actor(self) -> Actor:
+        version = self._group.version
+        if self._actor_at is None or self._actor_at[0] != version:
+            self._actor_at = version, self._acting()[0]
+        return self._actor_at[1]
 
     def _learner_group(self) -> LaneLearner:
         self._lane_learner = LaneLearner(self._group, self._place)

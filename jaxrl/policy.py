@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import jax
-
 from jaxrl.core.types import Key, PyTree
 from jaxrl.runners.asking import Asked, refuse_inputs, row
 from jaxrl.runners.inference import Inference
@@ -23,7 +21,7 @@ class Policy:
     Args:
         inference: The run's compiled forward passes.
         actor: Parameters and statistics.
-        key: Of all that is sampled.
+        key: What each action's own key is folded from.
         explore: Sample, or take the mode.
     """
 
@@ -65,7 +63,7 @@ class Policy:
         past = {"prev_action": prev_action, "prev_reward": prev_reward}
         refuse_inputs("act", past, self._inference.reads())
         asked = Asked.of_one(obs, self._state, past, explore=self._explore, keeps_state=True)
-        key = jax.random.fold_in(self._key, self._drawn)
-        action, self._state, _ = row(self._inference(self._actor, asked, key), 0)
+        fetched = self._inference(self._actor, asked, self._key, self._drawn)
+        action, self._state, _ = row(fetched, 0)
         self._drawn += 1
         return action

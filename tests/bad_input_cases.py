@@ -33,12 +33,12 @@ class DoubleActions(CartPole):
         return spaces.Box(-1.0, 1.0, (1,), np.float64)
 
 
-class IntegerReward(CartPole):
+class VectorReward(CartPole):
     """Breaks the contract."""
 
     def step(self, key: Any, state: Any, action: Any, params: Any) -> Any:
         state, step = super().step(key, state, action, params)
-        return state, dataclasses.replace(step, reward=jnp.ones((), jnp.int32))
+        return state, dataclasses.replace(step, reward=jnp.ones((1,), jnp.float32))
 
 
 class ThreeLogits(RLModule):
@@ -317,8 +317,8 @@ CASES = [
     ),
     Case(
         "environment that breaks the contract",
-        lambda _: build(IntegerReward),
-        ("the reward must be a float32 scalar", "int32"),
+        lambda _: build(VectorReward),
+        ("the reward must be one number", "float32 of shape (1,)"),
     ),
     Case(
         "declared space that is not the environment's",

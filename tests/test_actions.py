@@ -1,5 +1,8 @@
 """From an observation outside to an action: checks, connectors, and what a call can switch."""
 
+import cProfile
+import pstats
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,7 +17,8 @@ from jaxrl.errors import (
     SpaceError,
     UnknownNameError,
 )
-from jaxrl.runners.inference import adjusted, conform
+from jaxrl.runners.conform import conform
+from jaxrl.runners.inference import adjusted
 from tests.helpers import action_pipeline, observation_pipeline, small
 
 
@@ -61,6 +65,60 @@ def test_actions_are_those_of_the_module_through_the_whole_pipeline() -> None:
                 algorithm.compute_single_action(obs, **{name: 1})
         with pytest.raises(ConfigError, match="Did you mean 'prev_reward'"):
             algorithm.compute_actions([obs], prev_rewards=None)
+
+
+def test_after_the_first_call_an_action_costs_one_program_call() -> None:
+    """Operations outside of it, and Python's own calls, were fifty times the program's time."""
+    with small(env="CartPole-v1").build() as algorithm:
+        obs, policy = np.zeros(4, np.float32), algorithm.get_policy()
+        asks: list[Callable[[], Any]] = [
+            lambda: algorithm.compute_single_action(obs),
+            lambda: algorithm.compute_actions([obs, obs]),
+            lambda: policy.act(obs),
+        ]
+        for ask in asks:
+            ask()
+            with cProfile.Profile() as profile:
+                ask()
+            entries = pstats.Stats(profile).get_stats_profile().func_profiles
+            assert "apply_primitive" not in entries
+            assert sum(int(entry.ncalls.split("/")[0]) for entry in entries.values()) < 150
+
+        def outputs() -> np.ndarray:
+            fetched = algorithm.compute_single_action(obs, explore=False, full_fetch=True)
+            return fetched[2]["action_dist_inputs"]
+
+        before = outputs()
+        algorithm.train()
+        assert not np.array_equal(outputs(), before)
+
+
+def test_what_is_known_of_a_call_is_forgotten_with_what_it_was_known_of() -> None:
+    """Weights, an observation and a state that changed are all looked at."""
+    config = small(env="CartPole-v1").rl_module(model_config={"use_lstm": True})
+    with config.build() as algorithm:
+        obs = np.array([0.1, 0.2, 0.03, 0.4], np.float32)
+
+        def inputs(state: Any = None) -> Any:
+            _, after, out = algorithm.compute_single_action(obs, state, full_fetch=True)
+            return after, out["action_dist_inputs"]
+
+        state, first = inputs()
+        again, second = inputs()
+        np.testing.assert_array_equal(first, second)
+        jax.tree.map(np.testing.assert_array_equal, state, again)
+        assert not np.array_equal(inputs(state)[1], first)
+        doubled = jax.tree.map(lambda x: 2 * x, algorithm.get_weights())
+        algorithm.set_weights(doubled)
+        assert not np.array_equal(inputs()[1], first)
+        wide = jax.tree.map(lambda x: np.asarray(x, np.float64), state)
+        np.testing.assert_array_equal(inputs(wide)[1], inputs(state)[1])
+        with pytest.raises(SpaceError, match="obs has shape"):
+            algorithm.compute_single_action(obs[:3], full_fetch=True)
+        with pytest.raises(SpaceError, match="obs has NaN"):
+            algorithm.compute_single_action(obs * np.nan, full_fetch=True)
+        with pytest.raises(ConfigError, match="remembers the episode"):
+            algorithm.compute_single_action(obs)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Callbacks: their three forms, the memory tracker, and hooks that cannot be called."""
 
+import copy
 import json
+import pickle
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +14,7 @@ from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.callbacks import HOOKS, HOST_HOOKS, CallbackList, Callbacks, MemoryTrackingCallbacks
 from jaxrl.config.legacy import HOOKS_REFUSED
 from jaxrl.errors import ConfigError
+from jaxrl.runners.ended_episode import EndedEpisode
 from tests.helpers import small
 
 
@@ -57,6 +60,30 @@ def test_the_forms(args: Any, settings: Any, called: list[str]) -> None:
     assert result["called"] == called
     assert callbacks.wants("on_train_result")
     assert not callbacks.wants("on_episode_end")
+
+
+def broken(*, algorithm: Any, result: dict[str, Any]) -> None:
+    raise ZeroDivisionError("of the user's")
+
+
+def test_what_a_callback_raises_passes_through_and_names_the_hook() -> None:
+    with pytest.raises(ZeroDivisionError, match="of the user's") as caught:
+        listeners(on_train_result=[one, broken]).call("on_train_result", algorithm=None, result={})
+    assert caught.value.__notes__ == ["This was raised by on_train_result of broken."]
+
+
+def test_an_ended_episode_answers_to_rllibs_names() -> None:
+    episode = EndedEpisode(2.5, 7, 0, 99)
+    assert (episode.get_return(), len(episode), episode.env_steps()) == (2.5, 7, 7)
+    assert episode.is_done
+    assert copy.deepcopy(episode) == pickle.loads(pickle.dumps(episode)) == episode
+    for name, words in (
+        ("total_reward", r"no 'total_reward': get_return\(\) is it"),
+        ("length", r"len\(episode\) is it"),
+        ("get_observations", r"it has episode_return, .*placement='host' records steps"),
+    ):
+        with pytest.raises(AttributeError, match=words):
+            getattr(episode, name)
 
 
 def test_nothing_listens_by_default() -> None:

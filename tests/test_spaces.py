@@ -15,7 +15,7 @@ from jaxrl.callbacks import Callbacks
 from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
 from jaxrl.errors import JaxrlError
 from jaxrl.runners.assemble import assemble
-from jaxrl.runners.inference import conform
+from jaxrl.runners.conform import conform
 from tests.helpers import assert_equal, small
 from tests.nested import AnyGymSpaces, jax_env
 

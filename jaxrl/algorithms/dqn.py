@@ -20,7 +20,7 @@ from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import fluent
 from jaxrl.config.value_groups import DQNTraining
 from jaxrl.core.hparams import HParams, current_values
-from jaxrl.core.learner import SgdState, optimizer_of, sgd_step
+from jaxrl.core.learner import SgdState, checked_loss, optimizer_of, sgd_step
 from jaxrl.core.model_config import TORCH_BIASES
 from jaxrl.core.noisy import NOISE
 from jaxrl.core.policy_gradient import first_state
@@ -118,8 +118,9 @@ class DQNLearner:
         values, settings = current_values(state.hparams, progress), self.settings
         target_key, loss_key = jax.random.split(key)
         targets = self.targets(state.sgd.params, state.target.params, batch, target_key)
+        what = f"{type(self).__name__}.compute_loss"
         sgd, metrics = sgd_step(
-            lambda params: self.compute_loss(params, batch, targets, loss_key),
+            lambda params: checked_loss(what, self.compute_loss(params, batch, targets, loss_key)),
             optimizer_of(settings, values),
             state.sgd,
             self.axis_name,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from jaxrl.config.coerce import copy_containers
 from jaxrl.config.names import GROUP_METHODS, Meant, NameTable, unknown_attribute
+from jaxrl.config.own_settings import declare
 from jaxrl.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -46,6 +47,11 @@ class ConfigBuilder:
         )
         for attribute in GROUP_METHODS:
             state[attribute] = _copy_group(getattr(type(self), attribute))
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Give the config the settings that a subclass declares, see `jaxrl.config.own_settings`."""
+        super().__init_subclass__(**kwargs)
+        declare(cls, {method: attribute for attribute, method in GROUP_METHODS.items()})
 
     # --- setting ---
 

@@ -20,6 +20,7 @@ from jaxrl.config.coerce import (
 )
 from jaxrl.config.markers import holds_marker
 from jaxrl.config.sweep import Marker
+from jaxrl.core.hparams import is_hyperparameter
 from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.ops.schedules import check_schedule
 
@@ -178,7 +179,10 @@ def shown(value: Any) -> str:
 
 @functools.cache
 def settings_of(group: type[Any]) -> dict[str, Setting]:
-    """The settings of a group, in the order of its definition."""
+    """The settings of a group, in the order of its definition.
+
+    A field of a user's own may be a plain one, without what `field` takes.
+    """
     hints = typing.get_type_hints(group)
     blank = group()
     return {
@@ -186,10 +190,10 @@ def settings_of(group: type[Any]) -> dict[str, Setting]:
             name=f.name,
             annotation=hints[f.name],
             default=getattr(blank, f.name),
-            doc=f.metadata["doc"],
-            sweepable=f.metadata["sweepable"],
-            check=f.metadata["check"],
-            import_path=f.metadata["import_path"],
+            doc=f.metadata.get("doc", ""),
+            sweepable=is_hyperparameter(f),
+            check=f.metadata.get("check"),
+            import_path=f.metadata.get("import_path", False),
         )
         for f in dataclasses.fields(group)
     }

@@ -185,6 +185,13 @@ class RLModules:
         import_path=True,
         doc="An RLModuleSpec, or an RLModule class, in place of the default module.",
     )
+    network: Any = field(
+        default=None,
+        import_path=True,
+        doc="A network in place of the default one's, which gives (action_dist_inputs, value) for "
+        "observations: a flax linen module or its class, an nnx.Module class, a function that makes "
+        "one of them, or two functions (init, apply). For algorithms with a policy and a value.",
+    )
     model_config: Any = field(
         default={},
         doc="A DefaultModelConfig, or a dictionary of its fields, which replace the algorithm's; "

@@ -257,7 +257,11 @@ REFUSED: dict[str, Refused] = {
     ),
     "huber_threshold": Refused("the Huber loss turns linear at 1", (1, 1.0)),
     "l2_reg": Refused("set optimizer={'name': 'adamw', 'weight_decay': ...}", (0, 0.0)),
-    "learner_config_dict": Refused("a Learner subclass reads the settings of training()", ({},)),
+    "learner_config_dict": Refused(
+        "a Learner reads the settings of training(), to which a config subclass adds its own: "
+        "class MyConfig(PPOConfig): my_coeff: float = 0.1",
+        ({},),
+    ),
     **dict(
         _spread(
             "eager_tracing tf_session_args local_tf_session_args torch_compile_learner "

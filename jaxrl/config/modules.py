@@ -72,16 +72,36 @@ def rows_of_a_draw(config: "AlgorithmConfig") -> int:
 def _chosen_spec(config: "AlgorithmConfig") -> "RLModuleSpec":
     from jaxrl.core.rl_module import RLModule, RLModuleSpec
 
-    chosen = config.rl_module_settings.rl_module_spec
+    settings = config.rl_module_settings
+    chosen = settings.rl_module_spec
+    if settings.network is not None:
+        return _spec_around(config, settings.network)
     if chosen is None:
         return config.get_default_rl_module_spec()
     if isinstance(chosen, type) and issubclass(chosen, RLModule):
         return RLModuleSpec(module_class=chosen)
     if not isinstance(chosen, RLModuleSpec):
         raise ConfigError(
-            f"rl_module_spec must be an RLModuleSpec or a subclass of RLModule, got {chosen!r}."
+            f"rl_module_spec must be an RLModuleSpec or a subclass of RLModule, got {chosen!r}; a "
+            "network of flax or of functions goes to rl_module(network=...)."
         )
     return chosen
+
+
+def _spec_around(config: "AlgorithmConfig", network: Any) -> "RLModuleSpec":
+    """The spec of a network that is no RLModule."""
+    from jaxrl.core.network_module import network_module
+    from jaxrl.core.rl_module import RLModuleSpec
+
+    if config.rl_module_settings.rl_module_spec is not None:
+        raise ConfigError("network and rl_module_spec both say what the module is; give one.")
+    own = config.get_default_rl_module_spec().module_class
+    if own is not None:
+        raise ConfigError(
+            f"network is a policy with its value, but {config.algo_name} learns a {own.__name__}: "
+            "set its networks by model_config, or give a subclass of it as rl_module_spec."
+        )
+    return RLModuleSpec(module_class=network_module(network), model_config={})
 
 
 def _is_default(spec: "RLModuleSpec") -> bool:

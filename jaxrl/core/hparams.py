@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxrl.core.struct import pytree, static
 from jaxrl.core.types import Progress
-from jaxrl.errors import ConfigError
+from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 from jaxrl.ops.schedules import Schedule
 
 
@@ -33,6 +33,23 @@ Hyperparameter: TypeAlias = "Float[Array, ''] | Schedule | ScheduleFunction"
 HParams: TypeAlias = dict[str, Hyperparameter]
 
 
+def is_hyperparameter(field: "dataclasses.Field[Any]") -> bool:
+    """Whether a setting only enters arithmetic: as it says, or a plain field that is a float."""
+    is_float = field.type in (float, "float") or isinstance(field.default, float)
+    return field.metadata.get("sweepable", is_float)
+
+
+class Values(dict[str, Any]):
+    """The current hyperparameters for a loss, which answer an unknown name with the known ones."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise UnknownNameError(
+            f"values has no hyperparameter {name!r}.{did_you_mean(name, self)} Known: "
+            f"{', '.join(sorted(self))}. One of your own is a field of a config subclass: "
+            f"class MyConfig(PPOConfig): {name}: float = 0.1"
+        )
+
+
 def hyperparameters(settings: Any) -> HParams:
     """The sweepable numbers of a settings group, each a float32 leaf or a schedule's knots.
 
@@ -44,7 +61,7 @@ def hyperparameters(settings: Any) -> HParams:
     leaves: HParams = {}
     for field in dataclasses.fields(settings):
         value = vars(settings)[field.name]
-        if not field.metadata.get("sweepable", False) or value is None:
+        if not is_hyperparameter(field) or value is None:
             continue
         if isinstance(value, Schedule):  # of `traced_settings`
             leaves[field.name] = value

@@ -1,10 +1,11 @@
 """The optimiser step: the only place where a loss becomes an update."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
@@ -12,6 +13,7 @@ from jaxtyping import Array, Bool, Float
 from jaxrl.core.microbatches import Gradients
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree, Rollout, Transition
+from jaxrl.errors import LossError
 
 S = TypeVar("S")
 B = TypeVar("B")
@@ -72,6 +74,65 @@ class SgdState:
 
     params: Params
     opt_state: PyTree
+
+
+_NUMBERS = (jax.Array, np.ndarray, np.generic, int, float)
+
+
+def checked_loss(what: str, returned: Any) -> tuple[Float[Array, ""], Metrics]:
+    """What a loss returned, if it is a number and numbers by name.
+
+    Args:
+        what: The loss, for the message.
+        returned: By it, traced.
+
+    Raises:
+        LossError: It is anything else.
+    """
+    if not isinstance(returned, tuple):
+        raise LossError(f"{what} must return (loss, metrics), got a {type(returned).__name__}.")
+    both = cast(tuple[Any, ...], returned)
+    if len(both) != 2:
+        raise LossError(f"{what} must return (loss, metrics), got a tuple of {len(both)}.")
+    loss, metrics = both
+    if not isinstance(loss, jax.Array):
+        raise LossError(
+            f"{what} must return a loss that is computed from the parameters, got {loss!r}."
+        )
+    if loss.shape != () or not jnp.issubdtype(loss.dtype, jnp.floating):
+        raise LossError(
+            f"{what} returned a loss that is {loss.dtype} of shape {loss.shape}; it must be one "
+            "floating number, such as jnp.mean(batch.weight * x)."
+        )
+    if not isinstance(metrics, dict):
+        raise LossError(
+            f"{what} must return its metrics as a dictionary, got a {type(metrics).__name__}."
+        )
+    given = cast(dict[Any, Any], metrics)
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, _NUMBERS):
+            raise LossError(
+                f"{what} must return its metrics as numbers by name, got {name!r}: {value!r}."
+            )
+    return loss, {name: jnp.asarray(value) for name, value in given.items()}
+
+
+def check_scalars(what: str, metrics: Mapping[str, Any]) -> None:
+    """Refuse a metric that is no single number.
+
+    Args:
+        what: Whose they are, for the message.
+        metrics: Traced.
+
+    Raises:
+        LossError: Names the metric.
+    """
+    for name, value in metrics.items():
+        if jnp.shape(value) != ():
+            raise LossError(
+                f"{what}'s metric {name!r} has shape {jnp.shape(value)}; a metric is one number, "
+                "such as the mean."
+            )
 
 
 def sgd_step(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from jaxrl.core.learner import NONFINITE, SgdState, optimizer_of, sgd_step
+from jaxrl.core.learner import NONFINITE, SgdState, checked_loss, optimizer_of, sgd_step
 from jaxrl.core.types import Key, Metrics, Params
 
 POLICY, CRITIC, LOG_ALPHA = "policy", "critic", "log_alpha"
@@ -66,8 +66,9 @@ def step_part(
         state: From `first_parts`.
         values: Current hyperparameters by name.
     """
+    what = f"{type(learner).__name__}'s loss of the {part}"
     own, metrics = sgd_step(
-        lambda params: loss_fn(params[part]),
+        lambda params: checked_loss(what, loss_fn(params[part])),
         _optimizer(part, learner.settings, values),
         part_of(state, part),
         learner.axis_name,

@@ -5,8 +5,8 @@ from typing import Any, Protocol, TypeVar
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxrl.core.hparams import HParams, current_values, hyperparameters
-from jaxrl.core.learner import SgdState, optimizer_of, step_along
+from jaxrl.core.hparams import HParams, Values, current_values, hyperparameters
+from jaxrl.core.learner import SgdState, checked_loss, optimizer_of, step_along
 from jaxrl.core.microbatches import gradients
 from jaxrl.core.rl_module import RLModule
 from jaxrl.core.struct import replace
@@ -85,8 +85,12 @@ def step_down(
 ) -> tuple[S, Metrics]:
     """`descend` for minibatches that have a `weight`, and no advantages to standardise."""
     holder: Any = state
+    named = Values(values)
     found = gradients(
-        lambda params, rows, key: learner.compute_loss(params, rows, values, key),
+        lambda params, rows, key: checked_loss(
+            f"{type(learner).__name__}.compute_loss",
+            learner.compute_loss(params, rows, named, key),
+        ),
         holder.sgd.params,
         batch,
         key,

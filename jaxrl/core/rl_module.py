@@ -28,7 +28,14 @@ from jaxrl.core.types import (
     bare,
 )
 from jaxrl.core.unroll import at_rows, unroll_steps
-from jaxrl.errors import ModuleError, SpaceError
+from jaxrl.errors import (
+    TRACING_ERRORS,
+    JaxrlError,
+    ModuleError,
+    SpaceError,
+    in_one_line,
+    where_raised,
+)
 
 ACTION_MASK = "action_mask"
 
@@ -95,8 +102,13 @@ class RLModule:
 
     def init(self, key: Key) -> Params:
         """Fresh parameters, a nested dict of arrays. Consumes the key."""
-        obs = zeros_of(self.observation_space, (1,))
-        variables = self.network.init(key, obs)
+        network = getattr(self, "network", None)
+        if not isinstance(network, nn.Module):
+            raise ModuleError(
+                f"{type(self).__name__}.network is {network!r}, not a flax linen module: set it in "
+                "setup, override init and _forward, or give an nnx class to rl_module(network=...)."
+            )
+        variables = network.init(key, zeros_of(self.observation_space, (1,)))
         return cast(Params, variables["params"])
 
     def initial_carry(self, batch_size: int) -> PyTree:
@@ -308,11 +320,12 @@ def check_module(module: RLModule, *, needs_values: bool = False) -> None:
     try:
         params = jax.eval_shape(module.init, jax.random.key(0))
         outputs = jax.eval_shape(module.forward_train, params, {Columns.OBS: obs})
-    except (TypeError, ValueError, AttributeError, KeyError, NotImplementedError) as error:
-        first_line = str(error).strip().split("\n")[0]
+    except JaxrlError:
+        raise
+    except TRACING_ERRORS as error:
         raise ModuleError(
             f"{name} cannot be traced with observations of {module.observation_space}: "
-            f"{type(error).__name__}: {first_line}"
+            f"{in_one_line(error)}{where_raised(error)}."
         ) from error
     expected: dict[str, tuple[int, ...]] = {
         Columns.ACTION_DIST_INPUTS: (rows, module.distribution.input_dim)

@@ -4,11 +4,13 @@ Shapes: `[T, B, ...]` in rollouts, `[B, ...]` in batches, no batch axis in `ops`
 (`jax.random.key`), split once into named keys and passed last.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from jaxrl.core.struct import pytree, replace, static
@@ -53,19 +55,25 @@ class Columns:
     LOSS_MASK = "loss_mask"
 
 
+def _never() -> Any:
+    """A constant of NumPy's, which does not start JAX's backend."""
+    return np.False_
+
+
 @pytree
 class TimeStep:
     """What one step of one environment returns, before any reset.
 
     `obs` is the successor of the state that was acted on, also at an episode's end. There is no
-    `done`: `terminated` ends the task (nothing follows), `truncated` only ends the recording.
+    `done`: `terminated` ends the task (nothing follows), `truncated` only ends the recording, which
+    an environment leaves to its time limit unless it has a reason of its own.
     """
 
     obs: PyTree
     reward: Float[Array, "*batch"]
     terminated: Bool[Array, "*batch"]
-    truncated: Bool[Array, "*batch"]
-    info: dict[str, Any]
+    truncated: Bool[Array, "*batch"] = dataclasses.field(default_factory=_never)
+    info: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
 
 @pytree

@@ -1,6 +1,7 @@
 """Numbers, durations and sparklines as short text."""
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from jaxrl import metrics
@@ -27,7 +28,9 @@ _LEARNER_STATS = (
 
 
 def number(value: float) -> str:
-    """`1,234,567`, `123.4`, `0.0312`, `3e-05`: as short as four digits allow."""
+    """`1,234,567`, `123.4`, `0.0312`, `3e-05`, `nan`: as short as four digits allow."""
+    if not math.isfinite(value):
+        return str(value)
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     if abs(value) >= 1e3:
@@ -75,8 +78,8 @@ def learner_stats(result: results.Result) -> Iterator[tuple[str, float]]:
         stats = learners[module]
         losses = [name for name in stats if name.endswith("_loss") and name not in _LEARNER_STATS]
         for name in (*losses, *_LEARNER_STATS):
-            value = results.number(stats, name)
-            if value is not None:
+            value = results.to_plain(stats.get(name))
+            if isinstance(value, int | float):  # also one that is not finite
                 yield prefix + _SHORT_NAMES.get(name, name.replace("_", " ")), value
 
 

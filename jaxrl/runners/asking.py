@@ -14,7 +14,10 @@ NOT_READ = ("prev_action", "prev_reward", "info", "input_dict", "timestep", "epi
 """Arguments of RLlib's that no module here reads; a connector may read the first two."""
 
 Fetched = tuple[PyTree, PyTree, dict[str, Any]]
-"""The environment's actions, the module's state after them, and the module's outputs."""
+"""The environment's actions, the module's state after them, and the module's outputs.
+
+Of the last two, what was not asked for is left out.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +33,7 @@ class Asked:
         unsquash: See `adjusted`.
         clip: See `adjusted`.
         keeps_state: Whether the state is returned to who asks.
+        wants_outputs: Whether the module's outputs are.
     """
 
     observations: list[Any]
@@ -40,6 +44,7 @@ class Asked:
     unsquash: bool | None = None
     clip: bool | None = None
     keeps_state: bool = False
+    wants_outputs: bool = False
 
     @staticmethod
     def of_one(obs: Any, state: PyTree, past: Mapping[str, Any], **how: Any) -> "Asked":

@@ -28,6 +28,7 @@ from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import ConfigError, ModuleError
 from jaxrl.runners.guard import Guard
 from jaxrl.runners.in_graph import InGraph
+from jaxrl.runners.learner_checks import check_learner
 from jaxrl.runners.learning import Learning
 from jaxrl.runners.pipelines import action_pipeline, learner_pipeline, observation_pipeline
 from jaxrl.runners.replay_settings import replay_of
@@ -135,6 +136,8 @@ def _assembly(
 ) -> Assembly:
     training = config.training_settings
     replays = isinstance(training, OffPolicyTraining)
+    if config.learners_settings.learner_class is not None:
+        check_learner(runner)
     return Assembly(
         made=made,
         acting=acting,

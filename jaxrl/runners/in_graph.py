@@ -16,6 +16,8 @@ from jaxrl.core.learner import select
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, PyTree, strongly_typed
 from jaxrl.runners.learning import Learning, summed, updates_between
+from jaxrl.runners.nonfinite import without_counts
+from jaxrl.runners.ring import episode_means
 from jaxrl.runners.rollout import Sampler, initial_env_index
 from jaxrl.runners.train_state import Row, Sampled, Summary, TrainState, observed
 
@@ -51,14 +53,18 @@ class InGraph(Learning):
         return strongly_typed(first)
 
     def step(self, state: TrainState) -> tuple[TrainState, Metrics]:
-        """One train batch: roll out, prepare, every minibatch's update, finish."""
-        state, _, metrics = self.train_batch(state)
-        return state, metrics
+        """One train batch: roll out, prepare, every minibatch's update, finish.
+
+        The metrics are the learner's, and those of the episodes that ended in the batch:
+        `episode_return_mean` and `episode_len_mean`, NaN where none did, and `num_episodes`.
+        """
+        state, data, metrics = self.train_batch(state)
+        own = without_counts(metrics)
+        return state, {**own, **episode_means(data.record, self.axis_name)}
 
     def run(self, state: TrainState, num_batches: Int[Array, ""]) -> tuple[TrainState, Summary]:
         """`num_batches` train batches, a traced number: changing it compiles nothing."""
-        shapes = jax.eval_shape(self._batch, state)[2]
-        start = _RunCarry(state=state, summary=self.no_summary(state, shapes))
+        start = _RunCarry(state=state, summary=self.first_summary(state))
 
         def more(carry: _RunCarry) -> Bool[Array, ""]:
             going = carry.summary.train_batches < num_batches
@@ -117,8 +123,12 @@ class InGraph(Learning):
         end = jax.lax.fori_loop(0, num_rows, body, _RowsCarry(state=state, rows=rows))
         return end.state, end.rows
 
+    def first_summary(self, state: TrainState) -> Summary:
+        """The summary of no train batch of this run."""
+        return self.no_summary(state, jax.eval_shape(self._batch, state)[2])
+
     def train_batch(self, state: TrainState) -> tuple[TrainState, Sampled, Metrics]:
-        """`step`, with what was sampled."""
+        """`step`, with what was sampled, and with the learner's metrics alone."""
         actor = self.actor(state)
         if self.broadcast_interval > 1:
             actor = replace(actor, params=state.behaviour)

@@ -1,6 +1,8 @@
 """Actions for observations that come from outside: the whole pipeline, on NumPy arrays."""
 
-from collections.abc import Sequence
+import functools
+import weakref
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import gymnasium
@@ -8,29 +10,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
-from jaxtyping import Array, Bool
+from jaxtyping import Array, UInt32
 
 from jaxrl.connectors.actions import ClipActions, UnsquashActions, has_box
 from jaxrl.connectors.base import ActionConnector
 from jaxrl.connectors.pipelines import ActionPipeline
+from jaxrl.connectors.temporal import TemporalConnector
 from jaxrl.core.nested_spaces import map_spaces
-from jaxrl.core.space_tree import leaf_dtype
 from jaxrl.core.struct import pytree, replace, where_rows
 from jaxrl.core.types import Columns, Key, PyTree
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.runners.asking import Asked, Fetched
+from jaxrl.runners.asking import Asked, Fetched, as_batch
+from jaxrl.runners.conform import TOLERANCE, conformer
 from jaxrl.runners.program import Program
 from jaxrl.runners.rollout import Acting, Actor, Carry, initial_env_index
-
-TOLERANCE = 1e-4
-"""How far past a Box's bounds a value may lie, relative to the bound: rounding, not error."""
 
 
 @pytree
 class _Inputs:
     obs: PyTree
     carry: Carry
-    is_first: Bool[Array, " B"]
+    is_first: Any  # of NumPy's before the program
     prev_action: PyTree
 
 
@@ -53,10 +53,12 @@ class Inference:
         jit: bool = True,
     ) -> None:
         self._acting = acting
-        self._space = observation_space
+        self._conform = conformer(observation_space, "obs")
         self._max_retraces = max_retraces
         self._jit = jit
         self._programs: dict[tuple[bool, bool | None, bool | None, bool], Program] = {}
+        self._known: dict[tuple[Any, ...], tuple[weakref.ref[Actor], Callable[..., Fetched]]] = {}
+        self._starts: dict[int, Carry] = {}
 
     @property
     def programs(self) -> list[Program]:
@@ -64,7 +66,7 @@ class Inference:
         return list(self._programs.values())
 
     def _program(self, asked: Asked) -> Program:
-        way = (bool(asked.explore), asked.unsquash, asked.clip, asked.prev_action is not None)
+        way = _way(asked)
         if way not in self._programs:
             pipeline = adjusted(self._acting.action_pipeline, asked.unsquash, asked.clip)
             name = f"compute_actions_{'sample' if asked.explore else 'mode'}"
@@ -75,6 +77,7 @@ class Inference:
                 name,
                 self._fn(bool(asked.explore), pipeline),
                 max_retraces=self._max_retraces,
+                waited_for=True,
                 enabled=self._jit,
             )
         return self._programs[way]
@@ -82,8 +85,12 @@ class Inference:
     def _fn(self, explore: bool, pipeline: ActionPipeline) -> Any:
         acting = self._acting
 
-        def compute(actor: Actor, inputs: _Inputs, keys: Key) -> Fetched:
-            index = initial_env_index(keys.shape[0])
+        def compute(
+            actor: Actor, inputs: _Inputs, stream: Key, number: UInt32[Array, ""]
+        ) -> Fetched:
+            num = inputs.is_first.shape[0]
+            keys = jax.random.split(jax.random.fold_in(stream, number), num)
+            index = initial_env_index(num)
             carry = with_previous(inputs.carry, inputs.prev_action, pipeline)
             draws = acting.module.draw(keys)
             out = dict(acting.act(actor, inputs.obs, carry, inputs.is_first, index, draws, explore))
@@ -92,13 +99,14 @@ class Inference:
 
         return compute
 
-    def __call__(self, actor: Actor, asked: Asked, key: Key) -> Fetched:
+    def __call__(self, actor: Actor, asked: Asked, stream: Key, number: int) -> Fetched:
         """What was computed, as NumPy arrays with a leading batch axis.
 
         Args:
-            actor: Parameters and connector statistics.
+            actor: Parameters and connector statistics; never changed, another one is another object.
             asked: Observations are checked against the space.
-            key: Consumed.
+            stream: What the draw's key is folded from.
+            number: Of the draw; with it the key is consumed.
 
         Raises:
             SpaceError: An observation, or a previous action, is not in its space.
@@ -107,14 +115,63 @@ class Inference:
         if not asked.observations:
             raise SpaceError("The observations are empty; give at least one.")
         inputs = self._inputs(asked)
-        keys = jax.random.split(key, len(asked.observations))
-        return jax.tree.map(np.asarray, self._program(asked)(actor, inputs, keys))
+        args = (actor, inputs, stream, np.uint32(number))
+        actions, state, out = self._compiled(asked, args)(*args)
+        return jax.tree.map(
+            np.asarray,
+            (actions, state if asked.keeps_state else None, out if asked.wants_outputs else {}),
+        )
 
-    def reads(self) -> set[str]:
+    def _compiled(self, asked: Asked, args: tuple[Any, ...]) -> Callable[..., Fetched]:
+        """The executable for what is asked; that of the same actor and shapes is known.
+
+        What the space and the number of observations do not fix are the shapes of a state.
+        """
+        leaves, structure = jax.tree.flatten(args[1].carry)
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        way = (*_way(asked), len(asked.observations), structure, shapes)
+        known = self._known.get(way)
+        if known is None or known[0]() is not args[0]:
+            known = weakref.ref(args[0]), self._program(asked).compiled_for(*args)
+            self._known[way] = known
+        return known[1]
+
+    def reads(self) -> Collection[str]:
         """Which of RLlib's arguments `prev_action` and `prev_reward` a connector looks at."""
-        temporal = self._acting.obs_pipeline.temporal
+        return self._reads
+
+    @functools.cached_property
+    def _reads(self) -> frozenset[str]:
+        temporal = self._temporal
         read = {"prev_action"} if any(c.reads_action for c in temporal) else set[str]()
-        return read | ({"prev_reward"} if any(c.reads_reward for c in temporal) else set())
+        return frozenset(
+            read | ({"prev_reward"} if any(c.reads_reward for c in temporal) else set())
+        )
+
+    @functools.cached_property
+    def _temporal(self) -> tuple[TemporalConnector, ...]:
+        """The connectors that remember the episode."""
+        return self._acting.obs_pipeline.temporal
+
+    @functools.cached_property
+    def _remembers(self) -> tuple[str, ...]:
+        """The names of the connectors and of the module that remember the episode."""
+        module = self._acting.module
+        names = [c.name for c in self._temporal]
+        return (*names, type(module).__name__) if module.is_stateful else tuple(names)
+
+    @functools.cached_property
+    def _conform_action(self) -> Callable[[Any], PyTree]:
+        """The check of a previous action; a Box's may lie outside its bounds."""
+        unbounded = map_spaces(
+            lambda leaf: (
+                spaces.Box(-np.inf, np.inf, leaf.shape, leaf.dtype.type)
+                if isinstance(leaf, spaces.Box)
+                else leaf
+            ),
+            self._acting.action_pipeline.space,
+        )
+        return conformer(unbounded, "prev_action")
 
     def initial_state(self) -> PyTree:
         """What one episode begins with, `[1, ...]`."""
@@ -122,17 +179,24 @@ class Inference:
 
     def _kept(self, carry: Carry) -> PyTree:
         """What callers keep from one observation to the next."""
-        return carry if self._acting.obs_pipeline.temporal else carry.module
+        return carry if self._temporal else carry.module
+
+    def _start(self, num: int) -> Carry:
+        """The carry at the start of so many episodes, made once for each number of them."""
+        if num not in self._starts:
+            carry = self._acting.initial_carry(num)
+            self._starts[num] = jax.tree.map(np.asarray, carry)
+        return self._starts[num]
 
     def _inputs(self, asked: Asked) -> _Inputs:
         num = len(asked.observations)
-        checked = [conform(self._space, obs) for obs in asked.observations]
+        obs = _stacked([self._conform(obs) for obs in asked.observations])
         starts = asked.state is None
-        carry = self._acting.initial_carry(num)
+        carry = self._start(num)
         self._check_kept(asked)
-        if self._acting.obs_pipeline.temporal:
+        if self._temporal:
             self._check_remembered(asked)
-            carry = carry if starts else asked.state
+            carry = carry if starts else jax.tree.map(_narrow, asked.state)
             if asked.prev_reward is not None:
                 reward = np.asarray(list(asked.prev_reward), np.float32)
                 if reward.shape != (num,):
@@ -140,26 +204,17 @@ class Inference:
                         f"prev_reward must be one number an observation, got shape {reward.shape} "
                         f"for {num}."
                     )
-                carry = replace(carry, reward=jnp.asarray(reward))
+                carry = replace(carry, reward=reward)
         elif not starts:
-            carry = replace(carry, module=asked.state)
+            carry = replace(carry, module=jax.tree.map(_narrow, asked.state))
         actions = None
         if asked.prev_action is not None:
-            space = self._acting.action_pipeline.space
-            actions = _stacked([_previous(space, action) for action in asked.prev_action])
-        return _Inputs(
-            obs=_stacked(checked),
-            carry=jax.tree.map(jnp.asarray, carry),
-            is_first=jnp.full((num,), starts),
-            prev_action=actions,
-        )
+            actions = _stacked([self._conform_action(action) for action in asked.prev_action])
+        return _Inputs(obs=obs, carry=carry, is_first=np.full(num, starts), prev_action=actions)
 
     def _check_kept(self, asked: Asked) -> None:
         """Who asks an agent that remembers has to keep what it remembers."""
-        acting = self._acting
-        names = [c.name for c in acting.obs_pipeline.temporal]
-        if acting.module.is_stateful:
-            names.append(type(acting.module).__name__)
+        names = self._remembers
         if names and asked.state is None and not asked.keeps_state:
             raise ConfigError(
                 f"{' and '.join(names)} {'remembers' if len(names) == 1 else 'remember'} the "
@@ -169,7 +224,7 @@ class Inference:
 
     def _check_remembered(self, asked: Asked) -> None:
         """What connectors remember has to come along from the observation before."""
-        names = ", ".join(c.name for c in self._acting.obs_pipeline.temporal)
+        names = ", ".join(c.name for c in self._temporal)
         if asked.state is None:
             for name in ("prev_action", "prev_reward"):
                 if vars(asked)[name] is not None:
@@ -215,21 +270,21 @@ def with_previous(carry: Carry, prev_action: PyTree, pipeline: ActionPipeline) -
     return replace(carry, action=where_rows(same, carry.action, other))
 
 
-def _previous(space: gymnasium.Space[Any], action: Any) -> PyTree:
-    """An action of the environment's in its space's types; a Box's may lie outside its bounds."""
-    unbounded = map_spaces(
-        lambda leaf: (
-            spaces.Box(-np.inf, np.inf, leaf.shape, leaf.dtype.type)
-            if isinstance(leaf, spaces.Box)
-            else leaf
-        ),
-        space,
-    )
-    return conform(unbounded, action, "prev_action")
+def _way(asked: Asked) -> tuple[bool, bool | None, bool | None, bool]:
+    """What of a question takes a program of its own."""
+    return bool(asked.explore), asked.unsquash, asked.clip, asked.prev_action is not None
 
 
 def _stacked(trees: Sequence[PyTree]) -> PyTree:
-    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *trees)
+    if len(trees) == 1:
+        return jax.tree.map(lambda leaf: leaf[None], trees[0])
+    return as_batch(trees)
+
+
+def _narrow(leaf: Any) -> np.ndarray:
+    """A leaf of a caller's state, of 32 bits at most as everything in a program."""
+    array = np.asarray(leaf)
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
 def adjusted(pipeline: ActionPipeline, unsquash: bool | None, clip: bool | None) -> ActionPipeline:
@@ -261,59 +316,3 @@ def adjusted(pipeline: ActionPipeline, unsquash: bool | None, clip: bool | None)
     if clip and not (squashed or clipped):
         kept.append(ClipActions(space))
     return ActionPipeline(tuple(kept), space)
-
-
-def conform(space: gymnasium.Space[Any], obs: Any, path: str = "obs") -> PyTree:
-    """The observation in the space's own types.
-
-    Raises:
-        SpaceError: It is not in the space; names the part, what was expected and what was got.
-    """
-    if isinstance(space, spaces.Dict):
-        if not isinstance(obs, dict) or set(obs) != set(space.spaces):
-            raise SpaceError(f"{path} must be a dict with the keys {list(space.spaces)}, got {obs}")
-        return {name: conform(sub, obs[name], f"{path}.{name}") for name, sub in space.items()}
-    if isinstance(space, spaces.Tuple):
-        if not isinstance(obs, (tuple, list)) or len(obs) != len(space.spaces):
-            raise SpaceError(f"{path} must be a tuple of {len(space.spaces)}, got {obs!r}.")
-        return tuple(
-            conform(sub, part, f"{path}[{i}]")
-            for i, (sub, part) in enumerate(zip(space.spaces, obs, strict=True))
-        )
-    array = np.asarray(obs)
-    if array.shape != (space.shape or ()):
-        raise SpaceError(
-            f"{path} has shape {array.shape}, but the observation space {space} has {space.shape}."
-        )
-    if not np.issubdtype(array.dtype, np.number) and array.dtype != np.bool_:
-        raise SpaceError(f"{path} must be numbers, got dtype {array.dtype}.")
-    if isinstance(space, spaces.Box):
-        _check_bounds(space, array, path)
-        return array.astype(leaf_dtype(space))
-    integers = array.astype(np.int64)
-    if not (np.all(integers == array) and space.contains(_native(space, integers))):
-        raise SpaceError(f"{path} is {obs!r}, which is not in {space}.")
-    return integers.astype(leaf_dtype(space))
-
-
-def _native(space: gymnasium.Space[Any], value: np.ndarray) -> Any:
-    return value.astype(space.dtype) if space.shape else int(value)
-
-
-def _check_bounds(space: spaces.Box, array: np.ndarray, path: str) -> None:
-    if np.any(np.isnan(array)):
-        raise SpaceError(f"{path} has NaN at {_first(np.isnan(array))}.")
-    slack_low = TOLERANCE * np.maximum(1.0, np.abs(space.low))
-    slack_high = TOLERANCE * np.maximum(1.0, np.abs(space.high))
-    outside = (array < space.low - slack_low) | (array > space.high + slack_high)
-    if np.any(outside):
-        place = _first(outside)
-        low, high = (np.broadcast_to(b, array.shape)[place] for b in (space.low, space.high))
-        raise SpaceError(
-            f"{path}{list(place)} is {array[place]:g}, outside its space's bounds "
-            f"[{low:g}, {high:g}]."
-        )
-
-
-def _first(where: np.ndarray) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.argwhere(where)[0])

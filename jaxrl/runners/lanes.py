@@ -75,15 +75,12 @@ class Lanes:
         """`num_batches` train batches of every lane, and each lane's summary."""
         axes = lane_axes(states)
         step = jax.vmap(self._train_batch, in_axes=(axes, 0), out_axes=(axes, 0))
-        start = jax.vmap(self._no_summary, in_axes=(axes,))(states)
+        start = jax.vmap(self.runner.first_summary, in_axes=(axes,))(states)
 
         def body(_: Any, carry: tuple[TrainState, Summary]) -> tuple[TrainState, Summary]:
             return step(*carry)
 
         return jax.lax.fori_loop(0, num_batches, body, (states, start))
-
-    def _no_summary(self, state: TrainState) -> Summary:
-        return self.runner.no_summary(state, jax.eval_shape(self.runner.step, state)[1])
 
     def _train_batch(self, state: TrainState, summary: Summary) -> tuple[TrainState, Summary]:
         after, data, metrics = self.runner.train_batch(state)

@@ -18,11 +18,12 @@ from jaxrl.buffers.replay import ReplayState
 from jaxrl.buffers.sequence import AnyReplay
 from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.hparams import current_values
-from jaxrl.core.learner import NONFINITE, select
+from jaxrl.core.learner import NONFINITE, check_scalars, select
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Progress, PyTree, Rollout, strongly_typed
 from jaxrl.runners.blank import blank_rollout
 from jaxrl.runners.guard import Guard
+from jaxrl.runners.nonfinite import PREFIX, counted, nonfinite_rows, without_counts
 from jaxrl.runners.replaying import Dealt, FromBuffer, Replaying, stored
 from jaxrl.runners.ring import (
     EpisodeSums,
@@ -258,6 +259,7 @@ class Learning:
         shuffle_key, update_key = jax.random.split(key)
         progress = replace(progress, updates=before.updates)
         batch, prepared = self.learner.prepare(before.learner, rollout, progress)
+        check_scalars(f"{type(self.learner).__name__}.prepare", prepared)
         learned, done = self._epochs(before.learner, batch, progress, shuffle_key, update_key)
         learned = self.learner.finish(learned, done.last_epoch, progress)
         guard, learned = self.guard.after_batch(before.guard, before.learner, learned, done.skipped)
@@ -283,15 +285,17 @@ class Learning:
             batch = _from_rows(drawn.batch)
             after, metrics = self._learn_from(carry.lesson, batch, progress, learn_key)
             lesson = select(drawn.valid, after, carry.lesson)
-            metrics = {name: jnp.where(drawn.valid, x, jnp.nan) for name, x in metrics.items()}
+            missing = {name: 0.0 if name.startswith(PREFIX) else jnp.nan for name in metrics}
+            metrics = {n: jnp.where(drawn.valid, x, missing[n]) for n, x in metrics.items()}
             return _Replay(buffer=buffer, lesson=lesson), metrics
 
         keys = jax.random.split(key, circular.iterations_per_batch)
         end, rows = jax.lax.scan(body, _Replay(buffer=buffer, lesson=lesson), keys)
         missing = jnp.isnan(rows["grad_norm"])
-        names = sorted(rows)
+        counts = {name: x.sum() for name, x in rows.items() if name.startswith(PREFIX)}
+        names = sorted(without_counts(rows))
         means = _mean_of_good(jnp.stack([rows[name] for name in names], axis=1), missing)
-        return end.buffer, end.lesson, {name: means[i] for i, name in enumerate(names)}
+        return end.buffer, end.lesson, {n: means[i] for i, n in enumerate(names)} | counts
 
     def actor(self, state: TrainState) -> Actor:
         """What acting depends on."""
@@ -325,6 +329,7 @@ class Learning:
             now = replace(progress, updates=progress.updates.add(i))
             key = jax.random.fold_in(update_key, i)
             s, metrics = self.learner.update(s, take_rows(flat, rows), now, key)
+            check_scalars(type(self.learner).__name__, metrics)
             names[:] = sorted(metrics)
             return s, jnp.stack([metrics[name].astype(jnp.float32) for name in names])
 
@@ -333,13 +338,18 @@ class Learning:
         skipped = table[:, names.index(NONFINITE)] > 0.5
         last = experience.num_minibatches
         means = jnp.stack(
-            [_mean_of_good(table, skipped), _mean_of_good(table[-last:], skipped[-last:])]
+            [
+                _mean_of_good(table, skipped),
+                _mean_of_good(table[-last:], skipped[-last:]),
+                nonfinite_rows(table, skipped).sum(axis=0),
+            ]
         )
         if self.axis_name is not None:
             means = jax.lax.pmean(means, self.axis_name)
         every, last_epoch = (
-            {name: row[i] for i, name in enumerate(names) if name != NONFINITE} for row in means
+            {name: row[i] for i, name in enumerate(names) if name != NONFINITE} for row in means[:2]
         )
+        every |= counted(names, means[2])
         return learner_state, Learned(every=every, last_epoch=last_epoch, skipped=skipped)
 
 
@@ -388,9 +398,10 @@ def summed(before: Summary, data: Sampled, metrics: Metrics, updates: UInt32[Arr
     """The summary with one more train batch of so many updates."""
     learned = ~jnp.isnan(metrics["grad_norm"])
     return Summary(
-        metrics=jax.tree.map(
-            lambda total, x: total + jnp.where(learned, x, 0.0), before.metrics, metrics
-        ),
+        metrics={
+            name: total + jnp.where(learned | name.startswith(PREFIX), metrics[name], 0.0)
+            for name, total in before.metrics.items()
+        },
         episodes=before.episodes.add(data.record),
         train_batches=before.train_batches + 1,
         learned_batches=before.learned_batches + learned,

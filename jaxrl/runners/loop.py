@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from jaxrl.core.types import PyTree
 from jaxrl.runners.fragment import Fragment, Weights
+from jaxrl.runners.nonfinite import without_counts
 from jaxrl.runners.program import Program
 from jaxrl.runners.results import Dispatched, IterationTotals, Report
 from jaxrl.runners.train_state import TrainState
@@ -183,4 +184,5 @@ class LearnerMetrics(Mapping[str, float]):
     def _fetched(self) -> dict[str, float]:
         summary = self.loop.report([self.dispatched.pending]).summaries[0]
         learned = int(summary.learned_batches)
-        return {name: float(value) / learned for name, value in summary.metrics.items() if learned}
+        metrics = without_counts(summary.metrics)
+        return {name: float(value) / learned for name, value in metrics.items() if learned}

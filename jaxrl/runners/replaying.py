@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl.buffers.replay import Drawn, Priorities, ReplayState
 from jaxrl.buffers.sequence import AnyReplay
 from jaxrl.core.hparams import current_values
-from jaxrl.core.learner import NONFINITE
+from jaxrl.core.learner import NONFINITE, check_scalars
 from jaxrl.core.sequences import with_carries
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import (
@@ -27,6 +27,7 @@ from jaxrl.core.types import (
     map_obs,
 )
 from jaxrl.runners.guard import Guard
+from jaxrl.runners.nonfinite import counted, nonfinite_rows
 from jaxrl.runners.rollout import Acting
 from jaxrl.runners.train_state import Lesson
 
@@ -152,11 +153,15 @@ class Dealt:
 
 @pytree
 class _Updates:
-    """Where a loop of gradient steps is; `sums` are over those of `skipped` that are not set."""
+    """Where a loop of gradient steps is.
+
+    `sums` are over those of `skipped` that are not set, the counts in `nonfinite` over the others.
+    """
 
     learner: Any
     memory: PyTree
     sums: Float[Array, " M"]
+    nonfinite: Float[Array, " M"]
     skipped: Bool[Array, " U"]
 
 
@@ -206,6 +211,7 @@ class Replaying:
                 learner=learner,
                 memory=memory,
                 sums=carry.sums + jnp.where(skipped, 0.0, row),
+                nonfinite=carry.nonfinite + nonfinite_rows(row, skipped),
                 skipped=carry.skipped.at[i].set(skipped),
             )
 
@@ -213,13 +219,15 @@ class Replaying:
             learner=before.learner,
             memory=source.first_memory(),
             sums=jnp.zeros(len(names), jnp.float32),
+            nonfinite=jnp.zeros(len(names), jnp.float32),
             skipped=jnp.zeros(self.num_updates, jnp.bool_),
         )
         # A loop of no turn instead of a branch: nothing that is passed through gets copied.
         end = jax.lax.fori_loop(0, number, body, start)
         means = end.sums / (number - end.skipped.sum(dtype=jnp.int32)).astype(jnp.float32)
+        counts = end.nonfinite
         if self.axis_name is not None:
-            means = jax.lax.pmean(means, self.axis_name)
+            means, counts = jax.lax.pmean((means, counts), self.axis_name)
         guard, learner = self.guard.after_replay(
             before.guard, end.learner, end.skipped, ready, progress
         )
@@ -227,7 +235,7 @@ class Replaying:
             learner=learner, guard=guard, updates=before.updates.add(number.astype(jnp.uint32))
         )
         metrics = {name: means[i] for i, name in enumerate(names) if name != NONFINITE}
-        return end.memory, lesson, metrics
+        return end.memory, lesson, metrics | counted(names, counts)
 
     def _update(
         self,
@@ -248,6 +256,7 @@ class Replaying:
         )
         memory = source.learned_from(memory, number, drawn, metrics[Columns.TD_ERROR])
         scalars = {name: value for name, value in metrics.items() if name != Columns.TD_ERROR}
+        check_scalars(type(self.learner).__name__, scalars)
         return learner_state, memory, scalars
 
     def _metric_names(

@@ -11,19 +11,11 @@ from jaxrl.buffers.sequence import AnyReplay
 from jaxrl.core.types import Counter, PyTree
 from jaxrl.envs.vector import FAULT_NAMES
 from jaxrl.metrics import DEFAULT_MODULE, REPLAY_BUFFER
+from jaxrl.runners.ended_episode import EndedEpisode
 from jaxrl.runners.evaluate import EvaluationResult
+from jaxrl.runners.nonfinite import only_counts, without_counts
 from jaxrl.runners.ring import EpisodeRing, EpisodeSums
 from jaxrl.runners.train_state import Row, Summary, TrainState, observed
-
-
-@dataclasses.dataclass(frozen=True)
-class EndedEpisode:
-    """One episode that ended, as `on_episode_end` receives it."""
-
-    episode_return: float
-    episode_length: int
-    env_index: int
-    env_step: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -270,6 +262,12 @@ class IterationTotals:
         self._fetch()
         return self.updates * self.replay.rows_per_update
 
+    @property
+    def nonfinite(self) -> dict[str, float]:
+        """In how many skipped updates each metric was not finite."""
+        self._fetch()
+        return only_counts(self.metrics)
+
     def result(self, smoothing: int) -> dict[str, Any]:
         """The part of a result that comes from training."""
         report, sums = self.report(), self.sums
@@ -283,7 +281,9 @@ class IterationTotals:
             "num_env_steps_sampled_per_second": self.env_steps / max(self.seconds, 1e-9),
         }
         learned: dict[str, Any] = {
-            name: value / batches for name, value in sorted(self.metrics.items()) if batches
+            name: value / batches if batches else np.nan
+            for name, value in sorted(without_counts(self.metrics).items())
+            if batches or self.updates  # all of which were skipped
         }
         replay = self.replay
         trained = (

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxrl.core.struct import pytree
+from jaxrl.core.types import Metrics
 from jaxrl.envs.vector import NO_FAULT
+from jaxrl.metrics import EPISODE_LEN_MEAN, EPISODE_RETURN_MEAN, NUM_EPISODES
 from jaxrl.ops.search import find
 
 
@@ -88,6 +90,21 @@ class EpisodeSums:
             min_length=jnp.minimum(self.min_length, jnp.where(ended, lengths, largest).min(axis=1)),
             max_length=jnp.maximum(self.max_length, jnp.where(ended, lengths, 0).max(axis=1)),
         )
+
+
+def episode_means(record: EpisodeRecord, axis_name: str | None) -> Metrics:
+    """The mean return and length of a rollout's episodes, NaN if none ended, and their number.
+
+    Args:
+        record: Of this device's environments.
+        axis_name: Mesh axis that the environments are divided over, or None.
+    """
+    sums = EpisodeSums.zero(1).add(record)
+    count, totals = sums.count, (sums.sum_return, sums.sum_length)
+    if axis_name is not None:
+        count, totals = jax.lax.psum((count, totals), axis_name)
+    means = [(total / count)[0] for total in totals]  # 0 / 0 is NaN
+    return {EPISODE_RETURN_MEAN: means[0], EPISODE_LEN_MEAN: means[1], NUM_EPISODES: count[0]}
 
 
 def by_shard(x: Array, num_shards: int) -> Array:

@@ -69,7 +69,7 @@ class Lesson:
 class Learned:
     """What the updates of a train batch report: means over those that were not skipped.
 
-    NaN where all were.
+    NaN where all were. `every` counts the skipped ones too, see `runners.nonfinite`.
     """
 
     every: Metrics
@@ -81,8 +81,9 @@ class Learned:
 class Summary:
     """What a run of several train batches reports: one transfer to the host.
 
-    `metrics` are sums over the `learned_batches`, those with an update that was not skipped;
-    `updates` counts all of them, `env_steps` the rows that are transitions.
+    `metrics` are sums over the `learned_batches`, those with an update that was not skipped, and the
+    counts of `runners.nonfinite` sums over all; `updates` counts all of them, `env_steps` the rows
+    that are transitions.
     """
 
     metrics: Metrics

@@ -104,7 +104,7 @@ class NoNetwork(RLModule):
         (NoInputs, "gives no 'action_dist_inputs'; it gives: logits"),
         (IntegerInputs, "dtype int32; it must be floating"),
         (Raises, "Raises cannot be traced"),
-        (NoNetwork, "NoNetwork cannot be traced.*network"),
+        (NoNetwork, "NoNetwork.network is None, not a flax linen module"),
         (TinyNetwork, "must be a subclass"),
         ("TinyModule", "must be a subclass"),
     ],

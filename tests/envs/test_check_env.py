@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,9 +11,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jaxrl.algorithm import Algorithm
+from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import TimeStep
 from jaxrl.envs import JaxEnv
+from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import EnvError
 from jaxrl.testing import check_env
 
@@ -76,6 +80,81 @@ class Walk(JaxEnv[Any, Any]):
 
 def test_a_sound_environment_passes() -> None:
     check_env(Walk())
+
+
+class Bare(JaxEnv[Any, None]):
+    """As little as an environment can say: no parameters, no truncation, no info."""
+
+    name = "Bare"
+    max_episode_steps = 5
+
+    def observation_space(self, params: None) -> Any:
+        return spaces.Box(0.0, 9.0, (1,), np.float32)
+
+    def action_space(self, params: None) -> Any:
+        return spaces.Discrete(2)
+
+    def reset(self, key: Any, params: None) -> Any:
+        position = jax.random.uniform(key, (1,), jnp.float32)
+        return position, position
+
+    def step(self, key: Any, state: Any, action: Any, params: None) -> Any:
+        state = jnp.minimum(state + action, 9.0)
+        terminated = state[0] > 3.0
+        return state, TimeStep(
+            obs=state, reward=jnp.where(terminated, 1.0, -0.5), terminated=terminated
+        )
+
+
+class IntegerReward(Bare):
+    def step(self, key: Any, state: Any, action: Any, params: None) -> Any:
+        state, step = super().step(key, state, action, params)
+        return state, replace(step, reward=action + 1)
+
+
+class BoolReward(Bare):
+    def step(self, key: Any, state: Any, action: Any, params: None) -> Any:
+        state, step = super().step(key, state, action, params)
+        return state, replace(step, reward=step.terminated)
+
+
+class PythonReward(Bare):
+    def step(self, key: Any, state: Any, action: Any, params: None) -> Any:
+        state, step = super().step(key, state, action, params)
+        return state, replace(step, reward=-1)
+
+
+@pytest.mark.allow_key_reuse
+@pytest.mark.parametrize("env", [Bare, IntegerReward, BoolReward, PythonReward])
+def test_rewards_of_any_number_become_float32(env: type[Bare]) -> None:
+    """Another type after a step than after a reset would compile every program twice."""
+    check_env(env(), num_steps=12)
+    vector, params = VectorEnv(env(), "every_step"), env().default_params
+
+    def one_step(state: Any) -> Any:
+        inputs = jax.tree.map(lambda x: x[0], vector.inputs(state, 1, params))
+        return vector.step(state, jnp.ones((2,), jnp.int32), inputs, params)
+
+    first = jax.eval_shape(lambda: vector.reset(jax.random.key(0), jnp.arange(2), params))
+    after, step = jax.eval_shape(one_step, first)
+    assert after == first
+    assert (step.reward.dtype, step.reward.weak_type) == (np.float32, False)
+
+
+def test_an_environment_without_parameters_trains_and_is_restored(tmp_path: Path) -> None:
+    config = PPOConfig().environment(Bare).env_runners(num_envs_per_env_runner=4)
+    config.training(train_batch_size=32, minibatch_size=32, num_epochs=1)
+    config.rl_module(model_config={"fcnet_hiddens": [4]}).learners(num_devices=1)
+    config.debugging(loggers=[])
+    with config.build() as algo:
+        result = algo.train()["env_runners"]
+        assert result["episode_len_max"] == 5
+        assert -2.5 <= result["episode_return_min"] <= result["episode_return_max"] <= 1.0
+        checkpoint = algo.save(tmp_path)
+        expected = jax.tree.leaves(algo.get_weights())
+    with Algorithm.from_checkpoint(checkpoint) as again:
+        assert again.env_params is None
+        jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(again.get_weights()), expected)
 
 
 class Altered(Walk):
@@ -159,19 +238,9 @@ class NaNReward(Altered):
         return state, replace(step, reward=jnp.where(state.num_steps == 2, jnp.nan, step.reward))
 
 
-class IntegerReward(Altered):
-    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
-        return state, replace(step, reward=jnp.ones((), jnp.int32))
-
-
 class VectorReward(Altered):
     def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
         return state, replace(step, reward=jnp.ones((1,), jnp.float32))
-
-
-class WeakReward(Altered):
-    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
-        return state, replace(step, reward=jnp.where(step.terminated, 1.0, 0.0))
 
 
 class NestedReward(Altered):
@@ -309,10 +378,8 @@ BROKEN = [
     (OutOfRange, "observation['position'] must lie in [-9.0, 9.0] at index (0,)"),
     (NaNObservation, "step's observation['position'] is NaN at index (0,)"),
     (NaNReward, "the reward is nan"),
-    (IntegerReward, "the reward must be a float32 scalar, got int32 of shape ()"),
-    (VectorReward, "the reward must be a float32 scalar, got float32 of shape (1,)"),
-    (WeakReward, "the reward is a weakly typed float32"),
-    (NestedReward, "the reward must be one float32 scalar, got a dict"),
+    (VectorReward, "the reward must be one number, got float32 of shape (1,)"),
+    (NestedReward, "the reward must be one number, got a dict"),
     (FloatFlag, "terminated must be a bool scalar, got float32"),
     (NoTruncatedFlag, "truncated must be one bool scalar, got a NoneType"),
     (InfoList, "info must be a dictionary, got a list"),
@@ -335,6 +402,13 @@ BROKEN = [
 def test_a_broken_environment_is_refused(broken: type[Walk], message: str) -> None:
     with pytest.raises(EnvError, match=re.escape(message)):
         check_env(broken(), num_steps=12)
+
+
+def test_what_cannot_be_traced_is_shown_with_the_users_line() -> None:
+    with pytest.raises(
+        EnvError, match=r"test_check_env.py:\d+ 'return \(state, step\) if step.term"
+    ):
+        check_env(PythonBranch())
 
 
 def test_ends_that_are_first_states_can_be_allowed() -> None:

@@ -14,6 +14,8 @@ from jaxrl.checkpoint import complete_checkpoints
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Key, Metrics, Progress
 from jaxrl.errors import DivergenceError
+from jaxrl.logging import text
+from jaxrl.runners.nonfinite import counted, nonfinite_rows, tell
 from tests.helpers import assert_equal, differs, small
 
 FIRST_BAD, LAST_BAD = 2, 4
@@ -131,3 +133,84 @@ def test_raise_stops_the_loop_saves_and_says_where() -> None:
         assert int(algorithm.state.progress.env_steps) == 128 * (FIRST_BAD + 1)
         leaves = jax.tree.leaves(params_of(algorithm))
         assert all(np.isfinite(leaf).all() for leaf in leaves)
+
+
+class LogOfZero(PPOLearner):
+    """A term that is infinite."""
+
+    def compute_loss(self, params: Any, batch: Any, values: Any, key: Any) -> Any:
+        loss, metrics = super().compute_loss(params, batch, values, key)
+        term = jnp.log(0.0 * jnp.mean(batch.weight))
+        return loss + term, {**metrics, "my_loss": term}
+
+
+class RootOfZero(PPOLearner):
+    """A finite loss whose gradient is not."""
+
+    def compute_loss(self, params: Any, batch: Any, values: Any, key: Any) -> Any:
+        loss, metrics = super().compute_loss(params, batch, values, key)
+        return loss + jnp.sqrt(0.0 * jnp.sum(params["vf_head"]["out"]["bias"])), metrics
+
+
+@pytest.mark.parametrize(
+    ("learner", "log_gradients", "words"),
+    [
+        (LogOfZero, False, "not finite: my_loss; look at what these divide by"),
+        (RootOfZero, True, "the gradient of vf_head.out.bias, of a finite loss"),
+    ],
+)
+def test_what_is_not_finite_is_told_once_and_by_name(
+    learner: Any, log_gradients: bool, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = small().learners(learner_class=learner, num_devices=1).debugging(loggers=[])
+    with config.reporting(log_gradients=log_gradients).build() as algorithm:
+        learned = algorithm.train()["learners"]["default_policy"]
+        algorithm.train()
+    told = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 1
+    assert words in told[0]
+    assert told[0].startswith("Updates that were skipped: 8; ")
+    assert np.isnan(learned["policy_loss"])
+    assert not [name for name in learned if name.startswith("nonfinite/")]
+    assert "policy loss nan" in text.line({"learners": {"default_policy": learned}})
+
+
+def test_means_of_finite_updates_stay_where_others_were_skipped() -> None:
+    table = jnp.array([[1.0, 2.0], [jnp.nan, 2.0], [3.0, jnp.inf]])
+    skipped = jnp.array([False, True, True])
+    counts = nonfinite_rows(table, skipped).sum(axis=0)
+    assert counted(["a", "b"], counts) == {"nonfinite/a": 1.0, "nonfinite/b": 1.0}
+    assert nonfinite_rows(table, jnp.zeros(3, bool)).sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        (
+            {"grad_norm": 2.0, "vf_loss": 0.0},
+            "the gradient, of a finite loss; look at square roots",
+        ),
+        ({"total_loss": 1.0, "grad_norm": 1.0}, "total_loss, while every other metric was finite"),
+        ({"total_loss": 2.0, "a": 1.0, "b": 2.0}, "not finite: b, a; look at what these divide by"),
+    ],
+)
+def test_the_words_for_what_is_not_finite(
+    counts: dict[str, float], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tell(counts, 3, "skip")
+    assert words in caplog.text
+    assert "skipped: 3; " in caplog.text
+
+
+def test_what_is_not_finite_is_told_of_replayed_rows_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = small("DQN").learners(num_devices=1).debugging(loggers=[])
+    with config.build() as algorithm:
+        weights = jax.tree.map(lambda x: x * np.nan, algorithm.get_weights())
+        algorithm.set_weights(weights)
+        learned = algorithm.train()["learners"]["default_policy"]
+    assert np.isnan(learned["total_loss"])
+    told = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 1
+    assert "qf_mean" in told[0]

@@ -1,9 +1,14 @@
 """The ring of ended episodes and the fault log, against plain loops."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 
+from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.core.struct import replace
 from jaxrl.envs.vector import NO_FAULT
 from jaxrl.runners.results import episode_metrics, new_episodes, to_host
 from jaxrl.runners.ring import (
@@ -11,6 +16,7 @@ from jaxrl.runners.ring import (
     EpisodeSums,
     empty_fault_log,
     empty_ring,
+    episode_means,
     push_episodes,
     push_faults,
 )
@@ -132,3 +138,46 @@ def test_the_fault_log_names_the_last_one() -> None:
     for shard in range(SHARDS):
         assert int(log.count[shard]) == counts[shard]
         assert (int(log.env_index[shard]), int(log.env_step[shard])) == last[shard]
+
+
+def test_means_of_a_train_batch_are_the_same_over_devices() -> None:
+    record = records(2, 1)[0]
+    ended = np.asarray(record.ended)
+    means = jax.jit(partial(episode_means, axis_name=None))(record)
+    assert int(means["num_episodes"]) == ended.sum()
+    for name, x in (("return", record.episode_return), ("len", record.episode_length)):
+        mean = np.asarray(x)[ended].mean()
+        np.testing.assert_allclose(means[f"episode_{name}_mean"], mean, rtol=1e-5)
+    mesh = Mesh(np.asarray(jax.devices()[:2]), ("devices",))
+    columns = PartitionSpec(None, "devices")
+    divided = jax.shard_map(
+        partial(episode_means, axis_name="devices"),
+        mesh=mesh,
+        in_specs=columns,
+        out_specs=PartitionSpec(),
+    )(record)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), divided, means)
+    none = episode_means(replace(record, ended=jnp.zeros_like(record.ended)), None)
+    assert int(none["num_episodes"]) == 0
+    assert np.isnan(none["episode_return_mean"])
+    assert np.isnan(none["episode_len_mean"])
+
+
+def test_a_scanned_run_has_a_learning_curve_and_trains_results_have_none_in_the_learner() -> None:
+    config = PPOConfig().environment("jaxrl:probe-obs-action-v0").learners(num_devices=1)
+    config.env_runners(num_envs_per_env_runner=4).rl_module(model_config={"fcnet_hiddens": [4]})
+    config.training(train_batch_size=16, minibatch_size=16, num_epochs=1)
+    with config.debugging(loggers=[]).build() as algo:
+        start = jax.jit(algo.runner.init)(jax.random.key(0), algo.env_params)
+        scan = jax.jit(
+            lambda state: jax.lax.scan(lambda s, _: algo.runner.step(s), state, length=2)
+        )
+        state, history = scan(start)
+        assert history["num_episodes"].tolist() == [16, 16]  # an episode is one step
+        returns = np.asarray(state.ring.episode_return).sum() / 32  # places without one hold 0
+        np.testing.assert_allclose(history["episode_return_mean"].mean(), returns, rtol=1e-5)
+        result = algo.train()
+        assert "episode_return_mean" in result["env_runners"]
+        assert not {"episode_return_mean", "num_episodes"} & set(
+            result["learners"]["default_policy"]
+        )
