@@ -31,7 +31,7 @@ from jaxrl.errors import (
 )
 from jaxrl.logging import RunFolder
 from jaxrl.logging.messages import set_log_level
-from jaxrl.logging.results import to_json
+from jaxrl.logging.results import to_plain
 from jaxrl.logging.system import system_usage
 from jaxrl.metrics import DEFAULT_MODULE, TIMERS
 from jaxrl.recorder import Recorder
@@ -377,7 +377,7 @@ class Algorithm(ComputesActions):
         due = self._evaluates_after(self.iteration)
         if due:
             begin = time.perf_counter()
-            self._host.last_evaluation = to_json(
+            self._host.last_evaluation = to_plain(
                 self._end_evaluation() if self._evaluation.is_under_way else self.evaluate()
             )
             result[TIMERS]["evaluation_s"] = time.perf_counter() - begin

@@ -46,7 +46,6 @@ RUN_FOLDER = "jaxrl"
 """Name of the run folder in the folder of a trial."""
 
 _STEPS = "num_env_steps_sampled_lifetime"
-_RETURN = ("env_runners", "episode_return_mean")
 
 # Tuner(param_space=config) takes what is a _Config by its to_dict(); it has no public protocol.
 _Config.register(AlgorithmConfig)
@@ -139,12 +138,10 @@ class AlgorithmTrainable(Trainable):
     def step(self) -> dict[str, Any]:
         """One iteration of training."""
         result = self.algorithm.train()
-        runners = {_RETURN[1]: float("nan"), **result[_RETURN[0]]}  # Tune asks for every metric
         frequency = self._settings.checkpointing_settings.checkpoint_frequency
         due = bool(frequency) and self.algorithm.iteration % frequency == 0
         return {
             **result,
-            _RETURN[0]: runners,
             TIMESTEPS_TOTAL: lookup(result, _STEPS),
             **({SHOULD_CHECKPOINT: True} if due else {}),
         }

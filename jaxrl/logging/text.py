@@ -1,6 +1,7 @@
 """Numbers, durations and sparklines as short text."""
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from jaxrl import metrics
@@ -27,7 +28,9 @@ _LEARNER_STATS = (
 
 
 def number(value: float) -> str:
-    """`1,234,567`, `123.4`, `0.0312`, `3e-05`: as short as four digits allow."""
+    """`1,234,567`, `123.4`, `0.0312`, `3e-05`: as short as four digits allow; `nan` for NaN."""
+    if not math.isfinite(value):
+        return str(float(value))
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     if abs(value) >= 1e3:
