@@ -19,6 +19,7 @@ from jaxrl.compute_actions import ComputesActions, check_module_id
 from jaxrl.config.placement import resolve_placement
 from jaxrl.config.serialize import config_from_serializable
 from jaxrl.config.stop import criteria_of_fit, iterations_left, stop_reached, until_multiple
+from jaxrl.config.synonyms import unknown_method
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.envs.registry import MadeEnv
@@ -158,6 +159,11 @@ class Algorithm(ComputesActions):
 
     def _loop_of(self) -> Loop:
         return loop_of(self.config, self._assembly, self._learners, self._callbacks, self)
+
+    if not TYPE_CHECKING:  # which the type checker need not be told
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_method(self, name)
 
     @property
     def state(self) -> TrainState:
