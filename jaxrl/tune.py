@@ -38,8 +38,9 @@ try:
     from jaxrl.runners.ray.start import learner_bundle, runner_bundle
 except ImportError as error:
     raise ConfigError(
-        "Ray Tune needs packages that Ray itself does not: install them with "
-        f"\"pip install 'jaxrl[tune]'\" ({error})."
+        "jaxrl.PPO and its like are Trainables of Ray Tune, which needs packages that Ray itself does "
+        f"not: install them with \"pip install 'jaxrl[tune]'\" ({error}). To train without Tune, "
+        "build a config: PPOConfig().environment('CartPole-v1').build()."
     ) from error
 
 RUN_FOLDER = "jaxrl"
@@ -61,8 +62,18 @@ class AlgorithmTrainable(Trainable):
     config_class: ClassVar[type[AlgorithmConfig]]
 
     def __init__(
-        self, config: Mapping[str, Any] | AlgorithmConfig | None = None, storage: Any = None
+        self,
+        config: Mapping[str, Any] | AlgorithmConfig | None = None,
+        storage: Any = None,
+        **unknown: Any,
     ) -> None:
+        if unknown or not isinstance(config, Mapping | AlgorithmConfig | None):
+            name = type(self).__name__
+            got = [repr(config), *(f"{key}={value!r}" for key, value in unknown.items())]
+            raise ConfigError(
+                f"{name} is a Trainable of Ray Tune and takes a config, got {', '.join(got)}. To train "
+                f"by itself, build a config: {name}Config().environment('CartPole-v1').build()."
+            )
         settings = config.to_dict() if isinstance(config, AlgorithmConfig) else dict(config or {})
         self._algorithm: Algorithm | None = None
         super().__init__(settings, storage)
