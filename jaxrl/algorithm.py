@@ -193,6 +193,11 @@ class Algorithm(ComputesActions):
         return self._host.iteration
 
     @property
+    def last_result(self) -> Result:
+        """The latest result; of a restored run the numbers of the one that it goes on from."""
+        return self._last_result
+
+    @property
     def runner(self) -> InGraph:
         """The run's pure functions, `init` and `step`, to jit, vmap or scan yourself.
 

@@ -78,6 +78,11 @@ class SweepRuns:
         """Which lanes went on as copies of which; empty without a scheduler."""
         return []
 
+    @property
+    def last_result(self) -> Result:
+        """What the lanes' latest results say together; empty before the first."""
+        return self._result() if any(self._results.values()) else {}
+
     def has_reached(self, criteria: Mapping[str, float]) -> bool:
         """Whether every lane that goes on has reached one of the criteria."""
         return bool(criteria) and not self._waiting(criteria)
@@ -112,7 +117,7 @@ class SweepRuns:
 
     def _result(self) -> Result:
         """What all lanes that have a result and have not diverged say together."""
-        results = {i: self._results[i] for i in self.active if i in self._results}
+        results = {i: self._results[i] for i in self.active if self._results.get(i)}
         returns = [r for r in (score(x, RETURN) for x in results.values()) if r is not None]
         mean = sum(returns) / len(returns) if returns else math.nan
         return {
