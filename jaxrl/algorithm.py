@@ -17,7 +17,7 @@ from jaxrl import host_state as host
 from jaxrl.callbacks import CallbackList
 from jaxrl.compute_actions import ComputesActions, check_module_id
 from jaxrl.config.placement import resolve_placement
-from jaxrl.config.serialize import config_from_serializable
+from jaxrl.config.serialize import check_class, config_from_serializable
 from jaxrl.config.stop import criteria_of_fit, iterations_left, stop_reached, until_multiple
 from jaxrl.config.synonyms import unknown_method
 from jaxrl.core.struct import replace
@@ -426,6 +426,8 @@ class Algorithm(ComputesActions):
             self.run_folder.save_stop_criterion(criteria)
         self._should_stop = should_stop or (lambda: False)
         settings = self.config.checkpointing_settings
+        if settings.checkpoint_at_end or settings.checkpoint_frequency:
+            check_class(self.config)
         self._iterations_of_fit = lambda: min(
             iterations_left(self._last_result, criteria),
             until_multiple(self.iteration, settings.checkpoint_frequency),
