@@ -422,12 +422,12 @@ class Algorithm(ComputesActions):
             The last result. The run folder has its learning curve as a picture.
         """
         criteria = criteria_of_fit(stop, should_stop)
-        if stop is not None:
-            self.run_folder.save_stop_criterion(criteria)
-        self._should_stop = should_stop or (lambda: False)
         settings = self.config.checkpointing_settings
         if settings.checkpoint_at_end or settings.checkpoint_frequency:
             check_class(self.config)
+        if stop is not None:
+            self.run_folder.save_stop_criterion(criteria)
+        self._should_stop = should_stop or (lambda: False)
         self._iterations_of_fit = lambda: min(
             iterations_left(self._last_result, criteria),
             until_multiple(self.iteration, settings.checkpoint_frequency),
