@@ -46,6 +46,26 @@ Steps = Annotated[
     ),
 ]
 
+ConfigFile = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="file CONFIG",
+        show_default=False,
+        help="Train what a YAML file says: a path, or the id of a shipped one "
+        "([bold]jaxrl list configs[/bold]). Options given beside it win.",
+    ),
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        show_default=False,
+        help="One setting, as often as you like: [bold]--set lr=3e-4[/bold], or a part of one, "
+        "[bold]--set model_config.fcnet_hiddens=\\[64,64][/bold]. The value is YAML.",
+    ),
+]
+
 
 class Listed(enum.StrEnum):
     """What `jaxrl list` can list."""
@@ -87,15 +107,7 @@ def root(
 )
 def train(
     ctx: typer.Context,
-    source: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="file CONFIG",
-            show_default=False,
-            help="Train what a YAML file says: a path, or the id of a shipped one "
-            "([bold]jaxrl list configs[/bold]). Options given beside it win.",
-        ),
-    ] = None,
+    source: ConfigFile = None,
     algo: Annotated[
         str | None, typer.Option("--algo", "--run", help="Name of the algorithm.")
     ] = None,
@@ -108,16 +120,7 @@ def train(
     config: Annotated[
         str | None, typer.Option(metavar="JSON", help="Settings, under RLlib's names.")
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            show_default=False,
-            help="One setting, as often as you like: [bold]--set lr=3e-4[/bold], or a part of one, "
-            "[bold]--set model_config.fcnet_hiddens=\\[64,64][/bold]. The value is YAML.",
-        ),
-    ] = None,
+    set_: Assignments = None,
     seed: Annotated[int | None, typer.Option(help="Seed of every random draw.")] = None,
     seeds: Annotated[
         int | None,
