@@ -30,6 +30,20 @@ _registered: dict[str, EnvCreator | EnvClass] = {}
 
 RESERVED_PREFIXES = ("gymnasium", "gymnax", "jaxrl")
 
+_AS_JAX_ENV = "write its reset and step as a JaxEnv, see docs/guides/custom_environment.md"
+_WITHOUT_ADAPTER = {
+    "craftax": f"Craftax has no adapter here: {_AS_JAX_ENV}.",
+    "brax": f"Brax has no adapter here: {_AS_JAX_ENV}.",
+    "jumanji": (
+        f"Jumanji has no adapter here: {_AS_JAX_ENV}; or give a creator of "
+        "jumanji.wrappers.JumanjiToGymWrapper(env), which is stepped on the host."
+    ),
+    "pgx": f"Pgx has no adapter here: {_AS_JAX_ENV}.",
+    "xland": f"XLand-MiniGrid has no adapter here: {_AS_JAX_ENV}.",
+    "envpool": "Its vector environments have no adapter here; gymnasium's ids of the same games do.",
+}
+"""Families of environments that are asked for, and what can be done."""
+
 _CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*")
 _GYMNASIUM_ID = re.compile(r"([\w.]+:)?([\w.-]+/)?[\w.-]+-v\d+")
 
@@ -142,6 +156,8 @@ def _from_string(spec: str, request: Request) -> Made:
         return _noted(
             made, f"{spec}: jaxrl's own JAX implementation (not gymnasium's, not gymnax's)."
         )
+    if name and prefix in _WITHOUT_ADAPTER:
+        raise _unknown(spec)
     if prefix == "gymnax" and name:
         return _from_class(gymnax_adapter.env_class(name), request, spec)
     if prefix == "gymnasium" and name:
@@ -182,6 +198,7 @@ def _from_object(spec: Any, request: Request, env_id: str) -> Made:
             f"An environment must be an id, a class path, a class or instance of JaxEnv or "
             f"gymnasium.Env, or a creator, got {spec!r}."
         )
+    spec = gymnasium_adapter.taking_context(spec, request.context, env_id)
     made = gymnasium_adapter.call_creator(env_id, spec, request.context)
     if gymnasium_adapter.is_host_env(made):
         return gymnasium_adapter.from_creator(spec, made, request, env_id)
@@ -259,7 +276,10 @@ def _load(path: str) -> Any:
         absent = error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
         if absent and ":" not in path:
             raise _unknown(path) from error
-        raise EnvError(f"Cannot import the environment {path!r}: {error}.") from error
+        there = f" Run it in the folder that holds {error.name}.py, or put that on PYTHONPATH."
+        raise EnvError(
+            f"Cannot import the environment {path!r}: {error}.{there if absent else ''}"
+        ) from error
     except ImportError as error:
         raise EnvError(f"Cannot import the environment {path!r}: {error}.") from error
     if name not in vars(module):
@@ -277,9 +297,12 @@ def _describe(spec: Any) -> str:
 
 
 def _unknown(spec: str) -> UnknownNameError:
-    known = list_envs()
-    hint = did_you_mean(spec, [*known, *OWN_ENVS, *gymnax_adapter.ENV_IDS, *gymnasium.registry])
+    known = [*list_envs(), *OWN_ENVS, *gymnax_adapter.ENV_IDS, *gymnasium.registry]
+    family = next((name for name in _WITHOUT_ADAPTER if name in spec.lower()), None)
+    if family is not None:
+        return UnknownNameError(f"Unknown environment {spec!r}. {_WITHOUT_ADAPTER[family]}")
     return UnknownNameError(
-        f"Unknown environment {spec!r}.{hint} Known: {', '.join(known)}; gymnasium's with the prefix "
-        f"'gymnasium:'."
+        f"Unknown environment {spec!r}.{did_you_mean(spec, known)} 'jaxrl list envs' names jaxrl's own; "
+        "an id that a package registers with gymnasium is known once its module is imported, or as "
+        f"'module:{spec.rpartition(':')[2]}'; a class is 'module:Class'."
     )

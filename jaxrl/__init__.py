@@ -5,6 +5,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm
+    from jaxrl.algorithms import (
+        A2CConfig,
+        APPOConfig,
+        DDPGConfig,
+        DQNConfig,
+        IMPALAConfig,
+        PGConfig,
+        PPOConfig,
+        PQNConfig,
+        RainbowConfig,
+        SACConfig,
+        TD3Config,
+        TQCConfig,
+    )
     from jaxrl.config.base import AlgorithmConfig
     from jaxrl.config.load import load_config
     from jaxrl.config.pbt import PopulationBasedTraining
@@ -35,16 +49,28 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "A2CConfig",
+    "APPOConfig",
     "Algorithm",
     "AlgorithmConfig",
+    "DDPGConfig",
+    "DQNConfig",
     "EnvContext",
+    "IMPALAConfig",
     "JaxEnv",
     "JaxrlError",
+    "PGConfig",
+    "PPOConfig",
+    "PQNConfig",
     "Policy",
     "Population",
     "PopulationBasedTraining",
     "RLModule",
     "RLModuleSpec",
+    "RainbowConfig",
+    "SACConfig",
+    "TD3Config",
+    "TQCConfig",
     "Trials",
     "__version__",
     "choice",
@@ -91,6 +117,7 @@ TRAINABLES = (
 )
 """The algorithms as Trainables of Ray Tune; the first of them imports Ray."""
 _HOME.update(dict.fromkeys(TRAINABLES, "jaxrl.tune"))
+_HOME.update(dict.fromkeys((f"{name}Config" for name in TRAINABLES), "jaxrl.algorithms"))
 
 
 def __getattr__(name: str) -> Any:

@@ -18,8 +18,9 @@ from jaxrl import host_state as host
 from jaxrl.callbacks import CallbackList
 from jaxrl.compute_actions import ComputesActions, check_module_id
 from jaxrl.config.placement import resolve_placement
-from jaxrl.config.serialize import config_from_serializable
+from jaxrl.config.serialize import check_class, config_from_serializable
 from jaxrl.config.stop import criteria_of_fit, iterations_left, stop_reached, until_multiple
+from jaxrl.config.synonyms import unknown_method
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.envs.registry import MadeEnv
@@ -32,7 +33,7 @@ from jaxrl.errors import (
 )
 from jaxrl.logging import RunFolder
 from jaxrl.logging.messages import set_log_level
-from jaxrl.logging.results import to_json
+from jaxrl.logging.results import to_plain
 from jaxrl.logging.system import system_usage
 from jaxrl.metrics import DEFAULT_MODULE, TIMERS
 from jaxrl.recorder import Recorder
@@ -162,6 +163,11 @@ class Algorithm(ComputesActions):
     def _loop_of(self) -> Loop:
         return loop_of(self.config, self._assembly, self._learners, self._callbacks, self)
 
+    if not TYPE_CHECKING:  # which the type checker need not be told
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_method(self, name)
+
     @property
     def state(self) -> TrainState:
         """The whole TrainState; replaced, never changed.
@@ -188,6 +194,11 @@ class Algorithm(ComputesActions):
     def iteration(self) -> int:
         """Calls of `train` so far, over all sessions of the run."""
         return self._host.iteration
+
+    @property
+    def last_result(self) -> Result:
+        """The latest result; of a restored run the numbers of the one that it goes on from."""
+        return self._last_result
 
     @property
     def runner(self) -> InGraph:
@@ -394,7 +405,7 @@ class Algorithm(ComputesActions):
         due = self._evaluates_after(self.iteration)
         if due:
             begin = time.perf_counter()
-            self._host.last_evaluation = to_json(
+            self._host.last_evaluation = to_plain(
                 self._end_evaluation() if self._evaluation.is_under_way else self.evaluate()
             )
             result[TIMERS]["evaluation_s"] = time.perf_counter() - begin
@@ -429,10 +440,12 @@ class Algorithm(ComputesActions):
             The last result. The run folder has its learning curve as a picture.
         """
         criteria = criteria_of_fit(stop, should_stop)
+        settings = self.config.checkpointing_settings
+        if settings.checkpoint_at_end or settings.checkpoint_frequency:
+            check_class(self.config)
         if stop is not None:
             self.run_folder.save_stop_criterion(criteria)
         self._should_stop = should_stop or (lambda: False)
-        settings = self.config.checkpointing_settings
         self._iterations_of_fit = lambda: min(
             iterations_left(self._last_result, criteria),
             until_multiple(self.iteration, settings.checkpoint_frequency),

@@ -126,6 +126,13 @@ def where_raised(error: BaseException) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`" Did you mean 'x'?"` for the closest known name, or an empty string."""
-    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
-    return f" Did you mean '{close[0]}'?" if close else ""
+    """`" Did you mean 'x'?"` for the closest known name, or an empty string if none is close."""
+    name = str(name)
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    if not close:
+        return ""
+    found = close[0]
+    likeness = difflib.SequenceMatcher(None, found, name).ratio()
+    enough = 0.7 if len(name) > 4 else 0.6  # one letter of a short name is much of it
+    is_cut = found.startswith(name) or name.startswith(found)
+    return f" Did you mean '{found}'?" if likeness >= enough or is_cut else ""

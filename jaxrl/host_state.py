@@ -17,6 +17,7 @@ from jaxrl.config.serialize import restorable_dict
 from jaxrl.core.types import Device, PyTree
 from jaxrl.errors import CheckpointError, did_you_mean
 from jaxrl.logging import results
+from jaxrl.metrics import NO_EPISODE
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -68,7 +69,20 @@ class HostState:
     @staticmethod
     def from_metadata(metadata: Mapping[str, Any]) -> "HostState":
         """As a checkpoint's metadata has it."""
-        return HostState(**metadata["host"])
+        state = HostState(**metadata["host"])
+        state.last_result = _with_episodes(state.last_result)
+        state.last_evaluation = _with_episodes(state.last_evaluation)
+        return state
+
+
+def _with_episodes(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result whose NaN the JSON of a checkpoint did not hold."""
+    stats = result.get("env_runners")
+    if not isinstance(stats, Mapping):
+        return dict(result)
+    known = {name: math.nan if value is None else value for name, value in stats.items()}
+    missing = {name: value for name, value in NO_EPISODE.items() if name not in known}
+    return {**result, "env_runners": {**known, **missing}}
 
 
 def _numbers(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,7 +106,10 @@ def checkpoint_metadata(
         "algorithm": config.algo_name,
         "config": saved,
         "not_saved": not_saved,
-        "host": dataclasses.asdict(host),
+        "host": {
+            **dataclasses.asdict(host),
+            "last_evaluation": results.to_json(host.last_evaluation),
+        },
         "env_steps": env_steps,
         "num_devices": len(devices),
         "platform": devices[0].platform,

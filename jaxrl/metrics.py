@@ -3,6 +3,7 @@
 A result is a nested dictionary; a path such as `"env_runners/episode_return_mean"` names one value.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ EPISODE_RETURN_MEAN = "episode_return_mean"
 EPISODE_RETURN_MIN = "episode_return_min"
 EPISODE_RETURN_MAX = "episode_return_max"
 EPISODE_LEN_MEAN = "episode_len_mean"
+EPISODE_LEN_MIN = "episode_len_min"
+EPISODE_LEN_MAX = "episode_len_max"
 NUM_EPISODES = "num_episodes"
 NUM_ENV_STEPS_SAMPLED_LIFETIME = "num_env_steps_sampled_lifetime"
 
@@ -31,13 +34,26 @@ PID = "pid"
 DEFAULT_MODULE = "default_policy"
 """RLlib's id of the only module, below `learners/`."""
 
+NO_EPISODE: Mapping[str, float] = dict.fromkeys(
+    (
+        EPISODE_RETURN_MEAN,
+        EPISODE_RETURN_MIN,
+        EPISODE_RETURN_MAX,
+        EPISODE_LEN_MEAN,
+        EPISODE_LEN_MIN,
+        EPISODE_LEN_MAX,
+    ),
+    math.nan,
+)
+"""What a result says of episodes as long as none has ended: the keys are there from the start."""
+
 _EPISODES = (
     EPISODE_RETURN_MEAN,
     EPISODE_RETURN_MIN,
     EPISODE_RETURN_MAX,
     EPISODE_LEN_MEAN,
-    "episode_len_min",
-    "episode_len_max",
+    EPISODE_LEN_MIN,
+    EPISODE_LEN_MAX,
     NUM_EPISODES,
     "num_env_steps_sampled",
 )
@@ -139,6 +155,12 @@ def lookup(result: Mapping[str, Any], path: str) -> Any:
             return None
         value = value[part]  # pyright: ignore[reportUnknownVariableType]
     return value  # pyright: ignore[reportUnknownVariableType]
+
+
+def score(result: Mapping[str, Any], path: str) -> float | None:
+    """The value at a path as a number to compare, or None where there is none or it is NaN."""
+    value = lookup(result, path)
+    return None if value is None or math.isnan(value) else float(value)
 
 
 def check_key(path: str, used_by: str) -> None:

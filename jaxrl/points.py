@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrl.metrics import lookup
+from jaxrl.metrics import score
 from jaxrl.statistics import bootstrap_interval, interquartile_mean
 
 
@@ -61,7 +61,7 @@ def points_of(
     found: list[Point] = []
     for number, members in itertools.groupby(range(len(lanes)), lambda index: lanes[index][0]):
         indices = tuple(members)
-        seen = [lookup(results[index], metric) for index in indices if index in results]
-        scores = [score for score in seen if score is not None]
+        seen = [score(results[index], metric) for index in indices if index in results]
+        scores = [found for found in seen if found is not None]
         found.append(Point.of(number, lanes[indices[0]][1], indices, scores))
     return sorted(found, key=lambda point: (math.isnan(point.score), -point.score))

@@ -1,5 +1,6 @@
 """What every sweep has, however its runs are carried out: lanes, a folder, results, points."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -11,7 +12,7 @@ from jaxrl.config.stop import stop_reached
 from jaxrl.config.sweep import Lane, lanes_of
 from jaxrl.errors import CheckpointError, ConfigError, UnknownNameError
 from jaxrl.logging import RunFolder
-from jaxrl.metrics import lookup
+from jaxrl.metrics import score
 from jaxrl.pbt import Exploit
 from jaxrl.points import Point, points_of
 from jaxrl.runners.exclusive import Exclusive
@@ -81,6 +82,11 @@ class SweepRuns:
         """Which lanes went on as copies of which; empty without a scheduler."""
         return []
 
+    @property
+    def last_result(self) -> Result:
+        """What the lanes' latest results say together; empty before the first."""
+        return self._result() if any(self._results.values()) else {}
+
     def has_reached(self, criteria: Mapping[str, float]) -> bool:
         """Whether every lane that goes on has reached one of the criteria."""
         return bool(criteria) and not self._waiting(criteria)
@@ -95,14 +101,14 @@ class SweepRuns:
 
         Raises:
             ConfigError: `mode` is neither "max" nor "min".
-            UnknownNameError: No lane's result has the metric.
+            UnknownNameError: No lane's result has a number there.
         """
         if mode not in ("max", "min"):
             raise ConfigError(f"mode must be 'max' or 'min', got {mode!r}.")
-        scores = {i: lookup(self._results.get(i, {}), metric) for i in self.active}
-        known = {i: score for i, score in scores.items() if score is not None}
+        scores = {i: score(self._results.get(i, {}), metric) for i in self.active}
+        known = {i: found for i, found in scores.items() if found is not None}
         if not known:
-            raise UnknownNameError(f"No lane's latest result has the metric '{metric}'.")
+            raise UnknownNameError(f"No lane's latest result has a number as '{metric}'.")
         return (max if mode == "max" else min)(known, key=lambda i: known[i])
 
     def points(self, metric: str = RETURN) -> list[Point]:
@@ -119,14 +125,15 @@ class SweepRuns:
         Args:
             found: Of each lane, by index; None for the latest of training.
         """
-        results = {i: self._results[i] for i in self.active if i in self._results}
+        results = {i: self._results[i] for i in self.active if self._results.get(i)}
         lanes = results if found is None else dict(found)
-        returns = [r for r in (lookup(x, RETURN) for x in lanes.values()) if r is not None]
+        returns = [r for r in (score(x, RETURN) for x in lanes.values()) if r is not None]
+        mean = sum(returns) / len(returns) if returns else math.nan
         return {
             "training_iteration": self.iteration,
             "num_lanes": self.num_lanes,
             STEPS: min((x[STEPS] for x in results.values()), default=0),
-            "env_runners": {"episode_return_mean": sum(returns) / len(returns)} if returns else {},
+            "env_runners": {"episode_return_mean": mean},
             "lanes": lanes,
             "diverged": dict(self.diverged),
         }

@@ -38,15 +38,15 @@ try:
     from jaxrl.runners.ray.start import learner_bundle, runner_bundle
 except ImportError as error:
     raise ConfigError(
-        "Ray Tune needs packages that Ray itself does not: install them with "
-        f"\"pip install 'jaxrl[tune]'\" ({error})."
+        "jaxrl.PPO and its like are Trainables of Ray Tune, which needs packages that Ray itself does "
+        f"not: install them with \"pip install 'jaxrl[tune]'\" ({error}). To train without Tune, "
+        "build a config: PPOConfig().environment('CartPole-v1').build()."
     ) from error
 
 RUN_FOLDER = "jaxrl"
 """Name of the run folder in the folder of a trial."""
 
 _STEPS = "num_env_steps_sampled_lifetime"
-_RETURN = ("env_runners", "episode_return_mean")
 
 # Tuner(param_space=config) takes what is a _Config by its to_dict(); it has no public protocol.
 _Config.register(AlgorithmConfig)
@@ -62,8 +62,18 @@ class AlgorithmTrainable(Trainable):
     config_class: ClassVar[type[AlgorithmConfig]]
 
     def __init__(
-        self, config: Mapping[str, Any] | AlgorithmConfig | None = None, storage: Any = None
+        self,
+        config: Mapping[str, Any] | AlgorithmConfig | None = None,
+        storage: Any = None,
+        **unknown: Any,
     ) -> None:
+        if unknown or not isinstance(config, Mapping | AlgorithmConfig | None):
+            name = type(self).__name__
+            got = [repr(config), *(f"{key}={value!r}" for key, value in unknown.items())]
+            raise ConfigError(
+                f"{name} is a Trainable of Ray Tune and takes a config, got {', '.join(got)}. To train "
+                f"by itself, build a config: {name}Config().environment('CartPole-v1').build()."
+            )
         settings = config.to_dict() if isinstance(config, AlgorithmConfig) else dict(config or {})
         self._algorithm: Algorithm | None = None
         super().__init__(settings, storage)
@@ -139,12 +149,10 @@ class AlgorithmTrainable(Trainable):
     def step(self) -> dict[str, Any]:
         """One iteration of training."""
         result = self.algorithm.train()
-        runners = {_RETURN[1]: float("nan"), **result[_RETURN[0]]}  # Tune asks for every metric
         frequency = self._settings.checkpointing_settings.checkpoint_frequency
         due = bool(frequency) and self.algorithm.iteration % frequency == 0
         return {
             **result,
-            _RETURN[0]: runners,
             TIMESTEPS_TOTAL: lookup(result, _STEPS),
             **({SHOULD_CHECKPOINT: True} if due else {}),
         }

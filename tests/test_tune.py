@@ -143,6 +143,16 @@ def test_tune_prints_alone(tune: Any, capfd: pytest.CaptureFixture[str]) -> None
     assert capfd.readouterr().out == ""
 
 
+def test_another_librarys_call_says_how_to_train_without_tune(tune: Any) -> None:
+    for make in (
+        lambda: tune.PPO("MlpPolicy", "CartPole-v1", verbose=1),
+        lambda: tune.PPO("CartPole-v1"),
+        lambda: tune.PPO(config={}, env="CartPole-v1"),
+    ):
+        with pytest.raises(ConfigError, match=r"PPOConfig\(\).environment\(.*\).build\(\)"):
+            make()
+
+
 def test_a_return_is_always_there(tune: Any) -> None:
     """Tune ends with an error where the metric of a search is missing."""
     trial = local(tune, env="Pendulum-v1", normalize_advantages=True)
@@ -241,5 +251,5 @@ except Exception as error:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
     )
-    assert done.stdout.startswith("ConfigError Ray Tune needs packages")
+    assert done.stdout.startswith("ConfigError jaxrl.PPO and its like are Trainables of Ray Tune")
     assert "pip install 'jaxrl[tune]'" in done.stdout

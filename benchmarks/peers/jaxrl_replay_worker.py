@@ -15,6 +15,7 @@ from benchmarks.replay_settings import ReplaySetting, replay_settings
 from jaxrl import Algorithm
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.registry import get_algorithm_config_class
+from jaxrl.logging import results
 
 
 class ReplayPeer:
@@ -55,7 +56,7 @@ class ReplayPeer:
 
     def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
         """Mean return of the training episodes that ended last."""
-        return {"return_mean": self._result["env_runners"].get("episode_return_mean")}
+        return {"return_mean": results.number(self._result, results.RETURN_MEAN)}
 
     def close(self) -> None:
         """Stop the Algorithm, if there is one."""

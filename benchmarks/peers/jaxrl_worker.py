@@ -22,6 +22,7 @@ from jaxrl import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.load import load_experiment
+from jaxrl.logging import results
 
 
 class JaxrlPeer:
@@ -113,7 +114,7 @@ class JaxrlPeer:
 
     def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
         """Mean return of the training episodes that ended last."""
-        return {"return_mean": self._result["env_runners"].get("episode_return_mean")}
+        return {"return_mean": results.number(self._result, results.RETURN_MEAN)}
 
     def close(self) -> None:
         """Stop the Algorithm, if there is one."""

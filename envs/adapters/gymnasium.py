@@ -18,6 +18,7 @@ from jaxrl.envs.adapters.host_creators import (
     FromSpec,
     Limited,
     VectorFromSpec,
+    WithoutContext,
 )
 from jaxrl.envs.adapters.host_spaces import advice, cast_notes, notice, runner_space
 from jaxrl.envs.adapters.host_state import time_limit
@@ -198,6 +199,26 @@ def create_env(env_id: str, create: Creator, context: EnvContext) -> gymnasium.E
     return env
 
 
+def taking_context(create: Callable[..., Any], context: EnvContext, env_id: str) -> Creator:
+    """The creator itself, or one that takes an `EnvContext` for a function without an argument.
+
+    Raises:
+        EnvError: It takes none, and there is a config that it would not see.
+    """
+    try:
+        parameters = inspect.signature(create).parameters
+    except (TypeError, ValueError):  # what C functions are called with is not known
+        return create
+    if parameters:
+        return create
+    if context:
+        raise EnvError(
+            f"{env_id} takes no argument, so env_config={dict(context)} has no effect: let it take "
+            "the EnvContext, as in lambda ctx: ..."
+        )
+    return WithoutContext(create=create)
+
+
 def call_creator(env_id: str, create: Creator, context: EnvContext) -> Any:
     """Whatever a creator returns.
 
@@ -209,7 +230,7 @@ def call_creator(env_id: str, create: Creator, context: EnvContext) -> Any:
     except JaxrlError:
         raise
     except gymnasium.error.DependencyNotInstalled as error:
-        raise EnvError(f"{env_id} lacks a package: {error}.{_extra(env_id)}") from error
+        raise EnvError(_lacking(env_id, error)) from error
     except Exception as error:
         raise EnvError(
             f"{env_id} cannot be made: its creation raised {in_one_line(error)}."
@@ -271,7 +292,7 @@ def _check_arguments(spec: EnvSpec, name: str, context: EnvContext) -> None:
             with advice(name):
                 entry = getattr(importlib.import_module(module), attribute)
         except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
-            raise EnvError(f"{name} lacks a package: {error}.{_extra(name)}") from error
+            raise EnvError(_lacking(name, error)) from error
     parameters = inspect.signature(entry).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
@@ -292,6 +313,15 @@ def _refuse_unknown(name: str, unknown: list[str], known: list[str]) -> None:
         f"{name} takes no argument {unknown[0]!r} (env_config)."
         f"{did_you_mean(unknown[0], known)} {takes}"
     )
+
+
+def _lacking(env_id: str, error: Exception) -> str:
+    """The sentence on a package that is missing, with one recipe: ours, or else the error's own."""
+    extra = _extra(env_id)
+    said = str(error).rstrip(".")
+    if extra:
+        said = said.split(", you can")[0].split(", run")[0]
+    return f"{env_id} lacks a package: {said}.{extra}"
 
 
 def _extra(env_id: str) -> str:

@@ -20,6 +20,16 @@ Creator = Callable[[EnvContext], Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class WithoutContext:
+    """Calls a creator that takes no argument."""
+
+    create: Callable[[], Any]
+
+    def __call__(self, context: EnvContext) -> Any:
+        return self.create()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class FromSpec:
     """Makes an environment of gymnasium's registry; the context's config are arguments.
 

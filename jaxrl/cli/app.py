@@ -1,6 +1,8 @@
 """The commands, their options and their help; what they do is imported when they run."""
 
 import enum
+import os
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -36,6 +38,34 @@ Stop = Annotated[
     ),
 ]
 
+Steps = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N",
+        help="Stop after N environment steps: --stop '{\"num_env_steps_sampled_lifetime\": N}'.",
+    ),
+]
+
+ConfigFile = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="file CONFIG",
+        show_default=False,
+        help="Train what a YAML file says: a path, or the id of a shipped one "
+        "([bold]jaxrl list configs[/bold]). Options given beside it win.",
+    ),
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        show_default=False,
+        help="One setting, as often as you like: [bold]--set lr=3e-4[/bold], or a part of one, "
+        "[bold]--set model_config.fcnet_hiddens=\\[64,64][/bold]. The value is YAML.",
+    ),
+]
+
 
 class Listed(enum.StrEnum):
     """What `jaxrl list` can list."""
@@ -45,31 +75,39 @@ class Listed(enum.StrEnum):
     CONFIGS = "configs"
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import jaxrl
+
+        typer.echo(f"jaxrl {jaxrl.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def root(verbose: Verbosity = 0) -> None:
+def root(
+    verbose: Verbosity = 0,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
+) -> None:
     """Options before the command."""
 
 
 @app.command(
     epilog="[bold]Examples[/bold]\n\n"
-    "jaxrl train --algo PPO --env CartPole-v1 "
-    "--stop '{\"num_env_steps_sampled_lifetime\": 100000}'\n\n"
-    'jaxrl train --algo PPO --env Pendulum-v1 --config \'{"lr": 3e-4, "gamma": 0.95}\' --seed 1\n\n'
+    "jaxrl train --algo PPO --env CartPole-v1 --steps 100000\n\n"
+    "jaxrl train --algo PPO --env Pendulum-v1 --set lr=3e-4 --set gamma=0.95 --seed 1\n\n"
+    'jaxrl train --algo PPO --env my_module:MyEnv --config \'{"env_config": {"size": 5}}\'\n\n'
     "jaxrl train --algo PPO --env gymnasium:CartPole-v1 --num-env-runners 2\n\n"
     "jaxrl train file configs/classic/cartpole-ppo.yaml\n\n"
     "jaxrl train file classic/cartpole-ppo --stop '{\"training_iteration\": 5}'"
 )
 def train(
     ctx: typer.Context,
-    source: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="file CONFIG",
-            show_default=False,
-            help="Train what a YAML file says: a path, or the id of a shipped one "
-            "([bold]jaxrl list configs[/bold]). Options given beside it win.",
-        ),
-    ] = None,
+    source: ConfigFile = None,
     algo: Annotated[
         str | None, typer.Option("--algo", "--run", help="Name of the algorithm.")
     ] = None,
@@ -78,9 +116,11 @@ def train(
         typer.Option(help="Id of the environment, or a class path [bold]pkg.mod:Class[/bold]."),
     ] = None,
     stop: Stop = None,
+    steps: Steps = None,
     config: Annotated[
         str | None, typer.Option(metavar="JSON", help="Settings, under RLlib's names.")
     ] = None,
+    set_: Assignments = None,
     seed: Annotated[int | None, typer.Option(help="Seed of every random draw.")] = None,
     seeds: Annotated[
         int | None,
@@ -131,7 +171,13 @@ def train(
         "checkpoint_frequency": checkpoint_freq,
     }
     experiment = experiments.assemble(
-        source or [], algo=algo, env=env, stop=stop, config=config, overrides=overrides
+        source or [],
+        algo=algo,
+        env=env,
+        stop=experiments.stop_of(stop, steps),
+        settings=experiments.settings_of(config),
+        assignments=set_ or (),
+        overrides=overrides,
     )
     raise typer.Exit(runs.train(experiment, log_level(ctx)))
 
@@ -172,7 +218,7 @@ def evaluate(
 @app.command(
     epilog="[bold]Examples[/bold]\n\n"
     "jaxrl resume ~/jaxrl_results/my_run\n\n"
-    "jaxrl resume my_run --stop '{\"num_env_steps_sampled_lifetime\": 1000000}'"
+    "jaxrl resume my_run --steps 1000000"
 )
 def resume(
     ctx: typer.Context,
@@ -180,15 +226,16 @@ def resume(
         str, typer.Argument(metavar="RUN", help="A run folder, or its name in ~/jaxrl_results.")
     ],
     stop: Stop = None,
+    steps: Steps = None,
     verbose: Verbosity = 0,
 ) -> None:
     """Go on with a run from its newest checkpoint, in the same folder.
 
-    Without --stop it goes on to the criterion that the run had.
+    Without --stop or --steps it goes on to the criterion that the run had.
     """
-    from jaxrl.cli import runs
+    from jaxrl.cli import experiments, runs
 
-    raise typer.Exit(runs.resume(run, stop, log_level(ctx)))
+    raise typer.Exit(runs.resume(run, experiments.stop_of(stop, steps), log_level(ctx)))
 
 
 @app.command(
@@ -259,12 +306,16 @@ def compile_report(
     epilog="[bold]Examples[/bold]\n\njaxrl list algos\n\njaxrl list envs\n\njaxrl list configs",
 )
 def list_(
-    what: Annotated[Listed, typer.Argument(help="What to list.")], verbose: Verbosity = 0
+    what: Annotated[Listed, typer.Argument(help="What to list.")],
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also environments that only test algorithms.")
+    ] = False,
+    verbose: Verbosity = 0,
 ) -> None:
     """List the algorithms, the environments, or the configs that are shipped."""
-    from jaxrl.cli import experiments
+    from jaxrl.cli import listing
 
-    for line in experiments.known(what):
+    for line in listing.listed(what, everything=everything):
         typer.echo(line)
 
 
@@ -290,6 +341,9 @@ def check_env(
 
 
 def main() -> None:
-    """The entry point `jaxrl`."""
+    """The entry point `jaxrl`; modules of the folder it is called in can be imported."""
+    here = os.getcwd()
+    if not {"", here} & set(sys.path):  # as `python -m jaxrl` has it
+        sys.path.insert(0, here)
     keep_log_to_ourselves()
     app()

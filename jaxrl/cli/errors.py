@@ -10,6 +10,8 @@ from typer.core import TyperGroup
 
 from jaxrl.errors import JaxrlError
 
+_UsageError: Any = typer.BadParameter.__base__
+"""Of the click that typer uses, its own or the installed one."""
 _VERBOSITY = "jaxrl.verbosity"
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
@@ -25,9 +27,19 @@ class ErrorGroup(TyperGroup):
                 traceback.print_exc()
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(2) from error
+        except _UsageError as error:
+            if _is_unknown_option_of(error, "train"):
+                error.possibilities = None
+                error.message += ". Settings are given like --set lr=3e-4"
+            raise
         except KeyboardInterrupt as error:
             typer.echo("interrupted", err=True)
             raise typer.Exit(130) from error
+
+
+def _is_unknown_option_of(error: Any, command: str) -> bool:
+    ctx = getattr(error, "ctx", None)
+    return type(error).__name__ == "NoSuchOption" and ctx is not None and ctx.info_name == command
 
 
 def verbosity(ctx: typer.Context) -> int:

@@ -13,10 +13,9 @@ from rich.console import Console
 
 from jaxrl import metrics
 from jaxrl.checkpoint import complete_checkpoints, find_checkpoint, read_metadata
-from jaxrl.cli.experiments import json_object
 from jaxrl.cli.interrupts import Interrupts
 from jaxrl.config.serialize import config_from_serializable
-from jaxrl.config.stop import parse_stop, stop_reached
+from jaxrl.config.stop import stop_reached
 from jaxrl.errors import ConfigError, RunFolderError, did_you_mean
 from jaxrl.logging import results, text
 from jaxrl.logging.display import Display, open_display
@@ -46,7 +45,7 @@ def train(experiment: "Experiment", log_level: int | None = None) -> int:
     return _run(title, stop, config.build)
 
 
-def resume(run: str, stop: str | None, log_level: int | None = None) -> int:
+def resume(run: str, stop: Mapping[str, float] | None, log_level: int | None = None) -> int:
     """Goes on with a run in its own folder; returns the exit code."""
     from jaxrl.algorithm import Algorithm
 
@@ -54,7 +53,7 @@ def resume(run: str, stop: str | None, log_level: int | None = None) -> int:
         criterion = _criterion(folder, stop)
         if is_sweep_folder(folder.path):
             return _resume_sweep(folder, criterion, log_level)
-        checkpoint = find_checkpoint(folder.path)
+        checkpoint = checkpoint_of(folder.path)
         iteration = iteration_of(checkpoint)
         _refuse_reached(folder, _reached(folder.result_file, iteration, criterion), iteration)
         build = functools.partial(
@@ -95,7 +94,7 @@ def evaluate(
     from jaxrl.algorithm import Algorithm
 
     console = Console()
-    path = find_checkpoint(find_run(checkpoint))
+    path = checkpoint_of(find_run(checkpoint))
     overrides: dict[str, Any] = _level(log_level)
     if video:
         overrides["record_video"] = True
@@ -104,6 +103,20 @@ def evaluate(
         found = algo.evaluate(num_episodes=episodes, video_folder=_video_folder(path))
     for line in [*_evaluation_lines(found), f"checkpoint        {path}"]:
         typer.echo(line)
+
+
+def checkpoint_of(path: Path) -> Path:
+    """The checkpoint that a path means, or the newest of a run.
+
+    Raises:
+        RunFolderError: The run ended before it had one.
+        CheckpointError: The path is neither.
+    """
+    if is_run_folder(path) and not complete_checkpoints(path / "checkpoints"):
+        raise RunFolderError(
+            f"{path} has no checkpoint yet: the run ended before the first was saved. Train it anew."
+        )
+    return find_checkpoint(path)
 
 
 def _without_console(loggers: Sequence[Any]) -> list[Any]:
@@ -130,11 +143,12 @@ def _run(title: str, stop: Mapping[str, float], build: Callable[[], "Algorithm"]
         before_abort=functools.partial(_put_terminal_in_order, console),
     )
     with interrupts, display:
-        if not stop:
-            display.message("no stop criterion was given: training until Ctrl-C")
         display.phase("building")
         with build() as algo:
+            if not stop:
+                display.message("no stop criterion was given: training until Ctrl-C")
             device.devices = algo.devices
+            display.goes_on_from(algo.last_result)
             for note in algo.notes:
                 display.message(note)
             lines = _end_of(algo, stop, display, interrupts)
@@ -193,14 +207,14 @@ def _newest(run: Path) -> int:
     return iteration_of(saved[-1]) if saved else 0
 
 
-def _criterion(folder: RunFolder, stop: str | None) -> dict[str, float]:
+def _criterion(folder: RunFolder, stop: Mapping[str, float] | None) -> dict[str, float]:
     if stop is not None:
-        return parse_stop(json_object("--stop", stop))
+        return dict(stop)
     stored = folder.stop_criterion
     if stored is None:
         raise ConfigError(
             f"{folder.name} was never given a stop criterion, since it was trained from Python: "
-            "give one, as in --stop '{\"training_iteration\": 100}'."
+            "give one, as in --steps 100000 or --stop '{\"training_iteration\": 100}'."
         )
     return stored
 

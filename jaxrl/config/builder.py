@@ -164,10 +164,10 @@ class ConfigBuilder:
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_") or "_frozen" not in self.__dict__:
                 raise AttributeError(name)
-            try:
+            if name in self:
                 return self[name]
-            except UnknownNameError as error:
-                raise AttributeError(str(error)) from None
+            methods = [known for known in dir(type(self)) if not known.startswith("_")]
+            raise AttributeError(str(unknown_attribute(name, self.name_table(), methods)))
 
     def get(self, name: str, default: Any = None) -> Any:
         """A setting's value, or the default if there is no such setting."""

@@ -84,8 +84,18 @@ def load_experiments(path: str | Path) -> list[Experiment]:
     if path.suffix == ".py":
         return [_from_python(path)]
     data, lines = parse_text(text, path)
+    if data is None:
+        raise ConfigError(
+            f"{path} is empty: write an experiment, a name with run, env, stop and config below it."
+        )
     if not isinstance(data, dict) or not data:
         raise ConfigError(f"{path} must map an experiment's name to its settings, got {data!r}.")
+    flat = [key for key in ("run", "algo", "env", "config") if key in data]
+    if flat:
+        raise ConfigError(
+            f"{path} has {' and '.join(flat)} at its top: indent everything below a name of your "
+            f"choice, such as '{path.stem}:'."
+        )
     return [
         _with_place(path, lines, str(name), body)
         for name, body in cast(dict[Any, Any], data).items()
@@ -211,6 +221,19 @@ def parse_text(text: str, path: Path) -> tuple[Any, dict[str, int]]:
         problem = getattr(error, "problem", None) or str(error).split("\n")[0]
         raise ConfigError(f"{path}{line}: this is no YAML: {problem}.") from error
     return data, _lines(node)
+
+
+def parse_value(text: str, where: str) -> Any:
+    """What a piece of YAML says, numbers such as 3e-4 among them.
+
+    Raises:
+        ConfigError: It is none; names where it was.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or str(error).split("\n")[0]
+        raise ConfigError(f"{where}: {text!r} is no YAML: {problem}.") from error
 
 
 def _lines(node: Any) -> dict[str, int]:

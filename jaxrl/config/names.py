@@ -1,11 +1,12 @@
 """From the name that a user wrote to the setting that is meant, or the sentence why not."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from jaxrl.config.fields import Setting, settings_of
 from jaxrl.config.legacy import DROP, GROUPS_REFUSED, REFUSED, RENAMED, Refused
+from jaxrl.config.synonyms import called_here
 from jaxrl.errors import ConfigError, UnknownNameError, UnknownSettingError, did_you_mean
 
 GROUP_METHODS = {
@@ -112,8 +113,16 @@ class NameTable:
             return
         raise ConfigError(f"'{name}' (got {value!r}) has no effect here: {refused.reason}.")
 
+    def called_here(self, name: str) -> str:
+        """A sentence on another library's name; empty if the name is none."""
+        methods_of = {name: GROUP_METHODS[group] for name, group in self.group_of.items()}
+        answer = called_here(name, methods_of)
+        return f" {answer}" if answer else ""
+
     def _hint(self, name: str, group: str | None) -> str:
-        hint = did_you_mean(name, self.group_of)
+        if answer := self.called_here(name):
+            return answer
+        hint = did_you_mean(name.lower(), self.group_of)
         if not hint:
             return hint
         meant = hint.split("'")[1]
@@ -128,8 +137,15 @@ def refuse_group(name: str, settings: Mapping[str, Any]) -> NoReturn:
     raise ConfigError(f"{name}({got}) has no effect here: {GROUPS_REFUSED[name]}.")
 
 
-def unknown_attribute(name: str, table: NameTable) -> UnknownNameError:
-    """The error for reading a setting that does not exist."""
-    return UnknownNameError(
-        f"The config has no setting '{name}'.{did_you_mean(name, table.group_of)}"
-    )
+def unknown_attribute(name: str, table: NameTable, methods: Iterable[str] = ()) -> UnknownNameError:
+    """The error for reading a setting that does not exist, or for calling a method that does not.
+
+    Args:
+        name: As the user wrote it.
+        table: Of the config.
+        methods: What else may have been meant, where an attribute was read.
+    """
+    known = [*table.group_of, *methods]
+    hint = table.called_here(name) or did_you_mean(name, known)
+    what = "setting or method" if methods else "setting"
+    return UnknownNameError(f"The config has no {what} '{name}'.{hint}")

@@ -56,12 +56,12 @@ def describable_dict(config: "AlgorithmConfig") -> dict[str, Any]:
         except ConfigError:
             return repr(value)
 
-    return _as_data(config, encode)
+    return _as_data(config, encode, algo=repr(type(config)))
 
 
-def _as_data(config: "AlgorithmConfig", encode: Any) -> dict[str, Any]:
+def _as_data(config: "AlgorithmConfig", encode: Any, *, algo: str | None = None) -> dict[str, Any]:
     return {
-        "algo": _algo_path(config),
+        "algo": _algo_path(config) or algo or check_class(config),
         "settings": {name: encode(name, value) for name, value in config.items()},
         "explicit_settings": sorted(config.explicit),
         "algo_class": encode("algo_class", config.algo_class),
@@ -97,17 +97,29 @@ def config_from_serializable(
     return config.update_from_dict({**settings, **replaced, "explicit_settings": explicit})
 
 
-def _algo_path(config: "AlgorithmConfig") -> str:
+def check_class(config: "AlgorithmConfig") -> str:
+    """The path or name of the config's class.
+
+    Raises:
+        ConfigError: It has none, so that no checkpoint can say what it is of.
+    """
+    path = _algo_path(config)
+    if path is None:
+        raise ConfigError(
+            f"The config class {type(config).__qualname__} has no import path, so no checkpoint can "
+            "name it: define it at the top of a module, a script or a notebook's cell, or set "
+            "checkpoint_at_end=False and checkpoint_frequency=0."
+        )
+    return path
+
+
+def _algo_path(config: "AlgorithmConfig") -> str | None:
     cls = type(config)
     if cls.algo_name in list_algorithms() and (get_algorithm_config_class(cls.algo_name) is cls):
         return cls.algo_name
-    path = object_path(cls)
-    if path is None:
-        raise ConfigError(
-            f"The config class {cls.__qualname__} cannot be imported again, so it cannot be saved; "
-            "define it at the top of a module."
-        )
-    return path
+    if cls.__module__ == "__main__" and "<" not in cls.__qualname__:
+        return f"__main__:{cls.__qualname__}"  # found by the same script or notebook
+    return object_path(cls)
 
 
 def _encode(name: str, value: Any) -> Any:

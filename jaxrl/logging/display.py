@@ -43,6 +43,10 @@ class Display(Protocol):
         """The run is now building, compiling, training, evaluating or saving."""
         ...
 
+    def goes_on_from(self, result: results.Result) -> None:
+        """A run that was restored has this result already; empty for a new one."""
+        ...
+
     def iteration(self, result: results.Result) -> None:
         """An iteration ended."""
         ...
@@ -111,6 +115,9 @@ class PlainDisplay:
             self.message("compiling" + (f" for {device}" if device else "") + " ...")
         self.status.enter(name)
 
+    def goes_on_from(self, result: results.Result) -> None:
+        self.status.goes_on_from(result)
+
     def iteration(self, result: results.Result) -> None:
         self.status.update(result)
         self._is_waiting = True
@@ -176,6 +183,9 @@ class LiveDisplay:
 
     def phase(self, name: str) -> None:
         self.status.enter(name)
+
+    def goes_on_from(self, result: results.Result) -> None:
+        self.status.goes_on_from(result)
 
     def iteration(self, result: results.Result) -> None:
         self.status.update(result)

@@ -79,6 +79,12 @@ class RunStatus:
         self.phase, self._phase_started = phase, self._clock()
         self._seconds.setdefault(phase, 0.0)
 
+    def goes_on_from(self, result: results.Result) -> None:
+        """A restored run begins with these figures; no rate and no time follows from them."""
+        if result:
+            self.result = result
+            self._last_steps = results.env_steps(result)
+
     def update(self, result: results.Result) -> None:
         """An iteration ended with this result."""
         self.result = result

@@ -1,6 +1,7 @@
 """From what the device reports to the result dictionary, with RLlib's keys."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from jaxrl.buffers.sequence import AnyReplay
 from jaxrl.core.types import Counter, PyTree
 from jaxrl.envs.vector import FAULT_NAMES
-from jaxrl.metrics import DEFAULT_MODULE, REPLAY_BUFFER
+from jaxrl.metrics import DEFAULT_MODULE, NO_EPISODE, REPLAY_BUFFER
 from jaxrl.runners.ended_episode import EndedEpisode
 from jaxrl.runners.evaluate import EvaluationResult
 from jaxrl.runners.nonfinite import only_counts, without_counts
@@ -113,7 +114,7 @@ def new_episodes(ring: EpisodeRing, counts_before: np.ndarray) -> tuple[list[End
 def episode_metrics(ring: EpisodeRing, sums: EpisodeSums, smoothing: int) -> dict[str, Any]:
     """Means over the last `smoothing` episodes, or over all of the iteration's if these are more.
 
-    Without any ended episode the keys of returns are left out: there is no number to report.
+    Until an episode has ended they are NaN.
     """
     count = int(sums.count.sum())
     lifetime = int(ring.count.astype(np.int64).sum())
@@ -128,7 +129,7 @@ def episode_metrics(ring: EpisodeRing, sums: EpisodeSums, smoothing: int) -> dic
         low, high, mean_return = returns.min(), returns.max(), returns.mean(dtype=np.float64)
         shortest, longest, mean_length = lengths.min(), lengths.max(), lengths.mean()
     else:
-        return result
+        return {**result, **NO_EPISODE}
     return {
         **result,
         "episode_return_mean": float(mean_return),
@@ -179,7 +180,7 @@ def evaluation_metrics(result: EvaluationResult) -> dict[str, Any]:
         "num_episodes_cut": int(result.num_cut),
     }
     if not ended.any():
-        return metrics
+        return {**metrics, **NO_EPISODE, "episode_return_std": math.nan}
     returns, lengths = result.episode_return[ended], result.episode_length[ended]
     return {
         **metrics,

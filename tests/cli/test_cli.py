@@ -3,16 +3,24 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from jaxrl import __version__
 from jaxrl.cli import runs
 from jaxrl.cli.app import app
-from jaxrl.cli.experiments import assemble, config_file, shipped_configs
+from jaxrl.cli.experiments import assemble, config_file, stop_of
+from jaxrl.config.registry import list_algorithms
+from jaxrl.config.shipped import shipped_configs
 from jaxrl.errors import JaxrlError, UnknownNameError
 
-NOTHING = dict.fromkeys(("algo", "env", "stop", "config"))
+NOTHING: dict[str, Any] = {
+    **dict.fromkeys(("algo", "env", "stop")),
+    "settings": {},
+    "assignments": (),
+}
 
 
 def run(*args: str) -> tuple[int, str, str]:
@@ -61,6 +69,48 @@ def test_without_a_command_there_is_help() -> None:
     assert "train" in done.stdout + done.stderr
 
 
+def test_the_version_is_printed() -> None:
+    assert run("--version") == (0, f"jaxrl {__version__}\n", "")
+
+
+def test_an_unknown_option_says_how_settings_are_given() -> None:
+    code, _, err = run("train", "--lr", "3e-4")
+    assert code == 2
+    assert "--set lr=3e-4" in err
+    assert "--set" not in run("resume", "x", "--lr", "3e-4")[2]
+
+
+@pytest.mark.parametrize("command", [["-m", "jaxrl"], ["-c", "from jaxrl.cli import main; main()"]])
+def test_modules_of_the_current_folder_can_be_imported(command: list[str], tmp_path: Path) -> None:
+    """The second command is what the console script is: Python puts no folder of its on the path."""
+    (tmp_path / "my_task.py").write_text("from jaxrl.envs.classic.cartpole import CartPole as Mine")
+    done = subprocess.run(
+        [sys.executable, "-P", *command, "check-env", "my_task:Mine", "--steps", "2"],
+        cwd=tmp_path,
+        env={"HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.stdout == "my_task:Mine is as it should be.\n", done.stderr
+
+
+def test_lists_have_a_word_on_each() -> None:
+    _, out, _ = run("list", "envs")
+    lines = {line.split("  ")[0]: line for line in out.splitlines() if line}
+    assert "observes Box(4), acts Discrete(2)" in lines["CartPole-v1"]
+    assert "probe" not in out
+    assert "every id of gymnasium's" in out
+    assert "jaxrl:probe-value-v0" in run("list", "envs", "--all")[1]
+    algos = run("list", "algos")[1].splitlines()
+    assert [line.split()[0] for line in algos] == list_algorithms()
+    assert all(len(line.split()) > 2 for line in algos)
+    configs = run("list", "configs")[1]
+    assert [line.split()[0] for line in configs.splitlines()] == sorted(shipped_configs())
+    assert "PPO on CartPole-v1, 500,000 steps" in configs
+
+
 @pytest.mark.parametrize(
     ("what", "some"),
     [
@@ -107,6 +157,18 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     ((*PPO, "--stop", "[3]"), "--stop must be a JSON object"),
     ((*PPO, "--stop", '{"training_iteratio": 3}'), "Did you mean 'training_iteration'"),
     ((*PPO, "--stop", '{"training_iteration": "x"}'), "must give a number"),
+    ((*PPO, "--steps", "1.5"), "--steps must be a whole number"),
+    ((*PPO, "--steps", "many"), "--steps must be a whole number"),
+    (
+        (*PPO, "--steps", "5", "--stop", '{"timesteps_total": 5}'),
+        "both give num_env_steps_sampled_lifetime",
+    ),
+    ((*PPO, "--set", "lr"), "--set takes name=value"),
+    ((*PPO, "--set", "lrr=1"), "Did you mean 'lr'"),
+    ((*PPO, "--set", "learning_rate=1"), "Here it is training(lr=...)"),
+    ((*PPO, "--set", "lr=[1"), "'[1' is no YAML"),
+    ((*PPO, "--set", "lr.first=1"), "lr is 5e-05"),
+    ((*PPO, "--set", "no_such.part=1"), "no setting 'no_such'"),
     ((*PPO, "--config", '{"lr": }'), "--config is not valid JSON"),
     ((*PPO, "--config", '{"lrr": 1}'), "Did you mean 'lr'"),
     ((*PPO, "--config", '{"gamma": 2}'), "gamma must be between 0 and 1"),
@@ -188,7 +250,7 @@ class TestAssemble:
     def test_options_win_over_the_file(self) -> None:
         experiment = assemble(
             ["file", "classic/cartpole-ppo"],
-            **{**NOTHING, "env": "Acrobot-v1", "config": '{"gamma": 0.5, "seed": 7}'},
+            **{**NOTHING, "env": "Acrobot-v1", "settings": {"gamma": 0.5, "seed": 7}},
             overrides={"seed": 8, "run_name": None},
         )
         config = experiment.config
@@ -202,7 +264,10 @@ class TestAssemble:
     def test_stop_replaces_the_files(self) -> None:
         experiment = assemble(
             ["file", "classic/cartpole-ppo"],
-            **{**NOTHING, "stop": '{"episode_reward_mean": 5, "training_iteration": 2}'},
+            **{
+                **NOTHING,
+                "stop": stop_of('{"episode_reward_mean": 5, "training_iteration": 2}', None),
+            },
             overrides={},
         )
         assert experiment.stop == {
@@ -212,9 +277,36 @@ class TestAssemble:
 
     def test_the_environment_may_be_in_the_config(self) -> None:
         experiment = assemble(
-            [], **{**NOTHING, "algo": "ppo", "config": '{"env": "Pendulum-v1"}'}, overrides={}
+            [], **{**NOTHING, "algo": "ppo", "settings": {"env": "Pendulum-v1"}}, overrides={}
         )
         assert experiment.config.environment_settings.env == "Pendulum-v1"
+
+    def test_set_wins_over_the_file_and_is_yaml(self) -> None:
+        assignments = (
+            "lr=3e-4",
+            "num_epochs=2",
+            "model_config.fcnet_hiddens=[8, 8]",
+            "model_config.fcnet_activation=relu",
+            "explore=false",
+        )
+        config = assemble(
+            ["file", "classic/cartpole-ppo"],
+            **{**NOTHING, "settings": {"num_epochs": 3}, "assignments": assignments},
+            overrides={},
+        ).config
+        assert config.training_settings.lr == 3e-4
+        assert config.training_settings.num_epochs == 2
+        assert config.env_runners_settings.explore is False
+        model = config.rl_module_settings.model_config
+        assert model["fcnet_hiddens"] == [8, 8]
+        assert model["fcnet_activation"] == "relu"
+        assert len(model) > 2  # the file's others are left
+
+    def test_steps_are_the_usual_criterion(self) -> None:
+        assert stop_of(None, None) is None
+        assert stop_of(None, "1e6") == {"num_env_steps_sampled_lifetime": 1e6}
+        both = stop_of('{"training_iteration": 3}', "500_000")
+        assert both == {"num_env_steps_sampled_lifetime": 5e5, "training_iteration": 3.0}
 
     def test_an_unknown_file_is_no_jax_error(self) -> None:
         with pytest.raises(UnknownNameError) as caught:

@@ -135,6 +135,15 @@ def test_resume_of_a_finished_run_is_refused_with_what_to_say(
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["resume", "evaluate"])
+def test_a_run_that_ended_before_its_first_checkpoint(command: str, tmp_path: Path) -> None:
+    with RunFolder.make("early", {}, results_dir=tmp_path) as folder:
+        folder.save_stop_criterion({"training_iteration": 3})
+    done = jaxrl(command, tmp_path / "early")
+    assert done.exit_code == 2
+    assert "early has no checkpoint yet: the run ended before the first was saved" in done.stderr
+
+
 @pytest.fixture
 def interrupted(tmp_path: Path) -> Path:
     """A run that SIGTERM ended in order, after its second iteration or later."""

@@ -115,6 +115,19 @@ def test_several_experiments(tmp_path: Path) -> None:
         load_experiment(path, "c")
 
 
+@pytest.mark.parametrize("text", ["", "# nothing yet\n"])
+def test_an_empty_file_is_said_to_be_empty(text: str, tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"x.yaml is empty: write an experiment"):
+        load_experiment(tmp_path / "x.yaml")
+
+
+def test_a_file_without_a_name_says_what_to_indent(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("run: PPO\nenv: CartPole-v1\n")
+    with pytest.raises(ConfigError, match=r"has run and env at its top: indent .* 'mine:'"):
+        load_experiment(tmp_path / "mine.yaml")
+
+
 def test_samples_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("a: {run: PPO, env: X, num_samples: 3}\n")

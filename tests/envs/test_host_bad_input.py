@@ -367,3 +367,36 @@ def test_the_crashing_cartpole_stalls_as_told(monkeypatch: pytest.MonkeyPatch) -
         assert pauses[0] == 7.0
         assert len(pauses) == 1 + worker_index
         assert all(3.0 <= pause <= 4.0 for pause in pauses[1:])
+
+
+class Float64(Good):
+    """Returns float64 where its space says float32, as a NumPy division does."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        obs, info = super().reset(seed=seed, options=options)
+        return np.asarray(obs, np.float64), info
+
+    def step(self, action: Any) -> Any:
+        obs, *rest = super().step(action)
+        return np.asarray(obs, np.float64), *rest
+
+
+def test_float64_observations_are_cast_before_they_are_checked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "jaxrl.envs"):
+        make_vector(host(Float64), num_envs=1)
+    said = [message for message in caplog.messages if "float64" in message]
+    assert len(said) == 1
+    assert said[0].endswith("observation is float64 and is cast to float32.")
+
+
+def test_what_an_environment_raises_is_a_public_error() -> None:
+    class Raises(Good):
+        def step(self, action: Any) -> Any:
+            raise RuntimeError("no power")
+
+    with pytest.raises(EnvError, match="RuntimeError: no power") as caught:
+        make_vector(host(Raises), num_envs=1)
+    assert type(caught.value) is EnvError
+    assert isinstance(caught.value.__cause__, RuntimeError)

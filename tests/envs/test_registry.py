@@ -189,6 +189,13 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ("CartPole.v1", {}, UnknownNameError, "Did you mean 'CartPole-v1'"),
     ("Breakout-MinAtr", {}, UnknownNameError, "Did you mean 'Breakout-MinAtar'"),
     ("jaxrl:Pendulm-v1", {}, UnknownNameError, "Did you mean"),
+    ("Taxi-v3", {}, UnknownNameError, "Unknown environment 'Taxi-v3'. Did you mean 'Taxi-v4'?"),
+    ("Nope-v1", {}, UnknownNameError, "Unknown environment 'Nope-v1'. 'jaxrl list envs'"),
+    ("Mine-v0", {}, UnknownNameError, "once its module is imported, or as 'module:Mine-v0'"),
+    ("Craftax-Symbolic-v1", {}, UnknownNameError, "Craftax has no adapter here: write"),
+    ("brax:ant", {}, UnknownNameError, "Brax has no adapter here: write"),
+    ("jumanji:Snake-v1", {}, UnknownNameError, "JumanjiToGymWrapper"),
+    (lambda: CartPole(), {"size": 3}, EnvError, "takes no argument, so env_config={'size': 3}"),
     ("gymnax:Breakout", {}, UnknownNameError, "Did you mean 'Breakout-MinAtar'"),
     ("gymnax:MNISTBandit-bsuite", {}, EnvError, "downloads its data"),
     ("gymnasium:CartPole-v9", {}, UnknownNameError, "Did you mean 'CartPole-v1'"),
@@ -196,7 +203,7 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (gymnasium.Env, {}, EnvError, "observation_space is missing"),
     (lambda context: 5, {}, EnvError, "must return a JaxEnv or a gymnasium.Env, got 5"),
     (lambda context: 1 // 0, {}, EnvError, "its creation raised ZeroDivisionError"),
-    ("no_such_module:Env", {}, EnvError, "No module named 'no_such_module'"),
+    ("no_such_module:Env", {}, EnvError, "No module named 'no_such_module'. Run it in the folder"),
     ("jaxrl.envs.classic.pendulum:Pendulem", {}, EnvError, "Did you mean 'Pendulum'"),
     ("collections:OrderedDict", {}, EnvError, "is neither a JaxEnv class nor"),
     (5, {}, EnvError, "must be an id, a class path"),
@@ -218,6 +225,23 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     with pytest.raises(error, match=re.escape(message)):
         make(spec, env_config)
+
+
+def test_a_creator_may_take_no_argument() -> None:
+    assert isinstance(make(lambda: CartPole()).env, TimeLimit)
+    made: Any = make(lambda: gymnasium.make("CartPole-v1"))
+    env = made.create(EnvContext({}))
+    assert env.spec.id == "CartPole-v1"
+    env.close()
+    register_env("without-argument", lambda: CartPole())
+    assert make("without-argument").id == "without-argument"
+
+
+def test_the_message_on_an_unknown_id_is_short() -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        make("Taxi-v3")
+    assert "probe" not in str(caught.value)
+    assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ import subprocess
 import sys
 
 import jaxrl
+from jaxrl import algorithms
+from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
 
 LAZY = ["gymnax", "matplotlib", "ray", "rlax", "typer", "wandb", "jaxrl.cli"]
 
@@ -42,3 +44,17 @@ def test_every_public_name_is_there() -> None:
 
 def test_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(jaxrl, "no_such_name")
+
+
+def test_every_config_is_there_by_name() -> None:
+    for name in list_algorithms():
+        cls = get_algorithm_config_class(name)
+        assert getattr(jaxrl, f"{name}Config") is getattr(algorithms, f"{name}Config") is cls
+        assert f"{name}Config" in jaxrl.__all__
+        assert f"{name}Config" in algorithms.__all__
+    assert not hasattr(algorithms, "NoConfig")
+    found = run_python(
+        "import sys; from jaxrl import PPOConfig;"
+        "print([name for name in ('ray', 'jaxrl.algorithms.sac') if name in sys.modules])"
+    )
+    assert found == "[]"

@@ -79,6 +79,20 @@ class TestStatus:
         assert progress is not None
         assert progress.eta_s == pytest.approx(1.0)
 
+    def test_a_restored_run_begins_with_its_figures(self) -> None:
+        clock = Clock()
+        status = RunStatus(STOP, clock)
+        status.goes_on_from({})
+        assert status.result == {}
+        status.goes_on_from(result(8))
+        progress = status.progress()
+        assert progress is not None
+        assert (progress.fraction, progress.eta_s) == (pytest.approx(0.8), None)
+        status.enter("training")
+        clock.now += 2.0
+        status.update(result(9))
+        assert status.steps_per_s == pytest.approx(50.0)
+
     def test_a_return_alone_has_no_fraction(self) -> None:
         status = RunStatus({"env_runners/episode_return_mean": 450.0})
         assert status.progress() is None
