@@ -13,6 +13,7 @@ is called `replaced_checkpoint_...` and still counts. So at every moment the new
 from jaxrl.checkpoint.folders import (
     complete_checkpoints,
     find_checkpoint,
+    is_checkpoint,
     previous_hint,
     remove_checkpoint,
     set_aside_later,
@@ -36,6 +37,7 @@ __all__ = [
     "find_checkpoint",
     "first_difference",
     "host_leaves",
+    "is_checkpoint",
     "is_own",
     "leaf_name",
     "named_leaves",

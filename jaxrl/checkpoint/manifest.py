@@ -29,10 +29,9 @@ def write_manifest(folder: Path, score: float | None) -> None:
         flush(folder / name)
         files[name] = {"bytes": (folder / name).stat().st_size, "sha256": _digest(folder / name)}
     said = {"checkpoint_version": VERSION, "files": files, "score": score}
-    signed = {**said, "signature": signature.sign(_canonical(said))}
-    content = {**signed, "sha256": hashlib.sha256(_canonical(signed)).hexdigest()}
+    content = signature.sealed(said)
     with (folder / MANIFEST).open("xb") as file:
-        file.write(_canonical(content))
+        file.write(signature.canonical(content))
         file.flush()
         os.fsync(file.fileno())
 
@@ -55,10 +54,9 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         raise ValueError(
             f"its format is version {version}, this jaxrl reads versions up to {VERSION}"
         )
-    without = {name: value for name, value in content.items() if name != "sha256"}
-    found = hashlib.sha256(_canonical(without)).hexdigest()
     files = content.get("files")
-    if found != content.get("sha256") or _canonical(content) != text or version != VERSION:
+    as_written = signature.is_whole(content) and signature.canonical(content) == text
+    if not as_written or version != VERSION:
         raise ValueError(f"its file {MANIFEST} was changed: its digest does not match")
     if not isinstance(files, dict) or not all(map(_is_entry, cast(dict[str, Any], files).values())):
         raise ValueError(f"its file {MANIFEST} is not jaxrl's")
@@ -67,10 +65,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 def is_own(manifest: Mapping[str, Any] | None) -> bool:
     """Whether this user wrote the checkpoint on this machine."""
-    if manifest is None:
-        return False
-    said = {name: v for name, v in manifest.items() if name not in ("sha256", "signature")}
-    return signature.is_own(_canonical(said), manifest.get("signature"))
+    return manifest is not None and signature.is_own_seal(manifest)
 
 
 def check_names(folder: Path, manifest: Mapping[str, Any]) -> None:
@@ -141,10 +136,6 @@ def _names(folder: Path) -> Iterator[str]:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _canonical(content: Mapping[str, Any]) -> bytes:
-    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def _is_entry(entry: Any) -> bool:

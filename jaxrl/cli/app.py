@@ -37,6 +37,17 @@ Stop = Annotated[
 ]
 
 
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PACKAGE",
+        show_default=False,
+        help="A package that a checkpoint of somebody else's may import; may be repeated. 'all' also "
+        "takes its folders and environment variables.",
+    ),
+]
+
+
 class Listed(enum.StrEnum):
     """What `jaxrl list` can list."""
 
@@ -158,6 +169,7 @@ def evaluate(
     video: Annotated[
         bool, typer.Option("--video", help="Write a video of an episode into the run folder.")
     ] = False,
+    trust: Trust = None,
     verbose: Verbosity = 0,
 ) -> None:
     """Play with a trained policy and print its returns.
@@ -166,29 +178,36 @@ def evaluate(
     """
     from jaxrl.cli import runs
 
-    runs.evaluate(checkpoint, episodes, log_level(ctx), video=video)
+    runs.evaluate(checkpoint, episodes, log_level(ctx), video=video, trust=trust)
 
 
 @app.command(
     epilog="[bold]Examples[/bold]\n\n"
     "jaxrl resume ~/jaxrl_results/my_run\n\n"
-    "jaxrl resume my_run --stop '{\"num_env_steps_sampled_lifetime\": 1000000}'"
+    "jaxrl resume my_run --stop '{\"num_env_steps_sampled_lifetime\": 1000000}'\n\n"
+    "jaxrl resume ~/jaxrl_results/my_run/checkpoints/checkpoint_000010"
 )
 def resume(
     ctx: typer.Context,
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run folder, or its name in ~/jaxrl_results.")
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="A run folder, its name in ~/jaxrl_results, or one of its checkpoints.",
+        ),
     ],
     stop: Stop = None,
+    trust: Trust = None,
     verbose: Verbosity = 0,
 ) -> None:
-    """Go on with a run from its newest checkpoint, in the same folder.
+    """Go on with a run from its newest checkpoint, or the one named, in the same folder.
 
-    Without --stop it goes on to the criterion that the run had.
+    Without --stop it goes on to the criterion that the run had. Checkpoints after the one named are
+    renamed, and rows of results after it are cut.
     """
     from jaxrl.cli import runs
 
-    raise typer.Exit(runs.resume(run, stop, log_level(ctx)))
+    raise typer.Exit(runs.resume(run, stop, log_level(ctx), trust=trust))
 
 
 @app.command(
@@ -243,6 +262,7 @@ def compile_report(
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    trust: Trust = None,
     verbose: Verbosity = 0,
 ) -> None:
     """Compile what a run needs, and print what each program takes: seconds, FLOPs, bytes, cache.
@@ -251,7 +271,7 @@ def compile_report(
     """
     from jaxrl.cli import compiling
 
-    compiling.compile_report(source, as_json=as_json)
+    compiling.compile_report(source, as_json=as_json, trust=trust)
 
 
 @app.command(

@@ -6,13 +6,17 @@ key can already change what this user runs.
 
 import hashlib
 import hmac
+import json
 import os
 import secrets
 import stat
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 _BYTES = 32
+_SIGNATURE, _DIGEST = "signature", "sha256"
 
 
 def key_file() -> Path:
@@ -33,6 +37,30 @@ def is_own(content: bytes, signature: object) -> bool:
         return False
     key = _read_key()
     return key is not None and hmac.compare_digest(_signature(key, content), signature)
+
+
+def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON document with a signature, and a digest over it and the signature."""
+    said: dict[str, Any] = json.loads(json.dumps(document))
+    signed = {**said, _SIGNATURE: sign(canonical(said))}
+    return {**signed, _DIGEST: hashlib.sha256(canonical(signed)).hexdigest()}
+
+
+def is_whole(document: Mapping[str, Any]) -> bool:
+    """Whether a document is as `sealed` made it."""
+    signed = {name: value for name, value in document.items() if name != _DIGEST}
+    return hashlib.sha256(canonical(signed)).hexdigest() == document.get(_DIGEST)
+
+
+def is_own_seal(document: Mapping[str, Any]) -> bool:
+    """Whether this user sealed a document on this machine."""
+    said = {n: value for n, value in document.items() if n not in (_DIGEST, _SIGNATURE)}
+    return is_own(canonical(said), document.get(_SIGNATURE))
+
+
+def canonical(document: Mapping[str, Any]) -> bytes:
+    """The one way in which a JSON document is written where bytes are compared."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def _signature(key: bytes, content: bytes) -> str:

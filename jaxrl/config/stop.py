@@ -39,9 +39,11 @@ def parse_stop(criteria: Any) -> Stop:
         check_key(key, "stop")
         try:
             stop[key] = coerce(value, float)
-        except MismatchError:
+            if not math.isfinite(stop[key]):
+                raise MismatchError
+        except (MismatchError, OverflowError, TypeError):
             raise ConfigError(
-                f"stop must give a number for '{written}', got {value!r}, "
+                f"stop must give a finite number for '{written}', got {value!r}, "
                 "e.g. {'" + written + "': 100}."
             ) from None
     return stop

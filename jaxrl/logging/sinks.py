@@ -101,6 +101,8 @@ def _open(
 ) -> Sink:
     if isinstance(spec, str):
         return _open_named(spec, folder, params, iteration, env_steps)
+    if isinstance(spec, type) and not issubclass(spec, Sink):
+        raise ConfigError(f"A logger has the methods write(result) and close(), got {spec!r}.")
     sink = spec(folder) if isinstance(spec, type) else spec
     if not isinstance(sink, Sink):
         raise ConfigError(
