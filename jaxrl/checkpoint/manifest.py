@@ -45,10 +45,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     if not (folder / MANIFEST).exists():
         return None
     text = read_bounded(folder / MANIFEST, _MAX_BYTES)
-    content = json.loads(text)
-    if not isinstance(content, dict):
-        raise ValueError(f"its {MANIFEST} is not jaxrl's")
-    content = cast(dict[str, Any], content)
+    content = parsed(text, MANIFEST)
     version = content.get("checkpoint_version")
     if isinstance(version, int) and version > VERSION:
         raise ValueError(
@@ -114,6 +111,21 @@ def read_bounded(path: Path, most: int) -> bytes:
     if not stat.S_ISREG(found.st_mode) or found.st_size > most:
         raise ValueError(f"its file {path.name} is no file of at most {most} bytes")
     return path.read_bytes()
+
+
+def parsed(text: bytes, name: str) -> dict[str, Any]:
+    """The JSON object that a file of a checkpoint holds.
+
+    Raises:
+        ValueError: It holds none; names the file.
+    """
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its file {name} was changed: it is no JSON") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"its file {name} is not jaxrl's")
+    return cast(dict[str, Any], content)
 
 
 def _names(folder: Path) -> Iterator[str]:

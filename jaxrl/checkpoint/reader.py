@@ -37,10 +37,9 @@ def read_metadata(checkpoint: Path) -> dict[str, Any]:
             manifests.check_names(checkpoint, manifest)
             manifests.check_content(checkpoint, manifest, METADATA)
         text = manifests.read_bounded(checkpoint / METADATA, _MAX_METADATA_BYTES)
-        document = json.loads(text)
-        if not isinstance(document, dict) or "leaves" not in document:
+        document = manifests.parsed(text, METADATA)
+        if "leaves" not in document:
             raise ValueError("its metadata is not jaxrl's")
-        document = cast(dict[str, Any], document)
         _check_version(document.get("checkpoint_version"), manifest is not None)
         if manifest is None:
             logger.warning(
