@@ -165,7 +165,7 @@ def versions() -> dict[str, str]:
     """What a bit-exact resume depends on."""
     import importlib.metadata
 
-    names = ("jaxrl", "jax", "jaxlib", "flax", "optax", "gymnax", "orbax-checkpoint")
+    names = ("jaxrl", "jax", "jaxlib", "flax", "optax", "gymnax")
     installed = {name: importlib.metadata.version(name) for name in names}
     return {**installed, "python": platform.python_version()}
 

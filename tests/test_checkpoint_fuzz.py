@@ -16,7 +16,14 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.checkpoint import CheckpointWriter, fill, is_own, read_leaves, read_metadata
+from jaxrl.checkpoint import (
+    CheckpointWriter,
+    fill,
+    first_difference,
+    is_own,
+    read_leaves,
+    read_metadata,
+)
 from jaxrl.checkpoint.manifest import MANIFEST, write_manifest
 from jaxrl.config.deserialize import config_from_serializable
 from jaxrl.config.serialize import serializable_dict
@@ -47,6 +54,9 @@ def loaded(path: Path, trust: Any = None) -> Any:
     config = config_from_serializable(document["config"], trust=trust_in(path, trust))
     host = HostState.from_metadata(document)
     leaves = read_leaves(path, document)
+    problem = first_difference(STATE, leaves)
+    if problem is not None:
+        raise CheckpointError(problem)
     state = fill(STATE, leaves)
     arrays = {n: np.asarray(x).tobytes() for n, x in state.items() if n != "key"}
     key = jax.random.key_data(state["key"]).tolist()
@@ -352,6 +362,7 @@ def forged(folder: Path, base: Path, change: Callable[[dict[str, Any]], Any]) ->
     (path / MANIFEST).unlink()
     with pytest.MonkeyPatch.context() as stranger:
         stranger.setenv("XDG_STATE_HOME", str(folder / "of a stranger"))
+        stranger.setattr("jaxrl.checkpoint.manifest.flush", lambda path: None)  # only for speed
         write_manifest(path, None)
     return path
 

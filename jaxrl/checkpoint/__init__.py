@@ -1,6 +1,6 @@
-"""Checkpoints: the whole TrainState, written by Orbax, atomic, under digests, and without pickle.
+"""Checkpoints: the whole TrainState, atomic, under digests, and without pickle.
 
-A checkpoint is a folder with `state/` (every leaf under its path, as plain arrays), `metadata/` (JSON:
+A checkpoint is a folder with `state/` (every leaf under its path, arrays of TensorStore's), `metadata/` (JSON:
 config, versions, and of every leaf its shape, dtype and checksum) and `manifest.json` (the SHA-256 of
 every file, itself under a digest and signed by the user who wrote it). It is written under a temporary
 name and renamed, and renamed before it is removed, so a folder called `checkpoint_...` is complete.

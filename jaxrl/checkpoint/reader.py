@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.checkpoint import manifest as manifests
+from jaxrl.checkpoint.arrays import read_arrays, stored_arrays
 from jaxrl.checkpoint.folders import previous_hint
 from jaxrl.checkpoint.leaves import describe
 from jaxrl.checkpoint.manifest import VERSION
@@ -80,25 +81,15 @@ def read_leaves(checkpoint: Path, metadata: Mapping[str, Any]) -> dict[str, np.n
     Raises:
         CheckpointError: If anything is missing or damaged.
     """
-    import orbax.checkpoint as ocp
-
     described: dict[str, dict[str, Any]] = metadata["leaves"]
     with refusing(checkpoint):
         manifest = manifests.read_manifest(checkpoint)
         if manifest is not None:
             manifests.check_names(checkpoint, manifest)
             manifests.check_content(checkpoint, manifest)
-        reader = ocp.StandardCheckpointHandler()
-        _check_stored(reader.metadata(checkpoint / "state"), described)
-        target = {
-            name: np.zeros(tuple(entry["shape"]), entry["dtype"])
-            for name, entry in described.items()
-        }
-        restored: dict[str, Any] = ocp.Checkpointer(reader).restore(
-            checkpoint / "state",
-            args=ocp.args.StandardRestore(target),  # pyright: ignore[reportCallIssue]
-        )
-        leaves = {name: np.asarray(leaf) for name, leaf in restored.items()}
+        stores = stored_arrays(checkpoint / "state", list(described))
+        _check_stored(stores, described)
+        leaves = read_arrays(stores)
         for name, entry in describe(leaves).items():
             if entry["crc32"] != described[name]["crc32"]:
                 raise ValueError(f"the checksum of {name} does not match")
@@ -150,14 +141,12 @@ def _is_dtype(name: Any) -> bool:
     return str(dtype) == name and bool(jnp.issubdtype(dtype, jnp.number) or dtype == np.bool_)
 
 
-def _check_stored(stored: Any, described: Mapping[str, Mapping[str, Any]]) -> None:
+def _check_stored(stores: Mapping[str, Any], described: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse arrays that are not of the shape that the metadata says, before they are read."""
-    tree: Mapping[str, Any] = stored.tree
-    if not isinstance(tree, Mapping) or tree.keys() != described.keys():
-        raise ValueError("its state has other leaves than its metadata")
     for name, entry in described.items():
-        if list(tree[name].shape) != entry["shape"]:
-            raise ValueError(f"its leaf {name} has another shape than its metadata says")
+        store = stores[name]
+        if list(store.shape) != entry["shape"] or store.dtype.name != entry["dtype"]:
+            raise ValueError(f"its leaf {name} is of another shape than its metadata says")
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl.checkpoint.arrays import write_arrays
 from jaxrl.checkpoint.folders import (
     WRITING,
     checkpoint_path,
@@ -73,7 +74,7 @@ class CheckpointWriter:
         """Begin to save; the state may be donated as soon as this returns.
 
         A write in the background that failed is logged by the next save, which then does not leave
-        before it is on the disk, and raises if it fails as well.
+        before it is on the disk, and raises if it fails as well. Nor does one that replaces another.
 
         Args:
             number: The checkpoint's number, ascending within the folder. If it is there, it stays
@@ -96,9 +97,7 @@ class CheckpointWriter:
         if _holds(path, text):
             return path
         content = (path, leaves, text, score)
-        if self._asynchronous and failed is None:
-            import orbax.checkpoint  # noqa: F401  (here, since it takes a second and this thread's locks)
-
+        if self._asynchronous and failed is None and not path.exists():
             self._writing = threading.Thread(target=self._write_aside, args=content)
             self._writing.start()
         else:
@@ -142,7 +141,7 @@ class CheckpointWriter:
             shutil.rmtree(staging, ignore_errors=True)
             (staging / METADATA).parent.mkdir(parents=True)
             (staging / METADATA).write_text(text, encoding="utf-8")
-            _write_leaves(staging / "state", leaves)
+            write_arrays(staging / "state", leaves)
             write_manifest(staging, score)
             publish(staging, path)
         finally:
@@ -177,13 +176,6 @@ class CheckpointWriter:
             f"Checkpoints cannot be written in {self.folder}: {_reason(error)}; those that are there "
             "are as they were."
         )
-
-
-def _write_leaves(folder: Path, leaves: Mapping[str, np.ndarray]) -> None:
-    import orbax.checkpoint as ocp  # a second to import, so only when something is saved
-
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
-        writer.save(folder, args=ocp.args.StandardSave(leaves))  # pyright: ignore[reportCallIssue]
 
 
 def _holds(checkpoint: Path, text: str) -> bool:

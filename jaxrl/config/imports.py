@@ -144,9 +144,14 @@ class Trust:
 
     def _refusal(self, module: str, name: str, path: str) -> CheckpointError:
         root = module.split(".")[0]
-        return CheckpointError(
+        said = (
             f"{self.source} was not written by this user on this machine, and its {name} would import "
-            f"{path!r}: if you trust it, allow that with trust=[{root!r}] (on the command line "
+            f"{path!r}"
+        )
+        if root in sys.stdlib_module_names:
+            return CheckpointError(f"{said}, a part of Python that no {name} needs.")
+        return CheckpointError(
+            f"{said}: if you trust it, allow that with trust=[{root!r}] (on the command line "
             f"--trust {root}), or give {name} yourself, from_checkpoint(..., {name}=...)."
         )
 
