@@ -6,7 +6,7 @@ from typing import Any, cast
 from jaxrl.errors import ConfigError
 
 MAX_DEPTH = 64
-MAX_VALUES = 1_000_000
+MAX_VALUES = 100_000
 
 
 def check_size(document: Any, source: object) -> None:
