@@ -83,7 +83,7 @@ def config_from_serializable(
     held = trust or Trust(source="This config")
     try:
         with only_trusted(held):
-            config = _config(cast(Mapping[str, Any], data), dict(overrides or {}), held)
+            config, left_out = _config(cast(Mapping[str, Any], data), dict(overrides or {}), held)
             if not held.everything:
                 _check_envs(config, held, overrides or {})
     except JaxrlError:
@@ -92,10 +92,20 @@ def config_from_serializable(
         raise CheckpointError(
             f"The saved config is damaged: {in_one_line(error)[:300]}."
         ) from error
+    if left_out and not held.quietly:
+        logger.warning(
+            "%s was not written by this user on this machine, so its %s was not taken; trust=True "
+            "(--trust all) takes everything.",
+            held.source,
+            " and ".join(left_out),
+        )
     return config
 
 
-def _config(data: Mapping[str, Any], replaced: dict[str, Any], trust: Trust) -> "AlgorithmConfig":
+def _config(
+    data: Mapping[str, Any], replaced: dict[str, Any], trust: Trust
+) -> "tuple[AlgorithmConfig, list[str]]":
+    """The config, and the settings that were not taken."""
     config = _blank(data["algo"], data.get("algo_class"))
     table, left_out = config.name_table(), list[str]()
     settings: dict[str, Any] = {}
@@ -109,17 +119,9 @@ def _config(data: Mapping[str, Any], replaced: dict[str, Any], trust: Trust) -> 
             left_out.append(name)
             continue
         settings[name] = _setting(name, value, table, trust)
-    if left_out and not trust.quietly:
-        logger.warning(
-            "%s was not written by this user on this machine, so its %s was not taken; trust=True "
-            "(--trust all) takes everything.",
-            trust.source,
-            " and ".join(left_out),
-        )
     explicit = [n for n in data.get("explicit_settings", settings) if n not in left_out]
-    return config.update_from_dict(
-        {**settings, **replaced, "explicit_settings": [*explicit, *replaced]}
-    )
+    given = {**settings, **replaced, "explicit_settings": [*explicit, *replaced]}
+    return config.update_from_dict(given), left_out
 
 
 def _blank(algo: Any, algo_class: Any) -> "AlgorithmConfig":
