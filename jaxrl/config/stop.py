@@ -43,8 +43,8 @@ def parse_stop(criteria: Any) -> Stop:
                 raise MismatchError
         except (MismatchError, OverflowError, TypeError):
             raise ConfigError(
-                f"stop must give a finite number for '{written}', got {value!r}, "
-                "e.g. {'" + written + "': 100}."
+                f"stop must give a number for '{written}', got {value!r}, "
+                "e.g. {'" + written + "': 100}; it must be finite."
             ) from None
     return stop
 
