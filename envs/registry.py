@@ -5,6 +5,7 @@ import functools
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -169,8 +170,28 @@ def _from_string(spec: str, request: Request) -> Made:
         made = gymnasium_adapter.from_id(spec, request, spec)
         return _noted(made, f"{spec}: gymnasium's implementation, stepped on the host.")
     if prefix != "jaxrl" and _CLASS_PATH.fullmatch(spec):
-        return _from_object(_load(spec), request, spec)
+        return _from_object(_held(_load(spec), spec), request, spec)
     raise _unknown(spec)
+
+
+def imported_by(spec: str) -> tuple[str | None, str | None]:
+    """What making the environment of a name imports, in the order in which `make` looks.
+
+    Returns:
+        A module that the name asks for, and the class path where it is one; None for what is known.
+    """
+    prefix, _, name = spec.partition(":")
+    known = spec in _registered or spec in OWN_ENVS or spec in gymnax_adapter.ENV_IDS
+    if known or (prefix in ("jaxrl", "gymnax") and name):
+        return None, None
+    if prefix == "gymnasium" and name:
+        return name.rpartition(":")[0] or None, None
+    if _GYMNASIUM_ID.fullmatch(spec) and gymnasium_adapter.knows(spec):
+        return spec.rpartition(":")[0] or None, None
+    if _CLASS_PATH.fullmatch(spec):
+        module = spec.replace(":", ".").rpartition(".")[0]
+        return module, f"{module}:{spec.replace(':', '.').rpartition('.')[2]}"
+    return None, None
 
 
 def _noted(made: Made, note: str) -> Made:
@@ -285,6 +306,29 @@ def _load(path: str) -> Any:
     if name not in vars(module):
         raise EnvError(f"Module {module_name!r} has no {name!r}.{did_you_mean(name, vars(module))}")
     return vars(module)[name]
+
+
+def _held(found: Any, path: str) -> Any:
+    """What a class path names, if it may be called: a class is looked at where it is made.
+
+    Raises:
+        EnvError: A function that no creator can be.
+    """
+    if isinstance(found, type) or not callable(found) or isinstance(found, JaxEnv):
+        return found
+    named, defined = path.replace(":", "."), str(getattr(found, "__module__", ""))
+    roots = {named.split(".")[0], defined.split(".")[0]}
+    try:
+        takes_context = not inspect.isbuiltin(found) and not roots & sys.stdlib_module_names
+        inspect.signature(found).bind(EnvContext())
+    except (TypeError, ValueError):
+        takes_context = False
+    if not takes_context:
+        raise EnvError(
+            f"{path!r} names {found!r}, which is no environment: a class path names a subclass of "
+            "JaxEnv or gymnasium.Env, or a function of yours that takes an EnvContext and returns one."
+        )
+    return found
 
 
 def _describe(spec: Any) -> str:

@@ -17,8 +17,10 @@ from jaxrl import checkpoint as ckpt
 from jaxrl import host_state as host
 from jaxrl.callbacks import CallbackList
 from jaxrl.compute_actions import ComputesActions, check_module_id
+from jaxrl.config.deserialize import config_from_serializable
+from jaxrl.config.imports import TrustSpec
 from jaxrl.config.placement import resolve_placement
-from jaxrl.config.serialize import check_class, config_from_serializable
+from jaxrl.config.serialize import check_class
 from jaxrl.config.stop import criteria_of_fit, iterations_left, stop_reached, until_multiple
 from jaxrl.config.synonyms import unknown_method
 from jaxrl.core.struct import replace
@@ -627,10 +629,15 @@ class Algorithm(ComputesActions):
         Raises:
             CheckpointError: It does not fit; nothing is changed.
         """
+        if not isinstance(state, Mapping) or not {"train_state", "metadata"} <= state.keys():
+            raise CheckpointError(
+                f"A state is what get_state() returned, with train_state and metadata, got {state!r}."
+            )
         saved: Mapping[str, np.ndarray] = state["train_state"]
         prefixes = host.component_prefixes(component)
         envs = self._loop.own_leaves(saved)
         leaves = {name: leaf for name, leaf in saved.items() if name not in envs}
+        restored = host.HostState.from_metadata(state["metadata"])
         before = self.state
         template = expected(self._assembly, before, leaves)
         problem = ckpt.first_difference(template, leaves, prefixes)
@@ -639,7 +646,6 @@ class Algorithm(ComputesActions):
         if component is not None:
             self.state = with_fresh_snapshot(ckpt.fill(before, leaves, prefixes))
         else:
-            restored = host.HostState.from_metadata(state["metadata"])
             filled = ckpt.fill(template, leaves, prefixes)
             self.state = with_buffer(self._assembly, filled, before.buffer)
             self._host = restored
@@ -716,6 +722,7 @@ class Algorithm(ComputesActions):
         *,
         component: str | None = None,
         run_folder: RunFolder | None = None,
+        trust: TrustSpec = None,
         **overrides: Any,
     ) -> "Algorithm":
         """The Algorithm that a checkpoint was written by, in the state that it had.
@@ -725,6 +732,10 @@ class Algorithm(ComputesActions):
             component: "rl_module", "learner" or "connectors" alone, in a new run of the same
                 config; None for the whole.
             run_folder: The run to go on with; None starts a folder of its own.
+            trust: Of a checkpoint that this user did not write on this machine: the packages whose
+                classes and functions it may import, or True for all that it says. Without it, it
+                may name what jaxrl and modules that are imported already have, and its settings of
+                folders and environment variables are not taken.
             **overrides: Settings to take instead of the saved ones, such as an `env` that cannot
                 be imported, or another `lr`: hyperparameters and environment parameters that are
                 given here are not restored.
@@ -734,9 +745,11 @@ class Algorithm(ComputesActions):
         """
         found = ckpt.find_checkpoint(path)
         metadata = ckpt.read_metadata(found)
+        host.check_metadata(metadata, found)
+        trusted = host.trust_in(found, trust)
         host.component_prefixes(component)  # refuses an unknown name
         host.check_supplied(metadata, overrides, found)
-        config = config_from_serializable(metadata["config"], overrides)
+        config = config_from_serializable(metadata["config"], overrides, trust=trusted)
         prepare_process(config)
         leaves = ckpt.read_leaves(found, metadata)  # refused, if damaged, before anything compiles
         algorithm_class = config.algo_class or cls

@@ -277,11 +277,11 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _instance(item: Any) -> Any:
-    instance = item() if isinstance(item, type) else item
-    if not isinstance(instance, Callbacks):
+    if not (issubclass(item, Callbacks) if isinstance(item, type) else isinstance(item, Callbacks)):
         raise ConfigError(
             f"callbacks_class must be a subclass of jaxrl.callbacks.Callbacks, got {item!r}."
         )
+    instance = item() if isinstance(item, type) else item
     for name in dir(instance):
         if name.startswith("on_") and name not in HOOKS:
             raise ConfigError(f"{type(instance).__name__}.{name} {_why_not(name)}")

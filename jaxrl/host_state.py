@@ -7,12 +7,16 @@ import math
 import os
 import platform
 import socket
+import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxrl import checkpoint as ckpt
+from jaxrl.config.coerce import MismatchError, coerce, describe
+from jaxrl.config.imports import Trust, TrustSpec
 from jaxrl.config.serialize import restorable_dict
 from jaxrl.core.types import Device, PyTree
 from jaxrl.errors import CheckpointError, did_you_mean
@@ -68,7 +72,12 @@ class HostState:
 
     @staticmethod
     def from_metadata(metadata: Mapping[str, Any]) -> "HostState":
-        """As a checkpoint's metadata has it."""
+        """As a checkpoint's metadata has it.
+
+        Raises:
+            CheckpointError: It has it not, or not of these types.
+        """
+        check_metadata(metadata)
         state = HostState(**metadata["host"])
         state.last_result = _with_episodes(state.last_result)
         state.last_evaluation = _with_episodes(state.last_evaluation)
@@ -117,17 +126,70 @@ def checkpoint_metadata(
     }
 
 
+_METADATA: dict[str, Any] = {
+    "algorithm": str,
+    "config": dict[str, Any],
+    "not_saved": list[str],
+    "host": dict[str, Any],
+    "env_steps": int,
+    "num_devices": int,
+    "platform": str,
+    "versions": dict[str, str],
+}
+
+
+def check_metadata(metadata: Mapping[str, Any], source: object = "The state's metadata") -> None:
+    """Refuse metadata that `checkpoint_metadata` did not write.
+
+    Args:
+        metadata: Of a checkpoint.
+        source: What it belongs to, for the error.
+
+    Raises:
+        CheckpointError: Something is missing or of another type; names the first.
+    """
+    if not isinstance(metadata, Mapping):
+        raise CheckpointError(f"{source} cannot be loaded: it is no mapping, got {metadata!r}.")
+    _check_types(metadata, _METADATA, "", source)
+    known = typing.get_type_hints(HostState)
+    unknown = sorted(metadata["host"].keys() - known.keys())
+    if unknown:
+        raise CheckpointError(f"{source} cannot be loaded: host.{unknown[0]} has no place here.")
+    given = {name: kind for name, kind in known.items() if name in metadata["host"]}
+    _check_types(metadata["host"], given, "host.", source)
+    if metadata["host"].get("iteration", 0) < 0 or metadata["env_steps"] < 0:
+        raise CheckpointError(f"{source} cannot be loaded: its counters are below 0.")
+
+
+def _check_types(
+    values: Mapping[str, Any], types: Mapping[str, Any], prefix: str, source: object
+) -> None:
+    for name, kind in types.items():
+        try:
+            if name not in values:
+                raise CheckpointError(f"{source} cannot be loaded: {prefix}{name} is missing.")
+            if kind is int and type(values[name]) is not int:
+                raise MismatchError
+            coerce(values[name], kind)
+        except (MismatchError, OverflowError, RecursionError):
+            raise CheckpointError(
+                f"{source} cannot be loaded: {prefix}{name} must be {describe(kind)}, got "
+                f"{str(values[name])[:80]!r}."
+            ) from None
+
+
 def versions() -> dict[str, str]:
     """What a bit-exact resume depends on."""
     import importlib.metadata
 
-    names = ("jaxrl", "jax", "jaxlib", "flax", "optax", "gymnax", "orbax-checkpoint")
+    names = ("jaxrl", "jax", "jaxlib", "flax", "optax", "gymnax")
     installed = {name: importlib.metadata.version(name) for name in names}
     return {**installed, "python": platform.python_version()}
 
 
 def check_algorithm(metadata: Mapping[str, Any], algo_name: str, path: object) -> None:
     """Refuse another algorithm's state."""
+    check_metadata(metadata, path)
     if metadata["algorithm"] != algo_name:
         raise CheckpointError(
             f"{path} is of algorithm {metadata['algorithm']}, this one is {algo_name}; "
@@ -135,8 +197,26 @@ def check_algorithm(metadata: Mapping[str, Any], algo_name: str, path: object) -
         )
 
 
+def trust_in(checkpoint: Path, given: TrustSpec, *, quietly: bool = False) -> Trust:
+    """What the config of a checkpoint may do: all, if this user wrote it on this machine.
+
+    Args:
+        checkpoint: Its folder.
+        given: What the caller trusts beside that.
+        quietly: Do not log what is not taken.
+    """
+    own = ckpt.is_own(checkpoint)
+    return dataclasses.replace(Trust.of(given, own=own, source=checkpoint), quietly=quietly)
+
+
 def check_supplied(metadata: Mapping[str, Any], given: Mapping[str, Any], path: object) -> None:
-    """Refuse to build from a config of which a part was not saved and is not given."""
+    """Refuse to build from a config of which a part was not saved and is not given.
+
+    Args:
+        metadata: Of a checkpoint, or of a sweep.
+        given: The settings that are.
+        path: For the error.
+    """
     missing = [name for name in metadata["not_saved"] if name not in given]
     if missing:
         supply = ", ".join(f"{name}=..." for name in missing)

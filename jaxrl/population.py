@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl import sweep_state
 from jaxrl.algorithm import Algorithm, Result
+from jaxrl.config.deserialize import config_from_serializable
+from jaxrl.config.imports import Trust, TrustSpec
 from jaxrl.config.pbt import mutations_of, scheduler_of
-from jaxrl.config.serialize import config_from_serializable
 from jaxrl.config.stop import criteria_of_fit
 from jaxrl.config.sweep import Lane
 from jaxrl.core.types import Device
@@ -259,6 +260,7 @@ class Population(SweepRuns):
         path: str | os.PathLike[str],
         *,
         run_folder: RunFolder | None = None,
+        trust: TrustSpec = None,
         **overrides: Any,
     ) -> "Population":
         """The sweep that was saved in a folder, every lane at the iteration of the last `save`.
@@ -266,6 +268,7 @@ class Population(SweepRuns):
         Args:
             path: The folder of the sweep.
             run_folder: The sweep to go on with; None starts a folder of its own.
+            trust: Of a sweep that this user did not write, see `Algorithm.from_checkpoint`.
             **overrides: Settings to take instead of the saved ones, see
                 `Algorithm.from_checkpoint`; not those that differ between lanes.
 
@@ -274,7 +277,9 @@ class Population(SweepRuns):
         """
         folder = Path(path).expanduser().resolve()
         saved = read_saved(folder, overrides)
-        sweep = cls(config_from_serializable(saved["config"], overrides), run_folder=run_folder)
+        trusted = Trust.of(trust, own=sweep_state.is_own(saved), source=folder)
+        config = config_from_serializable(saved["config"], overrides, trust=trusted)
+        sweep = cls(config, run_folder=run_folder)
         sweep._go_on_from(folder, saved, overrides)
         return sweep
 

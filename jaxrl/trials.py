@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from jaxrl import sweep_state
 from jaxrl.algorithm import Algorithm, Result
 from jaxrl.checkpoint import complete_checkpoints
-from jaxrl.config.serialize import config_from_serializable
+from jaxrl.config.deserialize import config_from_serializable
+from jaxrl.config.imports import Trust, TrustSpec
 from jaxrl.config.stop import criteria_of_fit
 from jaxrl.errors import CheckpointError, ConfigError, DivergenceError
 from jaxrl.logging import RunFolder
@@ -183,6 +184,7 @@ class Trials(SweepRuns):
         path: str | os.PathLike[str],
         *,
         run_folder: RunFolder,
+        trust: TrustSpec = None,
         **overrides: Any,
     ) -> "Trials":
         """The sweep that was saved in a folder, every trial at its newest checkpoint.
@@ -190,6 +192,7 @@ class Trials(SweepRuns):
         Args:
             path: The folder of the sweep.
             run_folder: The same, opened: trials go on in it.
+            trust: Of a sweep that this user did not write, see `Algorithm.from_checkpoint`.
             **overrides: Settings to take instead of the saved ones; not those that differ between trials.
 
         Raises:
@@ -199,7 +202,9 @@ class Trials(SweepRuns):
         saved = read_saved(folder, overrides)
         if not saved.get("trials"):
             raise CheckpointError(f"{folder} holds lanes of one program: use Population.")
-        trials = cls(config_from_serializable(saved["config"], overrides), run_folder=run_folder)
+        trusted = Trust.of(trust, own=sweep_state.is_own(saved), source=folder)
+        config = config_from_serializable(saved["config"], overrides, trust=trusted)
+        trials = cls(config, run_folder=run_folder)
         trials.diverged = {int(index): why for index, why in saved["diverged"].items()}
         for index in trials.active:
             trials._results[index] = _latest(folder / trials.lane_name(index))

@@ -176,7 +176,10 @@ class AlgorithmTrainable(Trainable):
             for name, value in self._settings.items()
             if name not in own or own[name] != saved.get(name, missing)
         }
-        self._algorithm = Algorithm.from_checkpoint(path, run_folder=self._folder, **different)
+        # Tune keeps what it knows of a trial beside it as pickles: who can write there is trusted.
+        self._algorithm = Algorithm.from_checkpoint(
+            path, run_folder=self._folder, trust=True, **different
+        )
 
     def cleanup(self) -> None:
         """Stop what the Algorithm runs."""

@@ -17,6 +17,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2 * 1024**3)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 os.environ.setdefault("MPLBACKEND", "agg")
+# The key that checkpoints are signed with, also those of fixtures that outlive a test.
+os.environ["XDG_STATE_HOME"] = str(Path(__file__).parent.parent / ".pytest_cache" / "state")
 os.environ.setdefault("MPLCONFIGDIR", str(Path(__file__).parent.parent / ".pytest_cache" / "mpl"))
 
 import jax

@@ -222,6 +222,12 @@ def test_a_state_that_was_given_out_does_not_change() -> None:
         algorithm.set_state(state)
         assert algorithm.iteration == 0
         assert_equal(before, algorithm.get_state()["train_state"])
+        metadata = {**state["metadata"], "host": {"iteration": "3"}}
+        for wrong in ({}, None, {**state, "metadata": {}}, {**state, "metadata": metadata}):
+            with pytest.raises(CheckpointError, match=r"is missing|must be|with train_state"):
+                algorithm.set_state(wrong)
+        assert algorithm.iteration == 0
+        assert_equal(before, algorithm.get_state()["train_state"])
 
 
 def test_overridden_hyperparameters_are_the_given_ones(tmp_path: Path) -> None:

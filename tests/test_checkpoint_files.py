@@ -1,14 +1,18 @@
 """Checkpoints on the disk: atomic, kept or dropped, damaged, and killed while they are written."""
 
+import contextlib
+import errno
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +21,12 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.checkpoint import (
     CheckpointWriter,
     complete_checkpoints,
+    describe,
     find_checkpoint,
+    is_own,
     read_leaves,
     read_metadata,
+    set_aside_later,
 )
 from jaxrl.errors import CheckpointError
 from tests.helpers import assert_equal, small
@@ -36,14 +43,25 @@ def test_there_is_no_pickle(tmp_path: Path) -> None:
             assert not file.read_bytes().startswith(b"\x80\x04")
 
 
+@pytest.fixture(scope="module")
+def saved_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an older and a newer checkpoint of one run."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    with small().debugging(results_dir=str(folder)).build() as algorithm:
+        algorithm.train()
+        algorithm.save(folder)
+        algorithm.train()
+        return Path(algorithm.save(folder)).parent
+
+
 @pytest.fixture
-def two_checkpoints(tmp_path: Path) -> tuple[Path, Path]:
-    """An older and a newer checkpoint of one run."""
-    with small().build() as algorithm:
-        algorithm.train()
-        older = Path(algorithm.save(tmp_path))
-        algorithm.train()
-        return older, Path(algorithm.save(tmp_path))
+def two_checkpoints(saved_twice: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """An older and a newer checkpoint of one run, to damage."""
+    older, newer = (
+        Path(shutil.copytree(path, tmp_path / path.name))
+        for path in complete_checkpoints(saved_twice)
+    )
+    return older, newer
 
 
 def truncate(checkpoint: Path) -> None:
@@ -70,7 +88,7 @@ def cut_metadata(checkpoint: Path) -> None:
 
 
 def later_version(checkpoint: Path) -> None:
-    file = checkpoint / "metadata" / "metadata"
+    file = checkpoint / "manifest.json"
     document = json.loads(file.read_text())
     file.write_text(json.dumps({**document, "checkpoint_version": 99}))
 
@@ -82,7 +100,7 @@ def later_version(checkpoint: Path) -> None:
         (flip_a_bit, "cannot be loaded"),
         (lose_state, "cannot be loaded"),
         (cut_metadata, "cannot be loaded"),
-        (later_version, "version 99, this jaxrl reads version 1"),
+        (later_version, "version 99, this jaxrl reads versions up to 2"),
     ],
 )
 def test_damage_is_refused_and_the_previous_one_named(
@@ -106,6 +124,11 @@ def test_foreign_folders_are_refused(tmp_path: Path) -> None:
     for part in ("metadata", "state"):
         (tmp_path / "other" / part).mkdir()
     (tmp_path / "other" / "metadata" / "metadata").write_text('{"hello": 1}')
+    for nothing in (None, 5, b"x", "\0"):
+        with pytest.raises(
+            CheckpointError, match=r"checkpoint .*(path, got|There is no)|There is no checkpoint"
+        ):
+            find_checkpoint(nothing)  # pyright: ignore[reportArgumentType]
     with pytest.raises(CheckpointError, match="its metadata is not jaxrl's"):
         read_metadata(tmp_path / "other")
 
@@ -278,3 +301,150 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with small().build() as algorithm, pytest.raises(CheckpointError, match="cannot be written"):
         algorithm.save(tmp_path / "file")
+
+
+def test_a_checkpoint_of_version_1_loads_with_a_note(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As it was before there were digests: no manifest, and another number."""
+    path = CheckpointWriter(tmp_path).save(1, {"a": np.arange(3.0)}, {"x": 1})
+    (path / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"its file manifest\.json is missing"):
+        read_metadata(path)
+    file = path / "metadata" / "metadata"
+    file.write_text(file.read_text().replace('"checkpoint_version": 2', '"checkpoint_version": 1'))
+    document = read_metadata(path)
+    assert "was written before checkpoints had digests" in caplog.text
+    assert document["x"] == 1
+    np.testing.assert_array_equal(read_leaves(path, document)["a"], np.arange(3.0))
+    assert not is_own(path)
+
+
+# --- a disk without room ---
+
+LARGE = {"a": np.random.default_rng(0).normal(size=(200_000,))}  # more than the limit, uncompressed
+SMALL = {"a": np.arange(3.0)}
+
+
+@contextlib.contextmanager
+def no_file_above(size: int) -> Generator[None]:
+    """Writes fail in the middle, as those to a full disk do."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_full_disk_is_one_sentence_and_the_next_save_works(
+    asynchronous: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = CheckpointWriter(tmp_path, asynchronous=asynchronous)
+    first = writer.save(1, SMALL, {"number": 1})
+    writer.wait()
+
+    def save_and_wait() -> None:
+        writer.save(2, LARGE, {})
+        writer.wait()
+
+    with no_file_above(300_000), pytest.raises(CheckpointError) as caught:
+        save_and_wait()
+    assert str(caught.value) == (
+        f"Checkpoints cannot be written in {tmp_path}: File too large; those that are there are as "
+        "they were."
+    )
+    assert left_in(tmp_path) == [first.name]
+    writer.wait()  # said once
+    second = writer.save(3, LARGE, {})
+    writer.close()
+    assert left_in(tmp_path) == [first.name, second.name]
+    assert read_leaves(first, read_metadata(first))["a"].tolist() == [0.0, 1.0, 2.0]
+    np.testing.assert_array_equal(read_leaves(second, read_metadata(second))["a"], LARGE["a"])
+    assert not caplog.records
+
+
+def test_a_write_in_the_background_that_failed_is_told_by_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And that one is on the disk before it returns: a disk that stays full ends in an error."""
+    writer = CheckpointWriter(tmp_path, asynchronous=True)
+    with no_file_above(300_000):
+        writer.save(1, LARGE, {})
+        with pytest.raises(CheckpointError, match="File too large"):
+            writer.save(2, LARGE, {})
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+        writer.save(3, LARGE, {})
+        assert writer._writing is not None
+        writer._writing.join()
+    path = writer.save(4, LARGE, {})
+    assert writer._writing is None  # not in the background
+    assert left_in(tmp_path) == [path.name]
+    assert len(caplog.records) == 2
+    assert "\n" not in caplog.records[1].getMessage()
+    writer.close()
+
+
+def test_a_folder_that_turns_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = CheckpointWriter(tmp_path)
+    path = writer.save(1, SMALL, {})
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(tmp_path))
+
+    with monkeypatch.context() as read_only:
+        read_only.setattr(Path, "mkdir", refuse)
+        with pytest.raises(CheckpointError, match="Read-only file system"):
+            writer.save(2, SMALL, {})
+    assert writer.save(2, SMALL, {}).is_dir()
+    assert path.is_dir()
+
+
+# --- removal ---
+
+
+def test_a_removal_that_is_killed_leaves_no_checkpoint_of_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every complete name is a whole checkpoint, at whichever file the deletion ends."""
+    for ends_after in range(6):
+        folder = tmp_path / str(ends_after)
+        writer = CheckpointWriter(folder, max_to_keep=2)
+        for number in (1, 2):
+            writer.save(number, SMALL, {"number": number})
+        unlinked: list[str] = []
+        unlink = os.unlink
+
+        def killed(path: Any, *args: Any, **kwargs: Any) -> None:
+            if len(unlinked) == ends_after:  # noqa: B023
+                raise SystemExit
+            unlinked.append(str(path))  # noqa: B023
+            unlink(path, *args, **kwargs)  # noqa: B023
+
+        with monkeypatch.context() as context, contextlib.suppress(SystemExit):
+            context.setattr(os, "unlink", killed)
+            writer._write(folder / "checkpoint_000003", SMALL, json.dumps(document(SMALL)), None)
+        for path in complete_checkpoints(folder):
+            read_leaves(path, read_metadata(path))
+        CheckpointWriter(folder).close()
+        assert left_in(folder) == ["checkpoint_000002", "checkpoint_000003"]
+
+
+def document(state: Any) -> dict[str, Any]:
+    return {"checkpoint_version": 2, "leaves": describe(state)}
+
+
+def test_later_checkpoints_are_set_aside(tmp_path: Path) -> None:
+    writer = CheckpointWriter(tmp_path)
+    for number in range(1, 5):
+        writer.save(number, SMALL, {})
+    names = [path.name for path in set_aside_later(tmp_path, 2)]
+    assert names == ["set_aside_checkpoint_000003", "set_aside_checkpoint_000004"]
+    writer.save(3, SMALL, {})
+    assert [path.name for path in set_aside_later(tmp_path, 2)] == ["set_aside_checkpoint_000003_2"]
+    assert numbers(tmp_path) == [1, 2]

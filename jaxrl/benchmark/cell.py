@@ -17,7 +17,8 @@ from jaxrl.algorithm import Algorithm, Result
 from jaxrl.benchmark.job import Clock, Curve, Job, peak_memory_gib, say
 from jaxrl.checkpoint import complete_checkpoints
 from jaxrl.config.base import AlgorithmConfig
-from jaxrl.config.serialize import config_from_serializable
+from jaxrl.config.deserialize import config_from_serializable
+from jaxrl.config.imports import Trust
 from jaxrl.logging import files, results
 from jaxrl.logging.run_folder import RunFolder
 from jaxrl.population import Population
@@ -32,7 +33,7 @@ PACKAGES = ("jaxrl", "jax", "flax", "optax")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what a job's file says; the exit code."""
     job = Job.read((sys.argv[1:] if argv is None else argv)[0])
-    config = config_from_serializable(dict(job.settings or {}))
+    config = config_from_serializable(dict(job.settings or {}), trust=Trust(everything=True))
     config.debugging(loggers=[], results_dir=job.folder)
     config.checkpointing(checkpoint_frequency=0, checkpoint_at_end=False, max_to_keep=1)
     config.evaluation(evaluation_interval=None)
@@ -84,7 +85,7 @@ class _Lanes:
 
     def restore(self) -> int:
         folder = RunFolder.open(self.folder)
-        self.trained = Population.from_checkpoint(self.folder, run_folder=folder)
+        self.trained = Population.from_checkpoint(self.folder, run_folder=folder, trust=True)
         return self.trained.iteration
 
     def start(self) -> None:
@@ -114,7 +115,7 @@ class _Alone:
     def restore(self) -> int:
         folder = RunFolder.open(self.folder)
         newest = str(complete_checkpoints(folder.checkpoints)[-1])
-        self.trained = Algorithm.from_checkpoint(newest, run_folder=folder)
+        self.trained = Algorithm.from_checkpoint(newest, run_folder=folder, trust=True)
         return self.trained.iteration
 
     def start(self) -> None:

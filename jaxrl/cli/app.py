@@ -67,6 +67,17 @@ Assignments = Annotated[
 ]
 
 
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PACKAGE",
+        show_default=False,
+        help="A package that a checkpoint of somebody else's may import; may be repeated. 'all' also "
+        "takes its folders and environment variables.",
+    ),
+]
+
+
 class Listed(enum.StrEnum):
     """What `jaxrl list` can list."""
 
@@ -204,6 +215,7 @@ def evaluate(
     video: Annotated[
         bool, typer.Option("--video", help="Write a video of an episode into the run folder.")
     ] = False,
+    trust: Trust = None,
     verbose: Verbosity = 0,
 ) -> None:
     """Play with a trained policy and print its returns.
@@ -212,30 +224,38 @@ def evaluate(
     """
     from jaxrl.cli import runs
 
-    runs.evaluate(checkpoint, episodes, log_level(ctx), video=video)
+    runs.evaluate(checkpoint, episodes, log_level(ctx), video=video, trust=trust)
 
 
 @app.command(
     epilog="[bold]Examples[/bold]\n\n"
     "jaxrl resume ~/jaxrl_results/my_run\n\n"
-    "jaxrl resume my_run --steps 1000000"
+    "jaxrl resume my_run --steps 1000000\n\n"
+    "jaxrl resume ~/jaxrl_results/my_run/checkpoints/checkpoint_000010"
 )
 def resume(
     ctx: typer.Context,
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run folder, or its name in ~/jaxrl_results.")
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="A run folder, its name in ~/jaxrl_results, or one of its checkpoints.",
+        ),
     ],
     stop: Stop = None,
     steps: Steps = None,
+    trust: Trust = None,
     verbose: Verbosity = 0,
 ) -> None:
-    """Go on with a run from its newest checkpoint, in the same folder.
+    """Go on with a run from its newest checkpoint, or the one named, in the same folder.
 
-    Without --stop or --steps it goes on to the criterion that the run had.
+    Without --stop or --steps it goes on to the criterion that the run had. Checkpoints after the one
+    named are renamed, and rows of results after it are cut.
     """
     from jaxrl.cli import experiments, runs
 
-    raise typer.Exit(runs.resume(run, experiments.stop_of(stop, steps), log_level(ctx)))
+    criterion = experiments.stop_of(stop, steps)
+    raise typer.Exit(runs.resume(run, criterion, log_level(ctx), trust=trust))
 
 
 @app.command(
@@ -290,6 +310,7 @@ def compile_report(
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    trust: Trust = None,
     verbose: Verbosity = 0,
 ) -> None:
     """Compile what a run needs, and print what each program takes: seconds, FLOPs, bytes, cache.
@@ -298,7 +319,7 @@ def compile_report(
     """
     from jaxrl.cli import compiling
 
-    compiling.compile_report(source, as_json=as_json)
+    compiling.compile_report(source, as_json=as_json, trust=trust)
 
 
 @app.command(

@@ -13,10 +13,11 @@ from rich.table import Table
 from jaxrl.cli.experiments import config_file
 from jaxrl.cli.runs import find_run
 from jaxrl.config.arithmetic import BatchPlan
-from jaxrl.config.serialize import config_from_serializable
+from jaxrl.config.deserialize import config_from_serializable
+from jaxrl.config.imports import Trust
 from jaxrl.errors import ConfigError, RunFolderError
 from jaxrl.logging import text
-from jaxrl.logging.run_folder import is_run_folder
+from jaxrl.logging.run_folder import is_run_folder, params_are_own
 from jaxrl.runners.cache import CacheContents, cache_contents
 
 if TYPE_CHECKING:
@@ -33,9 +34,11 @@ NOTE = (
 )
 
 
-def compile_report(source: Sequence[str], *, as_json: bool) -> None:
+def compile_report(
+    source: Sequence[str], *, as_json: bool, trust: Sequence[str] | None = None
+) -> None:
     """Compiles what a config or a run needs, and prints the table or JSON."""
-    config = _config_of(source)
+    config = _config_of(source, trust)
     with tempfile.TemporaryDirectory(prefix="jaxrl-compile-report-") as folder:
         config.debugging(loggers=[], results_dir=folder, run_name=None)
         config.checkpointing(checkpoint_frequency=0, checkpoint_at_end=False)
@@ -71,8 +74,8 @@ def _built(config: "AlgorithmConfig") -> "Algorithm":
     return built
 
 
-def _config_of(source: Sequence[str]) -> "AlgorithmConfig":
-    """The config of `file CONFIG`, or of a run folder.
+def _config_of(source: Sequence[str], trust: Sequence[str] | None) -> "AlgorithmConfig":
+    """The config of `file CONFIG`, or of a run folder; a stranger's is held to what is trusted.
 
     Raises:
         JaxrlError: There is no such file or folder, or it is damaged.
@@ -95,9 +98,10 @@ def _config_of(source: Sequence[str]) -> "AlgorithmConfig":
     params = path / "params.json"
     try:
         saved = json.loads(params.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunFolderError(f"Cannot read {params}: {error}.") from error
-    return config_from_serializable(saved)
+    trusted = Trust.of(trust, own=params_are_own(path), source=params)
+    return config_from_serializable(saved, trust=trusted)
 
 
 def _with_flops_per_step(name: str, figures: Mapping[str, Any], plan: BatchPlan) -> dict[str, Any]:

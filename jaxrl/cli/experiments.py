@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jaxrl.config.nesting import check_size
 from jaxrl.config.shipped import config_file
 from jaxrl.errors import ConfigError
 
@@ -114,11 +115,12 @@ def json_object(option: str, text: str) -> dict[str, Any]:
     """
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{option} is not valid JSON ({error}): got {text!r}; "
+            f"{option} is not valid JSON ({error}): got {text[:200]!r}; "
             """write it like '{"training_iteration": 10}', in single quotes for the shell."""
         ) from error
+    check_size(value, option)
     if not isinstance(value, dict):
         raise ConfigError(f"{option} must be a JSON object like '{{\"a\": 1}}', got {text!r}.")
     return value

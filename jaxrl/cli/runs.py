@@ -12,11 +12,18 @@ import typer
 from rich.console import Console
 
 from jaxrl import metrics
-from jaxrl.checkpoint import complete_checkpoints, find_checkpoint, read_metadata
+from jaxrl.checkpoint import (
+    complete_checkpoints,
+    find_checkpoint,
+    is_checkpoint,
+    read_metadata,
+    set_aside_later,
+)
 from jaxrl.cli.interrupts import Interrupts
-from jaxrl.config.serialize import config_from_serializable
+from jaxrl.config.deserialize import config_from_serializable
 from jaxrl.config.stop import stop_reached
 from jaxrl.errors import ConfigError, RunFolderError, did_you_mean
+from jaxrl.host_state import check_metadata, trust_in
 from jaxrl.logging import results, text
 from jaxrl.logging.display import Display, open_display
 from jaxrl.logging.json_sink import read_results
@@ -28,6 +35,8 @@ from jaxrl.logging.run_folder import (
     results_root,
 )
 from jaxrl.sweep_state import is_sweep_folder, read_sweep
+
+logger = logging.getLogger("jaxrl")
 
 if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm
@@ -45,28 +54,61 @@ def train(experiment: "Experiment", log_level: int | None = None) -> int:
     return _run(title, stop, config.build)
 
 
-def resume(run: str, stop: Mapping[str, float] | None, log_level: int | None = None) -> int:
-    """Goes on with a run in its own folder; returns the exit code."""
-    from jaxrl.algorithm import Algorithm
+def resume(
+    run: str,
+    stop: Mapping[str, float] | None,
+    log_level: int | None = None,
+    *,
+    trust: Sequence[str] | None = None,
+) -> int:
+    """Goes on with a run in its own folder, from its newest checkpoint or one that is named.
 
-    with RunFolder.open(find_run(run)) as folder:
+    Returns:
+        The exit code.
+    """
+    path, chosen = _run_of(find_run(run))
+    with RunFolder.open(path) as folder:
         criterion = _criterion(folder, stop)
         if is_sweep_folder(folder.path):
-            return _resume_sweep(folder, criterion, log_level)
-        checkpoint = checkpoint_of(folder.path)
+            return _resume_sweep(folder, criterion, log_level, trust)
+        checkpoint = chosen or checkpoint_of(folder.path)
         iteration = iteration_of(checkpoint)
         _refuse_reached(folder, _reached(folder.result_file, iteration, criterion), iteration)
-        build = functools.partial(
-            Algorithm.from_checkpoint,
-            str(checkpoint),
-            run_folder=folder,
-            **_quiet_loggers(read_metadata(checkpoint)),
-            **_level(log_level),
-        )
+        settings = {**_quiet_loggers(checkpoint, trust), **_level(log_level)}
+        build = functools.partial(_restored, folder, checkpoint, trust=trust, **settings)
         return _run(f"{folder.name}, from {checkpoint.name}", criterion, build)
 
 
-def _resume_sweep(folder: RunFolder, stop: Mapping[str, float], log_level: int | None) -> int:
+def _restored(folder: RunFolder, checkpoint: Path, **settings: Any) -> "Algorithm":
+    """The run at a checkpoint; later ones, of which it goes on otherwise, are put aside."""
+    from jaxrl.algorithm import Algorithm
+
+    algorithm = Algorithm.from_checkpoint(checkpoint, run_folder=folder, **settings)
+    for path in set_aside_later(folder.checkpoints, iteration_of(checkpoint)):
+        logger.warning("A later checkpoint of the run was renamed, to %s.", path)
+    return algorithm
+
+
+def _run_of(given: Path) -> tuple[Path, Path | None]:
+    """The run folder that a path means, and its checkpoint where the path is one of these."""
+    path = given.expanduser()
+    if is_run_folder(path) or not is_checkpoint(path):
+        return path, None
+    run = path.resolve().parent.parent
+    if path.resolve().parent != run / "checkpoints" or not is_run_folder(run):
+        raise RunFolderError(
+            f"{path} is a checkpoint in no run folder, so there is no run to go on with: "
+            "Algorithm.from_checkpoint goes on from it in a run of its own."
+        )
+    return run, path.resolve()
+
+
+def _resume_sweep(
+    folder: RunFolder,
+    stop: Mapping[str, float],
+    log_level: int | None,
+    trust: Sequence[str] | None,
+) -> int:
     from jaxrl.population import Population
     from jaxrl.trials import Trials
 
@@ -82,20 +124,25 @@ def _resume_sweep(folder: RunFolder, stop: Mapping[str, float], log_level: int |
         _refuse_reached(folder, reached[0], iteration)
     kind: Any = Trials if trials else Population
     build = functools.partial(
-        kind.from_checkpoint, folder.path, run_folder=folder, **_level(log_level)
+        kind.from_checkpoint, folder.path, run_folder=folder, trust=trust, **_level(log_level)
     )
     return _run(f"{folder.name}, from iteration {iteration}", stop, build)
 
 
 def evaluate(
-    checkpoint: str, episodes: int | None, log_level: int | None = None, *, video: bool = False
+    checkpoint: str,
+    episodes: int | None,
+    log_level: int | None = None,
+    *,
+    video: bool = False,
+    trust: Sequence[str] | None = None,
 ) -> None:
     """Prints the returns of a saved policy."""
     from jaxrl.algorithm import Algorithm
 
     console = Console()
     path = checkpoint_of(find_run(checkpoint))
-    overrides: dict[str, Any] = _level(log_level)
+    overrides: dict[str, Any] = {"trust": trust, **_level(log_level)}
     if video:
         overrides["record_video"] = True
     waiting = console.status(f"loading {path.name} and compiling its evaluation")
@@ -124,11 +171,14 @@ def _without_console(loggers: Sequence[Any]) -> list[Any]:
     return [sink for sink in loggers if sink != "console"]
 
 
-def _quiet_loggers(saved: Mapping[str, Any]) -> dict[str, Any]:
+def _quiet_loggers(checkpoint: Path, trust: Sequence[str] | None) -> dict[str, Any]:
     """The override that keeps a resumed run from printing beside the display."""
+    saved = read_metadata(checkpoint)
+    check_metadata(saved, checkpoint)
     if "loggers" in saved["not_saved"]:
         return {}  # objects, which only the user has; restoring says so
-    config = config_from_serializable(saved["config"])
+    trusted = trust_in(checkpoint, trust, quietly=True)
+    config = config_from_serializable(saved["config"], trust=trusted)
     return {"loggers": _without_console(config.debugging_settings.loggers)}
 
 

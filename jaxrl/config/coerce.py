@@ -114,6 +114,17 @@ def leaves_float32(value: Any) -> bool:
     return not is_infinite and (size > _LARGEST or 0.0 < size < _SMALLEST)
 
 
+def takes_objects(annotation: Any) -> bool:
+    """Whether a value of this type may be, or hold, a class, a function or any other object."""
+    if annotation is Any or isinstance(annotation, TypeVar):
+        return True
+    if typing.get_origin(annotation) in (Callable, type):
+        return True
+    if typing.get_origin(annotation) is Literal:
+        return False
+    return any(takes_objects(part) for part in typing.get_args(annotation))
+
+
 def copy_containers(value: Any) -> Any:
     """A copy of nested dicts, lists and tuples; everything else is shared, identity kept."""
     if type(value) is dict:

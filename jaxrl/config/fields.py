@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib
 import itertools
 import math
 import typing
@@ -18,6 +17,7 @@ from jaxrl.config.coerce import (
     describe,
     leaves_float32,
 )
+from jaxrl.config.imports import ANYTHING, Kind, load_object
 from jaxrl.config.markers import holds_marker
 from jaxrl.config.sweep import Marker
 from jaxrl.core.hparams import is_hyperparameter
@@ -65,7 +65,7 @@ def field(
     doc: str,
     sweepable: bool = False,
     check: Check | None = None,
-    import_path: bool = False,
+    import_path: bool | Kind = False,
 ) -> Any:
     """A setting of a group, with a default.
 
@@ -74,7 +74,8 @@ def field(
         doc: One or two sentences for the settings page; the first says what the setting does.
         sweepable: A scalar that only enters arithmetic, and so changes without a recompile.
         check: What a value of the right type must also fulfil.
-        import_path: A string `"module:name"` stands for the object it names.
+        import_path: A string `"module:name"` stands for the object it names; of a kind, where the
+            setting calls it.
     """
     metadata = setting_metadata(doc=doc, sweepable=sweepable, check=check, import_path=import_path)
     if isinstance(default, dict | list):
@@ -90,7 +91,7 @@ def setting_metadata(
     doc: str,
     sweepable: bool = False,
     check: Check | None = None,
-    import_path: bool = False,
+    import_path: bool | Kind = False,
 ) -> dict[str, Any]:
     """For `dataclasses.field(kw_only=False, metadata=...)`: a setting that may be positional."""
     return {"doc": doc, "sweepable": sweepable, "check": check, "import_path": import_path}
@@ -106,7 +107,12 @@ class Setting:
     doc: str
     sweepable: bool
     check: Check | None
-    import_path: bool
+    import_path: bool | Kind
+
+    @property
+    def kind(self) -> Kind:
+        """What an import path may name."""
+        return self.import_path if isinstance(self.import_path, Kind) else ANYTHING
 
     @property
     def wants(self) -> str:
@@ -154,7 +160,7 @@ class Setting:
         if known and ":" not in value:
             hint = did_you_mean(value, known)
             raise ConfigError(f"{self.name} has {value!r}, but known are {', '.join(known)}.{hint}")
-        return load_object(value, self.name)
+        return load_object(value, self.name, self.kind)
 
     @property
     def _is_of_floats(self) -> bool:
@@ -221,34 +227,6 @@ def check_knots(name: str, value: Any) -> None:
     if any(later <= earlier for earlier, later in itertools.pairwise(times)):
         raise ConfigError(f"{name} must have ascending timesteps, got {value!r}; sort its pairs.")
     check_schedule(knots, name)
-
-
-def load_object(path: str, name: str) -> Any:
-    """The object that `"module:qualified.name"` names.
-
-    Raises:
-        ConfigError: There is no such module or object; names the setting.
-    """
-    module, colon, qualname = path.partition(":")
-    if not colon:
-        module, _, qualname = path.rpartition(".")
-    try:
-        return functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"{name} must be an object or its import path 'module:name', "
-            f"got {path!r}, which cannot be imported ({error})."
-        ) from error
-
-
-def object_path(value: Any) -> str | None:
-    """`"module:qualname"` of a function or class that can be imported again, else None."""
-    module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(qualname, str):
-        return None
-    if "<" in qualname or module == "__main__":
-        return None
-    return f"{module}:{qualname}"
 
 
 P = ParamSpec("P")

@@ -14,6 +14,7 @@ from jaxrl.config.fields import (
     setting_metadata,
     unit_interval,
 )
+from jaxrl.config.imports import RL_MODULE
 
 Auto = Literal["auto"]
 
@@ -182,7 +183,7 @@ class RLModules:
 
     rl_module_spec: Any = field(
         default=None,
-        import_path=True,
+        import_path=RL_MODULE,
         doc="An RLModuleSpec, or an RLModule class, in place of the default module.",
     )
     network: Any = field(

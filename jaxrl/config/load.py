@@ -12,6 +12,7 @@ import yaml
 
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import settings_of
+from jaxrl.config.nesting import check_size
 from jaxrl.config.pbt import PopulationBasedTraining
 from jaxrl.config.registry import get_algorithm_config
 from jaxrl.config.run_groups import Sweep
@@ -184,6 +185,10 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key must be a single word, not a list", key_node.start_mark
+                )
             if key_node.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key '{key_node.value}' is given twice", key_node.start_mark
@@ -206,15 +211,15 @@ def parse_text(text: str, path: Path) -> tuple[Any, dict[str, int]]:
         ConfigError: It is neither; names the file and the line.
     """
     if path.suffix == ".json":
-        try:
-            return json.loads(text), {}
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{path}, line {error.lineno}: this is no JSON: {error.msg}.") from (
-                error
-            )
+        return _parse_json(text, path), {}
     try:
         node: Any = cast(Any, yaml).compose(text, Loader=_Loader)
         data = yaml.load(text, Loader=_Loader)
+        check_size(data, path)
+    except (RecursionError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path}: this is no YAML of settings: {_brief(error)}.") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
@@ -234,6 +239,23 @@ def parse_value(text: str, where: str) -> Any:
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or str(error).split("\n")[0]
         raise ConfigError(f"{where}: {text!r} is no YAML: {problem}.") from error
+
+
+def _parse_json(text: str, path: Path) -> Any:
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}, line {error.lineno}: this is no JSON: {error.msg}.") from error
+    except (RecursionError, ValueError) as error:
+        raise ConfigError(f"{path}: this is no JSON of settings: {_brief(error)}.") from error
+    check_size(data, path)
+    return data
+
+
+def _brief(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    return str(error).split(";")[0][:200]
 
 
 def _lines(node: Any) -> dict[str, int]:

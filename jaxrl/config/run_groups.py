@@ -14,6 +14,7 @@ from jaxrl.config.fields import (
     setting_metadata,
 )
 from jaxrl.config.groups import Auto
+from jaxrl.config.imports import Kind
 from jaxrl.config.pbt import PopulationBasedTraining
 from jaxrl.seeds import SEEDS_IN_WORDS, is_seed
 
@@ -279,7 +280,7 @@ class Debugging:
     )
     loggers: list[LoggerName | Any] = field(
         default=["console", "json", "csv", "tensorboard"],
-        import_path=True,
+        import_path=Kind(methods=("write", "close")),
         doc="Where results go: names, or objects or classes with the methods write(result) and "
         "close().",
     )
@@ -312,7 +313,8 @@ class Callbacks:
         default=None,
         kw_only=False,
         metadata=setting_metadata(
-            doc="A Callbacks subclass, or a list of them, called in this order.", import_path=True
+            doc="A Callbacks subclass, or a list of them, called in this order.",
+            import_path=Kind(bases=("jaxrl.callbacks:Callbacks",)),
         ),
     )
     on_algorithm_init: Hook = field(

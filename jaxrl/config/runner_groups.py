@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from jaxrl.config.fields import at_least_one, field, non_negative, positive
 from jaxrl.config.groups import Auto
+from jaxrl.config.imports import Kind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class EnvRunners:
     )
     env_runner_cls: type[Any] | None = field(
         default=None,
-        import_path=True,
+        import_path=Kind(bases=("jaxrl.runners.env_runner:EnvRunner",)),
         doc="A subclass of jaxrl.runners.env_runner.EnvRunner that runners on the host are of.",
     )
     num_cpus_per_env_runner: float = field(
@@ -162,7 +163,9 @@ class Learners:
         "environments and the minibatch.",
     )
     learner_class: type[Any] | None = field(
-        default=None, import_path=True, doc="A Learner subclass with a custom loss."
+        default=None,
+        import_path=Kind(methods=("init", "update")),
+        doc="A Learner subclass with a custom loss.",
     )
     learner_connector: Callable[..., Any] | None = field(
         default=None,

@@ -1,4 +1,4 @@
-"""A config as plain JSON and YAML data, for checkpoints and run folders: no pickle."""
+"""A config written as plain JSON and YAML data, for checkpoints and run folders: no pickle."""
 
 import dataclasses
 import math
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 
-from jaxrl.config.fields import load_object, object_path
+from jaxrl.config.imports import load_object, object_path
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
-from jaxrl.errors import CheckpointError, ConfigError
+from jaxrl.config.spaces import space_to_data
+from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -68,35 +68,6 @@ def _as_data(config: "AlgorithmConfig", encode: Any, *, algo: str | None = None)
     }
 
 
-def config_from_serializable(
-    data: Any, overrides: Mapping[str, Any] | None = None
-) -> "AlgorithmConfig":
-    """The config that `serializable_dict` wrote.
-
-    Args:
-        data: What it wrote, perhaps through JSON or YAML.
-        overrides: Settings to take instead, e.g. an env that cannot be imported.
-
-    Raises:
-        CheckpointError: The data are not a config.
-        ConfigError: Something named by the data does not exist (any more).
-    """
-    if not isinstance(data, Mapping) or not {"algo", "settings"} <= data.keys():
-        raise CheckpointError(f"This is no saved config (it has no algo and settings): {data!r}.")
-    algo = cast(str, data["algo"])
-    cls: Any = load_object(algo, "algo") if ":" in algo else get_algorithm_config_class(algo)
-    data = cast(Mapping[str, Any], data)
-    config: AlgorithmConfig = cls(_decode(data.get("algo_class"), "algo_class"))
-    replaced = dict(overrides or {})
-    settings = {
-        name: _decode(value, name)
-        for name, value in cast(Mapping[str, Any], data["settings"]).items()
-        if name not in replaced
-    }
-    explicit = [*data.get("explicit_settings", settings), *replaced]
-    return config.update_from_dict({**settings, **replaced, "explicit_settings": explicit})
-
-
 def check_class(config: "AlgorithmConfig") -> str:
     """The path or name of the config's class.
 
@@ -130,7 +101,7 @@ def _encode(name: str, value: Any) -> Any:
     if isinstance(value, np.generic):
         return cast(Any, value).item()
     if isinstance(value, gymnasium.Space):  # a Dict space is a Mapping too
-        return {SPACE: _encode_space(name, cast(Any, value))}
+        return {SPACE: space_to_data(name, cast(Any, value))}
     if isinstance(value, Mapping):
         items = cast(Mapping[Any, Any], value).items()
         return {str(key): _encode(name, item) for key, item in items}
@@ -161,65 +132,3 @@ def _import_path(name: str, value: Any) -> str:
         f"{name} cannot be saved in a checkpoint, got {value!r}, which has no import path: "
         f"{remedy}, or set checkpoint_at_end=False and checkpoint_frequency=0."
     )
-
-
-def _decode(value: Any, name: str) -> Any:
-    if isinstance(value, list):
-        return [_decode(item, name) for item in cast(list[Any], value)]
-    if not isinstance(value, Mapping):
-        return value
-    data = cast(Mapping[str, Any], value)
-    if IMPORT in data:
-        return load_object(data[IMPORT], name)
-    if SPACE in data:
-        return _decode_space(data[SPACE])
-    if FLOAT in data:
-        return float(data[FLOAT])
-    if TUPLE in data:
-        return tuple(_decode(item, name) for item in data[TUPLE])
-    if DATACLASS in data:
-        fields = {key: _decode(item, name) for key, item in data["fields"].items()}
-        return load_object(data[DATACLASS], name)(**fields)
-    return {key: _decode(item, name) for key, item in data.items()}
-
-
-def _encode_space(name: str, space: gymnasium.Space[Any]) -> dict[str, Any]:
-    kind = type(space).__name__
-    match space:
-        case spaces.Box():
-            low, high = space.low.tolist(), space.high.tolist()
-            return {"kind": kind, "low": low, "high": high, "dtype": str(space.dtype)}
-        case spaces.Discrete():
-            return {"kind": kind, "n": int(space.n), "start": int(space.start)}
-        case spaces.MultiDiscrete():
-            return {"kind": kind, "nvec": space.nvec.tolist(), "start": space.start.tolist()}
-        case spaces.MultiBinary():
-            return {"kind": kind, "n": space.n if isinstance(space.n, int) else list(space.shape)}
-        case spaces.Dict():
-            parts = {key: _encode_space(name, part) for key, part in space.spaces.items()}
-            return {"kind": kind, "spaces": parts}
-        case spaces.Tuple():
-            return {"kind": kind, "spaces": [_encode_space(name, part) for part in space.spaces]}
-        case _:
-            raise ConfigError(
-                f"{name} cannot be saved in a checkpoint, got {space!r}: use a Box, Discrete, "
-                "MultiDiscrete, MultiBinary, Dict or Tuple."
-            )
-
-
-def _decode_space(data: Mapping[str, Any]) -> gymnasium.Space[Any]:
-    match data["kind"]:
-        case "Box":
-            dtype: Any = np.dtype(data["dtype"]).type
-            low, high = np.asarray(data["low"], dtype), np.asarray(data["high"], dtype)
-            return spaces.Box(low, high, dtype=dtype)
-        case "Discrete":
-            return spaces.Discrete(data["n"], start=data["start"])
-        case "MultiDiscrete":
-            return spaces.MultiDiscrete(data["nvec"], start=data["start"])
-        case "MultiBinary":
-            return spaces.MultiBinary(data["n"])
-        case "Dict":
-            return spaces.Dict({key: _decode_space(part) for key, part in data["spaces"].items()})
-        case _:
-            return spaces.Tuple([_decode_space(part) for part in data["spaces"]])

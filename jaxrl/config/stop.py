@@ -39,10 +39,12 @@ def parse_stop(criteria: Any) -> Stop:
         check_key(key, "stop")
         try:
             stop[key] = coerce(value, float)
-        except MismatchError:
+            if not math.isfinite(stop[key]):
+                raise MismatchError
+        except (MismatchError, OverflowError, TypeError):
             raise ConfigError(
                 f"stop must give a number for '{written}', got {value!r}, "
-                "e.g. {'" + written + "': 100}."
+                "e.g. {'" + written + "': 100}; it must be finite."
             ) from None
     return stop
 

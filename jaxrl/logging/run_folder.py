@@ -15,8 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from jaxrl.config import signature
 from jaxrl.config.serialize import describable_dict
-from jaxrl.errors import ConfigError, RunFolderError
+from jaxrl.config.stop import parse_stop
+from jaxrl.errors import ConfigError, JaxrlError, RunFolderError
 from jaxrl.logging import files, results
 
 if TYPE_CHECKING:
@@ -168,6 +170,8 @@ class RunFolder:
         if checkpoints:
             self.checkpoints.mkdir(exist_ok=True)
         _write_json(self.params_file, params)
+        signed = signature.sign(self.params_file.read_bytes())
+        self._known = {**self._known, "params_signature": signed}
         _write_json(self.run_file, self._known)
 
     @property
@@ -218,7 +222,11 @@ class RunFolder:
     @property
     def stop_criterion(self) -> dict[str, float] | None:
         """What the run was last told to stop at; None if nobody said."""
-        return self._run_info()["stop"]
+        stop = self._run_info()["stop"]
+        try:
+            return None if stop is None else parse_stop(stop)
+        except JaxrlError as error:
+            raise RunFolderError(f"{self.run_file} is damaged: {error}") from error
 
     def save_stop_criterion(self, stop: Mapping[str, Any]) -> None:
         """Remembers what the run is to stop at, for `jaxrl resume`."""
@@ -239,10 +247,15 @@ class RunFolder:
     def _run_info(self) -> dict[str, Any]:
         try:
             info = json.loads(self.run_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RunFolderError(f"Cannot read {self.run_file}: {error}.") from error
         if not isinstance(info, dict) or "id" not in info or "stop" not in info:
             raise RunFolderError(f"{self.run_file} is damaged: it has no 'id' and 'stop'.")
+        if not isinstance(info["id"], str) or not isinstance(info["stop"], dict | None):
+            raise RunFolderError(
+                f"{self.run_file} is damaged: id must be a string and stop a dictionary or null, got "
+                f"{info['id']!r} and {info['stop']!r}."
+            )
         self._known = info
         return info
 
@@ -258,6 +271,15 @@ def check_name(name: str) -> None:
             f"debugging(run_name={name!r}) cannot be a folder's name: use letters, digits, "
             "'-' and '_', and choose the parent folder with results_dir."
         )
+
+
+def params_are_own(path: Path) -> bool:
+    """Whether the user of this process wrote a run's `params.json` on this machine."""
+    try:
+        signed = json.loads((path / "run.json").read_bytes())["params_signature"]
+        return signature.is_own((path / "params.json").read_bytes(), signed)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return False
 
 
 def is_run_folder(path: Path) -> bool:

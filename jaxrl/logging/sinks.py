@@ -101,7 +101,11 @@ def _open(
 ) -> Sink:
     if isinstance(spec, str):
         return _open_named(spec, folder, params, iteration, env_steps)
-    sink = spec(folder) if isinstance(spec, type) else spec
+    sink: Any = spec
+    if isinstance(spec, type):
+        if not issubclass(spec, Sink):
+            raise ConfigError(f"A logger has the methods write(result) and close(), got {spec!r}.")
+        sink = sink(folder)
     if not isinstance(sink, Sink):
         raise ConfigError(
             f"A logger has the methods write(result) and close(), got {sink!r}; "

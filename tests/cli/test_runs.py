@@ -277,3 +277,105 @@ def test_population_based_training_from_a_file(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (folder / "pbt.jsonl").read_text().splitlines()]
     assert [row["training_iteration"] for row in rows] == [1, 2]
     assert json.loads((folder / "sweep.json").read_text())["training_iteration"] == 3
+
+
+def trained_by_the_way(tmp_path: Path, stop: int = 4) -> Path:
+    """A run with a checkpoint of each iteration."""
+    done = jaxrl(
+        *TRAIN, "--stop", json.dumps({"training_iteration": stop}), "--checkpoint-freq", 1,
+        "--name", "run", "--results-dir", tmp_path,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    return tmp_path / "run"
+
+
+def test_the_way_round_a_damaged_checkpoint_is_the_one_that_is_named(tmp_path: Path) -> None:
+    run = trained_by_the_way(tmp_path)
+    file = run / "checkpoints" / "checkpoint_000004" / "metadata" / "metadata"
+    file.write_bytes(file.read_bytes().replace(b'"gamma": 0.99', b'"gamma": 0.19'))
+    later = ("--stop", json.dumps({"training_iteration": 5}))
+    for command in (("resume", run, *later), ("evaluate", run)):
+        refused = jaxrl(*command)
+        assert refused.exit_code == 2
+        assert "its file metadata/metadata was changed" in refused.output
+    named = re.search(r"The previous one is (\S+),", refused.output)
+    assert named is not None
+    assert named[1] == str(run / "checkpoints" / "checkpoint_000003")
+    done = jaxrl("resume", named[1], *later)
+    assert done.exit_code == 0, done.output
+    assert iterations(run) == [1, 2, 3, 4, 5]
+    saved = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert saved == [
+        "checkpoint_000003",
+        "checkpoint_000004",
+        "checkpoint_000005",
+        "set_aside_checkpoint_000004",
+    ]
+    lines = (run / "result.json").read_text().splitlines()
+    assert [json.loads(line)["num_env_steps_sampled_lifetime"] for line in lines[2:]] == [
+        384,
+        512,
+        640,
+    ]
+    copied = shutil.copytree(named[1], tmp_path / "elsewhere" / "checkpoint_000003")
+    refused = jaxrl("resume", copied, *later)
+    assert refused.exit_code == 2
+    assert "is a checkpoint in no run folder" in refused.output
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"id": "x", "stop": [1]}', '{"id": 1, "stop": 5}', "[", '{"id": "x", "stop": {"a": "b"}}'],
+)
+def test_a_damaged_run_file_is_one_sentence(
+    text: str, trained: tuple[Path, Result], tmp_path: Path
+) -> None:
+    run = shutil.copytree(trained[0], tmp_path / "run")
+    (run / "run.json").write_text(text)
+    refused = jaxrl("resume", run)
+    assert refused.exit_code == 2
+    assert len(refused.output.splitlines()) == 1
+    assert "run.json" in refused.output
+
+
+def test_a_strangers_run_imports_what_is_trusted_and_no_more(
+    trained: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An own environment: this user's run goes on as it is, another's says what it would import."""
+    module = "environment_of_a_stranger"
+    (tmp_path / f"{module}.py").write_text(
+        "import pathlib\n"
+        "from jaxrl.envs.classic.cartpole import CartPole\n"
+        "pathlib.Path(__file__).with_name('IMPORTED').touch()\n"
+        "class Env(CartPole):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    stop = json.dumps({"training_iteration": 1})
+    done = jaxrl(
+        *("train", "--algo", "PPO", "--env", f"{module}:Env", "--config", json.dumps(SMALL)),
+        *("--stop", stop, "--name", "run", "--results-dir", tmp_path),
+    )
+    assert done.exit_code == 0, done.output
+    run = tmp_path / "run"
+
+    def as_in_a_new_process() -> None:
+        sys.modules.pop(module, None)
+        (tmp_path / "IMPORTED").unlink(missing_ok=True)
+
+    as_in_a_new_process()
+    assert jaxrl("evaluate", run, "--episodes", 1).exit_code == 0
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
+    for command in (
+        ("evaluate", run),
+        ("resume", run, "--stop", '{"training_iteration": 2}'),
+        ("compile-report", run),
+    ):
+        as_in_a_new_process()
+        refused = jaxrl(*command)
+        assert refused.exit_code == 2, command
+        assert f"--trust {module}" in refused.output
+        assert len(refused.output.splitlines()) == 1
+        assert not (tmp_path / "IMPORTED").exists()
+    trusted = jaxrl("evaluate", run, "--episodes", 1, "--trust", module)
+    assert trusted.exit_code == 0, trusted.output
+    assert (tmp_path / "IMPORTED").exists()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxrl.cli.experiments import json_object
 from jaxrl.config.load import load_config, load_experiment, load_experiments
 from jaxrl.config.stop import parse_stop, stop_reached
 from jaxrl.config.sweep import lanes_of
@@ -144,3 +145,53 @@ def test_stop_criteria() -> None:
     assert "entropy" in str(stop_reached(nested, stop))
     assert stop_reached({"training_iteration": None}, stop) is None
     assert parse_stop(None) == {}
+
+
+# Each alias holds the one before ten times.
+LAUGHS = "\n".join(
+    f"{name}: &{name} [{', '.join([f'*{before}' if before else '1'] * 10)}]"
+    for before, name in zip(["", *"abcdef"], "abcdefg", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("x.yaml", "a: &x\n  run: PPO\n  config: *x\n", "holds itself by an alias"),
+        ("x.yaml", LAUGHS, "more than 100,000 values"),
+        ("x.yaml", "[" * 5000 + "]" * 5000, "nested too deep"),
+        (
+            "x.yaml",
+            "x:\n  run: PPO\n  config: {[1, 2]: 3}\n",
+            "line 3.*a key must be a single word",
+        ),
+        ("x.yaml", "? {a: 1}\n: 2\n", "a key must be a single word"),
+        ("x.yaml", "a: " + "9" * 5000, "5000 digits"),
+        ("x.yaml", "a: 2020-99-99\n", "month must be in 1..12"),
+        ("x.json", "[" * 100_000 + "]" * 100_000, "nested too deep"),
+        ("x.json", '{"a":' * 70 + "1" + "}" * 70, "more than 64 levels"),
+        ("x.json", '{"a": ' + "9" * 5000 + "}", "5000 digits"),
+    ],
+)
+def test_documents_that_are_no_settings_are_one_sentence(
+    name: str, text: str, expected: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=expected) as caught:
+        load_config(tmp_path / name)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' + "9" * 5000 + "}", '{"a": 1e400}'])
+def test_options_that_are_no_settings_are_one_sentence(text: str) -> None:
+    with pytest.raises(JaxrlError) as caught:
+        parse_stop(json_object("--stop", text))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("threshold", [float("inf"), 10**400], ids=["infinite", "huge"])
+def test_a_criterion_is_finite(threshold: float) -> None:
+    with pytest.raises(ConfigError, match=r"a number for 'training_iteration'.*finite"):
+        parse_stop({"training_iteration": threshold})

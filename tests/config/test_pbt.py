@@ -9,9 +9,10 @@ import yaml
 from jaxrl import PopulationBasedTraining
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.config.deserialize import config_from_serializable
 from jaxrl.config.load import experiment_from_dict
 from jaxrl.config.pbt import mutations_of, scheduler_of
-from jaxrl.config.serialize import config_from_serializable, serializable_dict
+from jaxrl.config.serialize import serializable_dict
 from jaxrl.config.sweep import Marker, choice, grid, is_sweep, lanes_of, loguniform, uniform
 from jaxrl.errors import ConfigError, JaxrlError
 

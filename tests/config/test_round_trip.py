@@ -16,18 +16,22 @@ from jaxrl.algorithms.pqn import PQNConfig, PQNTraining
 from jaxrl.algorithms.sac import SACConfig, SACTraining
 from jaxrl.algorithms.td3 import TD3Config, TD3Training
 from jaxrl.algorithms.tqc import TQCConfig, TQCTraining
+from jaxrl.callbacks import Callbacks
 from jaxrl.config.actor_critic_groups import ActorCriticTraining, SoftTraining
+from jaxrl.config.deserialize import config_from_serializable
 from jaxrl.config.fields import settings_of
 from jaxrl.config.groups import OnPolicyTraining, Training
+from jaxrl.config.imports import Trust
 from jaxrl.config.load import experiment_from_dict
 from jaxrl.config.pbt import PopulationBasedTraining
 from jaxrl.config.replay_groups import OffPolicyTraining
-from jaxrl.config.serialize import config_from_serializable, describable_dict, serializable_dict
+from jaxrl.config.serialize import describable_dict, serializable_dict
 from jaxrl.config.sweep import loguniform
 from jaxrl.core.model_config import DefaultModelConfig
 from jaxrl.core.rl_module import RLModule, RLModuleSpec
 from jaxrl.envs.base import JaxEnv
 from jaxrl.errors import CheckpointError, ConfigError
+from jaxrl.runners.env_runner import EnvRunner
 
 
 def hook(**kwargs: Any) -> None:
@@ -41,6 +45,17 @@ def evaluation(algorithm: Any) -> dict[str, Any]:
 
 class Environment(JaxEnv[Any, Any]):
     """Importable too."""
+
+
+class Runner(EnvRunner):
+    """Importable too."""
+
+
+class Hooks(Callbacks):
+    """Importable too."""
+
+
+MINE = Trust(everything=True)
 
 
 BOX = spaces.Box(-1.0, 1.0, (2, 3), np.float32)
@@ -63,7 +78,7 @@ OTHER: dict[str, Any] = {
     "num_env_runners": 1,
     "placement": "host",
     "gym_env_vectorize_mode": "async",
-    "env_runner_cls": Environment,
+    "env_runner_cls": Runner,
     "num_cpus_per_env_runner": 0.5,
     "custom_resources_per_env_runner": {"rack": 1.0},
     "validate_env_runners_after_construction": False,
@@ -161,7 +176,7 @@ OTHER: dict[str, Any] = {
     "max_retraces": 0,
     "jit": False,
     "compilation_cache_dir": "off",
-    "callbacks_class": [Environment],
+    "callbacks_class": [Hooks],
     "on_algorithm_init": hook,
     "on_train_result": [hook, hook],
     "on_evaluate_start": hook,
@@ -298,7 +313,7 @@ def test_setting_round_trips(cls: type[Any], name: str, value: Any) -> None:
         json.loads(json.dumps(data, allow_nan=False)),
         yaml.safe_load(yaml.safe_dump(data)),
     ):
-        again = config_from_serializable(plain)
+        again = config_from_serializable(plain, trust=MINE)
         assert type(again) is cls
         assert again.to_dict() == config.to_dict()
 
@@ -324,10 +339,25 @@ def test_setting_can_be_written_in_yaml(algo: str, name: str, value: Any) -> Non
 
 def test_objects_are_written_as_import_paths() -> None:
     config = PPOConfig().update_from_dict(
-        {"on_train_result": "json:dumps", "callbacks_class": ["collections:OrderedDict"]}
+        {"on_train_result": "json:dumps", "callbacks_class": ["jaxrl.callbacks:Callbacks"]}
     )
     assert config.on_train_result is json.dumps
-    assert [c.__name__ for c in config.callbacks_class] == ["OrderedDict"]
+    assert config.callbacks_class == [Callbacks]
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("callbacks_class", "subprocess:Popen"),
+        ("env_runner_cls", "subprocess:Popen"),
+        ("learner_class", "subprocess:Popen"),
+        ("loggers", ["subprocess:Popen"]),
+        ("rl_module_spec", "subprocess:Popen"),
+    ],
+)
+def test_a_class_of_another_kind_is_refused_before_it_is_called(name: str, path: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name} must be a .*subprocess:Popen"):
+        PPOConfig().update_from_dict({name: path})
 
 
 def test_objects_inside_values_survive() -> None:
@@ -335,7 +365,7 @@ def test_objects_inside_values_survive() -> None:
         model_config=DefaultModelConfig(fcnet_hiddens=[8], log_std_clip_param=float("inf"))
     )
     config.environment(Environment).training(optimizer=hook)
-    again = config_from_serializable(json.loads(json.dumps(serializable_dict(config))))
+    again = config_from_serializable(json.loads(json.dumps(serializable_dict(config))), trust=MINE)
     assert again.model_config == config.model_config
     assert again.env is Environment
     assert again.optimizer is hook

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -139,6 +140,18 @@ def test_registered_names_go_before_built_in_ones() -> None:
 def test_a_creator_may_be_named_by_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "some_module", sys.modules[__name__])
     assert inner(make("some_module:make_cartpole", {"sutton": True})).sutton_barto_reward
+
+
+@pytest.mark.parametrize(
+    "path", ["sys:exit", "os:system", "os.system", "subprocess:call", "subprocess:Popen", "math:pi"]
+)
+def test_what_a_path_names_is_held_to_its_type_before_it_is_called(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(EnvError):
+        make(path, {"command": "touch executed"})
+    assert not Path("executed").exists()
 
 
 def test_a_context_can_be_copied_with_changes() -> None:

@@ -11,7 +11,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
 # Imported name -> the name it is installed under, where the two differ.
-INSTALLED_AS = {"orbax": "orbax-checkpoint", "yaml": "pyyaml"}
+INSTALLED_AS = {"yaml": "pyyaml"}
 # Needed by gymnax and JAX, which do not declare them.
 NOT_IMPORTED = {"filelock", "six"}
 # Part of a whole installation although no module imports it today: chex comes with optax.

@@ -12,7 +12,8 @@ from jaxrl import Algorithm
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.base import AlgorithmConfig
-from jaxrl.config.serialize import config_from_serializable, serializable_dict
+from jaxrl.config.deserialize import config_from_serializable
+from jaxrl.config.serialize import serializable_dict
 from jaxrl.errors import ConfigError, RunFolderError
 from jaxrl.runners import width
 from jaxrl.runners.width import Trial, best, candidate_widths, settle_width
