@@ -67,7 +67,12 @@ def replay_specs(state: ReplayState) -> ReplayState:
 def summary_specs() -> Summary:
     """Episode sums are per shard; the rest is reduced. Each spec is for all that lies below it."""
     return Summary(
-        metrics=WHOLE, learned_batches=WHOLE, episodes=ALONG, train_batches=WHOLE, updates=WHOLE
+        metrics=WHOLE,
+        learned_batches=WHOLE,
+        episodes=ALONG,
+        train_batches=WHOLE,
+        updates=WHOLE,
+        env_steps=WHOLE,
     )
 
 
