@@ -212,10 +212,9 @@ class HostMemory:
         columns = in_columns(self._parts.runner, state, data)
         learn = self._parts.learn
         if len(self._devices) > 1:
-            summary = jax.eval_shape(learn, columns, data, dealt)[1]
             specs = state_specs(columns)
             in_specs = specs, data_specs(data), _dealt_specs(dealt)
-            out_specs = specs, summary_specs(summary), ROWS
+            out_specs = specs, summary_specs(), ROWS
             learn = over(self._devices, self._per_device.learn, in_specs, out_specs)
         new_state, summary, errors = learn(columns, data, dealt)
         return out_of_columns(state, new_state, data), summary, errors
