@@ -1,6 +1,7 @@
 """One value against one type annotation: accept, convert where nothing is lost, or say no."""
 
 import enum
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -86,8 +87,15 @@ def _coerce_plain(value: Any, annotation: Any) -> Any:
         return int(_require(value, integral))
     if annotation is float:
         _require(value, isinstance(value, int | float | np.integer | np.floating))
-        return float(_require(value, not np.isnan(value)))
+        return _require(number := _as_float(value), not math.isnan(number))
     return _require(value, isinstance(value, annotation))
+
+
+def _as_float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond all of them
+        raise MismatchError from None
 
 
 def copy_containers(value: Any) -> Any:

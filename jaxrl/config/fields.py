@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from jaxrl.config.coerce import MismatchError, choices, coerce, copy_containers, describe
+from jaxrl.config.divisors import MAX_COUNT
 from jaxrl.config.markers import holds_marker
 from jaxrl.config.sweep import Marker
 from jaxrl.errors import ConfigError, did_you_mean
@@ -41,6 +42,10 @@ def _numbers(holds: Callable[[float], bool]) -> Callable[[Any], bool]:
 positive = Check("above 0", _numbers(lambda x: x > 0))
 non_negative = Check("at least 0", _numbers(lambda x: x >= 0))
 at_least_one = Check("at least 1", _numbers(lambda x: x >= 1))
+count = Check(f"at least 1 and at most {MAX_COUNT}", _numbers(lambda x: 1 <= x <= MAX_COUNT))
+count_or_zero = Check(
+    f"at least 0 and at most {MAX_COUNT}", _numbers(lambda x: 0 <= x <= MAX_COUNT)
+)
 unit_interval = Check("between 0 and 1", _numbers(lambda x: 0 <= x <= 1))
 finite = Check("finite", _numbers(math.isfinite))
 
@@ -198,7 +203,7 @@ def load_object(path: str, name: str) -> Any:
         module, _, qualname = path.rpartition(".")
     try:
         return functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(
             f"{name} must be an object or its import path 'module:name', "
             f"got {path!r}, which cannot be imported ({error})."

@@ -106,7 +106,7 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     ((*PPO, "--stop", "{training_iteration: 3}"), "--stop is not valid JSON"),
     ((*PPO, "--stop", "[3]"), "--stop must be a JSON object"),
     ((*PPO, "--stop", '{"training_iteratio": 3}'), "Did you mean 'training_iteration'"),
-    ((*PPO, "--stop", '{"training_iteration": "x"}'), "must give a number"),
+    ((*PPO, "--stop", '{"training_iteration": "x"}'), "must give a finite number"),
     ((*PPO, "--config", '{"lr": }'), "--config is not valid JSON"),
     ((*PPO, "--config", '{"lrr": 1}'), "Did you mean 'lr'"),
     ((*PPO, "--config", '{"gamma": 2}'), "gamma must be between 0 and 1"),
