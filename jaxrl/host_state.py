@@ -180,6 +180,8 @@ def fill_envs(saved: Mapping[str, np.ndarray], own: PyTree) -> PyTree:
     Raises:
         CheckpointError: Those are other environments, or another number of them.
     """
+    if not any(name.startswith("env.env.") for name in saved):
+        own = {**own, "env": None}  # they could not tell where they were, and start new episodes
     state = {"env": own}
     problem = ckpt.first_difference(state, saved, ("",))
     if problem is not None:

@@ -1,7 +1,8 @@
 """A sweep over seeds and settings: many runs, as few compiled programs as there are structures."""
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,13 @@ from jaxrl.config.serialize import config_from_serializable
 from jaxrl.config.stop import criteria_of_fit
 from jaxrl.config.sweep import Lane
 from jaxrl.core.types import Device
-from jaxrl.errors import DivergenceError, HostLanesError
+from jaxrl.errors import DivergenceError, HostLanesError, in_one_line
 from jaxrl.lane_run import LaneRun
 from jaxrl.logging import RunFolder
 from jaxrl.logging.run_folder import is_run_folder
 from jaxrl.pbt import Exploit, Scheduler, check_population, read_schedule, refuse_fixed_of
 from jaxrl.points import Point, points_of
+from jaxrl.recorder import SaveTimes
 from jaxrl.runners.assemble import assemble
 from jaxrl.runners.chunks import lanes_at_once
 from jaxrl.runners.devices import claim_cpu_devices
@@ -177,18 +179,39 @@ class Population(SweepRuns):
         settings = self.config.checkpointing_settings
         asked = should_stop or (lambda: False)
         result: Result = self._result() if any(self._results.values()) else {}
-        while not asked() and not (result and self.has_reached(criteria)):
-            result = self.train()
-            if on_iteration is not None:
-                on_iteration(result)
-            if (
-                settings.checkpoint_frequency
-                and self.iteration % settings.checkpoint_frequency == 0
-            ):
-                self.save()
+        times = SaveTimes(settings)
+        with self._saved_whatever_ends_it():
+            while not asked() and not (result and self.has_reached(criteria)):
+                result = self.train()
+                if on_iteration is not None:
+                    on_iteration(result)
+                if times.is_due(self.iteration):
+                    with times.saving():
+                        self.save()
         if settings.checkpoint_at_end and result:
             self.save()
         return result
+
+    @contextlib.contextmanager
+    def _saved_whatever_ends_it(self) -> Generator[None]:
+        """As `Algorithm.saved_whatever_ends_it`, with all lanes at the same iteration."""
+        try:
+            yield
+        except BaseException as error:
+            done = [self._runs[i].last_iteration for i in self.active]
+            if min(done, default=0) and self.config.checkpointing_settings.checkpoint_at_end:
+                error.add_note(self._saved_at(min(done)))
+            raise
+
+    def _saved_at(self, iteration: int) -> str:
+        """Save every lane as it is, as of an iteration of which all have a result; says where."""
+        self.iteration = iteration
+        try:
+            for index in self.active:
+                self._runs[index].go_back_to(iteration)
+            return f"The sweep is saved in {self.save()}."
+        except Exception as problem:  # noqa: BLE001  (the error itself is what has to be told)
+            return f"The sweep could not be saved after it ({in_one_line(problem)})."
 
     # --- results ---
 

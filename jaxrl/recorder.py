@@ -1,9 +1,11 @@
 """What a run writes down: its folder, its sinks and its checkpoints, opened when first needed."""
 
+import contextlib
 import dataclasses
 import os
+import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,11 @@ from jaxrl.metrics import lookup
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.run_groups import Checkpointing
+
+
+MIN_TRAINING_SHARE = 20.0
+"""So many times as long as saving takes is trained in between, at least, where a clock decides."""
 
 
 @dataclasses.dataclass
@@ -36,6 +43,41 @@ class _Open:
         finally:
             if sinks is not None:
                 close_sinks(sinks)
+
+
+class SaveTimes:
+    """When `fit` saves on the way: every so many iterations, or every so many seconds.
+
+    Args:
+        settings: Of checkpointing.
+        clock: Gives seconds.
+    """
+
+    def __init__(
+        self, settings: "Checkpointing", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._settings, self._clock = settings, clock
+        self._latest, self._took = clock(), 0.0
+
+    def is_due(self, iteration: int) -> bool:
+        """Whether to save after this iteration."""
+        frequency, interval = (
+            self._settings.checkpoint_frequency,
+            self._settings.checkpoint_interval_s,
+        )
+        if frequency and iteration % frequency == 0:
+            return True
+        if interval is None:
+            return False
+        # A state that takes long to write is written more seldom.
+        return self._clock() - self._latest >= max(interval, MIN_TRAINING_SHARE * self._took)
+
+    @contextlib.contextmanager
+    def saving(self) -> Generator[None]:
+        """Surround a save, which counts from its beginning."""
+        self._latest = self._clock()
+        yield
+        self._took = self._clock() - self._latest
 
 
 class Recorder:

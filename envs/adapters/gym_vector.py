@@ -13,7 +13,8 @@ from jaxtyping import Bool
 
 from jaxrl.core.nested_spaces import map_leaves
 from jaxrl.core.types import PyTree
-from jaxrl.envs.adapters.gym_processes import close_processes
+from jaxrl.envs.adapters.barrier import close_quietly, raise_if_users
+from jaxrl.envs.adapters.gym_processes import close_processes, dead_copies
 from jaxrl.envs.adapters.host_arrays import (
     CopyInfos,
     all_finite,
@@ -82,6 +83,7 @@ class GymVector:
         self._held, self._calm = self._nobody, True
         self._earlier_faults: list[HostFault] = []
         self._closed = False
+        self._failed = False
 
     def reset(self, seeds: Sequence[int] | None = None) -> PyTree:
         chosen: Any = self._seeds if seeds is None else list(seeds)
@@ -145,7 +147,7 @@ class GymVector:
         self.vector.set_attr("held", self._held.tolist())
 
     def get_state(self) -> PyTree | None:
-        if not isinstance(self.vector, SyncVectorEnv | AsyncVectorEnv):
+        if self._failed or not isinstance(self.vector, SyncVectorEnv | AsyncVectorEnv):
             return None
         copies = self.vector.get_attr("copy_state")
         if any(copy is None for copy in copies):
@@ -183,7 +185,7 @@ class GymVector:
         if isinstance(self.vector, AsyncVectorEnv):
             close_processes(self.vector)
         else:
-            self.vector.close()
+            close_quietly(self._name, self.vector)
 
     def _eventful_step(self, result: "_Result") -> HostStep:
         """A step in which something failed, was held, or has to be reset."""
@@ -262,6 +264,7 @@ class GymVector:
         found: list[HostFault] = []
         for row, fault in infos.faults.items():
             if fault.fatal:
+                self._failed = True
                 cause = fault.error
                 if cause is None and fault.trace:
                     cause = RemoteTraceback(fault.trace)
@@ -291,11 +294,14 @@ class GymVector:
         try:
             return function()
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+            self._failed = True
             raise EnvError(
-                f"{self._name}: the process of a copy died; look for what it printed, or use "
+                f"{self._name}: {dead_copies(self.vector)}; look for what it printed, or use "
                 f"gym_env_vectorize_mode='sync'."
             ) from error
-        except Exception as error:
+        except BaseException as error:
+            self._failed = True
+            raise_if_users(error)
             raise EnvError(
                 f"{self._name}: the vector environment raised {in_one_line(error)}."
             ) from error

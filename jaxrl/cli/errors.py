@@ -23,11 +23,21 @@ class ErrorGroup(TyperGroup):
         except JaxrlError as error:
             if verbosity(ctx):
                 traceback.print_exc()
-            typer.echo(f"error: {error}", err=True)
+            for line in (f"error: {error}", *notes_of(error)):
+                typer.echo(line, err=True)
             raise typer.Exit(2) from error
+        except SystemExit as error:  # of a callback of the user's
+            for line in notes_of(error):
+                typer.echo(line, err=True)
+            raise
         except KeyboardInterrupt as error:
             typer.echo("interrupted", err=True)
             raise typer.Exit(130) from error
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """What was added to an error on its way, such as where the run is saved."""
+    return list(getattr(error, "__notes__", ()))
 
 
 def verbosity(ctx: typer.Context) -> int:

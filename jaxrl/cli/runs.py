@@ -1,5 +1,6 @@
 """What `jaxrl train`, `resume` and `evaluate` do: display, signals, and the words at the end."""
 
+import contextlib
 import functools
 import logging
 import os
@@ -13,11 +14,12 @@ from rich.console import Console
 
 from jaxrl import metrics
 from jaxrl.checkpoint import complete_checkpoints, find_checkpoint, read_metadata
+from jaxrl.cli.errors import notes_of
 from jaxrl.cli.experiments import json_object
-from jaxrl.cli.interrupts import Interrupts
+from jaxrl.cli.interrupts import Interrupts, Raised
 from jaxrl.config.serialize import config_from_serializable
 from jaxrl.config.stop import parse_stop, stop_reached
-from jaxrl.errors import ConfigError, RunFolderError, did_you_mean
+from jaxrl.errors import ConfigError, JaxrlError, RunFolderError, did_you_mean
 from jaxrl.logging import results, text
 from jaxrl.logging.display import Display, open_display
 from jaxrl.logging.json_sink import read_results
@@ -100,7 +102,7 @@ def evaluate(
     if video:
         overrides["record_video"] = True
     waiting = console.status(f"loading {path.name} and compiling its evaluation")
-    with waiting, Algorithm.from_checkpoint(str(path), **overrides) as algo:
+    with Raised(), waiting, Algorithm.from_checkpoint(str(path), **overrides) as algo:
         found = algo.evaluate(num_episodes=episodes, video_folder=_video_folder(path))
     for line in [*_evaluation_lines(found), f"checkpoint        {path}"]:
         typer.echo(line)
@@ -129,17 +131,25 @@ def _run(title: str, stop: Mapping[str, float], build: Callable[[], "Algorithm"]
         ),
         before_abort=functools.partial(_put_terminal_in_order, console),
     )
-    with interrupts, display:
-        if not stop:
-            display.message("no stop criterion was given: training until Ctrl-C")
-        display.phase("building")
-        with build() as algo:
-            device.devices = algo.devices
-            for note in algo.notes:
-                display.message(note)
-            lines = _end_of(algo, stop, display, interrupts)
-    for line in lines:
-        typer.echo(line)
+    with interrupts:
+        try:
+            with display:
+                if not stop:
+                    display.message("no stop criterion was given: training until Ctrl-C")
+                display.phase("building")
+                with build() as algo:
+                    device.devices = algo.devices
+                    for note in algo.notes:
+                        display.message(note)
+                    lines = _end_of(algo, stop, display, interrupts)
+        except JaxrlError as error:
+            if not interrupts.requested:
+                raise
+            # The signal may have reached processes of environments too: it is what ended the run.
+            lines = [f"error: {error}", *notes_of(error)]
+        with contextlib.suppress(OSError):  # a terminal or pipe that is gone
+            for line in lines:
+                typer.echo(line)
     return interrupts.exit_code
 
 

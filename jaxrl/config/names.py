@@ -87,7 +87,7 @@ class NameTable:
             return self._refuse(name, value, refused)
         where = f"{GROUP_METHODS[group]}()" if group else "The config"
         raise UnknownSettingError(
-            f"{where} has no setting '{name}' (got {value!r}).{self._hint(name, group)}"
+            f"{where} has no setting {name!r} (got {value!r}).{self._hint(name, group)}"
         )
 
     def _known(self, name: str, value: Any, group: str | None) -> Meant:
@@ -131,5 +131,5 @@ def refuse_group(name: str, settings: Mapping[str, Any]) -> NoReturn:
 def unknown_attribute(name: str, table: NameTable) -> UnknownNameError:
     """The error for reading a setting that does not exist."""
     return UnknownNameError(
-        f"The config has no setting '{name}'.{did_you_mean(name, table.group_of)}"
+        f"The config has no setting {name!r}.{did_you_mean(name, table.group_of)}"
     )

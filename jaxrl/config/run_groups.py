@@ -239,9 +239,18 @@ class Checkpointing:
     checkpoint_frequency: int = field(
         default=0,
         check=count_or_zero,
-        doc="Saves every so many iterations of fit(); 0 does not save on the way.",
+        doc="Saves every so many iterations of fit(); 0 does not count them.",
     )
-    checkpoint_at_end: bool = field(default=True, doc="Saves when fit() ends.")
+    checkpoint_interval_s: float | None = field(
+        default=300.0,
+        check=positive,
+        doc="Saves after the iteration of fit() at which the latest checkpoint is so many seconds old, "
+        "or older where saving would take more than a twentieth of the time; None looks at no clock.",
+    )
+    checkpoint_at_end: bool = field(
+        default=True,
+        doc="Saves when fit() ends, whatever ended it: an error and Ctrl-C among others.",
+    )
     max_to_keep: int | None = field(
         default=3,
         check=count,
