@@ -67,6 +67,10 @@ class LearnerError(JaxrlError, RuntimeError):
     """A learner process could not start, died or hung."""
 
 
+class RayError(JaxrlError, RuntimeError):
+    """Ray does not start, or cannot be joined."""
+
+
 class RetraceError(JaxrlError, RuntimeError):
     """A compiled program was about to be compiled again."""
 

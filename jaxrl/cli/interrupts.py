@@ -8,7 +8,7 @@ import stat
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 GRACE_S = 10.0
 """How long a command has to clean up after a KeyboardInterrupt, which may also have been lost."""
@@ -73,7 +73,10 @@ class AtOnce(SignalWatch):
 
 
 class Raised(AtOnce):
-    """Raises KeyboardInterrupt at Ctrl-C, and ends the process if that has not done so in time."""
+    """Raises KeyboardInterrupt at Ctrl-C, and ends the process if that is not passed on in time."""
+
+    def __init__(self) -> None:
+        self._last: list[threading.Timer] = []
 
     def interrupt(self, number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -82,6 +85,12 @@ class Raised(AtOnce):
         last = threading.Timer(GRACE_S, super().hear, (number,))
         last.daemon = True
         last.start()
+        self._last.append(last)
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        for last in self._last:
+            last.cancel()
 
 
 class Interrupts(SignalWatch):

@@ -58,7 +58,7 @@ def _section(title: str, sentence: str | None, settings: Iterable[Setting]) -> s
 
 def _row(setting: Setting) -> str:
     wants = setting.wants
-    if setting.check is not None and len(setting.check.wants) < 20:
+    if setting.check is not None and len(setting.check.wants) < 36:
         wants += f", {setting.check.wants}"
     traced = " *Traced.*" if setting.sweepable else ""
     cells = [f"`{setting.name}`", f"`{setting.default!r}`", wants, setting.doc + traced]

@@ -162,6 +162,13 @@ class FaultTolerance:
         doc="Seconds that a runner has from its new start to its environments and weights.",
     )
 
+    learner_health_probe_timeout_s: float = field(
+        default=60.0,
+        check=positive,
+        doc="Seconds within which a learner process that is frozen, or on a machine that is gone, ends "
+        "the run with an error; one that computes answers meanwhile.",
+    )
+
     @property
     def restarts_env_runners(self) -> bool:
         """What the two settings come to, of which at most one is set to True."""

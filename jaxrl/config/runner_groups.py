@@ -56,7 +56,8 @@ class EnvRunners:
     sample_timeout_s: float = field(
         default=60.0,
         check=positive,
-        doc="Seconds after which a runner that owes a fragment counts as hung.",
+        doc="Seconds after which a runner that owes a fragment counts as hung, and so does a process of "
+        "gym_env_vectorize_mode='async' that owes a step; in this process the log tells of it.",
     )
     max_requests_in_flight_per_env_runner: int = field(
         default=1,

@@ -359,8 +359,7 @@ def make_env_runner(
     Args:
         config: The run's, or its evaluation's.
         worker_index: 0 for the runner of the main process, from 1 on for actors.
-        num_workers: How many actors there are.
-        num_envs: Environments of this runner.
+        num_workers, num_envs: How many actors there are; environments of this runner.
         first_env_index: Place of the first of them among all of the run.
         seed: Of the draws; None takes the config's.
         explore: Sample actions, or take the mode; None leaves it to the config.
@@ -384,6 +383,7 @@ def make_env_runner(
         check=not environment.disable_env_checking,
         validate_env=environment.validate_env,
         reset_mode=None if environment.reset_mode == "auto" else environment.reset_mode,
+        timeout_s=config.env_runners_settings.sample_timeout_s,
     )
     runner_class = config.env_runners_settings.env_runner_cls or EnvRunner
     return runner_class(
