@@ -35,7 +35,7 @@ from jaxrl.logging.messages import set_log_level
 from jaxrl.logging.results import to_json
 from jaxrl.logging.system import system_usage
 from jaxrl.metrics import DEFAULT_MODULE, TIMERS
-from jaxrl.recorder import Recorder, SaveTimes
+from jaxrl.recorder import Recorder, SaveTimes, closing_after
 from jaxrl.runners.announce import announce
 from jaxrl.runners.assemble import Assembly, assemble, spaces_of
 from jaxrl.runners.cache import enable_compilation_cache
@@ -762,8 +762,9 @@ class Algorithm(ComputesActions):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        with closing_after(error):
+            self.stop()
 
     def _call(self, hook: str, **kwargs: Any) -> None:
         self._callbacks.call(hook, algorithm=self, **kwargs)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl.checkpoint import CheckpointWriter
 from jaxrl.core.types import PyTree
-from jaxrl.errors import RunFolderError
+from jaxrl.errors import RunFolderError, in_one_line
 from jaxrl.logging import OWN_SINKS, RunFolder, Sink, close_sinks, open_sinks, results
 from jaxrl.logging.plots import draw_learning_curve
 from jaxrl.logging.run_folder import check_name, results_root
@@ -43,6 +43,17 @@ class _Open:
         finally:
             if sinks is not None:
                 close_sinks(sinks)
+
+
+@contextlib.contextmanager
+def closing_after(error: BaseException | None) -> Generator[None]:
+    """Let what fails in closing not take the place of the error that it follows."""
+    try:
+        yield
+    except Exception as problem:
+        if error is None:
+            raise
+        error.add_note(f"What was open could not be closed either ({in_one_line(problem)}).")
 
 
 class SaveTimes:

@@ -14,6 +14,7 @@ from jaxrl.logging import RunFolder
 from jaxrl.metrics import lookup
 from jaxrl.pbt import Exploit
 from jaxrl.points import Point, points_of
+from jaxrl.recorder import closing_after
 from jaxrl.runners.grouping import check_lane
 
 if TYPE_CHECKING:
@@ -136,8 +137,9 @@ class SweepRuns:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        with closing_after(error):
+            self.stop()
 
 
 def read_saved(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -166,3 +166,20 @@ def test_a_sweep_is_saved_with_all_lanes_at_one_iteration(tmp_path: Path) -> Non
     with Population.from_checkpoint(tmp_path / "run") as again:
         assert again.iteration == 2
         assert again.train()["training_iteration"] == 3
+
+
+def test_what_cannot_be_closed_does_not_hide_the_error(tmp_path: Path) -> None:
+    algo = config(tmp_path).build()
+
+    def stop() -> None:
+        raise OSError(28, "No space left on device")
+
+    algo.stop, stopped = stop, algo.stop
+    with pytest.raises(ValueError, match="the error itself") as caught, algo:
+        raise ValueError("the error itself")
+    assert caught.value.__notes__ == [
+        "What was open could not be closed either (OSError: [Errno 28] No space left on device)."
+    ]
+    with pytest.raises(OSError, match="No space left"), algo:
+        pass
+    stopped()

@@ -285,8 +285,7 @@ class EnvRunner:
     def set_state(self, state: dict[str, PyTree] | None) -> None:
         """Go on from what `get_state` returned; from None as from the start.
 
-        Environments that cannot be restored start new episodes, reset with seeds that derive from
-        the run's, their index and their count of transitions; the rest is as it was.
+        Those that cannot be restored start new episodes, seeded by the run, their index and count.
         """
         if state is None:
             self._key = stream_keys(self.seed, self.env_index, self._acting.device)
@@ -359,7 +358,8 @@ def make_env_runner(
     Args:
         config: The run's, or its evaluation's.
         worker_index: 0 for the runner of the main process, from 1 on for actors.
-        num_workers, num_envs: How many actors there are; environments of this runner.
+        num_workers: How many actors there are.
+        num_envs: Environments of this runner.
         first_env_index: Place of the first of them among all of the run.
         seed: Of the draws; None takes the config's.
         explore: Sample actions, or take the mode; None leaves it to the config.

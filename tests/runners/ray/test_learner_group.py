@@ -81,7 +81,7 @@ def test_a_dead_learner_is_one_error_with_the_last_checkpoint(tmp_path: Any) -> 
 
 
 def test_a_frozen_learner_is_noticed_within_the_settings_seconds(tmp_path: Any) -> None:
-    config = config_of("auto", 2, **ONE).fault_tolerance(learner_health_probe_timeout_s=6.0)
+    config = config_of("auto", 2, **ONE).fault_tolerance(learner_health_probe_timeout_s=30.0)
     with config.build() as algorithm:
         algorithm.train()
         path = algorithm.save()
@@ -89,11 +89,11 @@ def test_a_frozen_learner_is_noticed_within_the_settings_seconds(tmp_path: Any) 
         os.kill(pids[1], signal.SIGSTOP)
         started = time.monotonic()
         try:
-            with pytest.raises(LearnerError, match=r"Learner 1 .*_probe_timeout_s=6 sec") as error:
+            with pytest.raises(LearnerError, match=r"Learner 1 .*_probe_timeout_s=30 sec") as error:
                 algorithm.train()
         finally:
             os.kill(pids[1], signal.SIGKILL)
-        assert time.monotonic() - started < 30.0  # on a machine that does much else
+        assert time.monotonic() - started < 90.0  # on a machine that does much else
         assert path in str(error.value)
 
 
