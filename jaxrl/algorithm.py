@@ -462,11 +462,11 @@ class Algorithm(ComputesActions):
             return ""
         # Train batches of an iteration that has no result count for the next one.
         self._host.iteration = int(self._last_result.get("training_iteration", 0))
-        earlier = self._recorder.latest_checkpoint
         try:
             return f"The run is saved in {self._save_in_run(wait=True)}."
         except Exception as problem:  # noqa: BLE001  (the error itself is what has to be told)
-            where = f"the latest checkpoint is {earlier}" if earlier else "there is no checkpoint"
+            whole = ckpt.complete_checkpoints(self.run_folder.checkpoints)
+            where = f"the latest checkpoint is {whole[-1]}" if whole else "there is no checkpoint"
             return f"The run could not be saved after it ({in_one_line(problem)}); {where}."
 
     def compile(self) -> dict[str, dict[str, Any]]:

@@ -14,7 +14,10 @@ def main() -> None:
     with AtOnce():
         from jaxrl.cli import app
 
-        app.main()
+        try:
+            app.main()
+        finally:
+            app.give_up_waiting()
 
 
 __all__ = ["main"]

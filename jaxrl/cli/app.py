@@ -1,11 +1,18 @@
 """The commands, their options and their help; what they do is imported when they run."""
 
+import atexit
 import enum
+import os
+import sys
+import threading
 from typing import Annotated, Any
 
 import typer
 
 from jaxrl.cli.errors import ErrorGroup, keep_log_to_ourselves, log_level, set_verbosity
+
+ORBAX_GRACE_S = 2.0
+"""How long each thread of a checkpoint may take to end after its command."""
 
 app = typer.Typer(
     cls=ErrorGroup,
@@ -287,6 +294,23 @@ def check_env(
     from jaxrl.cli import environments
 
     environments.check(env, env_config, steps, seed)
+
+
+def give_up_waiting() -> None:
+    """End the process where a checkpoint that failed would keep it for ten minutes.
+
+    Threads of Orbax's wait so long for what a failed write never tells, and Python for them.
+    """
+    waiting = [t for t in threading.enumerate() if type(t).__module__.startswith("orbax.")]
+    error = sys.exc_info()[1]
+    for thread in waiting:
+        threading.Thread.join(thread, ORBAX_GRACE_S)  # their own raises
+    if any(thread.is_alive() for thread in waiting):
+        code = error.code if isinstance(error, SystemExit) else 1
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
 
 
 def main() -> None:
