@@ -18,7 +18,13 @@ from jaxrl.callbacks import CallbackList
 from jaxrl.compute_actions import ComputesActions, check_module_id
 from jaxrl.config.placement import resolve_placement
 from jaxrl.config.serialize import config_from_serializable
-from jaxrl.config.stop import criteria_of_fit, iterations_left, stop_reached, until_multiple
+from jaxrl.config.stop import (
+    Stop,
+    criteria_of_fit,
+    iterations_left,
+    stop_reached,
+    until_multiple,
+)
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.envs.registry import MadeEnv
@@ -420,22 +426,27 @@ class Algorithm(ComputesActions):
             iterations_left(self._last_result, criteria),
             until_multiple(self.iteration, settings.checkpoint_frequency),
         )
-        result, times = self._last_result, SaveTimes(settings)
         try:
             with self.saved_whatever_ends_it():
-                while not (criteria and stop_reached(result, criteria)) and not self._should_stop():
-                    result = self.train()
-                    if on_iteration is not None:
-                        on_iteration(result)
-                    if times.is_due(self.iteration):
-                        with times.saving():
-                            self._save_in_run(wait=False)
+                result = self._fit(criteria, on_iteration)
         finally:
             self._should_stop = lambda: False
             self._iterations_of_fit = lambda: sys.maxsize
         if settings.checkpoint_at_end and result:
             self._save_in_run(wait=True)
         self._recorder.draw_learning_curve()
+        return result
+
+    def _fit(self, criteria: Stop, on_iteration: Callable[[Result], None] | None) -> Result:
+        """Iterations, and checkpoints on the way."""
+        result, times = self._last_result, SaveTimes(self.config.checkpointing_settings)
+        while not (criteria and stop_reached(result, criteria)) and not self._should_stop():
+            result = self.train()
+            if on_iteration is not None:
+                on_iteration(result)
+            if times.is_due(self.iteration):
+                with times.saving():
+                    self._save_in_run(wait=False)
         return result
 
     @contextlib.contextmanager

@@ -185,12 +185,15 @@ class Population(SweepRuns):
                 result = self.train()
                 if on_iteration is not None:
                     on_iteration(result)
-                if times.is_due(self.iteration):
-                    with times.saving():
-                        self.save()
+                self._save_if_due(times)
         if settings.checkpoint_at_end and result:
             self.save()
         return result
+
+    def _save_if_due(self, times: SaveTimes) -> None:
+        if times.is_due(self.iteration):
+            with times.saving():
+                self.save()
 
     @contextlib.contextmanager
     def _saved_whatever_ends_it(self) -> Generator[None]:

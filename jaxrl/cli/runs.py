@@ -133,15 +133,7 @@ def _run(title: str, stop: Mapping[str, float], build: Callable[[], "Algorithm"]
     )
     with interrupts:
         try:
-            with display:
-                if not stop:
-                    display.message("no stop criterion was given: training until Ctrl-C")
-                display.phase("building")
-                with build() as algo:
-                    device.devices = algo.devices
-                    for note in algo.notes:
-                        display.message(note)
-                    lines = _end_of(algo, stop, display, interrupts)
+            lines = _built_and_trained(build, stop, display, device, interrupts)
         except JaxrlError as error:
             if not interrupts.requested:
                 raise
@@ -151,6 +143,24 @@ def _run(title: str, stop: Mapping[str, float], build: Callable[[], "Algorithm"]
             for line in lines:
                 typer.echo(line)
     return interrupts.exit_code
+
+
+def _built_and_trained(
+    build: Callable[[], "Algorithm"],
+    stop: Mapping[str, float],
+    display: Display,
+    device: "_Device",
+    interrupts: Interrupts,
+) -> list[str]:
+    with display:
+        if not stop:
+            display.message("no stop criterion was given: training until Ctrl-C")
+        display.phase("building")
+        with build() as algo:
+            device.devices = algo.devices
+            for note in algo.notes:
+                display.message(note)
+            return _end_of(algo, stop, display, interrupts)
 
 
 def _end_of(

@@ -66,7 +66,7 @@ def _look(watch: "weakref.ref[HangWatch]", ended: threading.Event, limit_s: floa
 
 def _where(thread: int) -> str:
     """The line that a thread is at."""
-    frame = sys._current_frames().get(thread)
+    frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
     if frame is None:
         return "at an unknown place"
     return f"at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

@@ -103,7 +103,8 @@ class RayLearnerGroup:
         environs = (
             learner_environs(extra) if bundle["GPU"] > 0 else actor_environs(bundle["CPU"], extra)
         )
-        actor: Any = ray.remote(concurrency_groups={PROBES: 1})(RayLearner)
+        as_actor: Any = ray.remote  # whose types do not know the argument
+        actor = as_actor(concurrency_groups={PROBES: 1})(RayLearner)
         options = actor_options(bundle, environs)
         for rank in range(self._number):
             own = placed(options, self._group, rank)
