@@ -9,6 +9,9 @@ from typing import Self
 
 logger = logging.getLogger("jaxrl")
 
+FIRST = 10.0
+"""So many times the limit is allowed the first time, when what acts is compiled."""
+
 
 class HangWatch:
     """Says where this process is when what is done under it takes too long; once each time.
@@ -21,7 +24,7 @@ class HangWatch:
     def __init__(self, name: str, limit_s: float) -> None:
         self._name, self._limit_s = name, limit_s
         self._since: float | None = None
-        self._place = 0
+        self._place, self._share = 0, FIRST
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -35,12 +38,12 @@ class HangWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._since = None
+        self._since, self._share = None, 1.0
 
     def look(self) -> None:
         """Say what is to be said now."""
         since = self._since
-        if since is None or time.monotonic() - since < self._limit_s:
+        if since is None or time.monotonic() - since < self._share * self._limit_s:
             return
         self._since = None  # once is enough
         logger.warning(

@@ -154,6 +154,9 @@ def test_an_environment_that_hangs_in_this_process_is_told_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     watch = HangWatch("Slow", 0.05)
+    with watch:
+        time.sleep(0.2)  # the first time compiles
+    assert not caplog.text
     with caplog.at_level(logging.WARNING), watch:
         for _ in range(100):
             time.sleep(0.05)
