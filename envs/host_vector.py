@@ -32,6 +32,7 @@ def make_vector(
     check: bool = True,
     validate_env: ValidateEnv | None = None,
     reset_mode: ResetMode | None = None,
+    timeout_s: float | None = None,
 ) -> HostVector:
     """`num_envs` copies of an environment.
 
@@ -49,6 +50,7 @@ def make_vector(
         check: Try the environment out before the first step.
         validate_env: Called with an environment and its context; raises if it does not like it.
         reset_mode: Of JAX environments; None for the one that the environment names.
+        timeout_s: Seconds that a step of copies in processes may take; None for ever.
 
     Raises:
         EnvError: The environment cannot be made, or is not what it should be.
@@ -85,7 +87,7 @@ def make_vector(
         )
         for row in range(num_envs)
     ]
-    return gym_copies(plans, mode=mode)
+    return gym_copies(plans, mode=mode, timeout_s=timeout_s)
 
 
 def _own_vector(
@@ -135,6 +137,7 @@ def gym_copies(
     *,
     mode: str,
     autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
+    timeout_s: float | None = None,
 ) -> GymVector:
     """Copies behind barriers, in this process ("sync") or in one process each ("async").
 
@@ -154,4 +157,5 @@ def gym_copies(
         name=f"{first.id} (worker_index={first.context.worker_index})",
         seeds=[derived_seed(plan.seed, plan.index) for plan in plans],
         observation_space=first.observation_space,
+        timeout_s=timeout_s,
     )

@@ -21,7 +21,13 @@ from jaxrl.config.deserialize import config_from_serializable
 from jaxrl.config.imports import TrustSpec
 from jaxrl.config.placement import resolve_placement
 from jaxrl.config.serialize import check_class
-from jaxrl.config.stop import criteria_of_fit, iterations_left, stop_reached, until_multiple
+from jaxrl.config.stop import (
+    Stop,
+    criteria_of_fit,
+    iterations_left,
+    stop_reached,
+    until_multiple,
+)
 from jaxrl.config.synonyms import unknown_method
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
@@ -32,13 +38,14 @@ from jaxrl.errors import (
     DivergenceError,
     EnvRunnerError,
     LearnerError,
+    in_one_line,
 )
 from jaxrl.logging import RunFolder
 from jaxrl.logging.messages import set_log_level
 from jaxrl.logging.results import to_plain
 from jaxrl.logging.system import system_usage
 from jaxrl.metrics import DEFAULT_MODULE, TIMERS
-from jaxrl.recorder import Recorder
+from jaxrl.recorder import Recorder, SaveTimes, closing_after
 from jaxrl.runners import nonfinite
 from jaxrl.runners.announce import announce
 from jaxrl.runners.assemble import Assembly, assemble, spaces_of
@@ -452,15 +459,9 @@ class Algorithm(ComputesActions):
             iterations_left(self._last_result, criteria),
             until_multiple(self.iteration, settings.checkpoint_frequency),
         )
-        result = self._last_result
         try:
-            while not (criteria and stop_reached(result, criteria)) and not self._should_stop():
-                result = self.train()
-                if on_iteration is not None:
-                    on_iteration(result)
-                frequency = settings.checkpoint_frequency
-                if frequency and self.iteration % frequency == 0:
-                    self._save_in_run(wait=False)
+            with self.saved_whatever_ends_it():
+                result = self._fit(criteria, on_iteration)
         finally:
             self._should_stop = lambda: False
             self._iterations_of_fit = lambda: sys.maxsize
@@ -468,6 +469,49 @@ class Algorithm(ComputesActions):
             self._save_in_run(wait=True)
         self._recorder.draw_learning_curve()
         return result
+
+    def _fit(self, criteria: Stop, on_iteration: Callable[[Result], None] | None) -> Result:
+        """Iterations, and checkpoints on the way."""
+        result, times = self._last_result, SaveTimes(self.config.checkpointing_settings)
+        while not (criteria and stop_reached(result, criteria)) and not self._should_stop():
+            result = self.train()
+            if on_iteration is not None:
+                on_iteration(result)
+            if times.is_due(self.iteration):
+                with times.saving():
+                    self._save_in_run(wait=False)
+        return result
+
+    @contextlib.contextmanager
+    def saved_whatever_ends_it(self) -> Generator[None]:
+        """Save the run if anything is raised meanwhile, KeyboardInterrupt and SystemExit included.
+
+        What was raised stays what it is; a note in it says where the run is saved, or why it is not.
+        """
+        try:
+            yield
+        except BaseException as error:
+            note = self._saved_after(error)
+            if note:
+                error.add_note(note)
+            raise
+
+    def _saved_after(self, error: BaseException) -> str:
+        """Save what an error has left, and say where; empty where there is nothing to say."""
+        says_it_itself = isinstance(error, EnvRunnerError | LearnerError | DivergenceError)
+        has_learned = bool(self._last_result) or self._totals.train_batches > 0
+        if says_it_itself or not has_learned:
+            return ""
+        if not self.config.checkpointing_settings.checkpoint_at_end:
+            return ""
+        # Train batches of an iteration that has no result count for the next one.
+        self._host.iteration = int(self._last_result.get("training_iteration", 0))
+        try:
+            return f"The run is saved in {self._save_in_run(wait=True)}."
+        except Exception as problem:  # noqa: BLE001  (the error itself is what has to be told)
+            whole = ckpt.complete_checkpoints(self.run_folder.checkpoints)
+            where = f"the latest checkpoint is {whole[-1]}" if whole else "there is no checkpoint"
+            return f"The run could not be saved after it ({in_one_line(problem)}); {where}."
 
     @until_stopped
     def compile(self) -> dict[str, dict[str, Any]]:
@@ -788,8 +832,9 @@ class Algorithm(ComputesActions):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        with closing_after(error):
+            self.stop()
 
     def _call(self, hook: str, **kwargs: Any) -> None:
         self._callbacks.call(hook, algorithm=self, **kwargs)

@@ -81,6 +81,10 @@ class StoppedError(JaxrlError, RuntimeError):
     """A run that was stopped was to go on."""
 
 
+class RayError(JaxrlError, RuntimeError):
+    """Ray does not start, or cannot be joined."""
+
+
 class RetraceError(JaxrlError, RuntimeError):
     """A compiled program was about to be compiled again."""
 

@@ -281,7 +281,10 @@ def fill_own(saved: Mapping[str, np.ndarray], part: str, own: Callable[[], PyTre
     leaves = {name: leaf for name, leaf in saved.items() if name.startswith(f"{part}.")}
     if not leaves:
         return None
-    state = {part: own()}
+    now = own()
+    if part == "env" and not any(name.startswith("env.env.") for name in leaves):
+        now = {**now, "env": None}  # they could not tell where they were, and start new episodes
+    state = {part: now}
     problem = ckpt.first_difference(state, leaves, ("",))
     if problem is not None:
         raise CheckpointError(

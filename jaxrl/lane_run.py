@@ -65,6 +65,15 @@ class LaneRun(Algorithm):
         """The latest result; after a restore its numbers."""
         return self._last_result
 
+    @property
+    def last_iteration(self) -> int:
+        """The iteration of the latest result; 0 before the first."""
+        return int(self._last_result.get("training_iteration", 0))
+
+    def go_back_to(self, iteration: int) -> None:
+        """Let the state be that of an earlier iteration; results after it are cut off by a resume."""
+        self._host.iteration = iteration
+
     # --- training ---
 
     def leave(self) -> None:

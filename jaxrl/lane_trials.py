@@ -34,6 +34,8 @@ Lanes = Mapping[int, tuple[str, AlgorithmConfig]]
 class LaneTrial(AlgorithmTrainable):
     """A lane as a trial; it goes on from the newest checkpoint in the lane's folder."""
 
+    keeps_few = True
+
     def setup(
         self,
         config: Mapping[str, Any] | AlgorithmConfig,
@@ -60,9 +62,15 @@ class LaneTrial(AlgorithmTrainable):
         folder.save_stop_criterion(self._stop)
         return folder
 
+    def step(self) -> dict[str, Any]:
+        """One iteration of training; what ends it leaves a checkpoint."""
+        with self.algorithm.saved_whatever_ends_it():
+            return super().step()
+
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """One in the lane's folder, which is all that a trial goes on from; Tune's stays empty."""
-        self.algorithm.save()
+        with self._times.saving():
+            self.algorithm.save()
 
 
 class _Watch(ray.tune.Stopper, ray.tune.Callback):

@@ -1,7 +1,8 @@
 """A sweep over seeds and settings: many runs, as few compiled programs as there are structures."""
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,13 @@ from jaxrl.config.pbt import mutations_of, scheduler_of
 from jaxrl.config.stop import criteria_of_fit
 from jaxrl.config.sweep import Lane
 from jaxrl.core.types import Device
-from jaxrl.errors import DivergenceError
+from jaxrl.errors import DivergenceError, in_one_line
 from jaxrl.lane_run import LaneRun
 from jaxrl.logging import RunFolder
 from jaxrl.logging.run_folder import is_run_folder
 from jaxrl.pbt import Exploit, Scheduler, check_population, read_schedule, refuse_fixed_of
 from jaxrl.points import Point, points_of
+from jaxrl.recorder import SaveTimes
 from jaxrl.runners.chunks import lanes_at_once
 from jaxrl.runners.exclusive import one_thread, until_stopped
 from jaxrl.runners.grouping import Sharing, devices_of, grouped, on_the_host
@@ -180,18 +182,42 @@ class Population(SweepRuns):
         settings = self.config.checkpointing_settings
         asked = should_stop or (lambda: False)
         result: Result = self._result() if any(self._results.values()) else {}
-        while not asked() and not (result and self.has_reached(criteria)):
-            result = self.train()
-            if on_iteration is not None:
-                on_iteration(result)
-            if (
-                settings.checkpoint_frequency
-                and self.iteration % settings.checkpoint_frequency == 0
-            ):
-                self.save()
+        times = SaveTimes(settings)
+        with self._saved_whatever_ends_it():
+            while not asked() and not (result and self.has_reached(criteria)):
+                result = self.train()
+                if on_iteration is not None:
+                    on_iteration(result)
+                self._save_if_due(times)
         if settings.checkpoint_at_end and result:
             self.save()
         return result
+
+    def _save_if_due(self, times: SaveTimes) -> None:
+        if times.is_due(self.iteration):
+            with times.saving():
+                self.save()
+
+    @contextlib.contextmanager
+    def _saved_whatever_ends_it(self) -> Generator[None]:
+        """As `Algorithm.saved_whatever_ends_it`, with all lanes at the same iteration."""
+        try:
+            yield
+        except BaseException as error:
+            done = [self._runs[i].last_iteration for i in self.active]
+            if min(done, default=0) and self.config.checkpointing_settings.checkpoint_at_end:
+                error.add_note(self._saved_at(min(done)))
+            raise
+
+    def _saved_at(self, iteration: int) -> str:
+        """Save every lane as it is, as of an iteration of which all have a result; says where."""
+        self.iteration = iteration
+        try:
+            for index in self.active:
+                self._runs[index].go_back_to(iteration)
+            return f"The sweep is saved in {self.save()}."
+        except Exception as problem:  # noqa: BLE001  (the error itself is what has to be told)
+            return f"The sweep could not be saved after it ({in_one_line(problem)})."
 
     # --- results ---
 

@@ -1,16 +1,18 @@
 """What a run writes down: its folder, its sinks and its checkpoints, opened when first needed."""
 
+import contextlib
 import dataclasses
 import logging
 import os
+import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxrl.checkpoint import CheckpointWriter
 from jaxrl.core.types import PyTree
-from jaxrl.errors import RunFolderError
+from jaxrl.errors import RunFolderError, in_one_line
 from jaxrl.logging import OWN_SINKS, RunFolder, Sink, close_sinks, open_sinks, results
 from jaxrl.logging.plots import draw_learning_curve
 from jaxrl.logging.run_folder import check_name, results_root
@@ -18,6 +20,11 @@ from jaxrl.metrics import lookup
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.run_groups import Checkpointing
+
+
+MIN_TRAINING_SHARE = 20.0
+"""So many times as long as saving takes is trained in between, at least, where a clock decides."""
 
 
 logger = logging.getLogger("jaxrl")
@@ -40,6 +47,52 @@ class _Open:
         finally:
             if sinks is not None:
                 close_sinks(sinks)
+
+
+@contextlib.contextmanager
+def closing_after(error: BaseException | None) -> Generator[None]:
+    """Let what fails in closing not take the place of the error that it follows."""
+    try:
+        yield
+    except Exception as problem:
+        if error is None:
+            raise
+        error.add_note(f"What was open could not be closed either ({in_one_line(problem)}).")
+
+
+class SaveTimes:
+    """When `fit` saves on the way: every so many iterations, or every so many seconds.
+
+    Args:
+        settings: Of checkpointing.
+        clock: Gives seconds.
+    """
+
+    def __init__(
+        self, settings: "Checkpointing", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._settings, self._clock = settings, clock
+        self._latest, self._took = clock(), 0.0
+
+    def is_due(self, iteration: int) -> bool:
+        """Whether to save after this iteration."""
+        frequency, interval = (
+            self._settings.checkpoint_frequency,
+            self._settings.checkpoint_interval_s,
+        )
+        if frequency and iteration % frequency == 0:
+            return True
+        if interval is None:
+            return False
+        # A state that takes long to write is written more seldom.
+        return self._clock() - self._latest >= max(interval, MIN_TRAINING_SHARE * self._took)
+
+    @contextlib.contextmanager
+    def saving(self) -> Generator[None]:
+        """Surround a save, which counts from its beginning."""
+        self._latest = self._clock()
+        yield
+        self._took = self._clock() - self._latest
 
 
 class Recorder:

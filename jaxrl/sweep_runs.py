@@ -15,6 +15,7 @@ from jaxrl.logging import RunFolder
 from jaxrl.metrics import score
 from jaxrl.pbt import Exploit
 from jaxrl.points import Point, points_of
+from jaxrl.recorder import closing_after
 from jaxrl.runners.exclusive import Exclusive
 from jaxrl.runners.grouping import check_lane
 
@@ -153,8 +154,9 @@ class SweepRuns:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        with closing_after(error):
+            self.stop()
 
 
 def read_saved(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Tune in this process and its trials. `import jaxrl` alone does not import Ray, s
 no such name, or takes RLlib's.
 """
 
+import dataclasses
 import os
 import pickle
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from jaxrl.envs.registry import register_env, registered_env
 from jaxrl.errors import ConfigError
 from jaxrl.logging.run_folder import RunFolder, is_run_folder
 from jaxrl.metrics import lookup
+from jaxrl.recorder import SaveTimes
 from jaxrl.runners.environs import set_driver_environs
 
 try:
@@ -60,6 +62,8 @@ class AlgorithmTrainable(Trainable):
     """
 
     config_class: ClassVar[type[AlgorithmConfig]]
+    keeps_few: ClassVar[bool] = False
+    """Whether old checkpoints are removed; Tune keeps all of them if nothing else is said."""
 
     def __init__(
         self,
@@ -126,6 +130,10 @@ class AlgorithmTrainable(Trainable):
         set_driver_environs(settings)
         _use_only(self.trial_resources)
         self._settings = settings
+        checkpointing = settings.checkpointing_settings
+        if not self.keeps_few and "checkpoint_interval_s" not in settings.explicit:
+            checkpointing = dataclasses.replace(checkpointing, checkpoint_interval_s=None)
+        self._times = SaveTimes(checkpointing)
         self._folder = self._open_folder()
 
     def _open_folder(self) -> RunFolder:
@@ -149,8 +157,7 @@ class AlgorithmTrainable(Trainable):
     def step(self) -> dict[str, Any]:
         """One iteration of training."""
         result = self.algorithm.train()
-        frequency = self._settings.checkpointing_settings.checkpoint_frequency
-        due = bool(frequency) and self.algorithm.iteration % frequency == 0
+        due = self._times.is_due(self.algorithm.iteration)
         return {
             **result,
             TIMESTEPS_TOTAL: lookup(result, _STEPS),
@@ -159,7 +166,8 @@ class AlgorithmTrainable(Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write what `Algorithm.from_checkpoint(checkpoint.path)` reads."""
-        self.algorithm.save(checkpoint_dir)
+        with self._times.saving():
+            self.algorithm.save(checkpoint_dir)
 
     def load_checkpoint(self, checkpoint: str | dict[str, Any] | None) -> None:
         """Go on from a checkpoint, of this trial or, as in population based training, of another.

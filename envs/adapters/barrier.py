@@ -5,6 +5,7 @@ other copies never notice. Nothing here imports JAX: those processes do without 
 """
 
 import dataclasses
+import dis
 import time
 import traceback
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import gymnasium
 import numpy as np
 
 from jaxrl.core.nested_spaces import children, map_leaves
-from jaxrl.envs.adapters.host_spaces import Fit, logger, make_fit, zeros
+from jaxrl.envs.adapters.host_spaces import Fit, make_fit, notice, zeros
 from jaxrl.envs.adapters.host_state import copy_state, restore_copy
 from jaxrl.envs.context import EnvContext
 from jaxrl.errors import EnvError, in_one_line
@@ -124,7 +125,8 @@ class CopyBarrier(gymnasium.Env[Any, Any]):
             if self.inner is None:
                 self.inner = self._plan.create(self._plan.context)
             result = self.inner.reset() if seed is None else self.inner.reset(seed=seed)
-        except Exception as error:  # noqa: BLE001  (whatever a user's environment may raise)
+        except BaseException as error:  # noqa: BLE001  (whatever a user's environment may raise)
+            raise_if_users(error)
             what = "reset" if self.inner is not None else "the environment's creation"
             return self._failed(what, error)
         try:
@@ -140,7 +142,8 @@ class CopyBarrier(gymnasium.Env[Any, Any]):
             action = map_leaves(_scalar_as_array, self.action_space, action)
         try:
             result = self.inner.step(action)  # pyright: ignore[reportOptionalMemberAccess]
-        except Exception as error:  # noqa: BLE001  (whatever a user's environment may raise)
+        except BaseException as error:  # noqa: BLE001  (whatever a user's environment may raise)
+            raise_if_users(error)
             obs, info = self._failed("step", error)
             return obs, 0.0, False, False, info
         if self._is_plain(result):
@@ -157,12 +160,8 @@ class CopyBarrier(gymnasium.Env[Any, Any]):
     def close(self) -> None:
         """Close the copy; what its own `close` raises is logged and no more."""
         inner, self.inner = self.inner, None
-        if inner is None:
-            return
-        try:
-            inner.close()
-        except Exception:  # noqa: BLE001  (it is on its way out anyhow)
-            logger.debug("%s: close raised", self._name, exc_info=True)
+        if inner is not None:
+            close_quietly(self._name, inner)
 
     def render(self) -> Any:
         return None if self.inner is None else self.inner.render()
@@ -202,7 +201,7 @@ class CopyBarrier(gymnasium.Env[Any, Any]):
             and info.__class__ is dict
         )
 
-    def _failed(self, what: str, error: Exception) -> tuple[Any, dict[str, Any]]:
+    def _failed(self, what: str, error: BaseException) -> tuple[Any, dict[str, Any]]:
         """Restart the copy after an exception; the first observation, and the fault as info."""
         sentence = f"{self._name}: {what} raised {in_one_line(error)}."
         if not self._plan.restart:
@@ -215,13 +214,14 @@ class CopyBarrier(gymnasium.Env[Any, Any]):
             )
         silent = isinstance(error, StepFailedRecreateEnvError)
         fault = CopyFault(detail=sentence, trace=_trace(error), silent=silent, error=error)
-        latest = error
+        latest: BaseException = error
         for attempt in range(MAX_ATTEMPTS):
             if attempt:
                 time.sleep(_FIRST_PAUSE_S * 2**attempt)
             try:
                 result = self._recreate()
-            except Exception as again:  # noqa: BLE001  (reported if it lasts)
+            except BaseException as again:  # noqa: BLE001  (reported if it lasts)
+                raise_if_users(again)
                 latest = again
                 continue
             try:
@@ -243,10 +243,41 @@ class CopyBarrier(gymnasium.Env[Any, Any]):
             seed=derived_seed(self._plan.seed, self._plan.index, self._restarts)
         )
 
-    def _fatal(self, detail: str, error: Exception | None = None) -> tuple[Any, dict[str, Any]]:
+    def _fatal(self, detail: str, error: BaseException | None = None) -> tuple[Any, dict[str, Any]]:
         trace = "" if error is None else _trace(error)
         fault = CopyFault(detail=detail, trace=trace, fatal=True, error=error)
         return zeros(self.observation_space), {FAULT: fault}
+
+
+def raise_if_users(error: BaseException) -> None:
+    """Raise again what is not the environment's own doing.
+
+    That is KeyboardInterrupt where Ctrl-C raised it: it comes from between any two instructions,
+    while what an environment raises itself comes from a raise statement.
+    """
+    if isinstance(error, GeneratorExit):
+        raise error
+    if not isinstance(error, KeyboardInterrupt):
+        return
+    latest = error.__traceback__
+    while latest is not None and latest.tb_next is not None:
+        latest = latest.tb_next
+    if latest is None:
+        raise error
+    code, place = latest.tb_frame.f_code.co_code, latest.tb_lasti
+    if dis.opname[code[place]] != "RAISE_VARARGS":
+        raise error
+
+
+def close_quietly(name: str, env: Any) -> None:
+    """Close an environment; what its `close` raises is told of, and ends nothing."""
+    try:
+        env.close()
+    except BaseException as error:  # noqa: BLE001  (it is on its way out anyhow)
+        raise_if_users(error)
+        notice(
+            f"{name}: close raised {in_one_line(error)}; the environment is let go all the same."
+        )
 
 
 def checked_reset(name: str, fit: Fit, result: Any) -> tuple[Any, dict[str, Any]]:

@@ -1,6 +1,10 @@
 """The processes of an asynchronous vector environment: starting them and ending them."""
 
+import contextlib
+import signal
 import time
+from collections.abc import Generator
+from multiprocessing import resource_tracker
 from typing import Any
 
 import cloudpickle
@@ -10,6 +14,8 @@ from jaxrl.envs.adapters.host_spaces import logger
 from jaxrl.errors import EnvError
 
 CLOSE_TIMEOUT_S = 5.0
+REAP_TIMEOUT_S = 0.05
+"""A process that has closed its pipe may not have ended yet."""
 
 
 def start_processes(
@@ -30,12 +36,46 @@ def start_processes(
         ) from error
     try:
         # Never a fork: JAX has threads by now, whose locks a forked process inherits.
-        return AsyncVectorEnv(barriers, context="spawn", autoreset_mode=autoreset_mode)
+        with _terminal_signals_kept_from_children():
+            return AsyncVectorEnv(barriers, context="spawn", autoreset_mode=autoreset_mode)
     except (EOFError, BrokenPipeError, ConnectionResetError, RuntimeError) as error:
         raise EnvError(
             f"{name}: the processes of gym_env_vectorize_mode='async' did not start; a script "
             f"that trains must do so under `if __name__ == '__main__':`."
         ) from error
+
+
+@contextlib.contextmanager
+def _terminal_signals_kept_from_children() -> Generator[None]:
+    """Start processes that a terminal's Ctrl-C and end do not reach: they end when this one does.
+
+    A terminal sends both to all processes of its group, and an environment that is torn from a step
+    by one would end the run in the middle of an iteration. The mask of blocked signals is inherited
+    from the first instruction on; a signal that comes meanwhile reaches this process right after.
+    """
+    kept = {signal.SIGINT, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, kept)
+    try:
+        resource_tracker.ensure_running()  # which unblocks SIGINT when it has started
+        signal.pthread_sigmask(signal.SIG_BLOCK, kept)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def dead_copies(vector: Any) -> str:
+    """Say which copies of a vector environment have lost their processes, and how these ended."""
+    processes = vector.processes if isinstance(vector, AsyncVectorEnv) else []
+    dead: list[str] = []
+    time.sleep(REAP_TIMEOUT_S)
+    for index, process in enumerate(processes):
+        code = process.exitcode
+        if code is not None:
+            how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+            dead.append(f"vector_index={index} ({how})")
+    return (
+        f"the process of a copy died: {', '.join(dead)}" if dead else "the process of a copy died"
+    )
 
 
 def close_processes(vector: AsyncVectorEnv) -> None:

@@ -1,6 +1,7 @@
 """Gymnasium's vector environments as a `HostVector`, in each of their ways to reset themselves."""
 
 import dataclasses
+import multiprocessing
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ from jaxtyping import Bool
 
 from jaxrl.core.nested_spaces import map_leaves
 from jaxrl.core.types import PyTree
-from jaxrl.envs.adapters.gym_processes import close_processes
+from jaxrl.envs.adapters.barrier import close_quietly, raise_if_users
+from jaxrl.envs.adapters.gym_processes import close_processes, dead_copies
 from jaxrl.envs.adapters.host_arrays import (
     CopyInfos,
     all_finite,
@@ -52,6 +54,7 @@ class GymVector:
         name: str,
         seeds: list[int],
         observation_space: gymnasium.Space[Any],
+        timeout_s: float | None = None,
     ) -> None:
         """Takes `vector` over and closes it in the end.
 
@@ -60,7 +63,9 @@ class GymVector:
             name: For messages.
             seeds: Of each copy's first reset.
             observation_space: Of one copy, as modules see it.
+            timeout_s: How long a step or reset of copies in processes may take; None for ever.
         """
+        self._timeout_s = timeout_s
         self.num_envs = vector.num_envs
         self.vector = vector
         self._name = name
@@ -82,12 +87,13 @@ class GymVector:
         self._held, self._calm = self._nobody, True
         self._earlier_faults: list[HostFault] = []
         self._closed = False
+        self._failed = False
 
     def reset(self, seeds: Sequence[int] | None = None) -> PyTree:
         chosen: Any = self._seeds if seeds is None else list(seeds)
         if not self._seed_each:
             chosen = chosen[0]
-        obs, infos = self._call(lambda: self.vector.reset(seed=chosen))
+        obs, infos = self._call(lambda: self._reset_vector(seed=chosen))
         self._to_reset = self._nobody
         self._earlier_faults = self._restarts(copy_infos(infos, self.num_envs))
         self._obs, self._faulty = finite_or_zero(self._as_runner(obs))
@@ -97,7 +103,7 @@ class GymVector:
     def step(self, action: PyTree) -> HostStep:
         space: Any = self.vector.single_action_space
         action = map_leaves(_action_batch, space, action)
-        obs, reward, terminated, truncated, infos = self._call(lambda: self.vector.step(action))
+        obs, reward, terminated, truncated, infos = self._call(lambda: self._step_vector(action))
         result = _Result(
             obs=self._as_runner(obs),
             reward=_float32(reward),
@@ -145,7 +151,7 @@ class GymVector:
         self.vector.set_attr("held", self._held.tolist())
 
     def get_state(self) -> PyTree | None:
-        if not isinstance(self.vector, SyncVectorEnv | AsyncVectorEnv):
+        if self._failed or not isinstance(self.vector, SyncVectorEnv | AsyncVectorEnv):
             return None
         copies = self.vector.get_attr("copy_state")
         if any(copy is None for copy in copies):
@@ -183,7 +189,7 @@ class GymVector:
         if isinstance(self.vector, AsyncVectorEnv):
             close_processes(self.vector)
         else:
-            self.vector.close()
+            close_quietly(self._name, self.vector)
 
     def _eventful_step(self, result: "_Result") -> HostStep:
         """A step in which something failed, was held, or has to be reset."""
@@ -249,7 +255,7 @@ class GymVector:
             rows = self._everybody if self._mode is AutoresetMode.SAME_STEP else ~ended
         mask = {"reset_mask": rows.copy()}
         options = mask if self._takes_mask else None
-        obs, infos = self._call(lambda: self.vector.reset(options=options))
+        obs, infos = self._call(lambda: self._reset_vector(options=options))
         faults = self._restarts(copy_infos(infos, self.num_envs))
         return _Fresh(rows=rows, obs=self._as_runner(obs), faults=faults)
 
@@ -262,6 +268,7 @@ class GymVector:
         found: list[HostFault] = []
         for row, fault in infos.faults.items():
             if fault.fatal:
+                self._failed = True
                 cause = fault.error
                 if cause is None and fault.trace:
                     cause = RemoteTraceback(fault.trace)
@@ -282,6 +289,18 @@ class GymVector:
     def _cast_obs(self, space: gymnasium.Space[Any], value: Any) -> np.ndarray:
         return np.array(value, leaf_dtype(space), copy=self._copy_obs)
 
+    def _reset_vector(self, **arguments: Any) -> Any:
+        if not isinstance(self.vector, AsyncVectorEnv):
+            return self.vector.reset(**arguments)
+        self.vector.reset_async(**arguments)
+        return self.vector.reset_wait(timeout=self._timeout_s)
+
+    def _step_vector(self, action: PyTree) -> Any:
+        if not isinstance(self.vector, AsyncVectorEnv):
+            return self.vector.step(action)
+        self.vector.step_async(action)
+        return self.vector.step_wait(timeout=self._timeout_s)
+
     def _call(self, function: Callable[[], Any]) -> Any:
         """What the vector environment returns.
 
@@ -291,11 +310,21 @@ class GymVector:
         try:
             return function()
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+            self._failed = True
             raise EnvError(
-                f"{self._name}: the process of a copy died; look for what it printed, or use "
+                f"{self._name}: {dead_copies(self.vector)}; look for what it printed, or use "
                 f"gym_env_vectorize_mode='sync'."
             ) from error
-        except Exception as error:
+        except multiprocessing.TimeoutError as error:
+            self._failed = True
+            raise EnvError(
+                f"{self._name}: the process of a copy has not answered within "
+                f"sample_timeout_s={self._timeout_s:g} seconds, so its environment hangs; raise "
+                f"sample_timeout_s if it is only slow."
+            ) from error
+        except BaseException as error:
+            self._failed = True
+            raise_if_users(error)
             raise EnvError(
                 f"{self._name}: the vector environment raised {in_one_line(error)}."
             ) from error

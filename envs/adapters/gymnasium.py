@@ -11,6 +11,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, parse_env_id
 
 from jaxrl.envs.adapters import atari
+from jaxrl.envs.adapters.barrier import close_quietly, raise_if_users
 from jaxrl.envs.adapters.host_creators import (
     Creator,
     FromClass,
@@ -168,7 +169,7 @@ def _made(
         own_limit = time_limit(env)
         is_atari = atari.is_atari_env(env)
     finally:
-        env.close()
+        close_quietly(env_id, env)
     notes = [
         *cast_notes(f"{env_id}: the observation", observation_space),
         *cast_notes(f"{env_id}: the action", action_space),
@@ -231,7 +232,8 @@ def call_creator(env_id: str, create: Creator, context: EnvContext) -> Any:
         raise
     except gymnasium.error.DependencyNotInstalled as error:
         raise EnvError(_lacking(env_id, error)) from error
-    except Exception as error:
+    except BaseException as error:
+        raise_if_users(error)
         raise EnvError(
             f"{env_id} cannot be made: its creation raised {in_one_line(error)}."
         ) from error

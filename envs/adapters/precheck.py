@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.utils.env_checker import check_env as check_by_gymnasium
 
 from jaxrl.core.nested_spaces import map_leaves
-from jaxrl.envs.adapters.barrier import checked_reset, checked_step
+from jaxrl.envs.adapters.barrier import checked_reset, checked_step, close_quietly, raise_if_users
 from jaxrl.envs.adapters.gymnasium import create_env
 from jaxrl.envs.adapters.host_spaces import Fit, advice, make_fit, notice
 from jaxrl.envs.context import EnvContext
@@ -82,7 +82,7 @@ def _try_once(
         if validate_env is not None:
             validate(made.id, env, context, validate_env)
     finally:
-        env.close()
+        close_quietly(made.id, env)
 
 
 class _Fitted(gymnasium.ObservationWrapper[Any, Any, Any]):
@@ -144,7 +144,8 @@ def _check_obs(made: MadeHostEnv, method: str, obs: Any) -> None:
 def _run(name: str, what: str, function: Callable[[], Any]) -> Any:
     try:
         return function()
-    except Exception as error:
+    except BaseException as error:
+        raise_if_users(error)
         raise _OwnError(f"{name}: {what} raised {in_one_line(error)}.") from error
 
 
@@ -159,7 +160,8 @@ def _check_by_gymnasium(made: MadeHostEnv, env: gymnasium.Env[Any, Any]) -> None
                 check_by_gymnasium(_Fitted(env, made), **skipped)
     except JaxrlError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        raise_if_users(error)
         reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
         frames = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
         if isinstance(error, AssertionError):
@@ -185,5 +187,6 @@ def validate(name: str, env: Any, context: EnvContext, validate_env: ValidateEnv
         validate_env(env, context)
     except JaxrlError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        raise_if_users(error)
         raise EnvError(f"validate_env refused {name}: {in_one_line(error)}.") from error

@@ -9,6 +9,8 @@ import typer
 
 from jaxrl.cli.errors import ErrorGroup, keep_log_to_ourselves, log_level, set_verbosity
 
+"""How long each thread of a checkpoint may take to end after its command."""
+
 app = typer.Typer(
     cls=ErrorGroup,
     name="jaxrl",

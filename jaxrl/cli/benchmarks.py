@@ -14,6 +14,7 @@ from jaxrl.benchmark.speed import run_speed, speed_tables
 from jaxrl.benchmark.suite import Suite, load_suite, suite_file
 from jaxrl.benchmark.summary import summary_of
 from jaxrl.benchmark.tables import Table
+from jaxrl.cli.interrupts import Raised
 from jaxrl.errors import RunFolderError
 from jaxrl.logging import text
 
@@ -29,7 +30,7 @@ def run(given: str, out: str | None, compare: str | None) -> int:
     folder = runner.default_folder(suite) if out is None else Path(out).expanduser()
     with runner.claimed(folder.absolute()) as claimed:
         _keep_suite(suite, claimed)
-        with _Display() as display:
+        with Raised(), _Display() as display:
             failures = runner.run(suite, claimed, display)
         tables, slow = _speed(suite, claimed / "speed")
         summary = summary_of(suite, claimed, failures, tables)

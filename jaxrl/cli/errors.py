@@ -25,12 +25,17 @@ class ErrorGroup(TyperGroup):
         except JaxrlError as error:
             if verbosity(ctx):
                 traceback.print_exc()
-            typer.echo(f"error: {error}", err=True)
+            for line in (f"error: {error}", *notes_of(error)):
+                typer.echo(line, err=True)
             raise typer.Exit(2) from error
         except _UsageError as error:
             if _is_unknown_option_of(error, "train"):
                 error.possibilities = None
                 error.message += ". Settings are given like --set lr=3e-4"
+            raise
+        except SystemExit as error:  # of a callback of the user's
+            for line in notes_of(error):
+                typer.echo(line, err=True)
             raise
         except KeyboardInterrupt as error:
             typer.echo("interrupted", err=True)
@@ -40,6 +45,11 @@ class ErrorGroup(TyperGroup):
 def _is_unknown_option_of(error: Any, command: str) -> bool:
     ctx = getattr(error, "ctx", None)
     return type(error).__name__ == "NoSuchOption" and ctx is not None and ctx.info_name == command
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """What was added to an error on its way, such as where the run is saved."""
+    return list(getattr(error, "__notes__", ()))
 
 
 def verbosity(ctx: typer.Context) -> int:

@@ -1,5 +1,6 @@
 """What `jaxrl train`, `resume` and `evaluate` do: display, signals, and the words at the end."""
 
+import contextlib
 import functools
 import logging
 import os
@@ -19,10 +20,11 @@ from jaxrl.checkpoint import (
     read_metadata,
     set_aside_later,
 )
-from jaxrl.cli.interrupts import Interrupts
+from jaxrl.cli.errors import notes_of
+from jaxrl.cli.interrupts import Interrupts, Raised
 from jaxrl.config.deserialize import config_from_serializable
 from jaxrl.config.stop import stop_reached
-from jaxrl.errors import ConfigError, RunFolderError, did_you_mean
+from jaxrl.errors import ConfigError, JaxrlError, RunFolderError, did_you_mean
 from jaxrl.host_state import check_metadata, trust_in
 from jaxrl.logging import results, text
 from jaxrl.logging.display import Display, open_display
@@ -146,7 +148,7 @@ def evaluate(
     if video:
         overrides["record_video"] = True
     waiting = console.status(f"loading {path.name} and compiling its evaluation")
-    with waiting, Algorithm.from_checkpoint(str(path), **overrides) as algo:
+    with Raised(), waiting, Algorithm.from_checkpoint(str(path), **overrides) as algo:
         found = algo.evaluate(num_episodes=episodes, video_folder=_video_folder(path))
     for line in [*_evaluation_lines(found), f"checkpoint        {path}"]:
         typer.echo(line)
@@ -192,7 +194,28 @@ def _run(title: str, stop: Mapping[str, float], build: Callable[[], "Algorithm"]
         ),
         before_abort=functools.partial(_put_terminal_in_order, console),
     )
-    with interrupts, display:
+    with interrupts:
+        try:
+            lines = _built_and_trained(build, stop, display, device, interrupts)
+        except JaxrlError as error:
+            if not interrupts.requested:
+                raise
+            # The signal may have reached processes of environments too: it is what ended the run.
+            lines = [f"error: {error}", *notes_of(error)]
+        with contextlib.suppress(OSError):  # a terminal or pipe that is gone
+            for line in lines:
+                typer.echo(line)
+    return interrupts.exit_code
+
+
+def _built_and_trained(
+    build: Callable[[], "Algorithm"],
+    stop: Mapping[str, float],
+    display: Display,
+    device: "_Device",
+    interrupts: Interrupts,
+) -> list[str]:
+    with display:
         display.phase("building")
         with build() as algo:
             if not stop:
@@ -201,10 +224,7 @@ def _run(title: str, stop: Mapping[str, float], build: Callable[[], "Algorithm"]
             display.goes_on_from(algo.last_result)
             for note in algo.notes:
                 display.message(note)
-            lines = _end_of(algo, stop, display, interrupts)
-    for line in lines:
-        typer.echo(line)
-    return interrupts.exit_code
+            return _end_of(algo, stop, display, interrupts)
 
 
 def _end_of(

@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+
+from jaxrl.config.divisors import MAX_COUNT, divisors, nearest
 
 DEFAULT_NUM_ENVS = 16
 MAX_SHARDS = 8
@@ -153,11 +155,16 @@ class Problem:
 
     sentence: str = ""
     names: tuple[str, ...] = ()
+    advice: str = ""
+    """What to do where no single change would help."""
 
 
 def solve(request: BatchRequest) -> tuple[BatchPlan | None, Problem]:
     """The plan closest to the request, or the first reason why there is none."""
     batch = request.train_batch_size or free_batch(request)
+    problem = _size_problem(request, batch)
+    if problem is not None:
+        return None, problem
     columns = request.columns or _free_columns(request, batch)
     steps = request.rollout_fragment_length or max(1, batch // columns)
     size = batch if request.whole_batch else request.minibatch_size
@@ -177,48 +184,25 @@ def solve(request: BatchRequest) -> tuple[BatchPlan | None, Problem]:
         num_env_runners=request.num_env_runners,
         envs_per_runner=_envs_per_runner(request, columns),
     )
-    return dataclasses.replace(plan, notes=tuple(_notes(request, plan))), Problem()
+    return dataclasses.replace(plan, notes=tuple(notes_of(request, plan))), Problem()
 
 
-def solve_in_sequences(request: BatchRequest, most: int) -> BatchPlan | None:
-    """The plan whose rollouts and minibatches are whole sequences, of up to `most` rows.
-
-    The longest sequences that go together with what is explicit; None if they have less than half
-    as many rows.
-    """
-    wanted, most = most, min(most, request.rollout_fragment_length or most)
-    for length in range(most, (most - 1) // 2, -1):
-        in_units = _divided(request, length)
-        plan = None if in_units is None else solve(in_units)[0]
-        if plan is None:
-            continue
-        plan = dataclasses.replace(
-            plan,
-            rollout_fragment_length=plan.rollout_fragment_length * length,
-            train_batch_size=plan.train_batch_size * length,
-            minibatch_size=plan.minibatch_size * length,
-            sequence_length=length,
-        )
-        notes = list(_notes(request, plan))
-        if length < wanted:
-            notes.append(f"max_seq_len={wanted}: {length}, the most that divides the sizes.")
-        return dataclasses.replace(plan, notes=tuple(notes))
-    return None
+def _size_problem(request: BatchRequest, batch: int) -> Problem | None:
+    """Whether what is explicit makes more rows than there can be, before anything is divided."""
+    units = math.lcm(request.column_unit, request.shards)
+    if max(batch, request.columns or 0, units) <= MAX_COUNT:
+        return None
+    said = ", ".join(words for words in (_in_words(request, name) for name in SETTING_OF) if words)
+    return Problem(
+        f"{said}: together they ask for more than {MAX_COUNT} rows in a train batch",
+        advice="set smaller ones",
+    )
 
 
-def _divided(request: BatchRequest, length: int) -> BatchRequest | None:
-    """The request counted in sequences; None where an explicit number is no multiple of them."""
-    changes: dict[str, int] = {}
-    for name in ("train_batch_size", "rollout_fragment_length", "minibatch_size"):
-        rows = getattr(request, name)
-        if rows is not None and rows % length:
-            return None
-        default = f"default_{name}"
-        if rows is not None:
-            changes[name] = rows // length
-        if getattr(request, default) is not None:
-            changes[default] = max(1, round(getattr(request, default) / length))
-    return dataclasses.replace(request, **changes)
+def _in_words(request: BatchRequest, name: str) -> str:
+    """A number of the request under its setting's name; empty where it is free."""
+    value = getattr(request, name)
+    return "" if value is None or value == 1 else f"{SETTING_OF[name]}={value}"
 
 
 def free_batch(request: BatchRequest) -> int:
@@ -342,7 +326,8 @@ def _shards_in_words(request: BatchRequest) -> str:
     return f"num_learners={request.num_learners}"
 
 
-def _notes(request: BatchRequest, plan: BatchPlan) -> Iterator[str]:
+def notes_of(request: BatchRequest, plan: BatchPlan) -> Iterator[str]:
+    """Say of every default how it adapted."""
     if request.train_batch_size is None and (
         plan.train_batch_size != request.default_train_batch_size
     ):
@@ -385,15 +370,3 @@ def _note_on_envs(request: BatchRequest, plan: BatchPlan) -> str:
     number = f"the number nearest to {nearest_to} that divides the train batch."
     together = "" if runners == 1 else f"as all {runners} have together "
     return f"{chosen}, {together}{number}"
-
-
-def divisors(number: int, multiple_of: int = 1) -> list[int]:
-    """The divisors of a number that are multiples of another, in ascending order."""
-    low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    both = sorted({*low, *(number // d for d in low)})
-    return [d for d in both if d % multiple_of == 0]
-
-
-def nearest(values: Iterable[int], target: float) -> int | None:
-    """The value with the smallest ratio to the target; of two, the larger."""
-    return min(values, key=lambda v: (max(v / target, target / v), -v), default=None)

@@ -4,7 +4,7 @@ import dataclasses
 
 from jaxrl.config.fields import (
     Schedule,
-    at_least_one,
+    count,
     field,
     non_negative,
     positive,
@@ -48,24 +48,24 @@ class AsyncTraining(AdvantageTraining):
     )
     broadcast_interval: int = field(
         default=1,
-        check=at_least_one,
+        check=count,
         doc="Train batches after which actors get new weights; in the compiled program, too, they "
         "act with the weights of the latest broadcast.",
     )
     learner_queue_size: int = field(
         default=3,
-        check=at_least_one,
+        check=count,
         doc="Train batches that may wait for the learner, where actors run beside it; a full queue "
         "makes them wait. The compiled program has no queue.",
     )
     circular_buffer_num_batches: int = field(
         default=1,
-        check=at_least_one,
+        check=count,
         doc="The latest train batches that are kept to be learned from again; learning starts when "
         "more than half of the buffer is filled.",
     )
     circular_buffer_iterations_per_batch: int = field(
         default=1,
-        check=at_least_one,
+        check=count,
         doc="How often each train batch is learned from, at random times while the buffer holds it.",
     )

@@ -17,6 +17,7 @@ from jaxrl.config.coerce import (
     describe,
     leaves_float32,
 )
+from jaxrl.config.divisors import MAX_COUNT
 from jaxrl.config.imports import ANYTHING, Kind, load_object
 from jaxrl.config.markers import holds_marker
 from jaxrl.config.sweep import Marker
@@ -55,6 +56,10 @@ non_negative = Check(
     lambda value: " It must be finite." if value == math.inf else "",
 )
 at_least_one = Check("at least 1", _numbers(lambda x: x >= 1))
+count = Check(f"at least 1 and at most {MAX_COUNT}", _numbers(lambda x: 1 <= x <= MAX_COUNT))
+count_or_zero = Check(
+    f"at least 0 and at most {MAX_COUNT}", _numbers(lambda x: 0 <= x <= MAX_COUNT)
+)
 unit_interval = Check("between 0 and 1", _numbers(lambda x: 0 <= x <= 1))
 finite = Check("finite", _numbers(math.isfinite))
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from jaxrl.config.checks import optimizer_check
 from jaxrl.config.fields import (
     Schedule,
-    at_least_one,
+    count,
     field,
     non_negative,
     positive,
@@ -78,7 +78,7 @@ class Environment:
     )
     max_episode_steps: int | None = field(
         default=None,
-        check=at_least_one,
+        check=count,
         doc="Truncates episodes after so many steps; None keeps the environment's own limit.",
     )
     reset_mode: Literal["auto", "every_step", "on_demand"] = field(
@@ -125,12 +125,12 @@ class Training:
     )
     train_batch_size: int = field(
         default=32,
-        check=at_least_one,
+        check=count,
         doc="Environment steps per training step, over all devices and learners.",
     )
     train_batch_size_per_learner: int | None = field(
         default=None,
-        check=at_least_one,
+        check=count,
         doc="Environment steps per training step of each learner, in place of train_batch_size, "
         "which is num_learners times as many; None leaves it to train_batch_size.",
     )
@@ -146,16 +146,16 @@ class Training:
 class OnPolicyTraining(Training):
     """What algorithms have that learn from one fresh batch; defaults are RLlib's PPO's."""
 
-    num_epochs: int = field(default=30, check=at_least_one, doc="Passes over each train batch.")
+    num_epochs: int = field(default=30, check=count, doc="Passes over each train batch.")
     minibatch_size: int | None = field(
         default=128,
-        check=at_least_one,
+        check=count,
         doc="Rows of one gradient step; None is the whole train batch. A default adapts to the "
         "nearest divisor of the train batch.",
     )
     microbatch_size: int | Auto | None = field(
         default="auto",
-        check=at_least_one,
+        check=count,
         doc="Rows of a minibatch, at most, whose gradient a device computes at once; the step is "
         "along the mean over all. None takes all rows at once; 'auto' does so on accelerators, and "
         "on a CPU where there are 1024 or more takes 256, which a core's cache holds. A sequence "

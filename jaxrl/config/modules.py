@@ -116,11 +116,16 @@ def _is_default(spec: "RLModuleSpec") -> bool:
 
 def _merged(spec: "RLModuleSpec", given: Any) -> Any:
     """The spec's model settings, with the config's on top; a whole object replaces them."""
-    from jaxrl.core.model_config import resolve_model_settings
+    from jaxrl.core.model_config import DefaultModelConfig, resolve_model_settings
 
     if given is None or given == {}:
         return spec.model_config
     if not isinstance(given, Mapping):
+        if _is_default(spec) and not isinstance(given, DefaultModelConfig):
+            raise ConfigError(
+                f"model_config must be a DefaultModelConfig or a dictionary of its fields, such as "
+                f"{{'fcnet_hiddens': [64, 64]}}, got {given!r}."
+            )
         return given
     settings = dict(cast(Mapping[str, Any], given))
     if _is_default(spec):

@@ -88,7 +88,7 @@ class NameTable:
             return self._refuse(name, value, refused)
         where = f"{GROUP_METHODS[group]}()" if group else "The config"
         raise UnknownSettingError(
-            f"{where} has no setting '{name}' (got {value!r}).{self._hint(name, group)}"
+            f"{where} has no setting {name!r} (got {value!r}).{self._hint(name, group)}"
         )
 
     def _known(self, name: str, value: Any, group: str | None) -> Meant:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.divisors import MAX_COUNT
 from jaxrl.config.fields import Setting
 from jaxrl.config.legacy import GROUPS_REFUSED, RENAMED
 from jaxrl.config.names import GROUP_METHODS
@@ -58,8 +59,10 @@ def _section(title: str, sentence: str | None, settings: Iterable[Setting]) -> s
 
 def _row(setting: Setting) -> str:
     wants = setting.wants
-    if setting.check is not None and len(setting.check.wants) < 20:
-        wants += f", {setting.check.wants}"
+    condition = "" if setting.check is None else setting.check.wants
+    condition = condition.removesuffix(f" and at most {MAX_COUNT}")  # holds for every count
+    if condition and len(condition) < 20:
+        wants += f", {condition}"
     traced = " *Traced.*" if setting.sweepable else ""
     cells = [f"`{setting.name}`", f"`{setting.default!r}`", wants, setting.doc + traced]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,6 +1,7 @@
 """The exact plan of a train batch, or the changes that would make one; and its devices."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 
@@ -9,15 +10,16 @@ from jaxrl.config.arithmetic import (
     SETTING_OF,
     BatchPlan,
     BatchRequest,
-    divisors,
     free_batch,
-    nearest,
     solve,
-    solve_in_sequences,
 )
+from jaxrl.config.divisors import divisors, nearest
+from jaxrl.config.sequence_plan import solve_in_sequences
 from jaxrl.errors import ConfigError
 
 MIN_ROWS_PER_CPU_DEVICE = 64
+MAX_TRIED = 200
+"""Values of a setting that are tried as a suggestion, below and above the one that was set."""
 
 
 class BatchSizeError(ConfigError):
@@ -44,6 +46,8 @@ def make_plan(request: BatchRequest, max_seq_len: int = 1) -> BatchPlan:
     plan, problem = solve(request)
     if plan is not None:
         return plan
+    if problem.advice:
+        raise BatchSizeError(f"{problem.sentence}; {problem.advice}.")
     suggestions = tuple(_suggest(request, problem.names))
     raise BatchSizeError(f"{problem.sentence}: {_in_words(request, suggestions)}.", suggestions)
 
@@ -56,7 +60,8 @@ def _suggest(request: BatchRequest, names: Iterable[str]) -> Iterator[dict[str, 
         if current is None:
             continue
         for values in (_below(request, name, current), _above(request, name, current)):
-            works = (v for v in values if solve(dataclasses.replace(request, **{name: v}))[0])
+            near = itertools.islice(values, MAX_TRIED)
+            works = (v for v in near if solve(dataclasses.replace(request, **{name: v}))[0])
             nearest_one = next(works, None)
             if nearest_one is not None:
                 found = True

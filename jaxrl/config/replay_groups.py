@@ -8,6 +8,8 @@ from jaxrl.config.fields import (
     Schedule,
     at_least_one,
     check_knots,
+    count,
+    count_or_zero,
     field,
     non_negative,
     positive,
@@ -72,7 +74,7 @@ class OffPolicyTraining(Training):
     )
     n_step: int | tuple[int, int] = field(
         default=1,
-        check=at_least_one,
+        check=count,
         doc="Steps of a transition before the bootstrap, or a pair (least, most), between which it "
         "is drawn for each row.",
     )
@@ -90,7 +92,7 @@ class OffPolicyTraining(Training):
     )
     burn_in_len: int = field(
         default=0,
-        check=non_negative,
+        check=count_or_zero,
         doc="Rows before those of a sequence that a module which remembers learns from, to find its "
         "state by the present parameters.",
     )

@@ -5,7 +5,8 @@ import math
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from jaxrl.config.arithmetic import MAX_SHARDS, BatchPlan, divisors, nearest
+from jaxrl.config.arithmetic import MAX_SHARDS, BatchPlan
+from jaxrl.config.divisors import MAX_COUNT, divisors, nearest
 from jaxrl.config.modules import rows_of_a_draw
 from jaxrl.config.plan import BatchSizeError
 from jaxrl.config.replay_groups import buffer_settings, n_step_range
@@ -58,6 +59,7 @@ def replay_plan(config: "AlgorithmConfig") -> ReplayPlan:
     envs_per_runner = envs or 1
     num_envs = num_runners * envs_per_runner
     steps = runners.rollout_fragment_length
+    _check_countable(rows, num_envs, 1 if steps == "auto" else steps)
     notes: list[str] = []
     intensity = _intensity(training.training_intensity)
     if steps == "auto":
@@ -153,11 +155,27 @@ def _rows(config: "AlgorithmConfig") -> int:
     return share * learners
 
 
+def _check_countable(rows: int, num_envs: int, steps: int) -> None:
+    """Refuse sizes that no array has, before anything is divided."""
+    for said, number in (
+        (f"train_batch_size={rows}", rows),
+        (f"{num_envs} environments x rollout_fragment_length={steps}", num_envs * steps),
+    ):
+        if number > MAX_COUNT:
+            raise BatchSizeError(f"{said} must be at most {MAX_COUNT} rows; set smaller ones.")
+
+
 def _intensity(setting: float | None) -> Fraction | None:
     """The setting as an exact ratio: 0.1 is a tenth, not the float next to it."""
     if setting is None:
         return None
-    return Fraction(setting).limit_denominator(MAX_INTENSITY_DENOMINATOR)
+    ratio = Fraction(setting).limit_denominator(MAX_INTENSITY_DENOMINATOR)
+    if not 0 < ratio <= MAX_COUNT:
+        raise ConfigError(
+            f"training_intensity={setting:g} must be at least {1 / MAX_INTENSITY_DENOMINATOR:g} and "
+            f"at most {MAX_COUNT} rows of updates for each environment step that is sampled."
+        )
+    return ratio
 
 
 def _free_length(intensity: Fraction | None, num_envs: int, rows: int) -> int:
@@ -174,8 +192,13 @@ def _updates(
     if intensity is None:
         return 1
     updates = intensity * num_envs * steps / rows
-    if updates.denominator == 1:
+    if updates.denominator == 1 and updates <= MAX_COUNT:
         return updates.numerator
+    if updates > MAX_COUNT:
+        raise BatchSizeError(
+            f"training_intensity={config.training_settings.training_intensity:g} is {float(updates):g} "
+            f"updates for each rollout, of which there can be {MAX_COUNT}; lower it."
+        )
     below, above = math.floor(updates), math.ceil(updates)
     ratios = [str(float(Fraction(n * rows, num_envs * steps))) for n in (below, above) if n > 0]
     length = _free_length(intensity, num_envs, rows)

@@ -8,6 +8,8 @@ from jaxrl.config.checks import evaluation_check
 from jaxrl.config.fields import (
     Check,
     at_least_one,
+    count,
+    count_or_zero,
     field,
     non_negative,
     positive,
@@ -28,12 +30,12 @@ class Evaluation:
 
     evaluation_interval: int | None = field(
         default=None,
-        check=non_negative,
+        check=count_or_zero,
         doc="Evaluates every so many iterations; None or 0 never does.",
     )
     evaluation_duration: int | Auto = field(
         default=10,
-        check=at_least_one,
+        check=count,
         doc="How long one evaluation is, in its unit; 'auto', with evaluation_parallel_to_training, "
         "is as long as the training beside it.",
     )
@@ -56,13 +58,13 @@ class Evaluation:
     )
     evaluation_num_envs: int | Auto = field(
         default="auto",
-        check=at_least_one,
+        check=count,
         doc="Environments evaluated side by side, each for an equal share of the duration; 'auto' "
         "is the largest divisor of the duration up to a limit.",
     )
     evaluation_num_env_runners: int = field(
         default=0,
-        check=non_negative,
+        check=count_or_zero,
         doc="Ray actors that only evaluate; 0 evaluates in this process.",
     )
     evaluation_parallel_to_training: bool = field(
@@ -77,13 +79,13 @@ class Evaluation:
     )
     evaluation_auto_duration_min_env_steps_per_sample: int = field(
         default=100,
-        check=at_least_one,
+        check=count,
         doc="Steps of one request to an evaluation runner, at least, with "
         "evaluation_duration='auto'.",
     )
     evaluation_auto_duration_max_env_steps_per_sample: int = field(
         default=2000,
-        check=at_least_one,
+        check=count,
         doc="Steps of one request to an evaluation runner, at most, with "
         "evaluation_duration='auto'.",
     )
@@ -100,7 +102,7 @@ class Evaluation:
     )
     record_video: bool | int = field(
         default=False,
-        check=non_negative,
+        check=count_or_zero,
         doc="Writes a video of so many episodes of each evaluation into the run folder; True is "
         "one.",
     )
@@ -120,7 +122,7 @@ class FaultTolerance:
     )
     nonfinite_updates_tolerance: int = field(
         default=10,
-        check=at_least_one,
+        check=count,
         doc="Non-finite updates in a row before on_nonfinite applies.",
     )
     restart_failed_env_runners: bool = field(
@@ -162,6 +164,13 @@ class FaultTolerance:
         doc="Seconds that a runner has from its new start to its environments and weights.",
     )
 
+    learner_health_probe_timeout_s: float = field(
+        default=60.0,
+        check=positive,
+        doc="Seconds within which a learner process that is frozen, or on a machine that is gone, ends "
+        "the run with an error; one that computes answers meanwhile.",
+    )
+
     @property
     def restarts_env_runners(self) -> bool:
         """What the two settings come to, of which at most one is set to True."""
@@ -190,7 +199,7 @@ class Reporting:
     )
     metrics_num_episodes_for_smoothing: int = field(
         default=100,
-        check=at_least_one,
+        check=count,
         doc="Episode means are over the last so many episodes; 1 does not smooth.",
     )
     log_gradients: bool = field(
@@ -216,7 +225,7 @@ class Sweep:
     )
     num_samples: int = field(
         default=1,
-        check=at_least_one,
+        check=count,
         doc="How often uniform(), loguniform() and choice() draw a value, each for a grid.",
     )
     scheduler: PopulationBasedTraining | dict[str, Any] | None = field(
@@ -226,7 +235,7 @@ class Sweep:
     )
     max_lanes_per_program: int | None = field(
         default=None,
-        check=at_least_one,
+        check=count,
         doc="Lanes that one program trains at once, at most; more are trained in turns. None is as "
         "many as fit into memory.",
     )
@@ -238,13 +247,22 @@ class Checkpointing:
 
     checkpoint_frequency: int = field(
         default=0,
-        check=non_negative,
-        doc="Saves every so many iterations of fit(); 0 does not save on the way.",
+        check=count_or_zero,
+        doc="Saves every so many iterations of fit(); 0 does not count them.",
     )
-    checkpoint_at_end: bool = field(default=True, doc="Saves when fit() ends.")
+    checkpoint_interval_s: float | None = field(
+        default=300.0,
+        check=positive,
+        doc="Saves after the iteration of fit() at which the latest checkpoint is so many seconds old, "
+        "or older where saving would take more than a twentieth of the time; None looks at no clock.",
+    )
+    checkpoint_at_end: bool = field(
+        default=True,
+        doc="Saves when fit() ends, whatever ended it: an error and Ctrl-C among others.",
+    )
     max_to_keep: int | None = field(
         default=3,
-        check=at_least_one,
+        check=count,
         doc="Checkpoints kept in the run folder: the newest or, with a checkpoint_score_attribute, "
         "the best, and always the newest beside them; None keeps all.",
     )
@@ -290,7 +308,7 @@ class Debugging:
     )
     max_retraces: int | None = field(
         default=None,
-        check=non_negative,
+        check=count_or_zero,
         doc="Raises when a compiled program would be compiled again more often than this, naming "
         "what changed; None does not count.",
     )

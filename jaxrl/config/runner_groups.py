@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
-from jaxrl.config.fields import at_least_one, field, non_negative, positive
+from jaxrl.config.fields import count, count_or_zero, field, non_negative, positive
 from jaxrl.config.groups import Auto
 from jaxrl.config.imports import Kind
 
@@ -15,7 +15,7 @@ class EnvRunners:
 
     num_env_runners: int = field(
         default=0,
-        check=non_negative,
+        check=count_or_zero,
         doc="Ray actors on CPUs that step environments; 0 steps them here, a JAX environment "
         "inside the compiled program.",
     )
@@ -27,7 +27,7 @@ class EnvRunners:
     )
     num_envs_per_env_runner: int | Auto | None = field(
         default=None,
-        check=at_least_one,
+        check=count,
         doc="Environments stepped side by side by each runner; None takes the number nearest to 16 "
         "for all runners together that divides the train batch, and 'auto', in the compiled program, "
         "the number that a short trial on this machine measures as fastest, with the same updates.",
@@ -57,16 +57,17 @@ class EnvRunners:
     sample_timeout_s: float = field(
         default=60.0,
         check=positive,
-        doc="Seconds after which a runner that owes a fragment counts as hung.",
+        doc="Seconds after which a runner that owes a fragment counts as hung, and so does a process of "
+        "gym_env_vectorize_mode='async' that owes a step; in this process the log tells of it.",
     )
     max_requests_in_flight_per_env_runner: int = field(
         default=1,
-        check=at_least_one,
+        check=count,
         doc="Fragments that may be asked of a runner before the first of them has arrived.",
     )
     rollout_fragment_length: int | Auto = field(
         default="auto",
-        check=at_least_one,
+        check=count,
         doc="Steps of each environment per train batch; 'auto' is train_batch_size divided by the "
         "number of environments.",
     )
@@ -77,7 +78,7 @@ class EnvRunners:
     )
     episode_lookback_horizon: int = field(
         default=1,
-        check=non_negative,
+        check=count_or_zero,
         doc="Steps before its fragment that the part of an episode in a callback can look back to.",
     )
     explore: bool = field(
@@ -130,7 +131,7 @@ class Learners:
 
     num_learners: int = field(
         default=0,
-        check=non_negative,
+        check=count_or_zero,
         doc="Learner processes under Ray that share each update; 0 learns in this process.",
     )
     num_cpus_per_learner: float | Auto = field(
@@ -146,18 +147,18 @@ class Learners:
     )
     num_devices: int | Auto = field(
         default="auto",
-        check=at_least_one,
+        check=count,
         doc="Local devices that share the environments and minibatches; explain() says what "
         "'auto' chose and why. Any number of devices gives the same minibatches.",
     )
     local_device_idx: int | None = field(
         default=None,
-        check=non_negative,
+        check=count_or_zero,
         doc="The one local device to use, by its index; None leaves the choice to num_devices.",
     )
     num_shards: int | Auto = field(
         default="auto",
-        check=at_least_one,
+        check=count,
         doc="Logical shards of the environments, a multiple of every number of devices and "
         "learners the run shall ever use; 'auto' is the largest of 8, 4, 2, 1 that divides the "
         "environments and the minibatch.",

@@ -38,15 +38,19 @@ def parse_stop(criteria: Any) -> Stop:
         key = OLD_KEYS.get(written, written)
         check_key(key, "stop")
         try:
-            stop[key] = coerce(value, float)
-            if not math.isfinite(stop[key]):
-                raise MismatchError
-        except (MismatchError, OverflowError, TypeError):
+            stop[key] = _finite(coerce(value, float))
+        except MismatchError:
             raise ConfigError(
-                f"stop must give a number for '{written}', got {value!r}, "
-                "e.g. {'" + written + "': 100}; it must be finite."
+                f"stop must give a finite number for '{written}', got {value!r}, "
+                "e.g. {'" + written + "': 100}."
             ) from None
     return stop
+
+
+def _finite(threshold: float) -> float:
+    if not math.isfinite(threshold):  # never reached, and nothing that a time left can be told of
+        raise MismatchError
+    return threshold
 
 
 def criteria_of_fit(criteria: Any, should_stop: object) -> Stop:

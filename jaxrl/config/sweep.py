@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
@@ -11,6 +11,9 @@ import numpy as np
 from jaxrl.config.markers import is_marker
 from jaxrl.errors import ConfigError
 from jaxrl.seeds import entropy_of
+
+MAX_LANES = 10_000
+"""Of one sweep: beyond it, describing the lanes alone takes longer than a short run."""
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -190,6 +193,7 @@ def lanes_of(config: "AlgorithmConfig") -> list[Lane]:
             f"num_samples={sweep.num_samples} draws values again, but no setting is a uniform(), "
             "loguniform() or choice(); set num_samples=1, or seeds for more runs of each point."
         )
+    _check_number(sweep.num_samples, sweep.seeds, [m for _, m in marked if m.kind == "grid"])
     generator = np.random.default_rng(entropy_of(config.debugging_settings.seed))
     points: list[dict[Path, Any]] = []
     for _ in range(sweep.num_samples):
@@ -214,6 +218,17 @@ def _marked(config: "AlgorithmConfig") -> Iterator[tuple[Path, Marker]]:
     for name, value in config.items():
         if name != "scheduler" or isinstance(value, Marker):  # whose own are no values of lanes
             yield from markers_in(value, (name,))
+
+
+def _check_number(num_samples: int, seeds: int | list[int] | None, grids: Sequence[Marker]) -> None:
+    """Refuse more lanes than a sweep can have, before any of them is made."""
+    runs = len(seeds) if isinstance(seeds, list) else seeds or 1
+    lanes = num_samples * runs * math.prod(len(marker.values) for marker in grids)
+    if lanes > MAX_LANES:
+        raise ConfigError(
+            f"num_samples={num_samples} x {runs} seeds x the values of {len(grids)} grid() settings "
+            f"are {lanes} lanes, and a sweep has at most {MAX_LANES}; set fewer."
+        )
 
 
 def _seeds(config: "AlgorithmConfig") -> list[int] | None:

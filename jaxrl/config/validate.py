@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from jaxrl.config.arithmetic import divisors, nearest
+from jaxrl.config.divisors import divisors, nearest
 from jaxrl.config.modules import check_model_config
 from jaxrl.config.placement import check_placement
 from jaxrl.config.request import refuse_markers

@@ -5,7 +5,7 @@ from typing import Literal
 
 from jaxrl.config.fields import (
     Schedule,
-    at_least_one,
+    count,
     field,
     finite,
     positive,
@@ -37,13 +37,13 @@ class DQNTraining(OffPolicyTraining):
     dueling: bool = field(default=True, doc="Values and advantages have heads of their own.")
     num_atoms: int = field(
         default=1,
-        check=at_least_one,
+        check=count,
         doc="C51: above 1, the probabilities of so many returns from v_min to v_max are learned.",
     )
     v_min: float = field(default=-10.0, check=finite, doc="Least return that C51 can represent.")
     v_max: float = field(default=10.0, check=finite, doc="Largest return that C51 can represent.")
     num_quantiles: int = field(
-        default=1, check=at_least_one, doc="QR-DQN: above 1, so many quantiles are learned."
+        default=1, check=count, doc="QR-DQN: above 1, so many quantiles are learned."
     )
     noisy: bool = field(
         default=False, doc="Dense layers have learned noise, which explores beside epsilon."

@@ -1,5 +1,6 @@
 """Gradients of a minibatch taken part by part: the mean over parts is that over all rows."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -64,7 +65,8 @@ def num_parts(num_rows: int, size: Size, platform: str) -> int:
 
 def _fewest_parts(num_rows: int, most: int) -> int:
     """Equal parts of at most so many rows."""
-    return next(n for n in range(1, num_rows + 1) if num_rows % n == 0 and num_rows // n <= most)
+    low = [n for n in range(1, math.isqrt(num_rows) + 1) if num_rows % n == 0]
+    return min(n for n in (*low, *(num_rows // n for n in low)) if num_rows // n <= most)
 
 
 def _accumulated(

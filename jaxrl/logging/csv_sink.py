@@ -39,7 +39,8 @@ class CsvSink:
             self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with files.one_sentence("write", self._path):
+            self._file.close()
 
     def _open(self) -> None:
         self._file = self._path.open("a", encoding="utf-8", newline="")

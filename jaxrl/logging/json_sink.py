@@ -33,7 +33,8 @@ class JsonSink:
             self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with files.one_sentence("write", self._path):
+            self._file.close()
 
 
 def _line(result: results.PlainResult) -> str:

@@ -37,7 +37,8 @@ class TensorBoardSink:
             self._file.scalars(results.env_steps(result), curves(result))
 
     def close(self) -> None:
-        self._file.close()
+        with files.one_sentence("write", self._path):
+            self._file.close()
 
 
 def curves(result: results.Result) -> dict[str, float]:

@@ -285,8 +285,7 @@ class EnvRunner:
     def set_state(self, state: dict[str, PyTree] | None) -> None:
         """Go on from what `get_state` returned; from None as from the start.
 
-        Environments that cannot be restored start new episodes, reset with seeds that derive from
-        the run's, their index and their count of transitions; the rest is as it was.
+        Those that cannot be restored start new episodes, seeded by the run, their index and count.
         """
         if state is None:
             self._key = stream_keys(self.seed, self.env_index, self._acting.device)
@@ -384,6 +383,7 @@ def make_env_runner(
         check=not environment.disable_env_checking,
         validate_env=environment.validate_env,
         reset_mode=None if environment.reset_mode == "auto" else environment.reset_mode,
+        timeout_s=config.env_runners_settings.sample_timeout_s,
     )
     runner_class = config.env_runners_settings.env_runner_cls or EnvRunner
     return runner_class(

@@ -8,6 +8,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.runners.assemble import Assembly
 from jaxrl.runners.env_runner import EnvRunner, make_env_runner
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
+from jaxrl.runners.hang_watch import HangWatch
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.program import Program
 
@@ -39,6 +40,8 @@ class LocalEnvRunnerGroup:
             made=assembly.made,
             hooks=hooks,
         )
+        limit = config.env_runners_settings.sample_timeout_s
+        self._watch = HangWatch(assembly.made.id, limit)
         self._num_restarts = 0
         self._latest: deque[RunnerFault] = deque(maxlen=MAX_REPORTED)
         self._sampled, self._env_seconds, self._seconds = 0, 0.0, 0.0
@@ -53,7 +56,8 @@ class LocalEnvRunnerGroup:
 
     def next_batch(self) -> list[Fragment]:
         sample = self.runner.sample_complete if self._complete else self.runner.sample
-        fragments = [sample(self._steps) for _ in range(self._fragments)]
+        with self._watch:
+            fragments = [sample(self._steps) for _ in range(self._fragments)]
         for fragment in fragments:
             self._sampled += fragment.num_env_steps
             self._seconds += fragment.seconds
@@ -89,6 +93,7 @@ class LocalEnvRunnerGroup:
         return [fn(self.runner)]
 
     def stop(self) -> None:
+        self._watch.stop()
         self.runner.close()
 
 

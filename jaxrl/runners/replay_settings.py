@@ -7,7 +7,7 @@ import jax
 
 from jaxrl.buffers.replay import Prioritization, Replay
 from jaxrl.buffers.sequence import AnyReplay, SequenceReplay
-from jaxrl.config.arithmetic import divisors
+from jaxrl.config.divisors import divisors
 from jaxrl.config.replay_groups import HOST, PRIORITIZED, buffer_settings, n_step_range
 from jaxrl.config.replay_plan import ReplayPlan
 from jaxrl.errors import ConfigError

@@ -1,6 +1,7 @@
 """How long the sequences are that a module which remembers learns from."""
 
-from jaxrl.config.arithmetic import BatchPlan, divisors
+from jaxrl.config.arithmetic import BatchPlan
+from jaxrl.config.divisors import divisors
 from jaxrl.config.replay_plan import ReplayPlan
 from jaxrl.core.encoder_module import EncoderModule
 from jaxrl.core.rl_module import RLModule

@@ -23,7 +23,8 @@ import jax
 import numpy as np
 
 import jaxrl
-from jaxrl.config.arithmetic import BatchPlan, divisors, nearest
+from jaxrl.config.arithmetic import BatchPlan
+from jaxrl.config.divisors import divisors, nearest
 from jaxrl.config.plan import choose_num_devices
 from jaxrl.config.serialize import describable_dict
 from jaxrl.envs.registry import MadeEnv

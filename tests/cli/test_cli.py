@@ -156,7 +156,7 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     ((*PPO, "--stop", "{training_iteration: 3}"), "--stop is not valid JSON"),
     ((*PPO, "--stop", "[3]"), "--stop must be a JSON object"),
     ((*PPO, "--stop", '{"training_iteratio": 3}'), "Did you mean 'training_iteration'"),
-    ((*PPO, "--stop", '{"training_iteration": "x"}'), "must give a number"),
+    ((*PPO, "--stop", '{"training_iteration": "x"}'), "must give a finite number"),
     ((*PPO, "--steps", "1.5"), "--steps must be a whole number"),
     ((*PPO, "--steps", "many"), "--steps must be a whole number"),
     (

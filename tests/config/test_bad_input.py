@@ -13,7 +13,7 @@ from jaxrl.config.load import experiment_from_dict, load_experiment
 from jaxrl.config.serialize import serializable_dict
 from jaxrl.config.stop import parse_stop
 from jaxrl.config.sweep import grid
-from jaxrl.errors import JaxrlError
+from jaxrl.errors import ConfigError, JaxrlError
 
 Case = tuple[str, Callable[[], Any], list[str]]
 
@@ -255,7 +255,7 @@ CASES: list[Case] = [
     (
         "stop criterion that is no number",
         lambda: parse_stop({"training_iteration": "ten"}),
-        ["stop", "'training_iteration'", "'ten'", "a number"],
+        ["stop", "'training_iteration'", "'ten'", "a finite number"],
     ),
     (
         "unknown key of an experiment",
@@ -444,3 +444,16 @@ def test_broken_json_has_a_line(tmp_path: Path) -> None:
     path.write_text('{"x": {"run": "PPO",\n}}')
     with pytest.raises(JaxrlError, match=r"line \d: this is no JSON"):
         load_experiment(path)
+
+
+@pytest.mark.parametrize("given", [12345.678, "x", [("fcnet_hiddens", [8])]])
+def test_model_settings_that_are_no_dictionary_are_refused(given: object) -> None:
+    config = PPOConfig().environment("CartPole-v1").rl_module(model_config=given)
+    with pytest.raises(ConfigError, match="model_config must be a DefaultModelConfig or a dict"):
+        config.validate()
+
+
+@pytest.mark.parametrize("threshold", [float("inf"), float("-inf"), float("nan"), [1], 10**400])
+def test_a_stop_criterion_that_is_no_finite_number_is_refused(threshold: object) -> None:
+    with pytest.raises(ConfigError, match="stop must give a finite number for 'training_it"):
+        parse_stop({"training_iteration": threshold})

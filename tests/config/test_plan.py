@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.config.arithmetic import BatchPlan, BatchRequest, divisors, nearest
+from jaxrl.config.arithmetic import BatchPlan, BatchRequest
+from jaxrl.config.divisors import MAX_COUNT, divisors, nearest
 from jaxrl.config.plan import BatchSizeError, choose_num_devices, make_plan
 from jaxrl.errors import ConfigError
 
@@ -353,3 +355,42 @@ def test_sequences_are_as_long_as_explicit_sizes_allow() -> None:
     assert (plan.rollout_fragment_length, plan.minibatch_size) == (128, 256)
     assert plan.sequence_length == 16
     assert PPOConfig().plan().sequence_length is None
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"minibatch_size": 2**63}, "minibatch_size must be .* at most 2147483647"),
+        ({"train_batch_size": 2**61 - 1}, "train_batch_size must be .* at most 2147483647"),
+        ({"num_envs_per_env_runner": 10**18}, "num_envs_per_env_runner must be"),
+        ({"num_envs_per_env_runner": MAX_COUNT, "num_env_runners": 2}, "more than 2147483647 rows"),
+        ({"num_envs_per_env_runner": MAX_COUNT, "minibatch_size": MAX_COUNT - 1}, "more than"),
+        ({"train_batch_size_per_learner": MAX_COUNT, "num_learners": 9}, "more than 2147483647"),
+    ],
+)
+def test_sizes_beyond_all_arrays_are_refused_at_once(values: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        plan_of(**values)
+
+
+def test_the_largest_sizes_are_planned_at_once() -> None:
+    assert plan_of(train_batch_size=MAX_COUNT).train_batch_size == MAX_COUNT
+    most = {"use_lstm": True, "max_seq_len": 10**9}
+    assert plan_of(model_config=most).sequence_length == 10**9
+    with pytest.raises(BatchSizeError, match="minibatch_size to 698377680 or 1396755360"):
+        plan_of(train_batch_size=1396755360, minibatch_size=1396755359)  # of 1,536 divisors
+
+
+@given(st.integers(1, 5000), st.integers(1, 12))
+def test_divisors_are_all_divisors(number: int, unit: int) -> None:
+    found = [d for d in range(1, number + 1) if number % d == 0 and d % unit == 0]
+    assert divisors(number, unit) == found
+
+
+@pytest.mark.parametrize("intensity", [1e-30, 1e30])
+def test_an_intensity_of_no_or_countless_updates_is_refused(intensity: float) -> None:
+    with pytest.raises(ConfigError, match=r"training_intensity=1e.* must be at least 0.0001"):
+        DQNConfig().training(training_intensity=intensity).plan()
+    many = DQNConfig().training(training_intensity=1e9, train_batch_size=1)
+    with pytest.raises(BatchSizeError, match="lower it"):
+        many.env_runners(num_envs_per_env_runner=64).plan()

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from jaxrl.runners.assemble import Assembly
 
 
+PROBES = "probes"
+"""Ray's name for the thread that answers whether the process is there."""
+
+
 def free_address() -> str:
     """Where the first learner waits for the others: this node, a port that is free now."""
     with socket.socket() as probe:
@@ -70,6 +74,11 @@ def first_state(assembly: "Assembly", seed: int) -> TrainState:
 
 class RayLearner:
     """Lives in a process of its own; every method is called in all learners at once."""
+
+    @ray.method(concurrency_group=PROBES)
+    def is_there(self) -> bool:
+        """Answer, in a thread of its own, also while the learner computes."""
+        return True
 
     def address(self) -> str:
         """Where the others find this learner, if it is the first."""

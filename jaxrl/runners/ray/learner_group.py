@@ -6,6 +6,7 @@ devices of one.
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,13 @@ from jaxrl.runners.program import Program
 from jaxrl.runners.ray.backend import Raised
 from jaxrl.runners.ray.env_runner import Job, pack_job
 from jaxrl.runners.ray.health import with_detail
-from jaxrl.runners.ray.learner import RayLearner, data_as_keys, first_state, keys_as_data
+from jaxrl.runners.ray.learner import (
+    PROBES,
+    RayLearner,
+    data_as_keys,
+    first_state,
+    keys_as_data,
+)
 from jaxrl.runners.ray.start import (
     Wanted,
     actor_options,
@@ -96,7 +103,8 @@ class RayLearnerGroup:
         environs = (
             learner_environs(extra) if bundle["GPU"] > 0 else actor_environs(bundle["CPU"], extra)
         )
-        actor: Any = ray.remote(RayLearner)
+        as_actor: Any = ray.remote  # whose types do not know the argument
+        actor = as_actor(concurrency_groups={PROBES: 1})(RayLearner)
         options = actor_options(bundle, environs)
         for rank in range(self._number):
             own = placed(options, self._group, rank)
@@ -143,16 +151,35 @@ class RayLearnerGroup:
 
     def _collect(self, futures: Sequence[Any], timeout_s: float) -> list[Any]:
         """All answers, or LearnerError as soon as one learner fails: the others wait for it."""
-        waiting = list(futures)
+        waiting, deadline = list(futures), time.monotonic() + timeout_s
+        half = self._config.fault_tolerance_settings.learner_health_probe_timeout_s / 2
         while waiting:
-            ready, waiting = ray.wait(waiting, num_returns=1, timeout=timeout_s)
-            if not ready:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self._kill()
                 raise LearnerError(
                     f"The learners gave no answer within {timeout_s:g} seconds "
                     f"(num_learners={self._number}); all of them are stopped."
                 )
-            self._check(ready[0], futures)
+            ready, waiting = ray.wait(waiting, num_returns=1, timeout=min(left, half))
+            if ready:
+                self._check(ready[0], futures)
+            else:
+                self._probe(half)
         return ray.get(list(futures))
+
+    def _probe(self, timeout_s: float) -> None:
+        """Ask each learner whether it is there, whatever it computes."""
+        answers = [learner.is_there.remote() for learner in self._learners]
+        _, missing = ray.wait(answers, num_returns=len(answers), timeout=timeout_s)
+        if missing:
+            rank = answers.index(missing[0])
+            self._kill()
+            raise LearnerError(
+                f"Learner {rank} of num_learners={self._number} has not answered within "
+                f"learner_health_probe_timeout_s={2 * timeout_s:g} seconds, so it is frozen or its "
+                "machine is gone, and the others cannot go on without it."
+            )
 
     def _check(self, future: Any, futures: Sequence[Any]) -> None:
         try:

@@ -17,7 +17,7 @@ import ray.util
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from jaxrl.errors import ConfigError
+from jaxrl.errors import ConfigError, RayError, in_one_line
 from jaxrl.runners.devices import usable_cores
 
 if TYPE_CHECKING:
@@ -72,7 +72,15 @@ def start_ray(**options: Any) -> None:
     with _signal_handlers_kept(), warnings.catch_warnings():
         # What Ray forks here becomes another program at once, so JAX's threads do it no harm.
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-        ray.init(**options)
+        try:
+            ray.init(**options)
+        except Exception as error:  # of many kinds, plain Exception among them
+            where = options.get("address") or os.environ.get("RAY_ADDRESS", "local")
+            raise RayError(
+                f"Ray could not be started or joined (address {where!r}): {in_one_line(error)}; a "
+                "machine that does much else may need another try, and what Ray itself logged is in "
+                "/tmp/ray/session_latest/logs."
+            ) from error
 
 
 def _cpus() -> float:

@@ -1,5 +1,8 @@
 """Learner processes: two equal one, a dead one is a clear error, and their state can be had."""
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,6 +78,23 @@ def test_a_dead_learner_is_one_error_with_the_last_checkpoint(tmp_path: Any) -> 
             algorithm.train()
         assert path in str(error.value)
         assert "\n" not in str(error.value)
+
+
+def test_a_frozen_learner_is_noticed_within_the_settings_seconds(tmp_path: Any) -> None:
+    config = config_of("auto", 2, **ONE).fault_tolerance(learner_health_probe_timeout_s=30.0)
+    with config.build() as algorithm:
+        algorithm.train()
+        path = algorithm.save()
+        pids = algorithm.learner_group.foreach_learner(lambda learner: os.getpid())
+        os.kill(pids[1], signal.SIGSTOP)
+        started = time.monotonic()
+        try:
+            with pytest.raises(LearnerError, match=r"Learner 1 .*_probe_timeout_s=30 sec") as error:
+                algorithm.train()
+        finally:
+            os.kill(pids[1], signal.SIGKILL)
+        assert time.monotonic() - started < 90.0  # on a machine that does much else
+        assert path in str(error.value)
 
 
 def test_learners_must_divide_the_shards() -> None:

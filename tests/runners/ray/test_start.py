@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jaxrl.errors import ConfigError
-from jaxrl.runners.ray.start import Wanted, refuse_misfit
+from jaxrl.errors import ConfigError, RayError
+from jaxrl.runners.ray.start import Wanted, refuse_misfit, start_ray_here
 
 ROOT = Path(__file__).parents[3]
 
@@ -125,3 +125,16 @@ def test_ray_is_started_once_and_ends_with_the_process(tmp_path: Path) -> None:
     assert "os.fork" not in done.stderr
     assert said["children"]
     assert not [pid for pid in said["children"] if psutil.pid_exists(pid)]
+
+
+def test_a_ray_that_does_not_start_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**options: object) -> None:
+        raise Exception("The current node timed out during startup.\nSee the logs.")
+
+    monkeypatch.setattr("ray.init", init)
+    said = (
+        r"Ray could not be started or joined \(address 'local'\): Exception: The current node timed"
+    )
+    with pytest.raises(RayError, match=said) as error:
+        start_ray_here(1)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,185 @@
+"""A run that is ended by anything at all leaves a checkpoint from which it goes on."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from jaxrl import recorder
+from jaxrl.algorithm import Algorithm
+from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.checkpoint import complete_checkpoints
+from jaxrl.config.run_groups import Checkpointing
+from jaxrl.population import Population
+from jaxrl.recorder import SaveTimes
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def due(times: SaveTimes, clock: Clock, moments: list[float], took: float = 0.0) -> list[float]:
+    """At which moments a run of one iteration each saves, if that takes so long."""
+    saved: list[float] = []
+    for iteration, moment in enumerate(moments, 1):
+        clock.now = moment
+        if times.is_due(iteration):
+            with times.saving():
+                clock.now += took
+            saved.append(moment)
+    return saved
+
+
+def test_a_run_is_saved_every_five_minutes() -> None:
+    clock = Clock()
+    moments = [100.0 * i for i in range(1, 12)]
+    assert due(SaveTimes(Checkpointing(), clock), clock, moments) == [300.0, 600.0, 900.0]
+
+
+def test_a_state_that_takes_long_to_save_is_saved_more_seldom() -> None:
+    clock = Clock()
+    moments = [100.0 * i for i in range(1, 30)]
+    times = SaveTimes(Checkpointing(), clock)
+    assert due(times, clock, moments, took=50.0) == [300.0, 1300.0, 2300.0]
+
+
+def test_iterations_and_seconds_are_both_counted() -> None:
+    clock = Clock()
+    both = Checkpointing(checkpoint_frequency=5, checkpoint_interval_s=250.0)
+    assert due(SaveTimes(both, clock), clock, [100.0 * i for i in range(1, 11)]) == [
+        *(300.0, 500.0, 800.0, 1000.0)
+    ]
+    clock = Clock()
+    neither = Checkpointing(checkpoint_interval_s=None)
+    assert due(SaveTimes(neither, clock), clock, [1e9, 2e9]) == []
+
+
+def config(tmp_path: Path, **checkpointing: Any) -> PPOConfig:
+    small = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=4)
+    small.training(train_batch_size=32, minibatch_size=32, num_epochs=1)
+    small.rl_module(model_config={"fcnet_hiddens": [4]}).learners(num_devices=1)
+    small.debugging(results_dir=str(tmp_path), run_name="run", loggers=["json"])
+    return small.checkpointing(**checkpointing)
+
+
+def saved(tmp_path: Path) -> list[str]:
+    return [path.name for path in complete_checkpoints(tmp_path / "run" / "checkpoints")]
+
+
+class Ended(BaseException):
+    """Neither an Exception nor anything that is known."""
+
+
+def raise_at(iteration: int, error: BaseException) -> Any:
+    def on_iteration(result: dict[str, Any]) -> None:
+        if result["training_iteration"] == iteration:
+            raise error
+
+    return on_iteration
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), Ended(), ValueError("x")])
+def test_whatever_ends_a_run_it_is_saved(tmp_path: Path, error: BaseException) -> None:
+    with config(tmp_path).build() as algo, pytest.raises(type(error)) as caught:
+        algo.fit({"training_iteration": 9}, on_iteration=raise_at(2, error))
+    assert caught.value is error
+    assert error.__notes__ == [
+        f"The run is saved in {tmp_path / 'run' / 'checkpoints' / 'checkpoint_000002'}."
+    ]
+    with Algorithm.from_checkpoint(tmp_path / "run") as again:
+        assert again.iteration == 2
+        assert again.train()["training_iteration"] == 3
+
+
+def test_rows_go_on_without_a_gap_after_an_error_within_an_iteration(tmp_path: Path) -> None:
+    def raises(*, result: dict[str, Any], **_: Any) -> None:
+        if result["training_iteration"] == 3:
+            raise ValueError("a callback's")
+
+    calling = config(tmp_path).callbacks(on_train_result=raises)
+    with calling.build() as algo, pytest.raises(ValueError, match="a callback's"):
+        algo.fit({"training_iteration": 9})
+    assert saved(tmp_path) == ["checkpoint_000002"]
+    with Algorithm.from_checkpoint(tmp_path / "run", on_train_result=None) as again:
+        assert again.train()["training_iteration"] == 3
+
+
+def test_a_state_that_is_lost_is_told_of_with_the_latest_checkpoint(tmp_path: Path) -> None:
+    algo = config(tmp_path, checkpoint_frequency=2).build()
+
+    def in_a_dispatch(result: dict[str, Any]) -> None:
+        if result["training_iteration"] == 3:
+            for leaf in jax.tree.leaves(algo.state):
+                leaf.delete()
+            raise KeyboardInterrupt
+
+    with algo, pytest.raises(KeyboardInterrupt) as caught:
+        algo.fit({"training_iteration": 9}, on_iteration=in_a_dispatch)
+    (note,) = caught.value.__notes__
+    assert note.startswith("The run could not be saved after it (RuntimeError: Array has been del")
+    assert note.endswith("checkpoint_000002.")
+    with Algorithm.from_checkpoint(tmp_path / "run") as again:
+        assert again.iteration == 2
+
+
+def test_who_wants_no_checkpoints_gets_none(tmp_path: Path) -> None:
+    never = config(tmp_path, checkpoint_at_end=False)
+    with never.build() as algo, pytest.raises(KeyboardInterrupt):
+        algo.fit({"training_iteration": 9}, on_iteration=raise_at(2, KeyboardInterrupt()))
+    assert saved(tmp_path) == []
+
+
+def test_fit_looks_at_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(recorder, "SaveTimes", lambda settings: SaveTimes(settings, clock))
+    monkeypatch.setattr("jaxrl.algorithm.SaveTimes", recorder.SaveTimes)
+
+    def later(result: dict[str, Any]) -> None:
+        clock.now += 200.0
+
+    with config(tmp_path).build() as algo:
+        algo.fit({"training_iteration": 5}, on_iteration=later)
+    assert saved(tmp_path) == ["checkpoint_000002", "checkpoint_000004", "checkpoint_000005"]
+
+
+@pytest.mark.allow_key_reuse  # lanes' keys are batched, which its checker takes for a reuse
+def test_a_sweep_is_saved_with_all_lanes_at_one_iteration(tmp_path: Path) -> None:
+    sweep = config(tmp_path).sweep(seeds=2).build()
+    assert isinstance(sweep, Population)
+    runs = sweep._runs  # pyright: ignore[reportPrivateUsage]
+    train = runs[1].train
+
+    def interrupted() -> Any:  # after the first lane has finished its third iteration
+        if runs[1].iteration == 2:
+            raise KeyboardInterrupt
+        return train()
+
+    runs[1].train = interrupted
+    with sweep, pytest.raises(KeyboardInterrupt) as caught:
+        sweep.fit({"training_iteration": 9})
+    assert caught.value.__notes__ == [f"The sweep is saved in {tmp_path / 'run'}."]
+    with Population.from_checkpoint(tmp_path / "run") as again:
+        assert again.iteration == 2
+        assert again.train()["training_iteration"] == 3
+
+
+def test_what_cannot_be_closed_does_not_hide_the_error(tmp_path: Path) -> None:
+    algo = config(tmp_path).build()
+
+    def stop() -> None:
+        raise OSError(28, "No space left on device")
+
+    algo.stop, stopped = stop, algo.stop
+    with pytest.raises(ValueError, match="the error itself") as caught, algo:
+        raise ValueError("the error itself")
+    assert caught.value.__notes__ == [
+        "What was open could not be closed either (OSError: [Errno 28] No space left on device)."
+    ]
+    with pytest.raises(OSError, match="No space left"), algo:
+        pass
+    stopped()
