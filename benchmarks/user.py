@@ -90,11 +90,9 @@ def commands(peers: Sequence[str], steps: int, rounds: int, folder: Path) -> dic
     seconds: dict[str, list[float]] = {name: [] for name in peers}
     for number in range(rounds + 1):
         measure.say(f"commands: round {number} of {rounds}")
-        for name in peers:
-            if 0 < number <= SLOW.get(name, rounds) or (number == 0 and name not in SLOW):
-                taken = timed(name, steps, folder)
-                if number > 0:
-                    seconds[name].append(taken)
+        for name in (name for name in peers if _takes_part(name, number, rounds)):
+            taken = timed(name, steps, folder)
+            seconds[name] += [taken] if number > 0 else []
     found = {
         name: {"seconds": values, "median": measure.as_dict(median_interval(values))}
         for name, values in seconds.items()
@@ -106,6 +104,11 @@ def commands(peers: Sequence[str], steps: int, rounds: int, folder: Path) -> dic
                 ours = seconds[OURS][: len(values)]
                 ratios[name] = measure.as_dict(paired_ratio(ours, values))
     return {"peers": found, "ratios": ratios, "load": [before, load_average()]}
+
+
+def _takes_part(name: str, number: int, rounds: int) -> bool:
+    """Tell whether a command is run in a round; round 0 fills caches."""
+    return name not in SLOW if number == 0 else number <= SLOW.get(name, rounds)
 
 
 def timed(name: str, steps: int, folder: Path) -> float:
@@ -158,8 +161,8 @@ def iterations(steps: int, rounds: int) -> dict[str, Any]:
         for number in range(rounds + 1):
             for name, worker in _turns(workers, number):
                 reply = worker.ask("run" if name == "whole" else "run_single")
-                if number > 0:
-                    rates[name].append(reply["env_steps"] / reply["seconds"])
+                rate = reply["env_steps"] / reply["seconds"]
+                rates[name] += [rate] if number > 0 else []
     return {
         "rates": rates,
         "medians": {name: measure.as_dict(median_interval(r)) for name, r in rates.items()},

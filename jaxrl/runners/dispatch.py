@@ -98,7 +98,7 @@ class Dispatcher:
         summary = report.summaries[0]
         done, env_steps = int(summary.train_batches), int(summary.env_steps)
         self._seconds_per_batch = seconds / max(1, done)
-        self._latest = (self._learners.generation, report.latest.ring.count)
+        self._latest = self._learners.generation, np.asarray(report.latest.ring.count)
         return Dispatched(
             pending=report,
             train_batches=done,

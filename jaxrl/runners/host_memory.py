@@ -20,7 +20,7 @@ from jaxrl.core.hparams import current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Device, Key, Progress, PyTree, Rollout, Transition
 from jaxrl.errors import ConfigError
-from jaxrl.runners.learning import Learning, summed, updates_between
+from jaxrl.runners.learning import Learning
 from jaxrl.runners.program import Program
 from jaxrl.runners.replaying import Dealt, step_keys
 from jaxrl.runners.sharding import (
@@ -36,7 +36,7 @@ from jaxrl.runners.sharding import (
     state_specs,
     summary_specs,
 )
-from jaxrl.runners.train_state import Sampled, Summary, TrainState
+from jaxrl.runners.train_state import Sampled, Summary, TrainState, summed, updates_between
 
 ROWS = PartitionSpec(None, AXIS)
 

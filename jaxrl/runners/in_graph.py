@@ -15,11 +15,19 @@ from jaxtyping import Array, Bool, Int
 from jaxrl.core.learner import select
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, PyTree, strongly_typed
-from jaxrl.runners.learning import Learning, summed, updates_between
+from jaxrl.runners.learning import Learning
 from jaxrl.runners.nonfinite import without_counts
 from jaxrl.runners.ring import episode_means
 from jaxrl.runners.rollout import Sampler, initial_env_index
-from jaxrl.runners.train_state import Row, Sampled, Summary, TrainState, observed
+from jaxrl.runners.train_state import (
+    Row,
+    Sampled,
+    Summary,
+    TrainState,
+    observed,
+    summed,
+    updates_between,
+)
 
 MAX_ROWS = 64
 """Rows that one dispatch can report."""

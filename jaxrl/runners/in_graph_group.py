@@ -116,11 +116,11 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         if self._jit:
             self._main.compiled_for(self._state, np.int32(1), np.int32(1))
 
-    def wait(self, pending: Report) -> None:
+    def wait(self, pending: Any) -> None:
         """It has been waited for."""
         del pending
 
-    def report(self, pending: Sequence[Report]) -> Report:
+    def report(self, pending: Sequence[Any]) -> Report:
         return Report.joined(pending)
 
     def weights(self, version: int) -> Any:

@@ -21,9 +21,8 @@ from jaxrl.core.hparams import per_lane_settings, traced_settings
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.runners.in_graph import InGraph
-from jaxrl.runners.learning import summed, updates_between
 from jaxrl.runners.program import Program
-from jaxrl.runners.train_state import Summary, TrainState
+from jaxrl.runners.train_state import Summary, TrainState, summed, updates_between
 
 AXIS = "lanes"
 ALONG, WHOLE = PartitionSpec(AXIS), PartitionSpec()

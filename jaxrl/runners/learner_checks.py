@@ -1,9 +1,12 @@
 """A user's Learner, traced before anything is compiled."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
 from jaxrl.buffers.sequence import AnyReplay
+from jaxrl.core.hparams import PerLane, traced_settings
 from jaxrl.core.types import Key, Metrics
 from jaxrl.envs.vector import NO_FAULT
 from jaxrl.errors import TRACING_ERRORS, JaxrlError, LossError, in_one_line, where_raised
@@ -37,7 +40,7 @@ def check_learner(runner: Learning) -> None:
 
 def _one_batch(runner: Learning, key: Key) -> Metrics:
     steps, envs = runner.num_steps, runner.num_envs
-    state = runner.init_learning(key, envs)
+    state = _with_numbers(runner).init_learning(key, envs)
     zeros = jnp.zeros((steps, envs), jnp.int32)
     data = Sampled(
         rollout=blank_rollout(runner.acting, runner.actor(state), steps, envs),
@@ -52,3 +55,12 @@ def _one_batch(runner: Learning, key: Key) -> Metrics:
         num_env_steps=jnp.asarray(runner.batch_steps, jnp.uint32),
     )
     return runner.learn(state, data)[1]
+
+
+def _with_numbers(runner: Learning) -> Learning:
+    """The runner with some number wherever each lane of a program has its own, as `init` has it."""
+    settings = runner.learner.settings
+    own = [name for name, value in vars(settings).items() if isinstance(value, PerLane)]
+    numbers = dict.fromkeys(own, jnp.ones((), jnp.float32))
+    learner = dataclasses.replace(runner.learner, settings=traced_settings(settings, numbers))
+    return dataclasses.replace(runner, learner=learner)

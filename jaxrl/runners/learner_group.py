@@ -188,10 +188,10 @@ class LocalLearnerGroup:
         on_phase("training")
         return compiled(state, *arguments)
 
-    def wait(self, pending: Summary) -> None:
+    def wait(self, pending: Any) -> None:
         jax.block_until_ready(pending.train_batches)
 
-    def report(self, pending: Sequence[Summary]) -> Report:
+    def report(self, pending: Sequence[Any]) -> Report:
         return Report.fetch(self._state, pending)
 
     def weights(self, version: int) -> Weights:

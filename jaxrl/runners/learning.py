@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl.buffers.circular import Circular, CircularState
 from jaxrl.buffers.on_policy import OnPolicy, flatten_time, take_rows
@@ -387,24 +387,3 @@ def _mean_of_good(table: Float[Array, "U M"], skipped: Bool[Array, " U"]) -> Flo
     good = jnp.broadcast_to(~skipped[:, None], table.shape)
     count = jnp.sum(~skipped, dtype=jnp.float32)
     return jnp.sum(jnp.where(good, table, 0.0), axis=0) / count
-
-
-def updates_between(before: TrainState, after: TrainState) -> UInt32[Array, ""]:
-    """The gradient steps that lie between two states, fewer than 2**32."""
-    return after.progress.updates.low - before.progress.updates.low
-
-
-def summed(before: Summary, data: Sampled, metrics: Metrics, updates: UInt32[Array, ""]) -> Summary:
-    """The summary with one more train batch of so many updates."""
-    learned = ~jnp.isnan(metrics["grad_norm"])
-    return Summary(
-        metrics={
-            name: total + jnp.where(learned | name.startswith(PREFIX), metrics[name], 0.0)
-            for name, total in before.metrics.items()
-        },
-        episodes=before.episodes.add(data.record),
-        train_batches=before.train_batches + 1,
-        learned_batches=before.learned_batches + learned,
-        updates=before.updates + updates,
-        env_steps=before.env_steps + data.num_env_steps,
-    )

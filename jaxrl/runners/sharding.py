@@ -66,13 +66,15 @@ def replay_specs(state: ReplayState) -> ReplayState:
 
 def summary_specs() -> Summary:
     """Episode sums are per shard; the rest is reduced. Each spec is for all that lies below it."""
+    everywhere: Any = WHOLE
+    divided: Any = ALONG
     return Summary(
-        metrics=WHOLE,
-        learned_batches=WHOLE,
-        episodes=ALONG,
-        train_batches=WHOLE,
-        updates=WHOLE,
-        env_steps=WHOLE,
+        metrics=everywhere,
+        learned_batches=everywhere,
+        episodes=divided,
+        train_batches=everywhere,
+        updates=everywhere,
+        env_steps=everywhere,
     )
 
 

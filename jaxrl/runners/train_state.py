@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, UInt32
 
 from jaxrl.buffers.replay import ReplayState
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Counter, Key, Metrics, Progress, PyTree, Rollout
+from jaxrl.runners.nonfinite import PREFIX
 from jaxrl.runners.ring import EpisodeRecord, EpisodeRing, EpisodeSums, FaultLog
 
 
@@ -144,4 +146,25 @@ def observed(state: TrainState, summary: Summary) -> Row:
         env_steps=state.progress.env_steps,
         updates=state.progress.updates,
         replayed=replayed,
+    )
+
+
+def updates_between(before: TrainState, after: TrainState) -> UInt32[Array, ""]:
+    """The gradient steps that lie between two states, fewer than 2**32."""
+    return after.progress.updates.low - before.progress.updates.low
+
+
+def summed(before: Summary, data: Sampled, metrics: Metrics, updates: UInt32[Array, ""]) -> Summary:
+    """The summary with one more train batch of so many updates."""
+    learned = ~jnp.isnan(metrics["grad_norm"])
+    return Summary(
+        metrics={
+            name: total + jnp.where(learned | name.startswith(PREFIX), metrics[name], 0.0)
+            for name, total in before.metrics.items()
+        },
+        episodes=before.episodes.add(data.record),
+        train_batches=before.train_batches + 1,
+        learned_batches=before.learned_batches + learned,
+        updates=before.updates + updates,
+        env_steps=before.env_steps + data.num_env_steps,
     )

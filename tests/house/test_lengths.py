@@ -18,7 +18,7 @@ LEVELS = 4
 ALLOWED: dict[str, str] = {
     "jaxrl/algorithm.py": "the public face: every method that users call, half of it docstrings",
 }
-ALLOWED_LINES = {"jaxrl/algorithm.py": 790}
+ALLOWED_LINES = {"jaxrl/algorithm.py": 850}
 """How long they may be all the same."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
