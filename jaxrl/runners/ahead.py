@@ -22,19 +22,19 @@ class Window:
     """The rows of one dispatch, each the report on an iteration.
 
     Attributes:
-        rows: `[R, ...]`, fetched, of which `number` are filled.
+        rows: `[R, ...]`, fetched at once, of which `number` are filled.
         number: Rows of the dispatch.
         batches: Train batches of each.
-        seconds: What each took.
         before: The state before the dispatch; None if it was not kept.
+        seconds: What each row took.
         taken: Rows that were given out.
     """
 
     rows: Row
     number: int
     batches: int
-    seconds: float
     before: TrainState | None
+    seconds: float = 0.0
     taken: int = 0
 
     def has(self, batches: int) -> bool:

@@ -70,7 +70,7 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         if window is None or not window.has(batches):
             if window is not None and window.taken < window.number:
                 self._settle()
-            window = self._window = self._dispatched(batches, on_phase, rows_at_most)
+            window = self._dispatched(batches, on_phase, rows_at_most)
         window.taken += 1
         self._pace.took(is_last=window.taken == window.number)
         return Report.of_row(window.rows, window.taken - 1, window.seconds)
@@ -85,18 +85,16 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         program = self._main.compiled_for(self._state, *numbers)
         on_phase("training")
         started = time.perf_counter()
-        # The old state is given away: the new one is kept before anything else can go wrong.
+        # The old state is given away: the new one is kept before anything else can go wrong, and so
+        # is the one to return to if something does before a row is given out.
         self._state, rows, *before = program(self._state, *numbers)
-        fetched = jax.device_get(rows)
-        seconds = (time.perf_counter() - started) / number
-        self._pace.ran(seconds)
-        return Window(
-            rows=fetched,
-            number=number,
-            batches=batches,
-            seconds=seconds,
-            before=before[0] if number > 1 else None,
+        window = self._window = Window(
+            rows=rows, number=number, batches=batches, before=before[0] if before else None
         )
+        window.rows = jax.device_get(rows)
+        window.seconds = (time.perf_counter() - started) / number
+        self._pace.ran(window.seconds)
+        return window
 
     def _settle(self) -> None:
         """Bring the state to where the latest row that was given out says it is."""
@@ -105,11 +103,12 @@ class InGraphLearnerGroup(LocalLearnerGroup):
             return
         in_vain = window.taken < window.number
         self._pace.looked(in_vain=in_vain)
-        if in_vain:
-            assert window.before is not None
+        if not in_vain or window.before is None:
+            return
+        self._state = window.before
+        if window.taken:
             numbers = np.int32(window.taken), np.int32(window.batches)
-            program = self._main.compiled_for(window.before, *numbers)
-            self._state = program(window.before, *numbers)[0]
+            self._state = self._main.compiled_for(self._state, *numbers)(self._state, *numbers)[0]
 
     def compile(self) -> None:
         """Compile the program, without running it."""

@@ -200,3 +200,23 @@ def test_a_state_too_large_to_be_copied_is_not_gone_ahead_of(
         for _ in range(5):
             algorithm.train()
         assert algorithm.learner_group._window.number == 1
+
+
+def test_what_is_interrupted_before_it_is_given_out_did_not_happen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm = config_of("PPO", tmp_path).build()
+    algorithm.learner_group._pace._seconds = 1e9
+    with algorithm:
+        for _ in range(3):
+            algorithm.train()
+        before = leaves(algorithm)
+
+        def interrupted(tree: Any) -> Any:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr("jaxrl.runners.in_graph_group.jax.device_get", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                algorithm.train()
+        assert_same(leaves(algorithm), before)
