@@ -37,6 +37,7 @@ from jaxrl.errors import (
     ConfigError,
     DivergenceError,
     EnvRunnerError,
+    JaxrlError,
     LearnerError,
     in_one_line,
 )
@@ -509,6 +510,8 @@ class Algorithm(ComputesActions):
         try:
             return f"The run is saved in {self._save_in_run(wait=True)}."
         except Exception as problem:  # noqa: BLE001  (the error itself is what has to be told)
+            with contextlib.suppress(JaxrlError):
+                self._recorder.wait()
             whole = ckpt.complete_checkpoints(self.run_folder.checkpoints)
             where = f"the latest checkpoint is {whole[-1]}" if whole else "there is no checkpoint"
             return f"The run could not be saved after it ({in_one_line(problem)}); {where}."

@@ -211,6 +211,11 @@ class Recorder:
         self._latest_checkpoint = path
         return path
 
+    def wait(self) -> None:
+        """Wait until the checkpoint that is being written is complete, if there is one."""
+        if self._open.writer is not None:
+            self._open.writer.wait()
+
     def keep(self, iteration: int) -> None:
         """Let the checkpoint of an iteration stay, whatever else, until another is named."""
         self._kept.clear()

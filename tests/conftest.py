@@ -26,6 +26,7 @@ import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
+jax.devices()  # JAX starts now, with the flags from above, whatever a test does to the environment
 
 
 @pytest.fixture(autouse=True)

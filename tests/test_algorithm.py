@@ -345,27 +345,25 @@ def test_a_folder_that_cannot_be_written_is_refused_at_build(tmp_path: Path) -> 
         small().debugging(results_dir=str(tmp_path / "file" / "x")).build()
 
 
-@pytest.mark.parametrize(("rows", "reason"), [(2**24, "needs at least .* GiB"), (2**34, "rows")])
-def test_too_large_a_batch_is_refused_before_compiling(
-    rows: int, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_a_batch_is_refused_before_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = 2**24
     monkeypatch.setattr("jaxrl.runners.placement.memory_limit", lambda _: 2**28)
     config = small().env_runners(num_envs_per_env_runner=2**20)
     config.training(train_batch_size=rows, minibatch_size=2**20)
-    with pytest.raises(ConfigError, match=f"train_batch_size={rows} .*{reason}"):
+    with pytest.raises(ConfigError, match=f"train_batch_size={rows} .*needs at least .* GiB"):
         config.build()
 
 
 class Untyped(Endless):
-    """Its reward is an integer."""
+    """Its observation is an integer."""
 
     def step(self, key: Any, state: EndlessState, action: Any, params: EndlessState) -> Any:
         state, step = super().step(key, state, action, params)
-        return state, dataclasses.replace(step, reward=jnp.ones((), jnp.int32))
+        return state, dataclasses.replace(step, obs=step.obs.astype(jnp.int32))
 
 
 def test_an_environment_that_breaks_the_contract_is_refused_before_compiling() -> None:
-    with pytest.raises(EnvError, match="the reward must be a float32 scalar, got int32"):
+    with pytest.raises(EnvError, match="float32.*int32"):
         small(env=Untyped).build()
     small(env=Untyped).environment(disable_env_checking=True).build().stop()
 

@@ -175,7 +175,7 @@ def test_fit_trains_every_lane_to_the_criterion() -> None:
         assert len(list((sweep.folder.path / "lane_002" / "checkpoints").iterdir())) == 1
         with pytest.raises(UnknownNameError, match="no lane 4"):
             sweep.lane(4)
-        with pytest.raises(UnknownNameError, match="metric 'nothing'"):
+        with pytest.raises(UnknownNameError, match="as 'nothing'"):
             sweep.best_lane("nothing")
         with pytest.raises(ConfigError, match="'best'"):
             sweep.best_lane(mode="best")

@@ -20,9 +20,6 @@ from jaxrl.runners.train_state import TrainState
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
-MAX_ROWS = 2**31 - 1
-"""Rows of a train batch are numbered with 32 bits."""
-
 
 def choose_devices(config: "AlgorithmConfig", assembly: Assembly) -> tuple[list[Device], str]:
     """The local devices that share the work, by the rule of `choose_num_devices`, and why.
@@ -66,11 +63,6 @@ def check_memory(assembly: Assembly, devices: list[Device]) -> None:
     """
     check_buffer(assembly, devices)
     plan = assembly.plan
-    if plan.train_batch_size > MAX_ROWS:
-        raise ConfigError(
-            f"train_batch_size={plan.train_batch_size} is more than the {MAX_ROWS} rows that can "
-            "be numbered; lower it."
-        )
     limit = memory_limit(devices[0])
     shared = devices[0].platform == "cpu"
     needed = required_bytes(assembly) / (1 if shared else len(devices))

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import memory, soak
 from benchmarks.peers import launch
-from benchmarks.worker import Worker
+from benchmarks.worker import ROOT, Worker
 
 needs_proc = pytest.mark.skipif(not memory.PROC.exists(), reason="memory is read from /proc")
 
@@ -164,7 +164,7 @@ def test_a_process_that_takes_memory_is_seen_to() -> None:
 @needs_proc
 def test_an_idle_peer_is_stopped_and_goes_on_when_asked() -> None:
     command = [sys.executable, str(Path(__file__).with_name("fake_peer.py"))]
-    env = {"PYTHONPATH": str(soak.ROOT)}
+    env = {"PYTHONPATH": str(ROOT)}
     with Worker("fake", command, env=env, stop_when_idle=True) as worker:
         for number in range(2):
             pid = worker.ask("start_child")["child"]

@@ -172,7 +172,7 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     ((*PPO, "--config", '{"lr": }'), "--config is not valid JSON"),
     ((*PPO, "--config", '{"lrr": 1}'), "Did you mean 'lr'"),
     ((*PPO, "--config", '{"gamma": 2}'), "gamma must be between 0 and 1"),
-    ((*PPO, "--seed", "-1"), "seed must be at least 0"),
+    ((*PPO, "--seed", "-1"), "seed must be a whole number of at least 0"),
     ((*PPO, "--checkpoint-freq", "-2"), "checkpoint_frequency must be at least 0"),
     ((*PPO, "--name", "a/b"), "cannot be a folder's name"),
     ((*PPO, "--results-dir", "/proc/nowhere"), "/proc"),

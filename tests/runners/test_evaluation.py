@@ -12,6 +12,7 @@ from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.envs.classic.cartpole import CartPole
 from jaxrl.errors import ConfigError, RetraceError
 from jaxrl.runners import dispatch, program
+from jaxrl.runners.ahead import Pace
 from jaxrl.runners.assemble import assemble
 from jaxrl.runners.evaluation import Evaluation, custom_evaluation
 from tests.helpers import small
@@ -172,6 +173,7 @@ def test_every_program_is_in_the_result_and_compiled_once(algorithm: Algorithm) 
 def test_a_dispatch_looks_at_the_state_once_and_fetches_once(
     algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(algorithm.learner_group, "_pace", Pace(1))  # a dispatch for each iteration
     algorithm.train()
     signatures, fetches = Heard(program._signature), Heard(dispatch.to_host)
     monkeypatch.setattr(program, "_signature", signatures)

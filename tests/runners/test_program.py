@@ -19,7 +19,9 @@ def product(x: jax.Array) -> jax.Array:
 
 
 def notes(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.message for record in caplog.records if "no options" in record.message]
+    return [
+        record.message for record in caplog.records if "does not have the options" in record.message
+    ]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.core.struct import replace
 from jaxrl.envs.vector import NO_FAULT
+from jaxrl.metrics import NO_EPISODE
 from jaxrl.runners.results import episode_metrics, new_episodes, to_host
 from jaxrl.runners.ring import (
     EpisodeRecord,
@@ -118,7 +119,9 @@ def test_sums_and_smoothing() -> None:
 
 def test_no_episode_means_no_number() -> None:
     ring, sums = to_host(empty_ring(SHARDS, SIZE)), to_host(EpisodeSums.zero(SHARDS))
-    assert episode_metrics(ring, sums, 100) == {"num_episodes": 0, "num_episodes_lifetime": 0}
+    found = episode_metrics(ring, sums, 100)
+    assert (found["num_episodes"], found["num_episodes_lifetime"]) == (0, 0)
+    assert {name for name, value in found.items() if np.isnan(value)} == set(NO_EPISODE)
 
 
 def test_the_fault_log_names_the_last_one() -> None:
