@@ -363,7 +363,7 @@ class Untyped(Endless):
 
 
 def test_an_environment_that_breaks_the_contract_is_refused_before_compiling() -> None:
-    with pytest.raises(EnvError, match="float32.*int32"):
+    with pytest.raises(EnvError, match=r"float32.*int32"):
         small(env=Untyped).build()
     small(env=Untyped).environment(disable_env_checking=True).build().stop()
 

@@ -69,8 +69,9 @@ def warn_of_lost_devices(devices_of: Callable[[int], int]) -> None:
         devices_of: How many devices the run takes where there are so many.
     """
     wanted, found = min(MAX_CPU_DEVICES, usable_cores()), jax.local_device_count()
-    lost = jax.default_backend() == "cpu" and devices_of(wanted) > devices_of(found)
-    if lost and _said_by_others(wanted) is None:
+    if jax.default_backend() != "cpu" or found >= wanted or _said_by_others(wanted) is not None:
+        return
+    if devices_of(wanted) > devices_of(found):
         _warn_once(_too_late(found))
 
 

@@ -41,6 +41,8 @@ from jaxrl.runners.train_state import (
     Sampled,
     Summary,
     TrainState,
+    summed,
+    updates_between,
 )
 
 

@@ -51,7 +51,8 @@ def choose_devices(config: "AlgorithmConfig", assembly: Assembly) -> tuple[list[
         )
 
     number, why = chosen(len(devices))
-    warn_of_lost_devices(lambda count: chosen(count)[0])
+    if requested == "auto":
+        warn_of_lost_devices(lambda count: chosen(count)[0])
     return devices[:number], why
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from flax import linen
 from gymnasium import spaces
 
 from jaxrl.algorithms.appo import APPOConfig
@@ -117,7 +118,7 @@ OTHER: dict[str, Any] = {
     "num_devices": 2,
     "num_shards": 4,
     "learner_class": PPOConfig().get_default_learner_class(),
-    "network": flax.linen.Dense,
+    "network": linen.Dense,
     "learner_connector": hook,
     "add_default_connectors_to_learner_pipeline": False,
     "rl_module_spec": RLModuleSpec(module_class=RLModule, action_space=BOX),
