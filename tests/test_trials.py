@@ -112,7 +112,7 @@ class TestTrials:
                 want = [alone.train()["env_runners"].get("episode_return_mean") for _ in range(3)]
             assert returns_of(folder / sweep.lane_name(index)) == want
 
-        assert runs.resume(str(folder), '{"training_iteration": 4}') == 0
+        assert runs.resume(str(folder), {"training_iteration": 4}) == 0
         assert [len(returns_of(folder / f"lane_00{i}")) for i in range(2)] == [4, 4]
         with pytest.raises(ConfigError, match="is done: training_iteration = 4 has reached 4"):
             runs.resume(str(folder), None)
