@@ -131,16 +131,16 @@ class RunStatus:
     def _measure(self, result: results.Result) -> None:
         """Steps per second of training: without compiling, evaluating and saving."""
         steps, trained = results.env_steps(result), self.seconds_in("training")
-        seconds = trained - self._last_trained
-        if self.steps_per_s is not None and seconds < _MEASURED_S:
-            return
-        if self._last_steps is None:  # also what a resumed run had sampled before
-            sampled = results.number(result, "env_runners/num_env_steps_sampled")
+        if trained <= 0.0:  # nobody tells of phases, as in a script
+            trained = results.number(result, results.TIME_TOTAL) or 0.0
+        if self._last_steps is None:  # a resumed run had sampled before
+            sampled = results.number(result, "env_runners/num_env_steps_sampled") or 0.0
+            seconds = self.seconds_in("training") or results.number(result, "time_this_iter_s")
         else:
-            sampled = float(steps - self._last_steps)
-        if seconds <= 0.0:
-            seconds = results.number(result, "time_this_iter_s") or 0.0
-        if sampled and seconds > 0.0:
+            sampled, seconds = float(steps - self._last_steps), trained - self._last_trained
+            if self.steps_per_s is not None and seconds < _MEASURED_S:
+                return
+        if sampled and seconds and seconds > 0.0:
             self.steps_per_s = sampled / seconds
         self._last_steps, self._last_trained = steps, trained
 

@@ -57,6 +57,19 @@ def evaluated(iteration: int, mean: float, *, new: bool = True) -> dict[str, Any
 
 
 class TestStatus:
+    def test_without_phases_the_rate_is_that_of_the_results(self) -> None:
+        status = RunStatus()
+        for iteration, total in ((1, 10.0), (2, 10.2), (3, 11.0)):
+            status.update(
+                {
+                    "env_runners": {"num_env_steps_sampled": 100},
+                    "num_env_steps_sampled_lifetime": 100 * iteration,
+                    "time_this_iter_s": 10.0,
+                    "time_total_s": total,
+                }
+            )
+        assert status.steps_per_s == pytest.approx(200.0)  # over the second that followed the first
+
     def test_progress_is_the_count_that_is_nearest(self) -> None:
         clock = Clock()
         status = RunStatus({"training_iteration": 100.0, **STOP}, clock)
