@@ -26,6 +26,9 @@ class ConfigBuilder:
     notes: list[str]
     """What was accepted under an old name, a sentence each."""
     in_evaluation: bool
+    preferred_devices: tuple[int, str] | None
+    """The number of devices to take where `num_devices` leaves it open, and why; of a run that goes on
+    the one that it had."""
     algo_class: "type[Algorithm] | None"
     _explicit: set[str]
     _frozen: bool
@@ -43,7 +46,12 @@ class ConfigBuilder:
             )
         state = self.__dict__
         state.update(
-            algo_class=algo_class, notes=[], in_evaluation=False, _frozen=False, _explicit=set()
+            algo_class=algo_class,
+            notes=[],
+            in_evaluation=False,
+            preferred_devices=None,
+            _frozen=False,
+            _explicit=set(),
         )
         for attribute in GROUP_METHODS:
             state[attribute] = _copy_group(getattr(type(self), attribute))
@@ -126,7 +134,7 @@ class ConfigBuilder:
                 raise ConfigError(f"{name} must be a {wanted.__name__}, got {value!r}.")
             changed = {f.name: getattr(value, f.name) for f in dataclasses.fields(wanted)}
             self._apply({k: v for k, v in changed.items() if v != self[k]}, group=name)
-        elif name in ("algo_class", "in_evaluation"):
+        elif name in ("algo_class", "in_evaluation", "preferred_devices"):
             self.__dict__[name] = value
         else:
             self._apply({name: value})

@@ -19,6 +19,7 @@ def explain(
     *,
     platform: str | None = None,
     local_device_count: int | None = None,
+    devices: tuple[int, str] | None = None,
     placement: Placement | None = None,
     env_notes: Iterable[str] = (),
     notes: Iterable[str] = (),
@@ -30,6 +31,7 @@ def explain(
         config: Explained, not changed.
         platform: "cpu", "gpu" or "tpu", where known.
         local_device_count: Devices there are, where known.
+        devices: How many of them share the work, and why, where that is settled.
         placement: Where environments are stepped, where known.
         env_notes: Sentences about the environment, from `make`.
         notes: More sentences, e.g. that the backend had already started.
@@ -38,7 +40,7 @@ def explain(
     blocks = [_settings(config), _batch(config)]
     lines = [
         *placement_notes(config, placement),
-        _devices(config, placement, platform, local_device_count),
+        _devices(config, placement, platform, local_device_count, devices),
     ]
     blocks.append("\n".join(["Placement", *(f"  {line}" for line in lines)]))
     said = [*env_notes, *notes, *config.notes, *model_notes(config)]
@@ -85,6 +87,7 @@ def _devices(
     placement: Placement | None,
     platform: str | None,
     local_device_count: int | None,
+    settled: tuple[int, str] | None,
 ) -> str:
     plan = config.plan()
     learners = config.learners_settings
@@ -96,14 +99,14 @@ def _devices(
     if learners.local_device_idx is not None:
         return f"Local device {learners.local_device_idx}, as set."
     requested = learners.num_devices
-    if platform is None or local_device_count is None:
+    if platform is None or (local_device_count is None and settled is None):
         return (
-            f"{plan.num_shards} shards; num_devices={requested!r} is settled when the Algorithm is "
-            "built."
+            f"{plan.num_shards} shard{'s' * (plan.num_shards > 1)}; num_devices={requested!r} is settled "
+            "when the Algorithm is built."
         )
     number = None if requested == "auto" else requested
-    number, why = choose_num_devices(
-        plan, platform, local_device_count, number, on_host=placement in ("host", "ray")
+    number, why = settled or choose_num_devices(
+        plan, platform, local_device_count or 1, number, on_host=placement in ("host", "ray")
     )
     rows = plan.minibatch_size // (number * (plan.sequence_length or 1))
     return why + _parts(config, platform, rows)

@@ -60,6 +60,7 @@ count = Check(f"at least 1 and at most {MAX_COUNT}", _numbers(lambda x: 1 <= x <
 count_or_zero = Check(
     f"at least 0 and at most {MAX_COUNT}", _numbers(lambda x: 0 <= x <= MAX_COUNT)
 )
+steps = Check("at least 0 and below 2**63", _numbers(lambda x: 0 <= x < 2**63))
 unit_interval = Check("between 0 and 1", _numbers(lambda x: 0 <= x <= 1))
 finite = Check("finite", _numbers(math.isfinite))
 
@@ -69,6 +70,7 @@ def field(
     default: Any,
     doc: str,
     sweepable: bool = False,
+    is_counter: bool = False,
     check: Check | None = None,
     import_path: bool | Kind = False,
 ) -> Any:
@@ -78,11 +80,13 @@ def field(
         default: A dictionary or list is copied for every config.
         doc: One or two sentences for the settings page; the first says what the setting does.
         sweepable: A scalar that only enters arithmetic, and so changes without a recompile.
+        is_counter: A sweepable count that the run's counters are compared with, to the last step.
         check: What a value of the right type must also fulfil.
         import_path: A string `"module:name"` stands for the object it names; of a kind, where the
             setting calls it.
     """
     metadata = setting_metadata(doc=doc, sweepable=sweepable, check=check, import_path=import_path)
+    metadata["is_counter"] = is_counter
     if isinstance(default, dict | list):
         return dataclasses.field(
             default_factory=functools.partial(copy_containers, typing.cast(Any, default)),

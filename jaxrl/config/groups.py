@@ -158,8 +158,8 @@ class OnPolicyTraining(Training):
         check=count,
         doc="Rows of a minibatch, at most, whose gradient a device computes at once; the step is "
         "along the mean over all. None takes all rows at once; 'auto' does so on accelerators, and "
-        "on a CPU where there are 1024 or more takes 256, which a core's cache holds. A sequence "
-        "counts once.",
+        "on a CPU where there are 1024 or more takes 256, which a core's cache holds, unless a trial "
+        "on this machine has shown all at once to be faster. A sequence counts once.",
     )
     shuffle_batch_per_epoch: bool = field(
         default=True, doc="Draws new minibatches in every epoch; False repeats the first epoch's."

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from jaxrl.config.arithmetic import (
     DEFAULT_NUM_ENVS,
@@ -18,6 +18,8 @@ from jaxrl.config.sequence_plan import solve_in_sequences
 from jaxrl.errors import ConfigError
 
 MIN_ROWS_PER_CPU_DEVICE = 64
+IsWorth = Callable[[int, int], bool]
+"""Whether so many devices, with so many rows of a minibatch each, are faster than one."""
 MAX_TRIED = 200
 """Values of a setting that are tried as a suggestion, below and above the one that was set."""
 
@@ -163,13 +165,14 @@ def choose_num_devices(
     requested: int | None = None,
     *,
     on_host: bool = False,
+    is_worth: IsWorth | None = None,
 ) -> tuple[int, str]:
     """How many local devices share the work, and why, in a sentence.
 
     On a CPU the cores are devices: the largest number that divides `num_shards` and leaves each
-    at least 64 rows of a minibatch; one where the environments are stepped `on_host`, since an
-    update alone is faster by XLA's threads within it than divided. On accelerators the largest
-    number that divides `num_shards`.
+    at least 64 rows of a minibatch, or that `is_worth` says is faster; one where the environments
+    are stepped `on_host`, since an update alone is faster by XLA's threads within it than divided.
+    On accelerators the largest number that divides `num_shards`.
 
     Raises:
         ConfigError: `requested` is more than there are, or does not divide `num_shards`.
@@ -184,15 +187,18 @@ def choose_num_devices(
         return requested, f"{requested} {platform} devices, as set."
     if platform == "cpu" and on_host:
         return 1, "1 cpu device: XLA's threads share each update, the environments are on the host."
-    chosen = [n for n in workable if platform != "cpu" or _worth_it(plan, n)][-1]
+    decide = _leaves_enough if is_worth is None else is_worth
+    rows = plan.minibatch_size
+    chosen = next(n for n in reversed(workable) if platform != "cpu" or decide(rows // n, n))
     why = f"the largest divisor of num_shards={plan.num_shards} up to {local_device_count}"
     if platform == "cpu":
-        why += f" that leaves each {MIN_ROWS_PER_CPU_DEVICE} rows of a minibatch"
+        enough = f"leaves each {MIN_ROWS_PER_CPU_DEVICE} rows of a minibatch"
+        why += f" that {enough if is_worth is None else 'makes updates faster on this machine'}"
     return chosen, f"{chosen} {platform} device{'s' * (chosen > 1)}: {why}."
 
 
-def _worth_it(plan: BatchPlan, num_devices: int) -> bool:
-    return num_devices == 1 or plan.minibatch_size // num_devices >= MIN_ROWS_PER_CPU_DEVICE
+def _leaves_enough(rows: int, num_devices: int) -> bool:
+    return num_devices == 1 or rows >= MIN_ROWS_PER_CPU_DEVICE
 
 
 def _any_of(values: list[int]) -> str:

@@ -13,6 +13,7 @@ from jaxrl.config.fields import (
     field,
     non_negative,
     positive,
+    steps,
     unit_interval,
 )
 from jaxrl.config.groups import Auto, Training
@@ -63,7 +64,8 @@ class OffPolicyTraining(Training):
     initial_random_timesteps: int = field(
         default=0,
         sweepable=True,
-        check=non_negative,
+        is_counter=True,
+        check=steps,
         doc="Environment steps at the start of which the actions are uniformly random.",
     )
     training_intensity: float | None = field(

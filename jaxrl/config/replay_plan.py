@@ -169,7 +169,8 @@ def _intensity(setting: float | None) -> Fraction | None:
     """The setting as an exact ratio: 0.1 is a tenth, not the float next to it."""
     if setting is None:
         return None
-    ratio = Fraction(setting).limit_denominator(MAX_INTENSITY_DENOMINATOR)
+    is_finite = math.isfinite(setting)
+    ratio = Fraction(setting if is_finite else 0).limit_denominator(MAX_INTENSITY_DENOMINATOR)
     if not 0 < ratio <= MAX_COUNT:
         raise ConfigError(
             f"training_intensity={setting:g} must be at least {1 / MAX_INTENSITY_DENOMINATOR:g} and "

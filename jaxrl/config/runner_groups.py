@@ -148,8 +148,9 @@ class Learners:
     num_devices: int | Auto = field(
         default="auto",
         check=count,
-        doc="Local devices that share the environments and minibatches; explain() says what "
-        "'auto' chose and why. Any number of devices gives the same minibatches.",
+        doc="Local devices that share the environments and minibatches. 'auto' is what was faster on "
+        "this machine in a short trial, and what the run had before where it goes on; explain() "
+        "says what and why. Any number of devices gives the same minibatches.",
     )
     local_device_idx: int | None = field(
         default=None,

@@ -50,6 +50,14 @@ def claim_cpu_devices() -> list[str]:
     return []
 
 
+def cores_are_devices() -> bool:
+    """Whether each core is a device, by the rule alone."""
+    wanted = min(MAX_CPU_DEVICES, usable_cores())
+    if jax.default_backend() != "cpu" or wanted == 1 or _said_by_others(wanted) is not None:
+        return False
+    return len(jax.local_devices()) == wanted
+
+
 def _said_by_others(wanted: int) -> str | None:
     """Who decided how many devices the CPU is, if not the rule."""
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
@@ -91,7 +99,9 @@ def compute_where_called() -> None:
     """Let the CPU compute in the thread that calls; without effect once JAX has started.
 
     A runner on the host calls a small program at every step and waits for it. Handing that to
-    another thread and back costs more than the program, and nothing here overlaps with it.
+    another thread and back costs more than the program, and nothing here overlaps with it. Learners
+    under Ray do without: theirs is a program of a whole train batch, waited for once, which is no
+    slower in another thread, to the same bits.
     """
     jax.config.update("jax_cpu_enable_async_dispatch", False)
 

@@ -1,18 +1,21 @@
 """Where a run goes: which local devices share it, and whether it fits there."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
-import numpy as np
 
 from jaxrl.buffers.sequence import AnyReplay
+from jaxrl.config.groups import OnPolicyTraining
 from jaxrl.config.plan import choose_num_devices
+from jaxrl.core.microbatches import num_parts
+from jaxrl.core.space_tree import num_bytes
 from jaxrl.core.types import Device
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError
-from jaxrl.runners.assemble import Assembly, spaces_of
+from jaxrl.runners.assemble import Assembly, assemble, spaces_of
 from jaxrl.runners.blank import blank_rollout
+from jaxrl.runners.device_trial import DeviceTrials
 from jaxrl.runners.devices import memory_limit, warn_of_lost_devices
 from jaxrl.runners.host_memory import host_device
 from jaxrl.runners.train_state import TrainState
@@ -21,8 +24,18 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 
-def choose_devices(config: "AlgorithmConfig", assembly: Assembly) -> tuple[list[Device], str]:
+ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
+
+
+def choose_devices(
+    config: "AlgorithmConfig", assembly: Assembly, trials: DeviceTrials | None = None
+) -> tuple[list[Device], str]:
     """The local devices that share the work, by the rule of `choose_num_devices`, and why.
+
+    Args:
+        config: Its `num_devices` counts, then its `preferred_devices`.
+        assembly: The run's functions.
+        trials: What decides where both leave it open; None for the rule alone.
 
     Raises:
         ConfigError: Devices were set that there are not, or that do not divide the work.
@@ -40,6 +53,14 @@ def choose_devices(config: "AlgorithmConfig", assembly: Assembly) -> tuple[list[
             )
         return [devices[index]], f"Local device {index}, as set."
     requested = config.learners_settings.num_devices
+    preferred = config.preferred_devices
+    if requested == "auto" and preferred is not None:
+        number, why = preferred
+        if number <= len(devices) and assembly.plan.num_shards % number == 0:
+            return devices[
+                :number
+            ], f"{number} {devices[0].platform} device{'s' * (number > 1)}, {why}."
+    measuring = trials if trials and trials.is_possible and assembly.in_graph else None
 
     def chosen(count: int) -> tuple[int, str]:
         return choose_num_devices(
@@ -48,12 +69,36 @@ def choose_devices(config: "AlgorithmConfig", assembly: Assembly) -> tuple[list[
             count if config.debugging_settings.jit else 1,
             None if requested == "auto" else requested,
             on_host=not assembly.in_graph,
+            is_worth=measuring.is_worth if measuring else None,
         )
 
     number, why = chosen(len(devices))
     if requested == "auto":
         warn_of_lost_devices(lambda count: chosen(count)[0])
     return devices[:number], why
+
+
+def settle_parts(config: ConfigT, trials: DeviceTrials) -> ConfigT:
+    """The config with a number, or None, in the place of `microbatch_size="auto"` where it matters.
+
+    Args:
+        config: Returned as it is where nothing is to be decided, or measured; else a changed copy.
+        trials: Those of this machine.
+    """
+    training = config.training_settings
+    if not isinstance(training, OnPolicyTraining) or training.microbatch_size != "auto":
+        return config
+    plan = config.plan()
+    rows = plan.minibatch_size // (plan.sequence_length or 1)
+    if num_parts(rows, "auto", "cpu") == 1 or not trials.is_possible:
+        return config
+    devices, _ = choose_devices(config, assemble(config), trials)
+    rows //= len(devices)
+    parts = num_parts(rows, "auto", "cpu")
+    if parts == 1:
+        return config
+    size = rows // parts if trials.are_parts_worth(rows, parts, len(devices)) else None
+    return config.copy(copy_frozen=False).update_from_dict({"microbatch_size": size})
 
 
 def check_memory(assembly: Assembly, devices: list[Device]) -> None:
@@ -65,14 +110,33 @@ def check_memory(assembly: Assembly, devices: list[Device]) -> None:
     check_buffer(assembly, devices)
     plan = assembly.plan
     limit = memory_limit(devices[0])
+    if limit is not None and _is_tiny(assembly, limit):
+        return
     shared = devices[0].platform == "cpu"
     needed = required_bytes(assembly) / (1 if shared else len(devices))
-    if limit is not None and needed > limit:
+    if limit is None or needed <= limit:
+        return
+    has = f"and the device has {limit / 2**30:.1f} GiB"
+    learned = learned_bytes(assembly)
+    if learned > limit / 2:
         raise ConfigError(
-            f"train_batch_size={plan.train_batch_size} needs at least {needed / 2**30:.1f} GiB for "
-            f"the state, the rollout and its targets, and the device has {limit / 2**30:.1f} GiB: "
-            "lower train_batch_size (or num_envs_per_env_runner)."
+            f"The module and its optimizer need at least {learned / 2**30:.1f} GiB of "
+            f"{needed / 2**30:.1f} GiB for one train batch, {has}: make the layers of model_config "
+            "smaller, or the observations that they read."
         )
+    raise ConfigError(
+        f"train_batch_size={plan.train_batch_size} needs at least {needed / 2**30:.1f} GiB for "
+        f"the state, the rollout and its targets, {has}: lower train_batch_size (or "
+        "num_envs_per_env_runner)."
+    )
+
+
+def _is_tiny(assembly: Assembly, limit: int) -> bool:
+    """Whether a thousand times the state and the observations fit, so that nothing else need be traced."""
+    if not assembly.in_graph:
+        return False
+    rows = assembly.plan.train_batch_size * num_bytes(spaces_of(assembly.made)[0])
+    return 1000 * (state_bytes(assembly) + rows) < limit
 
 
 def check_buffer(assembly: Assembly, devices: list[Device]) -> None:
@@ -133,6 +197,13 @@ def required_bytes(assembly: Assembly) -> int:
     return _bytes((state, jax.eval_shape(batch, state)))
 
 
+def learned_bytes(assembly: Assembly) -> int:
+    """The size of the parameters and what the optimizer keeps of them."""
+    runner, num_envs = assembly.runner, assembly.plan.total_envs
+    state = jax.eval_shape(lambda key: runner.init_learning(key, num_envs), jax.random.key(0))
+    return _bytes(state.learner)
+
+
 def state_bytes(assembly: Assembly) -> int:
     """The size of the state of a run whose environments are in the compiled program."""
     made = assembly.made
@@ -151,7 +222,6 @@ def _state_and_rollout_bytes(assembly: Assembly) -> int:
     state = jax.eval_shape(
         lambda key: runner.init_learning(key, plan.total_envs), jax.random.key(0)
     )
-    space = spaces_of(assembly.made)[0]
-    observation = sum(part.nbytes for part in map(np.asarray, jax.tree.leaves(space.sample())))
+    observation = num_bytes(spaces_of(assembly.made)[0])
     rows = plan.num_envs * plan.rollout_fragment_length
     return _bytes(state) + 2 * observation * rows

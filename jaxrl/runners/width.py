@@ -7,13 +7,10 @@ narrowest is taken. What was measured is kept in a file, by machine and settings
 written into the config, so that a run that goes on measures nothing.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import math
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +28,7 @@ from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError
 from jaxrl.runners.assemble import Assembly, assemble
 from jaxrl.runners.cache import file_beside_programs
-from jaxrl.runners.devices import usable_cores
+from jaxrl.runners.measured import keep_entries, machine, read_entries
 from jaxrl.runners.placement import choose_devices
 from jaxrl.runners.sharding import compile_runner
 from jaxrl.seeds import seed_key
@@ -52,7 +49,7 @@ MAX_WIDTHS = 5
 SLACK = 0.05
 """A narrower width, or the rule's number of devices, may be so much slower than the fastest."""
 TRIAL_S, REPEATS = 0.3, 3
-FILE, MAX_ENTRIES = "widths.json", 200
+FILE = "widths.json"
 READ_BY_THE_PROGRAM = (
     "environment_settings",
     "env_runners_settings",
@@ -99,11 +96,11 @@ def settle_width(config: ConfigT, prepare: Prepare | None = None) -> tuple[Confi
     trials, where = _stored(store, name), "measured before on this machine"
     if trials is None:
         trials, where = _tried(free, widths, prepare or prepared), "measured just now"
-        _keep(store, name, trials)
+        keep_entries(store, {name: [dataclasses.asdict(trial) for trial in trials]})
     chosen = best(trials)
     settled = _with_width(free, chosen.num_envs)
-    if _free_devices(free) and chosen.num_devices != _rule(settled):
-        settled.learners(num_devices=chosen.num_devices)
+    if _free_devices(free):
+        settled.preferred_devices = (chosen.num_devices, f"as {SETTING}='auto' measured")
     return settled, [_sentence(trials, chosen, where, settled.plan())]
 
 
@@ -168,15 +165,12 @@ def key_of(free: "AlgorithmConfig", widths: Sequence[int]) -> str:
     """What the outcome of the trials depends on, as a name."""
     settings, table = describable_dict(free)["settings"], free.name_table()
     named = [name for group in READ_BY_THE_PROGRAM for name in table.groups[group]]
-    devices = jax.local_devices()
     parts = {
         "algo": free.algo_name,
         "settings": {name: settings[name] for name in sorted(named)},
         "widths": list(widths),
-        "device": devices[0].device_kind,
-        "devices": len(devices),
-        "cores": usable_cores(),
-        "versions": [jax.__version__, jaxrl.__version__],
+        "machine": machine(),
+        "version": jaxrl.__version__,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -269,30 +263,6 @@ def _sentence(trials: Sequence[Trial], chosen: Trial, where: str, plan: BatchPla
 def _stored(store: Path | None, name: str) -> list[Trial] | None:
     """The trials of this name; None where there are none, or none that can be read."""
     try:
-        return [Trial(**trial) for trial in _read(store)[name]]
+        return [Trial(**trial) for trial in read_entries(store)[name]]
     except (KeyError, TypeError):
         return None
-
-
-def _read(store: Path | None) -> dict[str, Any]:
-    if store is None:
-        return {}
-    try:
-        found = json.loads(store.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _keep(store: Path | None, name: str, trials: Sequence[Trial]) -> None:
-    """Add an entry; where that cannot be written the next build measures again."""
-    if store is None:
-        return
-    entries = {**_read(store), name: [dataclasses.asdict(trial) for trial in trials]}
-    newest = dict(list(entries.items())[-MAX_ENTRIES:])
-    with contextlib.suppress(OSError):
-        store.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, written = tempfile.mkstemp(dir=store.parent, prefix=f".{store.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(newest, file, indent=1)
-        os.replace(written, store)

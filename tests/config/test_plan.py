@@ -387,9 +387,9 @@ def test_divisors_are_all_divisors(number: int, unit: int) -> None:
     assert divisors(number, unit) == found
 
 
-@pytest.mark.parametrize("intensity", [1e-30, 1e30])
+@pytest.mark.parametrize("intensity", [1e-30, 1e30, float("inf")])
 def test_an_intensity_of_no_or_countless_updates_is_refused(intensity: float) -> None:
-    with pytest.raises(ConfigError, match=r"training_intensity=1e.* must be at least 0.0001"):
+    with pytest.raises(ConfigError, match=r"training_intensity=.* must be at least 0.0001"):
         DQNConfig().training(training_intensity=intensity).plan()
     many = DQNConfig().training(training_intensity=1e9, train_batch_size=1)
     with pytest.raises(BatchSizeError, match="lower it"):

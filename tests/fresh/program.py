@@ -11,8 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-ROWS = 512
-"""Of a minibatch: enough to be worth eight devices."""
+from jaxrl.config.plan import MIN_ROWS_PER_CPU_DEVICE
+from jaxrl.runners.device_trial import SURE_ROWS
+from jaxrl.runners.devices import MAX_CPU_DEVICES, usable_cores
+
+ROWS = SURE_ROWS * min(MAX_CPU_DEVICES, usable_cores())
+"""Of a minibatch: enough to be shared by all devices without a trial."""
 
 
 def configs() -> dict[str, Any]:
@@ -20,10 +24,10 @@ def configs() -> dict[str, Any]:
     from jaxrl.algorithms.dqn import DQNConfig
     from jaxrl.algorithms.ppo import PPOConfig
 
-    def ppo(**env_runners: Any) -> Any:
+    def ppo(rows: int = ROWS, **env_runners: Any) -> Any:
         config = PPOConfig().environment("CartPole-v1").env_runners(**env_runners)
         config.env_runners(num_envs_per_env_runner=64, observation_filter="MeanStdFilter")
-        config.training(train_batch_size=ROWS, minibatch_size=ROWS, num_epochs=1)
+        config.training(train_batch_size=rows, minibatch_size=rows, num_epochs=1)
         return config.rl_module(model_config={"fcnet_hiddens": [8]})
 
     lstm = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 4}
@@ -36,6 +40,7 @@ def configs() -> dict[str, Any]:
         "dqn": dqn,
         "lstm": ppo().rl_module(model_config=lstm),
         "host": ppo(placement="host"),
+        "tried": ppo(MIN_ROWS_PER_CPU_DEVICE * min(MAX_CPU_DEVICES, usable_cores())),
         "sweep": ppo().sweep(seeds=8),
     }
 

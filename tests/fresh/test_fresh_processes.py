@@ -21,7 +21,6 @@ import pytest
 from jaxrl.checkpoint import find_checkpoint, read_leaves, read_metadata
 from jaxrl.logging import text
 from jaxrl.runners.devices import MAX_CPU_DEVICES, usable_cores
-from tests.fresh.program import ROWS
 
 PROGRAM = Path(__file__).with_name("program.py")
 KEPT = ("PATH", "LD_LIBRARY_PATH", "JAX_PLATFORMS", "TMPDIR", "LANG")
@@ -71,6 +70,7 @@ class Trained:
 
     def __init__(self, started: Started, folder: Path, *kinds: str) -> None:
         self.folder = folder
+        self.home = Path(started("-c", "import os; print(os.environ['HOME'])").stdout.strip())
         self.outcomes = printed(started(PROGRAM, "train", folder, *kinds))
 
 
@@ -81,7 +81,7 @@ def trained(started: Started, tmp_path_factory: pytest.TempPathFactory) -> Train
 
 @pytest.fixture(scope="module")
 def others(started: Started, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return Trained(started, tmp_path_factory.mktemp("others"), "dqn", "lstm", "host")
+    return Trained(started, tmp_path_factory.mktemp("others"), "dqn", "lstm", "host", "tried")
 
 
 def is_as_trained(got: dict[str, Any], want: dict[str, Any]) -> None:
@@ -99,13 +99,13 @@ def test_the_cores_are_the_devices_of_what_goes_on_elsewhere(
 ) -> None:
     want = trained.outcomes[kind]
     if "cuda" not in os.environ.get("JAX_PLATFORMS", "cpu"):
-        most = min(MAX_CPU_DEVICES, usable_cores(), ROWS // 64)
+        most = min(MAX_CPU_DEVICES, usable_cores())
         assert want["devices"] == max(n for n in (1, 2, 4, 8) if n <= most)
     is_as_trained(printed(started(PROGRAM, "restore", trained.folder / kind)), want)
 
 
 @SLOW
-@pytest.mark.parametrize("kind", ["dqn", "lstm", "host"])
+@pytest.mark.parametrize("kind", ["dqn", "lstm", "host", "tried"])
 def test_other_kinds_go_on_elsewhere(kind: str, others: Trained, started: Started) -> None:
     got = printed(started(PROGRAM, "restore", others.folder / kind))
     is_as_trained(got, others.outcomes[kind])
@@ -156,3 +156,16 @@ def test_the_command_resumes_a_sweep(trained: Trained, started: Started, tmp_pat
     want = trained.outcomes["sweep"]
     started("-m", "jaxrl.cli", "resume", run, "--stop", json.dumps({"training_iteration": 2}))
     assert digest_of(*sorted(run.glob("lane_*"))) == want["digest"]
+
+
+def test_a_compile_report_is_of_the_devices_and_the_cache_of_the_run(
+    trained: Trained, started: Started
+) -> None:
+    want = trained.outcomes["ppo"]
+    done = started("-m", "jaxrl.cli", "compile-report", trained.folder / "ppo", "--json")
+    report = json.loads(done.stdout)
+    assert int(report["devices"].split(" x ")[0]) == want["devices"]
+    hits = {name: figures["cache_hit"] for name, figures in report["programs"].items()}
+    assert hits == {"init": True, "train": True, "evaluate": True}  # as the run has compiled them
+    assert Path(report["cache"]["folder"]).is_relative_to(trained.home)
+    assert report["cache"]["entries"] > 0

@@ -3,10 +3,15 @@
 import os
 
 import jax
+import numpy as np
 import pytest
+from gymnasium import spaces
 
+from jaxrl.core.space_tree import num_bytes
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError
+from jaxrl.runners.assemble import assemble
+from jaxrl.runners.placement import check_memory
 from tests.helpers import small
 
 
@@ -69,3 +74,26 @@ def test_what_validate_env_raises_ends_the_build() -> None:
 def test_explain_knows_the_place() -> None:
     with small().build() as algorithm:
         assert "In-graph: rollout, targets and updates" in algorithm.explain()
+
+
+def test_the_size_of_an_observation_is_known_without_making_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = {
+        "image": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+        "wide": spaces.Box(-1.0, 1.0, (5,), np.float64),
+        "choice": spaces.Tuple([spaces.Discrete(7), spaces.MultiDiscrete([3, 4])]),
+        "flags": spaces.MultiBinary(6),
+    }
+    assert num_bytes(spaces.Dict(parts)) == 8 * 8 * 3 + 5 * 4 + 4 + 2 * 4 + 6
+    config = small().env_runners(placement="host")
+    assembly = assemble(config)
+    monkeypatch.setattr(spaces.Box, "sample", lambda self: pytest.fail("makes one"))
+    check_memory(assembly, jax.local_devices()[:1])
+
+
+def test_a_module_that_is_too_large_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxrl.runners.placement.memory_limit", lambda _: 2**25)
+    config = small().rl_module(model_config={"fcnet_hiddens": [2048, 2048]})
+    with pytest.raises(ConfigError, match=r"module and its optimizer need .* layers of model_conf"):
+        config.build()

@@ -97,7 +97,8 @@ def test_a_trial_of_every_width_then_of_other_devices() -> None:
     rule = stopwatch.tried[2][1]
     assert set(stopwatch.tried[3:]) == {(64, n) for n in (1, 2, 4, 8)} - {(64, rule)}
     assert settled.env_runners_settings.num_envs_per_env_runner == 64
-    assert settled.learners_settings.num_devices == 1
+    assert settled.preferred_devices == (1, "as num_envs_per_env_runner='auto' measured")
+    assert settled.learners_settings.num_devices == "auto"
     assert "num_envs_per_env_runner" in settled.explicit
     assert notes[0].startswith(
         "num_envs_per_env_runner='auto': 64 on 1 device, the fewest within 5 %"
