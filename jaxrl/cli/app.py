@@ -9,8 +9,6 @@ import typer
 
 from jaxrl.cli.errors import ErrorGroup, keep_log_to_ourselves, log_level, set_verbosity
 
-"""How long each thread of a checkpoint may take to end after its command."""
-
 app = typer.Typer(
     cls=ErrorGroup,
     name="jaxrl",
@@ -111,11 +109,11 @@ def root(
 
 @app.command(
     epilog="[bold]Examples[/bold]\n\n"
+    "jaxrl train file classic/cartpole-ppo\n\n"
     "jaxrl train --algo PPO --env CartPole-v1 --steps 100000\n\n"
     "jaxrl train --algo PPO --env Pendulum-v1 --set lr=3e-4 --set gamma=0.95 --seed 1\n\n"
     'jaxrl train --algo PPO --env my_module:MyEnv --config \'{"env_config": {"size": 5}}\'\n\n'
     "jaxrl train --algo PPO --env gymnasium:CartPole-v1 --num-env-runners 2\n\n"
-    "jaxrl train file configs/classic/cartpole-ppo.yaml\n\n"
     "jaxrl train file classic/cartpole-ppo --stop '{\"training_iteration\": 5}'"
 )
 def train(

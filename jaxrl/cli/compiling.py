@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from jaxrl.cli import terminal
 from jaxrl.cli.experiments import config_file
 from jaxrl.cli.runs import find_run
 from jaxrl.config.arithmetic import BatchPlan
@@ -42,7 +43,8 @@ def compile_report(
     with tempfile.TemporaryDirectory(prefix="jaxrl-compile-report-") as folder:
         config.debugging(loggers=[], results_dir=folder, run_name=None)
         config.checkpointing(checkpoint_frequency=0, checkpoint_at_end=False)
-        with Console(stderr=True).status("compiling"), _built(config) as algo:
+        console = Console(stderr=True)
+        with terminal.held(console), console.status("compiling"), _built(config) as algo:
             programs = algo.compile()
             plan = algo.config.plan()
             devices = f"{len(algo.devices)} x {algo.devices[0].device_kind}"

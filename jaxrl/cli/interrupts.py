@@ -10,6 +10,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from jaxrl.cli import terminal
+
 GRACE_S = 10.0
 """How long a command has to clean up after a KeyboardInterrupt, which may also have been lost."""
 
@@ -68,6 +70,7 @@ class AtOnce(SignalWatch):
 
     def hear(self, number: int) -> None:
         with contextlib.suppress(OSError):
+            terminal.give_back()
             os.write(2, b"interrupted\n")
         os._exit(128 + number)
 
@@ -138,7 +141,7 @@ def _is_ignored(number: signal.Signals) -> bool:
 def _leave_terminal() -> None:
     """Let what is printed from now on go nowhere: the terminal that is gone would raise."""
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
+    for stream in terminal.streams():
         with contextlib.suppress(OSError):
             if stat.S_ISCHR(os.fstat(stream).st_mode):
                 os.dup2(nowhere, stream)

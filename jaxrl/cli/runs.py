@@ -20,6 +20,7 @@ from jaxrl.checkpoint import (
     read_metadata,
     set_aside_later,
 )
+from jaxrl.cli import terminal
 from jaxrl.cli.errors import notes_of
 from jaxrl.cli.interrupts import Interrupts, Raised
 from jaxrl.config.deserialize import config_from_serializable
@@ -148,7 +149,12 @@ def evaluate(
     if video:
         overrides["record_video"] = True
     waiting = console.status(f"loading {path.name} and compiling its evaluation")
-    with Raised(), waiting, Algorithm.from_checkpoint(str(path), **overrides) as algo:
+    with (
+        Raised(),
+        terminal.held(console),
+        waiting,
+        Algorithm.from_checkpoint(str(path), **overrides) as algo,
+    ):
         found = algo.evaluate(num_episodes=episodes, video_folder=_video_folder(path))
     for line in [*_evaluation_lines(found), f"checkpoint        {path}"]:
         typer.echo(line)
@@ -196,7 +202,8 @@ def _run(title: str, stop: Mapping[str, float], build: Callable[[], "Algorithm"]
     )
     with interrupts:
         try:
-            lines = _built_and_trained(build, stop, display, device, interrupts)
+            with terminal.held(console):
+                lines = _built_and_trained(build, stop, display, device, interrupts)
         except JaxrlError as error:
             if not interrupts.requested:
                 raise
@@ -244,11 +251,14 @@ def _train_to_the_end(
     algo: "Algorithm", stop: Mapping[str, float], display: Display, interrupts: Interrupts
 ) -> list[str]:
     """Trains, saves, evaluates and draws; returns what to print when the display is gone."""
+    from jaxrl.cli import hints
+
     algo.on_phase = display.phase
     folder = algo.run_folder
     folder.save_stop_criterion(stop)
     display.message(f"run folder  {folder.path}")
-    algo.fit(stop, on_iteration=display.iteration, should_stop=lambda: interrupts.requested)
+    follow = hints.following(display, algo.config, algo.devices, algo.iteration)
+    algo.fit(stop, on_iteration=follow, should_stop=lambda: interrupts.requested)
     checkpoint = _final_checkpoint(algo)
     lines = [f"run folder        {folder.path}"]
     if folder.learning_curve.exists():
@@ -355,6 +365,7 @@ def find_run(given: str) -> Path:
 def _put_terminal_in_order(console: Console) -> None:
     """Shows the cursor that the live display hides, and leaves the display's last line."""
     console.show_cursor(True)
+    terminal.give_back()
     os.write(2, b"\naborted\n")  # past the display, which holds the streams
 
 

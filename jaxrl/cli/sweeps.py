@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from jaxrl.cli import hints
 from jaxrl.cli.interrupts import Interrupts
 from jaxrl.logging import text
 from jaxrl.logging.display import Display
@@ -23,7 +24,8 @@ def train_to_the_end(
 ) -> list[str]:
     """Trains and saves every lane; returns what to print when the display is gone."""
     display.message(f"sweep folder  {sweep.folder.path}, {sweep.num_lanes} lanes")
-    sweep.fit(stop, on_iteration=display.iteration, should_stop=lambda: interrupts.requested)
+    follow = hints.following(display, sweep.lanes[0].config, sweep.devices, sweep.iteration)
+    sweep.fit(stop, on_iteration=follow, should_stop=lambda: interrupts.requested)
     if not _is_saved(sweep):
         sweep.save()
     points = sweep.points()

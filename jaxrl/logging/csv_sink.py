@@ -21,7 +21,7 @@ class CsvSink:
 
     def __init__(self, path: Path, *, start_iteration: int = 0) -> None:
         self._path = path
-        self._columns: list[str] = []
+        self._columns: dict[str, None] = {}
         with files.one_sentence("write", path):
             if path.exists():
                 self._restore(start_iteration)
@@ -29,7 +29,9 @@ class CsvSink:
 
     def write(self, result: results.Result) -> None:
         row = results.flat_scalars(result)
-        new = [name for name in row if name not in self._columns]
+        new = (
+            [] if row.keys() <= self._columns.keys() else [n for n in row if n not in self._columns]
+        )
         with files.one_sentence("write", self._path):
             if new:
                 self._file.close()
@@ -59,7 +61,7 @@ class CsvSink:
         kept = [row for row in body if len(row) == len(header) and _until(row, column, iteration)]
         if len(kept) < len(body) or not text.endswith("\n"):
             self._rewrite(header, iter(kept))
-        self._columns = header
+        self._columns = dict.fromkeys(header)
 
     def _rows(self) -> Iterator[Sequence[str]]:
         """The rows as they stand in the file, without the header."""
@@ -75,7 +77,7 @@ class CsvSink:
                 writer.writerow(columns)
                 for row in rows:
                     writer.writerow([*row, *[""] * (len(columns) - len(row))])
-        self._columns = columns
+        self._columns = dict.fromkeys(columns)
 
 
 def _until(row: Sequence[str], column: int | None, iteration: int) -> bool:

@@ -2,6 +2,8 @@
 
 import csv
 import dataclasses
+import importlib
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,13 @@ def read_learning_curve(folder: Path) -> LearningCurve:
             evaluated.append((step, score))
     mean, low, high = (list(column) for column in zip(*band, strict=True)) if band else ([], [], [])
     return LearningCurve(steps=steps, mean=mean, low=low, high=high, evaluated=evaluated)
+
+
+def import_for_pictures() -> None:
+    """Begin, in a thread, to import what draws: it takes a second, and compiled programs go on."""
+    threading.Thread(
+        target=lambda: importlib.import_module("matplotlib.figure"), name="jaxrl-import"
+    ).start()
 
 
 def draw_learning_curve(folder: RunFolder, *, title: str | None = None) -> Path | None:
