@@ -7,11 +7,13 @@ import math
 import os
 import platform
 import socket
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from jaxrl import checkpoint as ckpt
@@ -21,7 +23,9 @@ from jaxrl.config.serialize import restorable_dict
 from jaxrl.core.types import Device, PyTree
 from jaxrl.errors import CheckpointError, did_you_mean
 from jaxrl.logging import results
-from jaxrl.metrics import NO_EPISODE
+from jaxrl.metrics import NO_EPISODE, flatten
+from jaxrl.runners.counts import COUNT, MAPPING, Kind, mismatch, problem_of
+from jaxrl.runners.process import prepare_process
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -151,14 +155,57 @@ def check_metadata(metadata: Mapping[str, Any], source: object = "The state's me
     if not isinstance(metadata, Mapping):
         raise CheckpointError(f"{source} cannot be loaded: it is no mapping, got {metadata!r}.")
     _check_types(metadata, _METADATA, "", source)
-    known = typing.get_type_hints(HostState)
-    unknown = sorted(metadata["host"].keys() - known.keys())
-    if unknown:
-        raise CheckpointError(f"{source} cannot be loaded: host.{unknown[0]} has no place here.")
-    given = {name: kind for name, kind in known.items() if name in metadata["host"]}
-    _check_types(metadata["host"], given, "host.", source)
-    if metadata["host"].get("iteration", 0) < 0 or metadata["env_steps"] < 0:
-        raise CheckpointError(f"{source} cannot be loaded: its counters are below 0.")
+    problem = (
+        mismatch({"env_steps": metadata["env_steps"]}, {"env_steps": COUNT}, "")
+        or mismatch(metadata["host"], _HOST, "host.")
+        or problem_of(metadata["host"].get("runner_counts", {}), "host.runner_counts.")
+    )
+    if problem is not None:
+        raise CheckpointError(f"{source} cannot be loaded: {problem}.")
+
+
+def _is_result(value: Any) -> bool:
+    """Whether the counts and the figures of episodes of a result are such, if there are any."""
+    if not isinstance(value, dict):
+        return False
+    result = typing.cast(dict[Any, Any], value)
+    stats, lifetime = result.get("env_runners", {}), (results.ITERATION, results.ENV_STEPS)
+    return (
+        isinstance(stats, dict)
+        and all(_is_figure(stats.get(name)) for name in NO_EPISODE)
+        and all(COUNT.holds(result[name]) for name in lifetime if name in result)
+    )
+
+
+def _are_numbers(value: Any) -> bool:
+    """Whether this is what `HostState.remember` keeps; nothing before the first result."""
+    if not _is_result(value) or not all(map(_is_figure, flatten(value).values())):
+        return False
+    return not value or {results.ITERATION, results.ENV_STEPS} <= value.keys()
+
+
+def _is_figure(value: Any) -> bool:
+    return value is None or isinstance(value, float) or (isinstance(value, int) and _fits(value))
+
+
+def _is_duration(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf and _fits(value)
+
+
+def _fits(value: float) -> bool:
+    """Whether a float can hold a number: JSON's whole ones have any number of digits."""
+    return abs(value) <= sys.float_info.max
+
+
+_HOST: Mapping[str, Kind] = {
+    "iteration": COUNT,
+    "time_total_s": Kind("a finite number of at least 0", _is_duration),
+    "actions_drawn": COUNT,
+    "last_evaluation": Kind("a result with numbers of episodes", _is_result),
+    "runner_counts": MAPPING,
+    "last_result": Kind("the numbers of a result", _are_numbers),
+}
+"""The fields of a HostState, as JSON has them."""
 
 
 def _check_types(
@@ -224,6 +271,13 @@ def check_supplied(metadata: Mapping[str, Any], given: Mapping[str, Any], path: 
             f"{path} does not hold {' and '.join(missing)}, which had no import path: supply it "
             f"with from_checkpoint(..., {supply})."
         )
+
+
+def prepare_as_before(config: "AlgorithmConfig", metadata: Mapping[str, Any]) -> None:
+    """Settle the process for a run that goes on, with the devices that it had if there are as many."""
+    prepare_process(config)
+    if metadata["platform"] == jax.default_backend():
+        config.preferred_devices = (metadata["num_devices"], "as the run had before")
 
 
 def warn_of_differences(metadata: Mapping[str, Any], devices: list[Device]) -> None:

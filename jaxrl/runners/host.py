@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxrl.core.struct import replace
+from jaxrl.errors import CheckpointError
 from jaxrl.metrics import ENV_RUNNERS, TIMERS
+from jaxrl.runners.counts import WEIGHTS_VERSION as _VERSION
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runners.loop import EnvRunnerGroup, Fill, steps_left
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
 _OWN = ("env.", "behaviour.")
 """What a checkpoint has of the loop's beside the learners' state."""
-_VERSION = "weights_version"
 
 
 class HostLoop:
@@ -162,8 +163,14 @@ class HostLoop:
             behaviour=None if acting is None else acting.actor,
         )
 
-    def own_leaves(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: leaf for name, leaf in leaves.items() if name.startswith(_OWN)}
+    def own_leaves(self, leaves: Mapping[str, Any], counts: Mapping[str, Any]) -> dict[str, Any]:
+        own = {name: leaf for name, leaf in leaves.items() if name.startswith(_OWN)}
+        if any(name.startswith("behaviour.") for name in own) and _VERSION not in counts:
+            raise CheckpointError(
+                "The state has the weights that were acted with, and no "
+                f"host.runner_counts.{_VERSION}, which says how old they are."
+            )
+        return own
 
     def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
         """Put the group where it shall go on: now, or when it is made."""

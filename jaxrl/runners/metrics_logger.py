@@ -7,7 +7,7 @@ as plain data. The logger of the main process takes the parts of all runners in 
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
@@ -269,6 +269,62 @@ def _reduced(stat: Mapping[str, Any]) -> Any:
             return data[0]
         case _:
             return _OVER_VALUES[how](data)
+
+
+def problem_of_state(state: Mapping[str, Any]) -> str | None:
+    """What is wrong with a state of `MetricsLogger.get_state`, as the end of a sentence; None if nothing."""
+    for path, stat in state.items():
+        if not _is_stat(path, stat):
+            return f"has {str(stat)[:80]!r} as {path[:80]!r}, which no logger has written"
+    above = {path[:i] for path in state for i, letter in enumerate(path) if letter == "/"}
+    both = sorted(above & state.keys())
+    return f"has {both[0][:80]!r} as a value and as a group of values" if both else None
+
+
+def _is_stat(path: str, stat: Any) -> bool:
+    settings, data = _parts(stat)
+    try:
+        known = _settings(
+            path,
+            settings.get("reduce", ""),
+            settings.get("window"),
+            settings.get("ema_coeff"),
+            settings.get("percentiles"),
+        )
+        if known != settings or not _are_data(known, data):
+            return False
+        _reduced({**known, "data": data})
+    except (ConfigError, TypeError, ValueError, ArithmeticError):
+        return False
+    return True
+
+
+def _parts(stat: Any) -> tuple[dict[str, Any], Any]:
+    """What makes a statistic, and its data; nothing where it is none."""
+    if not isinstance(stat, dict):
+        return {}, None
+    parts = cast(dict[str, Any], stat)
+    return {name: value for name, value in parts.items() if name != "data"}, parts.get("data")
+
+
+def _are_data(settings: Mapping[str, Any], data: Any) -> bool:
+    """Whether this is what `_first` and `_joined` leave behind with such settings."""
+    if not isinstance(data, list):
+        return False
+    values, how, window = cast(list[Any], data), settings["reduce"], settings["window"]
+    if how == "item":
+        return len(values) == 1
+    if not all(map(_is_number, [*values, settings.get("ema_coeff", 0.0)])):
+        return False
+    if window is not None:
+        return type(window) is int and 1 <= len(values) <= window
+    if how == "percentiles":
+        return bool(values)
+    return len(values) == {"mean": 2, "ema": 3}.get(how, 1)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
