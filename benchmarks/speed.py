@@ -109,7 +109,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="environments x steps per train batch in the compiled program, with commas "
         "(default: %(default)s)",
     )
-    parser.add_argument("--pairs", type=int, help="rounds per setting (default: 7)")
+    parser.add_argument(
+        "--pairs", type=int, help="rounds per setting (default: 7; of whole commands 3)"
+    )
     parser.add_argument("--steps", type=int, help="environment steps of one measurement")
     parser.add_argument("--peers", help=f"with commas (default: {_defaults('peers')})")
     parser.add_argument("--parts", help=f"with commas (default: {_defaults('parts')})")
@@ -127,6 +129,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         (options.pairs, options.steps, options.peers, options.parts, options.quick)
     )
     options.out = options.out or machine.results_folder(whole=not narrowed)
+    options.is_default_pairs = options.pairs is None
     options.pairs = options.pairs or (1 if options.quick else 7)
     steps = options.steps or (QUICK_STEPS if options.quick else None)
     try:

@@ -29,6 +29,8 @@ HANDWRITTEN, CACHED, TUNED = "handwritten", "handwritten-cached", "handwritten-t
 SB3, RLLIB = "sb3", "rllib"
 PARTS = ("command", "iterations", "latency")
 PEERS = (OURS, COLD, HANDWRITTEN, CACHED, TUNED, SB3, RLLIB)
+ROUNDS = 3
+"""Of whole commands, which take half a minute each, unless a number is asked for."""
 SLOW = {SB3: 1, RLLIB: 1}
 """Rounds of those that take minutes: their ratio to the others is far from any doubt."""
 
@@ -75,7 +77,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     results: dict[str, Any] = {"env_steps": steps, "commands": {}, "iterations": {}, "latency": {}}
     with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
         if "command" in options.parts:
-            results["commands"] = commands(options.peers, steps, options.pairs, Path(folder))
+            rounds = min(options.pairs, ROUNDS) if options.is_default_pairs else options.pairs
+            results["commands"] = commands(options.peers, steps, rounds, Path(folder))
     if "iterations" in options.parts and OURS in options.peers:
         results["iterations"] = iterations(steps, options.pairs)
     if "latency" in options.parts:

@@ -40,8 +40,7 @@ def main(calls: int) -> None:
 
         @jax.jit
         def logits(params: Any, obs: Any) -> Any:
-            outputs = module.forward_inference(params, {Columns.OBS: obs[None]})
-            return outputs[Columns.ACTION_DIST_INPUTS][0].argmax()
+            return module.forward_inference(params, obs[None])[Columns.ACTIONS][0]
 
         found = {
             "compute_single_action": timed(

@@ -15,6 +15,9 @@ Row = Mapping[str, Any]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 """Okabe and Ito's, which are told apart by the colour-blind too."""
 
+WIDTH = 12.0
+"""Of all pictures but a panel that stands alone; 72 rem, as wide as the page."""
+
 STYLES = ("-", "--", "-.", ":")
 
 
@@ -35,7 +38,8 @@ def learning_curves(summary: Row) -> str:
     look = styles(list(summary["aggregates"]))
     columns = min(len(shown), 3)
     rows = math.ceil(len(shown) / columns)
-    figure = Figure(figsize=(4.4 * columns, 3.0 * rows + 0.5), layout="constrained")
+    width, height = (WIDTH, 3.0) if columns > 1 else (0.7 * WIDTH, 3.6)
+    figure = Figure(figsize=(width, height * rows + 0.5), layout="constrained")
     lines: dict[str, Any] = {}
     for i, env in enumerate(shown):
         axes = figure.add_subplot(rows, columns, i + 1)
@@ -53,7 +57,7 @@ def learning_curves(summary: Row) -> str:
         axes.xaxis.set_major_formatter(lambda value, _: engineering(value))
         axes.grid(alpha=0.25)
     figure.legend(
-        list(lines.values()), list(lines), loc="outside upper center", ncols=4, frameon=False
+        list(lines.values()), list(lines), loc="outside upper center", ncols=5, frameon=False
     )
     return svg(figure)
 
@@ -69,7 +73,8 @@ def _curves(summary: Row, env: str) -> list[Row]:
 def performance_profiles(summary: Row) -> str:
     """The share of runs above each score."""
     look = styles(list(summary["aggregates"]))
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    height = max(3.6, 0.6 + 0.21 * len(look))
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes = figure.add_subplot()
     for name, profile in summary["profiles"].items():
         colour, style = look[name]
@@ -79,7 +84,7 @@ def performance_profiles(summary: Row) -> str:
         axes.plot(profile["taus"], profile["share"], style, color=colour, label=name)
     axes.set(xlabel="score", ylabel="share of runs above it", ylim=(-0.02, 1.02))
     axes.grid(alpha=0.25)
-    axes.legend(loc="lower left", frameon=False)
+    figure.legend(loc="outside right center", frameon=False)
     return svg(figure)
 
 
@@ -88,7 +93,7 @@ def aggregates(summary: Row, names: Sequence[str]) -> str:
     entrants = list(summary["aggregates"])
     look = styles(entrants)
     height = 0.9 + 0.36 * len(entrants)
-    figure = Figure(figsize=(3.0 * len(names), height), layout="constrained")
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     for i, name in enumerate(names):
         axes = figure.add_subplot(1, len(names), i + 1)
         for place, entrant in enumerate(reversed(entrants)):
@@ -96,6 +101,7 @@ def aggregates(summary: Row, names: Sequence[str]) -> str:
             colour, _ = look[entrant]
             axes.barh(place, high - low, left=low, height=0.6, color=colour, alpha=0.5)
             axes.plot([value, value], [place - 0.3, place + 0.3], color="black", linewidth=1.5)
+        axes.use_sticky_edges = False  # bars do not end at the frame
         axes.set(title=name, ylim=(-0.6, len(entrants) - 0.4))
         labels = list(reversed(entrants)) if i == 0 else [""] * len(entrants)
         axes.set_yticks(range(len(entrants)), labels)

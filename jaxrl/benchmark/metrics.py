@@ -35,11 +35,11 @@ def steps_per_second(outcome: Outcome) -> float:
 METRICS: Mapping[str, str] = {
     "return": "return (IQM)",
     "training_return": "training return (IQM)",
-    "threshold": "learned",
-    "steps_to_threshold": "steps to it",
-    "seconds_to_threshold": "seconds to it",
+    "threshold": "learned (threshold)",
+    "steps_to_threshold": "steps to threshold",
+    "seconds_to_threshold": "seconds to threshold",
     "steps_per_second": "steps/s",
-    "compile_s": "compile s",
+    "compile_s": "seconds to compile",
     "memory_gib": "memory GiB",
 }
 """The names that a suite chooses from, and the headings of their columns."""

@@ -66,12 +66,11 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
 h1 { margin-bottom: .25rem; } h2 { margin-top: 2.5rem; border-bottom: 1px solid #ddd; }
 p.where { color: #666; font-size: .87rem; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
-th, td { padding: .3rem .8rem .3rem 0; text-align: left; border-bottom: 1px solid #e6e6e6;
-         white-space: nowrap; }
-td.long { white-space: normal; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; width: 100%; }
+th, td { padding: .3rem .8rem .3rem 0; text-align: left; border-bottom: 1px solid #e6e6e6; }
+th { vertical-align: bottom; } td { vertical-align: top; } td:first-child { white-space: nowrap; }
 tr.strong td { font-weight: 600; background: #f1f7ee; }
-svg { max-width: 100%; height: auto; }
+svg { display: block; margin: 0 auto; max-width: 100%; height: auto; }
 """
 
 
@@ -111,15 +110,18 @@ def _html_table(table: Table) -> str:
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.header)
     rows = []
     for i, row in enumerate(table.rows):
-        cells = "".join(
-            f"<td{' class=long' if len(cell) > 60 else ''}>{html.escape(cell)}</td>" for cell in row
-        )
+        cells = "".join(f"<td>{_unbroken(html.escape(cell))}</td>" for cell in row)
         rows.append(f"<tr{' class=strong' if i in table.strong else ''}>{cells}</tr>")
     return (
         f"<h2>{html.escape(table.title)}</h2><p>{_inline(table.text)}</p>"
         f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
+
+
+def _unbroken(text: str) -> str:
+    """Lines end beside what is in brackets, and not within it."""
+    return re.sub(r"\[[^\]]*\]|\([^)]{,20}\)", lambda found: found[0].replace(" ", "&nbsp;"), text)
 
 
 def _inline(text: str) -> str:

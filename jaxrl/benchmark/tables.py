@@ -99,9 +99,11 @@ def _environment(summary: Row, env: str) -> Table:
             if winner
             else "No winner: the intervals of the best overlap."
         )
+    if any(cell["threshold"] is not None for cell in measured):
+        text += " " + _of_threshold(summary["metrics"])
     return Table(
         title=env,
-        text=text,
+        text=" ".join(text.split()),
         header=("algorithm", "seeds", *columns),
         rows=[
             (cell["entrant"], str(len(cell["returns"])), *(of(cell) for of in columns.values()))
@@ -114,7 +116,7 @@ def _environment(summary: Row, env: str) -> Table:
 def _learned(cell: Row) -> str:
     if cell["threshold"] is None:
         return "-"
-    return f"{cell['learned']} (of {number(cell['threshold'])})"
+    return f"{cell['learned']} ({number(cell['threshold'])})"
 
 
 def _until(of: str) -> Callable[[Row], str]:
@@ -145,6 +147,20 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "compile_s": lambda cell: number(cell["compile_s"]),
     "memory_gib": lambda cell: number(cell["memory_gib"]),
 }
+
+
+def _of_threshold(metrics: Sequence[str]) -> str:
+    """What the columns mean whose headings do not say it all."""
+    until = " and ".join(of for of in ("steps", "seconds") if f"{of}_to_threshold" in metrics)
+    words = ["Learned: the return's interval lies at or above the threshold."] * (
+        "threshold" in metrics
+    )
+    if until:
+        words.append(
+            f"{until.capitalize()} to threshold: the median over the seeds whose training return reached "
+            "it, and how many did."
+        )
+    return " ".join(words)
 
 
 def _aggregates(summary: Row) -> Table:

@@ -1,0 +1,121 @@
+"""What a report shows, from a summary that is made up."""
+
+import re
+from typing import Any
+
+import pytest
+
+from jaxrl.benchmark import figures
+from jaxrl.benchmark.metrics import METRICS
+from jaxrl.benchmark.report import markdown, page
+from jaxrl.benchmark.scores import AGGREGATES
+from jaxrl.benchmark.tables import tables_of
+
+
+def cell(env: str, entrant: str, **more: Any) -> dict[str, Any]:
+    interval = {"value": 496.6, "low": 473.0, "high": 503.2}
+    return {
+        "name": f"{env}--{entrant}",
+        "entrant": entrant,
+        "environment": env,
+        "budget": 100_000,
+        "threshold": 450.0,
+        "failure": None,
+        "lost_seeds": {},
+        "returns": {"0": 473.0, "1": 503.2},
+        "return": interval,
+        "min": 473.0,
+        "training_return": interval,
+        "curve": {"steps": [1, 2], "value": [1, 2], "low": [0, 1], "high": [2, 3]},
+        "num_lanes": 2,
+        "steps_per_second": 2327.0,
+        "compile_s": 17.6,
+        "memory_gib": 1.53,
+        "learned": "undecided",
+        "steps_to_threshold": 49_333.0,
+        "seconds_to_threshold": 114.2,
+        "num_reached": 1,
+        **more,
+    }
+
+
+def summary(envs: int, entrants: int, **more: Any) -> dict[str, Any]:
+    names = [f"entrant {i}" for i in range(entrants)]
+    tasks = [f"Env{i}-v0" for i in range(envs)]
+    aggregates = {"tasks": tasks, **{name: [0.9, 0.8, 1.0] for name in AGGREGATES}}
+    profile = {"taus": [0, 1], "share": [1, 0], "low": [1, 0], "high": [1, 0]}
+    return {
+        "suite": "made up",
+        "about": "Nothing that ran.",
+        "date": "2026-01-01",
+        "machine": {"system": "Linux", "python": "3.11", "devices": ["cpu"], "versions": {}},
+        "seeds": [0, 1],
+        "episodes": 5,
+        "metrics": list(METRICS),
+        "cells": [cell(env, name) for env in tasks for name in names],
+        "winners": dict.fromkeys(tasks),
+        "aggregates": dict.fromkeys(names, aggregates),
+        "profiles": dict.fromkeys(names, profile),
+        "improvement": [],
+        "speed": [],
+        **more,
+    }
+
+
+def inches(svg: str) -> float:
+    found = re.search(r'<svg[^>]* width="([\d.]+)pt"', svg)
+    assert found is not None
+    return float(found[1]) / 72
+
+
+@pytest.mark.parametrize("envs", [2, 3, 4])
+def test_pictures_are_as_wide_as_the_page(envs: int) -> None:
+    of = summary(envs, 2)
+    for svg in (
+        figures.learning_curves(of),
+        figures.aggregates(of, list(AGGREGATES)),
+        figures.performance_profiles(of),
+    ):
+        assert inches(svg) == pytest.approx(figures.WIDTH)
+    assert inches(figures.learning_curves(summary(1, 2))) == pytest.approx(0.7 * figures.WIDTH)
+
+
+def test_a_legend_of_many_has_a_place_beside_the_profiles() -> None:
+    svg = figures.performance_profiles(summary(2, 16))
+    frame = re.search(r'<g id="patch_2">\s*<path d="M ([\d.]+) [\d.]+ *\n?L ([\d.]+)', svg)
+    assert frame is not None
+    places = re.findall(r'<text[^>]* x="([\d.]+)"[^>]*>entrant', svg)
+    assert len(places) == 16
+    assert min(map(float, places)) > float(frame[2])  # right of the axes
+    height = re.search(r'<svg[^>]* height="([\d.]+)pt"', svg)
+    assert height is not None
+    assert float(height[1]) > 16 * 0.2 * 72
+
+
+def test_headings_can_be_read_by_themselves() -> None:
+    table = tables_of(summary(1, 1))[0]
+    assert table.header[4:] == (
+        "learned (threshold)",
+        "steps to threshold",
+        "seconds to threshold",
+        "steps/s",
+        "seconds to compile",
+        "memory GiB",
+    )
+    assert table.rows[0][4:7] == ("undecided (450)", "49,333 (1 of 2)", "114 (1 of 2)")
+    assert "Steps and seconds to threshold: the median over the seeds" in table.text
+    assert "  " not in table.text
+    without = tables_of(summary(1, 1, metrics=["return", "steps_to_threshold"]))[0]
+    assert without.header == ("algorithm", "seeds", "return (IQM)", "steps to threshold")
+    assert "Steps to threshold: the median" in without.text
+    assert "Learned" not in without.text
+
+
+def test_a_wide_table_fits_since_its_cells_break_but_not_within_brackets() -> None:
+    of = summary(1, 1)
+    whole = page(of, tables_of(of))
+    style = whole[whole.index("<style>") : whole.index("</style>")]
+    assert re.findall(r"([^{}]+) {[^{}]*nowrap[^{}]*}", style)[0].strip() == "td:first-child"
+    assert "<td>497 [473,&nbsp;503], least 473</td>" in whole
+    assert "<td>49,333 (1&nbsp;of&nbsp;2)</td>" in whole
+    assert "&nbsp;" not in markdown(of, tables_of(of))
