@@ -14,6 +14,7 @@ from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.serialize import describable_dict
 from jaxrl.config.stop import stop_reached
 from jaxrl.logging.run_folder import RunFolder, is_run_folder
+from jaxrl.runners.exclusive import one_thread
 from jaxrl.runners.ray.start import ensure_ray
 from jaxrl.tune import AlgorithmTrainable
 
@@ -62,11 +63,13 @@ class LaneTrial(AlgorithmTrainable):
         folder.save_stop_criterion(self._stop)
         return folder
 
+    @one_thread
     def step(self) -> dict[str, Any]:
         """One iteration of training; what ends it leaves a checkpoint."""
         with self.algorithm.saved_whatever_ends_it():
             return super().step()
 
+    @one_thread
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """One in the lane's folder, which is all that a trial goes on from; Tune's stays empty."""
         with self._times.saving():

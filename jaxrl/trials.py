@@ -16,7 +16,7 @@ from jaxrl.errors import CheckpointError, ConfigError, DivergenceError
 from jaxrl.logging import RunFolder
 from jaxrl.logging.json_sink import read_results
 from jaxrl.logging.run_folder import is_run_folder, iteration_of
-from jaxrl.runners.exclusive import until_stopped
+from jaxrl.runners.exclusive import one_thread, until_stopped
 from jaxrl.sweep_runs import SweepRuns, read_saved
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ class Trials(SweepRuns):
         done = [self._results.get(i, {}).get("training_iteration", 0) for i in self.active]
         self.iteration = min(done, default=self.iteration)
 
+    @one_thread
     def lane(self, index: int) -> Algorithm:
         """A run as an ordinary Algorithm, from its newest checkpoint.
 
@@ -152,6 +153,7 @@ class Trials(SweepRuns):
         self._check_index(index)
         return Algorithm.from_checkpoint(self.folder.path / self.lane_name(index))
 
+    @one_thread
     def evaluate(self, *, num_episodes: int | None = None) -> Result:
         """`Algorithm.evaluate` of every run that has not failed, one after another.
 
@@ -167,6 +169,7 @@ class Trials(SweepRuns):
                 found[index] = alone.evaluate(num_episodes=num_episodes)
         return self._result(found)
 
+    @until_stopped
     def save(self) -> str:
         """Write down which trials there are; their checkpoints are their own. The sweep's folder."""
         state = {

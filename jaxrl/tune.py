@@ -26,6 +26,7 @@ from jaxrl.logging.run_folder import RunFolder, is_run_folder
 from jaxrl.metrics import lookup
 from jaxrl.recorder import SaveTimes
 from jaxrl.runners.environs import set_driver_environs
+from jaxrl.runners.exclusive import Exclusive, one_thread
 
 try:
     import ray.tune
@@ -80,6 +81,7 @@ class AlgorithmTrainable(Trainable):
             )
         settings = config.to_dict() if isinstance(config, AlgorithmConfig) else dict(config or {})
         self._algorithm: Algorithm | None = None
+        self._use = Exclusive(type(self).__name__)
         super().__init__(settings, storage)
 
     @classmethod
@@ -154,6 +156,7 @@ class AlgorithmTrainable(Trainable):
             self._algorithm = build(self._settings.copy(), run_folder=self._folder)
         return self._algorithm
 
+    @one_thread
     def step(self) -> dict[str, Any]:
         """One iteration of training."""
         result = self.algorithm.train()
@@ -164,11 +167,13 @@ class AlgorithmTrainable(Trainable):
             **({SHOULD_CHECKPOINT: True} if due else {}),
         }
 
+    @one_thread
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write what `Algorithm.from_checkpoint(checkpoint.path)` reads."""
         with self._times.saving():
             self.algorithm.save(checkpoint_dir)
 
+    @one_thread
     def load_checkpoint(self, checkpoint: str | dict[str, Any] | None) -> None:
         """Go on from a checkpoint, of this trial or, as in population based training, of another.
 

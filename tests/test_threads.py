@@ -12,6 +12,7 @@ import pytest
 from jaxrl.callbacks import Callbacks
 from jaxrl.errors import InUseError, JaxrlError, StoppedError
 from jaxrl.population import Population
+from jaxrl.trials import Trials
 from tests.helpers import small
 
 WAIT_S = 300
@@ -134,8 +135,65 @@ def test_a_sweep_is_used_by_one_thread() -> None:
                 with pytest.raises(InUseError, match=rf"{name}\(\) was called while fit\(\)"):
                     call()
         assert sweep.iteration == 1
-    with pytest.raises(StoppedError, match="the Population was stopped"):
-        sweep.train()
+    for call in (sweep.train, sweep.save):
+        with pytest.raises(StoppedError, match="the Population was stopped"):
+            call()
+
+
+def test_trials_are_used_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small("PPO", "gymnasium:CartPole-v1").sweep(seeds=2).debugging(loggers=[])
+    lane_trials = pytest.importorskip("jaxrl.lane_trials")
+    with config.build() as sweep:
+        assert isinstance(sweep, Trials)
+        calls = {
+            "fit": lambda: sweep.fit({"training_iteration": 1}),
+            "evaluate": sweep.evaluate,
+            "save": sweep.save,
+            "lane": lambda: sweep.lane(0),
+        }
+
+        def fit(held: Held) -> None:
+            def run_trials(*_: Any, **__: Any) -> dict[int, str]:
+                held.stand_still()
+                return {}
+
+            monkeypatch.setattr(lane_trials, "run_trials", run_trials)
+            sweep.fit({"training_iteration": 1})
+
+        with Held(fit):
+            for name, call in calls.items():
+                said = rf"{name}\(\) was called while fit\(\) of the same Trials"
+                with pytest.raises(InUseError, match=said):
+                    call()
+        sweep.save()  # the other thread has returned
+    with pytest.raises(StoppedError, match=r"save\(\) was called after .*: the Trials was stopped"):
+        sweep.save()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_trainable_is_used_by_one_thread(tmp_path: Path) -> None:
+    tune = pytest.importorskip("jaxrl.tune")
+    trial = tune.PPO(config=small().callbacks(Nesting).debugging(loggers=[]))
+    calls = {
+        "step": trial.train,
+        "save_checkpoint": lambda: trial.save_checkpoint(str(tmp_path)),
+        "load_checkpoint": lambda: trial.load_checkpoint(str(tmp_path)),
+    }
+
+    def train(held: Held) -> None:
+        Nesting.hold = held.stand_still
+        trial.train()
+
+    try:
+        with Held(train):
+            for name, call in calls.items():
+                said = rf"{name}\(\) was called while step\(\) of the same PPO runs"
+                with pytest.raises(InUseError, match=said):
+                    call()
+        assert trial.algorithm.iteration == 1
+    finally:
+        Nesting.hold = None
+        trial.stop()
 
 
 @pytest.mark.parametrize("placement", ["in_graph", "host"])

@@ -57,7 +57,7 @@ class DQNLearner:
 
     def targets(
         self, params: Params, target_params: Params, batch: Transition, key: Key
-    ) -> Float[Array, "N *m"]:
+    ) -> Float[Array, " N *m"]:
         """What is learned for the rows' actions: values, probabilities of atoms or quantiles.
 
         The value of next_obs is that of its best legal action, by the learned network with
@@ -86,7 +86,7 @@ class DQNLearner:
         return value_losses.rescaled(reward + discount * following, epsilon)
 
     def compute_loss(
-        self, params: Params, batch: Transition, targets: Float[Array, "N *m"], key: Key
+        self, params: Params, batch: Transition, targets: Float[Array, " N *m"], key: Key
     ) -> tuple[Float[Array, ""], Metrics]:
         """The mean of `batch.weight` times the rows' losses.
 

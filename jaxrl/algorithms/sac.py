@@ -47,7 +47,7 @@ class SACTraining(SoftTraining):
 class SACLearner(SoftActorCritic):
     """Critics of the entropy-regularised return, of which the smallest counts."""
 
-    def estimate(self, q: Float[Array, "critics N *n"]) -> Float[Array, "N *n"]:
+    def estimate(self, q: Float[Array, "critics N *n"]) -> Float[Array, " N *n"]:
         return jnp.min(q, axis=0)
 
     def targets(

@@ -11,8 +11,8 @@ from jaxrl.ops.losses import huber_loss, masked_mean
 
 def critic_loss(
     q: Float[Array, "critics N *L"],
-    targets: Float[Array, "N *L"],
-    weight: Float[Array, "N *L"],
+    targets: Float[Array, " N *L"],
+    weight: Float[Array, " N *L"],
     td_error_loss_fn: str,
     axis_name: str | None,
 ) -> tuple[Float[Array, ""], Metrics]:
@@ -34,9 +34,9 @@ def critic_loss(
 
 def critic_metrics(
     loss: Float[Array, ""],
-    value: Float[Array, "N *L"],
-    td_error: Float[Array, "N *L"],
-    weight: Float[Array, "N *L"],
+    value: Float[Array, " N *L"],
+    td_error: Float[Array, " N *L"],
+    weight: Float[Array, " N *L"],
     axis_name: str | None,
 ) -> Metrics:
     """What a step of the critics reports; means are of the rows of all devices that are transitions."""

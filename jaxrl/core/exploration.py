@@ -11,7 +11,7 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
 
 from jaxrl.core.action_space import action_distribution
-from jaxrl.core.types import Key, Progress, PyTree
+from jaxrl.core.types import Counter, Key, Progress, PyTree
 from jaxrl.errors import SpaceError
 
 
@@ -22,7 +22,8 @@ def warming_up(hparams: Mapping[str, Any], progress: Progress) -> Bool[Array, ""
         hparams: Current values by name.
         progress: Of the run, all environments together.
     """
-    return progress.env_steps.as_float() < hparams.get("initial_random_timesteps", 0.0)
+    until = hparams.get("initial_random_timesteps", 0)
+    return progress.env_steps.is_below(until if isinstance(until, Counter) else Counter.of(until))
 
 
 def draw_random(action_space: gymnasium.Space[Any], keys: Key) -> PyTree:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxrl.core.struct import pytree, static
-from jaxrl.core.types import Progress
+from jaxrl.core.types import Counter, Progress
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 from jaxrl.ops.schedules import Schedule
 
@@ -29,7 +29,7 @@ class ScheduleFunction:
         return jnp.asarray(self.fn(step), jnp.float32)
 
 
-Hyperparameter: TypeAlias = "Float[Array, ''] | Schedule | ScheduleFunction"
+Hyperparameter: TypeAlias = "Float[Array, ''] | Counter | Schedule | ScheduleFunction"
 HParams: TypeAlias = dict[str, Hyperparameter]
 
 
@@ -53,7 +53,7 @@ class Values(dict[str, Any]):
 def hyperparameters(settings: Any) -> HParams:
     """The sweepable numbers of a settings group, each a float32 leaf or a schedule's knots.
 
-    Fields that are None are left out: whether something is None shapes the program.
+    Counts that counters are compared with are counters. Fields that are None are left out: whether something is None shapes the program.
 
     Raises:
         ConfigError: A schedule is no schedule, or a function gives no number.
@@ -63,8 +63,10 @@ def hyperparameters(settings: Any) -> HParams:
         value = vars(settings)[field.name]
         if not is_hyperparameter(field) or value is None:
             continue
-        if isinstance(value, Schedule):  # of `traced_settings`
+        if isinstance(value, Schedule | Counter):  # of `traced_settings`
             leaves[field.name] = value
+        elif _is_counter(field):
+            leaves[field.name] = Counter.of(value)
         elif isinstance(value, (list, tuple)):
             leaves[field.name] = Schedule.from_setting(value, name=field.name)
         elif callable(value):
@@ -72,6 +74,15 @@ def hyperparameters(settings: Any) -> HParams:
         else:
             leaves[field.name] = jnp.asarray(value, jnp.float32)
     return leaves
+
+
+def _is_counter(field: "dataclasses.Field[Any]") -> bool:
+    return field.metadata.get("is_counter", False)
+
+
+def leaf_of(value: float, like: Hyperparameter) -> Hyperparameter:
+    """A number as the leaf that takes the place of another one."""
+    return Counter.of(value) if isinstance(like, Counter) else jnp.asarray(value, jnp.float32)
 
 
 def numbers_of(settings: Any) -> dict[str, Any]:
@@ -127,12 +138,10 @@ def per_lane_settings(settings: Any, names: Collection[str]) -> Any:
     return dataclasses.replace(settings, **{name: PerLane(name) for name in names})
 
 
-def current_values(
-    hparams: Mapping[str, Hyperparameter], progress: Progress
-) -> dict[str, Float[Array, ""]]:
+def current_values(hparams: Mapping[str, Hyperparameter], progress: Progress) -> dict[str, Any]:
     """Each hyperparameter at the run's present number of environment steps."""
 
-    def now(value: Hyperparameter) -> Float[Array, ""]:
+    def now(value: Hyperparameter) -> Float[Array, ""] | Counter:
         if isinstance(value, Schedule):
             return value.value_at(progress.env_steps)
         if isinstance(value, ScheduleFunction):
@@ -142,10 +151,11 @@ def current_values(
     return {name: now(value) for name, value in hparams.items()}
 
 
-def abstract_values(settings: Any) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_values(settings: Any) -> dict[str, Any]:
     """The shapes of `current_values`, whatever the settings' values are."""
+    number, count = jax.ShapeDtypeStruct((), jnp.float32), jax.eval_shape(Counter.zero)
     return {
-        field.name: jax.ShapeDtypeStruct((), jnp.float32)
+        field.name: count if _is_counter(field) else number
         for field in dataclasses.fields(settings)
         if field.metadata.get("sweepable", False) and vars(settings)[field.name] is not None
     }

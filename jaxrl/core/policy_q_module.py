@@ -148,7 +148,7 @@ class PolicyQModule(EncoderModule):
 
     def q_values(
         self, critic: Params, obs: PyTree, action: PyTree = None
-    ) -> Float[Array, "critics *batch"]:
+    ) -> Float[Array, " critics *batch"]:
         """Of all critics, `[critics, *batch]`; with quantiles, or for each action, `[..., n]`.
 
         Args:

@@ -52,18 +52,18 @@ class SoftActorCritic(abc.ABC):
     log_gradients: bool = False
 
     @abc.abstractmethod
-    def estimate(self, q: Float[Array, "critics N *n"]) -> Float[Array, "N *n"]:
+    def estimate(self, q: Float[Array, "critics N *n"]) -> Float[Array, " N *n"]:
         """The value that the policy is improved by, of the output of all critics."""
 
     @abc.abstractmethod
     def targets(
         self, state: SoftState, batch: Transition, alpha: Float[Array, ""], key: Key
-    ) -> Float[Array, "N *n"]:
+    ) -> Float[Array, " N *n"]:
         """What the critics learn; no gradient is taken. Consumes the key."""
 
     @abc.abstractmethod
     def critic_loss(
-        self, critic: Params, batch: Transition, targets: Float[Array, "N *n"]
+        self, critic: Params, batch: Transition, targets: Float[Array, " N *n"]
     ) -> tuple[Float[Array, ""], Metrics]:
         """The mean loss of the critics, and metrics with the `td_error` `[N]`."""
 

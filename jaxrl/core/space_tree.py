@@ -1,5 +1,6 @@
 """Which spaces modules take, and values of them as one vector."""
 
+import math
 from typing import Any, TypeAlias
 
 import gymnasium
@@ -39,6 +40,14 @@ def leaf_dtype(space: gymnasium.Space[Any]) -> np.dtype[Any]:
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         return np.dtype(np.int32)
     return np.dtype(jax.dtypes.canonicalize_dtype(space.dtype))
+
+
+def num_bytes(space: gymnasium.Space[Any], root: str = OBSERVATION_SPACE) -> int:
+    """Bytes of one value inside a program; SpaceError names what has no fixed shape."""
+    check_supported(space, root)
+    return sum(
+        math.prod(leaf.shape or ()) * leaf_dtype(leaf).itemsize for _, leaf in leaf_spaces(space)
+    )
 
 
 def flat_size(space: gymnasium.Space[Any], root: str = OBSERVATION_SPACE) -> int:

@@ -200,6 +200,23 @@ class Counter:
     def zero() -> "Counter":
         return Counter(low=jnp.zeros((), jnp.uint32), high=jnp.zeros((), jnp.uint32))
 
+    @staticmethod
+    def of(number: "int | float | Array") -> "Counter":
+        """A whole number below 2**64: of Python's to the last step, of an array's as it holds it."""
+        if isinstance(number, int | float | np.number):
+            count = int(number)
+            return Counter(
+                low=jnp.asarray(count % 2**32, jnp.uint32),
+                high=jnp.asarray(count >> 32, jnp.uint32),
+            )
+        high = jnp.floor(number / 2.0**32)
+        low = number - high * 2.0**32
+        return Counter(low=low.astype(jnp.uint32), high=high.astype(jnp.uint32))
+
+    def is_below(self, other: "Counter") -> Bool[Array, ""]:
+        """Whether it counts less than another, to the last step."""
+        return (self.high < other.high) | ((self.high == other.high) & (self.low < other.low))
+
     def add(self, amount: int | Int[Array, ""]) -> "Counter":
         """The count plus a non-negative amount below 2**32."""
         low = self.low + jnp.asarray(amount, jnp.uint32)

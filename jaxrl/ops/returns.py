@@ -17,15 +17,15 @@ _UNROLL = 16  # measured on a CPU: the scan's own cost is a third of it at 1
 
 
 def gae(
-    r_t: Float[Array, "T *B"],
-    v_tm1: Float[Array, "T *B"],
-    v_t: Float[Array, "T *B"],
-    terminated: Bool[Array, "T *B"],
-    truncated: Bool[Array, "T *B"],
-    mask: Bool[Array, "T *B"] | None,
+    r_t: Float[Array, " T *B"],
+    v_tm1: Float[Array, " T *B"],
+    v_t: Float[Array, " T *B"],
+    terminated: Bool[Array, " T *B"],
+    truncated: Bool[Array, " T *B"],
+    mask: Bool[Array, " T *B"] | None,
     gamma: float | Float[Array, ""],
     lambda_: float | Float[Array, ""],
-) -> Float[Array, "T *B"]:
+) -> Float[Array, " T *B"]:
     """Aₜ = δₜ + γλ Aₜ₊₁, δₜ = rₜ + γ v(sₜ) − v(sₜ₋₁)  (Schulman et al. 2016, eq. 16).
 
     Cut at terminations and truncations, and by masked rows. `advantage + v_tm1` is the
@@ -42,14 +42,14 @@ def gae(
 
 
 def lambda_returns(
-    r_t: Float[Array, "T *B"],
-    v_t: Float[Array, "T *B"],
-    terminated: Bool[Array, "T *B"],
-    truncated: Bool[Array, "T *B"],
-    mask: Bool[Array, "T *B"] | None,
+    r_t: Float[Array, " T *B"],
+    v_t: Float[Array, " T *B"],
+    terminated: Bool[Array, " T *B"],
+    truncated: Bool[Array, " T *B"],
+    mask: Bool[Array, " T *B"] | None,
     gamma: float | Float[Array, ""],
     lambda_: float | Float[Array, ""],
-) -> Float[Array, "T *B"]:
+) -> Float[Array, " T *B"]:
     """Gₜ = rₜ + γ ((1 − λ) v(sₜ) + λ Gₜ₊₁)  (Sutton & Barto, eq. 12.2, recursively).
 
     Where the recording ends (a truncation, the last row, before a masked row) Gₜ₊₁ is v(sₜ).
@@ -65,26 +65,26 @@ def lambda_returns(
 
 
 def discounted_returns(
-    r_t: Float[Array, "T *B"],
-    v_t: Float[Array, "T *B"],
-    terminated: Bool[Array, "T *B"],
-    truncated: Bool[Array, "T *B"],
-    mask: Bool[Array, "T *B"] | None,
+    r_t: Float[Array, " T *B"],
+    v_t: Float[Array, " T *B"],
+    terminated: Bool[Array, " T *B"],
+    truncated: Bool[Array, " T *B"],
+    mask: Bool[Array, " T *B"] | None,
     gamma: float | Float[Array, ""],
-) -> Float[Array, "T *B"]:
+) -> Float[Array, " T *B"]:
     """Gₜ = rₜ + γ Gₜ₊₁ to the end of the recording, v(sₜ) from there (zeros: no bootstrap)."""
     return lambda_returns(r_t, v_t, terminated, truncated, mask, gamma, 1.0)
 
 
 def n_step_returns(
-    r_t: Float[Array, "T *B"],
-    v_t: Float[Array, "T *B"],
-    terminated: Bool[Array, "T *B"],
-    truncated: Bool[Array, "T *B"],
-    mask: Bool[Array, "T *B"] | None,
+    r_t: Float[Array, " T *B"],
+    v_t: Float[Array, " T *B"],
+    terminated: Bool[Array, " T *B"],
+    truncated: Bool[Array, " T *B"],
+    mask: Bool[Array, " T *B"] | None,
     gamma: float | Float[Array, ""],
     n: int,
-) -> Float[Array, "T *B"]:
+) -> Float[Array, " T *B"]:
     """Gₜ = Σₖ₌₀ⁿ⁻¹ γᵏ rₜ₊ₖ + γⁿ v(sₜ₊ₙ₋₁)  (Sutton & Barto, eq. 7.1).
 
     Fewer steps where the recording ends first, with the value of its last successor.
@@ -99,18 +99,18 @@ def n_step_returns(
 
 
 def vtrace(
-    r_t: Float[Array, "T *B"],
-    v_tm1: Float[Array, "T *B"],
-    v_t: Float[Array, "T *B"],
-    rho_tm1: Float[Array, "T *B"],
-    terminated: Bool[Array, "T *B"],
-    truncated: Bool[Array, "T *B"],
-    mask: Bool[Array, "T *B"] | None,
+    r_t: Float[Array, " T *B"],
+    v_tm1: Float[Array, " T *B"],
+    v_t: Float[Array, " T *B"],
+    rho_tm1: Float[Array, " T *B"],
+    terminated: Bool[Array, " T *B"],
+    truncated: Bool[Array, " T *B"],
+    mask: Bool[Array, " T *B"] | None,
     gamma: float | Float[Array, ""],
     lambda_: float | Float[Array, ""] = 1.0,
     clip_rho: float | Float[Array, ""] = 1.0,
     clip_pg_rho: float | Float[Array, ""] = 1.0,
-) -> tuple[Float[Array, "T *B"], Float[Array, "T *B"]]:
+) -> tuple[Float[Array, " T *B"], Float[Array, " T *B"]]:
     """V-trace targets and policy-gradient advantages (Espeholt et al. 2018, eq. 1 and section 4.2).
 
     vsₜ − v(sₜ₋₁) = ρ̄ₜ δₜ + γ cₜ (vsₜ₊₁ − v(sₜ)) with ρ̄ = min(clip_rho, ρ), c = λ min(1, ρ);
@@ -132,10 +132,10 @@ def vtrace(
 
 
 def return_is_known(
-    terminated: Bool[Array, "T *B"],
-    truncated: Bool[Array, "T *B"],
-    mask: Bool[Array, "T *B"] | None = None,
-) -> Bool[Array, "T *B"]:
+    terminated: Bool[Array, " T *B"],
+    truncated: Bool[Array, " T *B"],
+    mask: Bool[Array, " T *B"] | None = None,
+) -> Bool[Array, " T *B"]:
     """Whether a row's whole return lies within the rows, for estimators without a value function.
 
     It does where the episode goes on to its termination. Where it is truncated the rest of the
@@ -148,10 +148,10 @@ def return_is_known(
 
 
 def _goes_on(
-    terminated: Bool[Array, "T *B"],
-    truncated: Bool[Array, "T *B"],
-    mask: Bool[Array, "T *B"] | None,
-) -> Bool[Array, "T *B"]:
+    terminated: Bool[Array, " T *B"],
+    truncated: Bool[Array, " T *B"],
+    mask: Bool[Array, " T *B"] | None,
+) -> Bool[Array, " T *B"]:
     """Whether the next row continues this one's episode."""
     inside = ~(terminated | truncated)
     next_valid = jnp.ones_like(inside) if mask is None else mask
@@ -160,7 +160,7 @@ def _goes_on(
     return here_valid & next_valid
 
 
-def _accumulate(now_t: Float[Array, "T *B"], trace_t: Float[Array, "T *B"]) -> Array:
+def _accumulate(now_t: Float[Array, " T *B"], trace_t: Float[Array, " T *B"]) -> Array:
     """Xₜ = nowₜ + traceₜ Xₜ₊₁ from the end, X_T = 0."""
     step: Callable[..., tuple[Array, Array]] = _accumulate_step
     _, result = jax.lax.scan(

@@ -47,9 +47,8 @@ class Schedule:
         if number == 1:
             return self.values[0]
         if not isinstance(step, Counter):
-            step = _counter(jnp.asarray(step, jnp.float32))
-        high, low = self.times.high, self.times.low
-        has_come = (high < step.high[None]) | ((high == step.high[None]) & (low <= step.low[None]))
+            step = Counter.of(jnp.asarray(step, jnp.float32))
+        has_come = ~Counter(low=step.low[None], high=step.high[None]).is_below(self.times)
         last = jnp.maximum(has_come.sum(dtype=jnp.int32) - 1, 0)
         following = jnp.minimum(last + 1, number - 1)
         since = _between(self._time(last), step)
@@ -66,12 +65,6 @@ class Schedule:
 
     def _time(self, index: Int[Array, ""]) -> Counter:
         return Counter(low=self.times.low[index], high=self.times.high[index])
-
-
-def _counter(step: Float[Array, ""]) -> Counter:
-    high = jnp.floor(step / 2.0**32)
-    low = step - high * 2.0**32
-    return Counter(low=low.astype(jnp.uint32), high=high.astype(jnp.uint32))
 
 
 def _between(earlier: Counter, later: Counter) -> Float[Array, ""]:

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jaxrl.algorithms.sac import SACConfig
 from jaxrl.core.exploration import check_random, draw_random, random_action, warming_up
+from jaxrl.core.hparams import current_values, hyperparameters
 from jaxrl.core.struct import replace
-from jaxrl.core.types import Progress
-from jaxrl.errors import SpaceError
+from jaxrl.core.types import Counter, Progress
+from jaxrl.errors import ConfigError, SpaceError
 
 N = 6000
 
@@ -62,3 +64,17 @@ def test_warming_up_ends_at_the_number_of_steps():
     for steps, warm in ((0, True), (9, True), (10, False), (11, False)):
         progress = replace(start, env_steps=start.env_steps.add(steps))
         assert bool(warming_up(hparams, progress)) is warm
+
+
+@pytest.mark.parametrize("last", [2**24 + 1, 2**32, 10**10 + 1, 2**62 + 1])
+def test_warming_up_ends_at_the_step_however_late(last: int) -> None:
+    settings = SACConfig().training(initial_random_timesteps=last).training_settings
+    hparams = hyperparameters(settings)
+    now = jax.jit(lambda progress: warming_up(current_values(hparams, progress), progress))
+    for steps, warm in ((last - 1, True), (last, False), (last + 1, False)):
+        assert bool(now(replace(Progress.zero(), env_steps=Counter.of(steps)))) is warm
+
+
+def test_a_warm_up_that_no_run_can_count_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"initial_random_timesteps must be .* below 2\*\*63"):
+        SACConfig().training(initial_random_timesteps=2**63)
