@@ -43,6 +43,7 @@ from jaxrl.errors import (
 )
 from jaxrl.logging import RunFolder
 from jaxrl.logging.messages import set_log_level
+from jaxrl.logging.plots import import_for_pictures
 from jaxrl.logging.results import to_plain
 from jaxrl.logging.system import system_usage
 from jaxrl.metrics import DEFAULT_MODULE, TIMERS
@@ -50,6 +51,7 @@ from jaxrl.recorder import Recorder, SaveTimes, closing_after
 from jaxrl.runners import nonfinite
 from jaxrl.runners.announce import announce
 from jaxrl.runners.assemble import Assembly, assemble, spaces_of
+from jaxrl.runners.device_trial import DeviceTrials, device_trials
 from jaxrl.runners.env_params import changed_params
 from jaxrl.runners.evaluate import Evaluated
 from jaxrl.runners.evaluation import Evaluation, custom_evaluation
@@ -62,7 +64,7 @@ from jaxrl.runners.in_graph_group import InGraphLearnerGroup
 from jaxrl.runners.inference import Inference
 from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runners.loop import EnvRunnerGroup, LearnerMetrics, Loop
-from jaxrl.runners.placement import check_memory, choose_devices
+from jaxrl.runners.placement import check_memory, choose_devices, settle_parts
 from jaxrl.runners.process import prepare_process
 from jaxrl.runners.program import Program, compile_report, compile_seconds
 from jaxrl.runners.results import IterationTotals, to_host
@@ -117,16 +119,17 @@ class Algorithm(ComputesActions):
         if not may_only_read:
             Recorder(config, run_folder).check_writable()
         config, measured = settle_width(config)
+        config = settle_parts(config, trials := self._device_trials(config))
         self._notes += measured
         config.freeze()
         self.config = config
         self._recorder = Recorder(config, run_folder)
         self._callbacks = CallbackList(config.callbacks_settings)
-        self._assembly, self._devices, placement = self._assembled()
-        self._notes += buffer_notes(self._assembly)
+        self._assembly, self._devices, self._placement = self._assembled(trials)
+        self._notes += [*trials.notes, *buffer_notes(self._assembly)]
         if self._assembly.in_graph and not config.evaluation_settings.evaluation_num_env_runners:
             self._callbacks.refuse_host_hooks()
-        announce(config, self._assembly, [placement, *self._notes])
+        announce(config, self._assembly, [self._placement, *self._notes])
         self._host = host.HostState()
         self._warned_of_nonfinite = False
         self._last_result: Result = {}
@@ -157,10 +160,13 @@ class Algorithm(ComputesActions):
             jit=debugging.jit,
         )
 
-    def _assembled(self) -> tuple[Assembly, list[Device], str]:
+    def _device_trials(self, config: "AlgorithmConfig") -> DeviceTrials:
+        return device_trials(config)
+
+    def _assembled(self, trials: DeviceTrials) -> tuple[Assembly, list[Device], str]:
         """The run's functions, the devices that share it, and why it is these."""
         assembly = assemble(self.config)
-        devices, why = choose_devices(self.config, assembly)
+        devices, why = choose_devices(self.config, assembly, trials)
         check_memory(assembly, devices)
         return assembly, devices, why
 
@@ -286,7 +292,7 @@ class Algorithm(ComputesActions):
         made = self._assembly.made
         return self.config.explain(
             platform=self._devices[0].platform,
-            local_device_count=len(jax.local_devices()),
+            devices=(len(self._devices), self._placement),
             placement=resolve_placement(self.config, made.id, is_jax_env=isinstance(made, MadeEnv)),
             env_notes=made.notes,
             notes=[*self._notes, *self._loop.notes],
@@ -397,13 +403,12 @@ class Algorithm(ComputesActions):
         if self._warned_of_nonfinite or not any(counts.values()):
             return
         self._warned_of_nonfinite = True
-        on_nonfinite = self.config.fault_tolerance_settings.on_nonfinite
         skipped = int(totals.report().latest.num_nonfinite)
-        nonfinite.tell(counts, skipped, on_nonfinite)
+        nonfinite.tell(counts, skipped, self.config.fault_tolerance_settings.on_nonfinite)
 
     def _evaluates_after(self, iteration: int) -> bool:
-        interval = self.config.evaluation_settings.evaluation_interval
-        return bool(interval) and iteration % (interval or 1) == 0
+        interval = self.config.evaluation_settings.evaluation_interval or 0
+        return interval > 0 and iteration % interval == 0
 
     def _begin_evaluation_if_due(self) -> None:
         """Evaluate beside this iteration's training, with the weights from before it."""
@@ -462,7 +467,7 @@ class Algorithm(ComputesActions):
         )
         try:
             with self.saved_whatever_ends_it():
-                result = self._fit(criteria, on_iteration)
+                result = self._fit(criteria, on_iteration or (lambda result: None))
         finally:
             self._should_stop = lambda: False
             self._iterations_of_fit = lambda: sys.maxsize
@@ -471,13 +476,15 @@ class Algorithm(ComputesActions):
         self._recorder.draw_learning_curve()
         return result
 
-    def _fit(self, criteria: Stop, on_iteration: Callable[[Result], None] | None) -> Result:
+    def _fit(self, criteria: Stop, on_iteration: Callable[[Result], None]) -> Result:
         """Iterations, and checkpoints on the way."""
         result, times = self._last_result, SaveTimes(self.config.checkpointing_settings)
+        later = [import_for_pictures, *self._evaluation.needs_later(self._evaluated)]
         while not (criteria and stop_reached(result, criteria)) and not self._should_stop():
             result = self.train()
-            if on_iteration is not None:
-                on_iteration(result)
+            while later:
+                later.pop()()
+            on_iteration(result)
             if times.is_due(self.iteration):
                 with times.saving():
                     self._save_in_run(wait=False)
@@ -682,9 +689,9 @@ class Algorithm(ComputesActions):
             )
         saved: Mapping[str, np.ndarray] = state["train_state"]
         prefixes = host.component_prefixes(component)
-        envs = self._loop.own_leaves(saved)
-        leaves = {name: leaf for name, leaf in saved.items() if name not in envs}
         restored = host.HostState.from_metadata(state["metadata"])
+        envs = self._loop.own_leaves(saved, restored.runner_counts)
+        leaves = {name: leaf for name, leaf in saved.items() if name not in envs}
         before = self.state
         template = expected(self._assembly, before, leaves)
         problem = ckpt.first_difference(template, leaves, prefixes)
@@ -797,7 +804,7 @@ class Algorithm(ComputesActions):
         host.component_prefixes(component)  # refuses an unknown name
         host.check_supplied(metadata, overrides, found)
         config = config_from_serializable(metadata["config"], overrides, trust=trusted)
-        prepare_process(config)
+        host.prepare_as_before(config, metadata)
         leaves = ckpt.read_leaves(found, metadata)  # refused, if damaged, before anything compiles
         algorithm_class = config.algo_class or cls
         algorithm = algorithm_class(config, run_folder=run_folder, may_only_read=True)

@@ -115,8 +115,8 @@ class ComputesActions(ABC):
             keeps_state=full_fetch or state is not None,
             wants_outputs=full_fetch or state is not None,
         )
-        fetched = row(self._act(asked, policy_id), 0)
-        return fetched if asked.keeps_state else fetched[0]
+        fetched = self._act(asked, policy_id)
+        return row(fetched if asked.keeps_state else fetched[0], 0)
 
     def compute_actions(
         self,

@@ -14,6 +14,7 @@ from jaxrl.errors import DivergenceError
 from jaxrl.logging import RunFolder
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runners.assemble import Assembly
+from jaxrl.runners.device_trial import DeviceTrials
 from jaxrl.runners.hooks import OF_DISPATCHES, AlgorithmHooks, RunnerHooks
 from jaxrl.runners.lane_evaluation import LaneEvaluation
 from jaxrl.runners.lane_group import LaneDispatcher, LaneGroup, LaneLearner
@@ -157,7 +158,11 @@ class LaneRun(Algorithm):
 
     # --- what an Algorithm is made of ---
 
-    def _assembled(self) -> tuple[Assembly, list[Device], str]:
+    def _device_trials(self, config: "AlgorithmConfig") -> DeviceTrials:
+        del config  # lanes share the devices of their program
+        return DeviceTrials(None)
+
+    def _assembled(self, trials: DeviceTrials) -> tuple[Assembly, list[Device], str]:
         number = len(self._group.lanes)
         why = f"Lane {self._place} of {number} in one program."
         return self._group.assembly, self._group.devices[:1], why

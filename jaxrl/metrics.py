@@ -172,4 +172,4 @@ def check_key(path: str, used_by: str) -> None:
     if path in KNOWN_KEYS or path.startswith(OPEN_PREFIXES):
         return
     hint = did_you_mean(path, (*KNOWN_KEYS, *OLD_KEYS))
-    raise UnknownNameError(f"{used_by} names '{path}', which no result has.{hint}")
+    raise UnknownNameError(f"{used_by} names {path!r}, which no result has.{hint}")

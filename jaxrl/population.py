@@ -262,7 +262,7 @@ class Population(SweepRuns):
 
     # --- checkpoints ---
 
-    @one_thread
+    @until_stopped
     def save(self) -> str:
         """A checkpoint of every lane that has not diverged in its folder; the sweep's folder."""
         for index in self.active:

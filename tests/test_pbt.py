@@ -77,6 +77,25 @@ def test_a_copy_is_exact_but_for_keys_and_new_values(algo: str, num_devices: int
             np.testing.assert_array_equal(after[3][name], before[0][name], err_msg=name)
 
 
+def test_a_count_is_copied_to_the_last_step() -> None:
+    """Of 2**24 + 1 float32 knows nothing."""
+    late = 2**24 + 1
+    how = scheduler(
+        hyperparam_mutations={"initial_random_timesteps": [late, late + 2]},
+        metric="num_env_steps_trained_lifetime",
+        resample_probability=1.0,
+    )
+    config = trained_by(how, "DQN", seeds=1, initial_random_timesteps=grid([late - 1, 0]))
+    with population(config) as sweep:
+        sweep.train()
+        sweep.train()
+        (exploit,) = sweep.schedule
+        new = exploit.new["initial_random_timesteps"]
+        hparams = sweep._runs[exploit.lane].learner_group.state.learner.hparams
+        assert int(hparams["initial_random_timesteps"]) == new
+        assert new in (late, late + 2)
+
+
 def test_a_lane_learns_by_its_new_value_as_a_run_by_itself_would() -> None:
     with population(trained_by(scheduler())) as sweep:
         first = sweep.train()

@@ -214,6 +214,8 @@ def object_path(value: Any) -> str | None:
 
 def _found(path: str) -> Any:
     module, qualname = _split(path)
+    if not all((*module.split("."), *qualname.split("."))):
+        raise ImportError("a name in it is empty")
     get: Callable[[Any, str], Any] = getattr
     return functools.reduce(get, qualname.split("."), importlib.import_module(module))
 

@@ -16,6 +16,7 @@ from jaxrl.config.nesting import check_size
 from jaxrl.config.pbt import PopulationBasedTraining
 from jaxrl.config.registry import get_algorithm_config
 from jaxrl.config.run_groups import Sweep
+from jaxrl.config.shipped import shipped_configs
 from jaxrl.config.stop import Stop, parse_stop
 from jaxrl.config.sweep import marker_from_data, with_value
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError, did_you_mean
@@ -46,7 +47,12 @@ class Experiment:
 
 
 def load_config(path: str | Path) -> AlgorithmConfig:
-    """The config of the one experiment in a file."""
+    """The config of the one experiment in a file.
+
+    Args:
+        path: A file, or the id of a shipped one, as `jaxrl list configs` names them:
+            "classic/cartpole-ppo".
+    """
     return load_experiment(path).config
 
 
@@ -75,9 +81,12 @@ def load_experiment(path: str | Path, name: str | None = None) -> Experiment:
 
 def load_experiments(path: str | Path) -> list[Experiment]:
     """All experiments of a file, in its order; see `load_experiment`."""
-    path = Path(path).expanduser()
+    path = shipped_configs().get(str(path), Path(path).expanduser())
     if path.suffix not in (".yaml", ".yml", ".json", ".py"):
-        raise ConfigError(f"An experiment file ends in .yaml, .yml, .json or .py, got '{path}'.")
+        raise ConfigError(
+            "An experiment is a file that ends in .yaml, .yml, .json or .py, or the id of a shipped one "
+            f"('jaxrl list configs' names them), got '{path}'.{did_you_mean(str(path), shipped_configs())}"
+        )
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

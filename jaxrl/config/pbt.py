@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jaxrl.config.markers import is_marker
 from jaxrl.config.sweep import Marker, as_marker, marker_from_data
+from jaxrl.core.types import Counter
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 from jaxrl.metrics import OLD_KEYS, check_key
 
@@ -147,7 +148,7 @@ def refuse_fixed(mutations: Mapping[str, Marker], learner: Any) -> None:
         value = learner.hparams.get(name)
         if name in adapted:
             why = "it is only the first value of what every lane adapts itself"
-        elif not hasattr(value, "shape"):
+        elif not (hasattr(value, "shape") or isinstance(value, Counter)):
             why = "it is None, a schedule or a function where the sweep begins; set a number"
         else:
             continue

@@ -140,9 +140,9 @@ class Dispatcher:
     def whole(self, state: TrainState) -> TrainState:
         return state
 
-    def own_leaves(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
+    def own_leaves(self, leaves: Mapping[str, Any], counts: Mapping[str, Any]) -> dict[str, Any]:
         """None: the environments are in the learners' state."""
-        del leaves
+        del leaves, counts
         return {}
 
     def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Evaluation as the config asks for it: compiled, by a runner in this process, or by actors."""
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from jaxrl.runners.filming import Camera
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.hooks import NoHooks, RunnerHooks
 from jaxrl.runners.host_evaluation import EvaluationRunners, HostPlan, LocalEvaluation
-from jaxrl.runners.program import Program
+from jaxrl.runners.program import Program, shapes_of
 from jaxrl.runners.results import evaluation_metrics, to_host
 from jaxrl.runners.rollout import Sampler
 
@@ -68,6 +69,7 @@ class Evaluation:
         self._local: LocalEvaluation | None = None
         self._remote: RayEvaluation | None = None
         self._beside: _Beside | None = None
+        self._compiling: threading.Thread | None = None
         settings = changed.evaluation_settings
         self._num_env_runners = settings.evaluation_num_env_runners
         if self._num_env_runners > 0:
@@ -169,22 +171,55 @@ class Evaluation:
             if part is not None:
                 part.stop()
         self._wait()
+        self._wait_for_compiling()
         if self._camera is not None:
             self._camera.close()
 
     # --- the compiled evaluation ---
 
     def _run_compiled(self, policy: Evaluated, num_episodes: int | None) -> dict[str, Any]:
+        self._wait_for_compiling()
         program = self._program(num_episodes)
-        params = self._params(policy.env_params)
-        return evaluation_metrics(to_host(program(policy.actor, params, policy.key)))
+        return evaluation_metrics(to_host(program(*self._traced_with(policy))))
 
     def compile(self, policy: Evaluated) -> None:
         """Compile the program of the whole evaluation, where there is one, without running it."""
+        self._wait_for_compiling()
         if self._num_env_runners == 0 and self._local is None:
-            self._program(None).compiled_for(
-                policy.actor, self._params(policy.env_params), policy.key
-            )
+            self._program(None).compiled_for(*self._traced_with(policy))
+
+    def needs_later(self, policy: Callable[[], Evaluated]) -> list[Callable[[], None]]:
+        """What begins to compile the program of evaluations that are due at intervals, in a thread.
+
+        The first evaluation waits for it. Nothing where none are due, or none is compiled.
+
+        Args:
+            policy: What makes one to evaluate, of which only shapes are kept.
+        """
+        settings, learners = self._config.evaluation_settings, self._config.learners_settings
+        is_ours = settings.custom_evaluation_function is None and not learners.num_learners
+        on_host = self._num_env_runners > 0 or not self._assembly.in_graph
+        if not settings.evaluation_interval or not is_ours or on_host:
+            return []
+        shapes = shapes_of(self._traced_with(policy()))
+
+        def compile_quietly() -> None:
+            with contextlib.suppress(Exception):  # told by the evaluation, which tries again
+                self._program(None).compiled_for(*shapes)
+
+        def begin() -> None:
+            self._compiling = threading.Thread(target=compile_quietly, name="jaxrl-compile")
+            self._compiling.start()
+
+        return [begin]
+
+    def _wait_for_compiling(self) -> None:
+        thread, self._compiling = self._compiling, None
+        if thread is not None:
+            thread.join()
+
+    def _traced_with(self, policy: Evaluated) -> tuple[Any, ...]:
+        return policy.actor, self._params(policy.env_params), policy.key
 
     def _params(self, trained: PyTree) -> PyTree:
         made = self._made

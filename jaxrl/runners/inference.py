@@ -20,7 +20,7 @@ from jaxrl.core.nested_spaces import map_spaces
 from jaxrl.core.struct import pytree, replace, where_rows
 from jaxrl.core.types import Columns, Key, PyTree
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.runners.asking import Asked, Fetched, as_batch
+from jaxrl.runners.asking import Asked, Fetched, as_batch, mapped
 from jaxrl.runners.conform import TOLERANCE, conformer
 from jaxrl.runners.program import Program
 from jaxrl.runners.rollout import Acting, Actor, Carry, initial_env_index
@@ -117,9 +117,10 @@ class Inference:
         inputs = self._inputs(asked)
         args = (actor, inputs, stream, np.uint32(number))
         actions, state, out = self._compiled(asked, args)(*args)
-        return jax.tree.map(
-            np.asarray,
-            (actions, state if asked.keeps_state else None, out if asked.wants_outputs else {}),
+        return (
+            mapped(np.asarray, actions),
+            jax.tree.map(np.asarray, state) if asked.keeps_state else None,
+            jax.tree.map(np.asarray, out) if asked.wants_outputs else {},
         )
 
     def _compiled(self, asked: Asked, args: tuple[Any, ...]) -> Callable[..., Fetched]:
@@ -277,7 +278,7 @@ def _way(asked: Asked) -> tuple[bool, bool | None, bool | None, bool]:
 
 def _stacked(trees: Sequence[PyTree]) -> PyTree:
     if len(trees) == 1:
-        return jax.tree.map(lambda leaf: leaf[None], trees[0])
+        return mapped(lambda leaf: leaf[None], trees[0])
     return as_batch(trees)
 
 

@@ -88,6 +88,10 @@ class LaneEvaluation(Evaluation):
         if self._num_env_runners == 0:
             self._program(None).compiled_for(*self._arguments(policy.iteration))
 
+    def needs_later(self, policy: Callable[[], Evaluated]) -> list[Callable[[], None]]:
+        del policy  # lanes are not fitted one by one
+        return []
+
     def _results_of_all(self, iteration: int, num_episodes: int | None) -> EvaluationResult:
         return to_host(self._program(num_episodes)(*self._arguments(iteration)))
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxrl.config.sweep import Lane
-from jaxrl.core.hparams import numbers_of
+from jaxrl.core.hparams import leaf_of, numbers_of
 from jaxrl.core.types import Device, PyTree
 from jaxrl.runners.assemble import Assembly
 from jaxrl.runners.dispatch import Dispatcher
@@ -150,7 +150,8 @@ class LaneGroup:
         self, place: int, source: TrainState, numbers: Mapping[str, float], salt: int
     ) -> None:
         """A lane goes on as a copy of another one's state, see `adopted`; also one that left."""
-        values = {name: np.float32(value) for name, value in numbers.items()}
+        own = self.states.learner.hparams
+        values = {name: leaf_of(value, own[name]) for name, value in numbers.items()}
         self.states = self._compiled.adopt(
             self.states, np.int32(place), source, values, np.uint32(salt)
         )

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Int, UInt32
 
 from jaxrl.buffers.circular import CircularState
 from jaxrl.buffers.replay import ReplayState
-from jaxrl.core.hparams import per_lane_settings, traced_settings
+from jaxrl.core.hparams import Hyperparameter, per_lane_settings, traced_settings
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.runners.in_graph import InGraph
@@ -149,7 +149,7 @@ def adopted(
     states: TrainState,
     index: Int[Array, ""],
     source: TrainState,
-    numbers: Mapping[str, Float[Array, ""]],
+    numbers: Mapping[str, Hyperparameter],
     salt: UInt32[Array, ""],
 ) -> TrainState:
     """The lanes with one that goes on as a copy of a state, but for its keys.
@@ -183,7 +183,7 @@ def adopted(
     return jax.tree.map(write, states, source, is_per_lane(states))
 
 
-def _with_numbers(learner: Any, numbers: Mapping[str, Float[Array, ""]]) -> Any:
+def _with_numbers(learner: Any, numbers: Mapping[str, Hyperparameter]) -> Any:
     return replace(learner, hparams={**learner.hparams, **numbers})
 
 

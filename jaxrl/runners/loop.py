@@ -122,8 +122,16 @@ class Loop(Protocol):
         """The learners' state with that of environments which are kept apart from it."""
         ...
 
-    def own_leaves(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of the leaves of a saved `whole` state that are not the learners'."""
+    def own_leaves(self, leaves: Mapping[str, Any], counts: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of the leaves of a saved `whole` state that are not the learners'.
+
+        Args:
+            leaves: Of the state.
+            counts: What `get_counts` returned then.
+
+        Raises:
+            CheckpointError: Leaves are there without the counts that belong to them.
+        """
         ...
 
     def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:

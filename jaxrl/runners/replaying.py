@@ -63,7 +63,7 @@ class Source(Protocol):
         ...
 
     def learned_from(
-        self, memory: PyTree, number: Int[Array, ""], drawn: Any, td_error: Float[Array, "N *L"]
+        self, memory: PyTree, number: Int[Array, ""], drawn: Any, td_error: Float[Array, " N *L"]
     ) -> PyTree:
         """The memory after the step."""
         ...
@@ -103,7 +103,7 @@ class FromBuffer:
         memory: Priorities | None,
         number: Int[Array, ""],
         drawn: Drawn,
-        td_error: Float[Array, "N *L"],
+        td_error: Float[Array, " N *L"],
     ) -> Priorities | None:
         del number
         if memory is None:
@@ -145,7 +145,7 @@ class Dealt:
         memory: Float[Array, "U N *L"],
         number: Int[Array, ""],
         drawn: None,
-        td_error: Float[Array, "N *L"],
+        td_error: Float[Array, " N *L"],
     ) -> Float[Array, "U N *L"]:
         del drawn
         return memory.at[number].set(td_error)

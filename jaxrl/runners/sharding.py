@@ -141,7 +141,7 @@ def compile_runner(
 
     main = run_and_keep if keeps_before else run
     return Compiled(
-        init=Program("init", runner.first_state, out_shardings=shardings, once=True, enabled=jit),
+        init=Program("init", runner.first_state, out_shardings=shardings, enabled=jit),
         run=Program("train", main, donate=(0,), max_retraces=max_retraces, enabled=jit),
         shardings=shardings,
         devices=tuple(devices),

@@ -110,6 +110,11 @@ CASES: list[Case] = [
         ["on_train_result", "'module:name'", "'no_such_module:hook'"],
     ),
     (
+        "path of a folder above",
+        lambda: ppo(on_train_result="../.."),
+        ["on_train_result", "'module:name'", "'../..'", "empty"],
+    ),
+    (
         "indivisible minibatch",
         lambda: ppo(train_batch_size=4000, minibatch_size=128).validate(),
         ["train_batch_size=4000", "minibatch_size=128", "125 or 160", "3968 or 4096"],

@@ -105,6 +105,13 @@ def test_python(tmp_path: Path) -> None:
         load_experiment(path)
 
 
+def test_a_shipped_file_is_loaded_by_its_id() -> None:
+    config = load_config("classic/cartpole-ppo")
+    assert config.to_dict() == load_config(CONFIGS / "classic" / "cartpole-ppo.yaml").to_dict()
+    with pytest.raises(ConfigError, match=r"got 'classic/cartpole-pp'. Did you mean 'classic/cart"):
+        load_config("classic/cartpole-pp")
+
+
 def test_several_experiments(tmp_path: Path) -> None:
     path = tmp_path / "two.yaml"
     path.write_text("a: {run: PPO, env: X}\nb: {run: A2C, env: Y}\n")

@@ -33,6 +33,7 @@ def test_a_notebook_was_run_from_top_to_bottom(path: Path) -> None:
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     assert notebook.cells[0].source.startswith("# ")
     assert path.stat().st_size < 500_000
+    assert len(cells[0].source.splitlines()) <= 6, "a long way to the first thing that runs"
     text = path.read_text()
     for cell in cells:
         ast.parse(cell.source)

@@ -1,5 +1,6 @@
 """Evaluation's own environment and function; what is compiled, how often, and what is fetched."""
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from jaxrl.runners import dispatch, program
 from jaxrl.runners.ahead import Pace
 from jaxrl.runners.assemble import assemble
 from jaxrl.runners.evaluation import Evaluation, custom_evaluation
+from jaxrl.runners.program import Program
 from tests.helpers import small
 
 
@@ -190,3 +192,43 @@ def test_a_dispatch_looks_at_the_state_once_and_fetches_once(
     result = algorithm.train()
     assert fetches.calls == 1
     assert len(EPISODES) - told == result["env_runners"]["num_episodes_lifetime"] - lifetime
+
+
+def test_the_first_evaluation_is_compiled_while_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled: dict[str, str] = {}
+    compile_it = Program._compile
+
+    def noted(program: Program, *args: Any) -> Any:
+        compiled[program.name] = threading.current_thread().name
+        return compile_it(program, *args)
+
+    monkeypatch.setattr(Program, "_compile", noted)
+    config = small().evaluation(evaluation_interval=2, evaluation_duration=2)
+    with config.copy().build() as algo, config.build() as by_hand:
+        result = algo.fit({"training_iteration": 2})
+        assert compiled == {
+            "init": "MainThread",
+            "train": "MainThread",
+            "evaluate": "jaxrl-compile",
+        }
+        assert result["compile"]["evaluate"]["num_compilations"] == 1
+        by_hand.train()
+        told = by_hand.train()["evaluation"]["env_runners"]
+        assert result["evaluation"]["env_runners"] == told
+
+
+def test_what_fails_to_compile_beside_training_is_told_by_the_evaluation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(program: Program, *args: Any) -> Any:
+        if program.name == "evaluate":
+            raise ValueError(f"no {threading.current_thread().name}")
+        return compile_it(program, *args)
+
+    compile_it = Program._compile
+    monkeypatch.setattr(Program, "_compile", broken)
+    config = small().evaluation(evaluation_interval=2, evaluation_duration=2)
+    with config.build() as algo, pytest.raises(ValueError, match="no MainThread"):
+        algo.fit({"training_iteration": 2})
