@@ -38,16 +38,19 @@ os.write(2, b"of it\\n")
 """
 CURSOR = "\x1b[?25h"
 ERASED = "\x1b[2K"
+SIZES = ("COLUMNS", "LINES")
+"""rich believes these before it asks the terminal."""
 
 
 def run(then: str = "", **streams: Any) -> tuple[str, subprocess.CompletedProcess[bytes]]:
     """What a program with a panel sends to its terminal of 70 columns, and the ended program."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 70, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in SIZES}
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, then],
         **{"stdin": slave, "stdout": slave, "stderr": slave, **streams},
-        env={**os.environ, "TERM": "xterm-256color"},
+        env={**environment, "TERM": "xterm-256color"},
     )
     os.close(slave)
     data = b""
