@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from jaxrl.cli.command import command
 from jaxrl.config.arithmetic import BatchPlan
 from jaxrl.config.load import load_experiment
 from jaxrl.config.replay_plan import ReplayPlan
@@ -56,7 +57,7 @@ def on_updates(config: "AlgorithmConfig", devices: Sequence[Any]) -> str | None:
     if found is None:
         return f"{said}."
     name, other = found
-    return f"{said}; the shipped file makes {_counts(other)}: jaxrl train file {name}"
+    return f"{said}; the shipped file makes {_counts(other)}: {command('train', 'file', name)}"
 
 
 def times_learned(plan: BatchPlan) -> float:

@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from jaxrl.cli.command import command
 from jaxrl.config.shipped import shipped_configs
 from jaxrl.errors import JaxrlError
 
@@ -66,7 +67,7 @@ def _environments(everything: bool) -> list[str]:
     for group, entries in groups.items():
         lines += ["", f"{group}:", *_table(entries)]
     if not everything:
-        lines += ["", "and tasks that test algorithms: jaxrl list envs --all"]
+        lines += ["", f"and tasks that test algorithms: {command('list', 'envs', '--all')}"]
     return [*lines[1:], *_OTHER_ENVS]
 
 

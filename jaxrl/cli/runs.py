@@ -4,7 +4,6 @@ import contextlib
 import functools
 import logging
 import os
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from jaxrl.checkpoint import (
     set_aside_later,
 )
 from jaxrl.cli import terminal
+from jaxrl.cli.command import command
 from jaxrl.cli.errors import notes_of
 from jaxrl.cli.interrupts import Interrupts, Raised
 from jaxrl.config.deserialize import config_from_serializable
@@ -265,10 +265,10 @@ def _train_to_the_end(
         lines.append(f"learning curve    {folder.learning_curve}")
     lines.append(f"checkpoint        {checkpoint}")
     if interrupts.requested:
-        return [*lines, f"go on with        {_command('resume', folder.path)}"]
+        return [*lines, f"go on with        {command('resume', folder.path)}"]
     display.phase("evaluating")
     evaluated = _evaluation_lines(algo.evaluate())
-    return [*evaluated, *lines, f"evaluate it with  {_command('evaluate', checkpoint)}"]
+    return [*evaluated, *lines, f"evaluate it with  {command('evaluate', checkpoint)}"]
 
 
 def _final_checkpoint(algo: "Algorithm") -> Path:
@@ -314,10 +314,6 @@ def _refuse_reached(folder: RunFolder, sentence: str | None, iteration: int) -> 
             f"{folder.name} is done: {sentence}; give a later criterion, as in "
             f"--stop '{{\"{results.ITERATION}\": {iteration + 100}}}'."
         )
-
-
-def _command(verb: str, path: str | Path) -> str:
-    return f"jaxrl {verb} {shlex.quote(str(path))}"
 
 
 def _evaluation_lines(result: results.Result) -> list[str]:

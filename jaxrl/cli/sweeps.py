@@ -1,7 +1,6 @@
 """What `jaxrl train` does with a sweep: all lanes together, and a table of its points."""
 
 import math
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxrl.cli import hints
+from jaxrl.cli.command import command
 from jaxrl.cli.interrupts import Interrupts
 from jaxrl.logging import text
 from jaxrl.logging.display import Display
@@ -43,7 +43,7 @@ def train_to_the_end(
         lines.append(f"picture           {picture}")
     lines.append(f"sweep folder      {sweep.folder.path}")
     if interrupts.requested:
-        lines.append(f"go on with        jaxrl resume {shlex.quote(str(sweep.folder.path))}")
+        lines.append(f"go on with        {command('resume', sweep.folder.path)}")
     return lines
 
 
