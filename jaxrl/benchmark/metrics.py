@@ -36,8 +36,10 @@ METRICS: Mapping[str, str] = {
     "return": "return (IQM)",
     "training_return": "training return (IQM)",
     "threshold": "learned (threshold)",
+    "reference": "reference",
     "steps_to_threshold": "steps to threshold",
     "seconds_to_threshold": "seconds to threshold",
+    "seconds": "seconds",
     "steps_per_second": "steps/s",
     "compile_s": "seconds to compile",
     "memory_gib": "memory GiB",
@@ -45,6 +47,7 @@ METRICS: Mapping[str, str] = {
 """The names that a suite chooses from, and the headings of their columns."""
 
 FIGURES: Mapping[str, Callable[[Outcome], float]] = {
+    "seconds": lambda outcome: float(outcome["seconds"]),
     "steps_per_second": steps_per_second,
     "compile_s": lambda outcome: float(outcome["compile_s"]),
     "memory_gib": lambda outcome: float(outcome["memory_gib"]),

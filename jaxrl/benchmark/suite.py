@@ -11,7 +11,7 @@ from jaxrl.benchmark.job import Job
 from jaxrl.benchmark.metrics import METRICS
 from jaxrl.benchmark.peers import check_peer, peers_folder, root
 from jaxrl.benchmark.speed import STEMS, Speed
-from jaxrl.benchmark.values import NUMBERS, known_name, mapping, positive, seeds_of, typed
+from jaxrl.benchmark.values import OF_TASK, known_name, mapping, positive, seeds_of, typed
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.load import load_experiment, parse_text
 from jaxrl.config.registry import get_algorithm_config
@@ -35,12 +35,16 @@ class Task:
         threshold: The return that counts as learned; None if there is no such.
         low: The return whose score is 0, such as a random policy's.
         high: The return whose score is 1.
+        reference: A return of somebody else's that those here are compared with; None for none.
+        source: Who had it, and how.
     """
 
     budget: int | None = None
     threshold: float | None = None
     low: float = 0.0
     high: float = 1.0
+    reference: float | None = None
+    source: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +59,9 @@ class Cell:
         settings: jaxrl's whole config as plain data; None leaves a peer to what it recommends.
         budget: Environment steps of a run.
         threshold: The return that counts as learned here.
+        file: The config's, as the suite names it; "" if its settings are from none.
+        reference: A return of somebody else's that this one is compared with.
+        source: Who had it, and how.
     """
 
     entrant: str
@@ -64,6 +71,9 @@ class Cell:
     settings: Mapping[str, Any] | None
     budget: int
     threshold: float | None
+    file: str = ""
+    reference: float | None = None
+    source: str = ""
 
     @property
     def name(self) -> str:
@@ -120,7 +130,7 @@ KEYS = (
 )  # fmt: skip
 TASK_KEYS = tuple(field.name for field in dataclasses.fields(Task))
 ALGORITHM_KEYS = ("algorithm", "settings", "environments")
-CONFIG_KEYS = ("file", "label", "budget", "threshold", "settings")
+CONFIG_KEYS = ("file", "label", "budget", "threshold", "settings", "reference", "source")
 SPEED_KEYS = tuple(field.name for field in dataclasses.fields(Speed))
 PEER_KEYS = ("algorithms", "settings", "environments")
 
@@ -168,10 +178,11 @@ class _Reader:
         self._data, self._path, self._text = data, path, text
         self._peers = peers_folder(path)
         self._tasks = {
-            env: Task(**typed(mapping(x, f"environments: {env}", TASK_KEYS), NUMBERS, env))
+            env: Task(**typed(mapping(x, f"environments: {env}", TASK_KEYS), OF_TASK, env))
             for env, x in mapping(data.get("environments"), "environments").items()
         }
         for env, task in self._tasks.items():
+            _check_reference(dataclasses.asdict(task), f"environments: {env}")
             if not task.low < task.high:
                 raise ConfigError(
                     f"environments: {env} has low={task.low:g} and high={task.high:g}; low is the "
@@ -240,10 +251,11 @@ class _Reader:
             env = config.environment_settings.env
             task = self._task(str(env))
             numbers = typed(
-                {n: given[n] for n in ("budget", "threshold") if n in given},
-                NUMBERS,
+                {name: value for name, value in given.items() if name in OF_TASK},
+                OF_TASK,
                 f"configs: {given['file']}",
             )
+            _check_reference(numbers, f"configs: {given['file']}")
             budget = numbers.get("budget", task.budget or experiment.stop.get(ENV_STEPS))
             cells.append(
                 Cell(
@@ -254,6 +266,9 @@ class _Reader:
                     settings=_settings_of(config),
                     budget=positive(f"budget of {given['file']}", budget),
                     threshold=numbers.get("threshold", task.threshold),
+                    file=str(given["file"]),
+                    reference=numbers.get("reference", task.reference),
+                    source=numbers.get("source", task.source),
                 )
             )
         return cells
@@ -328,7 +343,18 @@ def _of_peer(cell: Cell, peer: str, kind: str) -> Cell:
         entrant=f"{peer} {cell.entrant}{note}",
         peer=peer,
         settings=cell.settings if kind == MATCHED else None,
+        file="",
+        reference=None,
+        source="",
     )
+
+
+def _check_reference(given: Mapping[str, Any], where: str) -> None:
+    """A return of somebody else's comes with who had it."""
+    if (given.get("reference") is None) != (not given.get("source")):
+        raise ConfigError(
+            f"{where}: reference is a return and source says who had it; give both or neither."
+        )
 
 
 def _settings_of(config: AlgorithmConfig) -> dict[str, Any]:

@@ -82,6 +82,9 @@ def _row(
         "algorithm": cell.algorithm,
         "budget": cell.budget,
         "threshold": cell.threshold,
+        "file": cell.file,
+        "reference": cell.reference,
+        "source": cell.source,
         "failure": failure,
         "lost_seeds": lost,
         "returns": {seed: metrics.final_return(outcome) for seed, outcome in good.items()},
@@ -106,7 +109,16 @@ def _row(
     }
     if cell.threshold is not None:
         row |= _of_threshold(cell.threshold, outcomes, row["return"])
+    if cell.reference is not None:
+        row["against_reference"] = against_reference(cell.reference, row["return"])
     return row
+
+
+def against_reference(reference: float, final: Mapping[str, float]) -> str:
+    """On which side of a reference the whole interval lies."""
+    if final["low"] > reference:
+        return "above"
+    return "below" if final["high"] < reference else "equal"
 
 
 def _interval(values: Sequence[float]) -> dict[str, float]:

@@ -86,7 +86,10 @@ def _environment(summary: Row, env: str) -> Table:
     measured.sort(key=lambda cell: -cell["return"]["value"])
     winner = summary["winners"][env]
     columns: dict[str, Callable[[Row], str]] = {
-        METRICS[name]: of for name, of in COLUMNS.items() if name in summary["metrics"]
+        METRICS[name]: of
+        for name, of in COLUMNS.items()
+        if name in summary["metrics"]
+        and (name != "reference" or any(cell["reference"] is not None for cell in cells))
     }
     budgets = " and ".join(f"{b:,}" for b in sorted({cell["budget"] for cell in cells}))
     text = (
@@ -101,6 +104,8 @@ def _environment(summary: Row, env: str) -> Table:
         )
     if any(cell["threshold"] is not None for cell in measured):
         text += " " + _of_threshold(summary["metrics"])
+    if METRICS["reference"] in columns:
+        text += " " + _of_references(measured)
     return Table(
         title=env,
         text=" ".join(text.split()),
@@ -117,6 +122,12 @@ def _learned(cell: Row) -> str:
     if cell["threshold"] is None:
         return "-"
     return f"{cell['learned']} ({number(cell['threshold'])})"
+
+
+def _reference(cell: Row) -> str:
+    if cell["reference"] is None:
+        return "-"
+    return f"{number(cell['reference'])}: {cell['against_reference']}"
 
 
 def _until(of: str) -> Callable[[Row], str]:
@@ -141,8 +152,10 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "return": _return,
     "training_return": lambda cell: interval(cell["training_return"]),
     "threshold": _learned,
+    "reference": _reference,
     "steps_to_threshold": _until("steps"),
     "seconds_to_threshold": _until("seconds"),
+    "seconds": lambda cell: number(cell["seconds"]),
     "steps_per_second": _rate,
     "compile_s": lambda cell: number(cell["compile_s"]),
     "memory_gib": lambda cell: number(cell["memory_gib"]),
@@ -161,6 +174,16 @@ def _of_threshold(metrics: Sequence[str]) -> str:
             "it, and how many did."
         )
     return " ".join(words)
+
+
+def _of_references(cells: Sequence[Row]) -> str:
+    """Who had the returns that these are compared with."""
+    found: dict[tuple[float, str], list[str]] = {}
+    for cell in cells:
+        if cell["reference"] is not None:
+            found.setdefault((cell["reference"], cell["source"]), []).append(cell["entrant"])
+    told = [f"{number(value)} ({', '.join(of)}): {source}" for (value, source), of in found.items()]
+    return f"Above or below a reference lies the whole interval. References: {'; '.join(told)}."
 
 
 def _aggregates(summary: Row) -> Table:

@@ -22,11 +22,20 @@ def integer(value: Any) -> int:
     return int(found)
 
 
-NUMBERS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
+def words(value: Any) -> str:
+    """Text that says something."""
+    if not isinstance(value, str) or not value.strip():
+        raise TypeError(value)
+    return value
+
+
+OF_TASK: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "budget": (integer, "a number of environment steps"),
     "threshold": (number, "a return"),
     "low": (number, "a return"),
     "high": (number, "a return"),
+    "reference": (number, "a return"),
+    "source": (words, "who had the reference, in words"),
 }
 
 

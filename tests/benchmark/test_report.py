@@ -9,6 +9,7 @@ from jaxrl.benchmark import figures
 from jaxrl.benchmark.metrics import METRICS
 from jaxrl.benchmark.report import markdown, page
 from jaxrl.benchmark.scores import AGGREGATES
+from jaxrl.benchmark.summary import against_reference
 from jaxrl.benchmark.tables import tables_of
 
 
@@ -20,6 +21,8 @@ def cell(env: str, entrant: str, **more: Any) -> dict[str, Any]:
         "environment": env,
         "budget": 100_000,
         "threshold": 450.0,
+        "reference": None,
+        "source": "",
         "failure": None,
         "lost_seeds": {},
         "returns": {"0": 473.0, "1": 503.2},
@@ -28,6 +31,7 @@ def cell(env: str, entrant: str, **more: Any) -> dict[str, Any]:
         "training_return": interval,
         "curve": {"steps": [1, 2], "value": [1, 2], "low": [0, 1], "high": [2, 3]},
         "num_lanes": 2,
+        "seconds": 86.0,
         "steps_per_second": 2327.0,
         "compile_s": 17.6,
         "memory_gib": 1.53,
@@ -98,6 +102,7 @@ def test_headings_can_be_read_by_themselves() -> None:
         "learned (threshold)",
         "steps to threshold",
         "seconds to threshold",
+        "seconds",
         "steps/s",
         "seconds to compile",
         "memory GiB",
@@ -119,3 +124,22 @@ def test_a_wide_table_fits_since_its_cells_break_but_not_within_brackets() -> No
     assert "<td>497 [473,&nbsp;503], least 473</td>" in whole
     assert "<td>49,333 (1&nbsp;of&nbsp;2)</td>" in whole
     assert "&nbsp;" not in markdown(of, tables_of(of))
+
+
+def test_a_reference_has_a_column_and_a_source() -> None:
+    of = summary(1, 3)
+    for row, against in zip(of["cells"], ("above", "below"), strict=False):
+        row |= {"reference": 490.0, "source": "somebody", "against_reference": against}
+    table = tables_of(of)[0]
+    column = table.header.index("reference")
+    assert [row[column] for row in table.rows] == ["490: above", "490: below", "-"]
+    assert "References: 490 (entrant 0, entrant 1): somebody." in table.text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "against"), [(1.0, 2.0, "above"), (-1.0, 0.4, "below"), (0.4, 0.5, "equal")]
+)
+def test_a_return_is_above_or_below_by_its_whole_interval(
+    low: float, high: float, against: str
+) -> None:
+    assert against_reference(0.5, {"value": low, "low": low, "high": high}) == against

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl.benchmark.suite import load_suite, suite_file
+from jaxrl.config.shipped import shipped_configs
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError
 
 SMALL = """
@@ -65,20 +66,52 @@ def test_rivals_on_one_environment_follow_one_another(tmp_path: Path) -> None:
     assert [cell.environment for cell in cells] == ["CartPole-v1"] * 2 + ["Acrobot-v1"] * 2
 
 
-@pytest.mark.parametrize("name", ["smoke", "classic", "minatar", "learning", "peers", "speed"])
+def test_a_reference_is_its_environments_or_the_configs_own(tmp_path: Path) -> None:
+    text = """
+environments:
+  CartPole-v1: {budget: 512, reference: 500, source: the limit}
+configs:
+  - classic/cartpole-dqn
+  - {file: classic/cartpole-ppo, reference: 490, source: somebody}
+"""
+    dqn, ppo = load_suite(written(tmp_path, text)).cells
+    assert (dqn.file, dqn.reference, dqn.source) == ("classic/cartpole-dqn", 500.0, "the limit")
+    assert (ppo.file, ppo.reference, ppo.source) == ("classic/cartpole-ppo", 490.0, "somebody")
+
+
+SHIPPED = [path.stem for path in suite_file("smoke").parent.glob("*.yaml")]
+NEVER_RUN_BY_A_SUITE = {
+    "minatar/breakout-dqn",  # 25 million updates of five seeds
+    "sweeps/cartpole-ppo",  # a sweep has lanes of its own
+}
+
+
+def test_every_shipped_config_is_in_a_suite() -> None:
+    files = {cell.file for name in SHIPPED for cell in load_suite(suite_file(name)).cells}
+    assert set(shipped_configs()) - files == NEVER_RUN_BY_A_SUITE
+
+
+@pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_suites_load(name: str) -> None:
     suite = load_suite(suite_file(name))
     assert suite.name == name
     assert suite.about
     for cell in suite.cells:
         task = suite.tasks[cell.environment]
-        assert (task.low, task.high) != (0.0, 1.0), f"{cell.environment} has no marks for scores"
+        marked = (task.low, task.high) != (0.0, 1.0) or task.reference == 1.0
+        assert marked, f"{cell.environment} has no marks for scores"
 
 
 WRONG = [
     ("algorithms: [PPOO]\n" + SMALL.replace("algorithms: [PPO, DQN]", ""), "Did you mean 'PPO'"),
     (SMALL.replace("CartPole-v1", "CartPol-v1"), "Did you mean 'CartPole-v1'"),
     ("configs: [{file: classic/cartpole-ppo, threshold: high}]", "threshold must be a return"),
+    ("configs: [{file: classic/cartpole-ppo, reference: 3}]", "source says who had it"),
+    (
+        "configs: [{file: classic/cartpole-ppo, reference: 3, source: 4}]",
+        "source must be who had the reference, in words, got 4",
+    ),
+    (SMALL.replace("low: 9", "reference: 9"), "environments: CartPole-v1: reference is a return"),
     (SMALL + "metrics: [returns]\n", "Did you mean 'return'"),
     (SMALL + "budget: 3\n", "the file has 'budget'"),
     (
