@@ -46,7 +46,10 @@ def _introduction(summary: Mapping[str, Any]) -> list[str]:
     machine = summary["machine"]
     versions = ", ".join(f"{name} {v}" for name, v in machine["versions"].items())
     devices = ", ".join(machine["devices"]) or "no device"
-    where = f"{devices}, {machine['system']}, Python {machine['python']}; {versions}."
+    where = (
+        f"{machine['cpu']}, {machine['cores']} cores; {devices}, {machine['system']}, "
+        f"Python {machine['python']}; {versions}."
+    )
     return [*filter(None, [summary["about"]]), f"{summary['date']}; {where}"]
 
 

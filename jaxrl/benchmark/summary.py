@@ -14,6 +14,8 @@ from jaxrl.benchmark.metrics import Outcome
 from jaxrl.benchmark.scores import Interval, Scores
 from jaxrl.benchmark.suite import Cell, Suite
 from jaxrl.benchmark.tables import Table
+from jaxrl.runners.devices import usable_cores
+from jaxrl.runners.measured import cpu_model
 
 CURVE_POINTS = 200
 TAUS = 51
@@ -44,6 +46,8 @@ def summary_of(
         "about": suite.about,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": {
+            "cpu": cpu_model(),
+            "cores": usable_cores(),
             "system": f"{platform.system()} {platform.machine()}",
             "python": platform.python_version(),
             "devices": sorted(

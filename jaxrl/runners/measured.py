@@ -21,7 +21,7 @@ def machine() -> dict[str, Any]:
     """What a measurement depends on beside the program: processor, devices, JAX's version."""
     devices = jax.local_devices()
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "device": devices[0].device_kind,
         "devices": len(devices),
         "cores": usable_cores(),
@@ -53,7 +53,7 @@ def keep_entries(store: Path | None, entries: Mapping[str, Any]) -> None:
         os.replace(written, store)
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
     """The processor, as a home folder may be shared by machines of several kinds."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
