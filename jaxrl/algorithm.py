@@ -37,9 +37,8 @@ from jaxrl.errors import (
     ConfigError,
     DivergenceError,
     EnvRunnerError,
-    JaxrlError,
     LearnerError,
-    in_one_line,
+    naming_checkpoint,
 )
 from jaxrl.logging import RunFolder
 from jaxrl.logging.messages import set_log_level
@@ -375,11 +374,12 @@ class Algorithm(ComputesActions):
         except EnvRunnerError as error:
             # The learner has lost nothing; where the environments were is gone with the runners.
             self._host.iteration += 1
-            raise EnvRunnerError(f"{error} The run is saved in {self.save()}.") from error
+            raise naming_checkpoint(EnvRunnerError(f"{error} {self._saved_or_why_not()}")) from error
         except LearnerError as error:
             latest = self._recorder.latest_checkpoint
             where = f"is {latest}" if latest else "does not exist: nothing was saved before"
-            raise LearnerError(f"{error} The latest checkpoint {where}.") from error
+            found = LearnerError(f"{error} The latest checkpoint {where}.")
+            raise naming_checkpoint(found) from error
 
     def _raise_if_diverged(self, totals: IterationTotals) -> None:
         settings = self.config.fault_tolerance_settings
@@ -391,11 +391,12 @@ class Algorithm(ComputesActions):
             guard = replace(self.state.guard, in_a_row=self.state.guard.in_a_row * 0)
             self.state = replace(self.state, guard=guard)
             self._host.iteration += 1
-            raise DivergenceError(
+            error = DivergenceError(
                 f"{in_a_row} updates in a row had a non-finite loss or gradient "
                 f"(nonfinite_updates_tolerance={settings.nonfinite_updates_tolerance}); the last "
                 f"finite parameters are saved in {self.save()}."
             )
+            raise naming_checkpoint(error)
 
     def _warn_of_nonfinite(self, totals: IterationTotals) -> None:
         """Say once which terms were not finite, whatever the loggers are."""
@@ -506,22 +507,17 @@ class Algorithm(ComputesActions):
 
     def _saved_after(self, error: BaseException) -> str:
         """Save what an error has left, and say where; empty where there is nothing to say."""
-        says_it_itself = isinstance(error, EnvRunnerError | LearnerError | DivergenceError)
         has_learned = bool(self._last_result) or self._totals.train_batches > 0
-        if says_it_itself or not has_learned:
+        if getattr(error, "names_checkpoint", False) or not has_learned:
             return ""
         if not self.config.checkpointing_settings.checkpoint_at_end:
             return ""
         # Train batches of an iteration that has no result count for the next one.
         self._host.iteration = int(self._last_result.get("training_iteration", 0))
-        try:
-            return f"The run is saved in {self._save_in_run(wait=True)}."
-        except Exception as problem:  # noqa: BLE001  (the error itself is what has to be told)
-            with contextlib.suppress(JaxrlError):
-                self._recorder.wait()
-            whole = ckpt.complete_checkpoints(self.run_folder.checkpoints)
-            where = f"the latest checkpoint is {whole[-1]}" if whole else "there is no checkpoint"
-            return f"The run could not be saved after it ({in_one_line(problem)}); {where}."
+        return self._saved_or_why_not()
+
+    def _saved_or_why_not(self) -> str:
+        return self._recorder.saved_or_why_not(lambda: self._save_in_run(wait=True))
 
     @until_stopped
     def compile(self) -> dict[str, dict[str, Any]]:

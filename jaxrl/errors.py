@@ -4,10 +4,17 @@ import difflib
 import sys
 import traceback
 from collections.abc import Iterable
+from typing import TypeVar
 
 
 class JaxrlError(Exception):
-    """Base of every error that a user can act on."""
+    """Base of every error that a user can act on.
+
+    Attributes:
+        names_checkpoint: Its message says where the run was last saved.
+    """
+
+    names_checkpoint = False
 
     def __str__(self) -> str:  # KeyError would print the repr of its message
         return str(self.args[0]) if self.args else ""
@@ -87,6 +94,15 @@ class RayError(JaxrlError, RuntimeError):
 
 class RetraceError(JaxrlError, RuntimeError):
     """A compiled program was about to be compiled again."""
+
+
+E = TypeVar("E", bound=JaxrlError)
+
+
+def naming_checkpoint(error: E) -> E:
+    """Mark an error whose message says where the run was last saved."""
+    error.names_checkpoint = True
+    return error
 
 
 def in_one_line(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from jaxrl import checkpoint as ckpt
 from jaxrl import host_state as host
 from jaxrl.algorithm import Algorithm, Result
 from jaxrl.core.types import Device, PyTree
-from jaxrl.errors import DivergenceError
+from jaxrl.errors import DivergenceError, naming_checkpoint
 from jaxrl.logging import RunFolder
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runners.assemble import Assembly
@@ -120,10 +120,11 @@ class LaneRun(Algorithm):
         lost = result["fault_tolerance"]["num_nonfinite_updates"]
         all_skipped = math.isnan(learned.get("grad_norm", math.nan))
         if self._updates - before >= tolerance and all_skipped and lost >= tolerance:
-            raise DivergenceError(
+            error = DivergenceError(
                 f"None of the {self._updates - before} updates of iteration {self.iteration} had a "
                 f"finite loss and gradient; the lane is saved in {self.save()}."
             )
+            raise naming_checkpoint(error)
         return result
 
     # --- checkpoints ---

@@ -10,9 +10,9 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxrl.checkpoint import CheckpointWriter
+from jaxrl.checkpoint import CheckpointWriter, complete_checkpoints
 from jaxrl.core.types import PyTree
-from jaxrl.errors import RunFolderError, in_one_line
+from jaxrl.errors import JaxrlError, RunFolderError, in_one_line
 from jaxrl.logging import OWN_SINKS, RunFolder, Sink, close_sinks, open_sinks, results
 from jaxrl.logging.plots import draw_learning_curve
 from jaxrl.logging.run_folder import check_name, results_root
@@ -180,6 +180,17 @@ class Recorder:
         for sink in self._open.sinks:
             sink.write(plain if isinstance(sink, OWN_SINKS) else dict(result))
         self._start = (int(result[results.ITERATION]), results.env_steps(result))
+
+    def saved_or_why_not(self, save: Callable[[], Path]) -> str:
+        """Save after an error, and say where; or why not, and where the latest checkpoint is."""
+        try:
+            return f"The run is saved in {save()}."
+        except Exception as problem:  # noqa: BLE001  (the error itself is what has to be told)
+            with contextlib.suppress(JaxrlError):
+                self.wait()
+            whole = complete_checkpoints(self.folder.checkpoints)
+            where = f"the latest checkpoint is {whole[-1]}" if whole else "there is no checkpoint"
+            return f"The run could not be saved after it ({in_one_line(problem)}); {where}."
 
     def save(
         self,

@@ -11,6 +11,13 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.checkpoint import complete_checkpoints
 from jaxrl.config.run_groups import Checkpointing
+from jaxrl.errors import (
+    DivergenceError,
+    EnvRunnerError,
+    JaxrlError,
+    LearnerError,
+    RunFolderError,
+)
 from jaxrl.population import Population
 from jaxrl.recorder import SaveTimes
 
@@ -94,6 +101,62 @@ def test_whatever_ends_a_run_it_is_saved(tmp_path: Path, error: BaseException) -
     with Algorithm.from_checkpoint(tmp_path / "run") as again:
         assert again.iteration == 2
         assert again.train()["training_iteration"] == 3
+
+
+@pytest.mark.parametrize("kind", [EnvRunnerError, LearnerError, DivergenceError])
+def test_a_run_is_saved_whoever_raises_what_training_raises_too(
+    tmp_path: Path, kind: type[JaxrlError]
+) -> None:
+    """Evaluation has runners of its own, and callbacks may ask runners: both can lose them."""
+
+    def evaluation(*_: Any) -> Any:
+        raise kind("both runners are gone")
+
+    evaluated = config(tmp_path).evaluation(
+        evaluation_interval=2, custom_evaluation_function=evaluation
+    )
+    with evaluated.build() as algo, pytest.raises(kind, match="gone") as caught:
+        algo.fit({"training_iteration": 9})
+    assert saved(tmp_path) == ["checkpoint_000001"]
+    (note,) = caught.value.__notes__
+    assert note.endswith("checkpoint_000001.")
+
+
+def test_what_training_raises_names_the_checkpoint_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with config(tmp_path).build() as algo:
+        algo.train()
+
+        def lost(*_: Any) -> Any:
+            raise EnvRunnerError("both runners are gone.")
+
+        monkeypatch.setattr(algo._loop, "dispatch", lost)
+        with pytest.raises(EnvRunnerError) as caught:
+            algo.fit({"training_iteration": 9})
+    assert not getattr(caught.value, "__notes__", [])
+    (path,) = tmp_path.glob("run/checkpoints/*")
+    assert str(caught.value) == f"both runners are gone. The run is saved in {path}."
+
+
+def test_runners_that_are_lost_are_told_of_on_a_full_disk_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with config(tmp_path, checkpoint_frequency=1).build() as algo:
+        algo.fit({"training_iteration": 1})
+
+        def lost(*_: Any) -> Any:
+            raise EnvRunnerError("both runners are gone.")
+
+        def full(**_: Any) -> Any:
+            raise RunFolderError("the disk is full")
+
+        monkeypatch.setattr(algo._loop, "dispatch", lost)
+        monkeypatch.setattr(algo, "_save_in_run", full)
+        with pytest.raises(EnvRunnerError, match="both runners are gone") as caught:
+            algo.fit({"training_iteration": 9})
+    assert "could not be saved after it (RunFolderError: the disk is full)" in str(caught.value)
+    assert str(caught.value).endswith("checkpoint_000001.")
 
 
 def test_rows_go_on_without_a_gap_after_an_error_within_an_iteration(tmp_path: Path) -> None:
