@@ -374,7 +374,9 @@ class Algorithm(ComputesActions):
         except EnvRunnerError as error:
             # The learner has lost nothing; where the environments were is gone with the runners.
             self._host.iteration += 1
-            raise naming_checkpoint(EnvRunnerError(f"{error} {self._saved_or_why_not()}")) from error
+            raise naming_checkpoint(
+                EnvRunnerError(f"{error} {self._saved_or_why_not()}")
+            ) from error
         except LearnerError as error:
             latest = self._recorder.latest_checkpoint
             where = f"is {latest}" if latest else "does not exist: nothing was saved before"

@@ -45,7 +45,9 @@ _TABLE: Mapping[str, tuple[str, ...]] = {
     ),
     "gae_lambda q_lambda": ("training(lambda_=...)",),
     "clip_range clip_coef clip_eps": ("training(clip_param=...)",),
-    "clip_range_vf clip_vloss": ("training(vf_clip_param=...)",),
+    "clip_range_vf clip_vloss": (
+        "training(vf_clip_param=...), which bounds the squared error and not how far a value moves",
+    ),
     "ent_coef": (
         "training(initial_alpha=...), learned with alpha_lr",
         "training(entropy_coeff=...)",

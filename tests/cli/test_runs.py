@@ -144,9 +144,10 @@ def test_a_run_that_ended_before_its_first_checkpoint(command: str, tmp_path: Pa
     assert "early has no checkpoint yet: the run ended before the first was saved" in done.stderr
 
 
-@pytest.fixture
-def interrupted(tmp_path: Path) -> Path:
-    """A run that SIGTERM ended in order, after its second iteration or later."""
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def interrupted(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A run that a signal ended in order, after its second iteration or later."""
+    number: signal.Signals = request.param
     stop = json.dumps({"training_iteration": 100_000})
     command = [sys.executable, "-m", "jaxrl.cli", *TRAIN, "--stop", stop]
     process = subprocess.Popen(
@@ -158,14 +159,70 @@ def interrupted(tmp_path: Path) -> Path:
     run = tmp_path / "killed"
     try:
         _wait_for(process, lambda: (run / "result.json").exists() and len(iterations(run)) >= 2)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 143, err
-    assert "SIGTERM: saving" in out
-    assert out.splitlines()[-1] == f"go on with        jaxrl resume {run}"
+    assert process.returncode == 128 + number, err
+    assert f"{number.name}: saving" in out
+    words, told = out.splitlines()[-1].split("  ", 1)
+    assert (words, shlex.split(told)[-3:]) == ("go on with", ["jaxrl", "resume", str(run)])
     return run
+
+
+BREAKS = """
+import sys
+import gymnasium, numpy as np
+
+class Breaks(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        Breaks.steps += 1
+        if Breaks.steps == 1000:
+            END
+        return np.zeros(2, np.float32), 1.0, Breaks.steps % 10 == 0, False, {}
+
+gymnasium.register("Breaks-v0", Breaks)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("raise RuntimeError('motor 3 is hot')", "RuntimeError: motor 3 is hot"),
+        ("sys.exit(3)", "SystemExit: 3"),
+    ],
+    ids=["raises", "exits"],
+)
+def test_a_run_whose_environment_fails_is_saved_and_says_where(
+    end: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "breaks.py").write_text(BREAKS.replace("END", end))
+    settings = json.dumps({**SMALL, "evaluation_interval": None})
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxrl", "train", "--algo", "PPO", "--env", "breaks:Breaks-v0",
+         "--config", settings, "--results-dir", str(tmp_path), "--name", "broken"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    (saved,) = (tmp_path / "broken" / "checkpoints").glob("checkpoint_*")
+    assert f"The run is saved in {saved}." in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert iterations(tmp_path / "broken") == list(range(1, int(saved.name[-6:]) + 1))
+
+
+def test_an_error_comes_before_words_on_a_missing_stop(tmp_path: Path) -> None:
+    done = jaxrl(*TRAIN, "--set", "train_batch_size=7", "--results-dir", tmp_path)
+    assert done.exit_code == 2
+    assert "no stop criterion" not in done.output
+    assert done.stderr.count("\n") == 1
 
 
 def _wait_for(process: subprocess.Popen[str], ready: Any) -> None:

@@ -315,3 +315,22 @@ class TestOpenAll:
         path.mkdir()
         with pytest.raises(RunFolderError, match=rf"Cannot write .*{path.name}"):
             open_all([name], folder, {})
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+    @pytest.mark.parametrize("name", ["json", "csv"])
+    def test_a_full_disk_is_one_sentence_in_writing_and_in_closing(
+        self, folder: RunFolder, name: str
+    ) -> None:
+        (sink,) = open_all([name], folder, {})
+        sink.write(result(1))
+        full: Any = sink
+        full._file.close()
+        full._path = Path("/dev/full")
+        if name == "csv":
+            full._open()
+        else:
+            full._file = full._path.open("a")
+        with pytest.raises(RunFolderError, match="Cannot write .*No space left on device"):
+            sink.write(result(2))
+        with pytest.raises(RunFolderError, match="Cannot write .*No space left on device"):
+            sink.close()
