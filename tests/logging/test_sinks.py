@@ -330,7 +330,7 @@ class TestOpenAll:
             full._open()
         else:
             full._file = full._path.open("a")
-        with pytest.raises(RunFolderError, match="Cannot write .*No space left on device"):
+        with pytest.raises(RunFolderError, match=r"Cannot write .*No space left on device"):
             sink.write(result(2))
-        with pytest.raises(RunFolderError, match="Cannot write .*No space left on device"):
+        with pytest.raises(RunFolderError, match=r"Cannot write .*No space left on device"):
             sink.close()
