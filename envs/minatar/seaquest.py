@@ -7,7 +7,8 @@ left, or comes up without a diver. With `ramping`, enemies come and move faster 
 It is truncated after 1,000 steps, as gymnax's; the published game has no time limit.
 
 Enemies are kept as bits in planes, one for each number of steps until they move: all in a lane go
-the same way, so a plane moves by one shift, and no two of a kind share a cell and a plane.
+the same way, so a plane moves by one shift. By the published intervals no two of a kind share a cell and a plane;
+parameters by which enemies come faster than they leave could merge two.
 
 The rules are those of the published program since its release 1.0.11; until 1.0.10 the episode went on
 for one more step without air, in which the gauge showed nine cells. Kept from it: after six divers have

@@ -25,7 +25,9 @@ def shuffled_index(
 
     Four rounds of `x ← x · odd + addend`, `x ← x ^ (x >> s)` modulo a power of two, each a
     bijection; other sizes by cycle-walking: an index outside goes round again until it is inside,
-    which is a bijection of the inside (Black & Rogaway 2002). Not all size! orders can occur.
+    which is a bijection of the inside (Black & Rogaway 2002). Not all size! orders can occur: with
+    4 or 8 indices the share of keys that put two of them into one half is off by up to an eighth
+    of itself, from 16 on by a twentieth to a tenth; each index alone is uniform.
     """
     if not 1 <= size <= 2**31:
         raise ValueError(f"size is {size}; a shuffle needs between 1 and 2**31 indices.")
