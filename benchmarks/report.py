@@ -71,7 +71,7 @@ def header(results: Mapping[str, Any], title: str, *, timed: bool = True) -> str
         (name, str(info["devices"]), ", ".join(f"{k} {v}" for k, v in info["versions"].items()))
         for name, info in results.get("peers", {}).items()
     ]
-    peers = [table(("peer", "devices", "versions"), rows)] if rows else []
+    peers = [table(("peer", "devices, at most", "versions"), rows)] if rows else []
     return "\n\n".join([*lines, *peers])
 
 
