@@ -15,6 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxrl.benchmark.metrics import thinned
+
+CURVE_POINTS = 500
+"""Of a learning curve in an outcome; a picture shows fewer."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
@@ -106,8 +111,9 @@ class Curve:
         return Curve(**{name: points[:number] for name, points in values.items()})
 
     def to_data(self) -> dict[str, list[Any]]:
-        """As outcomes have it."""
-        return {"steps": self.steps, "returns": self.returns, "seconds": self.seconds}
+        """As outcomes have it: at most so many points, evenly, and the last of them."""
+        data = {"steps": self.steps, "returns": self.returns, "seconds": self.seconds}
+        return {name: thinned(points, CURVE_POINTS) for name, points in data.items()}
 
 
 def say(**progress: Any) -> None:

@@ -1,10 +1,13 @@
 """Statistics over runs and tasks, against SciPy, plain loops and figures computed by hand."""
 
+import itertools
+
 import numpy as np
 import pytest
 import scipy.stats
 
 from jaxrl.benchmark import scores
+from jaxrl.benchmark.job import Curve
 from jaxrl.benchmark.scores import Interval
 
 GENERATOR = np.random.default_rng(7)
@@ -76,3 +79,16 @@ def test_runs_that_are_all_better_leave_no_doubt() -> None:
 
 def test_scores_are_0_at_the_low_mark_and_1_at_the_high_one() -> None:
     np.testing.assert_allclose(scores.normalised([-10.0, 0.0, 40.0], -10.0, 30.0), [0, 0.25, 1.25])
+
+
+def test_a_curve_is_kept_evenly_with_its_last_point() -> None:
+    curve = Curve()
+    for i in range(1, 1_204):
+        curve.add(10 * i, i / 2, i / 100, iteration=i)
+    data = curve.to_data()
+    steps = data["steps"]
+    assert len(steps) == 401
+    assert {late - early for early, late in itertools.pairwise(steps)} == {30}
+    assert (steps[-1], data["returns"][-1], data["seconds"][-1]) == (12_030, 601.5, 12.03)
+    short = Curve([1], [2.0], [3.0])
+    assert short.to_data() == {"steps": [1], "returns": [2.0], "seconds": [3.0]}
