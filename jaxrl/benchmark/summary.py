@@ -122,7 +122,7 @@ def against_reference(reference: float, final: Mapping[str, float]) -> str:
     """On which side of a reference the whole interval lies."""
     if final["low"] > reference:
         return "above"
-    return "below" if final["high"] < reference else "equal"
+    return "below" if final["high"] < reference else "undecided"
 
 
 def _interval(values: Sequence[float]) -> dict[str, float]:

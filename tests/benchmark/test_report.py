@@ -144,7 +144,7 @@ def test_a_reference_has_a_column_and_a_source() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "against"), [(1.0, 2.0, "above"), (-1.0, 0.4, "below"), (0.4, 0.5, "equal")]
+    ("low", "high", "against"), [(1.0, 2.0, "above"), (-1.0, 0.4, "below"), (0.4, 0.5, "undecided")]
 )
 def test_a_return_is_above_or_below_by_its_whole_interval(
     low: float, high: float, against: str
