@@ -15,7 +15,7 @@ MIN_SHARE, MAX_LATENCY_S = 0.85, 0.15e-3
 WHAT = {
     user.OURS: "`jaxrl train file configs/classic/cartpole-ppo.yaml`: evaluations, run folder, picture",
     user.COLD: "the same with an empty compilation cache",
-    user.HANDWRITTEN: "a hand-written script of jax, flax and optax; it prints the return",
+    user.HANDWRITTEN: "a hand-written script of jax, flax and optax, of equal networks, batches and epochs; it prints the return",
     user.CACHED: "the same with JAX's persistent compilation cache filled",
     user.TUNED: "the same without a cache, with the cores as devices and a cheaper shuffle",
     user.SB3: "Stable-Baselines3, `PPO(...).learn(...)`",
