@@ -94,7 +94,11 @@ class Dispatcher:
         pending = self._learners.run(batches, on_phase_and_clock, rows_at_most=rows)
         report = self._learners.report([pending])
         spent = time.perf_counter() - self._started
-        seconds = spent if report.seconds is None else report.seconds
+        seconds = spent
+        if self._is_iteration and report.seconds is not None:
+            seconds = (
+                report.seconds
+            )  # a whole iteration may have been computed before it is asked for
         summary = report.summaries[0]
         done, env_steps = int(summary.train_batches), int(summary.env_steps)
         self._seconds_per_batch = seconds / max(1, done)

@@ -220,3 +220,22 @@ def test_what_is_interrupted_before_it_is_given_out_did_not_happen(
             with pytest.raises(KeyboardInterrupt):
                 algorithm.train()
         assert_same(leaves(algorithm), before)
+
+
+def test_dispatches_of_an_iteration_by_the_clock_take_no_less_than_the_clock_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with small().reporting(min_time_s_per_iteration=0.1).build() as algo:
+        found: list[Any] = []
+        dispatch = algo._loop.dispatch
+
+        def noted(*args: Any) -> Any:
+            found.append(dispatch(*args))
+            return found[-1]
+
+        monkeypatch.setattr(algo._loop, "dispatch", noted)
+        algo.train()
+        result = algo.train()
+    assert len(found) > 2
+    assert [dispatched.lent for dispatched in found] == [0.0] * len(found)
+    assert result["time_this_iter_s"] >= 0.1
