@@ -70,6 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     options = _parse(arguments)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"benchmarks.speed: --out {options.out}: {error.strerror}.", file=sys.stderr)
+        return 2
     for name, chosen in options.suites.items():
         suite = SUITES[name]
         results: dict[str, Any] = {
@@ -235,7 +240,6 @@ def _middle(settings: Sequence[Setting]) -> Setting:
 
 
 def _write(folder: Path, stem: str, results: dict[str, Any], text: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{stem}.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (folder / f"{stem}.md").write_text(text, encoding="utf-8")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.peers.jaxrl_worker import versions
+from benchmarks.peers.jaxrl_worker import settle, versions
 from benchmarks.peers.protocol import serve
 from benchmarks.replay_settings import ReplaySetting, replay_settings
 from jaxrl import Algorithm
@@ -46,6 +46,7 @@ class ReplayPeer:
         """One measurement: one `train()`."""
         assert self._algorithm is not None
         assert self._setting is not None
+        settle(self._algorithm)
         start = time.perf_counter()
         self._result = self._algorithm.train()
         seconds = time.perf_counter() - start

@@ -87,6 +87,7 @@ class JaxrlPeer:
         """One measurement: one `train()`."""
         assert self._algorithm is not None
         assert self._setting is not None
+        settle(self._algorithm)
         start = time.perf_counter()
         self._result = self._algorithm.train()
         seconds = time.perf_counter() - start
@@ -99,6 +100,7 @@ class JaxrlPeer:
         """One measurement: one `train()` for each train batch."""
         assert self._algorithm is not None
         assert self._setting is not None
+        settle(self._algorithm)
         start = time.perf_counter()
         for _ in range(self._setting.num_updates):
             self._result = self._algorithm.train()
@@ -186,6 +188,11 @@ def second_layer(setting: Setting) -> dict[str, Any]:
         "lstm_cell_size": setting.hidden_size,
         "max_seq_len": setting.max_seq_len,
     }
+
+
+def settle(algorithm: Algorithm) -> None:
+    """Bring the state to the latest result, so that no iteration was computed before it is timed."""
+    jax.block_until_ready(algorithm.state.learner)
 
 
 def bare_loop(algorithm: Algorithm, num_updates: int) -> float:

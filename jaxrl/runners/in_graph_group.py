@@ -93,7 +93,8 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         )
         window.rows = jax.device_get(rows)
         window.seconds = (time.perf_counter() - started) / number
-        self._pace.ran(window.seconds)
+        if _updates_of(window) > 0:  # the steps before learning starts tell nothing of those after
+            self._pace.ran(window.seconds)
         return window
 
     def _settle(self) -> None:
@@ -125,3 +126,8 @@ class InGraphLearnerGroup(LocalLearnerGroup):
     def weights(self, version: int) -> Any:
         self._settle()
         return super().weights(version)
+
+
+def _updates_of(window: Window) -> int:
+    """Return the updates of the latest row of a dispatch."""
+    return int(np.asarray(window.rows.summary.updates)[window.number - 1])

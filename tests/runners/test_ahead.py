@@ -239,3 +239,16 @@ def test_dispatches_of_an_iteration_by_the_clock_take_no_less_than_the_clock_say
     assert len(found) > 2
     assert [dispatched.lent for dispatched in found] == [0.0] * len(found)
     assert result["time_this_iter_s"] >= 0.1
+
+
+def test_nothing_is_computed_ahead_of_the_first_updates(tmp_path: Path) -> None:
+    config = config_of("DQN", tmp_path)
+    config.training(num_steps_sampled_before_learning_starts=320)
+    algo = config.build()
+    lengths = []
+    for _ in range(14):
+        algo.train()
+        lengths.append(algo.learner_group._window.number)
+    assert lengths[:10] == [1] * 10, "iterations without updates are faster than those that follow"
+    assert max(lengths) > 1, "those with updates are computed ahead"
+    algo.stop()
