@@ -49,7 +49,7 @@ from jaxrl.metrics import DEFAULT_MODULE, TIMERS
 from jaxrl.recorder import Recorder, SaveTimes, closing_after
 from jaxrl.runners import nonfinite
 from jaxrl.runners.announce import announce
-from jaxrl.runners.assemble import Assembly, assemble, spaces_of
+from jaxrl.runners.assemble import Assembly, assemble_run, spaces_of
 from jaxrl.runners.device_trial import DeviceTrials, device_trials
 from jaxrl.runners.env_params import changed_params
 from jaxrl.runners.evaluate import Evaluated
@@ -61,7 +61,7 @@ from jaxrl.runners.host_evaluation import EvaluationRunners
 from jaxrl.runners.in_graph import InGraph
 from jaxrl.runners.in_graph_group import InGraphLearnerGroup
 from jaxrl.runners.inference import Inference
-from jaxrl.runners.learner_group import LearnerGroup
+from jaxrl.runners.learner_group import LearnerGroup, what_acts
 from jaxrl.runners.loop import EnvRunnerGroup, LearnerMetrics, Loop
 from jaxrl.runners.placement import check_memory, choose_devices, settle_parts
 from jaxrl.runners.process import prepare_process
@@ -150,6 +150,7 @@ class Algorithm(ComputesActions):
         self._iterations_of_fit: Callable[[], int] = lambda: sys.maxsize
         self._totals = IterationTotals(self._loop.report, self._assembly.replay)
         self._streams: dict[int, Key] = {}
+        self._to_act = self._assembly.actor_program(debugging.jit)
         self._actor_of: tuple[weakref.ref[TrainState], Actor] | None = None
         """What acts by a state, which is replaced and never changed."""
         self._inference = Inference(
@@ -164,7 +165,7 @@ class Algorithm(ComputesActions):
 
     def _assembled(self, trials: DeviceTrials) -> tuple[Assembly, list[Device], str]:
         """The run's functions, the devices that share it, and why it is these."""
-        assembly = assemble(self.config)
+        assembly = assemble_run(self.config)
         devices, why = choose_devices(self.config, assembly, trials)
         check_memory(assembly, devices)
         return assembly, devices, why
@@ -239,7 +240,7 @@ class Algorithm(ComputesActions):
     def _programs(self) -> list[Program]:
         """Everything that is compiled."""
         others = (*self._evaluation.programs, *self._inference.programs)
-        return [*self._learners.programs, *self._loop.programs, *others]
+        return [*self._learners.programs, *self._loop.programs, *others, self._to_act]
 
     @property
     def env_params(self) -> PyTree:
@@ -611,7 +612,7 @@ class Algorithm(ComputesActions):
     def _acting(self) -> tuple[Actor, PyTree]:
         """What acting and the environment need, on one device."""
         state = self.state
-        needed = self._assembly.runner.actor(state), state.env_params
+        needed = self._to_act(what_acts(state)), state.env_params
         if len(self._devices) == 1:
             return needed
         return jax.tree.map(lambda leaf: leaf.addressable_data(0), needed)

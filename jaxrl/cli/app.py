@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from jaxrl.cli.errors import ErrorGroup, keep_log_to_ourselves, log_level, set_verbosity
+from jaxrl.runners.commands import begin_command
 
 app = typer.Typer(
     cls=ErrorGroup,
@@ -367,4 +368,5 @@ def main() -> None:
     if not {"", here} & set(sys.path):  # as `python -m jaxrl` has it
         sys.path.insert(0, here)
     keep_log_to_ourselves()
+    begin_command()
     app()

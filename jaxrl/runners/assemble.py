@@ -28,9 +28,11 @@ from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import ConfigError, ModuleError
 from jaxrl.runners.guard import Guard
 from jaxrl.runners.in_graph import InGraph
+from jaxrl.runners.kept import KeptPrograms, kept_programs
 from jaxrl.runners.learner_checks import check_learner
 from jaxrl.runners.learning import Learning
 from jaxrl.runners.pipelines import action_pipeline, learner_pipeline, observation_pipeline
+from jaxrl.runners.program import Program
 from jaxrl.runners.replay_settings import replay_of
 from jaxrl.runners.rollout import Acting, Sampler
 from jaxrl.runners.sequence_settings import sequence_length
@@ -48,7 +50,7 @@ class Assembly:
     """Everything static of a run, before any device is touched.
 
     `runner` is an `InGraph` where the environments are part of the compiled program, and a
-    `Learning` where runners on the host step them.
+    `Learning` where runners on the host step them. `kept` has programs of earlier processes.
     """
 
     made: MadeEnv | MadeHostEnv
@@ -57,6 +59,7 @@ class Assembly:
     runner: Learning
     max_buffer_bytes: int | Auto = "auto"
     store_buffer: bool | Auto = "auto"
+    kept: KeptPrograms | None = None
 
     @functools.cached_property
     def buffer_bytes(self) -> int:
@@ -89,6 +92,10 @@ class Assembly:
     @property
     def module(self) -> RLModule:
         return self.acting.module
+
+    def actor_program(self, jit: bool) -> Program:
+        """The program that takes what acting depends on out of a state."""
+        return Program("actor", self.runner.actor, kept=self.kept, enabled=jit)
 
     @property
     def sampler(self) -> Sampler:
@@ -129,6 +136,14 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
     acting = make_acting(config, made)
     runner = Learning(acting=acting, **learning_parts(config, made, acting, in_graph=False))
     return _assembly(config, made, acting, runner)
+
+
+def assemble_run(config: "AlgorithmConfig") -> Assembly:
+    """`assemble`, with the programs that earlier processes compiled for the same run."""
+    assembly = assemble(config)
+    if not assembly.in_graph:
+        return assembly
+    return dataclasses.replace(assembly, kept=kept_programs(config))
 
 
 def _assembly(

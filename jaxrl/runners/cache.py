@@ -51,7 +51,7 @@ def enable_compilation_cache(setting: str | None) -> str:
             _date_entries(Path(told[_FOLDER]))
         return f"Compilation cache: {told[_FOLDER]}, as JAX was told."
     folder = _default_folder() if setting is None else Path(setting).expanduser()
-    problem = _make_private(folder)
+    problem = make_private(folder)
     if problem is not None:
         _set(told)
         return f"Compilation cache: none, because {folder} is not used: {problem}."
@@ -111,7 +111,7 @@ def _default_folder() -> Path:
     return Path(home) / "jaxrl" / "xla"
 
 
-def _make_private(folder: Path) -> str | None:
+def make_private(folder: Path) -> str | None:
     """Make the folder if it is missing; None if only this user can write to it, else why not."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -256,6 +256,7 @@ class Evaluation:
             name,
             self._function(make_evaluator(config, sampler, made)),
             max_retraces=config.debugging_settings.max_retraces,
+            kept=self._assembly.kept,
             enabled=config.debugging_settings.jit,
         )
         self._compiled[num_episodes] = program

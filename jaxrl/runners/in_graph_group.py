@@ -36,7 +36,12 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         debugging, made = config.debugging_settings, assembly.made
         assert isinstance(made, MadeEnv)
         key = seed_key(debugging.seed)
-        shapes = jax.eval_shape(assembly.in_graph_runner.first_state, key, made.params)
+        first, kept = assembly.in_graph_runner.first_state, assembly.kept
+
+        def traced() -> TrainState:
+            return jax.eval_shape(first, key, made.params)
+
+        shapes = traced() if kept is None else kept.remembered("first_state", traced)
         size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
         self._keeps_before = debugging.jit and size <= MAX_COPY_BYTES
         self.compiled: Compiled = compile_runner(
@@ -46,6 +51,7 @@ class InGraphLearnerGroup(LocalLearnerGroup):
             max_retraces=debugging.max_retraces,
             jit=debugging.jit,
             keeps_before=self._keeps_before,
+            kept=kept,
         )
         self._pace = Pace(MAX_ROWS)
         self._window: Window | None = None

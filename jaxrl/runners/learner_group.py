@@ -195,7 +195,7 @@ class LocalLearnerGroup:
         return Report.fetch(self._state, pending)
 
     def weights(self, version: int) -> Weights:
-        return Weights(version=version, actor=self._actor(_what_acts(self._state)))
+        return Weights(version=version, actor=self._actor(what_acts(self._state)))
 
     def _copied_actor(self, state: TrainState) -> Actor:
         """In memory of its own, since that of the state is given to the next."""
@@ -208,7 +208,7 @@ class LocalLearnerGroup:
         """There is nothing to let go."""
 
 
-def _what_acts(state: TrainState) -> TrainState:
+def what_acts(state: TrainState) -> TrainState:
     """The state without the parts that are large or many and that no actor is made of."""
     unread: Any = ()
     return replace(

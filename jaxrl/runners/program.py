@@ -2,8 +2,10 @@
 
 import dataclasses
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +14,7 @@ from jax import monitoring
 
 from jaxrl.errors import RetraceError
 from jaxrl.runners.flops import count_flops
+from jaxrl.runners.kept import KeptPrograms
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +73,7 @@ class Program:
         out_shardings: Where the results live; None leaves it to JAX.
         waited_for: Somebody waits for every call, on a CPU: a program of few operations is compiled
             for the time of a call, in the calling thread alone.
+        kept: Where the executable is looked for before `fn` is traced, and kept; None for nowhere.
         enabled: False calls `fn` without jit, for stepping through it in a debugger.
     """
 
@@ -82,6 +86,7 @@ class Program:
         max_retraces: int | None = None,
         out_shardings: Any = None,
         waited_for: bool = False,
+        kept: KeptPrograms | None = None,
         enabled: bool = True,
     ) -> None:
         self.name = name
@@ -90,8 +95,11 @@ class Program:
         self._enabled = enabled
         self._max_retraces = max_retraces
         self._waited_for = waited_for
+        self._kept = kept
+        self._place = repr(out_shardings)
         kwargs = {} if out_shardings is None else {"out_shardings": out_shardings}
-        self._jitted = jax.jit(fn, donate_argnums=donate, **kwargs)
+        named = fn if kept is None else _named(f"kept_{name}", fn)
+        self._jitted = jax.jit(named, donate_argnums=donate, **kwargs)
         self._compiled: dict[Any, Any] = {}
         self._last_signature: Any = None
 
@@ -106,7 +114,7 @@ class Program:
         compiled = self._compiled.get(signature)
         if compiled is None:
             self._check_retrace(signature)
-            compiled = self._compile(*args)
+            compiled = self._read(signature) or self._compile(signature, *args)
             self._compiled[signature] = compiled
             self._last_signature = signature
         return compiled
@@ -124,8 +132,23 @@ class Program:
             f"the {len(self._compiled) + 1}. time, because {changed}"
         )
 
-    def _compile(self, *args: Any) -> Any:
-        hits = _hits["count"]
+    def _read(self, signature: Any) -> Any:
+        """The executable as another process compiled it; None where none was kept."""
+        if self._kept is None:
+            return None
+        started = time.perf_counter()
+        found = self._kept.executable(self.name, self._place, signature)
+        if found is None:
+            return None
+        executable, figures = found
+        seconds = time.perf_counter() - started
+        times: dict[str, Any] = {"trace_s": 0.0, "lower_s": 0.0, "compile_s": seconds}
+        self.figures.append(CompileFigures(**{**figures, **times, "cache_hit": True}))
+        self._log(self.figures[-1])
+        return executable
+
+    def _compile(self, signature: Any, *args: Any) -> Any:
+        hits, kept, what = _hits["count"], self._kept, (self.name, self._place, signature)
         t0 = time.perf_counter()
         traced = self._jitted.trace(*args)
         t1 = time.perf_counter()
@@ -136,14 +159,15 @@ class Program:
         t2 = time.perf_counter()
         on_cpu = jax.default_backend() == "cpu"
         options = FOR_SMALL if small else QUICKLY if on_cpu and not self._waited_for else {}
-        compiled = compiled_with(options, lowered)
+        known = None if kept is None else kept.compiled_before(lowered, *what)
+        compiled = compiled_with(options, lowered) if known is None else known
         t3 = time.perf_counter()
         memory = compiled.memory_analysis()
         figures = CompileFigures(
             trace_s=t1 - t0,
             lower_s=lower_s,
             compile_s=t3 - t2,
-            cache_hit=_hits["count"] > hits,
+            cache_hit=known is not None or _hits["count"] > hits,
             flops=flops,
             argument_bytes=_bytes(memory, "argument_size_in_bytes"),
             output_bytes=_bytes(memory, "output_size_in_bytes"),
@@ -151,10 +175,15 @@ class Program:
             donated_bytes=_bytes(memory, "alias_size_in_bytes"),
         )
         self.figures.append(figures)
-        self._log(figures, args)
+        self._log(figures)
+        self._log_shapes(args)
+        if kept is not None:
+            new = None if figures.cache_hit else compiled  # what was read cannot be written again
+            keep = partial(kept.keep, lowered, new, dataclasses.asdict(figures), *what)
+            threading.Thread(target=keep, name="jaxrl-keep").start()
         return compiled
 
-    def _log(self, figures: CompileFigures, args: tuple[Any, ...]) -> None:
+    def _log(self, figures: CompileFigures) -> None:
         logger.info(
             "compiled %s in %.2f s (traced %.2f, lowered %.2f, %s %.2f)",
             self.name,
@@ -164,10 +193,26 @@ class Program:
             "from the cache" if figures.cache_hit else "XLA",
             figures.compile_s,
         )
+
+    def _log_shapes(self, args: tuple[Any, ...]) -> None:
         if logger.isEnabledFor(logging.DEBUG):
             for path, leaf in jax.tree_util.tree_flatten_with_path(args)[0]:
                 described = jax.typeof(leaf) if isinstance(leaf, jax.Array) else type(leaf).__name__
                 logger.debug("%s: args%s is %s", self.name, jax.tree_util.keystr(path), described)
+
+
+def _named(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function by another name, which its program has then in JAX's cache.
+
+    What JAX reads from its cache cannot be written again, so a program that is kept must not be read
+    from there before it was kept.
+    """
+
+    def function(*args: Any) -> Any:
+        return fn(*args)
+
+    function.__name__ = name
+    return function
 
 
 def compiled_with(options: dict[str, Any], lowered: jax.stages.Lowered) -> jax.stages.Compiled:

@@ -15,6 +15,7 @@ from jaxrl.buffers.replay import ReplayState
 from jaxrl.core.struct import pytree, where_rows
 from jaxrl.core.types import Device, PyTree
 from jaxrl.runners.in_graph import InGraph
+from jaxrl.runners.kept import KeptPrograms
 from jaxrl.runners.learning import Learning
 from jaxrl.runners.program import Program
 from jaxrl.runners.train_state import Row, Sampled, Summary, TrainState
@@ -113,6 +114,7 @@ def compile_runner(
     max_retraces: int | None,
     jit: bool,
     keeps_before: bool = False,
+    kept: KeptPrograms | None = None,
 ) -> Compiled:
     """Programs for the devices; with several, a `shard_map` of the same functions over a mesh.
 
@@ -123,6 +125,7 @@ def compile_runner(
         max_retraces: See `Program`.
         jit: False runs everything op by op, on one device.
         keeps_before: `run` returns a copy of the state that it was given as well.
+        kept: The programs of earlier processes.
     """
     if len(devices) == 1:
         shardings = jax.tree.map(lambda _: SingleDeviceSharding(devices[0]), state_shapes)
@@ -141,8 +144,8 @@ def compile_runner(
 
     main = run_and_keep if keeps_before else run
     return Compiled(
-        init=Program("init", runner.first_state, out_shardings=shardings, enabled=jit),
-        run=Program("train", main, donate=(0,), max_retraces=max_retraces, enabled=jit),
+        init=Program("init", runner.first_state, out_shardings=shardings, kept=kept, enabled=jit),
+        run=Program("train", main, donate=(0,), max_retraces=max_retraces, kept=kept, enabled=jit),
         shardings=shardings,
         devices=tuple(devices),
     )

@@ -1,0 +1,245 @@
+"""Programs that are found without being traced: when they are, when not, and that they are the same."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.callbacks import Callbacks
+from jaxrl.envs.classic.cartpole import CartPole
+from jaxrl.envs.registry import register_env
+from jaxrl.logging.json_sink import read_results
+from jaxrl.runners import commands, kept
+from jaxrl.runners.kept import KeptPrograms, kept_programs
+from jaxrl.runners.program import Program
+from tests.helpers import small
+
+TIMES = ("time", "date", "system", "compil", "per_second", "pid")
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A command with a folder of its own, and JAX's cache on as in a user's process."""
+    monkeypatch.setitem(commands._begun, "command", True)
+    before = jax.config.values["jax_enable_compilation_cache"]
+    jax.config.update("jax_enable_compilation_cache", True)
+    yield tmp_path / "cache"
+    jax.config.update("jax_enable_compilation_cache", before)
+
+
+def of_config(config: Any, folder: Path) -> KeptPrograms | None:
+    return kept_programs(config.debugging(compilation_cache_dir=str(folder)))
+
+
+def made(folder: Path, config: str | None = "config") -> KeptPrograms:
+    folder.mkdir(exist_ok=True)
+    return KeptPrograms(folder, config=config, machine="machine")
+
+
+def joined(program: Program, *args: Any) -> Any:
+    """Call a program and wait until it is kept."""
+    result = program(*args)
+    for thread in threading.enumerate():
+        if thread.name == "jaxrl-keep":
+            thread.join()
+    return result
+
+
+def qr(x: Any) -> Any:
+    return {"q": jnp.linalg.qr(x)[0], "sum": x.sum()}
+
+
+def test_another_process_reads_it_without_tracing(tmp_path: Path) -> None:
+    x = jnp.arange(4.0).reshape(2, 2)
+    first = Program("qr", qr, kept=made(tmp_path))
+    expected = joined(first, x)
+
+    def never(x: Any) -> Any:
+        raise AssertionError("traced")
+
+    second = Program("qr", never, kept=made(tmp_path))
+    result = second(x)
+    np.testing.assert_array_equal(result["q"], expected["q"])
+    figures = second.figures[-1]
+    assert figures.cache_hit
+    assert figures.trace_s == figures.lower_s == 0.0
+    assert figures.flops == first.figures[-1].flops
+
+
+def test_other_arguments_are_another_program(tmp_path: Path) -> None:
+    joined(Program("double", lambda x: x * 2, kept=made(tmp_path)), jnp.ones(3))
+    other = Program("double", lambda x: x * 2, kept=made(tmp_path))
+    assert other(jnp.ones(4)).shape == (4,)
+    assert not other.figures[-1].cache_hit
+
+
+def test_the_same_instructions_of_other_code_are_traced_and_not_compiled(tmp_path: Path) -> None:
+    joined(Program("double", lambda x: x * 2, kept=made(tmp_path, "before")), jnp.ones(3))
+    after = Program("double", lambda x: x * 2, kept=made(tmp_path, "after"))
+    joined(after, jnp.ones(3))
+    assert after.figures[-1].cache_hit
+    assert after.figures[-1].trace_s > 0
+    again = Program("double", lambda x: x * 2, kept=made(tmp_path, "after"))
+    again(jnp.ones(3))
+    assert again.figures[-1].trace_s == 0
+
+
+def test_other_instructions_of_other_code_are_compiled(tmp_path: Path) -> None:
+    joined(Program("double", lambda x: x * 2, kept=made(tmp_path, "before")), jnp.ones(3))
+    after = Program("double", lambda x: x * 3, kept=made(tmp_path, "after"))
+    assert float(after(jnp.ones(3))[0]) == 3.0
+
+
+def test_elsewhere_a_program_is_found_by_its_instructions(tmp_path: Path) -> None:
+    joined(Program("double", lambda x: x * 2, kept=made(tmp_path, None)), jnp.ones(3))
+    changed = Program("double", lambda x: x * 3, kept=made(tmp_path, None))
+    assert float(joined(changed, jnp.ones(3))[0]) == 3.0
+    again = Program("double", lambda x: x * 2, kept=made(tmp_path, None))
+    assert float(again(jnp.ones(3))[0]) == 2.0
+    assert again.figures[-1].cache_hit
+    assert again.figures[-1].trace_s > 0
+
+
+def test_a_damaged_entry_is_made_anew(tmp_path: Path) -> None:
+    joined(Program("double", lambda x: x * 2, kept=made(tmp_path)), jnp.ones(3))
+    for entry in tmp_path.iterdir():
+        content = bytearray(entry.read_bytes())
+        content[len(content) // 2] ^= 1
+        entry.write_bytes(bytes(content))
+    program = Program("double", lambda x: x * 2, kept=made(tmp_path))
+    assert float(program(jnp.ones(3))[0]) == 2.0
+    assert program.figures[-1].trace_s > 0
+
+
+def test_what_calls_python_is_not_kept(tmp_path: Path) -> None:
+    def told(x: Any) -> Any:
+        jax.debug.callback(lambda _: None, x)
+        return x * 2
+
+    joined(Program("told", told, kept=made(tmp_path)), jnp.ones(3))
+    again = Program("told", told, kept=made(tmp_path))
+    again(jnp.ones(3))
+    assert again.figures[-1].trace_s > 0
+
+
+def test_room_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "MAX_BYTES", 30_000)
+    for number in range(1, 12):
+        joined(Program("double", lambda x: x * 2, kept=made(tmp_path)), jnp.ones(number))
+    assert 0 < sum(entry.stat().st_size for entry in tmp_path.iterdir()) <= 30_000
+
+
+def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
+    nowhere = KeptPrograms(tmp_path / "missing", config="config", machine="machine")
+    program = Program("double", lambda x: x * 2, kept=nowhere)
+    assert float(joined(program, jnp.ones(3))[0]) == 2.0
+
+
+class OwnCallbacks(Callbacks):
+    """Somebody's."""
+
+
+class OwnCartPole(CartPole):
+    """Somebody's."""
+
+
+def test_what_follows_from_a_config_alone(command: Path) -> None:
+    one, two = of_config(small(), command), of_config(small().debugging(seed=7), command)
+    assert one is not None
+    assert two is not None
+    assert one._config == two._config, "a seed is an argument"
+    other = of_config(small().training(gamma=0.5), command)
+    assert other is not None
+    assert other._config != one._config
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        PPOConfig().environment(OwnCartPole),
+        PPOConfig().environment("CartPole-v1").callbacks(OwnCallbacks),
+        PPOConfig().environment("CartPole-v1").callbacks(on_train_result=lambda **_: None),
+        PPOConfig().environment("own-cartpole"),
+        PPOConfig().environment(f"{__name__}:OwnCartPole"),
+        PPOConfig().environment("CartPole-v1").evaluation(evaluation_config={"env": OwnCartPole}),
+        PPOConfig().environment("CartPole-v1").debugging(jit=False),
+        type("OwnConfig", (PPOConfig,), {})().environment("CartPole-v1"),
+    ],
+    ids=[
+        *("class", "callbacks", "hook", "registered", "path", "evaluation", "debugger", "config"),
+    ],
+)
+def test_code_of_others_is_traced(config: Any, command: Path) -> None:
+    register_env("own-cartpole", lambda context: OwnCartPole())
+    found = of_config(config, command)
+    assert found is None or found._config is None
+
+
+def test_only_in_commands_and_where_the_cache_is_on(command: Path, monkeypatch: Any) -> None:
+    assert of_config(small(), command) is not None
+    assert kept_programs(small().debugging(compilation_cache_dir="off")) is None
+    monkeypatch.setitem(commands._begun, "command", False)
+    elsewhere = of_config(small(), command)
+    assert elsewhere is not None
+    assert elsewhere._config is None, "a script may have changed jaxrl's own functions"
+
+
+def test_a_changed_source_file_is_another_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept._code.cache_clear()
+    before = kept._code()
+    kept._code.cache_clear()
+    assert kept._code() == before
+    source = Path(kept.__file__)
+    status = source.stat()
+    try:
+        os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000))
+        kept._code.cache_clear()
+        assert kept._code() != before
+    finally:
+        os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
+        kept._code.cache_clear()
+
+
+def own(result: dict[str, Any]) -> dict[str, Any]:
+    """A result without times."""
+    return {
+        name: own(value) if isinstance(value, dict) else value
+        for name, value in result.items()
+        if not any(word in name for word in TIMES)
+    }
+
+
+def test_a_command_finds_its_programs_and_computes_the_same(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    command = [
+        *(sys.executable, "-m", "jaxrl", "train", "file", "classic/cartpole-ppo.yaml"),
+        *("--steps", "20000", "-v"),
+    ]
+    said, rows = [], []
+    for name in ("first", "second"):
+        done = subprocess.run(
+            [*command, "--set", f"run_name={name}"],
+            capture_output=True,
+            text=True,
+            env=home,
+            cwd=tmp_path,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout + done.stderr)
+        rows.append(read_results(tmp_path / "jaxrl_results" / name / "result.json"))
+    for program in ("init", "train", "evaluate", "actor"):
+        lines = [line for line in said[1].splitlines() if f"compiled {program} in" in line]
+        assert lines
+        for line in lines:
+            assert "traced 0.00, lowered 0.00, from the cache" in line
+    first, second = ([repr(own(row)) for row in of_run] for of_run in rows)
+    assert first == second
