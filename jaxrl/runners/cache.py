@@ -106,6 +106,16 @@ def file_beside_programs(setting: str | None, name: str) -> Path | None:
     return _default_folder().parent / name
 
 
+def is_ours(setting: str | None) -> bool:
+    """Whether programs are kept in a folder of jaxrl's, rather than in none or where JAX was told.
+
+    Args:
+        setting: As `enable_compilation_cache` takes it, which was called before.
+    """
+    told = _told_by_others(_FOLDER)
+    return bool(jax.config.values[_ENABLED]) and (setting is not None or not told)
+
+
 def _default_folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "jaxrl" / "xla"

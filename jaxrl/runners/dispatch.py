@@ -94,11 +94,10 @@ class Dispatcher:
         pending = self._learners.run(batches, on_phase_and_clock, rows_at_most=rows)
         report = self._learners.report([pending])
         spent = time.perf_counter() - self._started
-        seconds = spent
+        seconds, lent = spent, 0.0
         if self._is_iteration and report.seconds is not None:
-            seconds = (
-                report.seconds
-            )  # a whole iteration may have been computed before it is asked for
+            # A whole iteration may have been computed before it is asked for.
+            seconds, lent = report.seconds, report.waited - spent
         summary = report.summaries[0]
         done, env_steps = int(summary.train_batches), int(summary.env_steps)
         self._seconds_per_batch = seconds / max(1, done)
@@ -108,7 +107,7 @@ class Dispatcher:
             train_batches=done,
             env_steps=env_steps,
             seconds=seconds,
-            lent=seconds - spent,
+            lent=lent,
             not_reported=self._tell(report, before, env_steps),
         )
 

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -55,6 +57,9 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         )
         self._pace = Pace(MAX_ROWS)
         self._window: Window | None = None
+        self._following: tuple[int, Future[Window]] | None = None
+        self._not_given_out: Window | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="jaxrl-ahead")
         state = self.compiled.init(key, made.params)
         return self.compiled.init, self.compiled.run, state
 
@@ -76,46 +81,90 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         if window is None or not window.has(batches):
             if window is not None and window.taken < window.number:
                 self._settle()
-            window = self._dispatched(batches, on_phase, rows_at_most)
+            window = self._next_window(batches, on_phase, rows_at_most)
+            self._begin_following(window, rows_at_most - window.number)
         window.taken += 1
         self._pace.took(is_last=window.taken == window.number)
-        return Report.of_row(window.rows, window.taken - 1, window.seconds)
+        return Report.of_row(window.rows, window.taken - 1, window.seconds, window.waited)
 
-    def _dispatched(
+    def _next_window(
         self, batches: int, on_phase: Callable[[str], None], rows_at_most: int
     ) -> Window:
-        number = self._pace.rows(rows_at_most) if self._keeps_before else 1
+        """The window that runs already, else another one."""
+        started = time.perf_counter()
+        if self._following is not None and self._following[0] == batches:
+            window = self._following[1].result()
+        else:
+            self._end_following()
+            number = self._pace.rows(rows_at_most) if self._keeps_before else 1
+            window = self._dispatched(number, batches, on_phase)
+        self._window, self._state = window, window.state
+        self._following = self._not_given_out = None
+        window.waited = (time.perf_counter() - started) / window.number
+        if window.updates > 0:  # the steps before learning starts tell nothing of those after
+            self._pace.ran(window.seconds)
+        return window
+
+    def _dispatched(
+        self, number: int, batches: int, on_phase: Callable[[str], None] | None = None
+    ) -> Window:
+        """Run so many rows from the state."""
         numbers = np.int32(number), np.int32(batches)
+        on_phase = on_phase or _nobody
         if self._jit and not self._main.figures:
             on_phase("compiling")
         program = self._main.compiled_for(self._state, *numbers)
         on_phase("training")
         started = time.perf_counter()
-        # The old state is given away: the new one is kept before anything else can go wrong, and so
-        # is the one to return to if something does before a row is given out.
-        self._state, rows, *before = program(self._state, *numbers)
-        window = self._window = Window(
-            rows=rows, number=number, batches=batches, before=before[0] if before else None
+        state, rows, *before = program(self._state, *numbers)
+        # The old state is given away: this has the one to return to if anything goes wrong now.
+        window = self._not_given_out = Window(
+            state=state,
+            rows=rows,
+            number=number,
+            batches=batches,
+            before=before[0] if before else None,
+            seconds=0.0,
         )
         window.rows = jax.device_get(rows)
         window.seconds = (time.perf_counter() - started) / number
-        if _updates_of(window) > 0:  # the steps before learning starts tell nothing of those after
-            self._pace.ran(window.seconds)
         return window
+
+    def _begin_following(self, window: Window, at_most: int) -> None:
+        """Run the next window in a thread, while the rows of this one are given out."""
+        if not self._keeps_before:
+            return
+        number = self._pace.rows_after(window.number, at_most)
+        if number > 0:
+            run = partial(self._dispatched, number, window.batches)
+            self._following = window.batches, self._thread.submit(run)
+
+    def _end_following(self) -> bool:
+        """Undo what was dispatched and not given out; whether the state before it is lost."""
+        failed = self._following is not None and self._following[1].exception() is not None
+        window, self._following, self._not_given_out = self._not_given_out, None, None
+        if window is not None:
+            self._state = window.state if window.before is None else window.before
+        return failed and window is None
 
     def _settle(self) -> None:
         """Bring the state to where the latest row that was given out says it is."""
+        had_following = self._following is not None
+        is_lost = self._end_following()
         window, self._window = self._window, None
         if window is None:
             return
         in_vain = window.taken < window.number
-        self._pace.looked(in_vain=in_vain)
-        if not in_vain or window.before is None:
+        self._pace.looked(in_vain=in_vain or had_following)
+        if not (in_vain or is_lost) or window.before is None:
             return
         self._state = window.before
         if window.taken:
             numbers = np.int32(window.taken), np.int32(window.batches)
             self._state = self._main.compiled_for(self._state, *numbers)(self._state, *numbers)[0]
+
+    def stop(self) -> None:
+        self._thread.shutdown()
 
     def compile(self) -> None:
         """Compile the program, without running it."""
@@ -134,6 +183,6 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         return super().weights(version)
 
 
-def _updates_of(window: Window) -> int:
-    """Return the updates of the latest row of a dispatch."""
-    return int(np.asarray(window.rows.summary.updates)[window.number - 1])
+def _nobody(phase: str) -> None:
+    """Tell nobody of a phase."""
+    del phase

@@ -32,7 +32,7 @@ from jax.experimental import serialize_executable
 from jaxrl.config.serialize import DATACLASS, IMPORT, restorable_dict
 from jaxrl.core.types import Device
 from jaxrl.envs.registry import imported_by, registered_env
-from jaxrl.runners.cache import file_beside_programs, make_private
+from jaxrl.runners.cache import file_beside_programs, is_ours, make_private
 from jaxrl.runners.commands import is_command
 from jaxrl.runners.measured import machine
 
@@ -210,9 +210,9 @@ def kept_programs(config: "AlgorithmConfig") -> KeptPrograms | None:
     debugging = config.debugging_settings
     if not debugging.jit or jax.default_backend() != "cpu":
         return None
-    folder = file_beside_programs(debugging.compilation_cache_dir, FOLDER)
-    is_on = jax.config.values["jax_enable_compilation_cache"]
-    if folder is None or not is_on or make_private(folder) is not None:
+    told = debugging.compilation_cache_dir
+    folder = file_beside_programs(told, FOLDER) if is_ours(told) else None
+    if folder is None or make_private(folder) is not None:
         return None
     described = _described(config) if is_command() else None
     return KeptPrograms(

@@ -41,12 +41,14 @@ class Report:
     """Everything that the host looks at, fetched in one transfer.
 
     `summaries` are those of single dispatches, `latest` is what there is to see after the last of
-    them. `seconds` is what the train batches took, where that is not the time until the report came.
+    them. `seconds` is what the train batches took, where that is not the time until the report came,
+    and `waited` their share of the time that was waited for them and others.
     """
 
     summaries: Sequence[Summary]
     latest: Row
     seconds: float | None = None
+    waited: float = 0.0
 
     @staticmethod
     def fetch(
@@ -66,10 +68,12 @@ class Report:
         return Report(summaries=[*before, latest.summary], latest=latest)
 
     @staticmethod
-    def of_row(rows: Row, index: int, seconds: float | None = None) -> "Report":
+    def of_row(
+        rows: Row, index: int, seconds: float | None = None, waited: float = 0.0
+    ) -> "Report":
         """The report on one row of fetched `[R, ...]` rows."""
         row = jax.tree.map(lambda x: x[index], rows)
-        return Report(summaries=[row.summary], latest=row, seconds=seconds)
+        return Report(summaries=[row.summary], latest=row, seconds=seconds, waited=waited)
 
     @staticmethod
     def joined(reports: "Sequence[Report]") -> "Report":

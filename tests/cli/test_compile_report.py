@@ -41,7 +41,7 @@ def test_a_config_is_compiled_and_nothing_is_trained(
     monkeypatch.setenv("JAXRL_RESULTS_DIR", str(tmp_path / "results"))
     report = reported("file", config_file(tmp_path))
     programs = report["programs"]
-    assert list(programs) == ["init", "train", "evaluate"]
+    assert list(programs) == ["init", "train", "evaluate", "actor"]
     for figures in programs.values():
         assert figures["trace_s"] > 0
         assert figures["argument_bytes"] > 0
@@ -64,7 +64,7 @@ def test_the_table_says_the_same(tmp_path: Path) -> None:
     assert first.startswith("PPO on CartPole-v1, 1 x ")
     assert first.endswith("64 environment steps a train batch")
     assert header.split()[:3] == ["program", "trace", "s"]
-    assert [row.split()[0] for row in rows[:3]] == ["init", "train", "evaluate"]
+    assert [row.split()[0] for row in rows[:4]] == ["init", "train", "evaluate", "actor"]
     assert all(row.split()[4] in ("XLA", "cache") for row in rows[:3])
     assert rows[-1].startswith("compilation cache: ")
     assert "MiB" in rows[-1]
@@ -78,7 +78,7 @@ def test_a_run_folder_is_reported_on_as_it_was_trained(tmp_path: Path) -> None:
     before = sorted(path.name for path in (tmp_path / "the_run").iterdir())
     report = reported(str(tmp_path / "the_run"))
     assert report["env_steps_per_train_batch"] == 64
-    assert list(report["programs"]) == ["init", "train", "evaluate"]
+    assert list(report["programs"]) == ["init", "train", "evaluate", "actor"]
     assert sorted(path.name for path in (tmp_path / "the_run").iterdir()) == before
 
 

@@ -1,8 +1,10 @@
 """Iterations that are computed ahead: how many, and that nobody can tell."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -139,7 +141,9 @@ def test_nobody_can_tell(kind: str, tmp_path: Path) -> None:
     pace = ahead.learner_group._pace
     lengths: list[int] = []
     ran = pace.rows
+    ran_after = pace.rows_after
     pace.rows = lambda at_most: lengths.append(ran(at_most)) or lengths[-1]
+    pace.rows_after = lambda *given: lengths.append(ran_after(*given)) or lengths[-1]
     pace._seconds = 1e9  # a busy machine changes nothing
     rows, states = play(ahead)
     wanted, wanted_states = play(one_by_one(config_of(kind, tmp_path / "b").build()))
@@ -220,6 +224,76 @@ def test_what_is_interrupted_before_it_is_given_out_did_not_happen(
             with pytest.raises(KeyboardInterrupt):
                 algorithm.train()
         assert_same(leaves(algorithm), before)
+
+
+def train_for_long(algorithm: Any) -> None:
+    for _ in range(10):
+        algorithm.train()
+
+
+@pytest.mark.parametrize("fails_in", ["the program", "the copy to the host"])
+def test_what_fails_beside_training_is_raised_and_did_not_happen(
+    fails_in: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with one_by_one(config_of("PPO", tmp_path / "a").build()) as wanted:
+        states = [leaves(wanted)]
+        for _ in range(12):
+            wanted.train()
+            states.append(leaves(wanted))
+
+    def in_thread(real: Any) -> Any:
+        def call(*args: Any) -> Any:
+            if threading.current_thread().name.startswith("jaxrl-ahead"):
+                raise RuntimeError("no memory")
+            return real(*args)
+
+        return call
+
+    with config_of("PPO", tmp_path / "b").build() as algorithm:
+        group = algorithm.learner_group
+        group._pace._seconds = 1e9
+        for _ in range(2):
+            algorithm.train()
+        _ = algorithm.state
+        with monkeypatch.context() as patched:
+            if fails_in == "the program":
+                for signature, compiled in group._main._compiled.items():
+                    patched.setitem(group._main._compiled, signature, in_thread(compiled))
+            else:
+                name = "jaxrl.runners.in_graph_group.jax.device_get"
+                patched.setattr(name, in_thread(jax.device_get))
+            with pytest.raises(RuntimeError, match="no memory"):
+                train_for_long(algorithm)
+        assert algorithm.iteration < 12
+        assert_same(leaves(algorithm), states[algorithm.iteration])
+        algorithm.train()
+        assert_same(leaves(algorithm), states[algorithm.iteration])
+
+
+def test_what_is_computed_beside_is_not_counted_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with config_of("PPO", tmp_path).build() as algorithm:
+        group, dispatch = algorithm.learner_group, algorithm._loop.dispatch
+        found: list[Any] = []
+
+        def noted(*args: Any) -> Any:
+            found.append(dispatch(*args))
+            return found[-1]
+
+        def until_all_are_given_out(least: int) -> int:
+            followed = number = 0
+            while number < least or group._window.taken < group._window.number:
+                algorithm.train()
+                followed += group._following is not None
+                number += 1
+            return followed
+
+        until_all_are_given_out(4)
+        monkeypatch.setattr(algorithm._loop, "dispatch", noted)
+        assert until_all_are_given_out(100) > 0
+    assert any(dispatched.lent > 0 for dispatched in found)
+    assert sum(dispatched.lent for dispatched in found) <= 0.0
 
 
 def test_dispatches_of_an_iteration_by_the_clock_take_no_less_than_the_clock_says(

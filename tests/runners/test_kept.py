@@ -29,10 +29,12 @@ TIMES = ("time", "date", "system", "compil", "per_second", "pid")
 def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A command with a folder of its own, and JAX's cache on as in a user's process."""
     monkeypatch.setitem(commands._begun, "command", True)
-    before = jax.config.values["jax_enable_compilation_cache"]
+    names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir")
+    before = {name: jax.config.values[name] for name in names}
     jax.config.update("jax_enable_compilation_cache", True)
     yield tmp_path / "cache"
-    jax.config.update("jax_enable_compilation_cache", before)
+    for name, value in before.items():
+        jax.config.update(name, value)
 
 
 def of_config(config: Any, folder: Path) -> KeptPrograms | None:
@@ -187,6 +189,8 @@ def test_only_in_commands_and_where_the_cache_is_on(command: Path, monkeypatch: 
     assert of_config(small(), command) is not None
     assert kept_programs(small().debugging(compilation_cache_dir="off")) is None
     monkeypatch.setitem(commands._begun, "command", False)
+    jax.config.update("jax_compilation_cache_dir", str(command.parent / "of_jax"))
+    assert kept_programs(small()) is None, "JAX was told where to keep programs"
     elsewhere = of_config(small(), command)
     assert elsewhere is not None
     assert elsewhere._config is None, "a script may have changed jaxrl's own functions"
