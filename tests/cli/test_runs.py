@@ -20,6 +20,7 @@ from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.cli.app import app
 from jaxrl.logging.plots import draw_learning_curve
 from jaxrl.logging.run_folder import RunFolder
+from jaxrl.logging.status import RunStatus
 
 SMALL = {
     "num_envs_per_env_runner": 8,
@@ -223,6 +224,19 @@ def test_an_error_comes_before_words_on_a_missing_stop(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "no stop criterion" not in done.output
     assert done.stderr.count("\n") == 1
+
+
+def test_a_resumed_run_is_shown_from_its_last_figures_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Any] = []
+    monkeypatch.setattr(RunStatus, "goes_on_from", lambda _, result: begun.append(result))
+    place = ("--name", "shown", "--results-dir", tmp_path)
+    done = jaxrl(*TRAIN, *place, "--stop", json.dumps({"training_iteration": 2}))
+    assert done.exit_code == 0, done.output
+    done = jaxrl("resume", tmp_path / "shown", "--stop", json.dumps({"training_iteration": 3}))
+    assert done.exit_code == 0, done.output
+    assert [result.get("training_iteration") for result in begun] == [None, 2]
 
 
 def _wait_for(process: subprocess.Popen[str], ready: Any) -> None:
