@@ -124,7 +124,8 @@ class Algorithm(ComputesActions):
         self.config = config
         self._recorder = Recorder(config, run_folder)
         self._callbacks = CallbackList(config.callbacks_settings)
-        self._assembly, self._devices, self._placement = self._assembled(trials)
+        trains = not may_only_read
+        self._assembly, self._devices, self._placement = self._assembled(trials, trains)
         self._notes += [*trials.notes, *buffer_notes(self._assembly)]
         if self._assembly.in_graph and not config.evaluation_settings.evaluation_num_env_runners:
             self._callbacks.refuse_host_hooks()
@@ -163,9 +164,9 @@ class Algorithm(ComputesActions):
     def _device_trials(self, config: "AlgorithmConfig") -> DeviceTrials:
         return device_trials(config)
 
-    def _assembled(self, trials: DeviceTrials) -> tuple[Assembly, list[Device], str]:
+    def _assembled(self, trials: DeviceTrials, trains: bool) -> tuple[Assembly, list[Device], str]:
         """The run's functions, the devices that share it, and why it is these."""
-        assembly = assemble_run(self.config)
+        assembly = assemble_run(self.config, trains=trains)
         devices, why = choose_devices(self.config, assembly, trials)
         check_memory(assembly, devices)
         return assembly, devices, why

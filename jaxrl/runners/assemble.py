@@ -26,6 +26,7 @@ from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv, make
 from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import ConfigError, ModuleError
+from jaxrl.runners.commands import is_command
 from jaxrl.runners.guard import Guard
 from jaxrl.runners.in_graph import InGraph
 from jaxrl.runners.kept import KeptPrograms, kept_programs
@@ -50,7 +51,8 @@ class Assembly:
     """Everything static of a run, before any device is touched.
 
     `runner` is an `InGraph` where the environments are part of the compiled program, and a
-    `Learning` where runners on the host step them. `kept` has programs of earlier processes.
+    `Learning` where runners on the host step them. `kept` has programs of earlier processes;
+    `trains_at_once` says that training will follow, so that its program is compiled beside others.
     """
 
     made: MadeEnv | MadeHostEnv
@@ -60,6 +62,7 @@ class Assembly:
     max_buffer_bytes: int | Auto = "auto"
     store_buffer: bool | Auto = "auto"
     kept: KeptPrograms | None = None
+    trains_at_once: bool = False
 
     @functools.cached_property
     def buffer_bytes(self) -> int:
@@ -138,12 +141,18 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
     return _assembly(config, made, acting, runner)
 
 
-def assemble_run(config: "AlgorithmConfig") -> Assembly:
-    """`assemble`, with the programs that earlier processes compiled for the same run."""
+def assemble_run(config: "AlgorithmConfig", *, trains: bool) -> Assembly:
+    """`assemble`, with the programs that earlier processes compiled for the same run.
+
+    Args:
+        config: The run's.
+        trains: Whether the run may be trained, rather than only looked at.
+    """
     assembly = assemble(config)
     if not assembly.in_graph:
         return assembly
-    return dataclasses.replace(assembly, kept=kept_programs(config))
+    kept, at_once = kept_programs(config), trains and is_command()
+    return dataclasses.replace(assembly, kept=kept, trains_at_once=at_once)
 
 
 def _assembly(

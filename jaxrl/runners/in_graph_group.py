@@ -1,5 +1,7 @@
 """The learner of a run whose environments are in the compiled program: the program is the run."""
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -60,6 +62,9 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         self._following: tuple[int, Future[Window]] | None = None
         self._not_given_out: Window | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jaxrl-ahead")
+        self._compiling: threading.Thread | None = None
+        if assembly.trains_at_once and debugging.jit:
+            self._begin_to_compile(shapes)
         state = self.compiled.init(key, made.params)
         return self.compiled.init, self.compiled.run, state
 
@@ -113,6 +118,7 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         on_phase = on_phase or _nobody
         if self._jit and not self._main.figures:
             on_phase("compiling")
+        self._wait_for_compiling()
         program = self._main.compiled_for(self._state, *numbers)
         on_phase("training")
         started = time.perf_counter()
@@ -163,11 +169,35 @@ class InGraphLearnerGroup(LocalLearnerGroup):
             numbers = np.int32(window.taken), np.int32(window.batches)
             self._state = self._main.compiled_for(self._state, *numbers)(self._state, *numbers)[0]
 
+    def _begin_to_compile(self, shapes: TrainState) -> None:
+        """Compile the train program in a thread, beside the one that makes the first state."""
+
+        def placed(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type
+            )
+
+        state = jax.tree.map(placed, shapes, self.compiled.shardings)
+
+        def compile_quietly() -> None:
+            with contextlib.suppress(Exception):  # told by the first dispatch, which tries again
+                self.compiled.run.compiled_for(state, np.int32(1), np.int32(1))
+
+        self._compiling = threading.Thread(target=compile_quietly, name="jaxrl-compile")
+        self._compiling.start()
+
+    def _wait_for_compiling(self) -> None:
+        thread, self._compiling = self._compiling, None
+        if thread is not None:
+            thread.join()
+
     def stop(self) -> None:
+        self._wait_for_compiling()
         self._thread.shutdown()
 
     def compile(self) -> None:
         """Compile the program, without running it."""
+        self._wait_for_compiling()
         if self._jit:
             self._main.compiled_for(self._state, np.int32(1), np.int32(1))
 

@@ -32,12 +32,20 @@ QUICKLY: dict[str, str | bool | int] = {"xla_backend_optimization_level": 1}
 and the program is as fast. Measured: docs/performance.md."""
 
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
-_hits = {"count": 0}
+
+
+class _Hits(threading.local):
+    """What this thread read from the persistent cache: several compile at the same time."""
+
+    count = 0
+
+
+_hits = _Hits()
 
 
 def _count_hit(event: str, **_: Any) -> None:
     if event == _CACHE_HIT:
-        _hits["count"] += 1
+        _hits.count += 1
 
 
 monitoring.register_event_listener(_count_hit)
@@ -148,7 +156,7 @@ class Program:
         return executable
 
     def _compile(self, signature: Any, *args: Any) -> Any:
-        hits, kept, what = _hits["count"], self._kept, (self.name, self._place, signature)
+        hits, kept, what = _hits.count, self._kept, (self.name, self._place, signature)
         t0 = time.perf_counter()
         traced = self._jitted.trace(*args)
         t1 = time.perf_counter()
@@ -167,7 +175,7 @@ class Program:
             trace_s=t1 - t0,
             lower_s=lower_s,
             compile_s=t3 - t2,
-            cache_hit=known is not None or _hits["count"] > hits,
+            cache_hit=known is not None or _hits.count > hits,
             flops=flops,
             argument_bytes=_bytes(memory, "argument_size_in_bytes"),
             output_bytes=_bytes(memory, "output_size_in_bytes"),
