@@ -163,7 +163,8 @@ class LaneRun(Algorithm):
         del config  # lanes share the devices of their program
         return DeviceTrials(None)
 
-    def _assembled(self, trials: DeviceTrials) -> tuple[Assembly, list[Device], str]:
+    def _assembled(self, trials: DeviceTrials, trains: bool) -> tuple[Assembly, list[Device], str]:
+        del trains
         number = len(self._group.lanes)
         why = f"Lane {self._place} of {number} in one program."
         return self._group.assembly, self._group.devices[:1], why
