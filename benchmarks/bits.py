@@ -52,7 +52,7 @@ def shipped() -> list[str]:
 def digests(name: str, iterations: int, folder: str) -> str:
     """Return the digests of a config's results and state; why there are none otherwise."""
     config = load_experiment(CONFIGS / f"{name}.yaml").config
-    if config.num_env_runners or config.num_learners:
+    if config.env_runners_settings.num_env_runners or config.learners_settings.num_learners:
         return "skipped: what actors sample depends on their speed"
     config.debugging(loggers=[], results_dir=folder, log_sys_usage=False)
     config.evaluation(evaluation_interval=None)

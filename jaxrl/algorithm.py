@@ -331,7 +331,7 @@ class Algorithm(ComputesActions):
         self._host.iteration += 1
         trained = totals.result(reporting.metrics_num_episodes_for_smoothing)
         self._warn_of_nonfinite(totals)
-        result = self._loop.added_to({**trained, TIMERS: {"training_step_s": totals.seconds}})
+        result = self._loop.added_to({**trained, TIMERS: {"training_step_s": totals.waited}})
         self._evaluate_if_due(result)
         result[TIMERS]["compile_s"] = compile_seconds(self._programs) - compiled_before
         result |= self._host.auto_filled(time.perf_counter() - started + totals.lent)

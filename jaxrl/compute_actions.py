@@ -158,7 +158,7 @@ class ComputesActions(ABC):
         check_module_id(policy_id)
         self._host.actions_drawn += 1
         stream, number = self._stream(_ACTIONS), self._host.actions_drawn
-        return self._inference(self._actor(), asked, stream, number)
+        return self._inference(self._actor, asked, stream, number)
 
     def _explores(self, asked: bool | None) -> bool:
         return self.config.env_runners_settings.explore if asked is None else asked

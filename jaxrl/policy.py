@@ -63,7 +63,7 @@ class Policy:
         past = {"prev_action": prev_action, "prev_reward": prev_reward}
         refuse_inputs("act", past, self._inference.reads())
         asked = Asked.of_one(obs, self._state, past, explore=self._explore, keeps_state=True)
-        fetched = self._inference(self._actor, asked, self._key, self._drawn)
+        fetched = self._inference(lambda: self._actor, asked, self._key, self._drawn)
         action, self._state, _ = row(fetched, 0)
         self._drawn += 1
         return action

@@ -92,7 +92,7 @@ class Pace:
             number: Rows that are there.
             at_most: As many are known to be wanted after them.
         """
-        if self._seconds_per_row is None:
+        if self._seconds_per_row is None or self._max_rows == 1:
             return 0
         since = self._since_look + number
         until_look = at_most if self._interval is None else self._interval - since

@@ -94,10 +94,10 @@ class Dispatcher:
         pending = self._learners.run(batches, on_phase_and_clock, rows_at_most=rows)
         report = self._learners.report([pending])
         spent = time.perf_counter() - self._started
-        seconds, lent = spent, 0.0
+        seconds, waited = spent, spent
         if self._is_iteration and report.seconds is not None:
             # A whole iteration may have been computed before it is asked for.
-            seconds, lent = report.seconds, report.waited - spent
+            seconds, waited = report.seconds, report.waited
         summary = report.summaries[0]
         done, env_steps = int(summary.train_batches), int(summary.env_steps)
         self._seconds_per_batch = seconds / max(1, done)
@@ -107,7 +107,8 @@ class Dispatcher:
             train_batches=done,
             env_steps=env_steps,
             seconds=seconds,
-            lent=lent,
+            waited=waited,
+            lent=waited - spent,
             not_reported=self._tell(report, before, env_steps),
         )
 

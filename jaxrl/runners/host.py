@@ -109,6 +109,7 @@ class HostLoop:
             train_batches=1,
             env_steps=sum(fragment.num_env_steps for fragment in fragments),
             seconds=now - started,
+            waited=now - started,
         )
 
     def _publish_if_due(self) -> None:

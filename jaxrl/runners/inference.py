@@ -99,11 +99,14 @@ class Inference:
 
         return compute
 
-    def __call__(self, actor: Actor, asked: Asked, stream: Key, number: int) -> Fetched:
+    def __call__(
+        self, actor: Callable[[], Actor], asked: Asked, stream: Key, number: int
+    ) -> Fetched:
         """What was computed, as NumPy arrays with a leading batch axis.
 
         Args:
-            actor: Parameters and connector statistics; never changed, another one is another object.
+            actor: Gives parameters and connector statistics once the observations were checked;
+                they are never changed, others are another object.
             asked: Observations are checked against the space.
             stream: What the draw's key is folded from.
             number: Of the draw; with it the key is consumed.
@@ -115,7 +118,7 @@ class Inference:
         if not asked.observations:
             raise SpaceError("The observations are empty; give at least one.")
         inputs = self._inputs(asked)
-        args = (actor, inputs, stream, np.uint32(number))
+        args = (actor(), inputs, stream, np.uint32(number))
         actions, state, out = self._compiled(asked, args)(*args)
         return (
             mapped(np.asarray, actions),

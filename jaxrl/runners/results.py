@@ -23,15 +23,16 @@ from jaxrl.runners.train_state import Row, Summary, TrainState, observed
 class Dispatched:
     """Train batches that were run.
 
-    `pending` is what the learners report on. `seconds` is what they took; `lent` of it passed before
-    they were asked for (or after, if it is negative). `not_reported` counts the episodes that the user's
-    hooks were not told of, because there were too many.
+    `pending` is what the learners report on. `seconds` is what they took and `waited` their share of the
+    time that was waited; `lent` of it passed before they were asked for (or after, if it is negative).
+    `not_reported` counts the episodes that the user's hooks were not told of, because there were too many.
     """
 
     pending: Any
     train_batches: int
     env_steps: int
     seconds: float
+    waited: float
     lent: float = 0.0
     not_reported: int = 0
 
@@ -218,6 +219,7 @@ class IterationTotals:
     train_batches: int = 0
     env_steps: int = 0
     seconds: float = 0.0
+    waited: float = 0.0
     lent: float = 0.0
     learned_batches: int = 0
     updates: int = 0
@@ -232,6 +234,7 @@ class IterationTotals:
         self.train_batches += dispatched.train_batches
         self.env_steps += dispatched.env_steps
         self.seconds += dispatched.seconds
+        self.waited += dispatched.waited
         self.lent += dispatched.lent
         self.not_reported += dispatched.not_reported
         self.pending.append(dispatched.pending)

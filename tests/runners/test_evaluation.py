@@ -161,6 +161,7 @@ def test_every_program_is_in_the_result_and_compiled_once(algorithm: Algorithm) 
     assert set(compiled) == {
         "init",
         "train",
+        "actor",
         "evaluate",
         "evaluate_3_episodes",
         "compute_actions_sample",
@@ -211,6 +212,7 @@ def test_the_first_evaluation_is_compiled_while_training_goes_on(
         assert compiled == {
             "init": "MainThread",
             "train": "MainThread",
+            "actor": "MainThread",
             "evaluate": "jaxrl-compile",
         }
         assert result["compile"]["evaluate"]["num_compilations"] == 1
