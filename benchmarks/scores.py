@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.machine import RESULTS
 from benchmarks.worker import ROOT
-from jaxrl.benchmark.tables import interval, number
+from jaxrl.bench.tables import interval, number
 from jaxrl.config.shipped import shipped_configs
 
 PAGE = ROOT / "docs" / "scores.md"

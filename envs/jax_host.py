@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool
 
+from jaxrl.core.seeds import seed_key, seed_words
 from jaxrl.core.struct import replace, where_rows
 from jaxrl.core.types import PyTree
 from jaxrl.envs.base import ResetMode
@@ -15,7 +16,6 @@ from jaxrl.envs.host import HostFault, HostStep
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.envs.vector import FAULT_NAMES, NO_FAULT, StepInputs, VectorEnv, VectorState, VectorStep
 from jaxrl.errors import EnvError
-from jaxrl.seeds import seed_key, seed_words
 
 
 class JaxHostVector:

@@ -3,6 +3,8 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from jaxrl import moved
+
 if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm
     from jaxrl.algorithms import (
@@ -23,14 +25,14 @@ if TYPE_CHECKING:
     from jaxrl.config.load import load_config
     from jaxrl.config.pbt import PopulationBasedTraining
     from jaxrl.config.sweep import choice, grid, loguniform, uniform
-    from jaxrl.core.rl_module import RLModule, RLModuleSpec
     from jaxrl.envs.base import JaxEnv
     from jaxrl.envs.context import EnvContext
     from jaxrl.envs.registry import list_envs, register_env
     from jaxrl.errors import JaxrlError
-    from jaxrl.policy import Policy
-    from jaxrl.population import Population
-    from jaxrl.trials import Trials
+    from jaxrl.modules.rl_module import RLModule, RLModuleSpec
+    from jaxrl.policy.policy import Policy
+    from jaxrl.sweeps.population import Population
+    from jaxrl.sweeps.trials import Trials
     from jaxrl.tune import AlgorithmTrainable
 
     A2C: type[AlgorithmTrainable]
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     TQC: type[AlgorithmTrainable]
 
 __version__ = "0.1.0"
+
+moved.find_by_old_names()
 
 __all__ = [
     "A2CConfig",
@@ -88,13 +92,13 @@ _HOME = {
     "EnvContext": "jaxrl.envs.context",
     "JaxEnv": "jaxrl.envs.base",
     "JaxrlError": "jaxrl.errors",
-    "Policy": "jaxrl.policy",
-    "Population": "jaxrl.population",
-    "Trials": "jaxrl.trials",
+    "Policy": "jaxrl.policy.policy",
+    "Population": "jaxrl.sweeps.population",
+    "Trials": "jaxrl.sweeps.trials",
     "PopulationBasedTraining": "jaxrl.config.pbt",
     **dict.fromkeys(("choice", "grid", "loguniform", "uniform"), "jaxrl.config.sweep"),
-    "RLModule": "jaxrl.core.rl_module",
-    "RLModuleSpec": "jaxrl.core.rl_module",
+    "RLModule": "jaxrl.modules.rl_module",
+    "RLModuleSpec": "jaxrl.modules.rl_module",
     "list_envs": "jaxrl.envs.registry",
     "load_config": "jaxrl.config.load",
     "register_env": "jaxrl.envs.registry",

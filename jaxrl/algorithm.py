@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import numpy as np
 
-from jaxrl import checkpoint as ckpt
-from jaxrl import host_state as host
+from jaxrl.assembly.announce import announce
+from jaxrl.assembly.assemble import Assembly, assemble_run, spaces_of
+from jaxrl.assembly.device_trial import DeviceTrials, device_trials
+from jaxrl.assembly.env_params import changed_params
+from jaxrl.assembly.saved_buffer import buffer_notes, expected, to_save, with_buffer
 from jaxrl.callbacks import CallbackList
-from jaxrl.compute_actions import ComputesActions, check_module_id
 from jaxrl.config.deserialize import config_from_serializable
 from jaxrl.config.imports import TrustSpec
 from jaxrl.config.placement import resolve_placement
@@ -29,6 +31,7 @@ from jaxrl.config.stop import (
     until_multiple,
 )
 from jaxrl.config.synonyms import unknown_method
+from jaxrl.core.seeds import folded, seed_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.envs.registry import MadeEnv
@@ -40,44 +43,41 @@ from jaxrl.errors import (
     LearnerError,
     naming_checkpoint,
 )
-from jaxrl.logging import RunFolder
-from jaxrl.logging.messages import set_log_level
-from jaxrl.logging.plots import import_for_pictures
-from jaxrl.logging.results import to_plain
-from jaxrl.logging.system import system_usage
+from jaxrl.evaluation.evaluation import Evaluation, custom_evaluation
+from jaxrl.evaluation.host import EvaluationRunners
+from jaxrl.loggers import RunFolder
+from jaxrl.loggers.messages import set_log_level
+from jaxrl.loggers.plots import import_for_pictures
+from jaxrl.loggers.recorder import Recorder, SaveTimes, closing_after
+from jaxrl.loggers.system import system_usage
 from jaxrl.metrics import DEFAULT_MODULE, TIMERS
-from jaxrl.recorder import Recorder, SaveTimes, closing_after
-from jaxrl.runners import nonfinite
-from jaxrl.runners.announce import announce
-from jaxrl.runners.assemble import Assembly, assemble_run, spaces_of
-from jaxrl.runners.device_trial import DeviceTrials, device_trials
-from jaxrl.runners.env_params import changed_params
-from jaxrl.runners.evaluate import Evaluated
-from jaxrl.runners.evaluation import Evaluation, custom_evaluation
-from jaxrl.runners.exclusive import Exclusive, one_thread, until_stopped
-from jaxrl.runners.groups import learner_group, loop_of
+from jaxrl.policy.compute_actions import ComputesActions, check_module_id
+from jaxrl.policy.inference import Inference
+from jaxrl.runners.factories import learner_group, loop_of
 from jaxrl.runners.hooks import AlgorithmHooks, RunnerHooks
-from jaxrl.runners.host_evaluation import EvaluationRunners
-from jaxrl.runners.in_graph import InGraph
 from jaxrl.runners.in_graph_group import InGraphLearnerGroup
-from jaxrl.runners.inference import Inference
 from jaxrl.runners.learner_group import LearnerGroup, what_acts
-from jaxrl.runners.loop import EnvRunnerGroup, LearnerMetrics, Loop
+from jaxrl.runners.num_envs_tuning import settle_width
 from jaxrl.runners.placement import check_memory, choose_devices, settle_parts
-from jaxrl.runners.process import prepare_process
-from jaxrl.runners.program import Program, compile_report, compile_seconds
-from jaxrl.runners.results import IterationTotals, to_host
-from jaxrl.runners.rollout import Actor
-from jaxrl.runners.saved_buffer import buffer_notes, expected, to_save, with_buffer
-from jaxrl.runners.sharding import Compiled
-from jaxrl.runners.train_state import TrainState
-from jaxrl.runners.width import settle_width
-from jaxrl.seeds import folded, seed_key
-from jaxrl.weights import by_module, get_parameters, set_parameters, with_fresh_snapshot
+from jaxrl.runners.protocols import EnvRunnerGroup, LearnerMetrics, Loop
+from jaxrl.runs import checkpoint as ckpt
+from jaxrl.runs import host_state as host
+from jaxrl.runs.results import to_plain
+from jaxrl.runs.weights import by_module, get_parameters, set_parameters, with_fresh_snapshot
+from jaxrl.runtime.exclusive import Exclusive, one_thread, until_stopped
+from jaxrl.runtime.process import prepare_process
+from jaxrl.runtime.program import Program, compile_report, compile_seconds
+from jaxrl.training import nonfinite
+from jaxrl.training.evaluate import Evaluated
+from jaxrl.training.in_graph import InGraph
+from jaxrl.training.report import IterationTotals, to_host
+from jaxrl.training.rollout import Actor
+from jaxrl.training.sharding import Compiled
+from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
-    from jaxrl.core.rl_module import RLModule
+    from jaxrl.modules.rl_module import RLModule
 
 _EVALUATION = 0x6576616C
 """What the seed's key is folded with for draws that are no part of training: far from the small

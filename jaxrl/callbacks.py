@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrl.config.legacy import HOOKS_REFUSED
 from jaxrl.config.placement import IN_GRAPH_REFUSED
+from jaxrl.config.rllib_names import HOOKS_REFUSED
 from jaxrl.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm
-    from jaxrl.config.run_groups import Callbacks as CallbackSettings
+    from jaxrl.config.settings.run import Callbacks as CallbackSettings
     from jaxrl.envs.context import EnvContext
 
 HOOKS = (

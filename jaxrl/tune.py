@@ -16,17 +16,17 @@ import jax
 
 import jaxrl
 from jaxrl.algorithm import Algorithm
-from jaxrl.checkpoint import find_checkpoint, read_metadata
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.registry import get_algorithm_config_class
 from jaxrl.config.serialize import describable_dict, restorable_dict
 from jaxrl.envs.registry import register_env, registered_env
 from jaxrl.errors import ConfigError
-from jaxrl.logging.run_folder import RunFolder, is_run_folder
+from jaxrl.loggers.recorder import SaveTimes
 from jaxrl.metrics import lookup
-from jaxrl.recorder import SaveTimes
-from jaxrl.runners.environs import set_driver_environs
-from jaxrl.runners.exclusive import Exclusive, one_thread
+from jaxrl.runs.checkpoint import find_checkpoint, read_metadata
+from jaxrl.runs.run_folder import RunFolder, is_run_folder
+from jaxrl.runtime.env_vars import set_driver_environs
+from jaxrl.runtime.exclusive import Exclusive, one_thread
 
 try:
     import ray.tune

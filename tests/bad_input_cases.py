@@ -14,9 +14,9 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config import get_algorithm_config
-from jaxrl.core.rl_module import RLModule
 from jaxrl.core.types import Columns
 from jaxrl.envs.classic.cartpole import CartPole
+from jaxrl.modules.rl_module import RLModule
 
 
 class TextObservations(CartPole):

@@ -16,9 +16,8 @@ from jaxrl.algorithms.pqn import PQNConfig
 from jaxrl.algorithms.sac import SACConfig
 from jaxrl.algorithms.td3 import DDPGConfig, TD3Config
 from jaxrl.algorithms.tqc import TQCConfig
-from jaxrl.checkpoint import host_leaves
 from jaxrl.config.base import AlgorithmConfig
-from jaxrl.config.replay_groups import OffPolicyTraining
+from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.connectors.actions import default_action_connectors, fitted_action_pipeline
 from jaxrl.connectors.base import ActionConnector, ObservationConnector
 from jaxrl.connectors.observations import (
@@ -26,6 +25,7 @@ from jaxrl.connectors.observations import (
     fitted_observation_pipeline,
 )
 from jaxrl.connectors.pipelines import ActionPipeline, ObservationPipeline
+from jaxrl.runs.checkpoint import host_leaves
 
 ALGORITHMS: dict[str, type[AlgorithmConfig]] = {
     "PPO": PPOConfig,

@@ -17,8 +17,8 @@ from jaxrl.errors import (
     SpaceError,
     UnknownNameError,
 )
-from jaxrl.runners.conform import conform
-from jaxrl.runners.inference import adjusted
+from jaxrl.policy.inference import adjusted
+from jaxrl.policy.observations import conform
 from tests.helpers import action_pipeline, observation_pipeline, small
 
 

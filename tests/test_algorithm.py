@@ -19,7 +19,6 @@ import pytest
 from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.callbacks import Callbacks
-from jaxrl.checkpoint import complete_checkpoints
 from jaxrl.errors import (
     ConfigError,
     EnvError,
@@ -27,9 +26,10 @@ from jaxrl.errors import (
     RunFolderError,
     UnknownNameError,
 )
-from jaxrl.logging import RunFolder
-from jaxrl.logging.json_sink import read_results
+from jaxrl.loggers import RunFolder
+from jaxrl.loggers.json_sink import read_results
 from jaxrl.metrics import NO_EPISODE
+from jaxrl.runs.checkpoint import complete_checkpoints
 from tests.endless import Endless, EndlessState
 from tests.helpers import assert_equal, differs, small
 

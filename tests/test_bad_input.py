@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from jaxrl.cli.app import app
 from jaxrl.errors import JaxrlError
-from jaxrl.runners.program import Program
+from jaxrl.runtime.program import Program
 from tests.bad_input_cases import CASES, Case, Given
 from tests.helpers import small
 

@@ -12,9 +12,9 @@ import pytest
 from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.callbacks import HOOKS, HOST_HOOKS, CallbackList, Callbacks, MemoryTrackingCallbacks
-from jaxrl.config.legacy import HOOKS_REFUSED
+from jaxrl.config.rllib_names import HOOKS_REFUSED
 from jaxrl.errors import ConfigError
-from jaxrl.runners.ended_episode import EndedEpisode
+from jaxrl.training.ended_episode import EndedEpisode
 from tests.helpers import small
 
 

@@ -11,13 +11,13 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl import checkpoint as ckpt
 from jaxrl.algorithm import Algorithm
-from jaxrl.checkpoint import (
+from jaxrl.errors import CheckpointError, RunFolderError
+from jaxrl.runs import checkpoint as ckpt
+from jaxrl.runs.checkpoint import (
     read_leaves,
     read_metadata,
 )
-from jaxrl.errors import CheckpointError, RunFolderError
 from tests.helpers import assert_equal, differs, small
 
 ROOT = Path(__file__).parent.parent

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithm import Algorithm
-from jaxrl.checkpoint import (
+from jaxrl.errors import CheckpointError
+from jaxrl.runs.checkpoint import (
     CheckpointWriter,
     complete_checkpoints,
     describe,
@@ -28,7 +29,6 @@ from jaxrl.checkpoint import (
     read_metadata,
     set_aside_later,
 )
-from jaxrl.errors import CheckpointError
 from tests.helpers import assert_equal, small
 
 ROOT = Path(__file__).parent.parent
@@ -232,7 +232,7 @@ def test_an_asynchronous_save_survives_donation(tmp_path: Path) -> None:
 
 KILLED = """
 import sys, numpy as np
-from jaxrl.checkpoint import CheckpointWriter
+from jaxrl.runs.checkpoint import CheckpointWriter
 writer = CheckpointWriter(sys.argv[1], asynchronous=True)
 state = {f"leaf{i}": np.random.default_rng(i).normal(size=200_000) for i in range(40)}
 for number in range(10_000):
@@ -273,7 +273,7 @@ def test_killed_while_saving_the_newest_complete_one_loads(delay: float, tmp_pat
 
 KILLED_REPEATING = """
 import sys, numpy as np
-from jaxrl.checkpoint import CheckpointWriter
+from jaxrl.runs.checkpoint import CheckpointWriter
 writer = CheckpointWriter(sys.argv[1], max_to_keep=3, asynchronous=True)
 state = {f"leaf{i}": np.random.default_rng(i).normal(size=20_000) for i in range(20)}
 for number in range(10_000):

@@ -17,7 +17,10 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.checkpoint import (
+from jaxrl.config.deserialize import config_from_serializable
+from jaxrl.config.serialize import serializable_dict
+from jaxrl.errors import CheckpointError, JaxrlError
+from jaxrl.runs.checkpoint import (
     CheckpointWriter,
     fill,
     first_difference,
@@ -25,11 +28,8 @@ from jaxrl.checkpoint import (
     read_leaves,
     read_metadata,
 )
-from jaxrl.checkpoint.manifest import MANIFEST, write_manifest
-from jaxrl.config.deserialize import config_from_serializable
-from jaxrl.config.serialize import serializable_dict
-from jaxrl.errors import CheckpointError, JaxrlError
-from jaxrl.host_state import HostState, check_metadata, checkpoint_metadata, trust_in
+from jaxrl.runs.checkpoint.manifest import MANIFEST, write_manifest
+from jaxrl.runs.host_state import HostState, check_metadata, checkpoint_metadata, trust_in
 from tests.helpers import assert_equal, small
 
 METADATA = "metadata/metadata"
@@ -250,14 +250,14 @@ SETTINGS: dict[str, Any] = {
     "a shell in env_config": {"env_config": {"a": {"b": [SYSTEM]}}},
     "a shell in model_config": {"model_config": SYSTEM},
     "a shell in a known dataclass": {
-        "model_config": call("jaxrl.core.model_config:DefaultModelConfig", fcnet_hiddens=SYSTEM)
+        "model_config": call("jaxrl.modules.model_config:DefaultModelConfig", fcnet_hiddens=SYSTEM)
     },
     "a shell in a spec": {
-        "rl_module_spec": call("jaxrl.core.rl_module:RLModuleSpec", module_class=SYSTEM)
+        "rl_module_spec": call("jaxrl.modules.rl_module:RLModuleSpec", module_class=SYSTEM)
     },
     "a module's class that is none": {
         "rl_module_spec": call(
-            "jaxrl.core.rl_module:RLModuleSpec", module_class=paths_to("subprocess:Popen")
+            "jaxrl.modules.rl_module:RLModuleSpec", module_class=paths_to("subprocess:Popen")
         )
     },
     "a shell in a marker": {"lr": call("jaxrl.config.sweep:Marker", kind="grid", values=[SYSTEM])},
@@ -291,7 +291,7 @@ SETTINGS: dict[str, Any] = {
     "a callback by its path": {"on_algorithm_init": f"{EVIL}:f"},
     "a callback that is imported": {"on_algorithm_init": paths_to("os:abort")},
     "a callback through jaxrl": {
-        "on_algorithm_init": paths_to("jaxrl.checkpoint.writer:shutil.rmtree")
+        "on_algorithm_init": paths_to("jaxrl.runs.checkpoint.writer:shutil.rmtree")
     },
     "callbacks": {"callbacks_class": [f"{EVIL}:E"]},
     "callbacks under the old name": {"callbacks": f"{EVIL}:E"},
@@ -392,7 +392,9 @@ def forged(folder: Path, base: Path, change: Callable[[dict[str, Any]], Any]) ->
     (path / MANIFEST).unlink()
     with pytest.MonkeyPatch.context() as stranger:
         stranger.setenv("XDG_STATE_HOME", str(folder / "of a stranger"))
-        stranger.setattr("jaxrl.checkpoint.manifest.flush", lambda path: None)  # only for speed
+        stranger.setattr(
+            "jaxrl.runs.checkpoint.manifest.flush", lambda path: None
+        )  # only for speed
         write_manifest(path, None)
     return path
 

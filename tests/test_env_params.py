@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithm import Algorithm
-from jaxrl.checkpoint import read_leaves, read_metadata
+from jaxrl.assembly.env_params import changed_params
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import (
     EnvError,
     UnknownNameError,
 )
-from jaxrl.runners.env_params import changed_params
+from jaxrl.runs.checkpoint import read_leaves, read_metadata
 from tests.endless import Endless
 from tests.helpers import assert_equal, small
 

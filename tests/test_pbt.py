@@ -12,8 +12,8 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.config.sweep import Marker, grid
 from jaxrl.core.struct import replace
 from jaxrl.errors import UnknownNameError
-from jaxrl.pbt import Exploit, Scheduler, read_schedule
-from jaxrl.population import Population
+from jaxrl.sweeps.pbt import Exploit, Scheduler, read_schedule
+from jaxrl.sweeps.population import Population
 from tests.helpers import RATES, assert_close, differs, small
 
 pytestmark = pytest.mark.allow_key_reuse

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithm import Algorithm
-from jaxrl.checkpoint import host_leaves
 from jaxrl.config.sweep import grid
 from jaxrl.core.struct import replace
 from jaxrl.errors import ConfigError, DivergenceError, UnknownNameError
-from jaxrl.points import Point
-from jaxrl.population import Population
+from jaxrl.runs.checkpoint import host_leaves
+from jaxrl.sweeps.points import Point
+from jaxrl.sweeps.population import Population
 from tests.helpers import RATES, assert_close, small
 
 pytestmark = pytest.mark.allow_key_reuse

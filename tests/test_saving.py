@@ -6,11 +6,9 @@ from typing import Any
 import jax
 import pytest
 
-from jaxrl import recorder
 from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.checkpoint import complete_checkpoints
-from jaxrl.config.run_groups import Checkpointing
+from jaxrl.config.settings.run import Checkpointing
 from jaxrl.errors import (
     DivergenceError,
     EnvRunnerError,
@@ -18,8 +16,10 @@ from jaxrl.errors import (
     LearnerError,
     RunFolderError,
 )
-from jaxrl.population import Population
-from jaxrl.recorder import SaveTimes
+from jaxrl.loggers import recorder
+from jaxrl.loggers.recorder import SaveTimes
+from jaxrl.runs.checkpoint import complete_checkpoints
+from jaxrl.sweeps.population import Population
 
 
 class Clock:

@@ -10,8 +10,8 @@ import pytest
 
 from jaxrl.algorithm import Algorithm
 from jaxrl.config.sweep import lanes_of
+from jaxrl.core.seeds import check_seed, entropy_of, folded, seed_key, seed_words
 from jaxrl.errors import ConfigError
-from jaxrl.seeds import check_seed, entropy_of, folded, seed_key, seed_words
 from tests.helpers import small
 
 pytestmark = pytest.mark.allow_key_reuse

@@ -11,11 +11,11 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl.algorithm import Algorithm
+from jaxrl.assembly.assemble import assemble
 from jaxrl.callbacks import Callbacks
 from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
 from jaxrl.errors import JaxrlError
-from jaxrl.runners.assemble import assemble
-from jaxrl.runners.conform import conform
+from jaxrl.policy.observations import conform
 from tests.helpers import assert_equal, small
 from tests.nested import AnyGymSpaces, jax_env
 

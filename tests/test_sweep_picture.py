@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jaxrl import grid
-from jaxrl.sweep_picture import draw_sweep
+from jaxrl.sweeps.plot import draw_sweep
 from tests.helpers import small
 
 PNG = b"\x89PNG"

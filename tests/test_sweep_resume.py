@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from jaxrl import PopulationBasedTraining, loguniform
-from jaxrl.checkpoint import complete_checkpoints
 from jaxrl.config.sweep import grid
 from jaxrl.core.struct import replace
 from jaxrl.errors import CheckpointError
-from jaxrl.logging import RunFolder
-from jaxrl.population import Population
+from jaxrl.loggers import RunFolder
+from jaxrl.runs.checkpoint import complete_checkpoints
+from jaxrl.sweeps.population import Population
 from tests.helpers import assert_equal, small
 
 pytestmark = pytest.mark.allow_key_reuse

@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 
+from jaxrl.assembly.assemble import assemble
 from jaxrl.config.sweep import grid
 from jaxrl.errors import ConfigError
-from jaxrl.runners import chunks
-from jaxrl.runners.assemble import assemble
 from jaxrl.runners.placement import required_bytes, state_bytes
-from jaxrl.runners.program import Program
+from jaxrl.runtime.program import Program
+from jaxrl.sweeps import chunks
 from tests.helpers import assert_close, small
 from tests.test_sweep_resume import lasting, population, states_of, swept
 

@@ -11,8 +11,8 @@ import pytest
 
 from jaxrl.callbacks import Callbacks
 from jaxrl.errors import InUseError, JaxrlError, StoppedError
-from jaxrl.population import Population
-from jaxrl.trials import Trials
+from jaxrl.sweeps.population import Population
+from jaxrl.sweeps.trials import Trials
 from tests.helpers import small
 
 WAIT_S = 300
@@ -142,7 +142,7 @@ def test_a_sweep_is_used_by_one_thread() -> None:
 
 def test_trials_are_used_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     config = small("PPO", "gymnasium:CartPole-v1").sweep(seeds=2).debugging(loggers=[])
-    lane_trials = pytest.importorskip("jaxrl.lane_trials")
+    lane_trials = pytest.importorskip("jaxrl.sweeps.lane_trials")
     with config.build() as sweep:
         assert isinstance(sweep, Trials)
         calls = {

@@ -9,12 +9,12 @@ import gymnasium
 import pytest
 
 from jaxrl import Population, Trials, grid, register_env
-from jaxrl.checkpoint import complete_checkpoints
 from jaxrl.cli import runs
 from jaxrl.config.pbt import PopulationBasedTraining
 from jaxrl.config.sweep import lanes_of
 from jaxrl.errors import CheckpointError, ConfigError, HostLanesError, UnknownNameError
-from jaxrl.logging.run_folder import RunFolder, iteration_of
+from jaxrl.runs.checkpoint import complete_checkpoints
+from jaxrl.runs.run_folder import RunFolder, iteration_of
 from tests.helpers import small
 
 TUNE_WARNS = (

@@ -11,9 +11,9 @@ import pytest
 from jaxrl.algorithm import Algorithm
 from jaxrl.config.stop import parse_stop, stop_reached
 from jaxrl.errors import UnknownNameError
-from jaxrl.logging import text
+from jaxrl.loggers import text
 from jaxrl.metrics import NO_EPISODE
-from jaxrl.points import points_of
+from jaxrl.sweeps.points import points_of
 from tests.helpers import small
 
 RETURN = "env_runners/episode_return_mean"

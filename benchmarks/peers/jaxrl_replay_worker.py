@@ -15,7 +15,7 @@ from benchmarks.replay_settings import ReplaySetting, replay_settings
 from jaxrl import Algorithm
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.registry import get_algorithm_config_class
-from jaxrl.logging import results
+from jaxrl.runs import results
 
 
 class ReplayPeer:

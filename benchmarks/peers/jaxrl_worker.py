@@ -22,7 +22,7 @@ from jaxrl import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.load import load_experiment
-from jaxrl.logging import results
+from jaxrl.runs import results
 
 
 class JaxrlPeer:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from benchmarks import recurrent_settings as recurrent
 from benchmarks import replay_settings as replay
 from benchmarks.worker import ROOT, Worker
-from jaxrl.benchmark.peers import ensure_environment
+from jaxrl.bench.peers import ensure_environment
 
 OURS, HANDWRITTEN, TUNED, REJAX = "jaxrl", "handwritten", "handwritten-tuned", "rejax"
 LIMITS = "limits"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from jaxrl.benchmark.job import Clock, Curve, Job, peak_memory_gib, say
+from jaxrl.bench.job import Clock, Curve, Job, peak_memory_gib, say
 
 POINTS = 100
 """Of a learning curve, at the least."""

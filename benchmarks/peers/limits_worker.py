@@ -25,12 +25,12 @@ from benchmarks.peers import jaxrl_replay_worker, jaxrl_worker, products_worker
 from benchmarks.peers.protocol import serve
 from benchmarks.replay_settings import ReplaySetting
 from benchmarks.settings import Setting
+from jaxrl.assembly.assemble import assemble
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.envs import make
 from jaxrl.envs.vector import VectorEnv
-from jaxrl.runners.assemble import assemble
-from jaxrl.runners.devices import claim_cpu_devices
-from jaxrl.runners.flops import count_flops
+from jaxrl.runtime.devices import claim_cpu_devices
+from jaxrl.runtime.flops import count_flops
 
 TARGET_S = 0.15
 """Length of one probe, about."""

@@ -15,11 +15,11 @@ import gymnasium
 import numpy as np
 
 from jaxrl.core.nested_spaces import children, map_leaves
+from jaxrl.core.seeds import entropy_of
 from jaxrl.envs.adapters.host_spaces import Fit, make_fit, notice, zeros
 from jaxrl.envs.adapters.host_state import copy_state, restore_copy
 from jaxrl.envs.context import EnvContext
 from jaxrl.errors import EnvError, in_one_line
-from jaxrl.seeds import entropy_of
 
 FAULT = "jaxrl_fault"
 """Under this key of an info comes a `CopyFault`."""

@@ -15,18 +15,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl.config.async_groups import AsyncTraining
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import field, fluent, non_negative, positive, unit_interval
+from jaxrl.config.settings.asynchronous import AsyncTraining
 from jaxrl.core.hparams import HParams, current_values
-from jaxrl.core.learner import SgdState
-from jaxrl.core.off_policy import vtrace_targets
-from jaxrl.core.policy_gradient import descend, first_state
-from jaxrl.core.rl_module import RLModule
-from jaxrl.core.sequences import forward_rollout, in_sequences
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.target import mixed
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
+from jaxrl.learners.learner import SgdState
+from jaxrl.learners.policy_gradient import descend, first_state
+from jaxrl.learners.target_network import mixed
+from jaxrl.learners.vtrace_targets import vtrace_targets
+from jaxrl.modules.rl_module import RLModule
+from jaxrl.modules.sequences import forward_rollout, in_sequences
 from jaxrl.ops import losses
 
 

@@ -18,18 +18,18 @@ from jaxtyping import Array, Float
 
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import fluent
-from jaxrl.config.value_groups import DQNTraining
+from jaxrl.config.settings.value import DQNTraining
 from jaxrl.core.hparams import HParams, current_values
-from jaxrl.core.learner import SgdState, checked_loss, optimizer_of, sgd_step
-from jaxrl.core.model_config import TORCH_BIASES
-from jaxrl.core.noisy import NOISE
-from jaxrl.core.policy_gradient import first_state
-from jaxrl.core.q_module import ATOM_LOGITS, QUANTILES, QModule
-from jaxrl.core.rl_module import RLModuleSpec
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.target import Target, first_target, followed
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Transition
 from jaxrl.errors import ConfigError
+from jaxrl.learners.learner import SgdState, checked_loss, optimizer_of, sgd_step
+from jaxrl.learners.policy_gradient import first_state
+from jaxrl.learners.target_network import Target, first_target, followed
+from jaxrl.modules.model_config import TORCH_BIASES
+from jaxrl.modules.noisy import NOISE
+from jaxrl.modules.q_network import ATOM_LOGITS, QUANTILES, QModule
+from jaxrl.modules.rl_module import RLModuleSpec
 from jaxrl.ops import losses, value_losses
 
 

@@ -14,15 +14,15 @@ from jaxtyping import Array, Float
 
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import Schedule, field, fluent, non_negative, positive, unit_interval
-from jaxrl.config.groups import AdvantageTraining
-from jaxrl.core.bootstrap import values_and_successors
+from jaxrl.config.settings.training import AdvantageTraining
 from jaxrl.core.hparams import HParams, current_values
-from jaxrl.core.learner import SgdState
-from jaxrl.core.policy_gradient import descend, first_state, weighted_advantages
-from jaxrl.core.rl_module import RLModule
-from jaxrl.core.sequences import forward_rollout, in_sequences, with_memory
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
+from jaxrl.learners.bootstrap import values_and_successors
+from jaxrl.learners.learner import SgdState
+from jaxrl.learners.policy_gradient import descend, first_state, weighted_advantages
+from jaxrl.modules.rl_module import RLModule
+from jaxrl.modules.sequences import forward_rollout, in_sequences, with_memory
 from jaxrl.ops import losses, returns
 
 

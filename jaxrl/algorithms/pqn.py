@@ -16,16 +16,16 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import Schedule, field, fluent, unit_interval
-from jaxrl.config.groups import OnPolicyTraining
-from jaxrl.core.bootstrap import successor_values
+from jaxrl.config.settings.training import OnPolicyTraining
 from jaxrl.core.hparams import HParams, current_values
-from jaxrl.core.learner import SgdState
-from jaxrl.core.policy_gradient import first_state, step_down
-from jaxrl.core.q_module import QModule
-from jaxrl.core.rl_module import RLModule, RLModuleSpec
-from jaxrl.core.sequences import forward_rollout, in_sequences, with_memory
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
+from jaxrl.learners.bootstrap import successor_values
+from jaxrl.learners.learner import SgdState
+from jaxrl.learners.policy_gradient import first_state, step_down
+from jaxrl.modules.q_network import QModule
+from jaxrl.modules.rl_module import RLModule, RLModuleSpec
+from jaxrl.modules.sequences import forward_rollout, in_sequences, with_memory
 from jaxrl.ops import losses, returns
 
 

@@ -15,21 +15,21 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxrl.config.actor_critic_groups import (
+from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.fields import field, fluent
+from jaxrl.config.settings.actor_critic import (
     BUFFER_OF_A_MILLION,
     TD_ERROR_LOSS_DOC,
     SoftTraining,
     TdErrorLoss,
 )
-from jaxrl.config.base import AlgorithmConfig
-from jaxrl.config.fields import field, fluent
-from jaxrl.core.critic_loss import critic_loss
-from jaxrl.core.model_config import RELU
-from jaxrl.core.parts import POLICY
-from jaxrl.core.policy_q_module import StochasticPolicyModule
-from jaxrl.core.rl_module import RLModuleSpec
-from jaxrl.core.soft_actor_critic import SoftActorCritic, SoftState
 from jaxrl.core.types import Key, Metrics, Params, Transition
+from jaxrl.learners.critic_loss import critic_loss
+from jaxrl.learners.multi_optimizer import POLICY
+from jaxrl.learners.soft_actor_critic import SoftActorCritic, SoftState
+from jaxrl.modules.model_config import RELU
+from jaxrl.modules.policy_and_critics import StochasticPolicyModule
+from jaxrl.modules.rl_module import RLModuleSpec
 from jaxrl.ops import value_losses
 
 

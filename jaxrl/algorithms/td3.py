@@ -14,14 +14,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl.config.actor_critic_groups import TD_ERROR_LOSS_DOC, ActorCriticTraining, TdErrorLoss
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import at_least_one, field, fluent, non_negative, unit_interval
-from jaxrl.core.critic_loss import critic_loss
+from jaxrl.config.settings.actor_critic import TD_ERROR_LOSS_DOC, ActorCriticTraining, TdErrorLoss
 from jaxrl.core.hparams import HParams, current_values, hyperparameters
-from jaxrl.core.learner import NONFINITE, SgdState, select, tensor_norms
-from jaxrl.core.model_config import RELU
-from jaxrl.core.parts import (
+from jaxrl.core.struct import pytree, replace
+from jaxrl.core.types import Key, Metrics, Params, Progress, Transition
+from jaxrl.learners.critic_loss import critic_loss
+from jaxrl.learners.learner import NONFINITE, SgdState, select, tensor_norms
+from jaxrl.learners.multi_optimizer import (
     CRITIC,
     POLICY,
     first_parts,
@@ -31,11 +32,10 @@ from jaxrl.core.parts import (
     step_part,
     with_part,
 )
-from jaxrl.core.policy_q_module import DeterministicPolicyModule
-from jaxrl.core.rl_module import RLModuleSpec
-from jaxrl.core.struct import pytree, replace
-from jaxrl.core.target import Target, first_target, followed
-from jaxrl.core.types import Key, Metrics, Params, Progress, Transition
+from jaxrl.learners.target_network import Target, first_target, followed
+from jaxrl.modules.model_config import RELU
+from jaxrl.modules.policy_and_critics import DeterministicPolicyModule
+from jaxrl.modules.rl_module import RLModuleSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

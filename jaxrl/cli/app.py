@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from jaxrl.cli.errors import ErrorGroup, keep_log_to_ourselves, log_level, set_verbosity
-from jaxrl.runners.commands import begin_command
+from jaxrl.runtime.commands import begin_command
 
 app = typer.Typer(
     cls=ErrorGroup,

@@ -6,17 +6,17 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from jaxrl.benchmark import runner
-from jaxrl.benchmark.compare import Change, compared, read_summary
-from jaxrl.benchmark.peers import root
-from jaxrl.benchmark.report import MARKDOWN, write_report
-from jaxrl.benchmark.speed import run_speed, speed_tables
-from jaxrl.benchmark.suite import Suite, load_suite, suite_file
-from jaxrl.benchmark.summary import summary_of
-from jaxrl.benchmark.tables import Table
+from jaxrl.bench import runner
+from jaxrl.bench.compare import Change, compared, read_summary
+from jaxrl.bench.peers import root
+from jaxrl.bench.report import MARKDOWN, write_report
+from jaxrl.bench.speed import run_speed, speed_tables
+from jaxrl.bench.suite import Suite, load_suite, suite_file
+from jaxrl.bench.summary import summary_of
+from jaxrl.bench.tables import Table
 from jaxrl.cli.interrupts import Raised
 from jaxrl.errors import RunFolderError
-from jaxrl.logging import text
+from jaxrl.loggers import text
 
 
 def run(given: str, out: str | None, compare: str | None) -> int:

@@ -13,13 +13,13 @@ from rich.table import Table
 from jaxrl.cli import terminal
 from jaxrl.cli.experiments import config_file
 from jaxrl.cli.runs import find_run
-from jaxrl.config.arithmetic import BatchPlan
+from jaxrl.config.batch_plan.arithmetic import BatchPlan
 from jaxrl.config.deserialize import config_from_serializable
 from jaxrl.config.imports import Trust
 from jaxrl.errors import ConfigError, RunFolderError
-from jaxrl.logging import text
-from jaxrl.logging.run_folder import is_run_folder, params_are_own
-from jaxrl.runners.cache import CacheContents, cache_contents
+from jaxrl.loggers import text
+from jaxrl.runs.run_folder import is_run_folder, params_are_own
+from jaxrl.runtime.compilation_cache import CacheContents, cache_contents
 
 if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from jaxrl.cli.command import command
-from jaxrl.config.arithmetic import BatchPlan
+from jaxrl.config.batch_plan.arithmetic import BatchPlan
+from jaxrl.config.batch_plan.replay import ReplayPlan
 from jaxrl.config.load import load_experiment
-from jaxrl.config.replay_plan import ReplayPlan
 from jaxrl.config.shipped import shipped_configs
-from jaxrl.logging import text
-from jaxrl.logging.display import Display
-from jaxrl.logging.results import Result
+from jaxrl.loggers import text
+from jaxrl.loggers.display import Display
+from jaxrl.runs.results import Result
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

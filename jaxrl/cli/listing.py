@@ -72,7 +72,7 @@ def _environments(everything: bool) -> list[str]:
 
 
 def _spaces(made: Any) -> str:
-    from jaxrl.runners.assemble import spaces_of
+    from jaxrl.assembly.assemble import spaces_of
 
     observation, action = spaces_of(made)
     return f"observes {_space(observation)}, acts {_space(action)}"

@@ -12,13 +12,6 @@ import typer
 from rich.console import Console
 
 from jaxrl import metrics
-from jaxrl.checkpoint import (
-    complete_checkpoints,
-    find_checkpoint,
-    is_checkpoint,
-    read_metadata,
-    set_aside_later,
-)
 from jaxrl.cli import terminal
 from jaxrl.cli.command import command
 from jaxrl.cli.errors import notes_of
@@ -26,18 +19,26 @@ from jaxrl.cli.interrupts import Interrupts, Raised
 from jaxrl.config.deserialize import config_from_serializable
 from jaxrl.config.stop import stop_reached
 from jaxrl.errors import ConfigError, JaxrlError, RunFolderError, did_you_mean
-from jaxrl.host_state import check_metadata, trust_in
-from jaxrl.logging import results, text
-from jaxrl.logging.display import Display, open_display
-from jaxrl.logging.json_sink import read_results
-from jaxrl.logging.run_folder import (
+from jaxrl.loggers import text
+from jaxrl.loggers.display import Display, open_display
+from jaxrl.loggers.json_sink import read_results
+from jaxrl.runs import results
+from jaxrl.runs.checkpoint import (
+    complete_checkpoints,
+    find_checkpoint,
+    is_checkpoint,
+    read_metadata,
+    set_aside_later,
+)
+from jaxrl.runs.host_state import check_metadata, trust_in
+from jaxrl.runs.run_folder import (
     RunFolder,
     check_name,
     is_run_folder,
     iteration_of,
     results_root,
 )
-from jaxrl.sweep_state import is_sweep_folder, read_sweep
+from jaxrl.sweeps.state import is_sweep_folder, read_sweep
 
 logger = logging.getLogger("jaxrl")
 
@@ -112,8 +113,8 @@ def _resume_sweep(
     log_level: int | None,
     trust: Sequence[str] | None,
 ) -> int:
-    from jaxrl.population import Population
-    from jaxrl.trials import Trials
+    from jaxrl.sweeps.population import Population
+    from jaxrl.sweeps.trials import Trials
 
     saved = read_sweep(folder.path)
     iteration, trials = saved["training_iteration"], bool(saved.get("trials"))
@@ -237,7 +238,7 @@ def _built_and_trained(
 def _end_of(
     algo: "Algorithm", stop: Mapping[str, float], display: Display, interrupts: Interrupts
 ) -> list[str]:
-    from jaxrl.sweep_runs import SweepRuns
+    from jaxrl.sweeps.base import SweepRuns
 
     sweep: Any = algo
     if isinstance(sweep, SweepRuns):

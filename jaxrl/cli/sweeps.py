@@ -10,13 +10,13 @@ from rich.table import Table
 from jaxrl.cli import hints
 from jaxrl.cli.command import command
 from jaxrl.cli.interrupts import Interrupts
-from jaxrl.logging import text
-from jaxrl.logging.display import Display
-from jaxrl.pbt import SCHEDULE_FILE
-from jaxrl.points import Point
-from jaxrl.sweep_picture import draw_sweep
-from jaxrl.sweep_runs import SweepRuns
-from jaxrl.sweep_state import is_sweep_folder, read_sweep
+from jaxrl.loggers import text
+from jaxrl.loggers.display import Display
+from jaxrl.sweeps.base import SweepRuns
+from jaxrl.sweeps.pbt import SCHEDULE_FILE
+from jaxrl.sweeps.plot import draw_sweep
+from jaxrl.sweeps.points import Point
+from jaxrl.sweeps.state import is_sweep_folder, read_sweep
 
 
 def train_to_the_end(

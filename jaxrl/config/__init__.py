@@ -1,15 +1,15 @@
 """Settings: groups, the fluent AlgorithmConfig, and what they amount to."""
 
 from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.batch_plan.on_policy import BatchPlan, choose_num_devices
 from jaxrl.config.fields import Schedule, field, fluent
-from jaxrl.config.groups import AdvantageTraining, OnPolicyTraining, Training
-from jaxrl.config.plan import BatchPlan, choose_num_devices
 from jaxrl.config.registry import (
     get_algorithm_config,
     get_algorithm_config_class,
     list_algorithms,
     register,
 )
+from jaxrl.config.settings.training import AdvantageTraining, OnPolicyTraining, Training
 
 __all__ = [
     "AdvantageTraining",

@@ -2,26 +2,26 @@
 
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
-from jaxrl.config import groups as g
-from jaxrl.config import run_groups as r
-from jaxrl.config import runner_groups as w
-from jaxrl.config.arithmetic import BatchPlan
+from jaxrl.config.batch_plan.arithmetic import BatchPlan
+from jaxrl.config.batch_plan.on_policy import make_plan
+from jaxrl.config.batch_plan.replay import replay_plan
+from jaxrl.config.batch_plan.request import batch_request, refuse_markers
 from jaxrl.config.builder import ConfigBuilder
 from jaxrl.config.explain import explain
 from jaxrl.config.fields import fluent
 from jaxrl.config.modules import resolve_module_spec, rows_of_a_draw
 from jaxrl.config.names import refuse_group
-from jaxrl.config.plan import make_plan
-from jaxrl.config.replay_groups import OffPolicyTraining
-from jaxrl.config.replay_plan import replay_plan
-from jaxrl.config.request import batch_request, refuse_markers
+from jaxrl.config.settings import run as r
+from jaxrl.config.settings import runners as w
+from jaxrl.config.settings import training as g
+from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.sweep import is_sweep, lanes_of
 from jaxrl.config.validate import refuse_measuring, validate
 from jaxrl.errors import ConfigError, HostLanesError
 
 if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm
-    from jaxrl.core.rl_module import RLModuleSpec
+    from jaxrl.modules.rl_module import RLModuleSpec
 
 
 class AlgorithmConfig(ConfigBuilder):
@@ -138,7 +138,7 @@ class AlgorithmConfig(ConfigBuilder):
 
     def get_default_rl_module_spec(self) -> "RLModuleSpec":
         """The algorithm's module: its class and the model settings that differ from the defaults."""
-        from jaxrl.core.rl_module import RLModuleSpec
+        from jaxrl.modules.rl_module import RLModuleSpec
 
         return RLModuleSpec()
 
@@ -206,8 +206,8 @@ class AlgorithmConfig(ConfigBuilder):
 
 def _sweep_of(config: AlgorithmConfig) -> Any:
     """All runs as lanes of programs or, where they cannot be, as trials; the log says so."""
-    from jaxrl.population import Population
-    from jaxrl.trials import Trials
+    from jaxrl.sweeps.population import Population
+    from jaxrl.sweeps.trials import Trials
 
     try:
         return Population(config)

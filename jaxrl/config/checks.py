@@ -13,7 +13,7 @@ def _optimizer_problem(setting: Any) -> str | None:
     """None for an optimiser that can be made, else what is wrong, as the end of a sentence."""
     import optax  # pyright: ignore[reportMissingTypeStubs]
 
-    from jaxrl.core.learner import OPTIMIZERS
+    from jaxrl.learners.learner import OPTIMIZERS
 
     if callable(setting):
         return None

@@ -38,8 +38,8 @@ logger = logging.getLogger("jaxrl.config")
 DATACLASSES = (
     "jaxrl.config.pbt:PopulationBasedTraining",
     "jaxrl.config.sweep:Marker",
-    "jaxrl.core.model_config:DefaultModelConfig",
-    "jaxrl.core.rl_module:RLModuleSpec",
+    "jaxrl.modules.model_config:DefaultModelConfig",
+    "jaxrl.modules.rl_module:RLModuleSpec",
 )
 """What settings are made of, beside plain data and spaces."""
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from jaxrl.config.groups import OnPolicyTraining
+from jaxrl.config.batch_plan.on_policy import choose_num_devices
 from jaxrl.config.modules import model_notes
 from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.placement import Placement, placement_notes
-from jaxrl.config.plan import choose_num_devices
-from jaxrl.core.microbatches import num_parts
+from jaxrl.config.settings.training import OnPolicyTraining
+from jaxrl.learners.microbatches import num_parts
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
+from jaxrl.config.batch_plan.divisors import MAX_COUNT
 from jaxrl.config.coerce import (
     SIZES_IN_FLOAT32,
     MismatchError,
@@ -17,7 +18,6 @@ from jaxrl.config.coerce import (
     describe,
     leaves_float32,
 )
-from jaxrl.config.divisors import MAX_COUNT
 from jaxrl.config.imports import ANYTHING, Kind, load_object
 from jaxrl.config.markers import holds_marker
 from jaxrl.config.sweep import Marker

@@ -65,7 +65,7 @@ ENV = Kind(
         "gymnax.environments.environment:Environment",
     )
 )
-RL_MODULE = Kind(bases=("jaxrl.core.rl_module:RLModule",))
+RL_MODULE = Kind(bases=("jaxrl.modules.rl_module:RLModule",))
 ALGORITHM = Kind(bases=("jaxrl.algorithm:Algorithm",))
 ALGORITHM_CONFIG = Kind(bases=("jaxrl.config.base:AlgorithmConfig",))
 

@@ -15,7 +15,7 @@ from jaxrl.config.fields import settings_of
 from jaxrl.config.nesting import check_size
 from jaxrl.config.pbt import PopulationBasedTraining
 from jaxrl.config.registry import get_algorithm_config
-from jaxrl.config.run_groups import Sweep
+from jaxrl.config.settings.run import Sweep
 from jaxrl.config.shipped import shipped_configs
 from jaxrl.config.stop import Stop, parse_stop
 from jaxrl.config.sweep import marker_from_data, with_value

@@ -8,8 +8,8 @@ from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
-    from jaxrl.core.model_config import DefaultModelConfig
-    from jaxrl.core.rl_module import RLModuleSpec
+    from jaxrl.modules.model_config import DefaultModelConfig
+    from jaxrl.modules.rl_module import RLModuleSpec
 
 
 def resolve_module_spec(
@@ -28,7 +28,7 @@ def resolve_module_spec(
 
 def check_model_config(config: "AlgorithmConfig") -> None:
     """Refuses wrong settings of the default module; a custom one checks its own."""
-    from jaxrl.core.model_config import DefaultModelConfig
+    from jaxrl.modules.model_config import DefaultModelConfig
 
     spec = resolve_module_spec(config, None, None)
     settings: Any = spec.model_config
@@ -38,7 +38,7 @@ def check_model_config(config: "AlgorithmConfig") -> None:
 
 def model_notes(config: "AlgorithmConfig") -> list[str]:
     """A sentence for each model setting that was given under an old name."""
-    from jaxrl.core.model_config import resolve_model_settings
+    from jaxrl.modules.model_config import resolve_model_settings
 
     given = config.rl_module_settings.model_config
     if not _is_default(_chosen_spec(config)) or not isinstance(given, Mapping):
@@ -52,7 +52,7 @@ def default_settings(config: "AlgorithmConfig") -> "DefaultModelConfig | None":
     Raises:
         ConfigError: One of them is wrong.
     """
-    from jaxrl.core.model_config import DefaultModelConfig
+    from jaxrl.modules.model_config import DefaultModelConfig
 
     spec = _chosen_spec(config)
     settings: Any = _merged(spec, config.rl_module_settings.model_config)
@@ -70,7 +70,7 @@ def rows_of_a_draw(config: "AlgorithmConfig") -> int:
 
 
 def _chosen_spec(config: "AlgorithmConfig") -> "RLModuleSpec":
-    from jaxrl.core.rl_module import RLModule, RLModuleSpec
+    from jaxrl.modules.rl_module import RLModule, RLModuleSpec
 
     settings = config.rl_module_settings
     chosen = settings.rl_module_spec
@@ -90,8 +90,8 @@ def _chosen_spec(config: "AlgorithmConfig") -> "RLModuleSpec":
 
 def _spec_around(config: "AlgorithmConfig", network: Any) -> "RLModuleSpec":
     """The spec of a network that is no RLModule."""
-    from jaxrl.core.network_module import network_module
-    from jaxrl.core.rl_module import RLModuleSpec
+    from jaxrl.modules.network_module import network_module
+    from jaxrl.modules.rl_module import RLModuleSpec
 
     if config.rl_module_settings.rl_module_spec is not None:
         raise ConfigError("network and rl_module_spec both say what the module is; give one.")
@@ -106,7 +106,7 @@ def _spec_around(config: "AlgorithmConfig", network: Any) -> "RLModuleSpec":
 
 def _is_default(spec: "RLModuleSpec") -> bool:
     """Whether the model settings are those of the default networks."""
-    from jaxrl.core.model_config import DefaultModelConfig
+    from jaxrl.modules.model_config import DefaultModelConfig
 
     if spec.module_class is None:
         return True
@@ -116,7 +116,7 @@ def _is_default(spec: "RLModuleSpec") -> bool:
 
 def _merged(spec: "RLModuleSpec", given: Any) -> Any:
     """The spec's model settings, with the config's on top; a whole object replaces them."""
-    from jaxrl.core.model_config import DefaultModelConfig, resolve_model_settings
+    from jaxrl.modules.model_config import DefaultModelConfig, resolve_model_settings
 
     if given is None or given == {}:
         return spec.model_config

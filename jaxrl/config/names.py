@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from jaxrl.config.fields import Setting, settings_of
-from jaxrl.config.legacy import DROP, GROUPS_REFUSED, REFUSED, RENAMED, Refused
+from jaxrl.config.rllib_names import DROP, GROUPS_REFUSED, REFUSED, RENAMED, Refused
 from jaxrl.config.synonyms import called_here
 from jaxrl.errors import ConfigError, UnknownNameError, UnknownSettingError, did_you_mean
 

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from jaxrl.config.base import AlgorithmConfig
-from jaxrl.config.divisors import MAX_COUNT
+from jaxrl.config.batch_plan.divisors import MAX_COUNT
 from jaxrl.config.fields import Setting
-from jaxrl.config.legacy import GROUPS_REFUSED, RENAMED
 from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
+from jaxrl.config.rllib_names import GROUPS_REFUSED, RENAMED
 
 _HEAD = """# Settings
 

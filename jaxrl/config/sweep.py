@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 import numpy as np
 
 from jaxrl.config.markers import is_marker
+from jaxrl.core.seeds import entropy_of
 from jaxrl.errors import ConfigError
-from jaxrl.seeds import entropy_of
 
 MAX_LANES = 10_000
 """Of one sweep: beyond it, describing the lanes alone takes longer than a short run."""

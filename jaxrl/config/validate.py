@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-from jaxrl.config.divisors import divisors, nearest
+from jaxrl.config.batch_plan.divisors import divisors, nearest
+from jaxrl.config.batch_plan.request import refuse_markers
 from jaxrl.config.modules import check_model_config
 from jaxrl.config.placement import check_placement
-from jaxrl.config.request import refuse_markers
-from jaxrl.config.run_groups import Evaluation
+from jaxrl.config.settings.run import Evaluation
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.metrics import check_key
 

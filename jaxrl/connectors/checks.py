@@ -11,9 +11,9 @@ from gymnasium import spaces
 
 from jaxrl.connectors.base import Before, TemporalConnector
 from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline, ObservationPipeline
-from jaxrl.core.rl_module import zeros_of
 from jaxrl.core.types import PyTree, Rollout
 from jaxrl.errors import ConfigError
+from jaxrl.modules.rl_module import zeros_of
 
 BATCHES = ((3,), (2, 3))
 """Leading axes that a transform is traced with: a step's, and a rollout's."""

@@ -9,9 +9,9 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool
 
 from jaxrl.connectors.base import Before, Connector, ObservationConnector, TemporalConnector
-from jaxrl.core.rl_module import ACTION_MASK, has_action_mask
 from jaxrl.core.types import PyTree
 from jaxrl.errors import SpaceError
+from jaxrl.modules.rl_module import ACTION_MASK, has_action_mask
 
 OBSERVATIONS = "observations"
 """What several parts beside a mask are called together."""

@@ -11,7 +11,6 @@ from jaxtyping import Array, Bool, Float
 
 from jaxrl.connectors.base import Before, TemporalConnector
 from jaxrl.core.nested_spaces import map_leaves, map_spaces
-from jaxrl.core.rl_module import zeros_of
 from jaxrl.core.space_tree import (
     ACTION_SPACE,
     OBSERVATION_SPACE,
@@ -22,6 +21,7 @@ from jaxrl.core.space_tree import (
 from jaxrl.core.struct import pytree, where_rows
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError, SpaceError
+from jaxrl.modules.rl_module import zeros_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ import dataclasses
 
 import numpy as np
 
-from jaxrl.runners.train_state import Row, TrainState
+from jaxrl.training.train_state import Row, TrainState
 
 AHEAD_SECONDS = 0.5
 """What is computed ahead takes no longer; nor does computing it again."""

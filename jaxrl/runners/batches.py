@@ -10,8 +10,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, PyTree
 from jaxrl.runners.fragment import Fragment
-from jaxrl.runners.sharding import AXIS, WHOLE, data_specs
-from jaxrl.runners.train_state import Sampled
+from jaxrl.training.sharding import AXIS, WHOLE, data_specs
+from jaxrl.training.train_state import Sampled
 
 
 def as_sampled(fragment: Fragment) -> Sampled:

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from jaxrl.runners.ledger import Ledger
 from jaxrl.runners.metrics_logger import problem_of_state
+from jaxrl.runners.step_ledger import Ledger
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
+from jaxrl.assembly.assemble import make_acting, make_env
 from jaxrl.callbacks import CallbackList
 from jaxrl.core.types import PyTree
 from jaxrl.envs.context import EnvContext
@@ -16,17 +17,16 @@ from jaxrl.envs.host import HostFault, HostVector, MadeHostEnv
 from jaxrl.envs.host_vector import make_vector
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import EnvError
-from jaxrl.runners.assemble import make_acting, make_env
+from jaxrl.runners.env_keys import episode_seeds, stream_keys
 from jaxrl.runners.episode_tracker import EPISODE_HOOKS, EnvsView, EpisodeTracker
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hooks import RunnerHooks
-from jaxrl.runners.host_acting import HostActing, Last
+from jaxrl.runners.host_policy import HostActing, Last
 from jaxrl.runners.metrics_logger import MetricsLogger
-from jaxrl.runners.played import Played, Share, play
-from jaxrl.runners.program import Program
-from jaxrl.runners.rollout import Acting
+from jaxrl.runners.quotas import Played, Share, play
 from jaxrl.runners.rows import Part, Rows
-from jaxrl.runners.streams import episode_seeds, stream_keys
+from jaxrl.runtime.program import Program
+from jaxrl.training.rollout import Acting
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

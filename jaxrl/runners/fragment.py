@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxrl.core.types import Rollout
-from jaxrl.runners.ring import EpisodeRecord
-from jaxrl.runners.rollout import Actor
+from jaxrl.training.episode_stats import EpisodeRecord
+from jaxrl.training.rollout import Actor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from jaxrl.assembly.assemble import Assembly
+from jaxrl.core.seeds import seed_key
 from jaxrl.core.types import Device
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.runners.ahead import MAX_COPY_BYTES, Pace, Window
-from jaxrl.runners.assemble import Assembly
-from jaxrl.runners.in_graph import MAX_ROWS
 from jaxrl.runners.learner_group import LocalLearnerGroup
-from jaxrl.runners.program import Program
-from jaxrl.runners.results import Report
-from jaxrl.runners.sharding import Compiled, compile_runner
-from jaxrl.runners.train_state import TrainState
-from jaxrl.seeds import seed_key
+from jaxrl.runtime.program import Program
+from jaxrl.training.in_graph import MAX_ROWS
+from jaxrl.training.report import Report
+from jaxrl.training.sharding import Compiled, compile_runner
+from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

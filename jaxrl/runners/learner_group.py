@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from jaxrl.assembly.assemble import Assembly
+from jaxrl.core.seeds import seed_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device
-from jaxrl.runners.assemble import Assembly
 from jaxrl.runners.batches import side_by_side, to_devices
 from jaxrl.runners.fragment import Fragment, Weights
-from jaxrl.runners.host_memory import HostMemory, uses_host_memory
-from jaxrl.runners.program import Program
-from jaxrl.runners.results import Report
-from jaxrl.runners.rollout import Actor
-from jaxrl.runners.sharding import learn_program, state_shardings
-from jaxrl.runners.train_state import Sampled, Summary, TrainState
-from jaxrl.seeds import seed_key
+from jaxrl.runners.host_replay import HostMemory, uses_host_memory
+from jaxrl.runtime.program import Program
+from jaxrl.training.report import Report
+from jaxrl.training.rollout import Actor
+from jaxrl.training.sharding import learn_program, state_shardings
+from jaxrl.training.train_state import Sampled, Summary, TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

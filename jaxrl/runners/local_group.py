@@ -4,13 +4,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from jaxrl.assembly.assemble import Assembly
 from jaxrl.core.types import PyTree
-from jaxrl.runners.assemble import Assembly
 from jaxrl.runners.env_runner import EnvRunner, make_env_runner
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hang_watch import HangWatch
 from jaxrl.runners.hooks import RunnerHooks
-from jaxrl.runners.program import Program
+from jaxrl.runtime.program import Program
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

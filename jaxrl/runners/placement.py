@@ -5,20 +5,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
+from jaxrl.assembly.assemble import Assembly, assemble, spaces_of
+from jaxrl.assembly.device_trial import DeviceTrials
 from jaxrl.buffers.sequence import AnyReplay
-from jaxrl.config.groups import OnPolicyTraining
-from jaxrl.config.plan import choose_num_devices
-from jaxrl.core.microbatches import num_parts
+from jaxrl.config.batch_plan.on_policy import choose_num_devices
+from jaxrl.config.settings.training import OnPolicyTraining
 from jaxrl.core.space_tree import num_bytes
 from jaxrl.core.types import Device
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError
-from jaxrl.runners.assemble import Assembly, assemble, spaces_of
-from jaxrl.runners.blank import blank_rollout
-from jaxrl.runners.device_trial import DeviceTrials
-from jaxrl.runners.devices import memory_limit, warn_of_lost_devices
-from jaxrl.runners.host_memory import host_device
-from jaxrl.runners.train_state import TrainState
+from jaxrl.learners.microbatches import num_parts
+from jaxrl.runners.host_replay import host_device
+from jaxrl.runtime.devices import memory_limit, warn_of_lost_devices
+from jaxrl.training.blank import blank_rollout
+from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

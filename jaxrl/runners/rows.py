@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int, UInt32
 from jaxrl.core.types import Columns, PyTree, Rollout
 from jaxrl.envs.host import HostStep
 from jaxrl.envs.vector import NO_FAULT, OBS_FAULT, REWARD_FAULT
-from jaxrl.runners.ring import EpisodeRecord
+from jaxrl.training.episode_stats import EpisodeRecord
 
 FAULT_CODES = {"reward": REWARD_FAULT, "observation": OBS_FAULT, "raised": NO_FAULT}
 """Only what is not finite is counted as such; what was raised is told of as a runner's fault."""

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl.core.seeds import seed_key
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, PyTree, TimeStep
 from jaxrl.envs.base import JaxEnv
@@ -18,8 +19,7 @@ from jaxrl.envs.registry import EnvSpec, Made, MadeEnv, make
 from jaxrl.envs.space_checks import check_values
 from jaxrl.envs.wrappers import TimeLimitState
 from jaxrl.errors import EnvError
-from jaxrl.runners.devices import claim_cpu_devices
-from jaxrl.seeds import seed_key
+from jaxrl.runtime.devices import claim_cpu_devices
 from jaxrl.testing.check_host_env import check_host_env
 
 # Compiling dominates; the programs run for a few steps only.

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithm import Algorithm
+from jaxrl.assembly.assemble import assemble
 from jaxrl.core.hparams import current_values
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress
 from jaxrl.errors import ConfigError
-from jaxrl.runners.assemble import assemble
 from tests.algorithms.test_impala import (
     by_loop,
     check_probe,

@@ -11,14 +11,14 @@ from gymnasium import spaces
 
 from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.dqn import DQNConfig, DQNLearner, RainbowConfig
-from jaxrl.core.learner import NONFINITE
-from jaxrl.core.noisy import NOISE
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Progress, Transition
 from jaxrl.envs.registry import make
 from jaxrl.errors import ConfigError
-from jaxrl.runners.rollout import Sampler
+from jaxrl.learners.learner import NONFINITE
+from jaxrl.modules.noisy import NOISE
 from jaxrl.testing import references
+from jaxrl.training.rollout import Sampler
 
 ROWS, ACTIONS = 24, 3
 SPACE = spaces.Dict(

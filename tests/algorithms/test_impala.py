@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl.assembly.assemble import assemble
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress, Rollout
 from jaxrl.envs.registry import make
-from jaxrl.runners.assemble import assemble
 from jaxrl.testing import references
 from tests.algorithms.test_ppo_variants import (
     GAMMA,

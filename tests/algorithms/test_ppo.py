@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithms.ppo import PPOBatch, PPOConfig, PPOLearner
+from jaxrl.assembly.assemble import assemble
 from jaxrl.core.hparams import current_values
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress
 from jaxrl.envs.registry import make
-from jaxrl.runners.assemble import assemble
-from jaxrl.runners.rollout import Sampler
+from jaxrl.training.rollout import Sampler
 from tests.helpers import small
 
 ROWS = 40

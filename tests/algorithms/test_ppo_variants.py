@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithms.ppo import A2CConfig, PGConfig, PPOConfig
+from jaxrl.assembly.assemble import assemble
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress
-from jaxrl.runners.assemble import assemble
 from tests.algorithms.test_ppo import learner_and_batch
 from tests.helpers import small
 

@@ -13,15 +13,15 @@ from gymnasium import spaces
 
 from jaxrl.algorithms import pqn
 from jaxrl.algorithms.pqn import PQNConfig, PQNLearner
-from jaxrl.core.bootstrap import successor_values
+from jaxrl.assembly.assemble import assemble
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Progress, Rollout
 from jaxrl.envs.registry import make
 from jaxrl.errors import SpaceError
+from jaxrl.learners.bootstrap import successor_values
 from jaxrl.ops import returns
-from jaxrl.runners.assemble import assemble
-from jaxrl.runners.rollout import Sampler
 from jaxrl.testing import references
+from jaxrl.training.rollout import Sampler
 from tests.helpers import small
 
 STEPS, ENVS, ACTIONS, GAMMA = 12, 4, 3, 0.9

@@ -12,13 +12,13 @@ from gymnasium import spaces
 
 from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.sac import SACConfig, SACLearner
-from jaxrl.core.learner import NONFINITE
-from jaxrl.core.parts import CRITIC, LOG_ALPHA, POLICY
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Transition
 from jaxrl.envs.registry import make
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.runners.rollout import Sampler
+from jaxrl.learners.learner import NONFINITE
+from jaxrl.learners.multi_optimizer import CRITIC, LOG_ALPHA, POLICY
+from jaxrl.training.rollout import Sampler
 from tests import actor_critics as ac
 
 DISCRETE = spaces.Discrete(ac.ACTIONS)

@@ -10,12 +10,12 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl.algorithms.td3 import DDPGConfig, TD3Config, TD3Learner
-from jaxrl.core.learner import NONFINITE
-from jaxrl.core.parts import CRITIC, POLICY
+from jaxrl.assembly.assemble import assemble
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Transition
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.runners.assemble import assemble
+from jaxrl.learners.learner import NONFINITE
+from jaxrl.learners.multi_optimizer import CRITIC, POLICY
 from tests import actor_critics as ac
 
 LOW, HIGH = np.asarray(ac.BOX.low, np.float64), np.asarray(ac.BOX.high, np.float64)

@@ -8,9 +8,9 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl.algorithms.tqc import TQCConfig
-from jaxrl.core.parts import CRITIC, POLICY
 from jaxrl.core.types import Columns
 from jaxrl.errors import JaxrlError, SpaceError
+from jaxrl.learners.multi_optimizer import CRITIC, POLICY
 from tests import actor_critics as ac
 
 ALPHA, QUANTILES, CRITICS, DROPPED = 0.7, 5, 3, 2

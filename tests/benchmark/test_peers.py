@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from benchmarks.peers import learning
-from jaxrl.benchmark.job import Job
-from jaxrl.benchmark.peers import PeerError, ensure_environment
-from jaxrl.benchmark.suite import load_suite, suite_file
+from jaxrl.bench.job import Job
+from jaxrl.bench.peers import PeerError, ensure_environment
+from jaxrl.bench.suite import load_suite, suite_file
 
 
 def test_settings_reach_a_peer_as_python_has_them() -> None:

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from jaxrl.benchmark import figures
-from jaxrl.benchmark.metrics import METRICS
-from jaxrl.benchmark.report import markdown, page
-from jaxrl.benchmark.scores import AGGREGATES
-from jaxrl.benchmark.summary import against_reference
-from jaxrl.benchmark.tables import tables_of
+from jaxrl.bench import figures
+from jaxrl.bench.metrics import METRICS
+from jaxrl.bench.report import markdown, page
+from jaxrl.bench.scores import AGGREGATES
+from jaxrl.bench.summary import against_reference
+from jaxrl.bench.tables import tables_of
 
 
 def cell(env: str, entrant: str, **more: Any) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from jaxrl.benchmark import runner
-from jaxrl.benchmark.compare import compared, read_summary
-from jaxrl.benchmark.job import Job
-from jaxrl.benchmark.suite import Suite, load_suite
+from jaxrl.bench import runner
+from jaxrl.bench.compare import compared, read_summary
+from jaxrl.bench.job import Job
+from jaxrl.bench.suite import Suite, load_suite
 from jaxrl.cli import benchmarks
 from jaxrl.errors import ConfigError, RunFolderError
 
@@ -33,7 +33,7 @@ algorithms:
 PEER = """
 import json, sys
 from pathlib import Path
-from jaxrl.benchmark.job import Curve, Job, say
+from jaxrl.bench.job import Curve, Job, say
 job = Job.read(sys.argv[1])
 if Path(sys.argv[0]).stem.endswith("crash"):
     print("no such luck")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxrl.benchmark import scores
-from jaxrl.benchmark.job import Curve
-from jaxrl.benchmark.scores import Interval
+from jaxrl.bench import scores
+from jaxrl.bench.job import Curve
+from jaxrl.bench.scores import Interval
 
 GENERATOR = np.random.default_rng(7)
 TASKS = {name: GENERATOR.normal(0.6, 0.2, size=8) for name in ("a", "b", "c")}

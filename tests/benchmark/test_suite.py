@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl.benchmark.suite import load_suite, suite_file
+from jaxrl.bench.suite import load_suite, suite_file
 from jaxrl.config.shipped import shipped_configs
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError
 

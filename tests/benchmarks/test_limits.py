@@ -14,7 +14,7 @@ from benchmarks.limits_report import limits_sections
 from benchmarks.peers import jaxrl_worker, launch, limits_worker
 from benchmarks.peers.limits_worker import LimitsPeer, Probe
 from benchmarks.settings import Setting, host_setting, parse_setting
-from jaxrl.runners.flops import count_flops
+from jaxrl.runtime.flops import count_flops
 
 SMALL = Setting(num_envs=8, num_steps=4, num_updates=1, hidden_size=16)
 

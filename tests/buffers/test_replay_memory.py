@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import pytest
 
 from jaxrl.algorithms.dqn import DQNConfig
+from jaxrl.assembly.assemble import assemble
 from jaxrl.buffers.replay import Prioritization, Replay, ReplayState
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Rollout
 from jaxrl.ops.schedules import Schedule
-from jaxrl.runners.assemble import assemble
 
 CAPACITY = 1_000_000
 IMAGE = (10, 10, 4)

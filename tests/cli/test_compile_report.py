@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.runners.cache import cache_contents
+from jaxrl.runtime.compilation_cache import cache_contents
 from tests.cli.test_cli import run
 
 SETTINGS = {

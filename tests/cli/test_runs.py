@@ -18,9 +18,9 @@ from typer.testing import CliRunner, Result
 
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.cli.app import app
-from jaxrl.logging.plots import draw_learning_curve
-from jaxrl.logging.run_folder import RunFolder
-from jaxrl.logging.status import RunStatus
+from jaxrl.loggers.plots import draw_learning_curve
+from jaxrl.loggers.status import RunStatus
+from jaxrl.runs.run_folder import RunFolder
 
 SMALL = {
     "num_envs_per_env_runner": 8,

@@ -19,7 +19,7 @@ PROGRAM = """
 import os, signal, subprocess, sys, time
 from rich.console import Console
 from jaxrl.cli import terminal
-from jaxrl.logging.display import open_display
+from jaxrl.loggers.display import open_display
 
 console = Console()
 with terminal.held(console), open_display("PPO on X", {}, console=console) as display:

@@ -12,9 +12,9 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config import AlgorithmConfig, OnPolicyTraining, field, fluent, get_algorithm_config
 from jaxrl.config.names import GROUP_METHODS
-from jaxrl.core.model_config import DefaultModelConfig
-from jaxrl.core.rl_module import RLModule, RLModuleSpec
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError
+from jaxrl.modules.model_config import DefaultModelConfig
+from jaxrl.modules.rl_module import RLModule, RLModuleSpec
 
 
 def test_methods_return_the_config_and_set_only_what_was_given() -> None:

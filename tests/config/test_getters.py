@@ -6,8 +6,8 @@ import pytest
 
 from jaxrl.algorithms.ppo import A2CConfig, PPOConfig
 from jaxrl.config.base import AlgorithmConfig
-from jaxrl.core.rl_module import RLModuleSpec
 from jaxrl.errors import ConfigError, JaxrlError
+from jaxrl.modules.rl_module import RLModuleSpec
 
 
 class Built:

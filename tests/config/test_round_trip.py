@@ -18,20 +18,20 @@ from jaxrl.algorithms.sac import SACConfig, SACTraining
 from jaxrl.algorithms.td3 import TD3Config, TD3Training
 from jaxrl.algorithms.tqc import TQCConfig, TQCTraining
 from jaxrl.callbacks import Callbacks
-from jaxrl.config.actor_critic_groups import ActorCriticTraining, SoftTraining
 from jaxrl.config.deserialize import config_from_serializable
 from jaxrl.config.fields import settings_of
-from jaxrl.config.groups import OnPolicyTraining, Training
 from jaxrl.config.imports import Trust
 from jaxrl.config.load import experiment_from_dict
 from jaxrl.config.pbt import PopulationBasedTraining
-from jaxrl.config.replay_groups import OffPolicyTraining
 from jaxrl.config.serialize import describable_dict, serializable_dict
+from jaxrl.config.settings.actor_critic import ActorCriticTraining, SoftTraining
+from jaxrl.config.settings.replay import OffPolicyTraining
+from jaxrl.config.settings.training import OnPolicyTraining, Training
 from jaxrl.config.sweep import loguniform
-from jaxrl.core.model_config import DefaultModelConfig
-from jaxrl.core.rl_module import RLModule, RLModuleSpec
 from jaxrl.envs.base import JaxEnv
 from jaxrl.errors import CheckpointError, ConfigError
+from jaxrl.modules.model_config import DefaultModelConfig
+from jaxrl.modules.rl_module import RLModule, RLModuleSpec
 from jaxrl.runners.env_runner import EnvRunner
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jaxrl.assembly.assemble import assemble
 from jaxrl.connectors.actions import ClipActions, UnsquashActions
 from jaxrl.connectors.base import ActionConnector, LearnerConnector, ObservationConnector
 from jaxrl.connectors.builder import PipelineBuilder, with_users
 from jaxrl.connectors.learning import ClipRewards, NormalizeRewards
 from jaxrl.connectors.observations import FlattenObservations, MeanStdFilter
 from jaxrl.errors import ConfigError, UnknownNameError
-from jaxrl.runners.assemble import assemble
 from tests.helpers import observation_pipeline, small
 
 

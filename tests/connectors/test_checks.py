@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jaxrl.assembly.assemble import assemble
 from jaxrl.connectors.base import (
     ActionConnector,
     LearnerConnector,
@@ -17,7 +18,6 @@ from jaxrl.connectors.base import (
 from jaxrl.connectors.checks import check_observation_pipeline
 from jaxrl.core.struct import replace
 from jaxrl.errors import ConfigError
-from jaxrl.runners.assemble import assemble
 from tests.helpers import observation_pipeline, small
 
 PAIR = spaces.Box(-1.0, 1.0, (2,), np.float32)

@@ -9,6 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl.algorithm import Algorithm
+from jaxrl.assembly.assemble import assemble
 from jaxrl.connectors.base import Before
 from jaxrl.connectors.checks import check_observation_pipeline
 from jaxrl.connectors.temporal import FrameStacking
@@ -16,8 +17,7 @@ from jaxrl.core.nested_spaces import at_path, map_leaves
 from jaxrl.core.space_tree import leaf_dtype
 from jaxrl.core.types import Columns
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.runners.asking import as_batch
-from jaxrl.runners.assemble import assemble
+from jaxrl.policy.requests import as_batch
 from tests.connectors.memory_probes import STEPS, Echo, play
 from tests.helpers import assert_close, assert_equal, observation_pipeline, small
 from tests.nested import within

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl.assembly.assemble import assemble
 from jaxrl.connectors.base import LearnerConnector, ObservationConnector
 from jaxrl.connectors.learning import NormalizeRewards, default_learner_connectors
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Rollout
 from jaxrl.errors import ConfigError
-from jaxrl.runners.assemble import assemble
 from tests.helpers import small
 
 STEPS, ENVS, GAMMA = 12, 8, 0.9

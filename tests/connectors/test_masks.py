@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.core.distributions import ILLEGAL_LOGIT
+from jaxrl.assembly.assemble import assemble
 from jaxrl.core.types import Columns
+from jaxrl.distributions.base import ILLEGAL_LOGIT
 from jaxrl.envs.probes import ProbeMask, ProbeParams
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.runners.assemble import assemble
 from tests.helpers import observation_pipeline, small
 
 MASK = spaces.MultiBinary(3)

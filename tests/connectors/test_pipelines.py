@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jaxrl.assembly.assemble import assemble
 from jaxrl.connectors.base import ActionConnector, LearnerConnector, ObservationConnector
 from jaxrl.connectors.observations import flatten
 from jaxrl.core.types import Columns
 from jaxrl.errors import ConfigError, JaxrlError, SpaceError
-from jaxrl.runners.assemble import assemble
 from tests.helpers import assert_equal, observation_pipeline, small
 
 

@@ -9,15 +9,15 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl.algorithm import Algorithm
+from jaxrl.assembly.assemble import assemble
 from jaxrl.connectors.base import ActionConnector, Before
 from jaxrl.connectors.checks import check_observation_pipeline
 from jaxrl.connectors.observations import fitted_observation_pipeline
 from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
 from jaxrl.core.types import Columns
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.runners.assemble import assemble
-from jaxrl.runners.inference import with_previous
-from jaxrl.runners.rollout import Carry
+from jaxrl.policy.inference import with_previous
+from jaxrl.training.rollout import Carry
 from tests.connectors.memory_probes import STEPS, HiddenCoin, play
 from tests.helpers import (
     action_pipeline,

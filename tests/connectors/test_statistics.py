@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithm import Algorithm
+from jaxrl.assembly.assemble import assemble
 from jaxrl.connectors.temporal import FrameStacking
 from jaxrl.core.types import Columns
-from jaxrl.runners.assemble import assemble
 from tests.helpers import assert_close, assert_equal, small
 
 pytestmark = pytest.mark.allow_key_reuse

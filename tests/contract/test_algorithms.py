@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl.assembly.assemble import Assembly, assemble
 from jaxrl.buffers.replay import Replay
-from jaxrl.checkpoint import host_leaves
 from jaxrl.errors import RetraceError
-from jaxrl.runners.assemble import Assembly, assemble
-from jaxrl.runners.train_state import TrainState
+from jaxrl.runs.checkpoint import host_leaves
+from jaxrl.training.train_state import TrainState
 from tests.helpers import ENVS, assert_close, assert_equal, differs, every_algorithm, small
 
 pytestmark = [

@@ -103,7 +103,7 @@ def check_what_is_illegal(algorithm: Any) -> None:
 
 def test_the_test_would_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the mask in the distribution the illegal action is taken."""
-    from jaxrl.core.rl_module import RLModule
+    from jaxrl.modules.rl_module import RLModule
 
     monkeypatch.setattr(RLModule, "action_mask", lambda self, obs: None)
     with config_for("PPO", "in_graph").build() as algorithm:

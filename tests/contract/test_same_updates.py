@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.runners.assemble import Assembly, assemble
-from jaxrl.runners.sharding import compile_runner
+from jaxrl.assembly.assemble import Assembly, assemble
+from jaxrl.training.sharding import compile_runner
 from tests.contract.test_algorithms import started
 from tests.helpers import (
     RELATIVES,

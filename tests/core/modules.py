@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.core.rl_module import RLModuleSpec
+from jaxrl.modules.rl_module import RLModuleSpec
 
 VECTOR = spaces.Box(-1.0, 1.0, (4,))
 

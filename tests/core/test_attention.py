@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.core.attention import GTrXL, distance_encoding, place_by_distance
+from jaxrl.modules.attention import GTrXL, distance_encoding, place_by_distance
 
 T, B, N, M, DIM, HEADS, HEAD_DIM = 9, 3, 4, 3, 6, 2, 5
 

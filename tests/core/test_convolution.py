@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.core import convolution
-from jaxrl.core.convolution import Conv, by_convolution, by_product, on_cpu
+from jaxrl.modules import convolution
+from jaxrl.modules.convolution import Conv, by_convolution, by_product, on_cpu
 
 CASES = [
     ((10, 10, 4), (3, 3), (1, 1), "valid"),

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.core.default_module import ActorCriticModule
-from jaxrl.core.model_config import MODEL_SETTINGS, memory_switch
 from jaxrl.core.types import Columns, Remembered
 from jaxrl.errors import ConfigError, SpaceError
+from jaxrl.modules.actor_critic import ActorCriticModule
+from jaxrl.modules.model_config import MODEL_SETTINGS, memory_switch
 from tests.core.modules import (
     ACTION_SPACES,
     SMALL_IMAGE,

@@ -11,14 +11,14 @@ import pytest
 import scipy.stats
 from gymnasium import spaces
 
-from jaxrl.core.action_space import action_distribution, action_start, required_input_dim
-from jaxrl.core.distributions import (
+from jaxrl.distributions.base import (
     Categorical,
     Deterministic,
     DiagGaussian,
     MultiCategorical,
     SquashedGaussian,
 )
+from jaxrl.distributions.from_space import action_distribution, action_start, required_input_dim
 from jaxrl.errors import SpaceError
 
 B = 6

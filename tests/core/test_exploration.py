@@ -7,11 +7,11 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl.algorithms.sac import SACConfig
-from jaxrl.core.exploration import check_random, draw_random, random_action, warming_up
 from jaxrl.core.hparams import current_values, hyperparameters
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter, Progress
 from jaxrl.errors import ConfigError, SpaceError
+from jaxrl.modules.exploration import check_random, draw_random, random_action, warming_up
 
 N = 6000
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.core.action_space import action_distribution, masks_of
-from jaxrl.core.autoregressive import autoregressive_distribution
-from jaxrl.core.rl_module import RLModuleSpec
+from jaxrl.distributions.from_space import action_distribution, masks_of
 from jaxrl.errors import ConfigError, SpaceError
+from jaxrl.modules.autoregressive import autoregressive_distribution
+from jaxrl.modules.rl_module import RLModuleSpec
 from tests.nested import contained
 
 PARTS: dict[str, Any] = {

@@ -12,9 +12,16 @@ import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig, PPOTraining
 from jaxrl.core.hparams import current_values, hyperparameters
-from jaxrl.core.learner import NONFINITE, SgdState, clip_gradients, optimizer_of, select, sgd_step
 from jaxrl.core.types import Progress
 from jaxrl.errors import ConfigError
+from jaxrl.learners.learner import (
+    NONFINITE,
+    SgdState,
+    clip_gradients,
+    optimizer_of,
+    select,
+    sgd_step,
+)
 
 LR = 0.1
 SHAPES = {"kernel": (4, 3), "bias": (3,), "scale": ()}

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.core.attention import GTrXL
-from jaxrl.core.memory import GRU, LRU, LSTM, Cell, Stack, make_memory
 from jaxrl.core.struct import where_rows
 from jaxrl.errors import ConfigError
+from jaxrl.modules.attention import GTrXL
+from jaxrl.modules.recurrent import GRU, LRU, LSTM, Cell, Stack, make_memory
 
 T, B, N = 12, 4, 5
 SIZE = 6

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.core.microbatches import gradients, num_parts
 from jaxrl.errors import ConfigError
+from jaxrl.learners.microbatches import gradients, num_parts
 from tests.helpers import assert_close, small
 
 NUM_ROWS = 1024

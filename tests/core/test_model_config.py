@@ -5,13 +5,13 @@ import math
 
 import pytest
 
-from jaxrl.core.model_config import (
+from jaxrl.errors import ConfigError, UnknownSettingError
+from jaxrl.modules.model_config import (
     MODEL_SETTINGS,
     RENAMED_MODEL_SETTINGS,
     DefaultModelConfig,
     resolve_model_settings,
 )
-from jaxrl.errors import ConfigError, UnknownSettingError
 
 # ray 2.60's DefaultModelConfig; None where this version refuses the setting.
 RLLIB_DEFAULTS = {

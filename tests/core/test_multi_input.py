@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.core.encoder_module import Encoder
-from jaxrl.core.multi_input import MultiInput
 from jaxrl.core.nested_spaces import at_path, leaf_spaces, named
-from jaxrl.core.rl_module import RLModuleSpec, zeros_of
 from jaxrl.core.space_tree import flatten
 from jaxrl.core.types import Columns
 from jaxrl.errors import ConfigError, JaxrlError, SpaceError
+from jaxrl.modules.encoder_module import Encoder
+from jaxrl.modules.multi_input import MultiInput
+from jaxrl.modules.rl_module import RLModuleSpec, zeros_of
 from tests.helpers import ALGORITHMS, every_algorithm, small
 from tests.nested import drawn, jax_env, walked, within
 
@@ -165,7 +165,7 @@ def test_zeros_are_typed_as_in_a_program() -> None:
 
 
 def test_flatten_observations_chooses_one_vector() -> None:
-    from jaxrl.runners.assemble import assemble
+    from jaxrl.assembly.assemble import assemble
 
     env = jax_env(NESTED, spaces.Discrete(2))
     assert assemble(small(env=env)).module.observation_space == NESTED
@@ -198,7 +198,7 @@ def test_spaces_without_a_shape_are_refused_by_their_path(part: Any) -> None:
     assert "observation_space['a'][1]" in sentence
     assert type(part).__name__ in sentence
     assert "use Box, Discrete" in sentence
-    from jaxrl.runners.assemble import assemble
+    from jaxrl.assembly.assemble import assemble
 
     with pytest.raises(JaxrlError) as caught:
         assemble(small(env=jax_env(space, spaces.Discrete(2))))

@@ -14,9 +14,9 @@ from gymnasium import spaces
 
 from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.core.network_module import network_module
-from jaxrl.core.rl_module import RLModule, RLModuleSpec
 from jaxrl.errors import CheckpointError, ConfigError, ModuleError
+from jaxrl.modules.network_module import network_module
+from jaxrl.modules.rl_module import RLModule, RLModuleSpec
 from tests.helpers import small
 
 OBS = spaces.Box(-1.0, 1.0, (4,), np.float32)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.core.networks import (
+from jaxrl.errors import ConfigError
+from jaxrl.modules.networks import (
     ACTIVATIONS,
     CNN,
     INITIALIZERS,
@@ -17,7 +18,6 @@ from jaxrl.core.networks import (
     get_initializer,
     parse_conv_filters,
 )
-from jaxrl.errors import ConfigError
 
 SHAPE = (200, 300)
 # mean, standard deviation and largest absolute value of a [200, 300] kernel

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxrl.core.learner import NONFINITE
-from jaxrl.core.parts import joined, normal_rows
+from jaxrl.learners.learner import NONFINITE
+from jaxrl.learners.multi_optimizer import joined, normal_rows
 
 
 def test_metrics_of_steps_are_joined() -> None:

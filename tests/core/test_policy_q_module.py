@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.core.parts import CRITIC, POLICY
-from jaxrl.core.policy_q_module import DeterministicPolicyModule, StochasticPolicyModule
-from jaxrl.core.rl_module import RLModuleSpec
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Progress
+from jaxrl.learners.multi_optimizer import CRITIC, POLICY
+from jaxrl.modules.policy_and_critics import DeterministicPolicyModule, StochasticPolicyModule
+from jaxrl.modules.rl_module import RLModuleSpec
 from tests import actor_critics as ac
 
 MATRIX = spaces.Box(np.float32([[-1.0], [0.0]]), np.float32([[1.0], [3.0]]))

@@ -5,9 +5,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxrl.core.rl_module import RLModule, RLModuleSpec, check_module
 from jaxrl.core.types import Columns
 from jaxrl.errors import ModuleError
+from jaxrl.modules.rl_module import RLModule, RLModuleSpec, check_module
 from tests.core.modules import ACTION_SPACES, VECTOR, B, explore, params_of, some_obs
 
 

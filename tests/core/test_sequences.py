@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.core.default_module import ActorCriticModule
-from jaxrl.core.parts import CRITIC, POLICY
-from jaxrl.core.policy_q_module import DeterministicPolicyModule, StochasticPolicyModule
-from jaxrl.core.q_module import QModule
-from jaxrl.core.rl_module import RLModule, RLModuleSpec
 from jaxrl.core.types import Columns, Remembered, Sequence, Successors
+from jaxrl.learners.multi_optimizer import CRITIC, POLICY
+from jaxrl.modules.actor_critic import ActorCriticModule
+from jaxrl.modules.policy_and_critics import DeterministicPolicyModule, StochasticPolicyModule
+from jaxrl.modules.q_network import QModule
+from jaxrl.modules.rl_module import RLModule, RLModuleSpec
 from tests.recurrent import MEMORY, step_by_step
 
 pytestmark = pytest.mark.allow_key_reuse

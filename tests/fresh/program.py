@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrl.config.plan import MIN_ROWS_PER_CPU_DEVICE
-from jaxrl.runners.device_trial import SURE_ROWS
-from jaxrl.runners.devices import MAX_CPU_DEVICES, usable_cores
+from jaxrl.assembly.device_trial import SURE_ROWS
+from jaxrl.config.batch_plan.on_policy import MIN_ROWS_PER_CPU_DEVICE
+from jaxrl.runtime.devices import MAX_CPU_DEVICES, usable_cores
 
 ROWS = SURE_ROWS * min(MAX_CPU_DEVICES, usable_cores())
 """Of a minibatch: enough to be shared by all devices without a trial."""

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from jaxrl.checkpoint import find_checkpoint, read_leaves, read_metadata
-from jaxrl.logging import text
-from jaxrl.runners.devices import MAX_CPU_DEVICES, usable_cores
+from jaxrl.loggers import text
+from jaxrl.runs.checkpoint import find_checkpoint, read_leaves, read_metadata
+from jaxrl.runtime.devices import MAX_CPU_DEVICES, usable_cores
 
 PROGRAM = Path(__file__).with_name("program.py")
 KEPT = ("PATH", "LD_LIBRARY_PATH", "JAX_PLATFORMS", "TMPDIR", "LANG")

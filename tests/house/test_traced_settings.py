@@ -10,9 +10,9 @@ import pytest
 from jaxrl.algorithms.ppo import PPOLearner
 from jaxrl.core.hparams import PerLane, numbers_of
 from jaxrl.errors import ConfigError
-from jaxrl.runners.evaluation import make_evaluator
-from jaxrl.runners.grouping import grouped
-from jaxrl.runners.lanes import Lanes, stacked
+from jaxrl.evaluation.evaluation import make_evaluator
+from jaxrl.sweeps.grouping import grouped
+from jaxrl.sweeps.lanes import Lanes, stacked
 from tests.helpers import every_algorithm, small
 from tests.lanes import lanes_at, sweepable, with_effects
 

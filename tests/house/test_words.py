@@ -64,13 +64,15 @@ def test_text_is_free_of(what: str) -> None:
     assert not found, f"{what}: {found}"
 
 
-@pytest.mark.parametrize("folder", ["core", "ops", "algorithms"])
+@pytest.mark.parametrize(
+    "folder", ["core", "ops", "distributions", "modules", "learners", "algorithms"]
+)
 def test_pure_code_draws_with_jax_only(folder: str) -> None:
     pattern = re.compile(r"\bnp\.random\b|\bnumpy\.random\b|\bprint\(|\bopen\(")
     found = [
         str(path.relative_to(ROOT))
         for path in (ROOT / "jaxrl" / folder).rglob("*.py")
-        if pattern.search(path.read_text())
+        if path.name != "seeds.py" and pattern.search(path.read_text())  # entropy for hosts
     ]
     assert not found
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from jaxrl.algorithm import Algorithm
-from jaxrl.checkpoint import complete_checkpoints
-from jaxrl.logging.json_sink import read_results
+from jaxrl.loggers.json_sink import read_results
+from jaxrl.runs.checkpoint import complete_checkpoints
 
 pytestmark = pytest.mark.slow
 

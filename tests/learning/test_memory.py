@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from jaxrl.core.recurrent_encoder import RecurrentEncoder
 from jaxrl.core.struct import replace
+from jaxrl.modules.recurrent_encoder import RecurrentEncoder
 from tests.learning.test_thresholds import all_seeds, evaluated, interquartile_mean
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl.config.load import load_experiment
 from jaxrl.ops import losses
-from jaxrl.statistics import interquartile_mean
+from jaxrl.sweeps.statistics import interquartile_mean
 from tests.learning.test_thresholds import CONFIGS, SEEDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.allow_key_reuse]

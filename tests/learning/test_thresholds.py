@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl.assembly.assemble import assemble
 from jaxrl.config.load import load_experiment
-from jaxrl.runners.assemble import assemble
-from jaxrl.statistics import interquartile_mean
+from jaxrl.sweeps.statistics import interquartile_mean
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SEEDS = range(5)

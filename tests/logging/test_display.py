@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from jaxrl.logging import text
-from jaxrl.logging.console_sink import ConsoleSink
-from jaxrl.logging.display import LiveDisplay, PlainDisplay, open_display
-from jaxrl.logging.status import RunStatus
+from jaxrl.loggers import text
+from jaxrl.loggers.console_sink import ConsoleSink
+from jaxrl.loggers.display import LiveDisplay, PlainDisplay, open_display
+from jaxrl.loggers.status import RunStatus
 
 STOP = {"num_env_steps_sampled_lifetime": 1000.0, "env_runners/episode_return_mean": 450.0}
 

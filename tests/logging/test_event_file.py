@@ -9,7 +9,7 @@ import pytest
 from tensorboard.compat.proto import event_pb2
 from tensorboard.compat.tensorflow_stub import pywrap_tensorflow as reference
 
-from jaxrl.logging.event_file import EventFile, crc32c
+from jaxrl.loggers.event_file import EventFile, crc32c
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.logging.messages import set_log_level
-from jaxrl.runners.announce import announce
-from jaxrl.runners.assemble import assemble
+from jaxrl.assembly.announce import announce
+from jaxrl.assembly.assemble import assemble
+from jaxrl.loggers.messages import set_log_level
 from tests.helpers import small
 
 

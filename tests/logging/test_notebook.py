@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import rich.console
 
-from jaxrl.logging import RunFolder
-from jaxrl.logging.console_sink import ConsoleSink
-from jaxrl.logging.notebook import DRAWN_EVERY_S, NotebookDisplay
-from jaxrl.logging.sinks import open_all
+from jaxrl.loggers import RunFolder
+from jaxrl.loggers.console_sink import ConsoleSink
+from jaxrl.loggers.notebook import DRAWN_EVERY_S, NotebookDisplay
+from jaxrl.loggers.sinks import open_all
 from tests.logging.test_display import Clock, result
 
 STOP = {"num_env_steps_sampled_lifetime": 1000.0}

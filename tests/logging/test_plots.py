@@ -6,9 +6,9 @@ import matplotlib.image
 import pytest
 
 from jaxrl.errors import RunFolderError
-from jaxrl.logging import RunFolder, plots
-from jaxrl.logging.plots import draw_learning_curve, read_learning_curve
-from jaxrl.logging.sinks import open_all
+from jaxrl.loggers import RunFolder, plots
+from jaxrl.loggers.plots import draw_learning_curve, read_learning_curve
+from jaxrl.loggers.sinks import open_all
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.logging import results
+from jaxrl.runs import results
 
 
 class Colour(enum.Enum):

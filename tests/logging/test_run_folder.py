@@ -9,8 +9,8 @@ import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.errors import ConfigError, RunFolderError
-from jaxrl.logging import run_folder
-from jaxrl.logging.run_folder import RunFolder
+from jaxrl.runs import run_folder
+from jaxrl.runs.run_folder import RunFolder
 
 
 def test_a_new_folder_holds_the_config_and_a_run_id(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_open_finds_the_same_run_again(tmp_path: Path) -> None:
 def test_a_folder_in_use_is_refused_until_it_is_closed(tmp_path: Path) -> None:
     folder = RunFolder.make("run", {}, results_dir=tmp_path)
     code = (
-        "from jaxrl.logging.run_folder import RunFolder; import sys\n"
+        "from jaxrl.runs.run_folder import RunFolder; import sys\n"
         "try:\n    RunFolder.open(sys.argv[1])\n"
         "except OSError as error:\n    print(error); sys.exit(7)\n"
     )

@@ -12,11 +12,11 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from jaxrl.errors import ConfigError, RunFolderError, UnknownNameError
-from jaxrl.logging import RunFolder, Sink
-from jaxrl.logging.csv_sink import CsvSink
-from jaxrl.logging.json_sink import JsonSink, read_results
-from jaxrl.logging.sinks import open_all
-from jaxrl.logging.tensorboard_sink import TensorBoardSink
+from jaxrl.loggers import RunFolder, Sink
+from jaxrl.loggers.csv_sink import CsvSink
+from jaxrl.loggers.json_sink import JsonSink, read_results
+from jaxrl.loggers.sinks import open_all
+from jaxrl.loggers.tensorboard_sink import TensorBoardSink
 
 
 def result(iteration: int, **more: Any) -> dict[str, Any]:

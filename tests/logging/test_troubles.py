@@ -1,6 +1,6 @@
 """What a line for people says of troubles: what went wrong, and no accounts of what went right."""
 
-from jaxrl.logging.text import troubles
+from jaxrl.loggers.text import troubles
 
 
 def test_accounts_are_no_troubles() -> None:

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.core.default_module import ActorCriticModule
+from jaxrl.assembly.assemble import make_acting
 from jaxrl.core.types import Columns, Progress, PyTree
 from jaxrl.envs.host import HostFault, HostStep, MadeHostEnv
-from jaxrl.runners.assemble import make_acting
+from jaxrl.modules.actor_critic import ActorCriticModule
 from jaxrl.runners.env_runner import EnvRunner
 from jaxrl.runners.fragment import Weights
-from jaxrl.runners.rollout import Actor
+from jaxrl.training.rollout import Actor
 from tests.helpers import small
 
 SEED = 3

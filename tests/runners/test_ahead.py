@@ -10,9 +10,9 @@ import pytest
 
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.checkpoint import host_leaves
-from jaxrl.logging.json_sink import read_results
+from jaxrl.loggers.json_sink import read_results
 from jaxrl.runners.ahead import Pace
+from jaxrl.runs.checkpoint import host_leaves
 from tests.helpers import small
 
 TIMES = ("time", "timers", "date", "system", "compile", "per_second")

@@ -11,8 +11,8 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxrl.runners import cache
-from jaxrl.runners.cache import MAX_BYTES, enable_compilation_cache
+from jaxrl.runtime import compilation_cache as cache
+from jaxrl.runtime.compilation_cache import MAX_BYTES, enable_compilation_cache
 
 DEFAULTS = {
     "jax_enable_compilation_cache": True,
@@ -131,8 +131,8 @@ COMPILE = """
 import json, sys
 import jax, jax.numpy as jnp
 from pathlib import Path
-from jaxrl.runners.cache import enable_compilation_cache
-from jaxrl.runners.program import Program
+from jaxrl.runtime.compilation_cache import enable_compilation_cache
+from jaxrl.runtime.program import Program
 
 folder = Path(sys.argv[1])
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.core.default_module import ActorCriticModule
+from jaxrl.assembly.assemble import assemble
 from jaxrl.core.types import Columns
 from jaxrl.envs.registry import make
 from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import ModuleError
-from jaxrl.runners.assemble import assemble
-from jaxrl.runners.in_graph import InGraph
-from jaxrl.runners.rollout import Actor
+from jaxrl.modules.actor_critic import ActorCriticModule
+from jaxrl.training.in_graph import InGraph
+from jaxrl.training.rollout import Actor
 from tests.helpers import small
 
 pytestmark = pytest.mark.allow_key_reuse

@@ -7,10 +7,11 @@ import pytest
 
 from jaxrl import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.config import plan
-from jaxrl.config.plan import choose_num_devices
-from jaxrl.runners import device_trial, placement
-from jaxrl.runners.device_trial import DeviceTrials, Way, device_trials, times_as_fast
+from jaxrl.assembly import device_trial
+from jaxrl.assembly.device_trial import DeviceTrials, Way, device_trials, times_as_fast
+from jaxrl.config.batch_plan import on_policy as plan
+from jaxrl.config.batch_plan.on_policy import choose_num_devices
+from jaxrl.runners import placement
 from jaxrl.runners.placement import settle_parts
 
 

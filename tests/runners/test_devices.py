@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl.runners import devices
+from jaxrl.runtime import devices
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def in_process(code: str, **environment: str) -> subprocess.CompletedProcess[str
 
 CLAIM = """
 import jax
-import jaxrl.runners.devices as devices
+import jaxrl.runtime.devices as devices
 devices.usable_cores = lambda: {cores}
 {before}
 print(devices.claim_cpu_devices())
@@ -102,7 +102,7 @@ def test_devices_are_claimed_once_unless_somebody_said_otherwise(
 
 LOST = """
 import jax
-import jaxrl.runners.devices as devices
+import jaxrl.runtime.devices as devices
 devices.usable_cores = lambda: 2
 jax.random.key(0)
 from jaxrl.algorithms.ppo import PPOConfig
@@ -126,7 +126,7 @@ def test_cores_that_a_run_goes_without_are_a_warning(rows: int, learners: str, t
 
 CHECK = """
 import jax
-import jaxrl.runners.devices as devices
+import jaxrl.runtime.devices as devices
 devices.usable_cores = lambda: 3
 from jaxrl.testing.check_env import check_env
 check_env("jaxrl.envs.probes:ProbeAction")

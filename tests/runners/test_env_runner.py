@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl.assembly.assemble import assemble
 from jaxrl.core.types import Columns
 from jaxrl.envs.faults import FaultyEnv
 from jaxrl.errors import ConfigError, EnvError
-from jaxrl.runners.assemble import assemble
 from jaxrl.runners.env_runner import EnvRunner, make_env_runner
 from jaxrl.runners.fragment import Fragment
 from tests.helpers import small

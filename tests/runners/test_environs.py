@@ -1,6 +1,6 @@
 """Environment variables of actors."""
 
-from jaxrl.runners.environs import actor_environs
+from jaxrl.runtime.env_vars import actor_environs
 
 
 def test_actors_see_no_accelerator_and_share_the_cores() -> None:

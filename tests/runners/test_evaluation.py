@@ -10,13 +10,14 @@ from gymnasium import spaces
 
 from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.assembly.assemble import assemble
 from jaxrl.envs.classic.cartpole import CartPole
 from jaxrl.errors import ConfigError, RetraceError
-from jaxrl.runners import dispatch, program
+from jaxrl.evaluation.evaluation import Evaluation, custom_evaluation
+from jaxrl.runners import in_graph_loop as dispatch
 from jaxrl.runners.ahead import Pace
-from jaxrl.runners.assemble import assemble
-from jaxrl.runners.evaluation import Evaluation, custom_evaluation
-from jaxrl.runners.program import Program
+from jaxrl.runtime import program
+from jaxrl.runtime.program import Program
 from tests.helpers import small
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxrl.runners.assemble import assemble
-from jaxrl.runners.flops import count_flops
+from jaxrl.assembly.assemble import assemble
+from jaxrl.runtime.flops import count_flops
 from tests.helpers import small
 
 M, K, N = 3, 5, 7

@@ -10,7 +10,7 @@ from jaxrl.config.sweep import grid, lanes_of
 from jaxrl.core.nested_spaces import same_space
 from jaxrl.envs.classic.cartpole import CartPole
 from jaxrl.errors import HostLanesError
-from jaxrl.runners.grouping import grouped
+from jaxrl.sweeps.grouping import grouped
 from tests.helpers import small
 from tests.lanes import PaidCartPole, paid_cart_pole
 

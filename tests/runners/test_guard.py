@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithms.ppo import PPOBatch, PPOLearner, PPOState
-from jaxrl.checkpoint import complete_checkpoints
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Key, Metrics, Progress
 from jaxrl.errors import DivergenceError
-from jaxrl.logging import text
-from jaxrl.runners.nonfinite import counted, nonfinite_rows, tell
+from jaxrl.loggers import text
+from jaxrl.runs.checkpoint import complete_checkpoints
+from jaxrl.training.nonfinite import counted, nonfinite_rows, tell
 from tests.helpers import assert_equal, differs, small
 
 FIRST_BAD, LAST_BAD = 2, 4

@@ -15,8 +15,8 @@ from jaxrl.errors import ConfigError, RetraceError
 from jaxrl.runners.batches import columns_of, to_devices
 from jaxrl.runners.env_runner import EnvRunner
 from jaxrl.runners.fragment import Fragment
-from jaxrl.runners.program import Program
-from jaxrl.runners.results import Report
+from jaxrl.runtime.program import Program
+from jaxrl.training.report import Report
 from tests.helpers import assert_close, assert_equal, differs, small
 
 pytestmark = pytest.mark.allow_key_reuse
@@ -273,7 +273,7 @@ def test_dispatches_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> N
         result = algorithm.train()
         assert numbers == [5]
         assert result["num_training_step_calls_per_iteration"] == 5
-        monkeypatch.setattr("jaxrl.runners.results.MAX_PENDING", 2)
+        monkeypatch.setattr("jaxrl.training.report.MAX_PENDING", 2)
         algorithm.train()
         assert numbers == [5, 2, 2, 1]
 
@@ -281,7 +281,7 @@ def test_dispatches_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_is_looked_at_late_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     results: list[Any] = []
     for most in (1, 256):
-        monkeypatch.setattr("jaxrl.runners.results.MAX_PENDING", most)
+        monkeypatch.setattr("jaxrl.training.report.MAX_PENDING", most)
         config = gymnasium_env().reporting(min_sample_timesteps_per_iteration=5 * 128)
         with config.build() as algorithm:
             results.append(algorithm.train())

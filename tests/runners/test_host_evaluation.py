@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithm import Algorithm
+from jaxrl.assembly.assemble import assemble
 from jaxrl.errors import ConfigError, EnvError
-from jaxrl.runners.assemble import assemble
-from jaxrl.runners.evaluation import Evaluation
-from jaxrl.runners.host_evaluation import HostPlan
-from jaxrl.runners.played import CHUNK, Share, as_result, of_runner, play, quotas
-from jaxrl.runners.results import evaluation_metrics
+from jaxrl.evaluation.evaluation import Evaluation
+from jaxrl.evaluation.host import HostPlan
+from jaxrl.runners.quotas import CHUNK, Share, as_result, of_runner, play, quotas
+from jaxrl.training.report import evaluation_metrics
 from tests.helpers import assert_equal, small
 
 # --- quotas ---

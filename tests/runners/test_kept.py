@@ -16,10 +16,11 @@ from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.callbacks import Callbacks
 from jaxrl.envs.classic.cartpole import CartPole
 from jaxrl.envs.registry import register_env
-from jaxrl.logging.json_sink import read_results
-from jaxrl.runners import commands, kept
-from jaxrl.runners.kept import KeptPrograms, kept_programs
-from jaxrl.runners.program import Program
+from jaxrl.loggers.json_sink import read_results
+from jaxrl.runtime import commands
+from jaxrl.runtime import kept_programs as kept
+from jaxrl.runtime.kept_programs import KeptPrograms, kept_programs
+from jaxrl.runtime.program import Program
 from tests.helpers import small
 
 TIMES = ("time", "date", "system", "compil", "per_second", "pid")

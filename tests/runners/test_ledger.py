@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl.runners.ledger import NOT_SAVED, STALE, DeliveryError, Ledger, check_delivery
+from jaxrl.runners.step_ledger import NOT_SAVED, STALE, DeliveryError, Ledger, check_delivery
 
 STEPS = st.integers(0, 2**40)
 EVENTS = st.lists(

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jaxrl.assembly.assemble import assemble
 from jaxrl.core.space_tree import num_bytes
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError
-from jaxrl.runners.assemble import assemble
 from jaxrl.runners.placement import check_memory
 from tests.helpers import small
 

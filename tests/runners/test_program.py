@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl.assembly.assemble import assemble
 from jaxrl.envs.registry import MadeEnv
-from jaxrl.runners import program
-from jaxrl.runners.assemble import assemble
-from jaxrl.runners.program import Program
+from jaxrl.runtime import program
+from jaxrl.runtime.program import Program
 from tests.helpers import small
 
 

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl.assembly.assemble import Assembly, assemble
 from jaxrl.buffers.sequence import SequenceReplay
-from jaxrl.core.recurrent_encoder import RecurrentEncoder
-from jaxrl.core.rl_module import RLModule
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError, ModuleError
-from jaxrl.runners.assemble import Assembly, assemble
-from jaxrl.runners.train_state import Sampled
+from jaxrl.modules.recurrent_encoder import RecurrentEncoder
+from jaxrl.modules.rl_module import RLModule
+from jaxrl.training.train_state import Sampled
 from tests.helpers import assert_close, assert_equal
 from tests.recurrent import remembering, step_by_step
 

@@ -5,10 +5,10 @@ from typing import Any
 import jax
 import pytest
 
+from jaxrl.assembly.assemble import Assembly, assemble
 from jaxrl.buffers.replay import Replay
-from jaxrl.config.replay_plan import ReplayPlan
+from jaxrl.config.batch_plan.replay import ReplayPlan
 from jaxrl.errors import ConfigError
-from jaxrl.runners.assemble import Assembly, assemble
 from jaxrl.runners.placement import check_memory
 from tests.replays import CAPACITY, NUM_ENVS, PRIORITIZED, ROWS, STEPS, replaying
 

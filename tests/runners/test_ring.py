@@ -11,8 +11,7 @@ from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.core.struct import replace
 from jaxrl.envs.vector import NO_FAULT
 from jaxrl.metrics import NO_EPISODE
-from jaxrl.runners.results import episode_metrics, new_episodes, to_host
-from jaxrl.runners.ring import (
+from jaxrl.training.episode_stats import (
     EpisodeRecord,
     EpisodeSums,
     empty_fault_log,
@@ -21,6 +20,7 @@ from jaxrl.runners.ring import (
     push_episodes,
     push_faults,
 )
+from jaxrl.training.report import episode_metrics, new_episodes, to_host
 
 SHARDS, ENVS, STEPS, SIZE = 2, 6, 5, 4
 

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl.assembly.assemble import assemble
 from jaxrl.config.load import load_experiment
-from jaxrl.core.learner import make_optimizer
-from jaxrl.runners.assemble import assemble
+from jaxrl.learners.learner import make_optimizer
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 EXTRAS = {"lunarlander": ("box2d", "Box2D"), "pong": ("atari", "ale_py")}

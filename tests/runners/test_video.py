@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithm import Algorithm
+from jaxrl.assembly.assemble import assemble
 from jaxrl.envs.classic.mountain_car import MountainCar
 from jaxrl.errors import ConfigError, EnvError, RunFolderError
-from jaxrl.runners.assemble import assemble
-from jaxrl.runners.evaluation import Evaluation
-from jaxrl.runners.video import check_can_write, checked_picture, write_video
+from jaxrl.evaluation.evaluation import Evaluation
+from jaxrl.evaluation.video import check_can_write, checked_picture, write_video
 from tests.helpers import small
 
 

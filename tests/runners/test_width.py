@@ -15,8 +15,8 @@ from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.deserialize import config_from_serializable
 from jaxrl.config.serialize import serializable_dict
 from jaxrl.errors import ConfigError, RunFolderError
-from jaxrl.runners import width
-from jaxrl.runners.width import Trial, best, candidate_widths, settle_width
+from jaxrl.runners import num_envs_tuning as width
+from jaxrl.runners.num_envs_tuning import Trial, best, candidate_widths, settle_width
 
 Tried = list[tuple[int, int]]
 

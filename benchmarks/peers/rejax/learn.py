@@ -17,7 +17,7 @@ import numpy as np
 from rejax import PPO  # pyright: ignore[reportAttributeAccessIssue]
 
 from benchmarks.peers.learning import gymnasium_id, schedule_points, scored, settings_of, told
-from jaxrl.benchmark.job import Curve, Job, say
+from jaxrl.bench.job import Curve, Job, say
 
 EVALUATIONS = 20
 PACKAGES = ("rejax", "gymnax", "jax", "flax", "optax")

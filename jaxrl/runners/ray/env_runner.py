@@ -13,10 +13,10 @@ from ray import cloudpickle
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError, JaxrlError
-from jaxrl.runners.cache import enable_compilation_cache
-from jaxrl.runners.devices import compute_where_called
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.ray.backend import Raised
+from jaxrl.runtime.compilation_cache import enable_compilation_cache
+from jaxrl.runtime.devices import compute_where_called
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

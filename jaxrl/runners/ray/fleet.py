@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 
 from jaxrl.errors import EnvRunnerError, JaxrlError
 from jaxrl.runners.fragment import Fragment, Weights
-from jaxrl.runners.ledger import Ledger, check_delivery
 from jaxrl.runners.ray.backend import Backend, Raised, RunnerDiedError
 from jaxrl.runners.ray.health import (
     FaultPolicy,
@@ -22,6 +21,7 @@ from jaxrl.runners.ray.health import (
     RestartLog,
     with_detail,
 )
+from jaxrl.runners.step_ledger import Ledger, check_delivery
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

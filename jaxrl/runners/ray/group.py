@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from jaxrl.assembly.assemble import Assembly
 from jaxrl.core.types import PyTree
 from jaxrl.errors import EnvRunnerError
-from jaxrl.runners.assemble import Assembly
-from jaxrl.runners.environs import actor_environs
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.hooks import RunnerHooks
-from jaxrl.runners.ledger import Ledger
-from jaxrl.runners.program import Program
 from jaxrl.runners.ray.actors import RayBackend
 from jaxrl.runners.ray.env_runner import Job, pack_job, start_new_episodes
 from jaxrl.runners.ray.fleet import Fleet
@@ -23,6 +20,9 @@ from jaxrl.runners.ray.health import FaultPolicy
 from jaxrl.runners.ray.rounds import EvaluationRound, ask_all, close_envs
 from jaxrl.runners.ray.sampling import AsyncSampling, SyncSampling
 from jaxrl.runners.ray.start import Wanted, actor_options, ensure_ray, place, runner_bundle
+from jaxrl.runners.step_ledger import Ledger
+from jaxrl.runtime.env_vars import actor_environs
+from jaxrl.runtime.program import Program
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

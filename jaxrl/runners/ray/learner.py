@@ -13,23 +13,23 @@ import ray.util
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ray import cloudpickle
 
+from jaxrl.core.seeds import seed_key
 from jaxrl.core.types import PyTree
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.ray.env_runner import as_raised, open_job
-from jaxrl.runners.results import Report, to_host
-from jaxrl.runners.sharding import (
+from jaxrl.training.report import Report, to_host
+from jaxrl.training.sharding import (
     AXIS,
     compile_runner,
     data_specs,
     learn_program,
     state_shardings,
 )
-from jaxrl.runners.train_state import Sampled, TrainState
-from jaxrl.seeds import seed_key
+from jaxrl.training.train_state import Sampled, TrainState
 
 if TYPE_CHECKING:
-    from jaxrl.runners.assemble import Assembly
+    from jaxrl.assembly.assemble import Assembly
 
 
 PROBES = "probes"
@@ -104,7 +104,7 @@ class RayLearner:
         return None
 
     def _build(self, packed: bytes) -> None:
-        from jaxrl.runners.assemble import assemble
+        from jaxrl.assembly.assemble import assemble
 
         config = open_job(packed).config
         debugging = config.debugging_settings

@@ -16,13 +16,11 @@ import ray.exceptions
 from ray import cloudpickle
 from ray.util.placement_group import remove_placement_group
 
+from jaxrl.assembly.assemble import Assembly
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError, LearnerError
-from jaxrl.runners.assemble import Assembly
 from jaxrl.runners.batches import columns_of
-from jaxrl.runners.environs import actor_environs, learner_environs
 from jaxrl.runners.fragment import Fragment, Weights
-from jaxrl.runners.program import Program
 from jaxrl.runners.ray.backend import Raised
 from jaxrl.runners.ray.env_runner import Job, pack_job
 from jaxrl.runners.ray.health import with_detail
@@ -41,8 +39,10 @@ from jaxrl.runners.ray.start import (
     place,
     placed,
 )
-from jaxrl.runners.results import Report, to_host
-from jaxrl.runners.train_state import TrainState
+from jaxrl.runtime.env_vars import actor_environs, learner_environs
+from jaxrl.runtime.program import Program
+from jaxrl.training.report import Report, to_host
+from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 from jaxrl.runners.fragment import Fragment
-from jaxrl.runners.ledger import STALE, TIMEOUT
 from jaxrl.runners.ray.fleet import Arrival, Fleet
+from jaxrl.runners.step_ledger import STALE, TIMEOUT
 
 _POLL_S = 0.2
 """The longest that the sampling thread waits before it looks whether it shall end."""

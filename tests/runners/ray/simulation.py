@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl.core.types import Rollout
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.ray.backend import Raised, RunnerDiedError
-from jaxrl.runners.ring import EpisodeRecord
+from jaxrl.training.episode_stats import EpisodeRecord
 
 STEPS = 10
 

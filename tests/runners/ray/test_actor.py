@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.assembly.assemble import assemble
 from jaxrl.errors import ConfigError, EnvError
-from jaxrl.runners.assemble import assemble
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.ray.backend import Raised
 from jaxrl.runners.ray.env_runner import Job, RayEnvRunner, as_raised, pack_job
-from jaxrl.runners.results import to_host
+from jaxrl.training.report import to_host
 from tests.runners.ray.toys import Toy
 
 # An actor asks Ray where it runs, which starts one where there is none.

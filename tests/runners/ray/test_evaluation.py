@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithm import Algorithm
+from jaxrl.assembly.assemble import assemble
 from jaxrl.errors import EnvRunnerError
-from jaxrl.runners.assemble import assemble
+from jaxrl.evaluation import on_ray as ray_evaluation
+from jaxrl.evaluation.on_ray import RayEvaluation
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.hooks import NoHooks
-from jaxrl.runners.played import CHUNK, Played, Share
-from jaxrl.runners.ray import evaluation as ray_evaluation
-from jaxrl.runners.ray.evaluation import RayEvaluation
+from jaxrl.runners.quotas import CHUNK, Played, Share
 from tests.helpers import small
 from tests.runners.ray.seeded import Seeded
 

@@ -18,13 +18,13 @@ import ray.util
 
 from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.assembly.assemble import Assembly, assemble
 from jaxrl.errors import ConfigError, EnvError, EnvRunnerError
-from jaxrl.runners.assemble import Assembly, assemble
 from jaxrl.runners.env_runner import make_env_runner
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.hooks import NoHooks
 from jaxrl.runners.ray.group import RayEnvRunnerGroup
-from jaxrl.runners.results import to_host
+from jaxrl.training.report import to_host
 from tests.helpers import assert_equal
 from tests.runners.ray.toys import Toy
 

@@ -1,0 +1,141 @@
+"""Where results go: the `Sink` protocol, and the sinks that a config names."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+from jaxrl.config.serialize import describable_dict
+from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
+from jaxrl.loggers.csv_sink import CsvSink
+from jaxrl.loggers.json_sink import JsonSink
+from jaxrl.loggers.tensorboard_sink import TensorBoardSink
+from jaxrl.runs import results
+from jaxrl.runs.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+SINK_NAMES = ("json", "csv", "tensorboard", "console", "wandb")
+OWN_SINKS = (JsonSink, CsvSink, TensorBoardSink)
+"""They read results and change none, so they share one in Python's own types."""
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """What takes every result of a run; one class per format."""
+
+    def write(self, result: results.Result) -> None:
+        """Records one iteration's (nested) result; it is on disk when this returns."""
+        ...
+
+    def close(self) -> None:
+        """Called once, when the run stops."""
+        ...
+
+
+SinkSpec: TypeAlias = "str | Sink | type"
+
+
+def open_sinks(
+    config: "AlgorithmConfig",
+    folder: RunFolder,
+    start_iteration: int = 0,
+    start_env_steps: int = 0,
+) -> list[Sink]:
+    """Opens the sinks of `debugging(loggers=[...])`; see `open_all`."""
+    return open_all(
+        config.debugging_settings.loggers,
+        folder,
+        describable_dict(config),
+        start_iteration=start_iteration,
+        start_env_steps=start_env_steps,
+    )
+
+
+def open_all(
+    specs: Sequence[SinkSpec],
+    folder: RunFolder,
+    params: Mapping[str, Any],
+    *,
+    start_iteration: int = 0,
+    start_env_steps: int = 0,
+) -> list[Sink]:
+    """Opens every sink in a run's folder, cutting off what lies past `start_iteration`.
+
+    Args:
+        specs: Names of `SINK_NAMES`, sinks, or classes of sinks (called with the `RunFolder`).
+        folder: The run's folder.
+        params: The config as a dictionary, for sinks that show it.
+        start_iteration: The iteration that a resumed run goes on from; 0 for a new run.
+        start_env_steps: Environment steps sampled until then.
+
+    Raises:
+        UnknownNameError: If no sink has such a name.
+        ConfigError: If something else than a sink was given, or its package is missing.
+        RunFolderError: If a file cannot be written.
+    """
+    with contextlib.ExitStack() as on_failure:
+        opened: list[Sink] = []
+        on_failure.callback(close_sinks, opened)
+        for spec in specs:
+            sink = _open(spec, folder, params, start_iteration, start_env_steps)
+            opened.append(sink)
+        on_failure.pop_all()
+    return opened
+
+
+def close_sinks(sinks: Sequence[Sink]) -> None:
+    """Closes all of them, also if one fails; the first failure is raised."""
+    failures: list[Exception] = []
+    for sink in sinks:
+        try:
+            sink.close()
+        except (OSError, RuntimeError, ValueError) as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+
+
+def _open(
+    spec: SinkSpec, folder: RunFolder, params: Mapping[str, Any], iteration: int, env_steps: int
+) -> Sink:
+    if isinstance(spec, str):
+        return _open_named(spec, folder, params, iteration, env_steps)
+    sink: Any = spec
+    if isinstance(spec, type):
+        if not issubclass(spec, Sink):
+            raise ConfigError(f"A logger has the methods write(result) and close(), got {spec!r}.")
+        sink = sink(folder)
+    if not isinstance(sink, Sink):
+        raise ConfigError(
+            f"A logger has the methods write(result) and close(), got {sink!r}; "
+            f"the named ones are {', '.join(SINK_NAMES)}."
+        )
+    return sink
+
+
+def _open_named(
+    name: str, folder: RunFolder, params: Mapping[str, Any], iteration: int, env_steps: int
+) -> Sink:
+    match name:
+        case "json":
+            return JsonSink(folder.result_file, start_iteration=iteration)
+        case "csv":
+            return CsvSink(folder.progress_file, start_iteration=iteration)
+        case "tensorboard":
+            return TensorBoardSink(
+                folder.path, start_iteration=iteration, start_env_steps=env_steps
+            )
+        case "console":
+            from jaxrl.loggers.console_sink import ConsoleSink  # rich is slow to import
+
+            return ConsoleSink(folder.name, folder.stop_criterion)
+        case "wandb":
+            from jaxrl.loggers.wandb_sink import WandbSink
+
+            return WandbSink(folder, params)
+        case _:
+            raise UnknownNameError(
+                f"There is no logger '{name}'.{did_you_mean(name, SINK_NAMES)} "
+                f"The loggers are {', '.join(SINK_NAMES)}."
+            )

@@ -1,0 +1,138 @@
+"""Numbers, durations and sparklines as short text."""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from jaxrl import metrics
+from jaxrl.runs import results
+
+_BARS = "▁▂▃▄▅▆▇█"
+_SHORT_NAMES = {
+    "mean_kl_loss": "kl",
+    "curr_lr": "lr",
+    "default_optimizer_learning_rate": "lr",
+    "vf_explained_var": "explained var",
+}
+_LEARNER_STATS = (
+    "policy_loss",
+    "vf_loss",
+    "total_loss",
+    "mean_kl_loss",
+    "entropy",
+    "curr_lr",
+    "default_optimizer_learning_rate",
+    "grad_norm",
+    "vf_explained_var",
+)
+
+
+def number(value: float) -> str:
+    """`1,234,567`, `123.4`, `0.0312`, `3e-05`, `nan`: as short as four digits allow."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if abs(value) >= 1e3:
+        return f"{value:.3g}" if abs(value) >= 1e15 else f"{value:,.0f}"
+    return f"{value:.4g}" if abs(value) >= 1 else f"{value:.3g}"
+
+
+def rate(value: float) -> str:
+    """`812`, `45.1k`, `3.21M`."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{value / limit:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """`3.2 s`, `1:05`, `2:03:04`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def sparkline(values: Sequence[float], width: int = 30) -> str:
+    """The values as bars of eight heights, averaged down to `width` characters."""
+    if not values:
+        return ""
+    parts = min(width, len(values))
+    edges = [round(i * len(values) / parts) for i in range(parts + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((mean - low) * scale)] for mean in means)
+
+
+def learner_stats(result: results.Result) -> Iterator[tuple[str, float]]:
+    """The well-known figures of each module's learner that the result has, under short names."""
+    learners = metrics.lookup(result, "learners")
+    if not isinstance(learners, Mapping):
+        return
+    modules = [name for name, stats in learners.items() if isinstance(stats, Mapping)]
+    for module in modules:
+        prefix = "" if len(modules) == 1 else f"{module} "
+        stats = learners[module]
+        losses = [name for name in stats if name.endswith("_loss") and name not in _LEARNER_STATS]
+        for name in (*losses, *_LEARNER_STATS):
+            value = results.to_plain(stats.get(name))
+            if isinstance(value, int | float):  # also one that is not finite
+                yield prefix + _SHORT_NAMES.get(name, name.replace("_", " ")), value
+
+
+_TROUBLES = frozenset(
+    (
+        "num_nonfinite_updates",
+        "num_rollbacks",
+        "num_nonfinite_env_steps",
+        "num_env_runner_restarts",
+        "num_sub_env_restarts",
+        "num_env_steps_maybe_lost_lifetime",
+    )
+)
+
+
+def troubles(result: results.Result) -> Iterator[tuple[str, float]]:
+    """What went wrong so far: the counts under `fault_tolerance` that are not zero."""
+    counts = metrics.lookup(result, "fault_tolerance")
+    if isinstance(counts, Mapping):
+        for name in counts:
+            value = results.number(counts, name)
+            if value and name in _TROUBLES:
+                yield name.removeprefix("num_").replace("_", " "), value
+
+
+def returns(stats: Mapping[str, object]) -> str | None:
+    """`123.4 (20 to 500)` from an `env_runners` dictionary, or None if no episode ended."""
+    mean = results.number(stats, "episode_return_mean")
+    if mean is None:
+        return None
+    low, high = (results.number(stats, f"episode_return_{end}") for end in ("min", "max"))
+    band = "" if low is None or high is None else f" ({number(low)} to {number(high)})"
+    return number(mean) + band
+
+
+def line(result: results.Result, steps_per_s: float | None = None) -> str:
+    """One iteration as one line for logs."""
+    parts = [f"iteration {number(results.number(result, results.ITERATION) or 0)}"]
+    parts.append(f"steps {number(results.env_steps(result))}")
+    stats = metrics.lookup(result, "env_runners")
+    shown = returns(stats) if isinstance(stats, Mapping) else None
+    parts.append(f"return {shown}" if shown else "no episode has ended yet")
+    length = results.number(result, results.LEN_MEAN)
+    if length is not None:
+        parts.append(f"length {number(length)}")
+    parts += [f"{name} {number(value)}" for name, value in learner_stats(result)]
+    if steps_per_s:
+        parts.append(f"{rate(steps_per_s)} steps/s")
+    seconds = results.number(result, results.TIME_TOTAL)
+    if seconds is not None:
+        parts.append(duration(seconds))
+    parts += [f"{name.upper()} {number(value)}" for name, value in troubles(result)]
+    evaluated = returns(results.new_evaluation(result))
+    if evaluated:
+        parts.append(f"evaluated return {evaluated}")
+    return "  ".join(parts)

@@ -1,0 +1,365 @@
+"""flax linen encoders and heads, their activations and initialisers by name."""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxrl.errors import ConfigError, did_you_mean
+from jaxrl.modules.convolution import Conv
+
+Activation: TypeAlias = Callable[[Array], Array]
+Initializer: TypeAlias = Callable[..., Array]
+ConvFilter: TypeAlias = tuple[int, tuple[int, int], tuple[int, int], str]
+"""Channels, kernel, stride, "same" or "valid"."""
+
+_init = jax.nn.initializers
+
+
+def _identity(x: Array) -> Array:
+    return x
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "tanh": jnp.tanh,
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
+    "elu": jax.nn.elu,
+    "gelu": jax.nn.gelu,
+    "leaky_relu": jax.nn.leaky_relu,
+    "sigmoid": jax.nn.sigmoid,
+    "softplus": jax.nn.softplus,
+    "linear": _identity,
+}
+
+
+def get_activation(name: str | None, setting: str = "activation") -> Activation:
+    """The activation called `name` (None is "linear").
+
+    Raises:
+        ConfigError: If there is none, naming `setting` and the closest one.
+    """
+    if name is None:
+        return _identity
+    if not isinstance(name, str) or name.lower() not in ACTIVATIONS:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"{setting} is {name!r}, which is no known activation."
+            f"{did_you_mean(str(name), ACTIVATIONS)} Known: {', '.join(ACTIVATIONS)}."
+        )
+    return ACTIVATIONS[name.lower()]
+
+
+def _shifted(draw: Initializer, mean: float) -> Initializer:
+    """`draw` plus a constant."""
+
+    def initialise(key: Any, shape: Any, dtype: Any = jnp.float32) -> Array:
+        return mean + draw(key, shape, dtype)
+
+    return initialise
+
+
+def _default() -> Initializer:
+    """U(-1/sqrt(fan_in), 1/sqrt(fan_in)), torch's and so RLlib's default for layers."""
+    return _init.variance_scaling(1.0 / 3.0, "fan_in", "uniform")
+
+
+def _xavier_uniform(*, gain: float = 1.0) -> Initializer:
+    return _init.variance_scaling(gain**2, "fan_avg", "uniform")
+
+
+def _xavier_normal(*, gain: float = 1.0) -> Initializer:
+    return _init.variance_scaling(gain**2, "fan_avg", "normal")
+
+
+def orthogonal(*, gain: float = 1.0) -> Initializer:
+    """Orthogonal rows or columns (Saxe et al. 2014, https://arxiv.org/abs/1312.6120).
+
+    Under `jax.vmap` one matrix after another: batches of QR decompositions can make the threads of
+    XLA wait for one another for ever on the CPU (jaxlib 0.10).
+    """
+    draw = _init.orthogonal(gain)
+
+    def initialise(key: Any, shape: Any, dtype: Any = jnp.float32) -> Array:
+        return jax.custom_batching.sequential_vmap(lambda k: draw(k, shape, dtype))(key)
+
+    return initialise
+
+
+def _normal(*, mean: float = 0.0, std: float = 1.0) -> Initializer:
+    return _shifted(_init.normal(std), mean)
+
+
+def _truncated_normal(
+    *, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0
+) -> Initializer:
+    """Torch's: cut at the values a and b (which jax measures from the mean, in deviations)."""
+    return _shifted(
+        _init.truncated_normal(std, lower=(a - mean) / std, upper=(b - mean) / std), mean
+    )
+
+
+def _uniform(*, a: float = 0.0, b: float = 1.0) -> Initializer:
+    return _shifted(_init.uniform(b - a), a)
+
+
+def _constant(*, val: float) -> Initializer:
+    return _init.constant(val)
+
+
+INITIALIZERS: dict[str, Callable[..., Initializer]] = {
+    "default": _default,
+    "orthogonal": orthogonal,
+    "xavier_uniform": _xavier_uniform,
+    "glorot_uniform": _xavier_uniform,
+    "xavier_normal": _xavier_normal,
+    "glorot_normal": _xavier_normal,
+    "kaiming_uniform": _init.he_uniform,
+    "he_uniform": _init.he_uniform,
+    "kaiming_normal": _init.he_normal,
+    "he_normal": _init.he_normal,
+    "lecun_uniform": _init.lecun_uniform,
+    "lecun_normal": _init.lecun_normal,
+    "normal": _normal,
+    "trunc_normal": _truncated_normal,
+    "truncated_normal": _truncated_normal,
+    "uniform": _uniform,
+    "constant": _constant,
+    "zeros": lambda: _init.zeros,
+    "ones": lambda: _init.ones,
+}
+# The others need a fan-in or orthogonal columns, which a vector has not.
+_FOR_VECTORS = (
+    "normal",
+    "trunc_normal",
+    "truncated_normal",
+    "uniform",
+    "constant",
+    "zeros",
+    "ones",
+)
+
+
+def get_initializer(
+    name: str | Initializer | None,
+    kwargs: Mapping[str, Any] | None = None,
+    setting: str = "kernel_initializer",
+    *,
+    for_bias: bool = False,
+) -> Initializer:
+    """The initialiser called `name`, torch's spelling with a trailing "_" included.
+
+    None is torch's default for kernels and zeros for biases, for which "default" is torch's. A callable `(key, shape, dtype)` is
+    taken as it is.
+
+    Raises:
+        ConfigError: For an unknown name or keyword, or one that cannot fill a vector.
+    """
+    if callable(name):
+        if kwargs:
+            raise ConfigError(
+                f"{setting}_kwargs cannot be given beside a callable; bind them into {setting}."
+            )
+        return name
+    if name is None:
+        name = "zeros" if for_bias else "default"
+    known = ("default", *_FOR_VECTORS) if for_bias else tuple(INITIALIZERS)
+    plain = name.rstrip("_").lower() if isinstance(name, str) else str(name)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if plain not in known:
+        what = "no initialiser for a bias" if for_bias and plain in INITIALIZERS else "unknown"
+        raise ConfigError(
+            f"{setting} is {name!r}, which is {what}.{did_you_mean(plain, known)} "
+            f"Known: {', '.join(known)}."
+        )
+    if for_bias and plain == "default" and not kwargs:
+        return bias_by_inputs
+    return _call_initializer(plain, dict(kwargs or {}), setting)
+
+
+def bias_by_inputs(key: Any, shape: Any, dtype: Any = jnp.float32) -> Array:
+    """Torch's default for biases, U(-1/sqrt(inputs), 1/sqrt(inputs)), in layers that know it.
+
+    It stands for what `bias_of` makes, since a bias alone does not tell the number of inputs.
+    """
+    raise ConfigError(
+        "The bias initialiser 'default' is for the dense layers and convolutions of jaxrl's own "
+        "networks; in another layer use 'uniform' with the bounds that it shall have."
+    )
+
+
+def bias_of(initializer: Initializer, num_inputs: int) -> Initializer:
+    """The initialiser of a layer's bias, where it goes by the number of inputs of each output."""
+    if initializer is not bias_by_inputs:
+        return initializer
+    bound = num_inputs**-0.5
+    return _uniform(a=-bound, b=bound)
+
+
+def _call_initializer(name: str, kwargs: dict[str, Any], setting: str) -> Initializer:
+    factory = INITIALIZERS[name]
+    # jax's own he_* and lecun_* take layout arguments that mean nothing to a user of the name.
+    is_ours = factory.__module__ == __name__
+    allowed = inspect.signature(factory).parameters if is_ours else {}
+    for key, value in kwargs.items():
+        if key not in allowed:
+            names = ", ".join(allowed) or "none"
+            raise ConfigError(
+                f"{setting}_kwargs has {key!r}, which '{name}' does not take "
+                f"(it takes: {names}).{did_you_mean(key, allowed)}"
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{setting}_kwargs[{key!r}] is {value!r}; it must be a number.")
+    missing = [
+        key
+        for key, p in allowed.items()
+        if p.default is inspect.Parameter.empty and key not in kwargs
+    ]
+    if missing:
+        raise ConfigError(f"{setting}_kwargs lacks {missing[0]!r}, which '{name}' needs.")
+    return factory(**kwargs)
+
+
+class MLP(nn.Module):
+    """Dense layers, each followed by an optional LayerNorm and the activation.
+
+    `dense` makes the layers, called as `flax.linen.Dense` is.
+    """
+
+    hiddens: tuple[int, ...]
+    activation: Activation = jnp.tanh
+    kernel_init: Initializer = _default()
+    bias_init: Initializer = _init.zeros
+    use_layernorm: bool = False
+    dense: Callable[..., nn.Module] = nn.Dense
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch m"]:
+        for i, size in enumerate(self.hiddens):
+            x = self.dense(
+                size,
+                kernel_init=self.kernel_init,
+                bias_init=bias_of(self.bias_init, x.shape[-1]),
+                name=f"dense_{i}",
+            )(x)
+            if self.use_layernorm:
+                x = nn.LayerNorm(name=f"norm_{i}")(x)
+            x = self.activation(x)
+        return x
+
+
+class CNN(nn.Module):
+    """Convolutions over `[..., H, W, C]`, flattened at the end (channel by channel).
+
+    An optional LayerNorm over the channels follows each of them, before the activation.
+    """
+
+    filters: tuple[ConvFilter, ...]
+    activation: Activation = jax.nn.relu
+    kernel_init: Initializer = _default()
+    bias_init: Initializer = _init.zeros
+    use_layernorm: bool = False
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch h w c"]) -> Float[Array, "*batch m"]:
+        batch_shape = x.shape[:-3]
+        x = x.reshape(-1, *x.shape[-3:]).transpose(3, 1, 2, 0)
+        for i, (channels, kernel, stride, padding) in enumerate(self.filters):
+            x = Conv(
+                channels,
+                kernel_size=kernel,
+                strides=stride,
+                padding=padding,
+                kernel_init=self.kernel_init,
+                bias_init=bias_of(self.bias_init, math.prod(kernel) * x.shape[0]),
+                name=f"conv_{i}",
+            )(x)
+            if self.use_layernorm:
+                x = nn.LayerNorm(reduction_axes=0, feature_axes=0, name=f"norm_{i}")(x)
+            x = self.activation(x)
+        return x.reshape(-1, x.shape[-1]).T.reshape(*batch_shape, -1)
+
+
+class Head(nn.Module):
+    """Optional hidden layers and a linear output."""
+
+    num_outputs: int
+    hidden: MLP
+    kernel_init: Initializer = _default()
+    dense: Callable[..., nn.Module] = nn.Dense
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch m"]:
+        x = self.hidden(x)
+        return self.dense(self.num_outputs, kernel_init=self.kernel_init, name="out")(x)
+
+
+_NATURE = ((32, 8, 4, "valid"), (64, 4, 2, "valid"), (64, 3, 1, "valid"))
+_DREAMER = ((16, 4, 2, "same"), (32, 4, 2, "same"), (64, 4, 2, "same"), (128, 4, 2, "same"))
+_SMALL = ((16, 3, 1, "valid"),)
+SMALLEST_IMAGE, LARGEST_SMALL_IMAGE = 3, 20
+
+
+def default_conv_filters(shape: tuple[int, ...]) -> tuple[ConvFilter, ...] | None:
+    """Filters for an image `[H, W, C]`, None if there is no default for its size.
+
+    84 x 84: Mnih et al. 2015. 64 x 64: as in DreamerV3, RLlib's too. 3 to 20 pixels: one layer of
+    16 3 x 3 filters (Young & Tian 2019, for MinAtar's 10 x 10).
+    """
+    height, width = shape[:2]
+    if (height, width) == (84, 84):
+        rows = _NATURE
+    elif (height, width) == (64, 64):
+        rows = _DREAMER
+    elif min(height, width) >= SMALLEST_IMAGE and max(height, width) <= LARGEST_SMALL_IMAGE:
+        rows = _SMALL
+    else:
+        return None
+    return tuple((c, (k, k), (s, s), padding) for c, k, s, padding in rows)
+
+
+def parse_conv_filters(value: object, setting: str = "conv_filters") -> tuple[ConvFilter, ...]:
+    """RLlib's lists `[channels, kernel, stride(, "same" | "valid")]`, "same" by default.
+
+    Raises:
+        ConfigError: If an entry has another form.
+    """
+    if not isinstance(value, list | tuple):
+        raise ConfigError(
+            f"{setting} is {value!r}; it must be a list of [channels, kernel, stride] lists, such "
+            "as [[16, 4, 2], [32, 4, 2]]."
+        )
+    filters: list[ConvFilter] = []
+    for i, row in enumerate(cast(list[Any], value)):
+        parsed = _parse_filter(row)
+        if parsed is None:
+            raise ConfigError(
+                f"{setting}[{i}] is {row!r}; it must be [channels, kernel, stride] with positive "
+                "whole numbers (kernel and stride may be pairs), optionally followed by 'same' or "
+                "'valid'."
+            )
+        filters.append(parsed)
+    return tuple(filters)
+
+
+def _parse_filter(row: Any) -> ConvFilter | None:
+    if not isinstance(row, list | tuple) or len(cast(list[Any], row)) not in (3, 4):
+        return None
+    parts: list[Any] = [*cast(list[Any], row), "same"]
+    channels, padding = parts[0], parts[3]
+    kernel, stride = _pair(parts[1]), _pair(parts[2])
+    valid = _is_positive_int(channels) and padding in ("same", "valid")
+    return (channels, kernel, stride, padding) if valid and kernel and stride else None
+
+
+def _pair(value: Any) -> tuple[int, int] | None:
+    both: list[Any] = list(value) if isinstance(value, list | tuple) else [value, value]
+    return (both[0], both[1]) if len(both) == 2 and all(map(_is_positive_int, both)) else None
+
+
+def _is_positive_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -1,0 +1,128 @@
+"""A sweep as one picture: its points' learning curves, and the score against what was swept."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxrl.loggers import text
+from jaxrl.loggers.plots import LearningCurve, engineering, read_learning_curve, write_picture
+from jaxrl.sweeps.base import SweepRuns
+from jaxrl.sweeps.points import Point
+from jaxrl.sweeps.statistics import bootstrap_interval, interquartile_mean
+
+PICTURE = "plots/sweep.png"
+MAX_CURVES = 8
+"""Points whose curves are shown, the best ones; more cannot be told apart."""
+CURVE_POINTS = 200
+
+
+def draw_sweep(sweep: SweepRuns) -> Path | None:
+    """Draw `plots/sweep.png` in a sweep's folder.
+
+    Curves are interquartile means of the lanes' training returns with their 95 % bootstrap intervals,
+    coloured by rank. For each number that was swept a panel shows the points' scores against it.
+
+    Args:
+        sweep: Trained, with its results logged.
+
+    Returns:
+        The picture's path; None if no lane has a curve.
+
+    Raises:
+        RunFolderError: It cannot be written.
+    """
+    points = sweep.points()
+    curves = {
+        point.number: [
+            read_learning_curve(sweep.folder.path / sweep.lane_name(i))
+            for i in point.lanes
+            if i in sweep.active
+        ]
+        for point in points
+    }
+    shown = [point for point in points if any(curve.steps for curve in curves[point.number])]
+    if not shown:
+        return None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import
+    from matplotlib.figure import Figure
+
+    swept = [name for name in points[0].values if _is_swept(points, name)]
+    figure = Figure(figsize=(6.4 + 3.6 * len(swept), 4.4), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    ratios = [1.6, *[1.0] * len(swept)]
+    axes: Any = figure.subplots(1, 1 + len(swept), squeeze=False, width_ratios=ratios)[0]
+    _draw_curves(axes[0], shown[:MAX_CURVES], curves)
+    title = f"{sweep.config.algo_name} on {sweep.config.environment_settings.env}"
+    left_out = len(points) - len(shown[:MAX_CURVES])
+    axes[0].set_title(f"{title}: the best {MAX_CURVES} of {len(points)}" if left_out else title)
+    for panel, name in zip(axes[1:], swept, strict=True):
+        _draw_scores(panel, points, name)
+    return write_picture(figure, sweep.folder.path / PICTURE)
+
+
+def _is_swept(points: Sequence[Point], name: str) -> bool:
+    """Whether points differ in a number of this name."""
+    values = [point.values[name] for point in points]
+    numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in values)
+    return numbers and len(set(values)) > 1
+
+
+def _draw_curves(
+    axes: Any, points: Sequence[Point], curves: dict[int, list[LearningCurve]]
+) -> None:
+    import matplotlib
+
+    colours = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.92, len(points)))
+    for place, (point, colour) in enumerate(zip(points, colours, strict=True)):
+        steps, middle, low, high = _band(curves[point.number])
+        front = len(points) - place
+        axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0, zorder=front)
+        axes.plot(steps, middle, color=colour, label=_label(point), zorder=front + 0.5)
+    axes.set(xlabel="environment steps", ylabel="training return (IQM)")
+    axes.grid(alpha=0.25)
+    axes.xaxis.set_major_formatter(lambda value, _: engineering(value))
+    axes.legend(loc="best", frameon=False, fontsize="small")
+
+
+def _label(point: Point) -> str:
+    values = ", ".join(
+        f"{name}={x:.3g}" if isinstance(x, float) else f"{name}={x}"
+        for name, x in point.values.items()
+    )
+    return f"{values or 'all lanes'}: {text.number(point.score)}"
+
+
+def _band(curves: Sequence[LearningCurve]) -> tuple[Any, Any, Any, Any]:
+    """Steps that all lanes have, and at each the interquartile mean and its interval."""
+    curves = [curve for curve in curves if curve.steps]
+    first, last = max(c.steps[0] for c in curves), min(c.steps[-1] for c in curves)
+    steps = np.unique(np.linspace(first, last, CURVE_POINTS).astype(np.int64))
+    values = np.array([np.interp(steps, curve.steps, curve.mean) for curve in curves]).T
+    middle = interquartile_mean(values)
+    if len(curves) == 1:
+        return steps, middle, middle, middle
+    intervals = np.array([bootstrap_interval(row.tolist(), resamples=500) for row in values])
+    return steps, middle, intervals[:, 0], intervals[:, 1]
+
+
+def _draw_scores(axes: Any, points: Sequence[Point], name: str) -> None:
+    scored = sorted(
+        (point for point in points if not math.isnan(point.score)),
+        key=lambda point: point.values[name],
+    )
+    x = np.array([point.values[name] for point in scored], np.float64)
+    y = np.array([point.score for point in scored])
+    reach = np.array([point.interval for point in scored]).T
+    axes.errorbar(
+        x, y, yerr=np.abs(reach - y), fmt="o", color="C0", ecolor="0.6", capsize=2, markersize=4
+    )
+    best = points[0]
+    axes.plot([best.values[name]], [best.score], "D", color="C3", label="best point")
+    if x.min() > 0 and x.max() / x.min() >= 10:
+        axes.set_xscale("log")
+    axes.set(xlabel=name, ylabel="return (IQM, 95 % interval)")
+    axes.grid(alpha=0.25)
+    axes.legend(loc="best", frameon=False, fontsize="small")

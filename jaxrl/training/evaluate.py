@@ -1,0 +1,152 @@
+"""Evaluation as one compiled program that cannot hang.
+
+Each environment plays a fixed quota of episodes: taking the first n episodes to end would favour
+short ones. Statistics are used, never updated; the training state and its keys are not touched.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxrl.core.struct import pytree, replace
+from jaxrl.core.types import Key, PyTree
+from jaxrl.envs.vector import VectorState
+from jaxrl.training.rollout import Actor, Carry, Sampler, initial_env_index
+
+DEFAULT_STEP_CAP = 10_000
+"""So long an episode may be in an environment without a time limit."""
+EPISODES_BY_STEPS = 4
+"""So many of the longest episodes each environment has room for that plays a number of steps."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """What is evaluated.
+
+    Args:
+        actor: Parameters and connector statistics.
+        env_params: Of training's environment; empty where it is not in the compiled program.
+        key: Of all draws of this evaluation.
+        iteration: The run's.
+    """
+
+    actor: Actor
+    env_params: PyTree
+    key: Key
+    iteration: int
+
+    @property
+    def seed(self) -> int:
+        """31 bits, for environments that are seeded with a number."""
+        return int(jax.random.bits(jax.random.clone(self.key), dtype=jnp.uint32)) >> 1
+
+
+@pytree
+class EvaluationResult:
+    """Returns and lengths of each environment's episodes; `ended` says which were played out.
+
+    `num_cut` episodes were asked for or begun and not played out.
+    """
+
+    episode_return: Float[Array, "E Q"]
+    episode_length: Int[Array, "E Q"]
+    ended: Bool[Array, "E Q"]
+    env_steps: Int[Array, ""]
+    num_nonfinite: Int[Array, ""]
+    num_cut: Int[Array, ""]
+
+
+@pytree
+class _Loop:
+    env: VectorState
+    acting: Carry
+    played: Int[Array, " E"]
+    result: EvaluationResult
+    steps: Int[Array, ""]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Evaluator:
+    """Plays `episodes_per_env` episodes in each of `num_envs` environments.
+
+    `max_steps` bounds the steps of each environment. With `episodes_per_env` None every
+    environment plays exactly `max_steps` steps, and up to `recorded` episodes of each count.
+    """
+
+    sampler: Sampler
+    num_envs: int
+    episodes_per_env: int | None
+    max_steps: int
+    recorded: int
+    explore: bool
+
+    def __call__(self, actor: Actor, env_params: PyTree, key: Key) -> EvaluationResult:
+        """All episodes of one evaluation. Consumes the key."""
+        env = self.sampler.env.reset(key, initial_env_index(self.num_envs), env_params)
+        shape = (self.num_envs, self.recorded)
+        start = _Loop(
+            env=env,
+            acting=self.sampler.initial_carry(self.num_envs),
+            played=jnp.zeros((self.num_envs,), jnp.int32),
+            result=EvaluationResult(
+                episode_return=jnp.zeros(shape, jnp.float32),
+                episode_length=jnp.zeros(shape, jnp.int32),
+                ended=jnp.zeros(shape, bool),
+                env_steps=jnp.zeros((), jnp.int32),
+                num_nonfinite=jnp.zeros((), jnp.int32),
+                num_cut=jnp.zeros((), jnp.int32),
+            ),
+            steps=jnp.zeros((), jnp.int32),
+        )
+
+        def more(loop: _Loop) -> Bool[Array, ""]:
+            going = loop.steps < self.max_steps
+            if self.episodes_per_env is not None:
+                going = going & (loop.played < self.episodes_per_env).any()
+            return going
+
+        def body(loop: _Loop) -> _Loop:
+            return self._step(actor, env_params, loop)
+
+        end = jax.lax.while_loop(more, body, start)
+        if self.episodes_per_env is None:
+            cut = end.env.episode_length > 0
+        else:
+            cut = jnp.maximum(self.episodes_per_env - end.played, 0)
+        return replace(end.result, num_cut=jnp.sum(cut, dtype=jnp.int32))
+
+    def _step(self, actor: Actor, env_params: PyTree, loop: _Loop) -> _Loop:
+        env, acting, step, _ = self.sampler.step(
+            actor,
+            loop.env,
+            loop.acting,
+            jax.tree.map(lambda x: x[0], self.sampler.inputs(loop.env, 1, env_params)),
+            env_params,
+            self.explore,
+        )
+        counts = step.ended & (loop.played < self.recorded)
+        place = jnp.minimum(loop.played, self.recorded - 1)
+        here = counts[:, None] & (jnp.arange(self.recorded)[None, :] == place[:, None])
+        old = loop.result
+        playing = (
+            loop.played < self.episodes_per_env
+            if self.episodes_per_env is not None
+            else jnp.ones_like(step.ended)
+        )
+        result = replace(
+            old,
+            episode_return=jnp.where(here, step.episode_return[:, None], old.episode_return),
+            episode_length=jnp.where(here, step.episode_length[:, None], old.episode_length),
+            ended=old.ended | here,
+            env_steps=old.env_steps + playing.sum(dtype=jnp.int32),
+            num_nonfinite=old.num_nonfinite + (playing & ~step.mask).sum(dtype=jnp.int32),
+        )
+        return _Loop(
+            env=env,
+            acting=acting,
+            played=loop.played + step.ended,
+            result=result,
+            steps=loop.steps + 1,
+        )
