@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxrl import Algorithm
 from jaxrl.config.load import load_experiment
+from jaxrl.errors import EnvError
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -55,7 +56,7 @@ def digest(name: str, iterations: int, folder: str) -> str:
     config.evaluation(evaluation_interval=None)
     try:
         algorithm = config.build()
-    except ImportError as error:
+    except EnvError as error:  # a package of the environment's is missing
         return f"skipped: {error}"
     with algorithm:
         for _ in range(iterations):

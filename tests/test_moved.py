@@ -30,7 +30,7 @@ def test_names_that_did_not_move() -> None:
     assert new_name("jaxrl.policy.missing") is None
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("error::DeprecationWarning")
 def test_a_path_in_a_checkpoint_is_found() -> None:
     assert load_object("jaxrl.core.rl_module:RLModule", "rl_module") is RLModule
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeAlias, cast
 
 from jaxrl.errors import CheckpointError, ConfigError
+from jaxrl.moved import new_name
 
 TrustSpec: TypeAlias = bool | str | Sequence[str] | None
 """Whether everything in a checkpoint is trusted, or which packages it may import."""
@@ -217,7 +218,9 @@ def _found(path: str) -> Any:
     if not all((*module.split("."), *qualname.split("."))):
         raise ImportError("a name in it is empty")
     get: Callable[[Any, str], Any] = getattr
-    return functools.reduce(get, qualname.split("."), importlib.import_module(module))
+    return functools.reduce(
+        get, qualname.split("."), importlib.import_module(new_name(module) or module)
+    )
 
 
 def _split(path: str) -> tuple[str, str]:

@@ -90,18 +90,22 @@ class KeptPrograms:
         known = None if self._config is None else self._found(self._of_config(*signature))
         if known is None:
             return None
-        loaded = self._loaded(Path(known["entry"]), known["takes"], known["returns"])
+        loaded = self._loaded(self._folder / known["entry"], known["takes"], known["returns"])
         return None if loaded is None else (loaded, known["figures"])
 
+    def entry_of(self, lowered: jax.stages.Lowered, *signature: object) -> Path:
+        """Return where an executable of these instructions lies, whoever compiled it."""
+        return self._entry("instructions", lowered.as_text(), *signature)
+
     def compiled_before(
-        self, lowered: jax.stages.Lowered, *signature: object
+        self, entry: Path, lowered: jax.stages.Lowered
     ) -> jax.stages.Compiled | None:
-        """Return an executable of the same instructions, None without one."""
-        entry = self._of_instructions(lowered, signature)
+        """Return the executable of an entry, None without one."""
         return self._loaded(entry, lowered.in_tree, lowered.out_tree)
 
     def keep(
         self,
+        entry: Path,
         lowered: jax.stages.Lowered,
         compiled: jax.stages.Compiled | None,
         figures: Mapping[str, Any],
@@ -110,17 +114,17 @@ class KeptPrograms:
         """Keep an executable under its signature; one that cannot be taken along is not.
 
         Args:
-            lowered: Its instructions.
+            entry: `entry_of` its instructions.
+            lowered: These.
             compiled: Itself if it was just compiled, None if `compiled_before` has it.
             figures: What `executable` returns with it.
             signature: What it is called with, and what else tells it from others of the config.
         """
-        entry = self._of_instructions(lowered, signature)
         is_kept = compiled is None or self._keep_executable(compiled, entry)
         if not is_kept or self._config is None:
             return
         known = {
-            "entry": str(entry),
+            "entry": entry.name,
             "takes": lowered.in_tree,
             "returns": lowered.out_tree,
             "figures": dict(figures),
@@ -128,15 +132,15 @@ class KeptPrograms:
         self._keep(self._of_config(*signature), known)
 
     def _keep_executable(self, compiled: jax.stages.Compiled, entry: Path) -> bool:
-        called = set(_CALLED.findall(str(compiled.as_text())))
-        if not all(name.startswith(_LAPACK) for name in called):
-            return False
         try:
+            called = set(_CALLED.findall(str(compiled.as_text())))
+            if not all(name.startswith(_LAPACK) for name in called):
+                return False
             executable, _, _ = serialize_executable.serialize(compiled)
-        except Exception as error:  # noqa: BLE001  (a backend that does not, constants, ...)
+            devices = [d.id for d in cast(Any, compiled).runtime_executable().local_devices()]
+        except Exception as error:  # noqa: BLE001  (constants, another JAX's interface, ...)
             logger.info("a program is not kept: %s", error)
             return False
-        devices = [d.id for d in cast(Any, compiled).runtime_executable().local_devices()]
         content = {"executable": executable, "devices": devices, "needs_lapack": bool(called)}
         self._keep(entry, content)
         return True
@@ -175,7 +179,11 @@ class KeptPrograms:
 
     def _keep(self, entry: Path, value: Any) -> None:
         """Write an entry; where that is not possible, the next process makes it anew."""
-        content = pickle.dumps(value)
+        try:
+            content = pickle.dumps(value)
+        except Exception as error:  # noqa: BLE001  (a pytree that holds what no pickle does)
+            logger.info("a program is not kept: %s", error)
+            return
         content = hashlib.sha256(content).digest() + content
         with contextlib.suppress(OSError):
             _make_room(self._folder, len(content))
@@ -190,9 +198,6 @@ class KeptPrograms:
 
     def _of_config(self, *what: object) -> Path:
         return self._entry(self._config, *what)
-
-    def _of_instructions(self, lowered: jax.stages.Lowered, signature: tuple[object, ...]) -> Path:
-        return self._entry("instructions", lowered.as_text(), *signature)
 
     def _entry(self, *what: object) -> Path:
         name = "\n".join([self._machine, *map(str, what)])
@@ -214,13 +219,16 @@ def kept_programs(config: "AlgorithmConfig") -> KeptPrograms | None:
     folder = file_beside_programs(told, FOLDER) if is_ours(told) else None
     if folder is None or make_private(folder) is not None:
         return None
+    packages = _packages()
+    if packages is None:
+        return None
     described = _described(config) if is_command() else None
     return KeptPrograms(
         folder,
         config=None if described is None else _digest({"config": described, "code": _code()}),
         machine=_digest(
             {
-                "packages": _packages(),
+                "packages": packages,
                 "machine": {**machine(), "flags": _processor_flags()},
                 "jax": _jax_options(),
                 "xla": os.environ.get("XLA_FLAGS"),
@@ -281,13 +289,15 @@ def _code() -> str:
 
 
 @functools.cache
-def _packages() -> dict[str, str]:
-    """Versions of Python, of JAX and of all that jaxrl requires."""
-    names = {"jax", "jaxlib", "numpy"}
-    for requirement in importlib.metadata.requires("jaxrl") or ():
-        names.add(requirement.split(";")[0].split("[")[0].split(">")[0].split("<")[0].strip(" =!~"))
+def _packages() -> dict[str, str] | None:
+    """Versions of Python and of all that jaxrl requires; None where jaxrl is not installed."""
+    try:
+        requirements = importlib.metadata.requires("jaxrl") or []
+    except importlib.metadata.PackageNotFoundError:  # a checkout on the path: nobody knows
+        return None
+    names = {re.split(r"[^\w.-]", required)[0] for required in requirements if ";" not in required}
     versions: dict[str, str] = {"python": platform.python_version()}
-    for name in sorted(names):
+    for name in sorted({"jaxlib", *names}):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return versions

@@ -104,7 +104,7 @@ class Program:
         self._max_retraces = max_retraces
         self._waited_for = waited_for
         self._kept = kept
-        self._place = repr(out_shardings)
+        self._place = "" if kept is None else repr(out_shardings)
         kwargs = {} if out_shardings is None else {"out_shardings": out_shardings}
         named = fn if kept is None else _named(f"kept_{name}", fn)
         self._jitted = jax.jit(named, donate_argnums=donate, **kwargs)
@@ -167,7 +167,8 @@ class Program:
         t2 = time.perf_counter()
         on_cpu = jax.default_backend() == "cpu"
         options = FOR_SMALL if small else QUICKLY if on_cpu and not self._waited_for else {}
-        known = None if kept is None else kept.compiled_before(lowered, *what)
+        entry = None if kept is None else kept.entry_of(lowered, *what)
+        known = None if kept is None or entry is None else kept.compiled_before(entry, lowered)
         compiled = compiled_with(options, lowered) if known is None else known
         t3 = time.perf_counter()
         memory = compiled.memory_analysis()
@@ -185,9 +186,9 @@ class Program:
         self.figures.append(figures)
         self._log(figures)
         self._log_shapes(args)
-        if kept is not None:
+        if kept is not None and entry is not None:
             new = None if figures.cache_hit else compiled  # what was read cannot be written again
-            keep = partial(kept.keep, lowered, new, dataclasses.asdict(figures), *what)
+            keep = partial(kept.keep, entry, lowered, new, dataclasses.asdict(figures), *what)
             threading.Thread(target=keep, name="jaxrl-keep").start()
         return compiled
 

@@ -146,6 +146,24 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     assert float(joined(program, jnp.ones(3))[0]) == 2.0
 
 
+def test_what_no_pickle_holds_is_not_kept(tmp_path: Path) -> None:
+    kept_here = made(tmp_path)
+    assert kept_here.remembered("shapes", lambda: lambda: 1)() == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkout_that_is_not_installed_keeps_nothing(
+    command: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def requires(name: str) -> list[str]:
+        raise kept.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(kept.importlib.metadata, "requires", requires)
+    kept._packages.cache_clear()
+    assert of_config(small(), command) is None
+    kept._packages.cache_clear()
+
+
 class OwnCallbacks(Callbacks):
     """Somebody's."""
 
