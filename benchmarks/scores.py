@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.machine import RESULTS
 from benchmarks.worker import ROOT
 from jaxrl.bench.tables import interval, number
-from jaxrl.config.shipped import shipped_configs
+from jaxrl.config.registry import shipped_configs
 
 PAGE = ROOT / "docs" / "scores.md"
 NOTES = ROOT / "benchmarks" / "scores_notes.md"

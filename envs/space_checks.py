@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.core.nested_spaces import children
+from jaxrl.core.spaces import children
 from jaxrl.core.types import PyTree
 from jaxrl.errors import EnvError
 

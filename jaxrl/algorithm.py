@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import numpy as np
 
-from jaxrl.assembly.announce import announce
-from jaxrl.assembly.assemble import Assembly, assemble_run, spaces_of
+from jaxrl.assembly.assemble import Assembly, announce, assemble_run, spaces_of
 from jaxrl.assembly.device_trial import DeviceTrials, device_trials
 from jaxrl.assembly.env_params import changed_params
-from jaxrl.assembly.saved_buffer import buffer_notes, expected, to_save, with_buffer
+from jaxrl.assembly.replay import buffer_notes, expected, to_save, with_buffer
 from jaxrl.callbacks import CallbackList
 from jaxrl.config.deserialize import config_from_serializable
 from jaxrl.config.imports import TrustSpec
@@ -46,10 +45,9 @@ from jaxrl.errors import (
 from jaxrl.evaluation.evaluation import Evaluation, custom_evaluation
 from jaxrl.evaluation.host import EvaluationRunners
 from jaxrl.loggers import RunFolder
-from jaxrl.loggers.messages import set_log_level
 from jaxrl.loggers.plots import import_for_pictures
+from jaxrl.loggers.python_log import set_log_level, system_usage
 from jaxrl.loggers.recorder import Recorder, SaveTimes, closing_after
-from jaxrl.loggers.system import system_usage
 from jaxrl.metrics import DEFAULT_MODULE, TIMERS
 from jaxrl.policy.compute_actions import ComputesActions, check_module_id
 from jaxrl.policy.inference import Inference

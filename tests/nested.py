@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.core.nested_spaces import leaf_spaces, map_leaves
-from jaxrl.core.space_tree import leaf_dtype
+from jaxrl.core.spaces import leaf_dtype, leaf_spaces, map_leaves
 from jaxrl.core.types import TimeStep
 from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.probes import ProbeParams

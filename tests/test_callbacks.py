@@ -14,7 +14,7 @@ from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.callbacks import HOOKS, HOST_HOOKS, CallbackList, Callbacks, MemoryTrackingCallbacks
 from jaxrl.config.rllib_names import HOOKS_REFUSED
 from jaxrl.errors import ConfigError
-from jaxrl.training.ended_episode import EndedEpisode
+from jaxrl.training.episode_stats import EndedEpisode
 from tests.helpers import small
 
 

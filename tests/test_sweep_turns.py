@@ -11,7 +11,7 @@ from jaxrl.config.sweep import grid
 from jaxrl.errors import ConfigError
 from jaxrl.runners.placement import required_bytes, state_bytes
 from jaxrl.runtime.program import Program
-from jaxrl.sweeps import chunks
+from jaxrl.sweeps import grouping
 from tests.helpers import assert_close, small
 from tests.test_sweep_resume import lasting, population, states_of, swept
 
@@ -70,8 +70,8 @@ def test_lanes_at_once_follow_from_memory(monkeypatch: pytest.MonkeyPatch) -> No
     work = required_bytes(assembly) - states
 
     def at_once(number: int, memory: int | None, most: int | None = None) -> int:
-        monkeypatch.setattr(chunks, "memory_limit", lambda device: memory)
-        return chunks.lanes_at_once(number, assembly, device, most)
+        monkeypatch.setattr(grouping, "memory_limit", lambda device: memory)
+        return grouping.lanes_at_once(number, assembly, device, most)
 
     assert at_once(10, None) == 10
     assert at_once(10, 10 * (states + work)) == 10

@@ -14,8 +14,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from jaxrl.core.nested_spaces import children, map_leaves
 from jaxrl.core.seeds import entropy_of
+from jaxrl.core.spaces import children, map_leaves
 from jaxrl.envs.adapters.host_spaces import Fit, make_fit, notice, zeros
 from jaxrl.envs.adapters.host_state import copy_state, restore_copy
 from jaxrl.envs.context import EnvContext

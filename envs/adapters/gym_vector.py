@@ -12,7 +12,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 from jaxtyping import Bool
 
-from jaxrl.core.nested_spaces import map_leaves
+from jaxrl.core.spaces import map_leaves
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.barrier import close_quietly, raise_if_users
 from jaxrl.envs.adapters.gym_processes import close_processes, dead_copies

@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.core.nested_spaces import children, map_leaves, map_spaces
+from jaxrl.core.spaces import children, map_leaves, map_spaces
 from jaxrl.errors import EnvError
 
 logger = logging.getLogger("jaxrl.envs")

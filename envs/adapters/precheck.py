@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium.utils.env_checker import check_env as check_by_gymnasium
 
-from jaxrl.core.nested_spaces import map_leaves
+from jaxrl.core.spaces import map_leaves
 from jaxrl.envs.adapters.barrier import checked_reset, checked_step, close_quietly, raise_if_users
 from jaxrl.envs.adapters.gymnasium import create_env
 from jaxrl.envs.adapters.host_spaces import Fit, advice, make_fit, notice

@@ -26,8 +26,8 @@ from jaxrl.errors import ConfigError
 from jaxrl.learners.learner import SgdState, checked_loss, optimizer_of, sgd_step
 from jaxrl.learners.policy_gradient import first_state
 from jaxrl.learners.target_network import Target, first_target, followed
+from jaxrl.modules.exploration import NOISE
 from jaxrl.modules.model_config import TORCH_BIASES
-from jaxrl.modules.noisy import NOISE
 from jaxrl.modules.q_network import ATOM_LOGITS, QUANTILES, QModule
 from jaxrl.modules.rl_module import RLModuleSpec
 from jaxrl.ops import losses, value_losses

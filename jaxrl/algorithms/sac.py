@@ -24,8 +24,7 @@ from jaxrl.config.settings.actor_critic import (
     TdErrorLoss,
 )
 from jaxrl.core.types import Key, Metrics, Params, Transition
-from jaxrl.learners.critic_loss import critic_loss
-from jaxrl.learners.multi_optimizer import POLICY
+from jaxrl.learners.multi_optimizer import POLICY, critic_loss
 from jaxrl.learners.soft_actor_critic import SoftActorCritic, SoftState
 from jaxrl.modules.model_config import RELU
 from jaxrl.modules.policy_and_critics import StochasticPolicyModule

@@ -20,11 +20,11 @@ from jaxrl.config.settings.actor_critic import TD_ERROR_LOSS_DOC, ActorCriticTra
 from jaxrl.core.hparams import HParams, current_values, hyperparameters
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Params, Progress, Transition
-from jaxrl.learners.critic_loss import critic_loss
 from jaxrl.learners.learner import NONFINITE, SgdState, select, tensor_norms
 from jaxrl.learners.multi_optimizer import (
     CRITIC,
     POLICY,
+    critic_loss,
     first_parts,
     joined,
     normal_rows,

@@ -15,8 +15,7 @@ from jaxrl.config.fields import at_least_one, field, fluent, non_negative
 from jaxrl.config.settings.actor_critic import BUFFER_OF_A_MILLION, SoftTraining
 from jaxrl.core.types import Key, Metrics, Params, Transition
 from jaxrl.errors import ConfigError
-from jaxrl.learners.critic_loss import critic_metrics
-from jaxrl.learners.multi_optimizer import POLICY
+from jaxrl.learners.multi_optimizer import POLICY, critic_metrics
 from jaxrl.learners.soft_actor_critic import SoftActorCritic, SoftState
 from jaxrl.modules.model_config import RELU
 from jaxrl.modules.policy_and_critics import StochasticPolicyModule

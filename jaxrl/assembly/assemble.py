@@ -9,8 +9,7 @@ import jax
 
 from jaxrl.assembly.learner_checks import check_learner
 from jaxrl.assembly.pipelines import action_pipeline, learner_pipeline, observation_pipeline
-from jaxrl.assembly.replay_settings import replay_of
-from jaxrl.assembly.sequence_settings import sequence_length
+from jaxrl.assembly.replay import replay_of, sequence_length
 from jaxrl.buffers.circular import Circular
 from jaxrl.buffers.on_policy import OnPolicy
 from jaxrl.buffers.sequence import AnyReplay
@@ -37,6 +36,14 @@ from jaxrl.training.guard import Guard
 from jaxrl.training.in_graph import InGraph
 from jaxrl.training.rollout import Acting, Sampler
 from jaxrl.training.train_step import Learning
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from jaxrl.config.modules import model_notes
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -322,3 +329,22 @@ def make_module(
     if vars(training).get("use_critic", isinstance(training, AsyncTraining)):
         check_module(module, needs_values=True)
     return module
+
+
+logger = logging.getLogger(__name__)
+
+
+def announce(config: "AlgorithmConfig", assembly: Assembly, notes: Iterable[str]) -> None:
+    """Log the environment, the batch arithmetic, what adapted, and the sentences given."""
+    made, plan = assembly.made, assembly.plan
+    logger.info("%s on %s; %s", config.algo_name, made.id, plan.describe())
+    for note in (*made.notes, *plan.notes, *notes, *config.notes, *model_notes(config)):
+        logger.info(note)
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
+    observation_space, action_space = spaces_of(made)
+    logger.debug("observation space %s", observation_space)
+    logger.debug("action space %s", action_space)
+    params = jax.eval_shape(assembly.module.init, jax.random.key(0))
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        logger.debug("parameter %s is %s%s", jax.tree_util.keystr(path), leaf.dtype, leaf.shape)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.core.nested_spaces import same_space
+from jaxrl.core.spaces import same_space
 from jaxrl.core.types import PyTree
 from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.params import override_params, same_params

@@ -10,8 +10,8 @@ from jaxrl.core.hparams import PerLane, traced_settings
 from jaxrl.core.types import Key, Metrics
 from jaxrl.envs.vector import NO_FAULT
 from jaxrl.errors import TRACING_ERRORS, JaxrlError, LossError, in_one_line, where_raised
-from jaxrl.training.blank import blank_rollout
 from jaxrl.training.episode_stats import EpisodeRecord
+from jaxrl.training.rollout import blank_rollout
 from jaxrl.training.train_state import Sampled
 from jaxrl.training.train_step import Learning
 

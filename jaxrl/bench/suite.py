@@ -15,9 +15,8 @@ from jaxrl.bench.speed import STEMS, Speed
 from jaxrl.bench.values import OF_TASK, known_name, mapping, positive, seeds_of, typed
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.load import load_experiment, parse_text
-from jaxrl.config.registry import get_algorithm_config
+from jaxrl.config.registry import config_file, get_algorithm_config
 from jaxrl.config.serialize import serializable_dict
-from jaxrl.config.shipped import config_file
 from jaxrl.config.sweep import is_sweep
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError, did_you_mean
 from jaxrl.runs.results import ENV_STEPS

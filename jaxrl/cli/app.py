@@ -357,9 +357,9 @@ def check_env(
     verbose: Verbosity = 0,
 ) -> None:
     """Try an environment with random actions, and say what is wrong with it."""
-    from jaxrl.cli import environments
+    from jaxrl.cli import listing
 
-    environments.check(env, env_config, steps, seed)
+    listing.check(env, env_config, steps, seed)
 
 
 def main() -> None:

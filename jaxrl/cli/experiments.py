@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxrl.config.nesting import check_size
-from jaxrl.config.shipped import config_file
+from jaxrl.config.load import check_size
+from jaxrl.config.registry import config_file
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:

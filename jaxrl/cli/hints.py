@@ -9,7 +9,7 @@ from jaxrl.cli.command import command
 from jaxrl.config.batch_plan.arithmetic import BatchPlan
 from jaxrl.config.batch_plan.replay import ReplayPlan
 from jaxrl.config.load import load_experiment
-from jaxrl.config.shipped import shipped_configs
+from jaxrl.config.registry import shipped_configs
 from jaxrl.loggers import text
 from jaxrl.loggers.display import Display
 from jaxrl.runs.results import Result

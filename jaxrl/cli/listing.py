@@ -1,13 +1,19 @@
 """What `jaxrl list` prints: names, and a word on each."""
 
+import logging
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import typer
 import yaml
 
 from jaxrl.cli.command import command
-from jaxrl.config.shipped import shipped_configs
+from jaxrl.cli.experiments import json_object
+from jaxrl.config.registry import shipped_configs
+from jaxrl.envs.registry import make
 from jaxrl.errors import JaxrlError
+from jaxrl.testing import check_env
 
 _ALGORITHMS = {
     "PPO": "on-policy; discrete and continuous actions",
@@ -111,3 +117,32 @@ def _table(entries: Iterable[tuple[str, str]]) -> list[str]:
 def _lines(rows: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
     for name, words in rows:
         yield f"{name:<{width}}  {words}".rstrip()
+
+
+def check(env: str, env_config: str | None, steps: int, seed: int) -> None:
+    """Hold an environment to its contract; warnings are printed, an error is one sentence."""
+    made = make(env, None if env_config is None else json_object("--env-config", env_config))
+    advice = _Collected()
+    logger = logging.getLogger("jaxrl.envs")
+    logger.addHandler(advice)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            check_env(made, num_steps=steps, seed=seed)
+    finally:
+        logger.removeHandler(advice)
+    sentences = [*advice.sentences, *(str(warning.message) for warning in caught)]
+    for sentence in dict.fromkeys((*made.notes, *sentences)):
+        typer.echo(f"note: {sentence}")
+    typer.echo(f"{made.id} is as it should be.")
+
+
+class _Collected(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.sentences: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.sentences.append(record.getMessage())

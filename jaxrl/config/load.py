@@ -12,11 +12,9 @@ import yaml
 
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import settings_of
-from jaxrl.config.nesting import check_size
 from jaxrl.config.pbt import PopulationBasedTraining
-from jaxrl.config.registry import get_algorithm_config
+from jaxrl.config.registry import get_algorithm_config, shipped_configs
 from jaxrl.config.settings.run import Sweep
-from jaxrl.config.shipped import shipped_configs
 from jaxrl.config.stop import Stop, parse_stop
 from jaxrl.config.sweep import marker_from_data, with_value
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError, did_you_mean
@@ -276,3 +274,39 @@ def _lines(node: Any) -> dict[str, int]:
         for name, line in _lines(value).items():
             lines.setdefault(name, line)
     return lines
+
+
+MAX_DEPTH = 64
+MAX_VALUES = 100_000
+
+
+def check_size(document: Any, source: object) -> None:
+    """Refuse a document that holds itself, or that is nested or large beyond any config.
+
+    Args:
+        document: What JSON or YAML was read as; aliases of YAML count as often as they are used.
+        source: What to name in the error.
+
+    Raises:
+        ConfigError: It is.
+    """
+    waiting: list[tuple[Any, int]] = [(document, 0)]
+    seen = 0
+    while waiting:
+        value, depth = waiting.pop()
+        seen += 1
+        if depth > MAX_DEPTH:
+            raise ConfigError(
+                f"{source} is nested more than {MAX_DEPTH} levels deep, or holds itself by an alias; "
+                "settings are a few levels deep."
+            )
+        if seen > MAX_VALUES:
+            raise ConfigError(
+                f"{source} has more than {MAX_VALUES:,} values, each alias counted as often as it is "
+                "used; settings are fewer."
+            )
+        if isinstance(value, Mapping):
+            inside = cast(Mapping[Any, Any], value)
+            waiting.extend((part, depth + 1) for part in inside.values())
+        elif isinstance(value, list | tuple):
+            waiting.extend((part, depth + 1) for part in cast(list[Any], value))

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from jaxrl.config.batch_plan.divisors import divisors, nearest
+from jaxrl.config.batch_plan.arithmetic import divisors, nearest
 from jaxrl.config.batch_plan.request import refuse_markers
 from jaxrl.config.modules import check_model_config
 from jaxrl.config.placement import check_placement

@@ -13,7 +13,7 @@ from jaxtyping import Array
 
 from jaxrl.connectors.base import ActionConnector
 from jaxrl.connectors.pipelines import ActionPipeline
-from jaxrl.core.nested_spaces import is_nested, leaf_spaces, map_leaves, map_spaces
+from jaxrl.core.spaces import is_nested, leaf_spaces, map_leaves, map_spaces
 from jaxrl.core.types import PyTree
 from jaxrl.distributions.from_space import action_start
 from jaxrl.errors import SpaceError

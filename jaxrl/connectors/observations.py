@@ -12,8 +12,16 @@ from jaxtyping import Array, Bool
 from jaxrl.connectors.base import ObservationConnector
 from jaxrl.connectors.masks import ObserveMask, SeparateMask, beside_mask, observed_space
 from jaxrl.connectors.pipelines import ObservationPipeline
-from jaxrl.core.nested_spaces import is_nested, leaf_spaces, map_leaves, map_spaces
-from jaxrl.core.space_tree import OBSERVATION_SPACE, check_supported, flat_size, flatten
+from jaxrl.core.spaces import (
+    OBSERVATION_SPACE,
+    check_supported,
+    flat_size,
+    flatten,
+    is_nested,
+    leaf_spaces,
+    map_leaves,
+    map_spaces,
+)
 from jaxrl.core.types import PyTree
 from jaxrl.errors import SpaceError
 from jaxrl.ops.statistics import RunningMoments

@@ -10,13 +10,14 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
 
 from jaxrl.connectors.base import Before, TemporalConnector
-from jaxrl.core.nested_spaces import map_leaves, map_spaces
-from jaxrl.core.space_tree import (
+from jaxrl.core.spaces import (
     ACTION_SPACE,
     OBSERVATION_SPACE,
     check_supported,
     flat_size,
     flatten,
+    map_leaves,
+    map_spaces,
 )
 from jaxrl.core.struct import pytree, where_rows
 from jaxrl.core.types import PyTree

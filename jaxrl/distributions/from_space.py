@@ -12,8 +12,14 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Float
 
-from jaxrl.core.nested_spaces import children, is_nested, leaf_spaces, map_leaves
-from jaxrl.core.space_tree import ACTION_SPACE, check_supported
+from jaxrl.core.spaces import (
+    ACTION_SPACE,
+    check_supported,
+    children,
+    is_nested,
+    leaf_spaces,
+    map_leaves,
+)
 from jaxrl.core.types import Key, PyTree
 from jaxrl.distributions.base import (
     Categorical,

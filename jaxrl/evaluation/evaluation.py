@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxrl.assembly.assemble import Assembly, in_one_line, make_env, spaces_of
-from jaxrl.config.checks import evaluation_arguments
+from jaxrl.config.fields import evaluation_arguments
 from jaxrl.core.types import PyTree
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv

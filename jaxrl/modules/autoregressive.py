@@ -20,8 +20,7 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
 
-from jaxrl.core.nested_spaces import leaf_spaces
-from jaxrl.core.space_tree import choices, flat, leaf_dtype
+from jaxrl.core.spaces import choices, flat, leaf_dtype, leaf_spaces
 from jaxrl.core.struct import pytree, static
 from jaxrl.core.types import Key, PyTree
 from jaxrl.distributions.base import Categorical, DiagGaussian

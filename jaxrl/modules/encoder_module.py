@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Float
 
-from jaxrl.core.space_tree import OBSERVATION_SPACE, check_supported
+from jaxrl.core.spaces import OBSERVATION_SPACE, check_supported
 from jaxrl.core.types import Columns, Key, Params, PyTree, Remembered, Sequence, map_obs
 from jaxrl.distributions.from_space import (
     ActionDistribution,
@@ -19,8 +19,17 @@ from jaxrl.distributions.from_space import (
 )
 from jaxrl.errors import ConfigError
 from jaxrl.modules.autoregressive import autoregressive_distribution
+from jaxrl.modules.encoders import (
+    CARRY,
+    REMEMBERED,
+    MultiInput,
+    RecurrentEncoder,
+    is_image,
+    memory_of,
+    parts_of,
+    remembered_before,
+)
 from jaxrl.modules.model_config import DefaultModelConfig
-from jaxrl.modules.multi_input import MultiInput, is_image, parts_of
 from jaxrl.modules.networks import (
     CNN,
     MLP,
@@ -28,13 +37,6 @@ from jaxrl.modules.networks import (
     Head,
     default_conv_filters,
     get_activation,
-)
-from jaxrl.modules.recurrent_encoder import (
-    CARRY,
-    REMEMBERED,
-    RecurrentEncoder,
-    memory_of,
-    remembered_before,
 )
 from jaxrl.modules.rl_module import (
     ACTION_MASK,

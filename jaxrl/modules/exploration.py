@@ -1,8 +1,9 @@
 """Uniformly random actions, with which algorithms that replay fill their buffer at first."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
+import flax.linen as nn
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,10 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
 
-from jaxrl.core.types import Counter, Key, Progress, PyTree
+from jaxrl.core.types import Counter, Key, Params, Progress, PyTree
 from jaxrl.distributions.from_space import action_distribution
 from jaxrl.errors import SpaceError
+from jaxrl.modules.networks import Initializer
 
 
 def warming_up(hparams: Mapping[str, Any], progress: Progress) -> Bool[Array, ""]:
@@ -90,3 +92,78 @@ def _bounds(space: spaces.Box) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, An
             "random; give it finite bounds or set initial_random_timesteps=0."
         )
     return low, high
+
+
+NOISE = "noise"
+_SPREAD = "kernel_sigma"
+_lecun = nn.initializers.lecun_normal()
+
+
+class NoisyDense(nn.Module):
+    """y = x W + b + f(ε_out) ((x f(ε_in)) W_σ + b_σ)  (eq. 9-11), called as `flax.linen.Dense` is.
+
+    That is a layer with the weights W + W_σ f(ε_in) f(ε_out)ᵀ, different ones for every row, for
+    the price of two matrix products. W_σ and b_σ start at sigma0 / sqrt(inputs).
+    """
+
+    features: int
+    kernel_init: Initializer = _lecun
+    bias_init: Initializer = nn.initializers.zeros
+    sigma0: float = 0.5
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch m"]:
+        size = x.shape[-1]
+        spread = nn.initializers.constant(self.sigma0 / np.sqrt(size))
+        kernel = self.param("kernel", self.kernel_init, (size, self.features))
+        bias = self.param("bias", self.bias_init, (self.features,))
+        kernel_sigma = self.param(_SPREAD, spread, (size, self.features))
+        bias_sigma = self.param("bias_sigma", spread, (self.features,))
+        one = (1,) * (x.ndim - 1)
+        y = x @ kernel + bias.reshape(*one, -1)
+        if not self.has_variable(NOISE, "inputs"):
+            return y
+        inputs = cast(Array, self.get_variable(NOISE, "inputs"))
+        outputs = cast(Array, self.get_variable(NOISE, "outputs"))
+        return y + outputs * ((x * inputs) @ kernel_sigma + bias_sigma.reshape(*one, -1))
+
+
+def noise_sizes(params: Params) -> dict[str, Any]:
+    """How many numbers each noisy layer draws, for its inputs and its outputs.
+
+    Args:
+        params: A network's parameters, or their shapes.
+    """
+    sizes: dict[str, Any] = {}
+    for name, part in cast(Mapping[str, Any], params).items():
+        if not isinstance(part, Mapping):
+            continue
+        layer = cast(Mapping[str, Any], part)
+        if _SPREAD in layer:
+            inputs, outputs = layer[_SPREAD].shape
+            sizes[name] = {"inputs": inputs, "outputs": outputs}
+        elif below := noise_sizes(layer):
+            sizes[name] = below
+    return sizes
+
+
+def draw_noise(sizes: dict[str, Any], key: Key) -> PyTree:
+    """The noise of every layer for one row, all in one draw. Consumes the key.
+
+    Args:
+        sizes: From `noise_sizes`.
+        key: The row's.
+    """
+    return as_noise(sizes, jax.random.normal(key, (noise_width(sizes),)))
+
+
+def noise_width(sizes: dict[str, Any]) -> int:
+    """Normal draws of one row."""
+    return sum(jax.tree.leaves(sizes))
+
+
+def as_noise(sizes: dict[str, Any], normal: Float[Array, "*batch w"]) -> PyTree:
+    """f(ε) for every layer, f(x) = sign(x) sqrt(|x|), from draws with the layers' leading axes."""
+    leaves, tree = jax.tree.flatten(sizes)
+    scaled = jnp.sign(normal) * jnp.sqrt(jnp.abs(normal))
+    return tree.unflatten(jnp.split(scaled, np.cumsum(leaves)[:-1].tolist(), axis=-1))

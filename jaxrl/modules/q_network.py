@@ -16,16 +16,18 @@ from jaxrl.distributions.from_space import ActionDistribution, describe_unsuppor
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.learners.multi_optimizer import normal_rows
 from jaxrl.modules.encoder_module import AnyEncoder, EncoderModule
-from jaxrl.modules.exploration import draw_random, random_action, warming_up
-from jaxrl.modules.networks import Head
-from jaxrl.modules.noisy import (
+from jaxrl.modules.exploration import (
     NOISE,
     NoisyDense,
     as_noise,
     draw_noise,
+    draw_random,
     noise_sizes,
     noise_width,
+    random_action,
+    warming_up,
 )
+from jaxrl.modules.networks import Head
 from jaxrl.ops.value_losses import at_action
 
 ATOM_LOGITS = "atom_logits"

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from gymnasium import spaces
 from jaxtyping import Array, Float, Int
 
-from jaxrl.core.nested_spaces import map_leaves
-from jaxrl.core.space_tree import check_supported, leaf_dtype
+from jaxrl.core.spaces import check_supported, leaf_dtype, map_leaves
 from jaxrl.core.types import (
     Columns,
     Key,
@@ -34,7 +33,7 @@ from jaxrl.errors import (
     in_one_line,
     where_raised,
 )
-from jaxrl.modules.summary import parameter_table
+from jaxrl.modules.networks import parameter_table
 from jaxrl.modules.unroll import at_rows, unroll_steps
 
 ACTION_MASK = "action_mask"

@@ -16,7 +16,7 @@ from jaxrl.connectors.actions import ClipActions, UnsquashActions, has_box
 from jaxrl.connectors.base import ActionConnector
 from jaxrl.connectors.pipelines import ActionPipeline
 from jaxrl.connectors.temporal import TemporalConnector
-from jaxrl.core.nested_spaces import map_spaces
+from jaxrl.core.spaces import map_spaces
 from jaxrl.core.struct import pytree, replace, where_rows
 from jaxrl.core.types import Columns, Key, PyTree
 from jaxrl.errors import ConfigError, SpaceError

@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.core.space_tree import leaf_dtype
+from jaxrl.core.spaces import leaf_dtype
 from jaxrl.core.types import PyTree
 from jaxrl.errors import SpaceError
 

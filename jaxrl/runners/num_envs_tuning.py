@@ -21,8 +21,7 @@ import numpy as np
 
 import jaxrl
 from jaxrl.assembly.assemble import Assembly, assemble
-from jaxrl.config.batch_plan.arithmetic import BatchPlan
-from jaxrl.config.batch_plan.divisors import divisors, nearest
+from jaxrl.config.batch_plan.arithmetic import BatchPlan, divisors, nearest
 from jaxrl.config.batch_plan.on_policy import choose_num_devices
 from jaxrl.config.serialize import describable_dict
 from jaxrl.core.seeds import seed_key

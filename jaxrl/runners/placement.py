@@ -10,14 +10,14 @@ from jaxrl.assembly.device_trial import DeviceTrials
 from jaxrl.buffers.sequence import AnyReplay
 from jaxrl.config.batch_plan.on_policy import choose_num_devices
 from jaxrl.config.settings.training import OnPolicyTraining
-from jaxrl.core.space_tree import num_bytes
+from jaxrl.core.spaces import num_bytes
 from jaxrl.core.types import Device
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError
 from jaxrl.learners.microbatches import num_parts
 from jaxrl.runners.host_replay import host_device
 from jaxrl.runtime.devices import memory_limit, warn_of_lost_devices
-from jaxrl.training.blank import blank_rollout
+from jaxrl.training.rollout import blank_rollout
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:

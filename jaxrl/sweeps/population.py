@@ -21,8 +21,7 @@ from jaxrl.runtime.exclusive import one_thread, until_stopped
 from jaxrl.runtime.process import prepare_process
 from jaxrl.sweeps import state as sweep_state
 from jaxrl.sweeps.base import RETURN, SweepRuns, read_saved
-from jaxrl.sweeps.chunks import lanes_at_once
-from jaxrl.sweeps.grouping import Sharing, devices_of, grouped, on_the_host
+from jaxrl.sweeps.grouping import Sharing, devices_of, grouped, lanes_at_once, on_the_host
 from jaxrl.sweeps.lane_group import LaneGroup
 from jaxrl.sweeps.lane_run import LaneRun
 from jaxrl.sweeps.pbt import Exploit, Scheduler, check_population, read_schedule, refuse_fixed_of

@@ -4,6 +4,9 @@ Every logical shard has a ring of its own, so the state has the same shape and c
 the number of devices. Writing is by gathers: for each place the newest episode that belongs there.
 """
 
+import dataclasses
+from typing import NoReturn
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
@@ -195,3 +198,54 @@ def push_faults(log: FaultLog, record: EpisodeRecord, env_index: Int[Array, " B"
         env_step=jnp.where(any_bad, step[shard, last], log.env_step),
         kind=jnp.where(any_bad, fault[shard, last], log.kind),
     )
+
+
+_INSTEAD = {
+    "total_reward": "get_return() is it",
+    "length": "len(episode) is it",
+    "get_length": "len(episode) is it",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class EndedEpisode:
+    """One episode that ended, as `on_episode_end` receives it.
+
+    It answers to what RLlib's episodes have, as far as there are data: its return and its length.
+    """
+
+    episode_return: float
+    episode_length: int
+    env_index: int
+    env_step: int
+
+    is_done = True
+
+    def get_return(self) -> float:
+        """The sum of its rewards."""
+        return self.episode_return
+
+    def __len__(self) -> int:
+        return self.episode_length
+
+    def env_steps(self) -> int:
+        """Its length."""
+        return self.episode_length
+
+    def agent_steps(self) -> int:
+        """Its length: there is one agent."""
+        return self.episode_length
+
+    def __getattr__(self, name: str) -> NoReturn:
+        instead = _INSTEAD.get(name)
+        if name.startswith("__") or not hasattr(type(self), "__dataclass_fields__"):
+            raise AttributeError(name)
+        fields = ", ".join(field.name for field in dataclasses.fields(self))
+        raise AttributeError(
+            f"An episode of the compiled program has no '{name}': "
+            + (
+                instead
+                or f"it has {fields}, get_return() and len(); placement='host' records steps"
+            )
+            + "."
+        )

@@ -12,8 +12,7 @@ from jaxrl.buffers.sequence import AnyReplay
 from jaxrl.core.types import Counter, PyTree
 from jaxrl.envs.vector import FAULT_NAMES
 from jaxrl.metrics import DEFAULT_MODULE, NO_EPISODE, REPLAY_BUFFER
-from jaxrl.training.ended_episode import EndedEpisode
-from jaxrl.training.episode_stats import EpisodeRing, EpisodeSums
+from jaxrl.training.episode_stats import EndedEpisode, EpisodeRing, EpisodeSums
 from jaxrl.training.evaluate import EvaluationResult
 from jaxrl.training.nonfinite import only_counts, without_counts
 from jaxrl.training.train_state import Row, Summary, TrainState, observed

@@ -21,7 +21,6 @@ from jaxrl.core.hparams import current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Progress, PyTree, Rollout, strongly_typed
 from jaxrl.learners.learner import NONFINITE, check_scalars, select
-from jaxrl.training.blank import blank_rollout
 from jaxrl.training.episode_stats import (
     EpisodeSums,
     empty_fault_log,
@@ -32,7 +31,7 @@ from jaxrl.training.episode_stats import (
 from jaxrl.training.guard import Guard
 from jaxrl.training.nonfinite import PREFIX, counted, nonfinite_rows, without_counts
 from jaxrl.training.replay_updates import Dealt, FromBuffer, Replaying, stored
-from jaxrl.training.rollout import Acting, Actor
+from jaxrl.training.rollout import Acting, Actor, blank_rollout
 from jaxrl.training.train_state import (
     ConnectorState,
     GuardState,

@@ -16,7 +16,7 @@ from jaxrl.core.types import Columns, Progress, Transition
 from jaxrl.envs.registry import make
 from jaxrl.errors import ConfigError
 from jaxrl.learners.learner import NONFINITE
-from jaxrl.modules.noisy import NOISE
+from jaxrl.modules.exploration import NOISE
 from jaxrl.testing import references
 from jaxrl.training.rollout import Sampler
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl.bench.suite import load_suite, suite_file
-from jaxrl.config.shipped import shipped_configs
+from jaxrl.config.registry import shipped_configs
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError
 
 SMALL = """

@@ -12,8 +12,7 @@ from jaxrl import __version__
 from jaxrl.cli import runs
 from jaxrl.cli.app import app
 from jaxrl.cli.experiments import assemble, config_file, stop_of
-from jaxrl.config.registry import list_algorithms
-from jaxrl.config.shipped import shipped_configs
+from jaxrl.config.registry import list_algorithms, shipped_configs
 from jaxrl.errors import JaxrlError, UnknownNameError
 
 NOTHING: dict[str, Any] = {

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 from jaxrl.cli import hints
 from jaxrl.cli.app import app
 from jaxrl.config.load import load_experiment
-from jaxrl.config.registry import get_algorithm_config
-from jaxrl.config.shipped import config_file, shipped_configs
+from jaxrl.config.registry import config_file, get_algorithm_config, shipped_configs
 from jaxrl.config.sweep import is_sweep
 
 CPU = [types.SimpleNamespace(platform="cpu")]

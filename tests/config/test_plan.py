@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.config.batch_plan.arithmetic import BatchPlan, BatchRequest
-from jaxrl.config.batch_plan.divisors import MAX_COUNT, divisors, nearest
+from jaxrl.config.batch_plan.arithmetic import MAX_COUNT, BatchPlan, BatchRequest, divisors, nearest
 from jaxrl.config.batch_plan.on_policy import BatchSizeError, choose_num_devices, make_plan
 from jaxrl.errors import ConfigError
 

@@ -13,8 +13,7 @@ from jaxrl.assembly.assemble import assemble
 from jaxrl.connectors.base import Before
 from jaxrl.connectors.checks import check_observation_pipeline
 from jaxrl.connectors.temporal import FrameStacking
-from jaxrl.core.nested_spaces import at_path, map_leaves
-from jaxrl.core.space_tree import leaf_dtype
+from jaxrl.core.spaces import at_path, leaf_dtype, map_leaves
 from jaxrl.core.types import Columns
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.policy.requests import as_batch

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.core.nested_spaces import at_path, leaf_spaces, named
-from jaxrl.core.space_tree import flatten
+from jaxrl.core.spaces import at_path, flatten, leaf_spaces, named
 from jaxrl.core.types import Columns
 from jaxrl.errors import ConfigError, JaxrlError, SpaceError
 from jaxrl.modules.encoder_module import Encoder
-from jaxrl.modules.multi_input import MultiInput
+from jaxrl.modules.encoders import MultiInput
 from jaxrl.modules.rl_module import RLModuleSpec, zeros_of
 from tests.helpers import ALGORITHMS, every_algorithm, small
 from tests.nested import drawn, jax_env, walked, within

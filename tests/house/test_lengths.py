@@ -5,11 +5,9 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
-MODULE_LINES = 400
-ALGORITHM_LINES = 250
+MODULE_LINES = 500
+ALGORITHM_LINES = 300
 FUNCTION_LINES_95TH_PERCENTILE = 40
 FUNCTION_LINES = 80
 LEVELS = 4
@@ -65,13 +63,17 @@ def is_allowed(name: str) -> bool:
     return name in ALLOWED
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_file_is_short(path: Path) -> None:
-    name = str(path.relative_to(ROOT))
+def test_files_are_short() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in sources()
+    }
+    longest = {name: length for name, length in lengths.items() if length > limit_of(name)}
+    assert not longest, f"files over their limits: {longest}"
+
+
+def limit_of(name: str) -> int:
     usual = ALGORITHM_LINES if name.startswith("jaxrl/algorithms/") else MODULE_LINES
-    limit = ALLOWED_LINES.get(name, usual)
-    length = len(path.read_text().splitlines())
-    assert length <= limit, f"{name} has {length} lines, the limit is {limit}"
+    return ALLOWED_LINES.get(name, usual)
 
 
 def test_functions_are_short() -> None:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.assembly.announce import announce
-from jaxrl.assembly.assemble import assemble
-from jaxrl.loggers.messages import set_log_level
+from jaxrl.assembly.assemble import announce, assemble
+from jaxrl.loggers.python_log import set_log_level
 from tests.helpers import small
 
 

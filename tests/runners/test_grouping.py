@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl.config.sweep import grid, lanes_of
-from jaxrl.core.nested_spaces import same_space
+from jaxrl.core.spaces import same_space
 from jaxrl.envs.classic.cartpole import CartPole
 from jaxrl.errors import HostLanesError
 from jaxrl.sweeps.grouping import grouped

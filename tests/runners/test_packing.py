@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.runners.packing import Packing
+from jaxrl.runners.host_policy import Packing
 
 
 def test_every_type_comes_back() -> None:

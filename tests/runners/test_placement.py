@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl.assembly.assemble import assemble
-from jaxrl.core.space_tree import num_bytes
+from jaxrl.core.spaces import num_bytes
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError
 from jaxrl.runners.placement import check_memory

@@ -13,7 +13,7 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError, ModuleError
-from jaxrl.modules.recurrent_encoder import RecurrentEncoder
+from jaxrl.modules.encoders import RecurrentEncoder
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.training.train_state import Sampled
 from tests.helpers import assert_close, assert_equal

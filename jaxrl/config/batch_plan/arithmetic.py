@@ -1,10 +1,9 @@
 """The numbers of a train batch: what is free adapts to what is set, exactly or not at all."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator, Mapping
-
-from jaxrl.config.batch_plan.divisors import MAX_COUNT, divisors, nearest
+from collections.abc import Iterable, Iterator, Mapping
 
 DEFAULT_NUM_ENVS = 16
 MAX_SHARDS = 8
@@ -370,3 +369,36 @@ def _note_on_envs(request: BatchRequest, plan: BatchPlan) -> str:
     number = f"the number nearest to {nearest_to} that divides the train batch."
     together = "" if runners == 1 else f"as all {runners} have together "
     return f"{chosen}, {together}{number}"
+
+
+MAX_COUNT = 2**31 - 1
+"""The most rows, environments or parts of anything: arrays are indexed with 32 bits."""
+
+
+def divisors(number: int, multiple_of: int = 1) -> list[int]:
+    """List the divisors of a count that are multiples of another, in ascending order."""
+    return [d for d in _divisors(number) if d % multiple_of == 0]
+
+
+@functools.lru_cache(maxsize=1024)
+def _divisors(number: int) -> tuple[int, ...]:
+    """All products of prime factors; at most some 23,000 divisions for a number up to MAX_COUNT."""
+    if number > 2 * MAX_COUNT:
+        raise ValueError(f"{number} is beyond what is counted; check it against MAX_COUNT first.")
+    found, left, factor = [1], number, 2
+    while left > 1:
+        if factor * factor > left:
+            factor = left  # what is left is a prime
+        powers = [1]
+        while left % factor == 0:
+            left //= factor
+            powers.append(powers[-1] * factor)
+        if len(powers) > 1:
+            found = [d * power for d in found for power in powers]
+        factor += 1 if factor == 2 else 2
+    return tuple(sorted(found))
+
+
+def nearest(values: Iterable[int], target: float) -> int | None:
+    """The value with the smallest ratio to the target; of two, the larger."""
+    return min(values, key=lambda v: (max(v / target, target / v), -v), default=None)

@@ -5,8 +5,7 @@ import math
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from jaxrl.config.batch_plan.arithmetic import MAX_SHARDS, BatchPlan
-from jaxrl.config.batch_plan.divisors import MAX_COUNT, divisors, nearest
+from jaxrl.config.batch_plan.arithmetic import MAX_COUNT, MAX_SHARDS, BatchPlan, divisors, nearest
 from jaxrl.config.batch_plan.on_policy import BatchSizeError
 from jaxrl.config.modules import rows_of_a_draw
 from jaxrl.config.settings.replay import buffer_settings, n_step_range

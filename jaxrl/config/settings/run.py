@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
-from jaxrl.config.checks import evaluation_check
 from jaxrl.config.fields import (
     Check,
     at_least_one,
     count,
     count_or_zero,
+    evaluation_check,
     field,
     non_negative,
     positive,

@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
-from jaxrl.config.checks import optimizer_check
 from jaxrl.config.fields import (
     Schedule,
     count,
     field,
     non_negative,
+    optimizer_check,
     positive,
     setting_metadata,
     unit_interval,
