@@ -1,4 +1,4 @@
-"""Notebooks as pages of the site: a hook of mkdocs', which knows only Markdown."""
+"""MkDocs hook that renders notebooks as Markdown pages."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ FENCE = "````"
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """A page beside every notebook."""
+    """Add a generated Markdown page for every notebook."""
     for file in list(files):
         if file.src_uri.endswith(".ipynb"):
             text = Path(config["docs_dir"], file.src_uri).read_text(encoding="utf-8")
@@ -20,7 +20,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def as_markdown(notebook: dict[str, Any]) -> str:
-    """The cells of a notebook with their outputs."""
+    """Convert a notebook's cells and their outputs to Markdown."""
     blocks: list[str] = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
@@ -33,7 +33,7 @@ def as_markdown(notebook: dict[str, Any]) -> str:
 
 
 def _shown(output: dict[str, Any]) -> str:
-    """An output in the richest form that a page can have."""
+    """Render an output in the richest form that Markdown supports."""
     if output["output_type"] == "stream":
         return _fenced("".join(output["text"]), "text")
     data = output["data"]
