@@ -15,12 +15,14 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python;
 	"$$python" -c '$(SUPPORTED)' >/dev/null 2>&1 && { echo "$$python"; break; }; done)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help train test test-slow lint format docs clean
+.PHONY: help train test test-slow test-shapes coverage lint format docs clean
 
 help:
 	@echo "make train      train PPO on CartPole (CONFIG=... for another file of configs/)"
 	@echo "make test       lint, format, types, import layers and the default test suite"
 	@echo "make test-slow  the learning curves and other long tests"
+	@echo "make test-shapes  the default tests with the shapes of annotations checked at run time"
+	@echo "make coverage   the default tests with coverage of lines and branches, in build/coverage"
 	@echo "make lint       only lint, format, types, import layers, lengths and spelling"
 	@echo "make format     rewrite the code as the formatter wants it"
 	@echo "make docs       build the documentation into build/site"
@@ -38,6 +40,20 @@ test-slow: .venv/.dev
 	@failed=0; \
 	$(PYTEST) -m "slow and not ray" || failed=1; \
 	$(RAY_PYTEST) -m "slow and ray" || failed=1; \
+	exit $$failed
+
+# Array annotations are checked at every call, while programs are traced too.
+SHAPES := -p tests.shapes --jaxtyping-packages=jaxrl,tests.shapes.check
+SHAPES_OF := tests/ops tests/core tests/buffers tests/connectors tests/algorithms tests/runners
+
+test-shapes: .venv/.dev
+	$(COMPILE_QUICKLY) $(PYTEST) $(SHAPES) $(SHAPES_OF)
+
+coverage: .venv/.dev
+	@failed=0; rm -f .coverage*; \
+	$(COMPILE_QUICKLY) $(PYTEST) --cov --cov-report= || failed=1; \
+	$(RAY_PYTEST) -m "ray and not slow" --cov --cov-append --cov-report= || failed=1; \
+	$(BIN)/coverage html --quiet && $(BIN)/coverage report --skip-covered || failed=1; \
 	exit $$failed
 
 lint: .venv/.dev

@@ -1,8 +1,9 @@
-"""Digests of what shipped configs compute: `python -m benchmarks.bits`.
+"""Digests of the training states of shipped configs: `python -m benchmarks.bits`.
 
-Two versions of the code compute the same where their lines are equal: every leaf of the state after some
-iterations, with the episodes that ended and the counters. Means of metrics are not among them: their last
-digits depend on how many dispatches an iteration takes. On another machine the lines are others.
+Two versions of the code compute the same if their lines are equal. A digest covers every leaf of
+the state after some iterations, with counters and ended episodes. Means of metrics are excluded,
+because their last digits depend on the number of dispatches per iteration. Digests differ between
+machines.
 """
 
 import argparse
@@ -22,57 +23,65 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a line for each config: its name and the digest of its state.
+    """Print the name of each config and the digest of its state.
 
     Returns:
-        The exit code.
+        Exit code.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bits", description=__doc__)
     parser.add_argument(
-        "configs", nargs="*", help="names such as classic/cartpole-ppo; all if none"
+        "configs", nargs="*", help="names such as classic/cartpole-ppo (default: all)"
     )
-    parser.add_argument("--iterations", type=int, default=5, help="of each (default: %(default)s)")
+    parser.add_argument(
+        "--iterations", type=int, default=5, help="iterations per config (default: %(default)s)"
+    )
     options = parser.parse_args(argv)
-    names = options.configs or shipped()
+    names = options.configs or list_shipped()
     for name in names:
         with tempfile.TemporaryDirectory(prefix="jaxrl-bits-") as folder:
-            line = digest(name, options.iterations, folder)
+            line = compute_digest(name, options.iterations, folder)
         print(f"{name:40} {line}", flush=True)
     return 0
 
 
-def shipped() -> list[str]:
-    """Return the names of all configs of one run, without sweeps."""
+def list_shipped() -> list[str]:
+    """Return the names of all shipped configs except sweeps."""
     files = sorted(CONFIGS.glob("*/*.yaml"))
     return [f"{file.parent.name}/{file.stem}" for file in files if file.parent.name != "sweeps"]
 
 
-def digest(name: str, iterations: int, folder: str) -> str:
-    """Return the digest of a config's state after some iterations; why there is none otherwise."""
+def compute_digest(name: str, iterations: int, folder: str) -> str:
+    """Return the digest of a config's state after training, or the reason why it is skipped.
+
+    Args:
+        name: Name of the config.
+        iterations: Number of iterations.
+        folder: Temporary folder for results.
+    """
     config = load_experiment(CONFIGS / f"{name}.yaml").config
     if config.env_runners_settings.num_env_runners or config.learners_settings.num_learners:
-        return "skipped: what actors sample depends on their speed"
+        return "skipped: samples of actors depend on their speed"
     config.debugging(loggers=[], results_dir=folder, log_sys_usage=False)
     config.evaluation(evaluation_interval=None)
     try:
         algorithm = config.build()
-    except EnvError as error:  # a package of the environment's is missing
+    except EnvError as error:  # a package of the environment is missing
         return f"skipped: {error}"
     with algorithm:
         for _ in range(iterations):
             algorithm.train()
-        return digest_of_state(algorithm)
+        return compute_state_digest(algorithm)
 
 
-def digest_of_state(algorithm: Algorithm) -> str:
+def compute_state_digest(algorithm: Algorithm) -> str:
     """Return a digest of all arrays that a checkpoint holds."""
-    found = hashlib.sha256()
+    state_hash = hashlib.sha256()
     leaves = algorithm.get_state()["train_state"]
     for path in sorted(leaves):
         array = np.asarray(leaves[path])
-        found.update(f"{path} {array.dtype} {array.shape}".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()[:16]
+        state_hash.update(f"{path} {array.dtype} {array.shape}".encode())
+        state_hash.update(np.ascontiguousarray(array).tobytes())
+    return state_hash.hexdigest()[:16]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""How fast environments alone are: `python -m benchmarks.envs`.
+"""Speed of environments alone: `python -m benchmarks.envs`.
 
-jaxrl's MinAtar beside gymnax's: random actions and auto-reset, many copies of a game in one compiled
-loop, with jaxrl's vectoriser around both. Rounds take turns, so that what else the machine does
-meets both alike. Compiling is not measured.
+Compares jaxrl's MinAtar with gymnax's: random actions and auto-reset, many copies of a game in one
+compiled loop, both vectorized by jaxrl. The two take turns, so that other load on the machine
+affects both alike. Compilation is excluded.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, report
-from benchmarks.statistics import Estimate, median_interval, paired_ratio
-from benchmarks.tables import table
+from benchmarks.report import render_table
+from benchmarks.statistics import Estimate, estimate_median, estimate_ratio
 
 GAMES = ("Breakout", "Asterix", "Freeway", "SpaceInvaders", "Seaquest")
 OURS, THEIRS = "jaxrl", "gymnax"
@@ -29,24 +29,28 @@ PREFIXES = {OURS: "jaxrl:", THEIRS: "gymnax:"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure each game, write `envs.json` and `envs.md`, print the table; the exit code."""
+    """Measure each game, write `envs.json` and `envs.md`, and print the table.
+
+    Returns:
+        Exit code.
+    """
     arguments = sys.argv[1:] if argv is None else list(argv)
     options = _parse(arguments)
-    load = machine.load_average()
-    games = {name: measured(name, options) for name in options.games}
+    load = machine.get_load_average()
+    games = {name: measure_game(name, options) for name in options.games}
     versions = {name: version(name) for name in ("jax", "gymnax")}
     results: dict[str, Any] = {
         "command": shlex.join(["python", "-m", "benchmarks.envs", *arguments]),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "quick": options.quick,
         "machine": machine.describe(),
-        "load": {"before": load, "after": machine.load_average()},
+        "load": {"before": load, "after": machine.get_load_average()},
         "peers": {name: {"devices": 1, "versions": versions} for name in PREFIXES},
         "num_envs": options.num_envs,
         "num_steps": options.num_steps,
         "games": games,
     }
-    text = markdown(results)
+    text = render_markdown(results)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "envs.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (options.out / "envs.md").write_text(text, encoding="utf-8")
@@ -56,44 +60,50 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.envs", description=__doc__)
-    parser.add_argument("--games", default=",".join(GAMES), help="default: %(default)s")
-    parser.add_argument("--num-envs", type=int, default=1024, help="default: %(default)s")
-    parser.add_argument("--num-steps", type=int, default=200, help="a round (default: %(default)s)")
+    parser.add_argument(
+        "--games", default=",".join(GAMES), help="games, separated by commas (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--num-envs", type=int, default=1024, help="copies of a game (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--num-steps", type=int, default=200, help="steps per round (default: %(default)s)"
+    )
     parser.add_argument("--pairs", type=int, default=11, help="rounds (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="one short round of everything")
-    parser.add_argument("--out", type=Path, help="folder of the results")
+    parser.add_argument("--quick", action="store_true", help="two short rounds of everything")
+    parser.add_argument("--out", type=Path, help="folder for the results")
     options = parser.parse_args(arguments)
     options.games = options.games.split(",")
     for name in options.games:
         if name not in GAMES:
-            parser.error(f"--games: {name!r} is none of {', '.join(GAMES)}")
+            parser.error(f"--games: {name!r} is not one of {', '.join(GAMES)}")
     if options.quick:
         options.num_envs, options.num_steps, options.pairs = 16, 8, 2
-    options.out = options.out or machine.results_folder(whole=not options.quick)
+    options.out = options.out or machine.choose_results_folder(is_complete=not options.quick)
     return options
 
 
-def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Steps a second of both, round by round."""
+def measure_game(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure the steps per second of both implementations of a game in every round."""
     rounds = {
-        peer: prepared(f"{prefix}{name}-MinAtar", options.num_envs, options.num_steps)
+        peer: make_round(f"{prefix}{name}-MinAtar", options.num_envs, options.num_steps)
         for peer, prefix in PREFIXES.items()
     }
-    for one_round in rounds.values():
-        one_round()
+    for run_round in rounds.values():
+        run_round()
     rates: dict[str, list[float]] = {peer: [] for peer in rounds}
     for _ in range(options.pairs):
-        for peer, one_round in rounds.items():
-            rates[peer].append(options.num_envs * options.num_steps / one_round())
+        for peer, run_round in rounds.items():
+            rates[peer].append(options.num_envs * options.num_steps / run_round())
     return {
         "rates": rates,
-        "median": {p: dataclasses.asdict(median_interval(r)) for p, r in rates.items()},
-        "ratio": dataclasses.asdict(paired_ratio(rates[OURS], rates[THEIRS])),
+        "median": {p: dataclasses.asdict(estimate_median(r)) for p, r in rates.items()},
+        "ratio": dataclasses.asdict(estimate_ratio(rates[OURS], rates[THEIRS])),
     }
 
 
-def prepared(env_id: str, num_envs: int, num_steps: int) -> Callable[[], float]:
-    """A function that makes `num_steps` steps of each copy and returns the seconds they took."""
+def make_round(env_id: str, num_envs: int, num_steps: int) -> Callable[[], float]:
+    """Return a function that runs `num_steps` steps of each copy and returns the seconds."""
     import jax
     import jax.numpy as jnp
 
@@ -108,27 +118,26 @@ def prepared(env_id: str, num_envs: int, num_steps: int) -> Callable[[], float]:
     def run(state: Any, params: Any) -> tuple[Any, Any]:
         def step(carry: tuple[Any, Any], inputs: Any) -> tuple[tuple[Any, Any], None]:
             state, total = carry
-            draw = jax.vmap(lambda key: jax.random.randint(key, (), 0, space.n))
-            state, taken = vector.step(state, draw(inputs.action_key), inputs, params)
-            return (state, total + jnp.sum(taken.reward)), None
+            sample = jax.vmap(lambda key: jax.random.randint(key, (), 0, space.n))
+            state, transition = vector.step(state, sample(inputs.action_key), inputs, params)
+            return (state, total + jnp.sum(transition.reward)), None
 
-        inputs = vector.inputs(state, num_steps, params)
+        inputs = vector.make_step_inputs(state, num_steps, params)
         return jax.lax.scan(step, (state, jnp.zeros((), jnp.float32)), inputs)[0]
 
-    first = jax.jit(vector.reset)(jax.random.key(0), jnp.arange(num_envs), made.params)
-    kept = {"state": first}
+    latest = {"state": jax.jit(vector.reset)(jax.random.key(0), jnp.arange(num_envs), made.params)}
 
-    def one_round() -> float:
+    def run_round() -> float:
         start = time.perf_counter()
-        kept["state"], total = run(kept["state"], made.params)
-        jax.block_until_ready((kept["state"], total))
+        latest["state"], total = run(latest["state"], made.params)
+        jax.block_until_ready((latest["state"], total))
         return time.perf_counter() - start
 
-    return one_round
+    return run_round
 
 
-def markdown(results: Mapping[str, Any]) -> str:
-    """The table."""
+def render_markdown(results: Mapping[str, Any]) -> str:
+    """Render the table as Markdown."""
     rows = []
     for name, game in results["games"].items():
         ours, theirs = (Estimate(**game["median"][peer]) for peer in (OURS, THEIRS))
@@ -143,13 +152,13 @@ def markdown(results: Mapping[str, Any]) -> str:
         )
     text = (
         f"MinAtar with random actions and auto-reset: {results['num_envs']:,} copies x "
-        f"{results['num_steps']} steps a round, steps a second; medians and 95 % intervals over the "
-        "rounds."
+        f"{results['num_steps']} steps per round. Steps per second, medians over the rounds; "
+        "ratios with 95 % intervals."
     )
     sections = [
-        report.header(results, "Environments"),
+        report.render_header(results, "Environments"),
         text,
-        table(("game", OURS, THEIRS, "ratio"), rows),
+        render_table(("game", OURS, THEIRS, "ratio"), rows),
     ]
     return "\n\n".join(sections) + "\n"
 

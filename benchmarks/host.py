@@ -1,4 +1,4 @@
-"""The suite of environments on the host: gymnasium's CartPole, with actors and without."""
+"""Suite of environments on the host: gymnasium's CartPole, with and without Ray actors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks import measure
 from benchmarks.peers import launch
-from benchmarks.settings import host_setting
+from benchmarks.settings import make_host_setting
 from benchmarks.worker import Worker
 
 PARTS = ("throughput", "impala")
@@ -16,29 +16,31 @@ PEERS = (*launch.HOST_PEERS, launch.LIMITS)
 KNOWN_PEERS = (*PEERS, *launch.OTHER_HOST_PEERS)
 QUICK_STEPS = 4_096
 FLOW_FACTOR = 4
-"""An asynchronous run is measured for so many times as long: its queue must not matter."""
+"""Factor by which an asynchronous run is measured longer, so that its queue does not matter."""
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure the parts and peers that the options name."""
+    """Measure the parts and peers that the options select."""
     steps = options.steps or (QUICK_STEPS if options.quick else None)
-    setting = host_setting(steps=steps)
+    setting = make_host_setting(steps=steps)
     results: dict[str, Any] = {"peers": {}, "throughput": {}, "impala": {}}
     if "throughput" in options.parts and options.peers:
-        measure.say(f"{setting.name}: {options.pairs} rounds of {', '.join(options.peers)}")
+        measure.log_progress(
+            f"{setting.name}: {options.pairs} rounds of {', '.join(options.peers)}"
+        )
         with contextlib.ExitStack() as stack:
             workers: dict[str, Worker] = {}
             for name in options.peers:  # one after another: several Rays at once start slowly
-                workers[name] = measure.started(stack, name)
+                workers[name] = measure.start_worker(stack, name)
                 results["peers"][name] = workers[name].ask("info")
-            results["throughput"][setting.name] = measure.throughput(
+            results["throughput"][setting.name] = measure.measure_throughput(
                 workers, setting, options.pairs, launch.LOCAL
             )
     if "impala" in options.parts:
-        measure.say("IMPALA with two actors")
-        setting = host_setting(steps=setting.env_steps * FLOW_FACTOR)
+        measure.log_progress("IMPALA with two actors")
+        setting = make_host_setting(steps=setting.env_steps * FLOW_FACTOR)
         with contextlib.ExitStack() as stack:
-            worker = measure.started(stack, launch.IMPALA)
+            worker = measure.start_worker(stack, launch.IMPALA)
             results["peers"][launch.IMPALA] = worker.ask("info")
-            results["impala"] = measure.flow(worker, setting, options.pairs)
+            results["impala"] = measure.measure_flow(worker, setting, options.pairs)
     return results

@@ -1,13 +1,13 @@
-"""What the machine can do at most, and the share of it that each peer reaches.
+"""Limits of the machine, and the share of them that each peer reaches.
 
-Two limits are told apart, both in environment steps a second:
+There are two limits, both in environment steps per second:
 
-- *arithmetic*: the rate of float32 matrix products at the shape of the network's middle layer, over
-  the operations of one environment step, learning included. Nothing but the products of that layer
-  is free of charge in it, so no peer with this network comes near 1.
+- *arithmetic*: the rate of float32 matrix products with the shape of the network's middle layer,
+  divided by the operations of one environment step, including learning. Everything other than the
+  products of that layer costs extra time, so no peer with this network comes near 1.
 - *stepping*: the rate of the environment alone, with random actions and no policy.
 
-The lower one is a peer's limit. They are measured by a peer of their own, in turn with the others,
+The lower one is a peer's limit. The limits are measured by a separate peer in turn with the others,
 and a share is the median of the shares within a round.
 """
 
@@ -17,47 +17,52 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks import recurrent_settings as recurrent
 from benchmarks import replay_settings as replay
 from benchmarks.peers import launch
 from benchmarks.replay_settings import ReplaySetting
 from benchmarks.settings import Setting
-from benchmarks.statistics import Estimate, paired_ratio
+from benchmarks.statistics import Estimate, estimate_ratio
 
-LIMITS = launch.LIMITS
 ARITHMETIC, STEPPING = "arithmetic", "stepping"
-GATES = {None: 1, "lstm": 4, "gru": 3, "lru": 1}
-"""Blocks of columns in the product of a recurrent layer."""
+NUM_GATES = {None: 1, "lstm": 4, "gru": 3, "lru": 1}
+"""Number of column blocks in the product of a recurrent layer."""
 
-NO_ENV = (replay.PRODUCTS,)
-NO_LEARNING = (launch.GYMNASIUM,)
+PEERS_WITHOUT_ENV = (replay.PRODUCTS,)
+PEERS_WITHOUT_LEARNING = (launch.GYMNASIUM,)
 NUM_PROCESSES = {launch.REMOTE: 2, launch.RLLIB_2X4: 2, launch.RLLIB_2X8: 2}
-"""Processes that step environments, where it is not one."""
-ON_HOST = frozenset(
+"""Number of processes that step environments, for peers with more than one."""
+HOST_ENV_PEERS = frozenset(
     [
         *launch.HOST_PEERS,
         *launch.OTHER_HOST_PEERS,
-        *recurrent.HOST,
+        launch.HOST_LSTM,
+        launch.RLLIB_LSTM,
         replay.SB3,
         replay.SB3_THREADS,
         replay.SBX,
     ]
 )
-"""Peers whose environments are gymnasium's."""
+"""Peers that step gymnasium's environments."""
 
 AnySetting = Setting | ReplaySetting
 
 
-def asked(settings: Mapping[str, AnySetting]) -> dict[str, Any]:
-    """What the peer of the limits is asked for beside the others, and which figures are whose."""
+def make_request(settings: Mapping[str, AnySetting]) -> dict[str, Any]:
+    """Return the request to the peer that measures limits: the probes for each other peer."""
     work: dict[str, Any] = {}
     for name, setting in settings.items():
-        where = "host" if name in ON_HOST else "program"
-        steps = None if name in NO_ENV else stepping_probe(where, setting.env, setting.num_envs)
-        rows, inputs, outputs = middle_layer(setting)
-        product = None if name in NO_LEARNING else product_probe(rows, inputs, outputs)
+        where = "host" if name in HOST_ENV_PEERS else "program"
+        steps = (
+            None
+            if name in PEERS_WITHOUT_ENV
+            else format_stepping_probe(where, setting.env, setting.num_envs)
+        )
+        rows, inputs, outputs = get_middle_layer_shape(setting)
+        product = (
+            None if name in PEERS_WITHOUT_LEARNING else format_product_probe(rows, inputs, outputs)
+        )
         work[name] = {
-            "kind": "products" if name in NO_ENV else type(setting).__name__,
+            "kind": "products" if name in PEERS_WITHOUT_ENV else type(setting).__name__,
             "setting": setting.to_dict(),
             ARITHMETIC: product,
             STEPPING: steps,
@@ -65,40 +70,42 @@ def asked(settings: Mapping[str, AnySetting]) -> dict[str, Any]:
     return {"work": work}
 
 
-def middle_layer(setting: AnySetting) -> tuple[int, int, int]:
-    """Rows, inputs and outputs of the product of the second layer in one gradient step.
+def get_middle_layer_shape(setting: AnySetting) -> tuple[int, int, int]:
+    """Return the rows, inputs, and outputs of the second layer's product in one gradient step.
 
-    A recurrent layer has a product for each row of a sequence, as wide as it has gates.
+    A recurrent layer has one product per row of a sequence, with one block of columns per gate.
     """
     width = setting.hidden_size
     if isinstance(setting, ReplaySetting):
         return setting.batch_size, width, width
-    rows, gates = setting.minibatch_size, GATES[setting.memory]
+    rows, gates = setting.minibatch_size, NUM_GATES[setting.memory]
     if gates > 1:
         rows = max(1, rows // setting.max_seq_len)
     return rows, width, gates * (setting.second_size or width)
 
 
-def product_probe(rows: int, inputs: int, outputs: int) -> str:
-    """The name of a probe, from which the peer knows what to do."""
+def format_product_probe(rows: int, inputs: int, outputs: int) -> str:
+    """Return the name of a probe of matrix products, which the peer parses."""
     return f"matmul {rows}x{inputs}x{outputs}"
 
 
-def stepping_probe(where: str, env: str, num_envs: int) -> str:
+def format_stepping_probe(where: str, env: str, num_envs: int) -> str:
+    """Return the name of a probe of environments, which the peer parses."""
     return f"stepping {where} {env} x{num_envs}"
 
 
-def shares(measured: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """For each peer of one setting its limits in steps a second, which one counts, and its share.
+def compute_shares(measured: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return each peer's limits in steps per second, the lower one's name, and its share of it.
 
-    Empty where the limits were not measured.
+    Returns:
+        Limits and shares by peer, empty if the limits were not measured.
     """
     limits = measured.get("limits")
     if limits is None:
         return {}
     found: dict[str, dict[str, Any]] = {}
     for name, peer in measured["peers"].items():
-        rates = dict(_rates(name, limits))
+        rates = dict(_iter_limits(name, limits))
         if not rates:
             continue
         kind = min(rates, key=lambda kind: median(rates[kind]))
@@ -106,21 +113,21 @@ def shares(measured: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             "flops_per_step": limits["flops_per_step"].get(name),
             "limits": {kind: median(values) for kind, values in rates.items()},
             "limit": kind,
-            "share": paired_ratio(peer["steps_per_s"], rates[kind]),
+            "share": estimate_ratio(peer["steps_per_s"], rates[kind]),
         }
     return found
 
 
-def share_in_words(share: Mapping[str, Any] | None) -> str:
-    """For a table: "42 % of stepping"."""
+def format_share(share: Mapping[str, Any] | None) -> str:
+    """Format a share for a table, as in "42 % of stepping"."""
     if share is None:
         return "-"
     estimate: Estimate = share["share"]
     return f"{100 * estimate.median:.0f} % of {share['limit']}"
 
 
-def _rates(name: str, limits: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[float]]]:
-    """The limits of a peer, round by round."""
+def _iter_limits(name: str, limits: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[float]]]:
+    """Yield the limits of a peer with their values in each round."""
     work = limits["work"][name]
     flops = limits["flops_per_step"].get(name)
     if work[ARITHMETIC] is not None and flops:

@@ -1,4 +1,4 @@
-"""What a figure was measured on."""
+"""The machine: its description, its load, and the memory of its processes (Linux's /proc)."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.settings import available_cores
-from benchmarks.worker import ROOT
+from benchmarks.settings import count_available_cores
 
+ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-"""A folder for each kind of machine."""
+"""Committed results, with a folder for each kind of machine."""
+
+PROC = Path("/proc")
+MB = 1e6
 
 
 def describe() -> dict[str, Any]:
-    """The machine and what may change its speed; no names of hosts, users or folders."""
+    """Return the machine and what affects its speed, without names of hosts, users, or folders."""
     settings = ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS", "OMP_NUM_THREADS")
     return {
-        "cpu": _cpu_model(),
-        "cores": available_cores(),
+        "cpu": _read_cpu_model(),
+        "cores": count_available_cores(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -30,23 +33,82 @@ def describe() -> dict[str, Any]:
     }
 
 
-def folder_name(machine: Mapping[str, Any]) -> str:
-    """A folder's name for the results of machines of one kind, `amd-epyc-2-cores`."""
+def make_folder_name(machine: Mapping[str, Any]) -> str:
+    """Return the folder's name for results of one kind of machine, such as `amd-epyc-2-cores`."""
     words = re.sub(r"\((r|tm)\)|processor|cpu", " ", f"{machine['cpu']}".lower())
     return "-".join([*re.findall(r"[a-z0-9]+", words), f"{machine['cores']}-cores"])
 
 
-def results_folder(*, whole: bool) -> Path:
-    """Where results go: beside those of machines of the same kind, unless they are not the whole."""
-    return RESULTS / folder_name(describe()) if whole else ROOT / ".benchmarks"
+def choose_results_folder(*, is_complete: bool) -> Path:
+    """Return the folder for results.
+
+    Args:
+        is_complete: Whether a whole suite is measured. Its results are committed; others go to a
+            temporary folder.
+    """
+    return RESULTS / make_folder_name(describe()) if is_complete else ROOT / ".benchmarks"
 
 
-def load_average() -> float:
-    """Jobs that ran or waited, mean of the last minute."""
+def get_load_average() -> float:
+    """Return the mean number of running or waiting jobs during the last minute."""
     return round(os.getloadavg()[0], 2)
 
 
-def _cpu_model() -> str:
+def read_memory_mb(pid: int, proc: Path = PROC) -> tuple[float, float]:
+    """Return the resident memory of a process and its private part (no files, not shared), in MB.
+
+    Raises:
+        ProcessLookupError: If there is no such process.
+    """
+    try:
+        lines = (proc / str(pid) / "status").read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise ProcessLookupError(f"process {pid} is gone") from None
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    resident, private = (
+        int(fields.get(name, "0 kB").split()[0]) * 1024 / MB for name in ("VmRSS", "RssAnon")
+    )
+    return resident, private
+
+
+def sum_memory_mb(pids: Iterable[int], proc: Path = PROC) -> tuple[float, float]:
+    """Sum the resident and private memory of processes, except those that have just ended."""
+    resident = private = 0.0
+    for pid in pids:
+        try:
+            own = read_memory_mb(pid, proc)
+        except ProcessLookupError:
+            continue
+        resident, private = resident + own[0], private + own[1]
+    return resident, private
+
+
+def list_descendants(pid: int, proc: Path = PROC) -> list[int]:
+    """Return the children of a process, their children, and so on."""
+    children: dict[int, list[int]] = {}
+    for folder in proc.iterdir():
+        if folder.name.isdecimal():
+            parent = _read_parent(folder)
+            if parent is not None:
+                children.setdefault(parent, []).append(int(folder.name))
+    found: list[int] = []
+    pending = [pid]
+    while pending:
+        new = children.get(pending.pop(), [])
+        found += new
+        pending += new
+    return sorted(found)
+
+
+def _read_parent(folder: Path) -> int | None:
+    try:
+        stat = (folder / "stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):  # the process has ended meanwhile
+        return None
+    return int(stat.rpartition(")")[2].split()[1])  # the name before it may contain anything
+
+
+def _read_cpu_model() -> str:
     if sys.platform == "linux":
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

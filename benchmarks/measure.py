@@ -1,4 +1,4 @@
-"""What is measured, and in what order. Every function returns plain values for the JSON file."""
+"""Measurements that suites share. Every function returns plain values for the JSON file."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 
 from benchmarks import limits
 from benchmarks.limits import AnySetting
-from benchmarks.machine import load_average
+from benchmarks.machine import get_load_average
 from benchmarks.peers import launch
-from benchmarks.recommended import RECOMMENDED
-from benchmarks.settings import Setting, for_peer
-from benchmarks.statistics import Estimate, median_interval, paired_ratio
+from benchmarks.recommended import RECOMMENDATIONS
+from benchmarks.settings import Setting, adapt_to_peer
+from benchmarks.statistics import Estimate, estimate_median, estimate_ratio
 from benchmarks.worker import Worker
 
 OVERHEAD_ITERATION_S = 0.6
-IMPORTS = {
+IMPORT_STATEMENTS = {
     "import jax, flax": "import jax, flax",
     "import jaxrl": "import jaxrl",
     "PPOConfig and Algorithm": "from jaxrl import Algorithm; "
@@ -30,45 +30,49 @@ IMPORTS = {
 }
 
 
-def cache_variables(folder: str) -> dict[str, str]:
-    """Environment variables that send every compiled program to `folder`."""
+def make_cache_variables(folder: str) -> dict[str, str]:
+    """Return environment variables that make JAX cache every compiled program in `folder`."""
     return {
         "JAX_COMPILATION_CACHE_DIR": folder,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
 
 
-def started(stack: contextlib.ExitStack, name: str) -> Worker:
-    """A peer with an empty compilation cache, alive until the stack unwinds.
+def start_worker(stack: contextlib.ExitStack, name: str) -> Worker:
+    """Start a peer with an empty compilation cache, which runs until the stack unwinds.
 
-    One that has started Ray is stopped when idle.
+    A peer that starts Ray is stopped when idle.
     """
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-"))
-    worker = launch.start(name, env=cache_variables(folder), stop_when_idle=True)
+    worker = launch.start(name, env=make_cache_variables(folder), stop_when_idle=True)
     return stack.enter_context(worker)
 
 
-def interleaved(
+def measure_in_turn(
     workers: Mapping[str, Worker],
     settings: Mapping[str, dict[str, Any]],
     rounds: int,
     *,
-    setup: str = "setup",
+    setup_command: str = "setup",
 ) -> dict[str, dict[str, Any]]:
-    """Set every peer up, one measurement to warm up, then `rounds` times each in turn.
+    """Set up every peer, then measure all of them in turn, after one round to warm up.
 
-    The first of a round moves on by one every round, so that no peer always follows the same one.
+    The order rotates by one every round.
 
     Args:
-        workers: The peers.
-        settings: What each is asked for.
-        rounds: How often each is measured.
-        setup: The command that sets a peer up.
+        workers: Peers by name.
+        settings: Arguments of the setup command, by peer.
+        rounds: Number of measurements per peer.
+        setup_command: Command that sets up a peer.
+
+    Returns:
+        For each peer, the reply to its setup, `steps_per_s`, and `return_mean`; `rates` for the
+        peer that measures the machine's limits.
     """
     peers: dict[str, dict[str, Any]] = {}
     replies: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
     for name, worker in workers.items():
-        peers[name] = worker.ask(setup, setting=settings[name])
+        peers[name] = worker.ask(setup_command, setting=settings[name])
     order = list(workers)
     for number in range(rounds + 1):
         first = number % len(order)
@@ -87,86 +91,94 @@ def interleaved(
     return peers
 
 
-def throughput(
+def measure_throughput(
     workers: Mapping[str, Worker], setting: Setting, rounds: int, ours: str = launch.OURS
 ) -> dict[str, Any]:
-    """Environment steps a second of every peer at one setting, and ours over each of the others."""
-    settings = {name: for_peer(setting, slow=name == launch.SB3) for name in workers}
-    measured = compared(workers, settings, rounds, ours)
+    """Measure every peer's environment steps per second at one setting, and the ratios of ours."""
+    settings = {name: adapt_to_peer(setting, is_slow=name == launch.SB3) for name in workers}
+    measured = compare_peers(workers, settings, rounds, ours)
     return {"setting": setting.to_dict(), "env_steps": setting.env_steps, **measured}
 
 
-def compared(
+def compare_peers(
     workers: Mapping[str, Worker],
     settings: Mapping[str, AnySetting],
     rounds: int,
     ours: str,
 ) -> dict[str, Any]:
-    """Environment steps a second of every peer, each with a setting of its own.
+    """Measure every peer's environment steps per second, each with its own setting.
 
-    The peer of the machine's limits, if it takes part, is asked for what bounds the others; it needs
-    no setting, and what it says is apart from theirs.
+    The peer that measures the machine's limits, if it takes part, measures those of the other
+    peers; it needs no setting, and its results are separate.
+
+    Args:
+        workers: Peers by name.
+        settings: Settings by peer.
+        rounds: Number of measurements per peer.
+        ours: Peer whose rate is divided by the others'.
     """
-    before = load_average()
+    before = get_load_average()
     others = {name: settings[name] for name in workers if name != launch.LIMITS}
-    wanted = {name: setting.to_dict() for name, setting in others.items()}
+    arguments = {name: setting.to_dict() for name, setting in others.items()}
     if launch.LIMITS in workers:
-        wanted[launch.LIMITS] = limits.asked(others)
-    peers = interleaved(workers, wanted, rounds)
-    machine = peers.pop(launch.LIMITS, None)
+        arguments[launch.LIMITS] = limits.make_request(others)
+    peers = measure_in_turn(workers, arguments, rounds)
+    machine_limits = peers.pop(launch.LIMITS, None)
     ratios = {}
     if ours in peers:
         for name, peer in peers.items():
             if name != ours:
-                ratio = paired_ratio(peers[ours]["steps_per_s"], peer["steps_per_s"])
+                ratio = estimate_ratio(peers[ours]["steps_per_s"], peer["steps_per_s"])
                 ratios[name] = as_dict(ratio)
     for peer in peers.values():
-        peer["median"] = as_dict(median_interval(peer["steps_per_s"]))
-    found = {"peers": peers, "ratios": ratios, "load": [before, load_average()]}
-    return found if machine is None else {**found, "limits": machine}
+        peer["median"] = as_dict(estimate_median(peer["steps_per_s"]))
+    found = {"peers": peers, "ratios": ratios, "load": [before, get_load_average()]}
+    return found if machine_limits is None else {**found, "limits": machine_limits}
 
 
-def own_settings(workers: Mapping[str, Worker], steps: int | None, rounds: int) -> dict[str, Any]:
-    """Environment steps a second of every peer with the hyperparameters that it recommends.
+def measure_recommended(
+    workers: Mapping[str, Worker], steps: int | None, rounds: int
+) -> dict[str, Any]:
+    """Measure every peer's environment steps per second with its recommended hyperparameters.
 
-    What they do for a step is not the same, so nothing is divided by anything.
+    The work per step differs between peers, so there are no ratios.
 
     Args:
-        workers: The peers.
-        steps: Environment steps of one measurement, in place of each peer's own number.
-        rounds: How often each is measured.
+        workers: Peers by name.
+        steps: Environment steps per measurement; None for each peer's own number.
+        rounds: Number of measurements per peer.
     """
-    before = load_average()
-    settings = {name: {"env_steps": steps or RECOMMENDED[name].env_steps} for name in workers}
-    peers = interleaved(workers, settings, rounds, setup="recommend")
+    before = get_load_average()
+    settings = {name: {"env_steps": steps or RECOMMENDATIONS[name].env_steps} for name in workers}
+    peers = measure_in_turn(workers, settings, rounds, setup_command="recommend")
     for peer in peers.values():
-        peer["median"] = as_dict(median_interval(peer["steps_per_s"]))
-    return {"peers": peers, "load": [before, load_average()]}
+        peer["median"] = as_dict(estimate_median(peer["steps_per_s"]))
+    return {"peers": peers, "load": [before, get_load_average()]}
 
 
-def flow(worker: Worker, setting: Setting, rounds: int) -> dict[str, Any]:
-    """What an asynchronous run waits for, as it says itself, alone on the machine.
+def measure_flow(worker: Worker, setting: Setting, rounds: int) -> dict[str, Any]:
+    """Measure the rate and the waiting times of an asynchronous run, alone on the machine.
 
-    The first measurement, which has no queue yet, is not counted.
+    The first measurement is discarded, because its queue is still empty.
     """
-    before = load_average()
+    before = get_load_average()
     worker.ask("setup", setting=setting.to_dict())
     replies = [worker.ask("flow") for _ in range(rounds + 1)][1:]
     speeds = [reply["env_steps"] / reply["seconds"] for reply in replies]
     return {
         "env_steps": setting.env_steps,
         "replies": replies,
-        "steps_per_s": as_dict(median_interval(speeds)),
-        "load": [before, load_average()],
+        "steps_per_s": as_dict(estimate_median(speeds)),
+        "load": [before, get_load_average()],
     }
 
 
-def train_overhead(
+def measure_train_overhead(
     worker: Worker, setting: Setting, rounds: int, steps_per_s: float
 ) -> dict[str, Any]:
-    """`train()` over the bare loop of the same compiled program, at short iterations.
+    """Measure the ratio of `train()` to the bare loop of the same compiled program.
 
-    An iteration lasts a little over half a second: the longer it is, the less overhead counts.
+    An iteration lasts a little over half a second: the longer it is, the less overhead matters.
     """
     updates = max(1, math.ceil(OVERHEAD_ITERATION_S * steps_per_s / setting.train_batch_size))
     setting = dataclasses.replace(setting, num_updates=updates)
@@ -174,50 +186,50 @@ def train_overhead(
     seconds: dict[str, list[float]] = {"run": [], "bare": []}
     for number in range(rounds + 1):
         for command in ("run", "bare") if number % 2 else ("bare", "run"):
-            taken = worker.ask(command)["seconds"]
+            elapsed = worker.ask(command)["seconds"]
             if number > 0:
-                seconds[command].append(taken)
+                seconds[command].append(elapsed)
     return {
         "num_updates": updates,
         "train_s": seconds["run"],
         "bare_s": seconds["bare"],
-        "ratio": as_dict(paired_ratio(seconds["run"], seconds["bare"])),
+        "ratio": as_dict(estimate_ratio(seconds["run"], seconds["bare"])),
     }
 
 
-def import_times(rounds: int) -> dict[str, list[float]]:
-    """Seconds of each import in fresh processes, in turn, after one round to fill the disk cache."""
-    seconds: dict[str, list[float]] = {name: [] for name in IMPORTS}
+def measure_import_times(rounds: int) -> dict[str, list[float]]:
+    """Measure each import in fresh processes, in turn, after one round to fill the disk cache."""
+    seconds: dict[str, list[float]] = {name: [] for name in IMPORT_STATEMENTS}
     for number in range(rounds + 1):
-        for name, statement in IMPORTS.items():
-            taken = _timed_import(statement)
+        for name, statement in IMPORT_STATEMENTS.items():
+            elapsed = _time_import(statement)
             if number > 0:
-                seconds[name].append(taken)
+                seconds[name].append(elapsed)
     return seconds
 
 
-def compile_times(setting: Setting, rounds: int) -> dict[str, Any]:
-    """Seconds that compiling our PPO takes in fresh processes: with an empty cache, then again.
+def measure_compile_times(setting: Setting, rounds: int) -> dict[str, Any]:
+    """Measure compilation of jaxrl's PPO in fresh processes, with an empty cache and a full one.
 
-    `program_s` is the train program alone, `compile_s` everything from `build()` to a compiled
-    first `train()`.
+    `program_s` is the time for the train program alone, `compile_s` that from `build()` to the end
+    of the first `train()`, minus the time of a second one.
     """
     setting = dataclasses.replace(setting, num_updates=1)
     seconds: dict[str, list[dict[str, Any]]] = {"cold": [], "cached": []}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
-            for taken in seconds.values():
-                taken.append(_compile_once(setting, folder))
+            for replies in seconds.values():
+                replies.append(_compile_once(setting, folder))
     return {"setting": setting.name, **seconds}
 
 
-def median_excess(values: Sequence[float], base: Sequence[float]) -> float:
-    """The median of paired differences."""
+def compute_median_excess(values: Sequence[float], base: Sequence[float]) -> float:
+    """Return the median of paired differences."""
     return median(a - b for a, b in zip(values, base, strict=True))
 
 
-def say(text: str) -> None:
-    """Progress, which is no result."""
+def log_progress(text: str) -> None:
+    """Print progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -225,7 +237,7 @@ def as_dict(estimate: Estimate) -> dict[str, Any]:
     return dataclasses.asdict(estimate)
 
 
-def _timed_import(statement: str) -> float:
+def _time_import(statement: str) -> float:
     code = f"import time; s = time.perf_counter(); {statement}; print(time.perf_counter() - s)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=launch.ROOT
@@ -234,5 +246,5 @@ def _timed_import(statement: str) -> float:
 
 
 def _compile_once(setting: Setting, cache_folder: str) -> dict[str, Any]:
-    with launch.start(launch.OURS, env=cache_variables(cache_folder)) as worker:
+    with launch.start(launch.OURS, env=make_cache_variables(cache_folder)) as worker:
         return worker.ask("setup", setting=setting.to_dict())

@@ -1,6 +1,6 @@
-"""What every peer of the suite with replay is asked to train, and for how many steps.
+"""Settings of the replay suite, and the length of each peer's measurements.
 
-Standard library only, because peers with an environment of their own import it too.
+Uses the standard library alone, because peers in their own virtual environments import it too.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ REJAX, PRODUCTS = "rejax-replay", "products"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplaySetting:
-    """DQN or SAC, with a uniform buffer, one-step targets and two hidden layers of ReLUs."""
+    """Setting of DQN or SAC with a uniform buffer, one-step targets, and two hidden ReLU layers."""
 
     algorithm: str
     env: str
     num_envs: int
     steps_per_update: int
-    """Environment steps, of all environments together, for each update."""
+    """Environment steps per update, summed over all environments."""
     env_steps: int
-    """Environment steps of one measurement."""
+    """Environment steps per measurement."""
     batch_size: int
     hidden_size: int
     lr: float
     tau: float
     target_update_freq: int
-    """Environment steps between two updates of the target network."""
+    """Environment steps between updates of the target network."""
     capacity: int = 50_000
     learning_starts: int = 1_000
     gamma: float = 0.99
     final_epsilon: float = 0.05
     epsilon_steps: int = 2_000
-    """Environment steps in which epsilon falls from 1, linearly. DQN has it."""
+    """Environment steps over which DQN's epsilon falls linearly from 1."""
     seed: int = 0
 
     @property
     def warmup_steps(self) -> int:
-        """Environment steps before anything is measured: epsilon has fallen, updates are made."""
+        """Environment steps before measuring: epsilon has fallen, and updates have begun."""
         return max(self.learning_starts, self.epsilon_steps) + 4 * self.steps_per_update
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ _DQN: dict[str, Any] = {
     "target_update_freq": 500,
     "steps_per_update": 4,
 }
-_TABLE: dict[str, dict[str, Any]] = {
+_VALUES: dict[str, dict[str, Any]] = {
     "dqn": {**_DQN, "num_envs": 1},
     "dqn-4": {**_DQN, "num_envs": 4},
     "sac": {
@@ -76,26 +76,26 @@ _TABLE: dict[str, dict[str, Any]] = {
         "target_update_freq": 1,
     },
 }
-STEPS: dict[str, dict[str, int]] = {
+MEASUREMENT_STEPS: dict[str, dict[str, int]] = {
     "dqn": {OURS: 60_000, SB3: 2_000, SBX: 2_000},
     "dqn-4": {OURS: 60_000, REJAX: 2_000},
     "sac": {OURS: 300, SB3: 200, SB3_THREADS: 200, SBX: 200, REJAX: 200, PRODUCTS: 400},
 }
-"""Environment steps of one measurement for each setting and peer that takes part in it: about two
-seconds on two cores."""
-SETTINGS = tuple(_TABLE)
+"""Environment steps per measurement, about two seconds on two cores, by setting and peer."""
+SETTING_NAMES = tuple(_VALUES)
 
 
-def replay_settings(name: str, *, steps: int | None = None) -> dict[str, ReplaySetting]:
-    """What each peer is asked for at a setting; they differ in the length of a measurement.
+def make_replay_settings(name: str, *, steps: int | None = None) -> dict[str, ReplaySetting]:
+    """Return the setting of each peer; they differ only in the length of a measurement.
 
     Args:
-        name: Of the setting.
-        steps: Of one measurement, in place of those above; rounded up to whole updates.
+        name: Name of the setting.
+        steps: Environment steps per measurement, rounded up to whole updates; None for each peer's
+            own number.
     """
-    values = _TABLE[name]
-    each = values["steps_per_update"]
+    values = _VALUES[name]
+    multiple = values["steps_per_update"]
     return {
-        peer: ReplaySetting(**values, env_steps=-(-(steps or own) // each) * each)
-        for peer, own in STEPS[name].items()
+        peer: ReplaySetting(**values, env_steps=-(-(steps or own) // multiple) * multiple)
+        for peer, own in MEASUREMENT_STEPS[name].items()
     }

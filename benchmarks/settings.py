@@ -1,6 +1,6 @@
-"""What every peer is asked to train: one description, sent to each of them as JSON.
+"""Settings of PPO that every peer trains, sent to each of them as JSON.
 
-Standard library only, because peers with an environment of their own import it too.
+Uses the standard library alone, because peers in their own virtual environments import it too.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from typing import Any
 DEFAULT_SETTINGS = ("4x128", "64x32", "2048x16")
 
 DEFAULT_STEPS = {"4x128": 512_000, "64x32": 614_400, "2048x16": 786_432}
-"""Environment steps of one measurement: two to four seconds on two cores of a laptop."""
+"""Environment steps per measurement: two to four seconds on two cores of a laptop."""
 
 FALLBACK_STEPS = 524_288
 
 SLOW_STEPS = {"4x128": 5_120, "64x32": 10_240, "2048x16": 32_768}
-"""The same for a peer whose environments and loop are on the host: a second or two."""
+"""Environment steps per measurement of a peer with environments and loop on the host: a second or
+two."""
 
 HOST_STEPS = 40_960
-"""Environment steps of one measurement on the host: half a second to seven seconds."""
+"""Environment steps per measurement in the host suite: half a second to seven seconds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """PPO: `num_envs` environments x `num_steps` steps per train batch.
+    """Setting of PPO with `num_envs` environments x `num_steps` steps per train batch.
 
-    Beside other libraries the environment is CartPole-v1; only jaxrl's own worker reads `env` and
-    `conv_filters`.
+    Other libraries always train on CartPole-v1; only jaxrl's worker reads `env` and `conv_filters`.
     """
 
     num_envs: int
     num_steps: int
     num_updates: int
-    """Train batches in one measurement."""
+    """Number of train batches per measurement."""
     seed: int = 0
     num_epochs: int = 4
     num_minibatches: int = 4
@@ -52,13 +52,13 @@ class Setting:
     max_grad_norm: float = 0.5
     adam_eps: float = 1e-5
     second_size: int | None = None
-    """Of the second hidden layer; None for the first one's."""
+    """Size of the second hidden layer; None for that of the first."""
     memory: str | None = None
-    """The kind of a recurrent layer in the place of the second hidden one; None for none."""
+    """Type of the recurrent layer that replaces the second hidden one; None for a dense layer."""
     max_seq_len: int = 16
     env: str = "CartPole-v1"
     conv_filters: tuple[tuple[int, int, int], ...] = ()
-    """Channels, kernel and stride of the layers before the hidden ones, for images."""
+    """Channels, kernel, and stride of the convolutions before the hidden layers, for images."""
 
     @property
     def name(self) -> str:
@@ -74,7 +74,7 @@ class Setting:
 
     @property
     def env_steps(self) -> int:
-        """Environment steps of one measurement."""
+        """Environment steps per measurement."""
         return self.num_updates * self.train_batch_size
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,14 +89,18 @@ class Setting:
 
 
 def parse_setting(text: str, *, steps: int | None = None) -> Setting:
-    """`"64x32"` as a setting of about `steps` environment steps a measurement.
+    """Parse a setting such as `"64x32"`.
+
+    Args:
+        text: Number of environments and of steps per train batch, as `ENVSxSTEPS`.
+        steps: Approximate number of environment steps per measurement.
 
     Raises:
-        ValueError: the text is not `ENVSxSTEPS`, or its batch does not divide into minibatches.
+        ValueError: If the text is not `ENVSxSTEPS`, or the batch does not divide into minibatches.
     """
     match = re.fullmatch(r"(\d+)x(\d+)", text.strip())
     if match is None or "0" in match.groups():
-        raise ValueError(f"a setting is ENVSxSTEPS, such as 64x32; got {text!r}")
+        raise ValueError(f"a setting must be ENVSxSTEPS, such as 64x32, got {text!r}")
     num_envs, num_steps = (int(group) for group in match.groups())
     batch = num_envs * num_steps
     if batch % Setting.num_minibatches:
@@ -104,29 +108,33 @@ def parse_setting(text: str, *, steps: int | None = None) -> Setting:
             f"{text}: a batch of {batch} steps does not divide into {Setting.num_minibatches} "
             "minibatches"
         )
-    wanted = steps if steps is not None else DEFAULT_STEPS.get(text.strip(), FALLBACK_STEPS)
+    target = steps if steps is not None else DEFAULT_STEPS.get(text.strip(), FALLBACK_STEPS)
     return Setting(
-        num_envs=num_envs, num_steps=num_steps, num_updates=max(1, round(wanted / batch))
+        num_envs=num_envs, num_steps=num_steps, num_updates=max(1, round(target / batch))
     )
 
 
-def for_peer(setting: Setting, *, slow: bool) -> Setting:
-    """The setting with a measurement that is as long as a peer needs, which changes no rate."""
-    steps = SLOW_STEPS.get(setting.name) if slow else None
+def adapt_to_peer(setting: Setting, *, is_slow: bool) -> Setting:
+    """Return the setting with a shorter measurement for a slow peer, which changes no rate."""
+    steps = SLOW_STEPS.get(setting.name) if is_slow else None
     if steps is None or steps >= setting.env_steps:
         return setting
     return dataclasses.replace(setting, num_updates=max(1, round(steps / setting.train_batch_size)))
 
 
-def host_setting(*, steps: int | None = None) -> Setting:
-    """What peers on the host train: 8 environments x 256 steps, minibatches of 128."""
+def make_host_setting(*, steps: int | None = None) -> Setting:
+    """Return the setting of peers on the host: 8 environments x 256 steps, minibatches of 128.
+
+    Args:
+        steps: Approximate number of environment steps per measurement.
+    """
     batch = 8 * 256
     updates = max(1, round((steps or HOST_STEPS) / batch))
     return Setting(num_envs=8, num_steps=256, num_updates=updates, num_minibatches=batch // 128)
 
 
-def available_cores() -> int:
-    """Cores this process may use: its affinity, and its cgroup's quota where there is one."""
+def count_available_cores() -> int:
+    """Return the number of cores that this process may use, by its affinity and cgroup quota."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     quota = Path("/sys/fs/cgroup/cpu.max")
     if quota.exists():

@@ -1,8 +1,8 @@
-"""Whether sampling on the host keeps its memory: `python -m benchmarks.soak`.
+"""Memory growth of sampling on the host: `python -m benchmarks.soak`.
 
-PPO trains on gymnasium's CartPole in this process and with two actors, for two minutes to warm up
-and ten more. Every few seconds the resident memory of the driver and of the actors is read; the
-slope over the ten minutes says what a minute adds.
+PPO trains on gymnasium's CartPole, first in one process and then with two actors, for two minutes
+of warm-up and ten more. The resident memory of the driver and of the actors is read every few
+seconds; the result is its slope over the ten minutes, in MB per minute.
 """
 
 from __future__ import annotations
@@ -19,20 +19,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, measure, memory
-from benchmarks.host_report import soak_markdown
+from benchmarks import machine, measure
+from benchmarks.host_report import render_soak_markdown
 from benchmarks.peers import launch
-from benchmarks.settings import host_setting
-from benchmarks.statistics import MIN_POINTS, slope_interval
-from benchmarks.worker import PeerError, Worker
+from benchmarks.settings import make_host_setting
+from benchmarks.statistics import MIN_POINTS, estimate_slope
+from benchmarks.worker import Worker, WorkerError
 
 RUNS = (launch.LOCAL, launch.REMOTE)
-Usage = dict[str, tuple[float, float]]
-"""Resident and private memory in MB, by the role of a process."""
+MemoryUsage = dict[str, tuple[float, float]]
+"""Resident and private memory in MB, by role of the process."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Watch each run, write `soak.json` and `soak.md`, print the table; the exit code."""
+    """Watch each run, write `soak.json` and `soak.md`, and print the table.
+
+    Returns:
+        Exit code.
+    """
     arguments = sys.argv[1:] if argv is None else list(argv)
     options = _parse(arguments)
     results: dict[str, Any] = {
@@ -40,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "quick": options.minutes < 10,
         "machine": machine.describe(),
-        "load": {"before": machine.load_average()},
+        "load": {"before": machine.get_load_average()},
         "minutes": options.minutes,
         "warmup_minutes": options.warmup,
         "peers": {},
@@ -48,13 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     try:
         for name in options.runs:
-            measure.say(f"{name}: {options.warmup:g} + {options.minutes:g} minutes")
+            measure.log_progress(f"{name}: {options.warmup:g} + {options.minutes:g} minutes")
             results["peers"][name], results["runs"][name] = _run(name, options)
-    except (PeerError, ProcessLookupError) as error:
+    except (WorkerError, ProcessLookupError) as error:
         print(f"benchmarks.soak: {error}", file=sys.stderr)
         return 1
-    results["load"]["after"] = machine.load_average()
-    text = soak_markdown(results)
+    results["load"]["after"] = machine.get_load_average()
+    text = render_soak_markdown(results)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "soak.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (options.out / "soak.md").write_text(text, encoding="utf-8")
@@ -64,57 +68,64 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0, help="default: %(default)s")
-    parser.add_argument("--warmup", type=float, default=2.0, help="minutes (default: %(default)s)")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="measured minutes (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--warmup", type=float, default=2.0, help="minutes of warm-up (default: %(default)s)"
+    )
     parser.add_argument(
         "--interval",
         type=float,
         default=5.0,
-        help="seconds from one reading of memory to the next (default: %(default)s)",
+        help="seconds between readings of memory (default: %(default)s)",
     )
-    parser.add_argument("--runs", default=",".join(RUNS), help="default: %(default)s")
-    parser.add_argument("--out", type=Path, help="folder of the results")
+    parser.add_argument(
+        "--runs", default=",".join(RUNS), help="runs, separated by commas (default: %(default)s)"
+    )
+    parser.add_argument("--out", type=Path, help="folder for the results")
     options = parser.parse_args(arguments)
     options.runs = options.runs.split(",")
     for name in options.runs:
         if name not in RUNS:
-            parser.error(f"--runs: {name!r} is none of {', '.join(RUNS)}")
+            parser.error(f"--runs: {name!r} is not one of {', '.join(RUNS)}")
     if (
         options.interval <= 0
         or options.minutes * 60 < MIN_POINTS * options.interval
         or options.warmup < 0
     ):
         parser.error(
-            f"--minutes {options.minutes:g} and --interval {options.interval:g}: a slope needs at "
-            f"least {MIN_POINTS} readings"
+            f"--minutes {options.minutes:g}, --interval {options.interval:g}, --warmup "
+            f"{options.warmup:g}: a slope needs at least {MIN_POINTS} readings, and no time may be "
+            "negative"
         )
-    if not (memory.PROC / "self" / "status").exists():
+    if not (machine.PROC / "self" / "status").exists():
         parser.error("memory is read from /proc, which this system does not have")
-    short = options.minutes < 10
-    options.out = options.out or machine.results_folder(whole=not short)
+    is_short = options.minutes < 10
+    options.out = options.out or machine.choose_results_folder(is_complete=not is_short)
     return options
 
 
 def _run(name: str, options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the run is, and what was read of it."""
+    """Return the versions and devices of a run, and the summary of its memory."""
     with (
         tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder,
-        launch.start(name, env=measure.cache_variables(folder)) as worker,
+        launch.start(name, env=measure.make_cache_variables(folder)) as worker,
     ):
         info = worker.ask("info")
-        worker.ask("setup", setting=host_setting(steps=1).to_dict())
+        worker.ask("setup", setting=make_host_setting(steps=1).to_dict())
         trace = watch(
             worker,
             warmup_s=60 * options.warmup,
             length_s=60 * options.minutes,
             interval_s=options.interval,
         )
-    return info, summary(trace, 60 * options.warmup)
+    return info, summarize(trace, 60 * options.warmup)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trace:
-    """Memory over the time since the start of training, `seconds`; a list of each role."""
+    """Memory at times `seconds` since the start of training, as a list for each role."""
 
     seconds: list[float]
     resident: dict[str, list[float]]
@@ -122,18 +133,18 @@ class Trace:
     env_steps: int
 
 
-def usage(reply: Mapping[str, Any]) -> Usage:
-    """What the driver, each actor and Ray's own processes hold, and driver and actors together."""
+def read_usage(reply: Mapping[str, Any]) -> MemoryUsage:
+    """Read the memory of the driver, of each actor, of both together, and of Ray's processes."""
     driver, runners = reply["driver"], reply["runners"]
     actors = [pid for pid in runners if pid != driver]
-    result = {"driver": memory.resident_mb(driver)}
+    result = {"driver": machine.read_memory_mb(driver)}
     for number, pid in enumerate(actors, start=1):
-        result[f"actor {number}"] = memory.resident_mb(pid)
+        result[f"actor {number}"] = machine.read_memory_mb(pid)
     if actors:
         resident, private = zip(*result.values(), strict=True)
         result["driver and actors"] = (sum(resident), sum(private))
-        others = set(memory.descendants(driver)) - set(actors)
-        result["Ray's own processes"] = memory.total_mb(others)
+        others = set(machine.list_descendants(driver)) - set(actors)
+        result["Ray's own processes"] = machine.sum_memory_mb(others)
     return result
 
 
@@ -143,13 +154,21 @@ def watch(
     warmup_s: float,
     length_s: float,
     interval_s: float,
-    read: Callable[[Mapping[str, Any]], Usage] = usage,
+    read: Callable[[Mapping[str, Any]], MemoryUsage] = read_usage,
     clock: Callable[[], float] = time.monotonic,
 ) -> Trace:
-    """Let the worker train, and read its memory after every interval.
+    """Train with the worker and read its memory after every interval.
 
-    An interval ends with an iteration. Where that made them so long that too few readings for a
-    slope follow the warm-up, it goes on until there are enough.
+    Intervals end with an iteration. If this makes them so long that too few readings for a slope
+    follow the warm-up, training continues until there are enough.
+
+    Args:
+        worker: Worker that trains.
+        warmup_s: Seconds of warm-up.
+        length_s: Seconds after the warm-up.
+        interval_s: Minimum seconds between readings.
+        read: Function that reads memory, given the reply of the worker.
+        clock: Monotonic clock in seconds.
     """
     trace = Trace(seconds=[], resident={}, private={}, env_steps=0)
     steps, start = 0, clock()
@@ -166,13 +185,13 @@ def watch(
     return dataclasses.replace(trace, env_steps=steps)
 
 
-def summary(trace: Trace, warmup_s: float) -> dict[str, Any]:
-    """The readings, and the slopes in MB a minute of those after the warm-up."""
+def summarize(trace: Trace, warmup_s: float) -> dict[str, Any]:
+    """Return the readings, and the slopes in MB per minute of the readings after the warm-up."""
     first = sum(seconds < warmup_s for seconds in trace.seconds)
     minutes = [seconds / 60 for seconds in trace.seconds[first:]]
     slopes = {
         kind: {
-            role: dataclasses.asdict(slope_interval(minutes, values[first:]))
+            role: dataclasses.asdict(estimate_slope(minutes, values[first:]))
             for role, values in series.items()
         }
         for kind, series in (("resident", trace.resident), ("private", trace.private))

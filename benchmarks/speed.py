@@ -1,6 +1,6 @@
-"""How fast jaxrl is, beside others, in one run: `python -m benchmarks.speed`.
+"""Speed of jaxrl compared with other libraries: `python -m benchmarks.speed`.
 
-See `benchmarks/README.md` for what is measured and how.
+`benchmarks/README.md` documents the measurements.
 """
 
 from __future__ import annotations
@@ -23,35 +23,33 @@ from benchmarks import (
     machine,
     measure,
     recurrent,
-    recurrent_report,
     replay,
-    replay_report,
     user,
     user_report,
 )
 from benchmarks.peers import launch
-from benchmarks.recommended import RECOMMENDED
-from benchmarks.report import markdown
+from benchmarks.recommended import RECOMMENDATIONS
+from benchmarks.report import render_markdown
 from benchmarks.settings import DEFAULT_SETTINGS, Setting, parse_setting
-from benchmarks.worker import PeerError, Worker
+from benchmarks.worker import Worker, WorkerError
 
 IN_GRAPH_PARTS = ("throughput", "recommended", "overhead", "imports", "compile")
 IN_GRAPH_PEERS = (*launch.PEERS, launch.LIMITS, launch.RLLIB_2X16)
-"""The last takes part where each has its own hyperparameters, and nowhere else."""
+"""Peers of the in-graph suite; the last takes part only with recommended hyperparameters."""
 QUICK_STEPS, QUICK_RECOMMENDED_STEPS = 20_000, 2_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Suite:
-    """What is measured and reported together.
+class SpeedSuite:
+    """Suite of measurements with a common report.
 
     Args:
-        stem: Of the files with its results.
-        peers: Measured unless others are named.
-        known_peers: May be named.
-        parts: Measured unless some are named.
-        run: Measures what the options say.
-        markdown: Makes the tables.
+        stem: Stem of the result files.
+        peers: Peers that are measured by default.
+        known_peers: Peers that can be named.
+        parts: Parts, all of which are measured by default.
+        run: Function that measures the parts and peers that the options select.
+        markdown: Function that renders the report.
     """
 
     stem: str
@@ -63,10 +61,10 @@ class Suite:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, write the results of each suite as JSON and Markdown, print the tables.
+    """Measure, write the results of each suite as JSON and Markdown, and print the tables.
 
     Returns:
-        The exit code.
+        Exit code.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     options = _parse(arguments)
@@ -82,16 +80,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "quick": options.quick,
             "machine": machine.describe(),
-            "load": {"before": machine.load_average()},
+            "load": {"before": machine.get_load_average()},
         }
         try:
             results |= suite.run(chosen)
-        except (PeerError, RuntimeError) as error:
+        except (WorkerError, RuntimeError) as error:
             print(f"benchmarks.speed: {error}", file=sys.stderr)
             return 1
-        results["load"]["after"] = machine.load_average()
+        results["load"]["after"] = machine.get_load_average()
         text = suite.markdown(results)
-        _write(options.out, suite.stem, results, text)
+        _write_results(options.out, suite.stem, results, text)
         print(text)
     if options.out.resolve().parent == figure.RESULTS:
         return figure.main([])
@@ -104,36 +102,40 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--suite",
         choices=(*SUITES, "all"),
         default="in_graph",
-        help="PPO with environments in the compiled program, PPO on the host, DQN and SAC with "
-        "replay in the compiled program, PPO with a memory, or whole commands as a user runs them "
-        "(default: %(default)s)",
+        help="in_graph: PPO with environments in the compiled program; host: PPO with environments "
+        "on the host; replay: DQN and SAC in the compiled program; user: whole commands as a user "
+        "runs them; recurrent: PPO with recurrent modules (default: %(default)s)",
     )
     parser.add_argument(
         "--settings",
         default=",".join(DEFAULT_SETTINGS),
-        help="environments x steps per train batch in the compiled program, with commas "
+        help="environments x steps per train batch of the in_graph suite, separated by commas "
         "(default: %(default)s)",
     )
     parser.add_argument(
-        "--pairs", type=int, help="rounds per setting (default: 7; of whole commands 3)"
+        "--pairs", type=int, help="rounds per setting (default: 7; 3 for whole commands)"
     )
-    parser.add_argument("--steps", type=int, help="environment steps of one measurement")
-    parser.add_argument("--peers", help=f"with commas (default: {_defaults('peers')})")
-    parser.add_argument("--parts", help=f"with commas (default: {_defaults('parts')})")
+    parser.add_argument("--steps", type=int, help="environment steps per measurement")
     parser.add_argument(
-        "--quick", action="store_true", help="one short round of everything, to see that it works"
+        "--peers", help=f"peers, separated by commas (default: {_format_defaults('peers')})"
+    )
+    parser.add_argument(
+        "--parts", help=f"parts, separated by commas (default: {_format_defaults('parts')})"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="one short round of everything, as a test"
     )
     parser.add_argument(
         "--out",
         type=Path,
-        help="folder of the results (default: this machine's in benchmarks/results for the whole of a "
-        "suite, else .benchmarks)",
+        help="folder for the results (default: that of this machine in benchmarks/results for a "
+        "whole suite, otherwise .benchmarks)",
     )
     options = parser.parse_args(arguments)
     narrowed = options.settings != parser.get_default("settings") or any(
         (options.pairs, options.steps, options.peers, options.parts, options.quick)
     )
-    options.out = options.out or machine.results_folder(whole=not narrowed)
+    options.out = options.out or machine.choose_results_folder(is_complete=not narrowed)
     options.is_default_pairs = options.pairs is None
     options.pairs = options.pairs or (1 if options.quick else 7)
     steps = options.steps or (QUICK_STEPS if options.quick else None)
@@ -146,17 +148,19 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     chosen = list(SUITES) if options.suite == "all" else [options.suite]
     known_peers = [name for suite in chosen for name in SUITES[suite].known_peers]
     known_parts = [name for suite in chosen for name in SUITES[suite].parts]
-    peers = _names(parser, "--peers", options.peers, known_peers)
-    parts = _names(parser, "--parts", options.parts, known_parts)
-    options.suites = {name: _of_suite(options, SUITES[name], peers, parts) for name in chosen}
+    peers = _parse_names(parser, "--peers", options.peers, known_peers)
+    parts = _parse_names(parser, "--parts", options.parts, known_parts)
+    options.suites = {
+        name: _select_for_suite(options, SUITES[name], peers, parts) for name in chosen
+    }
     return options
 
 
-def _defaults(what: str) -> str:
-    return "; ".join(f"{name}: {','.join(vars(suite)[what])}" for name, suite in SUITES.items())
+def _format_defaults(field: str) -> str:
+    return "; ".join(f"{name}: {','.join(vars(suite)[field])}" for name, suite in SUITES.items())
 
 
-def _names(
+def _parse_names(
     parser: argparse.ArgumentParser, option: str, text: str | None, known: Sequence[str]
 ) -> list[str] | None:
     if text is None:
@@ -164,19 +168,19 @@ def _names(
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in known:
-            parser.error(f"{option}: {name!r} is none of {', '.join(known)}")
+            parser.error(f"{option}: {name!r} is not one of {', '.join(known)}")
     return names
 
 
-def _of_suite(
-    options: argparse.Namespace, suite: Suite, peers: list[str] | None, parts: list[str] | None
+def _select_for_suite(
+    options: argparse.Namespace, suite: SpeedSuite, peers: list[str] | None, parts: list[str] | None
 ) -> argparse.Namespace:
-    """The options with the peers and parts that the suite has, in its order."""
-    own = {
+    """Return the options with the selected peers and parts of the suite, in the suite's order."""
+    selected = {
         "peers": [n for n in suite.known_peers if n in (suite.peers if peers is None else peers)],
         "parts": [name for name in suite.parts if parts is None or name in parts],
     }
-    return argparse.Namespace(**{**vars(options), **own})
+    return argparse.Namespace(**{**vars(options), **selected})
 
 
 def _measure_in_graph(options: argparse.Namespace) -> dict[str, Any]:
@@ -186,104 +190,113 @@ def _measure_in_graph(options: argparse.Namespace) -> dict[str, Any]:
         for name in options.peers:
             if name == launch.RLLIB_2X16:
                 continue
-            workers[name] = measure.started(stack, name)
+            workers[name] = measure.start_worker(stack, name)
             results["peers"][name] = workers[name].ask("info")
         if "throughput" in options.parts and workers:
             for setting in options.settings:
-                measure.say(f"{setting.name}: {options.pairs} rounds of {', '.join(workers)}")
-                measured = measure.throughput(workers, setting, options.pairs)
+                measure.log_progress(
+                    f"{setting.name}: {options.pairs} rounds of {', '.join(workers)}"
+                )
+                measured = measure.measure_throughput(workers, setting, options.pairs)
                 results["throughput"][setting.name] = measured
         if "overhead" in options.parts and launch.OURS in workers:
             for setting in options.settings:
-                measure.say(f"{setting.name}: train() against the bare loop")
-                results["overhead"][setting.name] = measure.train_overhead(
-                    workers[launch.OURS], setting, options.pairs, _our_speed(results, setting)
+                measure.log_progress(f"{setting.name}: train() compared with the bare loop")
+                results["overhead"][setting.name] = measure.measure_train_overhead(
+                    workers[launch.OURS], setting, options.pairs, _get_our_speed(results, setting)
                 )
     if "recommended" in options.parts:
-        results["recommended"] = _recommended(options, results["peers"])
+        results["recommended"] = _measure_recommended(options, results["peers"])
     rounds = 1 if options.quick else 5
     if "imports" in options.parts:
-        measure.say("imports")
-    results["imports"] = measure.import_times(rounds) if "imports" in options.parts else {}
+        measure.log_progress("imports")
+    results["imports"] = measure.measure_import_times(rounds) if "imports" in options.parts else {}
     if "compile" in options.parts and launch.OURS in options.peers:
-        measure.say("compile times")
-        results["compile"] = measure.compile_times(_middle(options.settings), min(rounds, 3))
+        measure.log_progress("compile times")
+        results["compile"] = measure.measure_compile_times(
+            _get_middle(options.settings), min(rounds, 3)
+        )
     else:
         results["compile"] = {}
     return results
 
 
-def _recommended(options: argparse.Namespace, infos: dict[str, Any]) -> dict[str, Any]:
-    """Every peer with its own hyperparameters, in processes of their own."""
-    peers = [name for name in RECOMMENDED if name in options.peers]
+def _measure_recommended(options: argparse.Namespace, infos: dict[str, Any]) -> dict[str, Any]:
+    """Measure every peer with its recommended hyperparameters, in new processes.
+
+    Args:
+        options: Parsed options.
+        infos: Versions and devices of the peers, which are added here.
+    """
+    peers = [name for name in RECOMMENDATIONS if name in options.peers]
     if not peers:
         return {}
-    measure.say(f"recommended: {options.pairs} rounds of {', '.join(peers)}")
+    measure.log_progress(f"recommended: {options.pairs} rounds of {', '.join(peers)}")
     steps = options.steps or (QUICK_RECOMMENDED_STEPS if options.quick else None)
     with contextlib.ExitStack() as stack:
-        workers = {name: measure.started(stack, name) for name in peers}
+        workers = {name: measure.start_worker(stack, name) for name in peers}
         for name, worker in workers.items():
             infos[name] = worker.ask("info")
-        return measure.own_settings(workers, steps, options.pairs)
+        return measure.measure_recommended(workers, steps, options.pairs)
 
 
-def _our_speed(results: dict[str, Any], setting: Setting) -> float:
-    """Steps per second as just measured; without a measurement, what one run has at the least."""
+def _get_our_speed(results: dict[str, Any], setting: Setting) -> float:
+    """Return jaxrl's measured steps per second, or a lower bound without a measurement."""
     measured = results["throughput"].get(setting.name)
     if measured is None:
         return setting.env_steps / measure.OVERHEAD_ITERATION_S
     return measured["peers"][launch.OURS]["median"]["median"]
 
 
-def _middle(settings: Sequence[Setting]) -> Setting:
+def _get_middle(settings: Sequence[Setting]) -> Setting:
     return settings[len(settings) // 2]
 
 
-def _write(folder: Path, stem: str, results: dict[str, Any], text: str) -> None:
+def _write_results(folder: Path, stem: str, results: dict[str, Any], text: str) -> None:
     (folder / f"{stem}.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (folder / f"{stem}.md").write_text(text, encoding="utf-8")
 
 
 SUITES = {
-    "in_graph": Suite(
+    "in_graph": SpeedSuite(
         stem="speed",
         peers=IN_GRAPH_PEERS,
         known_peers=IN_GRAPH_PEERS,
         parts=IN_GRAPH_PARTS,
         run=_measure_in_graph,
-        markdown=markdown,
+        markdown=render_markdown,
     ),
-    "host": Suite(
+    "host": SpeedSuite(
         stem="host",
         peers=host.PEERS,
         known_peers=host.KNOWN_PEERS,
         parts=host.PARTS,
         run=host.run,
-        markdown=host_report.markdown,
+        markdown=host_report.render_markdown,
     ),
-    "replay": Suite(
+    "replay": SpeedSuite(
         stem="replay",
         peers=replay.PEERS,
         known_peers=replay.PEERS,
         parts=replay.PARTS,
         run=replay.run,
-        markdown=replay_report.markdown,
+        markdown=replay.render_markdown,
     ),
-    "user": Suite(
+    "user": SpeedSuite(
         stem="user",
         peers=user.PEERS,
         known_peers=user.PEERS,
         parts=user.PARTS,
         run=user.run,
-        markdown=user_report.markdown,
+        markdown=user_report.render_markdown,
     ),
-    "recurrent": Suite(
+    "recurrent": SpeedSuite(
         stem="recurrent",
         peers=recurrent.PEERS,
         known_peers=recurrent.PEERS,
         parts=recurrent.PARTS,
         run=recurrent.run,
-        markdown=recurrent_report.markdown,
+        markdown=recurrent.render_markdown,
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Medians of paired ratios, with a bootstrap interval; slopes, with Student's."""
+"""Medians and ratios with bootstrap intervals, and slopes with Student's t intervals."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.stats
 
-GROUPS = 10
-"""Means of consecutive measurements that a slope is fitted to."""
+NUM_GROUPS = 10
+"""Number of groups of consecutive measurements; a slope is fitted to the groups' means."""
 
-MIN_POINTS = 2 * GROUPS
-"""The fewest measurements that a slope is taken of."""
+MIN_POINTS = 2 * NUM_GROUPS
+"""Minimum number of measurements for a slope."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A median and its interval. With fewer than three values the interval is their range."""
+    """Median with its interval, which is the range for fewer than three values."""
 
     median: float
     low: float
     high: float
     count: int
 
-    def verdict(self, aim: float) -> str:
-        """Whether the true value is at least `aim`, as far as the interval tells."""
+    def judge(self, aim: float) -> str:
+        """Return whether the true value is at least `aim`: "yes", "no", or "undecided"."""
         if self.low >= aim:
             return "yes"
         return "no" if self.high < aim else "undecided"
 
 
-def median_interval(
+def estimate_median(
     values: Sequence[float], *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> Estimate:
-    """The median with its percentile bootstrap interval (Efron & Tibshirani, section 13.3).
+    """Compute the median with its percentile bootstrap interval (Efron & Tibshirani, section 13.3).
 
     Raises:
-        ValueError: there is no value, or one is not finite.
+        ValueError: If there is no value, or one is not finite.
     """
     data = np.asarray(values, dtype=np.float64)
     if data.size == 0 or not np.isfinite(data).all():
-        raise ValueError(f"a median needs at least one value, all of them finite; got {values}")
+        raise ValueError(f"a median needs at least one value, all of them finite, got {values}")
     if data.size < 3:
         low, high = data.min(), data.max()
     else:
@@ -53,45 +53,46 @@ def median_interval(
     )
 
 
-def paired_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Estimate:
-    """The median of `numerator[i] / denominator[i]`, both measured in round `i`.
+def estimate_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Estimate:
+    """Compute the median of `numerator[i] / denominator[i]`, both measured in round `i`.
 
-    A ratio within a round cancels what a busy or throttled machine does to the whole round.
+    A ratio within a round cancels the effect of a busy or throttled machine on the whole round.
 
     Raises:
-        ValueError: the two differ in length.
+        ValueError: If the two differ in length.
     """
     if len(numerator) != len(denominator):
         raise ValueError(
-            f"pairs need as many values on both sides; got {len(numerator)} and {len(denominator)}"
+            "paired ratios need equally many values on both sides, "
+            f"got {len(numerator)} and {len(denominator)}"
         )
-    return median_interval([a / b for a, b in zip(numerator, denominator, strict=True)])
+    return estimate_median([a / b for a, b in zip(numerator, denominator, strict=True)])
 
 
-def geometric_mean_interval(
+def estimate_geometric_mean(
     groups: Sequence[Sequence[float]],
     *,
     confidence: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Estimate:
-    """The geometric mean of the groups' medians, with its percentile bootstrap interval.
+    """Compute the geometric mean of the groups' medians with its percentile bootstrap interval.
 
-    Each group is resampled by itself, as the median of one is. `count` is of all values. With fewer
-    than three values in a group its median stays what it is.
+    Each group is resampled separately; the median of a group of fewer than three values is fixed.
+    `count` is the number of values in all groups.
 
     Raises:
-        ValueError: there is no group, one is empty, or a value is not finite and above zero.
+        ValueError: If there is no group, one is empty, or a value is not above zero.
     """
     data = [np.asarray(values, dtype=np.float64) for values in groups]
     if not data or any(not values.size or not (values > 0).all() for values in data):
-        raise ValueError(f"a geometric mean needs values above zero in every group; got {groups}")
-    random = np.random.default_rng(seed)
+        raise ValueError(f"a geometric mean needs values above zero in every group, got {groups}")
+    generator = np.random.default_rng(seed)
     logs = np.zeros(resamples)
     for values in data:
-        draws = random.integers(values.size, size=(resamples, values.size))
-        few = values.size < 3
-        logs += np.log(np.median(values if few else values[draws], axis=-1))
+        draws = generator.integers(values.size, size=(resamples, values.size))
+        is_fixed = values.size < 3
+        logs += np.log(np.median(values if is_fixed else values[draws], axis=-1))
     tail = (1.0 - confidence) / 2.0
     low, high = np.exp(np.quantile(logs / len(data), [tail, 1.0 - tail]))
     middle = np.exp(np.mean([np.log(np.median(values)) for values in data]))
@@ -101,48 +102,48 @@ def geometric_mean_interval(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slope:
-    """What a value grows by per unit of time, with the interval of it."""
+    """Slope of a value over time, with its interval."""
 
     slope: float
     low: float
     high: float
     count: int
 
-    def is_below(self, limit: float) -> str:
-        """Whether the true slope is under a limit, as far as the interval tells."""
+    def judge(self, limit: float) -> str:
+        """Return whether the true slope is below a limit: "yes", "no", or "undecided"."""
         if self.high < limit:
             return "yes"
         return "no" if self.low >= limit else "undecided"
 
 
-def slope_interval(
+def estimate_slope(
     times: Sequence[float], values: Sequence[float], *, confidence: float = 0.95
 ) -> Slope:
-    """The least-squares slope of the means of ten groups, with Student's interval.
+    """Compute the least-squares slope of the means of ten groups, with Student's t interval.
 
-    What was measured within a second or two is alike, which the textbook's interval would take for
-    independent; means of consecutive groups nearly are.
+    The interval assumes independent points. Measurements within a second or two are correlated;
+    means of consecutive groups are nearly independent.
 
     Args:
-        times: In ascending order.
-        values: As many.
-        confidence: How often the interval holds the true slope.
+        times: Times in ascending order.
+        values: Values at these times.
+        confidence: Probability that the interval contains the true slope.
 
     Raises:
-        ValueError: there are fewer points than two a group, or one is not finite.
+        ValueError: If there are fewer than two points per group, or one is not finite.
     """
     t, y = np.asarray(times, dtype=np.float64), np.asarray(values, dtype=np.float64)
     if t.size != y.size or t.size < MIN_POINTS or not np.isfinite(t + y).all():
         raise ValueError(
-            f"a slope needs at least {MIN_POINTS} points, all of them finite; got {t.size} times "
+            f"a slope needs at least {MIN_POINTS} points, all of them finite, got {t.size} times "
             f"and {y.size} values"
         )
-    t_mean = np.array([group.mean() for group in np.array_split(t, GROUPS)])
-    y_mean = np.array([group.mean() for group in np.array_split(y, GROUPS)])
-    centred = t_mean - t_mean.mean()
-    square = float(centred @ centred)
-    slope = float(centred @ y_mean) / square
-    residuals = y_mean - y_mean.mean() - slope * centred
-    deviation = float(np.sqrt(residuals @ residuals / (GROUPS - 2) / square))
-    reach = float(scipy.stats.t.ppf(0.5 + confidence / 2.0, GROUPS - 2)) * deviation
-    return Slope(slope=slope, low=slope - reach, high=slope + reach, count=t.size)
+    t_mean = np.array([group.mean() for group in np.array_split(t, NUM_GROUPS)])
+    y_mean = np.array([group.mean() for group in np.array_split(y, NUM_GROUPS)])
+    centered = t_mean - t_mean.mean()
+    square = float(centered @ centered)
+    slope = float(centered @ y_mean) / square
+    residuals = y_mean - y_mean.mean() - slope * centered
+    deviation = float(np.sqrt(residuals @ residuals / (NUM_GROUPS - 2) / square))
+    margin = float(scipy.stats.t.ppf(0.5 + confidence / 2.0, NUM_GROUPS - 2)) * deviation
+    return Slope(slope=slope, low=slope - margin, high=slope + margin, count=t.size)

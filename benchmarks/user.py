@@ -1,4 +1,4 @@
-"""The suite of what a user sees: whole commands by the clock on the wall, and single actions."""
+"""Suite of user-facing speed: wall-clock time of whole commands, and latency of single actions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import measure
-from benchmarks.machine import load_average
+from benchmarks.machine import get_load_average
 from benchmarks.peers import launch
 from benchmarks.recommended import CARTPOLE_CONFIG
-from benchmarks.statistics import median_interval, paired_ratio
-from benchmarks.worker import ROOT, PeerError
+from benchmarks.statistics import estimate_median, estimate_ratio
+from benchmarks.worker import ROOT, WorkerError
 
 STEPS, QUICK_STEPS = 500_000, 4_096
 CALLS, QUICK_CALLS = 3_000, 20
@@ -30,41 +30,41 @@ SB3, RLLIB = "sb3", "rllib"
 PARTS = ("command", "iterations", "latency")
 PEERS = (OURS, COLD, HANDWRITTEN, CACHED, TUNED, SB3, RLLIB)
 ROUNDS = 3
-"""Of whole commands, which take half a minute each, unless a number is asked for."""
-SLOW = {SB3: 1, RLLIB: 1}
-"""Rounds of those that take minutes: their ratio to the others is far from any doubt."""
+"""Default number of rounds of whole commands, which take half a minute each."""
+ROUNDS_OF_SLOW = {SB3: 1, RLLIB: 1}
+"""Rounds of commands that take minutes: their ratio to the others is beyond doubt."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Command:
-    """A process that trains and ends.
+    """Process that trains and ends.
 
     Args:
-        words: What follows the interpreter, `{steps}` being the environment steps.
-        environment: As for `launch.Peer`.
-        is_anew: Every run has an empty home folder; else they share one.
-        sets_cache: JAX's own cache is set up for it, in its home folder.
-        starts_ray: As for `launch.Peer`.
+        arguments: Arguments of the interpreter, with `{steps}` for the environment steps.
+        environment: Name of the virtual environment, as for `launch.Peer`.
+        has_new_home: Whether every run has an empty home folder; otherwise runs share one.
+        uses_jax_cache: Whether JAX's persistent compilation cache is enabled, in the home folder.
+        starts_ray: Whether the process starts Ray, as for `launch.Peer`.
     """
 
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     environment: str | None = None
-    is_anew: bool = False
-    sets_cache: bool = False
+    has_new_home: bool = False
+    uses_jax_cache: bool = False
     starts_ray: bool = False
 
 
 _TRAIN = ("-m", "jaxrl.cli", "train", "file", CARTPOLE_CONFIG)
 _SCRIPT = ("-m", "benchmarks.peers.handwritten_ppo.script", "{steps}")
 COMMANDS = {
-    OURS: Command(words=_TRAIN),
-    COLD: Command(words=_TRAIN, is_anew=True),
-    HANDWRITTEN: Command(words=_SCRIPT),
-    CACHED: Command(words=_SCRIPT, sets_cache=True),
-    TUNED: Command(words=(*_SCRIPT, "--tuned")),
-    SB3: Command(words=("-m", "benchmarks.peers.sb3.script", "{steps}"), environment="sb3"),
+    OURS: Command(arguments=_TRAIN),
+    COLD: Command(arguments=_TRAIN, has_new_home=True),
+    HANDWRITTEN: Command(arguments=_SCRIPT),
+    CACHED: Command(arguments=_SCRIPT, uses_jax_cache=True),
+    TUNED: Command(arguments=(*_SCRIPT, "--tuned")),
+    SB3: Command(arguments=("-m", "benchmarks.peers.sb3.script", "{steps}"), environment="sb3"),
     RLLIB: Command(
-        words=("-m", "benchmarks.peers.rllib.script", "{steps}"),
+        arguments=("-m", "benchmarks.peers.rllib.script", "{steps}"),
         environment="rllib",
         starts_ray=True,
     ),
@@ -72,32 +72,32 @@ COMMANDS = {
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure the parts and peers that the options name."""
+    """Measure the parts and peers that the options select."""
     steps = options.steps or (QUICK_STEPS if options.quick else STEPS)
     results: dict[str, Any] = {"env_steps": steps, "commands": {}, "iterations": {}, "latency": {}}
     with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
         if "command" in options.parts:
             rounds = min(options.pairs, ROUNDS) if options.is_default_pairs else options.pairs
-            results["commands"] = commands(options.peers, steps, rounds, Path(folder))
+            results["commands"] = measure_commands(options.peers, steps, rounds, Path(folder))
     if "iterations" in options.parts and OURS in options.peers:
-        results["iterations"] = iterations(steps, options.pairs)
+        results["iterations"] = measure_iterations(steps, options.pairs)
     if "latency" in options.parts:
         calls = QUICK_CALLS if options.quick else CALLS
-        results["latency"] = latency(options.peers, calls)
+        results["latency"] = measure_latency(options.peers, calls)
     return results
 
 
-def commands(peers: Sequence[str], steps: int, rounds: int, folder: Path) -> dict[str, Any]:
-    """Seconds of each command from start to end, in turn; one round to fill caches comes first."""
-    before = load_average()
+def measure_commands(peers: Sequence[str], steps: int, rounds: int, folder: Path) -> dict[str, Any]:
+    """Measure each command from start to end, in turn, after one round to fill the caches."""
+    before = get_load_average()
     seconds: dict[str, list[float]] = {name: [] for name in peers}
     for number in range(rounds + 1):
-        measure.say(f"commands: round {number} of {rounds}")
-        for name in (name for name in peers if _takes_part(name, number, rounds)):
-            taken = timed(name, steps, folder)
-            seconds[name] += [taken] if number > 0 else []
+        measure.log_progress(f"commands: round {number} of {rounds}")
+        for name in (name for name in peers if _should_run(name, number, rounds)):
+            elapsed = time_command(name, steps, folder)
+            seconds[name] += [elapsed] if number > 0 else []
     found = {
-        name: {"seconds": values, "median": measure.as_dict(median_interval(values))}
+        name: {"seconds": values, "median": measure.as_dict(estimate_median(values))}
         for name, values in seconds.items()
     }
     ratios = {}
@@ -105,35 +105,35 @@ def commands(peers: Sequence[str], steps: int, rounds: int, folder: Path) -> dic
         for name, values in seconds.items():
             if name != OURS:
                 ours = seconds[OURS][: len(values)]
-                ratios[name] = measure.as_dict(paired_ratio(ours, values))
-    return {"peers": found, "ratios": ratios, "load": [before, load_average()]}
+                ratios[name] = measure.as_dict(estimate_ratio(ours, values))
+    return {"peers": found, "ratios": ratios, "load": [before, get_load_average()]}
 
 
-def _takes_part(name: str, number: int, rounds: int) -> bool:
-    """Tell whether a command is run in a round; round 0 fills caches."""
-    return name not in SLOW if number == 0 else number <= SLOW.get(name, rounds)
+def _should_run(name: str, number: int, rounds: int) -> bool:
+    """Return whether a command runs in a round; round 0 fills the caches."""
+    return name not in ROUNDS_OF_SLOW if number == 0 else number <= ROUNDS_OF_SLOW.get(name, rounds)
 
 
-def timed(name: str, steps: int, folder: Path) -> float:
-    """Run a command once, and return its seconds.
+def time_command(name: str, steps: int, folder: Path) -> float:
+    """Run a command once and return its seconds.
 
     Raises:
-        PeerError: It failed.
+        PeerError: If the command failed.
     """
     command = COMMANDS[name]
-    words = [word.format(steps=steps) for word in command.words]
+    words = [word.format(steps=steps) for word in command.arguments]
     if name in (OURS, COLD) and steps != STEPS:
         words = [*words, "--stop", json.dumps({"num_env_steps_sampled_lifetime": steps})]
     with contextlib.ExitStack() as stack:
         home = folder / name
-        if command.is_anew:
+        if command.has_new_home:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
         home.mkdir(exist_ok=True)
         variables = {"HOME": str(home)}
-        if command.sets_cache:
-            variables |= measure.cache_variables(str(home / "xla"))
+        if command.uses_jax_cache:
+            variables |= measure.make_cache_variables(str(home / "xla"))
         prefix = (str(launch.ISOLATE),) if command.starts_ray else ()
-        line = [*prefix, launch.python_of(command.environment), *words]
+        line = [*prefix, launch.get_python(command.environment), *words]
         start = time.perf_counter()
         done = subprocess.run(
             line,
@@ -143,65 +143,69 @@ def timed(name: str, steps: int, folder: Path) -> float:
             text=True,
             check=False,
         )
-        taken = time.perf_counter() - start
+        elapsed = time.perf_counter() - start
     if done.returncode:
-        raise PeerError(f"{name} ended with code {done.returncode}\n{done.stderr[-2000:]}")
-    return taken
+        raise WorkerError(f"{name} failed with exit code {done.returncode}\n{done.stderr[-2000:]}")
+    return elapsed
 
 
-def iterations(steps: int, rounds: int) -> dict[str, Any]:
-    """Environment steps a second of one train batch a call, and of one `train()` for all of them.
+def measure_iterations(steps: int, rounds: int) -> dict[str, Any]:
+    """Measure the steps per second with one train batch per `train()`, and with all in one call.
 
-    The same config, alternating in one process of each kind, which have compiled before.
+    The config is the same. Two processes, which have compiled before, take turns.
     """
-    before = load_average()
+    before = get_load_average()
     setting = {"env_steps": steps}
     rates: dict[str, list[float]] = {"whole": [], "single": []}
     with contextlib.ExitStack() as stack:
-        workers = {name: measure.started(stack, launch.OURS) for name in rates}
+        workers = {name: measure.start_worker(stack, launch.OURS) for name in rates}
         workers["whole"].ask("recommend", setting=setting)
         workers["single"].ask("recommend_single", setting=setting)
         for number in range(rounds + 1):
-            for name, worker in _turns(workers, number):
+            for name, worker in _iter_in_turn(workers, number):
                 reply = worker.ask("run" if name == "whole" else "run_single")
                 rate = reply["env_steps"] / reply["seconds"]
                 rates[name] += [rate] if number > 0 else []
     return {
         "rates": rates,
-        "medians": {name: measure.as_dict(median_interval(r)) for name, r in rates.items()},
-        "ratio": measure.as_dict(paired_ratio(rates["single"], rates["whole"])),
-        "load": [before, load_average()],
+        "medians": {name: measure.as_dict(estimate_median(r)) for name, r in rates.items()},
+        "ratio": measure.as_dict(estimate_ratio(rates["single"], rates["whole"])),
+        "load": [before, get_load_average()],
     }
 
 
-def _turns(workers: Mapping[str, Any], number: int) -> Iterator[tuple[str, Any]]:
+def _iter_in_turn(workers: Mapping[str, Any], number: int) -> Iterator[tuple[str, Any]]:
     items = list(workers.items())
     yield from items[number % 2 :] + items[: number % 2]
 
 
-def latency(peers: Sequence[str], calls: int) -> dict[str, Any]:
-    """Percentiles of the seconds that a single action takes, in processes of their own."""
+def measure_latency(peers: Sequence[str], calls: int) -> dict[str, Any]:
+    """Measure percentiles of the seconds per action, in separate processes."""
     found: dict[str, list[float]] = {}
     if OURS in peers:
-        found |= _printed(sys.executable, "benchmarks.peers.jaxrl_latency", str(calls))
+        found |= _run_and_parse(sys.executable, "benchmarks.peers.jaxrl_latency", str(calls))
     if SB3 in peers:
         words = ("benchmarks.peers.sb3.script", "--latency", str(calls))
-        seconds = _printed(launch.python_of("sb3"), *words)
+        seconds = _run_and_parse(launch.get_python("sb3"), *words)
         found |= {f"sb3 {name}": values for name, values in seconds.items()}
+    shares = {"p10": 0.1, "p50": 0.5, "p99": 0.99}
     return {
-        name: {"p10": _percentile(s, 0.1), "p50": _percentile(s, 0.5), "p99": _percentile(s, 0.99)}
-        for name, s in found.items()
+        name: {key: _compute_percentile(seconds, share) for key, share in shares.items()}
+        for name, seconds in found.items()
     }
 
 
-def _printed(python: str, module: str, *arguments: str) -> dict[str, list[float]]:
+def _run_and_parse(python: str, module: str, *arguments: str) -> dict[str, list[float]]:
+    """Run a module and parse the JSON in the last line that it prints."""
     done = subprocess.run(
         [python, "-m", module, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise PeerError(f"{module} ended with code {done.returncode}\n{done.stderr[-2000:]}")
+        raise WorkerError(
+            f"{module} failed with exit code {done.returncode}\n{done.stderr[-2000:]}"
+        )
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def _percentile(values: Sequence[float], share: float) -> float:
+def _compute_percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[int(share * (len(values) - 1))]

@@ -1,4 +1,4 @@
-"""What a user sees, as Markdown tables."""
+"""Report of the user suite, as Markdown tables."""
 
 from __future__ import annotations
 
@@ -6,54 +6,56 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks import user
-from benchmarks.report import header
+from benchmarks.report import render_header, render_table
 from benchmarks.statistics import Estimate
-from benchmarks.tables import table
 
 MAX_RATIOS = {user.HANDWRITTEN: 0.75}
 MIN_SHARE, MAX_LATENCY_S = 0.85, 0.15e-3
-WHAT = {
-    user.OURS: "`jaxrl train file configs/classic/cartpole-ppo.yaml`: evaluations, run folder, picture",
+DESCRIPTIONS = {
+    user.OURS: "`jaxrl train file configs/classic/cartpole-ppo.yaml`, with evaluations, run "
+    "folder, and plot",
     user.COLD: "the same with an empty compilation cache",
-    user.HANDWRITTEN: "a hand-written script of jax, flax and optax, of equal networks, batches and epochs; it prints the return",
-    user.CACHED: "the same with JAX's persistent compilation cache filled",
+    user.HANDWRITTEN: "hand-written script with jax, flax, and optax: the same networks, batches, "
+    "and epochs; prints the return",
+    user.CACHED: "the same with a filled persistent compilation cache of JAX",
     user.TUNED: "the same without a cache, with the cores as devices and a cheaper shuffle",
     user.SB3: "Stable-Baselines3, `PPO(...).learn(...)`",
-    user.RLLIB: "RLlib, `algo.train()` until the steps are made, in the process that asks",
+    user.RLLIB: "RLlib, repeated `algo.train()`, sampling and learning in the driver process",
 }
+"""Description of each process."""
 
 
-def markdown(results: Mapping[str, Any]) -> str:
-    """All tables of one run."""
-    sections = [header(results, "Speed as a user sees it")]
+def render_markdown(results: Mapping[str, Any]) -> str:
+    """Render all tables of a run as Markdown."""
+    sections = [render_header(results, "Speed as a user sees it")]
     if results["commands"]:
-        sections.append(_commands(results))
+        sections.append(_render_commands(results))
     if results["iterations"]:
-        sections.append(_iterations(results["iterations"]))
+        sections.append(_render_iterations(results["iterations"]))
     if results["latency"]:
-        sections.append(_latency(results["latency"]))
+        sections.append(_render_latency(results["latency"]))
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def readme_table(results: Mapping[str, Any]) -> str:
-    """Which figure a user gets from which command."""
+def render_readme_table(results: Mapping[str, Any]) -> str:
+    """Render README's table of the results of each command."""
     rows = []
     for name, peer in results["commands"]["peers"].items():
-        rows.append((WHAT[name], f"{Estimate(**peer['median']).median:.1f} s"))
+        rows.append((DESCRIPTIONS[name], f"{Estimate(**peer['median']).median:.1f} s"))
     if results["iterations"]:
         medians = results["iterations"]["medians"]
         single, whole = (Estimate(**medians[name]).median for name in ("single", "whole"))
         rows += [
-            ("`algo.train()` with one train batch a call", f"{single:,.0f} steps/s"),
-            ("`algo.train()` with all of them in one call", f"{whole:,.0f} steps/s"),
+            ("`algo.train()` with one train batch per call", f"{single:,.0f} steps/s"),
+            ("`algo.train()` with all train batches in one call", f"{whole:,.0f} steps/s"),
         ]
     if "compute_single_action" in results["latency"]:
         p50 = results["latency"]["compute_single_action"]["p50"]
         rows.append(("`algo.compute_single_action(obs)`, median", f"{1e3 * p50:.2f} ms"))
-    return table((f"PPO, CartPole, {results['env_steps']:,} steps", "what a user gets"), rows)
+    return render_table((f"PPO, CartPole, {results['env_steps']:,} steps", "result"), rows)
 
 
-def _commands(results: Mapping[str, Any]) -> str:
+def _render_commands(results: Mapping[str, Any]) -> str:
     measured = results["commands"]
     rows = []
     for name, peer in measured["peers"].items():
@@ -63,55 +65,55 @@ def _commands(results: Mapping[str, Any]) -> str:
         rows.append(
             (
                 name,
-                WHAT[name],
+                DESCRIPTIONS[name],
                 f"{seconds.median:.1f} ({seconds.low:.1f} - {seconds.high:.1f})",
-                "" if ratio is None else _interval(Estimate(**ratio)),
-                "" if ratio is None or aim is None else _at_most(Estimate(**ratio), aim),
+                "" if ratio is None else _format_interval(Estimate(**ratio)),
+                "" if ratio is None or aim is None else _format_aim(Estimate(**ratio), aim),
             )
         )
     text = (
-        f"Whole processes by the clock on the wall, PPO on CartPole-v1 at 4 environments x 128 steps "
-        f"for {results['env_steps']:,} steps. Medians and 95 % intervals over rounds in which each "
-        "takes its turn; SB3 and RLlib in one round."
+        "Wall-clock time of whole processes that train PPO on CartPole-v1, 4 environments x 128 "
+        f"steps, for {results['env_steps']:,} steps. Medians over rounds in which the processes "
+        "take turns, with 95 % intervals; one round for SB3 and RLlib."
     )
-    names = ("process", "what it is", "seconds", "jaxrl's seconds over its", "aim")
-    return f"## From start to end\n\n{text}\n\n" + table(names, rows)
+    names = ("process", "description", "seconds", "jaxrl's seconds / its seconds", "aim")
+    return f"## From start to end\n\n{text}\n\n" + render_table(names, rows)
 
 
-def _iterations(measured: Mapping[str, Any]) -> str:
+def _render_iterations(measured: Mapping[str, Any]) -> str:
     ratio = Estimate(**measured["ratio"])
     rows = [
-        (what, f"{Estimate(**measured['medians'][name]).median:,.0f}")
-        for name, what in (
-            ("whole", "all train batches in one `train()`, as the other tables have it"),
-            ("single", "a train batch a `train()`, with results written"),
+        (description, f"{Estimate(**measured['medians'][name]).median:,.0f}")
+        for name, description in (
+            ("whole", "all train batches in one `train()`, as in the other tables"),
+            ("single", "one train batch per `train()`, with results written"),
         )
     ]
     text = (
-        f"The share is {_interval(ratio)}, at least {MIN_SHARE} is aimed at: "
-        f"{ratio.verdict(MIN_SHARE)}."
+        f"The second runs at {_format_interval(ratio)} of the speed of the first "
+        f"(aim: at least {MIN_SHARE}; reached: {ratio.judge(MIN_SHARE)})."
     )
-    return f"## Iterations\n\n{text}\n\n" + table(("iterations", "steps/s"), rows)
+    return f"## Iterations\n\n{text}\n\n" + render_table(("iterations", "steps/s"), rows)
 
 
-def _latency(measured: Mapping[str, Any]) -> str:
+def _render_latency(measured: Mapping[str, Any]) -> str:
     rows = [
         (name, *(f"{1e3 * spread[key]:.3f}" for key in ("p10", "p50", "p99")))
         for name, spread in measured.items()
     ]
-    text = "Milliseconds of one action of an MLP, after the first two calls."
+    text = "Milliseconds per action of an MLP, after two calls to warm up."
     ours = measured.get("compute_single_action")
     if ours is not None:
         reached = "yes" if ours["p50"] <= MAX_LATENCY_S else "no"
-        text += f" At most {1e3 * MAX_LATENCY_S:g} at p50 is aimed at: {reached}."
+        text += f" Aim: at most {1e3 * MAX_LATENCY_S:g} at p50; reached: {reached}."
     names = ("call", "p10", "p50", "p99")
-    return f"## A single action\n\n{text}\n\n" + table(names, rows)
+    return f"## A single action\n\n{text}\n\n" + render_table(names, rows)
 
 
-def _interval(estimate: Estimate) -> str:
+def _format_interval(estimate: Estimate) -> str:
     return f"{estimate.median:.2f} ({estimate.low:.2f} - {estimate.high:.2f})"
 
 
-def _at_most(estimate: Estimate, aim: float) -> str:
+def _format_aim(estimate: Estimate, aim: float) -> str:
     reached = "yes" if estimate.high <= aim else "no" if estimate.low > aim else "undecided"
     return f"at most {aim:g}: {reached}"

@@ -1,4 +1,4 @@
-"""The benchmark's end of the protocol: a peer as a child process."""
+"""Benchmark side of the protocol: a peer as a child process."""
 
 from __future__ import annotations
 
@@ -10,30 +10,27 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from benchmarks import memory
-
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.machine import PROC, ROOT, list_descendants
 
 
-class PeerError(RuntimeError):
-    """A peer answered with an error, died or did not answer in time."""
+class WorkerError(RuntimeError):
+    """Failure of a peer: an error reply, a crash, or a timeout."""
 
 
 class Worker:
-    """A peer's process, alive until `close`. Its stderr is kept for error messages.
+    """Process of a peer, which runs until `close`. Its stderr is kept for error messages.
 
     Args:
-        name: For messages.
-        command: What to run.
-        env: Variables beside those of this process.
-        timeout_s: Of one answer.
-        stop_when_idle: Between two commands the process and all that it started are stopped, so
-            that they take no time from others: an idle Ray takes several percent of a core. On
-            Linux only.
+        name: Name of the peer, for messages.
+        command: Command line of the process.
+        env: Environment variables in addition to those of this process.
+        timeout_s: Maximum seconds until a reply.
+        stop_when_idle: Whether to stop the process and its descendants between commands, so that
+            they do not slow down other peers: an idle Ray uses several percent of a core. Linux
+            only.
     """
 
     def __init__(
@@ -47,7 +44,7 @@ class Worker:
     ) -> None:
         self.name = name
         self._timeout_s = timeout_s
-        self._stop_when_idle = stop_when_idle and memory.PROC.exists()
+        self._stop_when_idle = stop_when_idle and PROC.exists()
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed in close)
         self._process = subprocess.Popen(
             list(command),
@@ -60,44 +57,44 @@ class Worker:
         )
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """Send a command and wait for its answer.
+        """Send a command and return the reply.
 
         Raises:
-            PeerError: it failed, died, or took longer than the time limit.
+            PeerError: If the command failed, the peer crashed, or the reply took too long.
         """
         self._signal(signal.SIGCONT)
-        reply = self._ask(command, arguments)
+        reply = self._exchange(command, arguments)
         self._signal(signal.SIGSTOP)
         if "error" in reply:
-            raise self._error(f"failed in {command}: {reply['error']}")
+            raise self._make_error(f"failed in {command}: {reply['error']}")
         return reply["ok"]
 
-    def _ask(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _exchange(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
         try:
             print(json.dumps({"command": command, **arguments}), file=stdin, flush=True)
         except BrokenPipeError:
-            raise self._error(f"is no longer running when asked to {command}") from None
+            raise self._make_error(f"was no longer running before {command}") from None
         if not select.select([stdout], [], [], self._timeout_s)[0]:
             self._process.kill()
-            raise self._error(f"did not answer {command} within {self._timeout_s:g} s")
+            raise self._make_error(f"did not answer {command} within {self._timeout_s:g} s")
         line = stdout.readline()
         if not line:
-            raise self._error(f"ended during {command}, exit code {self._process.wait()}")
+            raise self._make_error(f"ended during {command}, exit code {self._process.wait()}")
         return json.loads(line)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process and all that it started, if it is to be stopped at all."""
+        """Send a signal to the process and its descendants if idle peers are stopped."""
         if not self._stop_when_idle or self._process.poll() is not None:
             return
-        for pid in (self._process.pid, *memory.descendants(self._process.pid)):
+        for pid in (self._process.pid, *list_descendants(self._process.pid)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def close(self) -> None:
-        """End the process; harmless when it has ended already."""
+        """End the process if it has not ended."""
         self._signal(signal.SIGCONT)
         if self._process.poll() is None:
             try:
@@ -107,7 +104,7 @@ class Worker:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                with contextlib.suppress(BrokenPipeError):  # what a dead peer never read
+                with contextlib.suppress(BrokenPipeError):  # input that a dead peer did not read
                     stream.close()
         self._stderr.close()
 
@@ -122,7 +119,7 @@ class Worker:
     ) -> None:
         self.close()
 
-    def _error(self, what: str) -> PeerError:
+    def _make_error(self, problem: str) -> WorkerError:
         self._stderr.seek(0)
         tail = "".join(self._stderr.readlines()[-12:]).strip()
-        return PeerError(f"the peer {self.name} {what}" + (f"\n{tail}" if tail else ""))
+        return WorkerError(f"the peer {self.name} {problem}" + (f"\n{tail}" if tail else ""))

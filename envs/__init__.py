@@ -1,7 +1,7 @@
-"""Environments: the contract, the registry, wrappers, and jaxrl's own."""
+"""Environments: the contract, the registry, wrappers, and built-in tasks."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jaxrl.envs.adapters.barrier import StepFailedRecreateEnvError
@@ -36,10 +36,10 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first used (PEP 562).
+def __getattr__(name: str) -> object:
+    """Import a public name on first use (PEP 562).
 
-    The processes of an asynchronous vector environment come through here, and need no JAX.
+    The processes of asynchronous vector environments import this package and use few of its names.
     """
     if name not in _HOME:
         raise AttributeError(f"module 'jaxrl.envs' has no attribute {name!r}")

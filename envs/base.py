@@ -1,4 +1,4 @@
-"""The environment contract: pure functions of a state, a key and parameters."""
+"""The environment contract: pure functions of a key, a state and parameters."""
 
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
@@ -13,24 +13,25 @@ ParamsT = TypeVar("ParamsT")
 
 
 class JaxEnv(Generic[StateT, ParamsT]):
-    """One environment, without auto-reset, vectorisation or time limit: those are wrappers.
+    """Base class of environments written in JAX.
 
-    `params` is a pytree of numbers that may change without a recompile (curricula, sweeps).
-    Everything but `render` is traced: no Python control flow on values, no side effects. The key
-    comes first, as in gymnax; an environment never keeps it.
+    An environment is a single copy without auto-reset, vectorization or time limit; those are
+    wrappers. `params` is a pytree of numbers that may change without a recompile (curricula,
+    sweeps). Everything but `render` is traced: no Python control flow on values, no side effects.
+    The key comes first, as in gymnax, and must not be stored in the state.
     """
 
     name: str = "JaxEnv"
     max_episode_steps: int | None = None
-    """The time limit that `make` wraps around, None for no limit."""
+    """Time limit that `make` applies, None for no limit."""
     reset_mode: ResetMode = "every_step"
-    """How auto-reset is cheapest here, see `jaxrl.envs.vector`."""
+    """Cheapest auto-reset mode for this environment; see `jaxrl.envs.vector`."""
     render_fps: float = 30
-    """Steps a second in a video."""
+    """Environment steps per second of video."""
 
     @property
     def default_params(self) -> ParamsT:
-        """The parameters unless others are set; None for an environment that has none."""
+        """Default parameters, None if the environment has none."""
         return cast(ParamsT, None)
 
     def observation_space(self, params: ParamsT) -> gymnasium.Space[Any]:
@@ -40,15 +41,15 @@ class JaxEnv(Generic[StateT, ParamsT]):
         raise NotImplementedError(f"{type(self).__name__} does not define action_space")
 
     def reset(self, key: Key, params: ParamsT) -> tuple[StateT, PyTree]:
-        """A first state and its observation. Consumes the key."""
+        """Return an initial state and its observation. Consumes the key."""
         raise NotImplementedError(f"{type(self).__name__} does not define reset")
 
     def step(
         self, key: Key, state: StateT, action: PyTree, params: ParamsT
     ) -> tuple[StateT, TimeStep]:
-        """One transition. `TimeStep.obs` is the successor's observation, also at an end."""
+        """Take one step. `TimeStep.obs` is the successor's observation, even at the end."""
         raise NotImplementedError(f"{type(self).__name__} does not define step")
 
     def render(self, state: StateT, params: ParamsT) -> np.ndarray:
-        """The state as an RGB picture, uint8 `[H, W, 3]`."""
+        """Render the state as an RGB image, uint8 `[H, W, 3]`."""
         raise NotImplementedError(f"{type(self).__name__} cannot be rendered")

@@ -1,16 +1,15 @@
-"""The environments that jaxrl itself brings, imported on demand."""
+"""Built-in environments, imported on demand."""
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CatalogEntry:
-    """A class as "module:name", and arguments of its constructor."""
+    """Import path of a class or creator as "module:name", and arguments of its constructor."""
 
     path: str
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    arguments: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
 def _classic(path: str) -> CatalogEntry:
@@ -21,11 +20,11 @@ def _minatar(path: str) -> CatalogEntry:
     return CatalogEntry(path=f"jaxrl.envs.minatar.{path}")
 
 
-def _probe(name: str, **arguments: Any) -> CatalogEntry:
+def _probe(name: str, **arguments: object) -> CatalogEntry:
     return CatalogEntry(path=f"jaxrl.envs.probes:{name}", arguments=arguments)
 
 
-OWN_ENVS: Mapping[str, CatalogEntry] = {
+BUILTIN_ENVS: Mapping[str, CatalogEntry] = {
     "CartPole-v1": _classic("cartpole:CartPole"),
     "StatelessCartPole-v0": _classic("cartpole:StatelessCartPole"),
     "Acrobot-v1": _classic("acrobot:Acrobot"),
@@ -56,8 +55,8 @@ OWN_ENVS: Mapping[str, CatalogEntry] = {
     "probe-truncation-continuous-v0": _probe("ProbeTruncation", continuous=True),
 }
 
-OWN_HOST_ENVS: Mapping[str, CatalogEntry] = {
+BUILTIN_HOST_ENVS: Mapping[str, CatalogEntry] = {
     "crashing-cartpole-v0": CatalogEntry(path="jaxrl.envs.host_faults:crashing_cartpole"),
     "three-parts-host-v0": CatalogEntry(path="jaxrl.envs.three_parts:HostThreeParts"),
 }
-"""Gymnasium environments of jaxrl's own, behind the prefix "jaxrl:"."""
+"""Built-in gymnasium environments, available under the prefix "jaxrl:"."""

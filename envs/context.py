@@ -1,11 +1,11 @@
-"""What an environment creator is told."""
+"""Context passed to environment creators."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 class EnvContext(dict[str, Any]):
-    """The `env_config`, and which environment of which worker is being made (RLlib's names)."""
+    """The `env_config`, with the indices of the environment and its worker (RLlib's names)."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class EnvContext(dict[str, Any]):
         num_workers: int | None = None,
         remote: bool | None = None,
     ) -> "EnvContext":
-        """A copy in which whatever is given replaces what was there."""
+        """Return a copy with the given values replaced."""
         return EnvContext(
             self if env_config is None else env_config,
             worker_index=self.worker_index if worker_index is None else worker_index,

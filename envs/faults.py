@@ -1,4 +1,4 @@
-"""An environment that breaks on purpose, for testing what survives it."""
+"""Fault injection: an environment that returns non-finite values on purpose."""
 
 from typing import Any, Literal
 
@@ -19,18 +19,18 @@ from jaxrl.errors import EnvError
 
 @pytree
 class FaultyParams:
-    """The wrapped environment's params; which episodes break, and at which of their steps."""
+    """The wrapped environment's params, and which steps of which episodes are faulty."""
 
     inner: PyTree
     at_step: Int[Array, "*batch"] = scalar(1, np.int32)
-    """Counted from 1; 0 for never."""
+    """Step of an episode at which the fault occurs, counted from 1; 0 for never."""
     fraction: Float[Array, "*batch"] = scalar(1.0)
-    """Of episodes that break, drawn at their reset."""
+    """Fraction of faulty episodes, drawn at their reset."""
 
 
 @pytree
 class FaultyState:
-    """The wrapped environment's state, the steps since its reset, and whether it will break."""
+    """The wrapped environment's state, the steps since its reset, and whether it will be faulty."""
 
     inner: PyTree
     num_steps: Int[Array, "*batch"]
@@ -38,20 +38,20 @@ class FaultyState:
 
 
 class FaultyEnv(JaxEnv[FaultyState, FaultyParams]):
-    """Returns NaN once per broken episode, as its reward or as its observation.
+    """Wrapper that returns NaN once per faulty episode, as reward or as observation.
 
-    The wrapped environment goes on undisturbed. Use it as an instance, with
-    `env_config={"at_step": 5}`, or by its class path, with
-    `env_config={"env": "CartPole-v1", "kind": "reward", "at_step": 5}`.
+    The wrapped environment continues normally. Use an instance with `env_config={"at_step": 5}`, or
+    the class path with `env_config={"env": "CartPole-v1", "kind": "reward", "at_step": 5}`.
     """
 
     def __init__(
         self, env: JaxEnv[Any, Any] | str, kind: Literal["reward", "obs"] = "reward"
     ) -> None:
-        """Wraps an environment, or the one behind an id.
+        """Wrap an environment, or the one with the given id.
 
         Raises:
-            EnvError: `kind` is neither "reward" nor "obs", or the observation is no float.
+            EnvError: If `kind` is neither "reward" nor "obs", or the observation is not
+                floating-point.
         """
         if kind not in ("reward", "obs"):
             raise EnvError(f"kind must be 'reward' or 'obs', got {kind!r}.")
@@ -64,7 +64,7 @@ class FaultyEnv(JaxEnv[FaultyState, FaultyParams]):
         self.reset_mode = self.env.reset_mode
         space = self.env.observation_space(self._inner_params)
         if kind == "obs" and space.dtype is not None and space.dtype.kind != "f":
-            raise EnvError(f"{made.id} observes {space.dtype}, which cannot be NaN.")
+            raise EnvError(f"{made.id} has {space.dtype} observations, which cannot be NaN.")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FaultyEnv) and (self.env, self.kind) == (other.env, other.kind)
@@ -94,17 +94,17 @@ class FaultyEnv(JaxEnv[FaultyState, FaultyParams]):
     ) -> tuple[FaultyState, TimeStep]:
         inner, step = self.env.step(key, state.inner, action, params.inner)
         num_steps = state.num_steps + 1
-        now = state.breaks & (num_steps == params.at_step)
+        is_faulty = state.breaks & (num_steps == params.at_step)
         if self.kind == "reward":
-            step = replace(step, reward=jnp.where(now, jnp.nan, step.reward))
+            step = replace(step, reward=jnp.where(is_faulty, jnp.nan, step.reward))
         else:
-            step = replace(step, obs=jax.tree.map(lambda leaf: _poison(leaf, now), step.obs))
+            step = replace(step, obs=jax.tree.map(lambda leaf: _poison(leaf, is_faulty), step.obs))
         return FaultyState(inner=inner, num_steps=num_steps, breaks=state.breaks), step
 
     def render(self, state: FaultyState, params: FaultyParams) -> np.ndarray:
         return self.env.render(state.inner, params.inner)
 
 
-def _poison(leaf: Array, now: Bool[Array, ""]) -> Array:
-    """NaN where the fault strikes; integers stay."""
-    return jnp.where(now, jnp.nan, leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+def _poison(leaf: Array, is_faulty: Bool[Array, ""]) -> Array:
+    """Return NaN where the fault occurs; integer leaves are unchanged."""
+    return jnp.where(is_faulty, jnp.nan, leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf

@@ -1,4 +1,4 @@
-"""Environments that are Python objects and run on the host: what runners need of them."""
+"""Interface between runners and Python environments that are stepped on the host."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -16,11 +16,10 @@ VectorizeMode = Literal["sync", "async", "vector_entry_point"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostFault:
-    """What went wrong in one copy: it was restarted, its row is no transition.
+    """A fault of one copy, which was restarted; its row is no transition.
 
-    `what` is "raised", "reward" or "observation" (the last two are not finite); `detail` is the
-    original traceback, or a sentence. `silent` marks a restart that the environment asked for
-    itself.
+    `what` is "raised", "reward" or "observation" (the latter two are not finite); `detail` is the
+    original traceback, or a sentence. `silent` marks a restart that the environment requested.
     """
 
     row: int
@@ -31,12 +30,12 @@ class HostFault:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostStep:
-    """One vector step of `B` copies, NumPy.
+    """One vector step of `B` copies, as NumPy arrays.
 
-    `obs` is what to act on next. `final_obs` is the successor of what was acted on, before any
-    reset; it is `obs` itself where no episode ended. `mask` is False where the row is no transition
-    (the reset row of an environment that resets itself at the next step, a faulty copy).
-    `starts[b]` says that `obs[b]` begins an episode. `infos` has one entry a copy, that of the
+    `obs` is the observation to act on next. `final_obs` is the successor of the observation acted
+    on, before any reset; it equals `obs` where no episode ended. `mask` is False where the row is
+    no transition (the reset row of a vector environment that resets at the next step, a faulty
+    copy). `starts[b]` is True if `obs[b]` begins an episode. `infos(b)` is the info of copy b's
     successor.
     """
 
@@ -52,54 +51,55 @@ class HostStep:
 
 
 class HostVector(Protocol):
-    """`B` copies of an environment on the host, stepped together, each resetting by itself."""
+    """`B` copies of an environment on the host, stepped together, with auto-reset."""
 
     num_envs: int
 
     def reset(self, seeds: Sequence[int] | None = None) -> PyTree:
-        """First observations `[B, ...]` of new episodes in all copies.
+        """Start new episodes in all copies and return their first observations, `[B, ...]`.
 
-        Every copy draws from a seed of its own: the one that it was made with, or the given one.
+        Every copy has a seed of its own: the one that it was made with, or the given one.
         """
         ...
 
     def step(self, action: PyTree) -> HostStep:
-        """One step of every copy; `action` is the environment's, `[B, ...]`, NumPy."""
+        """Step every copy with the environment's actions, `[B, ...]` NumPy arrays."""
         ...
 
-    def hold(self, held: Bool[np.ndarray, " B"]) -> None:
-        """Leave the copies so marked as they are at every step, until told otherwise.
+    def pause(self, paused: Bool[np.ndarray, " B"]) -> None:
+        """Pause the marked copies, and resume the others, until the next call.
 
-        A held copy's row is no transition: its observation stays, its reward is 0, it does not end.
+        The row of a paused copy is no transition: its observation stays, its reward is 0, and its
+        episode does not end.
 
         Raises:
-            EnvError: The copies can only be stepped together.
+            EnvError: If the copies can only be stepped together.
         """
         ...
 
     def get_state(self) -> PyTree | None:
-        """Everything that the copies are in as arrays with a leading axis B; None if they cannot.
+        """Return the state of all copies as arrays with a leading axis B, None if unavailable.
 
-        A copy can if its environment has both `get_state()` and `set_state(state)`.
+        It is available if the environment has both `get_state()` and `set_state(state)`.
         """
         ...
 
     def set_state(self, state: PyTree) -> None:
-        """Put the copies into a state that `get_state` returned."""
+        """Restore a state that `get_state` returned."""
         ...
 
-    def envs(self) -> list[Any]:
-        """The environments themselves where they are in this process, for hooks and rendering."""
+    def get_sub_environments(self) -> list[Any]:
+        """Return the environments that live in this process, for callbacks and rendering."""
         ...
 
     def close(self) -> None:
-        """Let everything go; may be called twice."""
+        """Release all resources; may be called twice."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
-    """How an environment is to be made, whatever it is: the arguments of `make` beside the first."""
+class EnvRequest:
+    """Arguments of `make` other than the environment."""
 
     context: EnvContext
     max_episode_steps: int | None = None
@@ -108,19 +108,19 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class MadeHostEnv:
-    """A host environment that can be made, in this process or another. `MadeEnv`'s counterpart.
+    """Creator and description of a host environment; the counterpart of `MadeEnv`.
 
     Args:
-        id: For messages.
-        create: Makes one environment for an `EnvContext`; what an actor gets pickled.
-        observation_space: Of one environment.
-        action_space: Of one environment.
-        max_episode_steps: Its time limit, None for none (known).
-        env_config: What the contexts hold.
+        id: Name for messages.
+        create: Function that makes one environment for an `EnvContext`; it is pickled for actors.
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
+        max_episode_steps: Time limit, None if none is known.
+        env_config: Config of every `EnvContext`.
         is_atari: Whether rewards are clipped by default.
         notes: Sentences for `config.explain()`.
-        vector: Makes the vector environment that it brings itself, of so many copies; None where
-            it brings none.
+        vector: Function that makes the environment's own vector environment with a given number of
+            copies, None if it has none.
     """
 
     id: str
@@ -131,4 +131,4 @@ class MadeHostEnv:
     env_config: dict[str, Any]
     is_atari: bool = False
     notes: tuple[str, ...] = ()
-    vector: Callable[[int, EnvContext], Any] | None = None
+    vector: Callable[[int, EnvContext], gymnasium.vector.VectorEnv[Any, Any, Any]] | None = None

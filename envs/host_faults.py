@@ -1,11 +1,11 @@
-"""A CartPole that crashes and stalls: for trying out what survives it.
+"""A CartPole that crashes and stalls on purpose, for testing fault tolerance.
 
-`jaxrl:crashing-cartpole-v0`, with the names that RLlib's example of a crashing CartPole gave to its
-`env_config`:
+Its id is `jaxrl:crashing-cartpole-v0`; its `env_config` has the names of RLlib's crashing CartPole
+example:
 
     env_config={"p_crash": 1e-4, "p_crash_reset": 1e-3, "crash_on_worker_indices": [1, 2]}
 
-Disable the environment check (`disable_env_checking=True`) where it is to crash often.
+Disable the environment check (`disable_env_checking=True`) if crashes are frequent.
 """
 
 import dataclasses
@@ -25,32 +25,33 @@ from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
 MAX_EPISODE_STEPS = 500
 
 _CRASH_STREAM = 0x0C4A5
-"""Keeps what crashes and stalls draw apart from what the cart draws."""
+"""Separates the draws of crashes and stalls from the cart's own draws."""
 
 
-class SimulatedCrash(RuntimeError):  # noqa: N818  (the word says it)
-    """What a crash raises."""
+class SimulatedCrash(RuntimeError):  # noqa: N818  (a crash is an error)
+    """Exception raised by a simulated crash."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CrashConfig:
-    """When to crash and when to stall.
+    """Probabilities, times and places of crashes and stalls.
 
-    A pair of numbers means a uniform draw from between them. Indices of None mean all.
+    A pair of numbers is the range of a uniform draw. Indices of None stand for all.
 
     Args:
         p_crash: Probability of a crash at each step.
         p_crash_reset: Probability of a crash at each reset.
-        crash_after_n_steps: Crash at this step of an episode.
-        crash_on_worker_indices: Which workers' copies crash.
-        crash_on_vector_indices: Which copies of a worker crash.
-        crash_silently: Raise `StepFailedRecreateEnvError`, which asks for a silent restart.
+        crash_after_n_steps: Step of an episode at which to crash.
+        crash_on_worker_indices: Workers whose copies crash.
+        crash_on_vector_indices: Copies of a worker that crash.
+        crash_silently: Whether to raise `StepFailedRecreateEnvError`, which requests a silent
+            restart.
         p_stall: Probability of a stall at each step.
         p_stall_reset: Probability of a stall at each reset.
-        stall_after_n_steps: Stall at this step of an episode.
-        stall_time_sec: Seconds that a stall lasts.
-        stall_on_worker_indices: Which workers' copies stall.
-        init_time_s: Seconds that making a copy takes.
+        stall_after_n_steps: Step of an episode at which to stall.
+        stall_time_sec: Duration of a stall in seconds.
+        stall_on_worker_indices: Workers whose copies stall.
+        init_time_s: Duration of the constructor in seconds.
     """
 
     p_crash: float = 0.0
@@ -67,11 +68,12 @@ class CrashConfig:
     init_time_s: float | Sequence[float] = 0.0
 
     @classmethod
-    def of(cls, env_config: Mapping[str, Any]) -> "CrashConfig":
-        """From an `env_config`.
+    def from_env_config(cls, env_config: Mapping[str, Any]) -> "CrashConfig":
+        """Create the config from an `env_config`.
 
         Raises:
-            UnknownNameError: It has a name that is none of these.
+            UnknownNameError: If a name is not one of the fields.
+            EnvError: If a probability is outside of [0, 1].
         """
         names = [field.name for field in dataclasses.fields(cls)]
         for name in env_config:
@@ -89,74 +91,76 @@ class CrashConfig:
 
 
 class CrashingCartPole(CartPoleEnv):
-    """Gymnasium's CartPole, which raises or sleeps as it is told.
+    """Gymnasium's CartPole with simulated crashes and stalls.
 
-    What it draws for that comes from the seed of its reset, and the cart's own draws are not
-    touched: without a crash its transitions are CartPole's.
+    Crashes and stalls have a random generator of their own, seeded by the reset, so that without a
+    crash the transitions are CartPole's.
     """
 
     def __init__(self, config: EnvContext | None = None) -> None:
         context = EnvContext() if config is None else config
         super().__init__()
         self.context = context
-        self.settings = CrashConfig.of(context)
-        self._crashes = _among(self.settings.crash_on_worker_indices, context.worker_index)
-        self._crashes &= _among(self.settings.crash_on_vector_indices, context.vector_index)
-        self._stalls = _among(self.settings.stall_on_worker_indices, context.worker_index)
-        self._draws = np.random.default_rng()
+        self.settings = CrashConfig.from_env_config(context)
+        self._can_crash = _includes(self.settings.crash_on_worker_indices, context.worker_index)
+        self._can_crash &= _includes(self.settings.crash_on_vector_indices, context.vector_index)
+        self._can_stall = _includes(self.settings.stall_on_worker_indices, context.worker_index)
+        self._rng = np.random.default_rng()
         self._num_steps = 0
         self._crash_at: float | None = None
         self._stall_at: float | None = None
-        _sleep(self._between(self.settings.init_time_s))
+        _sleep(self._sample(self.settings.init_time_s))
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         if seed is not None:
-            self._draws = np.random.default_rng((seed, _CRASH_STREAM))
+            self._rng = np.random.default_rng((seed, _CRASH_STREAM))
         settings = self.settings
         self._num_steps = 0
-        self._crash_at = self._drawn_step(settings.crash_after_n_steps)
-        self._stall_at = self._drawn_step(settings.stall_after_n_steps)
-        self._maybe_crash("reset", settings.p_crash_reset, now=False)
-        self._maybe_stall(settings.p_stall_reset, now=False)
+        self._crash_at = self._sample_step(settings.crash_after_n_steps)
+        self._stall_at = self._sample_step(settings.stall_after_n_steps)
+        self._maybe_crash("reset", settings.p_crash_reset, is_due=False)
+        self._maybe_stall(settings.p_stall_reset, is_due=False)
         return super().reset(seed=seed, options=options)
 
-    def step(self, action: Any) -> Any:
+    def step(
+        self, action: int | np.ndarray
+    ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self._num_steps += 1
-        self._maybe_crash("step", self.settings.p_crash, now=self._num_steps == self._crash_at)
-        self._maybe_stall(self.settings.p_stall, now=self._num_steps == self._stall_at)
+        self._maybe_crash("step", self.settings.p_crash, is_due=self._num_steps == self._crash_at)
+        self._maybe_stall(self.settings.p_stall, is_due=self._num_steps == self._stall_at)
         return super().step(action)
 
-    def _maybe_crash(self, what: str, probability: float, *, now: bool) -> None:
-        drawn = self._draws.random() < probability
-        if not self._crashes or not (drawn or now):
+    def _maybe_crash(self, what: str, probability: float, *, is_due: bool) -> None:
+        is_drawn = self._rng.random() < probability
+        if not self._can_crash or not (is_drawn or is_due):
             return
         where = f"worker {self.context.worker_index}, copy {self.context.vector_index}"
         error = StepFailedRecreateEnvError if self.settings.crash_silently else SimulatedCrash
         raise error(f"simulated crash in {what} ({where})")
 
-    def _maybe_stall(self, probability: float, *, now: bool) -> None:
-        drawn = self._draws.random() < probability
-        if self._stalls and (drawn or now):
-            _sleep(self._between(self.settings.stall_time_sec))
+    def _maybe_stall(self, probability: float, *, is_due: bool) -> None:
+        is_drawn = self._rng.random() < probability
+        if self._can_stall and (is_drawn or is_due):
+            _sleep(self._sample(self.settings.stall_time_sec))
 
-    def _drawn_step(self, setting: int | Sequence[int] | None) -> float | None:
-        return None if setting is None else round(self._between(setting))
+    def _sample_step(self, setting: int | Sequence[int] | None) -> float | None:
+        return None if setting is None else round(self._sample(setting))
 
-    def _between(self, value: float | Sequence[float]) -> float:
+    def _sample(self, value: float | Sequence[float]) -> float:
         if isinstance(value, Sequence):
             low, high = value
-            return float(self._draws.uniform(low, high))
+            return float(self._rng.uniform(low, high))
         return float(value)
 
 
 def crashing_cartpole(context: EnvContext) -> gymnasium.Env[Any, Any]:
-    """`CrashingCartPole` with CartPole-v1's time limit."""
+    """Return a `CrashingCartPole` with CartPole-v1's time limit."""
     return TimeLimit(CrashingCartPole(context), MAX_EPISODE_STEPS)
 
 
-def _among(indices: Sequence[int] | None, index: int) -> bool:
+def _includes(indices: Sequence[int] | None, index: int) -> bool:
     return indices is None or index in indices
 
 

@@ -1,16 +1,16 @@
-"""Copies of any environment, stepped together on the host."""
+"""Construction of vector environments that are stepped on the host."""
 
 import functools
 from typing import Any
 
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from jaxrl.envs.adapters.barrier import CopyBarrier, CopyPlan, derived_seed
+from jaxrl.envs.adapters.barrier import FaultBarrier, SubEnvSpec, derive_seed
 from jaxrl.envs.adapters.gym_processes import start_processes
 from jaxrl.envs.adapters.gym_vector import GymVector
-from jaxrl.envs.adapters.host_spaces import runner_space
-from jaxrl.envs.adapters.precheck import ValidateEnv, try_out, validate
-from jaxrl.envs.adapters.sync_copies import SyncCopies
+from jaxrl.envs.adapters.host_spaces import to_runner_space
+from jaxrl.envs.adapters.precheck import ValidateEnv, call_validate_env, precheck_env
+from jaxrl.envs.adapters.sync_copies import FastSyncVectorEnv
 from jaxrl.envs.base import ResetMode
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import HostVector, MadeHostEnv, VectorizeMode
@@ -34,26 +34,26 @@ def make_vector(
     reset_mode: ResetMode | None = None,
     timeout_s: float | None = None,
 ) -> HostVector:
-    """`num_envs` copies of an environment.
+    """Make `num_envs` copies of an environment.
 
     Args:
-        made: What `jaxrl.envs.make` returned.
-        num_envs: How many copies.
-        first_index: The place of the first copy among all copies of the run; seeds derive from
-            places, so that data do not depend on how copies are spread over runners.
-        worker_index: For the copies' `EnvContext`, as `num_workers`.
-        num_workers: How many runners there are.
-        seed: The run's.
-        mode: In this process ("sync"), in one process each ("async"), or the vector environment
-            that the environment brings itself ("vector_entry_point").
-        restart_failed: Restart a copy that raises, instead of raising.
-        check: Try the environment out before the first step.
-        validate_env: Called with an environment and its context; raises if it does not like it.
-        reset_mode: Of JAX environments; None for the one that the environment names.
-        timeout_s: Seconds that a step of copies in processes may take; None for ever.
+        made: Result of `jaxrl.envs.make`.
+        num_envs: Number of copies.
+        first_index: Index of the first copy among all copies of the run; seeds derive from these
+            indices, so that data do not depend on how copies are distributed over runners.
+        worker_index: Index of the runner, for each copy's `EnvContext`.
+        num_workers: Number of runners, for each copy's `EnvContext`.
+        seed: Seed of the run.
+        mode: Where copies are stepped: in this process ("sync"), in one process each ("async"), or
+            by the environment's own vector environment ("vector_entry_point").
+        restart_failed: Whether to restart a copy that raises, instead of raising.
+        check: Whether to check the environment before the first step.
+        validate_env: Function of an environment and its context that raises to reject it.
+        reset_mode: Auto-reset mode of JAX environments, None for the environment's own.
+        timeout_s: Time limit in seconds of a step of copies in processes, None for no limit.
 
     Raises:
-        EnvError: The environment cannot be made, or is not what it should be.
+        EnvError: If the environment cannot be made or fails a check.
     """
     context = EnvContext(
         made.env_config if isinstance(made, MadeHostEnv) else None,
@@ -62,7 +62,7 @@ def make_vector(
     )
     if isinstance(made, MadeEnv):
         if validate_env is not None:
-            validate(made.id, made.env, context, validate_env)
+            call_validate_env(made.id, made.env, context, validate_env)
         return JaxHostVector(
             made,
             num_envs=num_envs,
@@ -71,11 +71,13 @@ def make_vector(
             reset_mode=reset_mode or made.env.reset_mode,
         )
     if check or validate_env is not None:
-        try_out(made, context, check=check, validate_env=validate_env, may_fail=restart_failed)
+        precheck_env(made, context, check=check, validate_env=validate_env, may_fail=restart_failed)
     if mode == "vector_entry_point":
-        return _own_vector(made, context, num_envs, derived_seed(seed, first_index), restart_failed)
+        return _make_own_vector(
+            made, context, num_envs, derive_seed(seed, first_index), restart_failed
+        )
     plans = [
-        CopyPlan(
+        SubEnvSpec(
             id=made.id,
             create=made.create,
             context=context.copy_with_overrides(vector_index=row),
@@ -83,20 +85,20 @@ def make_vector(
             action_space=made.action_space,
             seed=seed,
             index=first_index + row,
-            restart=restart_failed,
+            restart_failed=restart_failed,
         )
         for row in range(num_envs)
     ]
-    return gym_copies(plans, mode=mode, timeout_s=timeout_s)
+    return make_gym_vector(plans, mode=mode, timeout_s=timeout_s)
 
 
-def _own_vector(
+def _make_own_vector(
     made: MadeHostEnv, context: EnvContext, num_envs: int, seed: int, restart_failed: bool
 ) -> GymVector:
-    """The vector environment that the environment brings itself."""
+    """Make the environment's own vector environment."""
     if made.vector is None:
         raise EnvError(
-            f"{made.id} brings no vector environment of its own; set gym_env_vectorize_mode to "
+            f"{made.id} has no vector environment of its own; set gym_env_vectorize_mode to "
             f"'sync' or 'async'."
         )
     if restart_failed:
@@ -114,15 +116,15 @@ def _own_vector(
         raise EnvError(
             f"The vector environment of {made.id} cannot be made: its creation raised {reason}."
         ) from error
-    for name, space, of_one in (
+    for name, space, expected in (
         ("observation", vector.single_observation_space, made.observation_space),
         ("action", vector.single_action_space, made.action_space),
     ):
-        if runner_space(space) != of_one:
+        if to_runner_space(space) != expected:
             vector.close()
             raise EnvError(
                 f"The vector environment of {made.id} has the {name} space {space}, but one "
-                f"environment has {of_one}; set gym_env_vectorize_mode to 'sync' or 'async'."
+                f"environment has {expected}; set gym_env_vectorize_mode to 'sync' or 'async'."
             )
     return GymVector(
         vector,
@@ -132,30 +134,30 @@ def _own_vector(
     )
 
 
-def gym_copies(
-    plans: list[CopyPlan],
+def make_gym_vector(
+    plans: list[SubEnvSpec],
     *,
     mode: str,
     autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
     timeout_s: float | None = None,
 ) -> GymVector:
-    """Copies behind barriers, in this process ("sync") or in one process each ("async").
+    """Make copies behind barriers, in this process ("sync") or in one process each ("async").
 
     Raises:
-        EnvError: The copies cannot be sent to processes, or those do not start.
+        EnvError: If the copies cannot be pickled, or their processes do not start.
     """
-    barriers = [functools.partial(CopyBarrier, plan) for plan in plans]
+    barriers = [functools.partial(FaultBarrier, plan) for plan in plans]
     first = plans[0]
     if mode == "sync":
         same_step = autoreset_mode is AutoresetMode.SAME_STEP
-        kind = SyncCopies if same_step else SyncVectorEnv
-        vector: Any = kind(barriers, autoreset_mode=autoreset_mode)
+        kind = FastSyncVectorEnv if same_step else SyncVectorEnv
+        vector: VectorEnv[Any, Any, Any] = kind(barriers, autoreset_mode=autoreset_mode)
     else:
         vector = start_processes(first.id, barriers, autoreset_mode)
     return GymVector(
         vector,
         name=f"{first.id} (worker_index={first.context.worker_index})",
-        seeds=[derived_seed(plan.seed, plan.index) for plan in plans],
+        seeds=[derive_seed(plan.seed, plan.index) for plan in plans],
         observation_space=first.observation_space,
         timeout_s=timeout_s,
     )

@@ -1,4 +1,4 @@
-"""JAX environments stepped by the host, with the draws that the compiled loop would make."""
+"""JAX environments stepped from the host, with the random draws of the compiled loop."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,9 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Array, Bool
 
-from jaxrl.core.seeds import seed_key, seed_words
+from jaxrl.core.keys import make_key
+from jaxrl.core.seeds import split_seed
 from jaxrl.core.struct import replace, where_rows
 from jaxrl.core.types import PyTree
 from jaxrl.envs.base import ResetMode
@@ -19,23 +20,23 @@ from jaxrl.errors import EnvError
 
 
 class JaxHostVector:
-    """`B` copies of a `JaxEnv` as a `HostVector`: one jitted call a step.
+    """`B` copies of a `JaxEnv` as a `HostVector`, with one jitted call per step.
 
-    First states, transitions and resets draw from the keys that the in-graph runner would use for
-    the same seed and the same global indices, so both see the same transitions.
+    First states, transitions and resets draw from the keys that the in-graph runner uses for the
+    same seed and the same global indices, so both produce the same transitions.
     """
 
     def __init__(
         self, made: MadeEnv, *, num_envs: int, first_index: int, seed: int, reset_mode: ResetMode
     ) -> None:
-        """Compiles nothing yet.
+        """Set up the jitted functions; nothing is compiled yet.
 
         Args:
-            made: The environment, whose parameters stay as they are.
-            num_envs: How many copies.
-            first_index: The place of the first among all copies of the run.
-            seed: The run's.
-            reset_mode: As in the in-graph runner; the data do not depend on it.
+            made: Environment, whose parameters stay fixed.
+            num_envs: Number of copies.
+            first_index: Index of the first copy among all copies of the run.
+            seed: Seed of the run.
+            reset_mode: Auto-reset mode, as in the in-graph runner; it does not affect the data.
         """
         self.num_envs = num_envs
         self._made = made
@@ -43,27 +44,27 @@ class JaxHostVector:
         self._seed = seed
         self._index = np.arange(first_index, first_index + num_envs, dtype=np.int32)
         self._env = VectorEnv(made.env, reset_mode)
-        self._jit_reset = jax.jit(self._first_state)
-        self._jit_reset_to = jax.jit(self._first_state_of_seeds)
-        self._jit_step = jax.jit(self._next_state)
-        self._jit_step_but_held = jax.jit(self._next_state_but_held)
-        self._held = np.zeros(num_envs, np.bool_)
+        self._jit_reset = jax.jit(self._reset)
+        self._jit_reset_to_seeds = jax.jit(self._reset_to_seeds)
+        self._jit_step = jax.jit(self._step)
+        self._jit_step_with_paused = jax.jit(self._step_with_paused)
+        self._paused = np.zeros(num_envs, np.bool_)
         self._state: VectorState | None = None
 
     def reset(self, seeds: Sequence[int] | None = None) -> PyTree:
         if seeds is None:
-            self._state = self._jit_reset(seed_words(self._seed), self._index, self._params)
+            self._state = self._jit_reset(split_seed(self._seed), self._index, self._params)
         else:
-            words = np.stack([seed_words(seed) for seed in seeds])
-            self._state = self._jit_reset_to(words, self._index, self._params)
-        return jax.device_get(self._now().obs)
+            words = np.stack([split_seed(seed) for seed in seeds])
+            self._state = self._jit_reset_to_seeds(words, self._index, self._params)
+        return jax.device_get(self._current_state().obs)
 
     def step(self, action: PyTree) -> HostStep:
-        now = self._now()
-        if self._held.any():
-            state, step = self._jit_step_but_held(now, action, self._params, self._held)
+        current = self._current_state()
+        if self._paused.any():
+            state, step = self._jit_step_with_paused(current, action, self._params, self._paused)
         else:
-            state, step = self._jit_step(now, action, self._params)
+            state, step = self._jit_step(current, action, self._params)
         self._state = state
         obs, starts, step = jax.device_get((state.obs, state.is_first, step))
         return HostStep(
@@ -74,65 +75,66 @@ class JaxHostVector:
             final_obs=step.final_obs,
             mask=step.mask,
             starts=starts,
-            faults=() if step.mask.all() else self._faults(step),
+            faults=() if step.mask.all() else self._build_faults(step),
         )
 
-    def hold(self, held: Bool[np.ndarray, " B"]) -> None:
-        self._held = np.asarray(held, np.bool_)
+    def pause(self, paused: Bool[np.ndarray, " B"]) -> None:
+        self._paused = np.asarray(paused, np.bool_)
 
     def get_state(self) -> PyTree:
-        """The `VectorState` as NumPy arrays, keys as their words."""
-        return jax.tree.map(_words, self._now())
+        """Return the `VectorState` as NumPy arrays, with keys as raw words."""
+        return jax.tree.map(_to_numpy, self._current_state())
 
     def set_state(self, state: PyTree) -> None:
-        like = jax.eval_shape(self._first_state, seed_words(0), self._index, self._params)
-        self._state = jax.tree.map(_like, state, like)
+        reference = jax.eval_shape(self._reset, split_seed(0), self._index, self._params)
+        self._state = jax.tree.map(_from_numpy, state, reference)
 
-    def envs(self) -> list[Any]:
+    def get_sub_environments(self) -> list[Any]:
         return [self._made.env]
 
     def close(self) -> None:
         self._state = None
 
-    def _now(self) -> VectorState:
+    def _current_state(self) -> VectorState:
         if self._state is None:
-            raise EnvError(f"{self._made.id}: reset comes before step, and nothing after close.")
+            raise EnvError(f"{self._made.id}: call reset before step, and nothing after close.")
         return self._state
 
-    def _first_state(self, words: Any, index: Any, params: PyTree) -> VectorState:
-        env_key = jax.random.split(seed_key(words), 3)[1]
+    def _reset(self, words: Array, index: Array, params: PyTree) -> VectorState:
+        env_key = jax.random.split(make_key(words), 3)[1]
         return self._env.reset(env_key, index, params)
 
-    def _first_state_of_seeds(self, words: Any, index: Any, params: PyTree) -> VectorState:
-        def one(words: Any, index: Any) -> VectorState:
-            return self._env.reset(seed_key(words), index[None], params)
+    def _reset_to_seeds(self, words: Array, index: Array, params: PyTree) -> VectorState:
+        def reset_one(words: Array, index: Array) -> VectorState:
+            return self._env.reset(make_key(words), index[None], params)
 
-        return jax.tree.map(lambda x: x[:, 0], jax.vmap(one)(words, index))
+        return jax.tree.map(lambda x: x[:, 0], jax.vmap(reset_one)(words, index))
 
-    def _next_state(
+    def _step(
         self, state: VectorState, action: PyTree, params: PyTree
     ) -> tuple[VectorState, VectorStep]:
-        inputs: StepInputs = self._env.inputs(state, 1, params)
+        inputs: StepInputs = self._env.make_step_inputs(state, 1, params)
         return self._env.step(state, action, jax.tree.map(lambda x: x[0], inputs), params)
 
-    def _next_state_but_held(
-        self, state: VectorState, action: PyTree, params: PyTree, held: Any
+    def _step_with_paused(
+        self, state: VectorState, action: PyTree, params: PyTree, paused: Array
     ) -> tuple[VectorState, VectorStep]:
-        new_state, step = self._next_state(state, action, params)
+        new_state, step = self._step(state, action, params)
         new_state = replace(
-            where_rows(held, replace(state, key=None), replace(new_state, key=None)), key=state.key
+            where_rows(paused, replace(state, key=None), replace(new_state, key=None)),
+            key=state.key,
         )
         return new_state, replace(
             step,
-            reward=jnp.where(held, 0.0, step.reward),
-            terminated=step.terminated & ~held,
-            truncated=step.truncated & ~held,
-            final_obs=where_rows(held, state.obs, step.final_obs),
-            mask=step.mask & ~held,
-            fault=jnp.where(held, NO_FAULT, step.fault),
+            reward=jnp.where(paused, 0.0, step.reward),
+            terminated=step.terminated & ~paused,
+            truncated=step.truncated & ~paused,
+            final_obs=where_rows(paused, state.obs, step.final_obs),
+            mask=step.mask & ~paused,
+            fault=jnp.where(paused, NO_FAULT, step.fault),
         )
 
-    def _faults(self, step: VectorStep) -> tuple[HostFault, ...]:
+    def _build_faults(self, step: VectorStep) -> tuple[HostFault, ...]:
         rows = np.flatnonzero(np.asarray(step.fault) != NO_FAULT)
         faults: list[HostFault] = []
         for row in rows:
@@ -142,15 +144,15 @@ class JaxHostVector:
         return tuple(faults)
 
 
-def _is_key(leaf: Any) -> bool:
+def _is_key(leaf: Array | jax.ShapeDtypeStruct) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _words(leaf: Any) -> np.ndarray:
+def _to_numpy(leaf: Array) -> np.ndarray:
     return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
 
 
-def _like(leaf: Any, like: Any) -> Any:
-    """A leaf of `get_state` as it was: a key where the state has one."""
+def _from_numpy(leaf: np.ndarray, reference: jax.ShapeDtypeStruct) -> Array:
+    """Convert a leaf of `get_state` back, to a key where the reference is one."""
     array = jnp.asarray(leaf)
-    return jax.random.wrap_key_data(array) if _is_key(like) else array
+    return jax.random.wrap_key_data(array) if _is_key(reference) else array

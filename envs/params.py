@@ -1,4 +1,4 @@
-"""An environment's parameters and arguments: declaring them, and setting them by name."""
+"""Parameters and constructor arguments of environments: declaration and setting by name."""
 
 import dataclasses
 import inspect
@@ -12,31 +12,31 @@ from jaxrl.core.types import PyTree
 from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
 
 
-def check_given(
+def check_required(
     env_id: str, parameters: Iterable[inspect.Parameter], given: Container[str | None]
 ) -> None:
-    """A constructor's parameters without a default are given.
+    """Raise if a constructor parameter without a default is missing.
 
     Raises:
-        EnvError: One is not.
+        EnvError: If an argument is missing.
     """
     missing = [p.name for p in parameters if p.default is p.empty and p.name not in given]
     if missing:
         raise EnvError(
-            f"{env_id} needs {', '.join(missing)}: give it in env_config, or use a creator."
+            f"{env_id} needs {', '.join(missing)}: set it in env_config, or use a creator."
         )
 
 
 def scalar(default: float, dtype: type[np.number[Any] | np.bool_] = np.float32) -> Any:
-    """A field of a params pytree that is a single number.
+    """Declare a field of a params pytree that holds a single number.
 
-    The leaf is a NumPy array, so that making an environment does not start JAX's backend.
+    The default is a NumPy array, so that making an environment does not start JAX's backend.
     """
     return dataclasses.field(default_factory=lambda: np.asarray(default, dtype))
 
 
 def param_names(params: PyTree) -> list[str]:
-    """The names that `override_params` accepts: a dataclass's fields or a dictionary's keys."""
+    """Return the names that `override_params` accepts: dataclass fields or dictionary keys."""
     if dataclasses.is_dataclass(params):
         return [field.name for field in dataclasses.fields(params)]
     return list(params) if isinstance(params, dict) else []
@@ -49,18 +49,19 @@ def override_params(
     arguments: Iterable[str] = (),
     given_in: str = "env_config",
 ) -> PyTree:
-    """The params with some fields replaced, each of the shape and dtype it had.
+    """Return the params with some fields replaced, each cast to its previous shape and dtype.
 
     Args:
-        env_name: Named in errors.
-        params: A dataclass or a dictionary.
-        values: By field name.
-        arguments: Names that are known elsewhere (the constructor's), for the did-you-mean.
-        given_in: Where the user wrote the values, for errors.
+        env_name: Name of the environment for errors.
+        params: Dataclass or dictionary.
+        values: New values by field name.
+        arguments: Names that are valid elsewhere (constructor arguments), for the did-you-mean
+            hint.
+        given_in: Setting that holds the values, for errors.
 
     Raises:
-        UnknownNameError: No field has this name.
-        EnvError: A value cannot stand for the field's default.
+        UnknownNameError: If no field has the name.
+        EnvError: If a value does not fit the shape or dtype of the field's default.
     """
     names = param_names(params)
     for key in values:
@@ -70,26 +71,26 @@ def override_params(
                 f"{env_name} has no parameter {key!r} (given in {given_in})."
                 f"{did_you_mean(key, known)} Known: {', '.join(known) or 'none'}."
             )
-    changes = {key: _cast(env_name, key, current(params, key), values[key]) for key in values}
-    if not changes:  # also of params without names, such as None
+    changes = {key: _cast(env_name, key, get_param(params, key), values[key]) for key in values}
+    if not changes:  # includes params without names, such as None
         return params
     if isinstance(params, dict):
         return {**params, **changes}
     return dataclasses.replace(params, **changes)
 
 
-def same_params(env_name: str, params: PyTree, new: PyTree) -> PyTree:
-    """Another value of the same parameters, each leaf of the shape and dtype it had.
+def cast_params(env_name: str, params: PyTree, new: PyTree) -> PyTree:
+    """Return new values for the params, each leaf cast to its previous shape and dtype.
 
     Raises:
-        EnvError: It has another structure, or a leaf does not fit.
+        EnvError: If the structure differs, or a leaf does not fit.
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(params)
-    leaves, other = jax.tree.flatten(new)
-    if other != structure:
+    leaves, new_structure = jax.tree.flatten(new)
+    if new_structure != structure:
         raise EnvError(
-            f"{env_name}'s parameters must have the structure {structure}, got {other}; take "
-            "env_params and replace some of its fields."
+            f"{env_name}'s parameters must have the structure {structure}, got "
+            f"{new_structure}; start from env_params and replace some of its fields."
         )
     cast = [
         _cast_leaf(env_name, jax.tree_util.keystr(path, simple=True, separator="."), old, leaf)
@@ -98,8 +99,8 @@ def same_params(env_name: str, params: PyTree, new: PyTree) -> PyTree:
     return jax.tree.unflatten(structure, cast)
 
 
-def current(params: PyTree, name: str) -> Any:
-    """The value of one field."""
+def get_param(params: PyTree, name: str) -> PyTree:
+    """Return the value of one field."""
     return params[name] if isinstance(params, dict) else vars(params)[name]
 
 
@@ -114,8 +115,8 @@ def _cast(env_name: str, name: str, default: PyTree, value: PyTree) -> PyTree:
     return jax.tree.unflatten(structure, [_cast_leaf(env_name, name, leaves[0], value)])
 
 
-def _cast_leaf(env_name: str, name: str, default: Any, value: Any) -> Any:
-    """The value as an array of the default's shape and dtype, if that loses nothing."""
+def _cast_leaf(env_name: str, name: str, default: object, value: object) -> object:
+    """Cast a value to the default's shape and dtype; raise if that loses information."""
     expected = np.asarray(default)
     dtype = jax.dtypes.canonicalize_dtype(expected.dtype)
     try:

@@ -1,4 +1,4 @@
-"""From what a user calls an environment to a made one: ids, class paths, classes, creators."""
+"""Environment registry: resolution of ids, class paths, classes, instances and creators."""
 
 import dataclasses
 import functools
@@ -15,11 +15,11 @@ from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters import gymnasium as gymnasium_adapter
 from jaxrl.envs.adapters import gymnax as gymnax_adapter
 from jaxrl.envs.base import JaxEnv
-from jaxrl.envs.catalog import OWN_ENVS, OWN_HOST_ENVS
+from jaxrl.envs.catalog import BUILTIN_ENVS, BUILTIN_HOST_ENVS
 from jaxrl.envs.context import EnvContext
-from jaxrl.envs.host import MadeHostEnv, Request
-from jaxrl.envs.params import check_given, override_params
-from jaxrl.envs.wrappers import OwnTimeLimit, TimeLimit, check_max_episode_steps
+from jaxrl.envs.host import EnvRequest, MadeHostEnv
+from jaxrl.envs.params import check_required, override_params
+from jaxrl.envs.wrappers import HasTimeLimit, TimeLimit, check_max_episode_steps
 from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
 
 AnyEnv: TypeAlias = JaxEnv[Any, Any] | gymnasium.Env[Any, Any]
@@ -36,14 +36,14 @@ _WITHOUT_ADAPTER = {
     "craftax": f"Craftax has no adapter here: {_AS_JAX_ENV}.",
     "brax": f"Brax has no adapter here: {_AS_JAX_ENV}.",
     "jumanji": (
-        f"Jumanji has no adapter here: {_AS_JAX_ENV}; or give a creator of "
+        f"Jumanji has no adapter here: {_AS_JAX_ENV}; or use a creator of "
         "jumanji.wrappers.JumanjiToGymWrapper(env), which is stepped on the host."
     ),
     "pgx": f"Pgx has no adapter here: {_AS_JAX_ENV}.",
     "xland": f"XLand-MiniGrid has no adapter here: {_AS_JAX_ENV}.",
-    "envpool": "Its vector environments have no adapter here; gymnasium's ids of the same games do.",
+    "envpool": "EnvPool has no adapter here; use gymnasium's ids of the same games.",
 }
-"""Families of environments that are asked for, and what can be done."""
+"""Environment suites without an adapter, and the alternative for each."""
 
 _CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*")
 _GYMNASIUM_ID = re.compile(r"([\w.]+:)?([\w.-]+/)?[\w.-]+-v\d+")
@@ -51,7 +51,7 @@ _GYMNASIUM_ID = re.compile(r"([\w.]+:)?([\w.-]+/)?[\w.-]+-v\d+")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class MadeEnv:
-    """An environment ready to run: its time limit is around it, its parameters are set.
+    """An environment ready to run, with its time limit applied and its parameters set.
 
     `notes` are sentences for `config.explain()`.
     """
@@ -63,26 +63,26 @@ class MadeEnv:
 
     @property
     def max_episode_steps(self) -> int | None:
-        """After how many steps an episode is truncated, None for never."""
-        if isinstance(self.env, OwnTimeLimit):
-            return self.env.time_limit(self.params)
+        """Number of steps after which an episode is truncated, None for no limit."""
+        if isinstance(self.env, HasTimeLimit):
+            return self.env.get_time_limit(self.params)
         return self.env.max_episode_steps
 
 
-Made: TypeAlias = MadeEnv | MadeHostEnv
+AnyMadeEnv: TypeAlias = MadeEnv | MadeHostEnv
 
 
 def register_env(name: str, creator: EnvCreator | EnvClass) -> None:
-    """Let `name` stand for an environment; a name that was registered before is replaced.
+    """Register an environment under a name, replacing any previous registration.
 
     Args:
-        name: Any id without the prefixes `gymnasium:`, `gymnax:` and `jaxrl:`; it goes before
+        name: Id without the prefixes `gymnasium:`, `gymnax:` and `jaxrl:`; it takes precedence over
             built-in ids.
-        creator: Called with an `EnvContext` (the `env_config`), returns a `JaxEnv` or a
-            `gymnasium.Env`; or a class of either.
+        creator: Function of an `EnvContext` (the `env_config`) that returns a `JaxEnv` or a
+            `gymnasium.Env`, or a class of either.
 
     Raises:
-        EnvError: The name is not a string, empty or prefixed, or the creator is not callable.
+        EnvError: If the name is not a string, empty or prefixed, or the creator is not callable.
     """
     if not isinstance(name, str) or not name:
         raise EnvError(f"An environment's name must be a non-empty string, got {name!r}.")
@@ -95,15 +95,15 @@ def register_env(name: str, creator: EnvCreator | EnvClass) -> None:
     _registered[name] = creator
 
 
-def registered_env(name: str) -> EnvCreator | EnvClass | None:
-    """What was registered under this name, None if nothing was."""
+def get_registered_env(name: str) -> EnvCreator | EnvClass | None:
+    """Return the creator or class registered under a name, None if there is none."""
     return _registered.get(name)
 
 
 def list_envs() -> list[str]:
-    """Registered names, jaxrl's own ids and gymnax's; `gymnasium:<id>` reaches gymnasium's."""
-    own = [name if not name.startswith("probe-") else f"jaxrl:{name}" for name in OWN_ENVS]
-    own += [f"jaxrl:{name}" for name in OWN_HOST_ENVS]
+    """List registered names, built-in ids and gymnax's ids; `gymnasium:<id>` gives gymnasium's."""
+    own = [name if not name.startswith("probe-") else f"jaxrl:{name}" for name in BUILTIN_ENVS]
+    own += [f"jaxrl:{name}" for name in BUILTIN_HOST_ENVS]
     return [*sorted(_registered), *own, *(f"gymnax:{name}" for name in gymnax_adapter.ENV_IDS)]
 
 
@@ -113,80 +113,80 @@ def make(
     *,
     max_episode_steps: int | None = None,
     is_atari: bool | None = None,
-) -> Made:
-    """Make an environment, with its time limit around it.
+) -> AnyMadeEnv:
+    """Make an environment and apply its time limit.
 
-    JAX environments made twice from equal arguments are the same or equal objects, so that
-    programs compiled for one serve the other (creators excepted: those are called each time). Of a
-    gymnasium environment one is made and closed, to learn its spaces.
+    Making a JAX environment twice from equal arguments gives the same or an equal object, so that
+    programs compiled for one serve the other (except for creators, which are called each time). For
+    a gymnasium environment, one instance is made and closed to read its spaces.
 
     Args:
         spec: An id ("CartPole-v1", "jaxrl:...", "gymnax:...", "gymnasium:...", or a registered
             name), a class path ("package.module:Class" or "package.module.Class"), a class or an
             instance of `JaxEnv` or `gymnasium.Env`, or a creator that is called with an
             `EnvContext`.
-        env_config: Fields of a JAX environment's params, and arguments of the constructor; what a
-            creator gets as its `EnvContext`.
-        max_episode_steps: Replaces the environment's own time limit.
+        env_config: Fields of a JAX environment's params and arguments of the constructor; creators
+            receive it as their `EnvContext`.
+        max_episode_steps: Time limit that replaces the environment's own.
         is_atari: Whether this is an Atari game, which is preprocessed and whose rewards are
-            clipped; None asks the environment.
+            clipped; None to detect it.
 
     Raises:
-        UnknownNameError: No environment, parameter or constructor argument has this name.
-        EnvError: The environment cannot be made.
+        UnknownNameError: If no environment, parameter or constructor argument has the name.
+        EnvError: If the environment cannot be made.
     """
     if max_episode_steps is not None:
         max_episode_steps = check_max_episode_steps(max_episode_steps)
     context = env_config if isinstance(env_config, EnvContext) else EnvContext(env_config)
-    request = Request(context=context, max_episode_steps=max_episode_steps, is_atari=is_atari)
+    request = EnvRequest(context=context, max_episode_steps=max_episode_steps, is_atari=is_atari)
     if isinstance(spec, str):
         return _from_string(spec, request)
     return _from_object(spec, request, _describe(spec))
 
 
-def _from_string(spec: str, request: Request) -> Made:
+def _from_string(spec: str, request: EnvRequest) -> AnyMadeEnv:
     prefix, _, name = spec.partition(":")
     if spec in _registered:
         return _from_object(_registered[spec], request, spec)
-    if prefix == "jaxrl" and (name in OWN_ENVS or name in OWN_HOST_ENVS):
+    if prefix == "jaxrl" and (name in BUILTIN_ENVS or name in BUILTIN_HOST_ENVS):
         return _from_catalog(name, request, spec)
-    if spec in OWN_ENVS:
+    if spec in BUILTIN_ENVS:
         made = _from_catalog(spec, request, spec)
         if spec not in gymnasium.registry and spec not in gymnax_adapter.ENV_IDS:
             return made
-        return _noted(
+        return _with_note(
             made, f"{spec}: jaxrl's own JAX implementation (not gymnasium's, not gymnax's)."
         )
     if name and prefix in _WITHOUT_ADAPTER:
-        raise _unknown(spec)
+        raise _unknown_env_error(spec)
     if prefix == "gymnax" and name:
-        return _from_class(gymnax_adapter.env_class(name), request, spec)
+        return _from_class(gymnax_adapter.get_env_class(name), request, spec)
     if prefix == "gymnasium" and name:
         return gymnasium_adapter.from_id(name, request, spec)
     if spec in gymnax_adapter.ENV_IDS:
-        made = _from_class(gymnax_adapter.env_class(spec), request, spec)
-        return _noted(made, f"{spec}: gymnax's implementation.")
-    if prefix != "jaxrl" and _GYMNASIUM_ID.fullmatch(spec) and gymnasium_adapter.knows(spec):
+        made = _from_class(gymnax_adapter.get_env_class(spec), request, spec)
+        return _with_note(made, f"{spec}: gymnax's implementation.")
+    if prefix != "jaxrl" and _GYMNASIUM_ID.fullmatch(spec) and gymnasium_adapter.has_env(spec):
         made = gymnasium_adapter.from_id(spec, request, spec)
-        return _noted(made, f"{spec}: gymnasium's implementation, stepped on the host.")
+        return _with_note(made, f"{spec}: gymnasium's implementation, stepped on the host.")
     if prefix != "jaxrl" and _CLASS_PATH.fullmatch(spec):
-        return _from_object(_held(_load(spec), spec), request, spec)
-    raise _unknown(spec)
+        return _from_object(_check_creator(_load(spec), spec), request, spec)
+    raise _unknown_env_error(spec)
 
 
-def imported_by(spec: str) -> tuple[str | None, str | None]:
-    """What making the environment of a name imports, in the order in which `make` looks.
+def find_imports(spec: str) -> tuple[str | None, str | None]:
+    """Find the imports that making an environment by name requires, in the lookup order of `make`.
 
     Returns:
-        A module that the name asks for, and the class path where it is one; None for what is known.
+        Module in front of an id or class path, and the class path; each None if there is none.
     """
     prefix, _, name = spec.partition(":")
-    known = spec in _registered or spec in OWN_ENVS or spec in gymnax_adapter.ENV_IDS
+    known = spec in _registered or spec in BUILTIN_ENVS or spec in gymnax_adapter.ENV_IDS
     if known or (prefix in ("jaxrl", "gymnax") and name):
         return None, None
     if prefix == "gymnasium" and name:
         return name.rpartition(":")[0] or None, None
-    if _GYMNASIUM_ID.fullmatch(spec) and gymnasium_adapter.knows(spec):
+    if _GYMNASIUM_ID.fullmatch(spec) and gymnasium_adapter.has_env(spec):
         return spec.rpartition(":")[0] or None, None
     if _CLASS_PATH.fullmatch(spec):
         module = spec.replace(":", ".").rpartition(".")[0]
@@ -194,22 +194,22 @@ def imported_by(spec: str) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _noted(made: Made, note: str) -> Made:
+def _with_note(made: AnyMadeEnv, note: str) -> AnyMadeEnv:
     return dataclasses.replace(made, notes=(note, *made.notes))
 
 
-def _from_catalog(name: str, request: Request, env_id: str) -> Made:
-    entry = {**OWN_ENVS, **OWN_HOST_ENVS}[name]
+def _from_catalog(name: str, request: EnvRequest, env_id: str) -> AnyMadeEnv:
+    entry = {**BUILTIN_ENVS, **BUILTIN_HOST_ENVS}[name]
     merged = request.context.copy_with_overrides({**entry.arguments, **request.context})
     return _from_object(_load(entry.path), dataclasses.replace(request, context=merged), env_id)
 
 
-def _from_object(spec: Any, request: Request, env_id: str) -> Made:
-    """From a class, an instance or a creator."""
+def _from_object(spec: object, request: EnvRequest, env_id: str) -> AnyMadeEnv:
+    """Make an environment from a class, an instance or a creator."""
     if isinstance(spec, type):
         return _from_class(spec, request, env_id)
     if isinstance(spec, JaxEnv) or gymnax_adapter.is_gymnax(spec):
-        env = _adapted(spec, env_id)
+        env = _adapt(spec, env_id)
         params = override_params(env_id, env.default_params, request.context)
         return _with_time_limit(MadeEnv(env=env, params=params, id=env_id), request)
     if gymnasium_adapter.is_host_env(spec):
@@ -219,15 +219,15 @@ def _from_object(spec: Any, request: Request, env_id: str) -> Made:
             f"An environment must be an id, a class path, a class or instance of JaxEnv or "
             f"gymnasium.Env, or a creator, got {spec!r}."
         )
-    spec = gymnasium_adapter.taking_context(spec, request.context, env_id)
+    spec = gymnasium_adapter.adapt_creator(spec, request.context, env_id)
     made = gymnasium_adapter.call_creator(env_id, spec, request.context)
     if gymnasium_adapter.is_host_env(made):
         return gymnasium_adapter.from_creator(spec, made, request, env_id)
-    env = _adapted(made, env_id)
+    env = _adapt(made, env_id)
     return _with_time_limit(MadeEnv(env=env, params=env.default_params, id=env_id), request)
 
 
-def _adapted(env: Any, env_id: str) -> JaxEnv[Any, Any]:
+def _adapt(env: object, env_id: str) -> JaxEnv[Any, Any]:
     if gymnax_adapter.is_gymnax(env):
         return gymnax_adapter.GymnaxEnv(env)
     if not isinstance(env, JaxEnv):
@@ -237,8 +237,8 @@ def _adapted(env: Any, env_id: str) -> JaxEnv[Any, Any]:
     return env
 
 
-def _from_class(cls: type, request: Request, env_id: str) -> Made:
-    """An instance from the constructor's arguments in the config, params from the rest."""
+def _from_class(cls: type, request: EnvRequest, env_id: str) -> AnyMadeEnv:
+    """Make an environment from a class; the config holds constructor arguments and params."""
     if gymnasium_adapter.is_host_class(cls):
         return gymnasium_adapter.from_class(cls, request, env_id)
     if not (issubclass(cls, JaxEnv) or gymnax_adapter.is_gymnax_class(cls)):
@@ -247,35 +247,37 @@ def _from_class(cls: type, request: Request, env_id: str) -> Made:
     parameters = inspect.signature(cls).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     arguments = {p.name: context[p.name] for p in named if p.name in context}
-    check_given(env_id, named, arguments)
-    env = _adapted(_instance(cls, arguments), env_id)
-    rest = {key: value for key, value in context.items() if key not in arguments}
-    params = override_params(env_id, env.default_params, rest, [p.name for p in named])
+    check_required(env_id, named, arguments)
+    env = _adapt(_get_instance(cls, arguments), env_id)
+    param_values = {key: value for key, value in context.items() if key not in arguments}
+    params = override_params(env_id, env.default_params, param_values, [p.name for p in named])
     return _with_time_limit(MadeEnv(env=env, params=params, id=env_id), request)
 
 
-def _instance(cls: Any, arguments: dict[str, Any]) -> Any:
-    """The one instance of a class with these arguments, if they can be compared."""
+def _get_instance(cls: type, arguments: dict[str, object]) -> object:
+    """Return the instance of a class for these arguments, cached if they are hashable."""
     try:
         hash(tuple(arguments.values()))
     except TypeError:
         return cls(**arguments)
     # The types keep True apart from 1 and 1.0.
     types = tuple(type(value) for value in arguments.values())
-    return _cached_instance(cls, tuple(arguments.items()), types)
+    return _make_instance(cls, tuple(arguments.items()), types)
 
 
 @functools.cache
-def _cached_instance(cls: Any, arguments: tuple[tuple[str, Any], ...], types: Any) -> Any:
+def _make_instance(
+    cls: type, arguments: tuple[tuple[str, object], ...], types: tuple[type, ...]
+) -> object:
     del types
     return cls(**dict(arguments))
 
 
-def _with_time_limit(made: MadeEnv, request: Request) -> MadeEnv:
+def _with_time_limit(made: MadeEnv, request: EnvRequest) -> MadeEnv:
     env, limit = made.env, request.max_episode_steps
     if isinstance(env, TimeLimit):
         env, limit = env.env, limit or env.max_episode_steps
-    if isinstance(env, OwnTimeLimit):
+    if isinstance(env, HasTimeLimit):
         if limit is None:
             return made
         return dataclasses.replace(made, params=env.with_time_limit(made.params, limit))
@@ -283,23 +285,23 @@ def _with_time_limit(made: MadeEnv, request: Request) -> MadeEnv:
     return made if limit is None else dataclasses.replace(made, env=TimeLimit(env, limit))
 
 
-def _load(path: str) -> Any:
-    """The object behind "module:name" or "module.name".
+def _load(path: str) -> object:
+    """Import the object named by "module:name" or "module.name".
 
     Raises:
-        UnknownNameError: There is no such module, and the path may as well be a mistyped id.
-        EnvError: The module fails to import, or has no such name.
+        UnknownNameError: If there is no such module, and the path may be a mistyped id.
+        EnvError: If the import fails, or the module has no such name.
     """
     module_name, _, name = path.replace(":", ".").rpartition(".")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        absent = error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
-        if absent and ":" not in path:
-            raise _unknown(path) from error
-        there = f" Run it in the folder that holds {error.name}.py, or put that on PYTHONPATH."
+        is_absent = error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
+        if is_absent and ":" not in path:
+            raise _unknown_env_error(path) from error
+        hint = f" Run it in the folder that holds {error.name}.py, or put that on PYTHONPATH."
         raise EnvError(
-            f"Cannot import the environment {path!r}: {error}.{there if absent else ''}"
+            f"Cannot import the environment {path!r}: {error}.{hint if is_absent else ''}"
         ) from error
     except ImportError as error:
         raise EnvError(f"Cannot import the environment {path!r}: {error}.") from error
@@ -308,11 +310,11 @@ def _load(path: str) -> Any:
     return vars(module)[name]
 
 
-def _held(found: Any, path: str) -> Any:
-    """What a class path names, if it may be called: a class is looked at where it is made.
+def _check_creator(found: object, path: str) -> object:
+    """Return the object of a class path; classes are checked when they are instantiated.
 
     Raises:
-        EnvError: A function that no creator can be.
+        EnvError: If it is a function that cannot be a creator.
     """
     if isinstance(found, type) or not callable(found) or isinstance(found, JaxEnv):
         return found
@@ -326,12 +328,12 @@ def _held(found: Any, path: str) -> Any:
     if not takes_context:
         raise EnvError(
             f"{path!r} names {found!r}, which is no environment: a class path names a subclass of "
-            "JaxEnv or gymnasium.Env, or a function of yours that takes an EnvContext and returns one."
+            "JaxEnv or gymnasium.Env, or a function that takes an EnvContext and returns one."
         )
     return found
 
 
-def _describe(spec: Any) -> str:
+def _describe(spec: object) -> str:
     if isinstance(spec, JaxEnv):
         return spec.name
     if isinstance(spec, gymnasium.Env) and spec.spec is not None:
@@ -340,13 +342,14 @@ def _describe(spec: Any) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def _unknown(spec: str) -> UnknownNameError:
-    known = [*list_envs(), *OWN_ENVS, *gymnax_adapter.ENV_IDS, *gymnasium.registry]
+def _unknown_env_error(spec: str) -> UnknownNameError:
+    known = [*list_envs(), *BUILTIN_ENVS, *gymnax_adapter.ENV_IDS, *gymnasium.registry]
     family = next((name for name in _WITHOUT_ADAPTER if name in spec.lower()), None)
     if family is not None:
         return UnknownNameError(f"Unknown environment {spec!r}. {_WITHOUT_ADAPTER[family]}")
     return UnknownNameError(
-        f"Unknown environment {spec!r}.{did_you_mean(spec, known)} 'jaxrl list envs' names jaxrl's own; "
-        "an id that a package registers with gymnasium is known once its module is imported, or as "
+        f"Unknown environment {spec!r}.{did_you_mean(spec, known)} "
+        "'jaxrl list envs' lists jaxrl's own; an id that a package registers with gymnasium is "
+        "available once its module is imported, or as "
         f"'module:{spec.rpartition(':')[2]}'; a class is 'module:Class'."
     )

@@ -1,12 +1,13 @@
-"""A task that is solved only by reading an image, a vector and a choice together.
+"""A task that requires reading an image, a vector and a discrete value together.
 
-A code of three digits is shown: as the brighter half of an image, as the sign of a vector's sum,
-and as a choice of three. The right one of four actions is twice the first digit plus the other two,
-modulo four, and earns 1; every step shows another code, and an episode has ten. Who sees all three
-earns 10, who misses the image or the vector 5, who misses the choice 3⅓ and at best 4.
+The observation shows a code of three digits: the first as the brighter half of an image, the second
+as the sign of a vector's sum, the third as one of three choices. The correct one of four actions is
+twice the first digit plus the other two, modulo four, and earns 1; every step shows another code,
+and an episode has ten steps. A policy that reads all three parts earns 10, one that ignores the
+image or the vector at most 5, one that ignores the choice at most 3⅓ on average.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium
 import jax
@@ -29,28 +30,29 @@ SPACE = spaces.Dict(
         "vector": spaces.Box(-1.0, 1.0, (2,), np.float32),
     }
 )
+DigitT = TypeVar("DigitT", int, np.ndarray, Array)
 
 
-def right_action(first: Any, second: Any, third: Any) -> Any:
-    """The action that a code asks for."""
+def right_action(first: DigitT, second: DigitT, third: DigitT) -> DigitT:
+    """Return the correct action for a code."""
     return (2 * first + second + third) % NUM_ACTIONS
 
 
 @pytree
 class ThreePartsParams:
-    """There is nothing to set."""
+    """Empty: the task has no parameters."""
 
 
 @pytree
 class ThreePartsState:
-    """The digits that are shown, and the steps since the reset."""
+    """The current code, and the number of steps since the reset."""
 
     code: Int[Array, "*batch 3"]
     num_steps: Int[Array, "*batch"]
 
 
 class ThreeParts(JaxEnv[ThreePartsState, ThreePartsParams]):
-    """The task in JAX."""
+    """The task as a `JaxEnv`."""
 
     name = "three-parts-v0"
 
@@ -65,13 +67,13 @@ class ThreeParts(JaxEnv[ThreePartsState, ThreePartsParams]):
         return spaces.Discrete(NUM_ACTIONS)
 
     def reset(self, key: Key, params: ThreePartsParams) -> tuple[ThreePartsState, dict[str, Array]]:
-        code, obs = self.shown(key)
+        code, obs = self.sample_code(key)
         return ThreePartsState(code=code, num_steps=jnp.zeros((), jnp.int32)), obs
 
     def step(
         self, key: Key, state: ThreePartsState, action: Array, params: ThreePartsParams
     ) -> tuple[ThreePartsState, TimeStep]:
-        code, obs = self.shown(key)
+        code, obs = self.sample_code(key)
         num_steps = state.num_steps + 1
         right = action == right_action(state.code[0], state.code[1], state.code[2])
         return ThreePartsState(code=code, num_steps=num_steps), TimeStep(
@@ -82,8 +84,8 @@ class ThreeParts(JaxEnv[ThreePartsState, ThreePartsParams]):
             info={},
         )
 
-    def shown(self, key: Key) -> tuple[Int[Array, "3"], dict[str, Array]]:
-        """A fresh code and what is seen of it. Consumes the key."""
+    def sample_code(self, key: Key) -> tuple[Int[Array, "3"], dict[str, Array]]:
+        """Sample a code and an observation that shows it. Consumes the key."""
         code_key, image_key, vector_key = jax.random.split(key, 3)
         code = jax.random.randint(code_key, (3,), 0, jnp.array([2, 2, NUM_CHOICES]))
         pixels = jax.random.randint(image_key, (SIDE, SIDE, 1), 0, 128)
@@ -99,7 +101,7 @@ class ThreeParts(JaxEnv[ThreePartsState, ThreePartsParams]):
 
 
 class HostThreeParts(gymnasium.Env[Any, Any]):
-    """The same task for gymnasium, in NumPy."""
+    """The task as a gymnasium environment, in NumPy."""
 
     observation_space = SPACE
     action_space = spaces.Discrete(NUM_ACTIONS)
@@ -110,23 +112,23 @@ class HostThreeParts(gymnasium.Env[Any, Any]):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         super().reset(seed=seed)
         self._num_steps = 0
-        return self._shown(), {}
+        return self._next_obs(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         reward = float(action == right_action(*self._code))
         self._num_steps += 1
-        return self._shown(), reward, self._num_steps >= EPISODE_LENGTH, False, {}
+        return self._next_obs(), reward, self._num_steps >= EPISODE_LENGTH, False, {}
 
-    def _shown(self) -> dict[str, Any]:
-        draws = self.np_random
-        first, second, third = (int(draws.integers(n)) for n in (2, 2, NUM_CHOICES))
+    def _next_obs(self) -> dict[str, Any]:
+        rng = self.np_random
+        first, second, third = (int(rng.integers(n)) for n in (2, 2, NUM_CHOICES))
         self._code = (first, second, third)
-        image = draws.integers(128, size=(SIDE, SIDE, 1), dtype=np.uint8)
+        image = rng.integers(128, size=(SIDE, SIDE, 1), dtype=np.uint8)
         half = SIDE // 2
         image[first * half : (first + 1) * half] += 128
-        at = draws.uniform(-0.45, 0.45)
+        at = rng.uniform(-0.45, 0.45)
         vector = np.array([at, second - 0.5 - at], np.float32)
         return {"choice": third, "image": image, "vector": vector}

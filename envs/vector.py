@@ -1,14 +1,14 @@
-"""Many copies of one environment: key streams, auto-reset, faults and episode statistics.
+"""Vectorization of an environment: key streams, auto-reset, faults and episode statistics.
 
 Auto-reset is exact in both modes (every episode starts from a fresh draw of its own key):
 
-- `every_step` makes a first state for every copy and step, in bulk before the rollout, and takes
-  it where an episode ended. Best where a reset costs no more than a step (CartPole).
+- `every_step` computes a first state for every copy and step, in bulk before the rollout, and uses
+  it where an episode ended. Best if a reset costs no more than a step (CartPole).
 - `on_demand` resets only the copies whose episode ended, a sixteenth of the batch at a time. Best
-  where a reset is dear (image games, procedural levels).
+  if a reset is expensive (image games, procedural levels).
 
-Optimistic resets and pools of reset states, as others have them, share starting states between
-episodes; they are left out for that.
+Optimistic resets and pools of reset states, as offered by other libraries, share starting states
+between episodes and are therefore left out.
 """
 
 import dataclasses
@@ -21,15 +21,15 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from jaxrl.core.struct import pytree, replace, where_rows
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.base import JaxEnv, ResetMode
-from jaxrl.ops.search import find
+from jaxrl.ops.search import searchsorted
 
 
 @pytree
 class VectorState:
-    """What `B` running copies carry.
+    """State of `B` running copies.
 
-    `index` is the copy's place among all copies of the run. `faulty` marks a copy that was reset
-    to a non-finite observation: `obs` has zeros there, and its next step is no transition.
+    `index` is a copy's index among all copies of the run. `faulty` marks a copy that was reset to a
+    non-finite observation: such entries are zero in `obs`, and its next step is no transition.
     """
 
     env: PyTree
@@ -45,7 +45,7 @@ class VectorState:
 
 @pytree
 class VectorStep:
-    """One transition of each copy; `episode_*` are those of the episode that this step ended."""
+    """One transition of each copy; `episode_*` belong to the episode that this step ended."""
 
     reward: Float[Array, " B"]
     terminated: Bool[Array, " B"]
@@ -59,8 +59,8 @@ class VectorStep:
 
 
 @pytree
-class Fresh:
-    """First states of episodes."""
+class InitialStates:
+    """First states and observations of new episodes."""
 
     env: PyTree
     obs: PyTree
@@ -68,16 +68,16 @@ class Fresh:
 
 @pytree
 class StepInputs:
-    """What transitions draw from, `[B]` or `[T, B]`.
+    """Keys and first states that transitions consume, `[B]` or `[T, B]`.
 
-    Made for many steps at once, before the loop over them: hashing keys in bulk costs a fraction
-    of hashing them step by step. `fresh` is None where resets are made on demand.
+    They are computed for many steps at once, before the loop over them: hashing keys in bulk costs
+    a fraction of hashing them step by step. The first states are None if resets are made on demand.
     """
 
     action_key: Key
     step_key: Key
     reset_key: Key
-    fresh: Fresh | None
+    initial_states: InitialStates | None
 
 
 NO_FAULT, REWARD_FAULT, OBS_FAULT = 0, 1, 2
@@ -85,7 +85,7 @@ FAULT_NAMES = {NO_FAULT: "none", REWARD_FAULT: "reward", OBS_FAULT: "observation
 
 
 def finite_rows(tree: PyTree) -> Bool[Array, " B"]:
-    """Where every floating-point entry of a row is finite."""
+    """Return whether every floating-point entry of a row is finite, for each row."""
     checks = [
         jnp.isfinite(leaf).all(axis=tuple(range(1, leaf.ndim)))
         for leaf in jax.tree.leaves(tree)
@@ -98,24 +98,24 @@ def finite_rows(tree: PyTree) -> Bool[Array, " B"]:
     return result
 
 
-def copy_keys(key: Key, index: Int[Array, " B"]) -> tuple[Key, Key]:
-    """The key of each copy's first reset, and the one that its stream of draws is folded from."""
+def derive_env_keys(key: Key, index: Int[Array, " B"]) -> tuple[Key, Key]:
+    """Return each copy's key of the first reset, and the base key of its later draws."""
     folded = jax.vmap(jax.random.fold_in, (None, 0))(key, index)
     split = jax.vmap(lambda key: jax.random.split(key, 2))(folded)
     return split[:, 0], split[:, 1]
 
 
-def transition_keys(
+def derive_transition_keys(
     key: Key, count: UInt32[Array, " B"], steps: UInt32[Array, " T"]
 ) -> tuple[Key, Key, Key]:
-    """Keys `[T, B]` of the actions, steps and resets at the transitions `count + steps`."""
+    """Return keys `[T, B]` of the actions, steps and resets at the transitions `count + steps`."""
     counts = count[None, :] + steps[:, None]
     folded = jax.vmap(jax.vmap(jax.random.fold_in), (None, 0))(key, counts)
     split = jax.vmap(jax.vmap(lambda key: jax.random.split(key, 3)))(folded)
     return split[:, :, 0], split[:, :, 1], split[:, :, 2]
 
 
-def _finite_or_zero(tree: PyTree) -> PyTree:
+def _zero_non_finite(tree: PyTree) -> PyTree:
     def clean(leaf: Array) -> Array:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
@@ -126,24 +126,25 @@ def _finite_or_zero(tree: PyTree) -> PyTree:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class VectorEnv:
-    """The copies' pure `reset` and `step`. The batch size is that of the keys and states given.
+    """Pure `reset` and `step` of many copies; the batch size is that of the keys and states given.
 
     Every draw is `fold_in(key of the copy, its transition count)`, so data depend neither on the
     number of devices nor on the runner. A copy that returns a non-finite reward or observation is
-    reset; that row is no transition (`mask` False), its episode is dropped, and `fault` names it.
+    reset; that row is no transition (`mask` False), its episode is dropped, and `fault` holds the
+    cause.
     """
 
     env: JaxEnv[Any, Any]
     reset_mode: ResetMode = "every_step"
 
     def reset(self, key: Key, index: Int[Array, " B"], params: PyTree) -> VectorState:
-        """First states of the copies `index` of a run. Consumes the key."""
-        reset_keys, streams = copy_keys(key, index)
+        """Return first states of the copies with indices `index`. Consumes the key."""
+        reset_keys, streams = derive_env_keys(key, index)
         env_state, obs = jax.vmap(self.env.reset, (0, None))(reset_keys, params)
         rows = index.shape[0]
         return VectorState(
             env=env_state,
-            obs=_finite_or_zero(obs),
+            obs=_zero_non_finite(obs),
             faulty=~finite_rows(obs),
             key=streams,
             index=index.astype(jnp.int32),
@@ -153,28 +154,28 @@ class VectorEnv:
             episode_length=jnp.zeros((rows,), jnp.int32),
         )
 
-    def inputs(self, state: VectorState, num_steps: int, params: PyTree) -> StepInputs:
-        """What each copy's next transitions draw from, `[num_steps, B]`."""
+    def make_step_inputs(self, state: VectorState, num_steps: int, params: PyTree) -> StepInputs:
+        """Return the keys and first states of each copy's next transitions, `[num_steps, B]`."""
         steps = jnp.arange(num_steps, dtype=jnp.uint32)
-        action_key, step_key, reset_key = transition_keys(state.key, state.count, steps)
+        action_key, step_key, reset_key = derive_transition_keys(state.key, state.count, steps)
         fresh = None
         if self.reset_mode == "every_step":
             env_state, obs = jax.vmap(jax.vmap(self.env.reset, (0, None)), (0, None))(
                 reset_key, params
             )
-            fresh = Fresh(env=env_state, obs=obs)
+            fresh = InitialStates(env=env_state, obs=obs)
         return StepInputs(
-            action_key=action_key, step_key=step_key, reset_key=reset_key, fresh=fresh
+            action_key=action_key, step_key=step_key, reset_key=reset_key, initial_states=fresh
         )
 
     def step(
         self, state: VectorState, action: PyTree, inputs: StepInputs, params: PyTree
     ) -> tuple[VectorState, VectorStep]:
-        """One transition of every copy, and the reset of those that ended."""
+        """Step every copy, and reset those whose episode ended."""
         env_state, ts = jax.vmap(self.env.step, (0, 0, 0, None))(
             inputs.step_key, state.env, action, params
         )
-        # An environment's reward may be of integers, or weakly typed.
+        # Rewards may be integers, or weakly typed.
         reward = jnp.asarray(ts.reward).astype(jnp.float32)
         finite_reward, finite_obs = jnp.isfinite(reward), finite_rows(ts.obs) & ~state.faulty
         mask = finite_reward & finite_obs
@@ -199,7 +200,7 @@ class VectorEnv:
         return replace(
             state,
             env=env_state,
-            obs=_finite_or_zero(obs),
+            obs=_zero_non_finite(obs),
             faulty=~finite_rows(obs),
             count=state.count + 1,
             is_first=ended,
@@ -215,9 +216,11 @@ class VectorEnv:
         obs: PyTree,
         params: PyTree,
     ) -> tuple[PyTree, PyTree]:
-        if inputs.fresh is None:
+        if inputs.initial_states is None:
             return self._reset_on_demand(inputs.reset_key, ended, env_state, obs, params)
-        return where_rows(ended, (inputs.fresh.env, inputs.fresh.obs), (env_state, obs))
+        return where_rows(
+            ended, (inputs.initial_states.env, inputs.initial_states.obs), (env_state, obs)
+        )
 
     def _reset_on_demand(
         self, keys: Key, ended: Bool[Array, " B"], env_state: PyTree, obs: PyTree, params: PyTree
@@ -229,7 +232,7 @@ class VectorEnv:
 
         def body(carry: _ResetLoop) -> _ResetLoop:
             wanted = carry.done + jnp.arange(1, chunk + 1, dtype=jnp.int32)
-            row = find(ordinal, wanted)  # `rows` (dropped) past the last one
+            row = searchsorted(ordinal, wanted)  # past the last one: `rows`, which is dropped
             fresh = jax.vmap(self.env.reset, (0, None))(keys[jnp.minimum(row, rows - 1)], params)
             current = jax.tree.map(
                 lambda old, new: old.at[row].set(new, mode="drop"), carry.current, fresh

@@ -1,4 +1,4 @@
-"""Wrappers around one environment."""
+"""Environment wrappers."""
 
 from typing import Any
 
@@ -13,15 +13,15 @@ from jaxrl.envs.base import JaxEnv
 from jaxrl.errors import EnvError
 
 
-class OwnTimeLimit(JaxEnv[Any, Any]):
-    """An environment whose `params` hold its time limit; `make` puts no `TimeLimit` around it."""
+class HasTimeLimit(JaxEnv[Any, Any]):
+    """Base class of environments whose `params` hold the time limit; `make` adds no `TimeLimit`."""
 
     def with_time_limit(self, params: PyTree, max_episode_steps: int) -> PyTree:
-        """The parameters with another time limit."""
+        """Return the parameters with another time limit."""
         raise NotImplementedError(f"{type(self).__name__} does not define with_time_limit")
 
-    def time_limit(self, params: PyTree) -> int:
-        """After how many steps an episode is truncated."""
+    def get_time_limit(self, params: PyTree) -> int:
+        """Return the number of steps after which an episode is truncated."""
         raise NotImplementedError(f"{type(self).__name__} does not define time_limit")
 
 
@@ -34,17 +34,17 @@ class TimeLimitState:
 
 
 class TimeLimit(JaxEnv[TimeLimitState, Any]):
-    """Truncates an episode at its `max_episode_steps`-th step, exactly as gymnasium's TimeLimit.
+    """Wrapper that truncates an episode at step `max_episode_steps`, as gymnasium's TimeLimit.
 
-    A step that terminates at the limit is both terminated and truncated. Two limits of the same
-    length around the same environment are equal, so that `jit` does not compile twice.
+    A step that terminates at the limit is both terminated and truncated. Equal limits around the
+    same environment compare equal, so that `jit` does not compile twice.
     """
 
     def __init__(self, env: JaxEnv[Any, Any], max_episode_steps: int) -> None:
-        """Wraps `env`.
+        """Wrap `env`.
 
         Raises:
-            EnvError: `max_episode_steps` is not a positive integer.
+            EnvError: If `max_episode_steps` is not a positive integer.
         """
         self.env = env
         self._limit = check_max_episode_steps(max_episode_steps)
@@ -88,10 +88,10 @@ class TimeLimit(JaxEnv[TimeLimitState, Any]):
 
 
 def check_max_episode_steps(value: object) -> int:
-    """The value as a positive int.
+    """Return the value as a positive int.
 
     Raises:
-        EnvError: It is anything else.
+        EnvError: If it is not a positive integer.
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise EnvError(f"max_episode_steps must be a positive integer, got {value!r}.")

@@ -1,7 +1,7 @@
-"""Reinforcement learning in JAX: RLlib's API, one compiled program."""
+"""Reinforcement learning in JAX, with RLlib's API."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxrl import moved
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-moved.find_by_old_names()
+moved.install_import_hook()
 
 __all__ = [
     "A2CConfig",
@@ -86,7 +86,7 @@ __all__ = [
     "uniform",
 ]
 
-_HOME = {
+_MODULES = {
     "Algorithm": "jaxrl.algorithm",
     "AlgorithmConfig": "jaxrl.config.base",
     "EnvContext": "jaxrl.envs.context",
@@ -119,16 +119,16 @@ TRAINABLES = (
     "TD3",
     "TQC",
 )
-"""The algorithms as Trainables of Ray Tune; the first of them imports Ray."""
-_HOME.update(dict.fromkeys(TRAINABLES, "jaxrl.tune"))
-_HOME.update(dict.fromkeys((f"{name}Config" for name in TRAINABLES), "jaxrl.algorithms"))
+"""Names of the algorithms as Trainables of Ray Tune; accessing one of them imports Ray."""
+_MODULES.update(dict.fromkeys(TRAINABLES, "jaxrl.tune"))
+_MODULES.update(dict.fromkeys((f"{name}Config" for name in TRAINABLES), "jaxrl.algorithms"))
 
 
-def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first used (PEP 562), so that `import jaxrl` is quick."""
-    if name not in _HOME:
+def __getattr__(name: str) -> object:
+    """Import a public name on first access (PEP 562), which keeps `import jaxrl` fast."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'jaxrl' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
+    value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""Algorithm: the one stateful façade over a run's pure functions."""
+"""`Algorithm`: the stateful facade over the pure functions of a run."""
 
 import contextlib
 import os
@@ -13,24 +13,29 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import numpy as np
 
-from jaxrl.assembly.assemble import Assembly, announce, assemble_run, spaces_of
-from jaxrl.assembly.device_trial import DeviceTrials, device_trials
-from jaxrl.assembly.env_params import changed_params
-from jaxrl.assembly.replay import buffer_notes, expected, to_save, with_buffer
+from jaxrl.assembly.assemble import Assembly, assemble_run, get_spaces, log_assembly
+from jaxrl.assembly.device_trial import DeviceTrials, open_device_trials
+from jaxrl.assembly.env_params import change_env_params
+from jaxrl.assembly.replay import (
+    describe_buffer,
+    restore_empty_buffer,
+    select_expected_state,
+    select_saved_state,
+)
 from jaxrl.callbacks import CallbackList
-from jaxrl.config.deserialize import config_from_serializable
+from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.imports import TrustSpec
 from jaxrl.config.placement import resolve_placement
-from jaxrl.config.serialize import check_class
+from jaxrl.config.serialize import get_config_class_path
 from jaxrl.config.stop import (
-    Stop,
-    criteria_of_fit,
-    iterations_left,
-    stop_reached,
-    until_multiple,
+    StopCriteria,
+    count_iterations_left,
+    count_until_multiple,
+    find_reached_criterion,
+    parse_fit_criteria,
 )
-from jaxrl.config.synonyms import unknown_method
-from jaxrl.core.seeds import folded, seed_key
+from jaxrl.config.synonyms import make_unknown_method_error
+from jaxrl.core.keys import fold_in_uint64, make_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.envs.registry import MadeEnv
@@ -40,58 +45,59 @@ from jaxrl.errors import (
     DivergenceError,
     EnvRunnerError,
     LearnerError,
-    naming_checkpoint,
+    mark_has_checkpoint_path,
 )
-from jaxrl.evaluation.evaluation import Evaluation, custom_evaluation
+from jaxrl.evaluation.evaluation import Evaluation, run_custom_evaluation
 from jaxrl.evaluation.host import EvaluationRunners
 from jaxrl.loggers import RunFolder
-from jaxrl.loggers.plots import import_for_pictures
-from jaxrl.loggers.python_log import set_log_level, system_usage
-from jaxrl.loggers.recorder import Recorder, SaveTimes, closing_after
+from jaxrl.loggers.plots import preload_matplotlib
+from jaxrl.loggers.python_log import get_system_usage, set_log_level
+from jaxrl.loggers.recorder import Recorder, SaveSchedule, note_close_failure
 from jaxrl.metrics import DEFAULT_MODULE, TIMERS
-from jaxrl.policy.compute_actions import ComputesActions, check_module_id
+from jaxrl.policy.compute_actions import ComputeActionsMixin, check_module_id
 from jaxrl.policy.inference import Inference
-from jaxrl.runners.factories import learner_group, loop_of
+from jaxrl.runners.factories import make_learner_group, make_loop
 from jaxrl.runners.hooks import AlgorithmHooks, RunnerHooks
 from jaxrl.runners.in_graph_group import InGraphLearnerGroup
-from jaxrl.runners.learner_group import LearnerGroup, what_acts
-from jaxrl.runners.num_envs_tuning import settle_width
-from jaxrl.runners.placement import check_memory, choose_devices, settle_parts
+from jaxrl.runners.learner_group import LearnerGroup, prune_for_acting
+from jaxrl.runners.num_envs_tuning import resolve_num_envs
+from jaxrl.runners.placement import check_memory, choose_devices, resolve_microbatch_size
 from jaxrl.runners.protocols import EnvRunnerGroup, LearnerMetrics, Loop
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import host_state as host
 from jaxrl.runs.results import to_plain
-from jaxrl.runs.weights import by_module, get_parameters, set_parameters, with_fresh_snapshot
-from jaxrl.runtime.exclusive import Exclusive, one_thread, until_stopped
+from jaxrl.runs.weights import get_parameters, refresh_snapshot, select_module, set_parameters
+from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded, until_stopped
 from jaxrl.runtime.process import prepare_process
-from jaxrl.runtime.program import Program, compile_report, compile_seconds
+from jaxrl.runtime.program import Program, make_compile_report, total_compile_seconds
 from jaxrl.training import nonfinite
-from jaxrl.training.evaluate import Evaluated
-from jaxrl.training.in_graph import InGraph
+from jaxrl.training.evaluate import EvaluationInputs
+from jaxrl.training.in_graph import InGraphRunner
 from jaxrl.training.report import IterationTotals, to_host
-from jaxrl.training.rollout import Actor
-from jaxrl.training.sharding import Compiled
+from jaxrl.training.rollout import ActorState
+from jaxrl.training.sharding import RunnerPrograms
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
     from jaxrl.modules.rl_module import RLModule
 
-_EVALUATION = 0x6576616C
-"""What the seed's key is folded with for draws that are no part of training: far from the small
-numbers that `split` and the counters of training fold in."""
+_EVALUATION_SALT = 0x6576616C
+"""Constant folded into the seed's key for evaluation draws. It is far from the small numbers that
+`split` and the training counters fold in, so the streams do not overlap."""
 
 Result = dict[str, Any]
 
 
-class Algorithm(ComputesActions):
-    """A run: built from a config, trained, evaluated, saved and restored.
+class Algorithm(ComputeActionsMixin):
+    """A training run that is built from a config and can be trained, evaluated, saved and restored.
 
-    Subclasses may override `training_step`; `PPOConfig(algo_class=...)` builds them.
+    Subclasses may override `training_step`; pass them as `PPOConfig(algo_class=...)`.
 
     Attributes:
-        config: The frozen config.
-        on_phase: Called with "compiling", "training", "evaluating" or "saving" as they begin.
+        config: Frozen config of the run.
+        on_phase: Function called with "compiling", "training", "evaluating" or "saving" at the
+            start of each phase.
     """
 
     def __init__(
@@ -99,41 +105,42 @@ class Algorithm(ComputesActions):
         config: "AlgorithmConfig",
         *,
         run_folder: RunFolder | None = None,
-        may_only_read: bool = False,
+        read_only: bool = False,
     ) -> None:
-        """Use `config.build()`, or `from_checkpoint`.
+        """Initialize the run; call `config.build()` or `from_checkpoint` instead.
 
         Args:
-            config: Gets frozen.
-            run_folder: The run to go on with; None makes a folder when something is written.
-            may_only_read: Do not ask before training whether a folder could be made.
+            config: Config of the run; it is frozen here.
+            run_folder: Folder of the run to continue; None creates one on the first write.
+            read_only: Whether to skip the check that a run folder can be created, and the
+                start of runners, which only training needs.
         """
         config.validate()
-        self._use = Exclusive("Algorithm")
+        self._use = ExclusiveLock("Algorithm")
         self.on_phase: Callable[[str], None] = lambda phase: None
         set_log_level(config.debugging_settings.log_level)
         self._notes = prepare_process(config)
-        if not may_only_read:
+        if not read_only:
             Recorder(config, run_folder).check_writable()
-        config, measured = settle_width(config)
-        config = settle_parts(config, trials := self._device_trials(config))
+        config, measured = resolve_num_envs(config)
+        config = resolve_microbatch_size(config, trials := self._open_device_trials(config))
         self._notes += measured
         config.freeze()
         self.config = config
         self._recorder = Recorder(config, run_folder)
         self._callbacks = CallbackList(config.callbacks_settings)
-        trains = not may_only_read
-        self._assembly, self._devices, self._placement = self._assembled(trials, trains)
-        self._notes += [*trials.notes, *buffer_notes(self._assembly)]
-        if self._assembly.in_graph and not config.evaluation_settings.evaluation_num_env_runners:
-            self._callbacks.refuse_host_hooks()
-        announce(config, self._assembly, [self._placement, *self._notes])
-        self._host = host.HostState()
-        self._warned_of_nonfinite = False
+        trains = not read_only
+        self._assembly, self._devices, self._placement_reason = self._assemble(trials, trains)
+        self._notes += [*trials.notes, *describe_buffer(self._assembly)]
+        if self._assembly.is_in_graph and not config.evaluation_settings.evaluation_num_env_runners:
+            self._callbacks.check_no_host_hooks()
+        log_assembly(config, self._assembly, [self._placement_reason, *self._notes])
+        self._host = host.RunMetadata()
+        self._has_warned_of_nonfinite = False
         self._last_result: Result = {}
         self._should_stop: Callable[[], bool] = lambda: False
         self._start()
-        if not may_only_read:
+        if not read_only:
             self._loop.prepare()
             if config.evaluation_settings.evaluation_interval:
                 self._evaluation.start()
@@ -142,52 +149,54 @@ class Algorithm(ComputesActions):
     def _start(self) -> None:
         debugging, made = self.config.debugging_settings, self._assembly.made
         hooks = AlgorithmHooks(self._callbacks, self)
-        self._evaluation = self._evaluation_with(hooks)
-        self._learners = self._learner_group()
-        self._loop = self._loop_of()
+        self._evaluation = self._make_evaluation(hooks)
+        self._learners = self._make_learner_group()
+        self._loop = self._make_loop()
         self._batches_to_run = 1
-        self._iterations_of_fit: Callable[[], int] = lambda: sys.maxsize
-        self._totals = IterationTotals(self._loop.report, self._assembly.replay)
-        self._streams: dict[int, Key] = {}
-        self._to_act = self._assembly.actor_program(debugging.jit)
-        self._actor_of: tuple[weakref.ref[TrainState], Actor] | None = None
-        """What acts by a state, which is replaced and never changed."""
+        self._count_fit_iterations_left: Callable[[], int] = lambda: sys.maxsize
+        self._totals = IterationTotals(self._loop.fetch_report, self._assembly.replay)
+        self._purpose_keys: dict[int, Key] = {}
+        self._actor_program = self._assembly.make_actor_program(debugging.jit)
+        self._actor_cache: tuple[weakref.ref[TrainState], ActorState] | None = None
+        """Actor of a TrainState, cached by identity since states are replaced and never mutated."""
         self._inference = Inference(
-            self._assembly.acting,
-            spaces_of(made)[0],
+            self._assembly.policy_step,
+            get_spaces(made)[0],
             max_retraces=debugging.max_retraces,
             jit=debugging.jit,
         )
 
-    def _device_trials(self, config: "AlgorithmConfig") -> DeviceTrials:
-        return device_trials(config)
+    def _open_device_trials(self, config: "AlgorithmConfig") -> DeviceTrials:
+        return open_device_trials(config)
 
-    def _assembled(self, trials: DeviceTrials, trains: bool) -> tuple[Assembly, list[Device], str]:
-        """The run's functions, the devices that share it, and why it is these."""
-        assembly = assemble_run(self.config, trains=trains)
+    def _assemble(
+        self, trials: DeviceTrials, should_train: bool
+    ) -> tuple[Assembly, list[Device], str]:
+        """Return the run's functions, its devices and the reason for choosing them."""
+        assembly = assemble_run(self.config, should_train=should_train)
         devices, why = choose_devices(self.config, assembly, trials)
         check_memory(assembly, devices)
         return assembly, devices, why
 
-    def _evaluation_with(self, hooks: RunnerHooks) -> Evaluation:
+    def _make_evaluation(self, hooks: RunnerHooks) -> Evaluation:
         return Evaluation(self.config, self._assembly, hooks)
 
-    def _learner_group(self) -> LearnerGroup:
-        return learner_group(self.config, self._assembly, self._devices)
+    def _make_learner_group(self) -> LearnerGroup:
+        return make_learner_group(self.config, self._assembly, self._devices)
 
-    def _loop_of(self) -> Loop:
-        return loop_of(self.config, self._assembly, self._learners, self._callbacks, self)
+    def _make_loop(self) -> Loop:
+        return make_loop(self.config, self._assembly, self._learners, self._callbacks, self)
 
-    if not TYPE_CHECKING:  # which the type checker need not be told
+    if not TYPE_CHECKING:  # hidden from the type checker, which would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
-            raise unknown_method(self, name)
+            raise make_unknown_method_error(self, name)
 
     @property
     def state(self) -> TrainState:
-        """The whole TrainState; replaced, never changed.
+        """Full TrainState of the run, to be replaced and never mutated.
 
-        Where runners on the host keep the environments, `get_state` has those too.
+        With host runners it excludes the environment states, which `get_state` includes.
         """
         return self._learners.state
 
@@ -197,101 +206,102 @@ class Algorithm(ComputesActions):
 
     @property
     def learner_group(self) -> LearnerGroup:
-        """Where the state lives and learns."""
+        """Learners that own the TrainState."""
         return self._learners
 
     @property
     def env_runner_group(self) -> EnvRunnerGroup | None:
-        """The runners that step environments on the host; None where the program does it."""
+        """Runners that step environments on the host; None if the compiled program does."""
         return self._loop.runners
 
     @property
     def iteration(self) -> int:
-        """Calls of `train` so far, over all sessions of the run."""
+        """Number of completed `train` calls, including those before a restore."""
         return self._host.iteration
 
     @property
     def last_result(self) -> Result:
-        """The latest result; of a restored run the numbers of the one that it goes on from."""
+        """Latest result; after a restore, the numeric values of the restored run's last result."""
         return self._last_result
 
     @property
-    def runner(self) -> InGraph:
-        """The run's pure functions, `init` and `step`, to jit, vmap or scan yourself.
+    def runner(self) -> InGraphRunner:
+        """Pure functions of the run, `init` and `step`, ready to be jitted, vmapped or scanned.
 
         Raises:
-            ConfigError: The environments are not part of the compiled program.
+            ConfigError: If the environments are not part of the compiled program.
         """
-        if not self._assembly.in_graph:
+        if not self._assembly.is_in_graph:
             raise ConfigError(
-                f"{self._assembly.made.id} is stepped by runners on the host, so the run is no pure "
-                "function; env_runner_group and learner_group hold its two halves."
+                f"{self._assembly.made.id} is stepped by runners on the host, so the run is not a "
+                "pure function; env_runner_group and learner_group hold its two halves."
             )
         return self._assembly.in_graph_runner
 
     @property
-    def programs(self) -> Compiled:
-        """The compiled programs of `runner`."""
+    def programs(self) -> RunnerPrograms:
+        """Compiled programs of `runner`."""
         assert isinstance(self._learners, InGraphLearnerGroup)
-        return self._learners.compiled
+        return self._learners.runner_programs
 
     @property
     def _programs(self) -> list[Program]:
-        """Everything that is compiled."""
+        """All compiled programs of the run."""
         others = (*self._evaluation.programs, *self._inference.programs)
-        return [*self._learners.programs, *self._loop.programs, *others, self._to_act]
+        return [*self._learners.programs, *self._loop.programs, *others, self._actor_program]
 
     @property
     def env_params(self) -> PyTree:
-        """The environment's parameters now, as NumPy arrays, which `runner.init` takes."""
+        """Current environment parameters as NumPy arrays, in the form `runner.init` accepts."""
         self._check_in_graph("env_params")
         return to_host(self.state.env_params)
 
-    @one_thread
-    def set_env_params(self, params: PyTree = None, /, **fields: Any) -> None:
-        """Go on in an environment with other parameters, as a curriculum does.
+    @single_threaded
+    def set_env_params(self, params: PyTree = None, /, **fields: object) -> None:
+        """Replace the environment parameters, e.g. for a curriculum.
 
-        Nothing is compiled again. They are used from the next step on, also by evaluation, unless
-        `evaluation_config` has an environment of its own; checkpoints hold them.
+        Nothing is recompiled. The new values apply from the next step on, also to evaluation unless
+        `evaluation_config` sets its own environment, and are stored in checkpoints.
 
         Args:
-            params: All of them, of the structure of `env_params`; None for those of now.
-            **fields: Single ones by name.
+            params: Full set of parameters with the structure of `env_params`; None for the current
+                ones.
+            **fields: Individual parameters by name.
 
         Raises:
-            UnknownNameError: There is no such parameter.
-            EnvError: Another structure, shape or type, or one that changes a space.
+            UnknownNameError: If a parameter does not exist.
+            EnvError: If the structure, a shape or a type differs, or a space would change.
         """
         made = self._check_in_graph("set_env_params()")
-        new = changed_params(made, self.state.env_params, params, fields)
+        new = change_env_params(made, self.state.env_params, params, fields)
         self.state = replace(self.state, env_params=new)
 
     def _check_in_graph(self, what: str) -> MadeEnv:
         made = self._assembly.made
-        if not self._assembly.in_graph or not isinstance(made, MadeEnv):
+        if not self._assembly.is_in_graph or not isinstance(made, MadeEnv):
             raise ConfigError(
-                f"{what} is for environments in the compiled program, and {made.id} is stepped by "
-                "runners on the host: call a method of your environment's in each with "
+                f"{what} requires an environment in the compiled program, but {made.id} is stepped "
+                "by runners on the host: call a method of your environment on each runner with "
                 "env_runner_group.foreach_env_runner(...)."
             )
         return made
 
     @property
     def devices(self) -> list[Device]:
-        """The devices that share the work."""
+        """Devices that the run uses."""
         return list(self._devices)
 
     @property
     def notes(self) -> list[str]:
-        """What to know before training: which environment it is, and which defaults adapted."""
+        """Messages to show before training: the chosen environment and the adapted defaults."""
         return [*self._assembly.made.notes, *self._assembly.plan.notes]
 
     def explain(self) -> str:
-        """The config's `explain()` with what only the built Algorithm knows."""
+        """Return the config's `explain()`, extended by facts that are known only after building."""
         made = self._assembly.made
         return self.config.explain(
             platform=self._devices[0].platform,
-            devices=(len(self._devices), self._placement),
+            devices=(len(self._devices), self._placement_reason),
             placement=resolve_placement(self.config, made.id, is_jax_env=isinstance(made, MadeEnv)),
             env_notes=made.notes,
             notes=[*self._notes, *self._loop.notes],
@@ -302,138 +312,145 @@ class Algorithm(ComputesActions):
 
     @until_stopped
     def train(self) -> Result:
-        """One iteration: as many train batches as `reporting` asks for, at least one.
+        """Run one iteration: as many train batches as `reporting` requires, at least one.
 
         Returns:
-            The result, with RLlib's keys; also written to the run folder.
+            Result with RLlib's keys; it is also written to the run folder.
 
         Raises:
-            DivergenceError: With `on_nonfinite="raise"`, after saving a checkpoint.
-            RetraceError: A program would be compiled more often than `max_retraces` allows.
+            DivergenceError: If training diverged and `on_nonfinite="raise"`; a checkpoint is saved
+                first.
+            RetraceError: If a program would be compiled more often than `max_retraces` allows.
         """
         started = time.perf_counter()
         self._recorder.check_writable()
-        compiled_before = compile_seconds(self._programs)
+        compiled_before = total_compile_seconds(self._programs)
         reporting = self.config.reporting_settings
-        self._totals = totals = IterationTotals(self._loop.report, self._assembly.replay)
+        self._totals = totals = IterationTotals(self._loop.fetch_report, self._assembly.replay)
         if self.config.evaluation_settings.evaluation_parallel_to_training:
             self._begin_evaluation_if_due()
-        self._loop.expect(self._iterations_to_look())
+        self._loop.set_lookahead(self._count_iterations_to_state_read())
         while not (totals.train_batches and self._should_stop()):
             elapsed = time.perf_counter() - started
-            self._batches_to_run = self._loop.wanted(reporting, totals, elapsed)
+            self._batches_to_run = self._loop.next_num_batches(reporting, totals, elapsed)
             if self._batches_to_run == 0:
                 break
             self.training_step()
             self._raise_if_diverged(totals)
         self._host.iteration += 1
-        trained = totals.result(reporting.metrics_num_episodes_for_smoothing)
+        trained = totals.make_result(reporting.metrics_num_episodes_for_smoothing)
         self._warn_of_nonfinite(totals)
-        result = self._loop.added_to({**trained, TIMERS: {"training_step_s": totals.waited}})
+        result = self._loop.extend_result(
+            {**trained, TIMERS: {"training_step_s": totals.wait_seconds}}
+        )
         self._evaluate_if_due(result)
-        result[TIMERS]["compile_s"] = compile_seconds(self._programs) - compiled_before
-        result |= self._host.auto_filled(time.perf_counter() - started + totals.lent)
-        result["compile"] = compile_report(self._programs)
+        result[TIMERS]["compile_s"] = total_compile_seconds(self._programs) - compiled_before
+        result |= self._host.get_auto_filled_metrics(
+            time.perf_counter() - started + totals.ahead_seconds
+        )
+        result["compile"] = make_compile_report(self._programs)
         if self.config.debugging_settings.log_sys_usage:
-            result["system"] = system_usage(self._devices)
+            result["system"] = get_system_usage(self._devices)
         self._call("on_train_result", result=result)
         self._recorder.write(result)
         self._last_result = result
-        self._host.remember(result)
+        self._host.record_result(result)
         return result
 
-    def _iterations_to_look(self) -> int:
-        """The iterations, from this one on, until the state is known to be looked at."""
+    def _count_iterations_to_state_read(self) -> int:
+        """Return the number of iterations, including this one, until the state is read."""
         settings = self.config.evaluation_settings
-        # Beside training, an evaluation begins with the weights from before its iteration.
+        # A parallel evaluation starts with the weights from before its iteration.
         since = self.iteration + int(settings.evaluation_parallel_to_training)
-        until_evaluation = until_multiple(since, settings.evaluation_interval or 0)
-        return min(until_evaluation, self._iterations_of_fit())
+        until_evaluation = count_until_multiple(since, settings.evaluation_interval or 0)
+        return min(until_evaluation, self._count_fit_iterations_left())
 
     @until_stopped
     def training_step(self) -> Mapping[str, float]:
-        """One dispatch of the compiled program: roll out, prepare, draw, update.
+        """Run one dispatch of the compiled program: roll out, compute targets, update.
 
-        The override point: call `super().training_step()` and do what you like before and after
-        it; change `self.state` only by replacing it, and keep no reference to one from before the
-        call, whose memory is given to the next (`get_state` copies).
+        This is the method to override: call `super().training_step()` and add code before or after
+        it. Change `self.state` only by replacing it, and keep no reference to a state from before
+        the call, because its memory is donated to the next one (`get_state` copies).
 
         Returns:
-            The dispatch's learner metrics, means over its train batches, fetched when one is read.
+            Learner metrics of the dispatch, averaged over its train batches and fetched on access.
         """
-        with self._saving_what_is_left():
-            dispatched = self._loop.dispatch(self._batches_to_run, self.on_phase)
+        with self._save_on_runner_failure():
+            dispatched = self._loop.run_batches(self._batches_to_run, self.on_phase)
         self._totals.add(dispatched)
         return LearnerMetrics(self._loop, dispatched)
 
     @contextlib.contextmanager
-    def _saving_what_is_left(self) -> Generator[None]:
-        """What ends a run from outside of it says where the latest checkpoint is."""
+    def _save_on_runner_failure(self) -> Generator[None]:
+        """Save on runner failure, and add the latest checkpoint's path to errors ending the run."""
         try:
             yield
         except EnvRunnerError as error:
-            # The learner has lost nothing; where the environments were is gone with the runners.
+            # The learner state is intact; only the environment states are lost with the runners.
             self._host.iteration += 1
-            raise naming_checkpoint(
-                EnvRunnerError(f"{error} {self._saved_or_why_not()}")
+            raise mark_has_checkpoint_path(
+                EnvRunnerError(f"{error} {self._save_or_explain()}")
             ) from error
         except LearnerError as error:
             latest = self._recorder.latest_checkpoint
-            where = f"is {latest}" if latest else "does not exist: nothing was saved before"
+            where = f"is {latest}" if latest else "does not exist: nothing has been saved yet"
             found = LearnerError(f"{error} The latest checkpoint {where}.")
-            raise naming_checkpoint(found) from error
+            raise mark_has_checkpoint_path(found) from error
 
     def _raise_if_diverged(self, totals: IterationTotals) -> None:
         settings = self.config.fault_tolerance_settings
         if settings.on_nonfinite != "raise" or not totals.train_batches:
             return
-        in_a_row = int(totals.report().latest.in_a_row)
-        if in_a_row >= settings.nonfinite_updates_tolerance:
-            # A checkpoint of its own that can be continued: the count starts anew.
+        num_consecutive = int(totals.fetch_report().latest.in_a_row)
+        if num_consecutive >= settings.nonfinite_updates_tolerance:
+            # Reset the count so that a run restored from this checkpoint can continue.
             guard = replace(self.state.guard, in_a_row=self.state.guard.in_a_row * 0)
             self.state = replace(self.state, guard=guard)
             self._host.iteration += 1
             error = DivergenceError(
-                f"{in_a_row} updates in a row had a non-finite loss or gradient "
+                f"{num_consecutive} updates in a row had a non-finite loss or gradient "
                 f"(nonfinite_updates_tolerance={settings.nonfinite_updates_tolerance}); the last "
                 f"finite parameters are saved in {self.save()}."
             )
-            raise naming_checkpoint(error)
+            raise mark_has_checkpoint_path(error)
 
     def _warn_of_nonfinite(self, totals: IterationTotals) -> None:
-        """Say once which terms were not finite, whatever the loggers are."""
-        counts = totals.nonfinite
-        if self._warned_of_nonfinite or not any(counts.values()):
+        """Log once which terms were not finite, regardless of the configured loggers."""
+        counts = totals.nonfinite_counts
+        if self._has_warned_of_nonfinite or not any(counts.values()):
             return
-        self._warned_of_nonfinite = True
-        skipped = int(totals.report().latest.num_nonfinite)
-        nonfinite.tell(counts, skipped, self.config.fault_tolerance_settings.on_nonfinite)
+        self._has_warned_of_nonfinite = True
+        skipped = int(totals.fetch_report().latest.num_nonfinite)
+        nonfinite.warn_nonfinite(counts, skipped, self.config.fault_tolerance_settings.on_nonfinite)
 
-    def _evaluates_after(self, iteration: int) -> bool:
+    def _is_evaluation_due(self, iteration: int) -> bool:
         interval = self.config.evaluation_settings.evaluation_interval or 0
         return interval > 0 and iteration % interval == 0
 
     def _begin_evaluation_if_due(self) -> None:
-        """Evaluate beside this iteration's training, with the weights from before it."""
-        if self._evaluates_after(self.iteration + 1):
+        """Start an evaluation in parallel to this iteration, with the weights from before it."""
+        if self._is_evaluation_due(self.iteration + 1):
             self._call("on_evaluate_start")
-            self._evaluation.begin(self._evaluated())
+            self._evaluation.start_parallel(self._make_evaluation_inputs())
 
     def _evaluate_if_due(self, result: Result) -> None:
-        due = self._evaluates_after(self.iteration)
+        due = self._is_evaluation_due(self.iteration)
         if due:
             begin = time.perf_counter()
             self._host.last_evaluation = to_plain(
-                self._end_evaluation() if self._evaluation.is_under_way else self.evaluate()
+                self._finish_evaluation()
+                if self._evaluation.is_parallel_running
+                else self.evaluate()
             )
             result[TIMERS]["evaluation_s"] = time.perf_counter() - begin
         attaches = due or self.config.evaluation_settings.always_attach_evaluation_results
         if self._host.last_evaluation and attaches:
             result["evaluation"] = self._host.last_evaluation
 
-    def _end_evaluation(self) -> Result:
+    def _finish_evaluation(self) -> Result:
         self.on_phase("evaluating")
-        result = self._evaluation.finish(self._video_folder(None))
+        result = self._evaluation.finish_parallel(self._get_video_folder(None))
         self._call("on_evaluate_end", evaluation_metrics=result)
         return result
 
@@ -445,92 +462,99 @@ class Algorithm(ComputesActions):
         on_iteration: Callable[[Result], None] | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> Result:
-        """Train until a criterion is reached, with the checkpoints that the config asks for.
+        """Train until a stop criterion is reached, saving checkpoints as configured.
 
         Args:
-            stop: Thresholds of result keys, `{"env_runners/episode_return_mean": 450}`; the first
-                that is reached ends the run, also one that a restored run has reached before.
-                Without any, `should_stop` must end it. The run folder keeps them, for `resume`.
-            on_iteration: Called with each result.
-            should_stop: Looked at between dispatches; True ends the run in order.
+            stop: Thresholds of result keys, e.g. `{"env_runners/episode_return_mean": 450}`. The
+                first one reached ends the run, including one that a restored run had reached
+                already. Without thresholds, `should_stop` must end the run. They are stored in the
+                run folder for `resume`.
+            on_iteration: Function called with each result.
+            should_stop: Function polled between dispatches; True ends the run cleanly.
 
         Returns:
-            The last result. The run folder has its learning curve as a picture.
+            Last result. A plot of the learning curve is written to the run folder.
         """
-        criteria = criteria_of_fit(stop, should_stop)
+        criteria = parse_fit_criteria(stop, should_stop)
         settings = self.config.checkpointing_settings
         if settings.checkpoint_at_end or settings.checkpoint_frequency:
-            check_class(self.config)
+            get_config_class_path(self.config)
         if stop is not None:
             self.run_folder.save_stop_criterion(criteria)
         self._should_stop = should_stop or (lambda: False)
-        self._iterations_of_fit = lambda: min(
-            iterations_left(self._last_result, criteria),
-            until_multiple(self.iteration, settings.checkpoint_frequency),
+        self._count_fit_iterations_left = lambda: min(
+            count_iterations_left(self._last_result, criteria),
+            count_until_multiple(self.iteration, settings.checkpoint_frequency),
         )
         try:
-            with self.saved_whatever_ends_it():
+            with self.save_on_error():
                 result = self._fit(criteria, on_iteration or (lambda result: None))
         finally:
             self._should_stop = lambda: False
-            self._iterations_of_fit = lambda: sys.maxsize
+            self._count_fit_iterations_left = lambda: sys.maxsize
         if settings.checkpoint_at_end and result:
             self._save_in_run(wait=True)
         self._recorder.draw_learning_curve()
         return result
 
-    def _fit(self, criteria: Stop, on_iteration: Callable[[Result], None]) -> Result:
-        """Iterations, and checkpoints on the way."""
-        result, times = self._last_result, SaveTimes(self.config.checkpointing_settings)
-        later = [import_for_pictures, *self._evaluation.needs_later(self._evaluated)]
-        while not (criteria and stop_reached(result, criteria)) and not self._should_stop():
+    def _fit(self, criteria: StopCriteria, on_iteration: Callable[[Result], None]) -> Result:
+        """Run iterations and save checkpoints in between."""
+        result, times = self._last_result, SaveSchedule(self.config.checkpointing_settings)
+        deferred = [
+            preload_matplotlib,
+            *self._evaluation.get_deferred_tasks(self._make_evaluation_inputs),
+        ]
+        while (
+            not (criteria and find_reached_criterion(result, criteria)) and not self._should_stop()
+        ):
             result = self.train()
-            while later:
-                later.pop()()
+            while deferred:
+                deferred.pop()()
             on_iteration(result)
             if times.is_due(self.iteration):
-                with times.saving():
+                with times.time_save():
                     self._save_in_run(wait=False)
         return result
 
     @contextlib.contextmanager
-    def saved_whatever_ends_it(self) -> Generator[None]:
-        """Save the run if anything is raised meanwhile, KeyboardInterrupt and SystemExit included.
+    def save_on_error(self) -> Generator[None]:
+        """Save the run if the block raises, including KeyboardInterrupt and SystemExit.
 
-        What was raised stays what it is; a note in it says where the run is saved, or why it is not.
+        The exception propagates with a note giving the checkpoint's path, or the reason why the run
+        could not be saved.
         """
         try:
             yield
         except BaseException as error:
-            note = self._saved_after(error)
+            note = self._save_after_error(error)
             if note:
                 error.add_note(note)
             raise
 
-    def _saved_after(self, error: BaseException) -> str:
-        """Save what an error has left, and say where; empty where there is nothing to say."""
+    def _save_after_error(self, error: BaseException) -> str:
+        """Save the run after an error and return a note about it; empty if there is none."""
         has_learned = bool(self._last_result) or self._totals.train_batches > 0
-        if getattr(error, "names_checkpoint", False) or not has_learned:
+        if getattr(error, "has_checkpoint_path", False) or not has_learned:
             return ""
         if not self.config.checkpointing_settings.checkpoint_at_end:
             return ""
-        # Train batches of an iteration that has no result count for the next one.
+        # Train batches of an iteration without a result count towards the next one.
         self._host.iteration = int(self._last_result.get("training_iteration", 0))
-        return self._saved_or_why_not()
+        return self._save_or_explain()
 
-    def _saved_or_why_not(self) -> str:
-        return self._recorder.saved_or_why_not(lambda: self._save_in_run(wait=True))
+    def _save_or_explain(self) -> str:
+        return self._recorder.try_save(lambda: self._save_in_run(wait=True))
 
     @until_stopped
     def compile(self) -> dict[str, dict[str, Any]]:
-        """Compile what training and evaluation need, and say what each program took and needs.
+        """Compile the programs of training and evaluation, and return their costs.
 
-        Nothing is trained where the environments are in the compiled program and the learner in
-        this process. Elsewhere the programs depend on what runners sample, so one iteration is
-        trained, which counts.
+        Nothing is trained if the environments are part of the compiled program and the learner runs
+        in this process. Otherwise the programs depend on sampled data, so one iteration is trained;
+        it counts towards the run.
 
         Returns:
-            What the key "compile" of a result holds: seconds, operations and bytes by program.
+            Value of a result's "compile" key: seconds, operations and bytes by program.
         """
         if isinstance(self._learners, InGraphLearnerGroup):
             self.on_phase("compiling")
@@ -538,213 +562,221 @@ class Algorithm(ComputesActions):
         else:
             self.train()
         if self.config.evaluation_settings.custom_evaluation_function is None:
-            self._evaluation.compile(self._evaluated())
-        return compile_report(self._programs)
+            self._evaluation.compile(self._make_evaluation_inputs())
+        return make_compile_report(self._programs)
 
     # --- evaluation and actions ---
 
-    @one_thread
+    @single_threaded
     def evaluate(
         self,
         *,
         num_episodes: int | None = None,
         video_folder: str | os.PathLike[str] | None = None,
     ) -> Result:
-        """Play episodes with the current policy, apart from training.
+        """Play episodes with the current policy, without affecting training.
 
-        Statistics of connectors are used and not updated, training's keys are not touched, and
-        the same weights give the same result.
+        Connector statistics are used but not updated, the random keys of training are not touched,
+        and equal weights give equal results.
 
         Args:
-            num_episodes: Instead of `evaluation_duration`.
-            video_folder: Where videos go if `record_video` asks for some; None for `videos` in the
-                run's folder.
+            num_episodes: Number of episodes; None for `evaluation_duration`.
+            video_folder: Folder for videos if `record_video` is set; None for `videos` in the run
+                folder.
 
         Returns:
-            `{"env_runners": {"episode_return_mean": ..., ...}}`, with the paths of `videos` if
-            there are some; or what the `custom_evaluation_function` returned.
+            `{"env_runners": {"episode_return_mean": ..., ...}}`, with the paths of `videos` if any
+            were recorded, or the return value of `custom_evaluation_function`.
 
         Raises:
-            ConfigError: The `custom_evaluation_function` returned no dictionary, or
-                `num_episodes` is given beside it.
+            ConfigError: If `custom_evaluation_function` did not return a dictionary, or if
+                `num_episodes` is combined with it.
         """
         custom = self.config.evaluation_settings.custom_evaluation_function
         if custom is not None and num_episodes is not None:
             raise ConfigError(
                 f"num_episodes={num_episodes} has no effect on a custom_evaluation_function, which "
-                "decides itself what it plays: leave num_episodes out."
+                "chooses its own episodes: leave num_episodes out."
             )
         self.on_phase("evaluating")
         self._call("on_evaluate_start")
-        folder = self._video_folder(video_folder)
+        folder = self._get_video_folder(video_folder)
         if custom is not None:
-            played = custom_evaluation(custom, self, self.eval_env_runner_group)
-            result = self._evaluation.filmed(played, self._evaluated(), folder)
+            played = run_custom_evaluation(custom, self, self.eval_env_runner_group)
+            result = self._evaluation.add_videos(played, self._make_evaluation_inputs(), folder)
         else:
-            result = self._evaluation.run(self._evaluated(), num_episodes, folder)
+            result = self._evaluation.run(self._make_evaluation_inputs(), num_episodes, folder)
         self._call("on_evaluate_end", evaluation_metrics=result)
         return result
 
     @property
     def eval_env_runner_group(self) -> EvaluationRunners | None:
-        """The runners that evaluate, with the current weights; None where that is compiled."""
-        return self._evaluation.runners(self._evaluated())
+        """Runners for evaluation, with the current weights; None if evaluation is compiled."""
+        return self._evaluation.get_runners(self._make_evaluation_inputs())
 
-    def _video_folder(self, chosen: str | os.PathLike[str] | None) -> Path | None:
-        """None where nothing is recorded, so that no run folder is made for it."""
+    def _get_video_folder(self, chosen: str | os.PathLike[str] | None) -> Path | None:
+        """Return the folder for videos; None without recording, to avoid creating a run folder."""
         if not self.config.evaluation_settings.record_video:
             return None
         return self.run_folder.videos if chosen is None else Path(chosen)
 
-    def _evaluated(self) -> Evaluated:
-        actor, env_params = self._acting()
-        return Evaluated(
+    def _make_evaluation_inputs(self) -> EvaluationInputs:
+        actor, env_params = self._get_acting_state()
+        return EvaluationInputs(
             actor=actor,
             env_params=env_params,
-            key=self._evaluation_key(self.iteration),
+            key=self._get_evaluation_key(self.iteration),
             iteration=self.iteration,
         )
 
-    def _evaluation_key(self, iteration: int) -> Key:
-        return jax.random.fold_in(self._stream(_EVALUATION), iteration)
+    def _get_evaluation_key(self, iteration: int) -> Key:
+        return jax.random.fold_in(self._get_purpose_key(_EVALUATION_SALT), iteration)
 
-    def _acting(self) -> tuple[Actor, PyTree]:
-        """What acting and the environment need, on one device."""
+    def _get_acting_state(self) -> tuple[ActorState, PyTree]:
+        """Return the actor state and the environment parameters on one device."""
         state = self.state
-        needed = self._to_act(what_acts(state)), state.env_params
+        acting = self._actor_program(prune_for_acting(state)), state.env_params
         if len(self._devices) == 1:
-            return needed
-        return jax.tree.map(lambda leaf: leaf.addressable_data(0), needed)
+            return acting
+        return jax.tree.map(lambda leaf: leaf.addressable_data(0), acting)
 
-    def _actor(self) -> Actor:
+    def _get_actor_state(self) -> ActorState:
         state = self.state
-        if self._actor_of is None or self._actor_of[0]() is not state:
-            self._actor_of = weakref.ref(state), self._acting()[0]
-        return self._actor_of[1]
+        if self._actor_cache is None or self._actor_cache[0]() is not state:
+            self._actor_cache = weakref.ref(state), self._get_acting_state()[0]
+        return self._actor_cache[1]
 
-    def _stream(self, purpose: int) -> Key:
-        if purpose not in self._streams:
-            of_the_run = seed_key(self.config.debugging_settings.seed)
-            self._streams[purpose] = folded(of_the_run, purpose)
-        return self._streams[purpose]
+    def _get_purpose_key(self, purpose: int) -> Key:
+        if purpose not in self._purpose_keys:
+            run_key = make_key(self.config.debugging_settings.seed)
+            self._purpose_keys[purpose] = fold_in_uint64(run_key, purpose)
+        return self._purpose_keys[purpose]
 
     # --- module, weights, state ---
 
     def get_module(self, module_id: str = DEFAULT_MODULE) -> "RLModule":
-        """The module; its parameters are those of `get_weights`."""
+        """Return the RLModule; `get_weights` returns its parameters."""
         check_module_id(module_id)
         return self._assembly.module
 
-    @one_thread
+    @single_threaded
     def get_weights(self, module_ids: Sequence[str] | None = None) -> dict[str, PyTree]:
-        """`{module_id: parameters}`, NumPy copies, of all modules or those named."""
-        wanted = [DEFAULT_MODULE] if module_ids is None else module_ids
-        for module_id in wanted:
+        """Return `{module_id: parameters}` as NumPy copies, for all or the given modules."""
+        selected = [DEFAULT_MODULE] if module_ids is None else module_ids
+        for module_id in selected:
             check_module_id(module_id)
-        return {module_id: get_parameters(self.state) for module_id in wanted}
+        return {module_id: get_parameters(self.state) for module_id in selected}
 
-    @one_thread
+    @single_threaded
     def set_weights(self, weights: Mapping[str, PyTree], *, strict: bool = True) -> list[str]:
-        """Replace the module's parameters, as for a warm start from another run.
+        """Replace the module's parameters, e.g. for a warm start from another run.
 
         Args:
-            weights: As `get_weights` returns them, of this or another Algorithm.
-            strict: Refuse what does not fit; False takes what fits and leaves the rest.
+            weights: Weights in the form returned by `get_weights` of this or another Algorithm.
+            strict: Whether to raise on mismatches. False loads the matching parameters and keeps
+                the others.
 
         Returns:
-            What did not fit, a phrase each; empty if everything did.
+            One phrase per mismatch; empty if all parameters matched.
 
         Raises:
-            ModuleError: With `strict`, if anything does not fit.
+            ModuleError: If `strict` and any parameter does not match.
         """
-        params = by_module(weights, DEFAULT_MODULE)
+        params = select_module(weights, DEFAULT_MODULE)
         self.state, problems = set_parameters(self.state, params, strict=strict)
         return problems
 
-    @one_thread
+    @single_threaded
     def get_state(self) -> dict[str, Any]:
-        """All that a checkpoint holds: every leaf of the TrainState, and the metadata."""
-        return {"train_state": ckpt.host_leaves(self._whole_state()), "metadata": self._metadata()}
+        """Return the contents of a checkpoint: all leaves of the TrainState and the metadata."""
+        return {
+            "train_state": ckpt.fetch_leaves(self._get_full_state()),
+            "metadata": self._make_metadata(),
+        }
 
-    def _whole_state(self) -> TrainState:
-        """The state with that of the environments, also where runners on the host keep them."""
-        return self._loop.whole(to_save(self._assembly, self.state))
+    def _get_full_state(self) -> TrainState:
+        """Return the TrainState including environment states, even if host runners keep them."""
+        return self._loop.full_state(select_saved_state(self._assembly, self.state))
 
-    @one_thread
+    @single_threaded
     def set_state(self, state: Mapping[str, Any], component: str | None = None) -> None:
-        """Replace (never merge) the state by one that `get_state` returned.
+        """Replace the state, without merging, by one returned by `get_state`.
 
         Args:
-            state: What `get_state` returned.
-            component: "rl_module", "learner" or "connectors" alone; None for the whole.
+            state: Return value of `get_state`.
+            component: "rl_module", "learner" or "connectors" to restore only that part; None for
+                all.
 
         Raises:
-            CheckpointError: It does not fit; nothing is changed.
+            CheckpointError: If the state does not fit; nothing is changed.
         """
         if not isinstance(state, Mapping) or not {"train_state", "metadata"} <= state.keys():
             raise CheckpointError(
-                f"A state is what get_state() returned, with train_state and metadata, got {state!r}."
+                "A state must be the return value of get_state(), with train_state and metadata, "
+                f"got {state!r}."
             )
         saved: Mapping[str, np.ndarray] = state["train_state"]
-        prefixes = host.component_prefixes(component)
-        restored = host.HostState.from_metadata(state["metadata"])
-        envs = self._loop.own_leaves(saved, restored.runner_counts)
+        prefixes = host.get_component_prefixes(component)
+        restored = host.RunMetadata.from_metadata(state["metadata"])
+        envs = self._loop.env_leaves(saved, restored.runner_counts)
         leaves = {name: leaf for name, leaf in saved.items() if name not in envs}
         before = self.state
-        template = expected(self._assembly, before, leaves)
-        problem = ckpt.first_difference(template, leaves, prefixes)
+        template = select_expected_state(self._assembly, before, leaves)
+        problem = ckpt.find_first_difference(template, leaves, prefixes)
         if problem is not None:
             raise CheckpointError(f"The state does not fit this Algorithm: {problem}.")
         if component is not None:
-            self.state = with_fresh_snapshot(ckpt.fill(before, leaves, prefixes))
+            self.state = refresh_snapshot(ckpt.fill(before, leaves, prefixes))
         else:
             filled = ckpt.fill(template, leaves, prefixes)
-            self.state = with_buffer(self._assembly, filled, before.buffer)
+            self.state = restore_empty_buffer(self._assembly, filled, before.buffer)
             self._host = restored
-            self._loop.restore(partial(host.fill_own, envs), restored.runner_counts)
+            self._loop.restore(partial(host.restore_part, envs), restored.runner_counts)
             self._last_result = self._host.last_result
-            self._recorder.starts_at(self.iteration, state["metadata"]["env_steps"])
+            self._recorder.set_start(self.iteration, state["metadata"]["env_steps"])
 
-    def _metadata(self) -> dict[str, Any]:
+    def _make_metadata(self) -> dict[str, Any]:
         steps = int(self.state.progress.env_steps)
         self._host.runner_counts = self._loop.get_counts()
-        return host.checkpoint_metadata(self.config, self._host, steps, self._devices)
+        return host.make_checkpoint_metadata(self.config, self._host, steps, self._devices)
 
     # --- checkpoints ---
 
-    @one_thread
+    @single_threaded
     def save(self, checkpoint_dir: str | os.PathLike[str] | None = None) -> str:
         """Write a checkpoint, wait until it is on disk, and return its path.
 
         Args:
-            checkpoint_dir: The folder that gets `checkpoint_<iteration>`; None for the run's.
+            checkpoint_dir: Parent folder of `checkpoint_<iteration>`; None for the run's folder.
         """
         if checkpoint_dir is None:
-            self._use.refuse_stopped("save()")
+            self._use.raise_if_stopped("save()")
             return str(self._save_in_run(wait=True))
         self.on_phase("saving")
         writer = ckpt.CheckpointWriter(checkpoint_dir)
-        path = writer.save(self.iteration, self._whole_state(), self._metadata())
+        path = writer.save(self.iteration, self._get_full_state(), self._make_metadata())
         writer.close()
         return str(path)
 
     def _save_in_run(self, *, wait: bool) -> Path:
         self.on_phase("saving")
-        state = self._whole_state()
+        state = self._get_full_state()
         return self._recorder.save(
-            self.iteration, state, self._metadata(), self._last_result, wait=wait
+            self.iteration, state, self._make_metadata(), self._last_result, wait=wait
         )
 
-    @one_thread
+    @single_threaded
     def restore(self, path: str | os.PathLike[str], component: str | None = None) -> None:
         """Continue from a checkpoint of the same algorithm, module and environments.
 
         Args:
-            path: A checkpoint, or a folder or run whose newest is meant.
-            component: "rl_module", "learner" or "connectors" alone; None for the whole.
+            path: Checkpoint, or a folder or run, whose newest checkpoint is used.
+            component: "rl_module", "learner" or "connectors" to restore only that part; None for
+                all.
 
         Raises:
-            CheckpointError: It is damaged, foreign or does not fit; nothing is changed.
+            CheckpointError: If the checkpoint is damaged, foreign or does not fit; nothing is
+                changed.
         """
         found = ckpt.find_checkpoint(path)
         metadata = ckpt.read_metadata(found)
@@ -775,40 +807,40 @@ class Algorithm(ComputesActions):
         component: str | None = None,
         run_folder: RunFolder | None = None,
         trust: TrustSpec = None,
-        **overrides: Any,
+        **overrides: object,
     ) -> "Algorithm":
-        """The Algorithm that a checkpoint was written by, in the state that it had.
+        """Rebuild the Algorithm that wrote a checkpoint, in its saved state.
 
         Args:
-            path: A checkpoint, or a folder or run whose newest is meant.
-            component: "rl_module", "learner" or "connectors" alone, in a new run of the same
-                config; None for the whole.
-            run_folder: The run to go on with; None starts a folder of its own.
-            trust: Of a checkpoint that this user did not write on this machine: the packages whose
-                classes and functions it may import, or True for all that it says. Without it, it
-                may name what jaxrl and modules that are imported already have, and its settings of
-                folders and environment variables are not taken.
-            **overrides: Settings to take instead of the saved ones, such as an `env` that cannot
-                be imported, or another `lr`: hyperparameters and environment parameters that are
-                given here are not restored.
+            path: Checkpoint, or a folder or run, whose newest checkpoint is used.
+            component: "rl_module", "learner" or "connectors" to restore only that part into a new
+                run of the same config; None for all.
+            run_folder: Folder of the run to continue; None creates a new one.
+            trust: Packages whose classes and functions a checkpoint may import if this user did
+                not write it on this machine, or True to allow every import. Without it, such a
+                checkpoint may refer only to jaxrl and modules that are already imported, and its
+                settings of folders and environment variables are ignored.
+            **overrides: Settings that replace the saved ones, such as an `env` that cannot be
+                imported, or another `lr`. Hyperparameters and environment parameters given here
+                are not restored.
 
         Raises:
-            CheckpointError: It is damaged or foreign, or something must be supplied.
+            CheckpointError: If the checkpoint is damaged or foreign, or a setting must be supplied.
         """
         found = ckpt.find_checkpoint(path)
         metadata = ckpt.read_metadata(found)
         host.check_metadata(metadata, found)
-        trusted = host.trust_in(found, trust)
-        host.component_prefixes(component)  # refuses an unknown name
-        host.check_supplied(metadata, overrides, found)
-        config = config_from_serializable(metadata["config"], overrides, trust=trusted)
-        host.prepare_as_before(config, metadata)
-        leaves = ckpt.read_leaves(found, metadata)  # refused, if damaged, before anything compiles
+        trusted = host.resolve_trust(found, trust)
+        host.get_component_prefixes(component)  # raises for an unknown name
+        host.check_missing_settings(metadata, overrides, found)
+        config = deserialize_config(metadata["config"], overrides, trust=trusted)
+        host.prepare_resumed_process(config, metadata)
+        leaves = ckpt.read_leaves(found, metadata)  # raises, if damaged, before anything compiles
         algorithm_class = config.algo_class or cls
-        algorithm = algorithm_class(config, run_folder=run_folder, may_only_read=True)
+        algorithm = algorithm_class(config, run_folder=run_folder, read_only=True)
         if overrides and component is None:
-            own = ckpt.host_leaves(algorithm.state)
-            leaves = host.with_overrides(leaves, own, config, overrides)
+            own = ckpt.fetch_leaves(algorithm.state)
+            leaves = host.apply_overrides(leaves, own, config, overrides)
         algorithm._load(found, metadata, leaves, component)
         return algorithm
 
@@ -816,18 +848,18 @@ class Algorithm(ComputesActions):
 
     @property
     def run_folder(self) -> RunFolder:
-        """The run's folder, made if nothing was written yet."""
+        """Run folder, created on first access."""
         return self._recorder.folder
 
     @property
     def run_dir(self) -> str:
-        """Path of the run's folder."""
+        """Path of the run folder."""
         return str(self.run_folder.path)
 
     def stop(self) -> None:
-        """Finish what is being written, stop all actors and let the run folder go.
+        """Finish pending writes, stop all actors and release the run folder.
 
-        May be called twice.
+        Safe to call more than once.
         """
         self._use.is_stopped = True
         try:
@@ -841,8 +873,8 @@ class Algorithm(ComputesActions):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        with closing_after(error):
+        with note_close_failure(error):
             self.stop()
 
-    def _call(self, hook: str, **kwargs: Any) -> None:
+    def _call(self, hook: str, **kwargs: object) -> None:
         self._callbacks.call(hook, algorithm=self, **kwargs)

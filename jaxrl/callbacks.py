@@ -1,4 +1,4 @@
-"""Hooks of the user's: a class, several of them, or single functions."""
+"""User callbacks, given as classes or as single functions."""
 
 import inspect
 import os
@@ -9,14 +9,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrl.config.placement import IN_GRAPH_REFUSED
-from jaxrl.config.rllib_names import HOOKS_REFUSED
+from jaxrl.config.placement import HOST_ONLY_SETTINGS
+from jaxrl.config.rllib_names import REFUSED_HOOKS
 from jaxrl.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm
-    from jaxrl.config.settings.run import Callbacks as CallbackSettings
+    from jaxrl.config.settings.run import CallbacksSettings as CallbackSettings
     from jaxrl.envs.context import EnvContext
+    from jaxrl.episodes import SingleAgentEpisode
+    from jaxrl.modules.rl_module import RLModule
+    from jaxrl.runners.env_runner import EnvRunner
+    from jaxrl.runners.episode_tracker import EnvsView
+    from jaxrl.runners.metrics_logger import MetricsLogger
+    from jaxrl.runners.ray.group import RayEnvRunnerGroup
+    from jaxrl.training.episode_stats import EndedEpisode
 
 HOOKS = (
     "on_algorithm_init",
@@ -38,115 +45,124 @@ HOST_HOOKS = (
     "on_episode_start",
     "on_episode_step",
 )
-"""Hooks that are called where environments are Python objects, and nowhere else."""
+"""Hooks that are only called if environments are stepped on the host."""
 
 
 class Callbacks:
-    """Subclass and override what you need; every argument is passed by name.
+    """Base class of callbacks: subclass it and override the hooks you need.
 
-    A method gets those of the keywords named here that its signature takes, and `metrics_logger`
-    wherever there is one. Runners on the host call the hooks of environments, episodes and samples
-    in their own process, on an object of the class that is theirs. Where environments are part of
-    the compiled program, the hooks run between its dispatches: those of episodes and samples after
-    the dispatch in which they happened.
+    All arguments are passed by keyword. A method receives those of the keywords listed here that
+    its signature accepts, and `metrics_logger` where one is available. Host runners call the hooks
+    of environments, episodes and samples in their own process, on their own instance of the class.
+    If environments are part of the compiled program, hooks run between dispatches; those of
+    episodes and samples run after the dispatch that produced them.
     """
 
     def on_algorithm_init(self, *, algorithm: "Algorithm") -> None:
-        """Called once the Algorithm has been built."""
+        """Run after the Algorithm has been built."""
 
     def on_train_result(self, *, algorithm: "Algorithm", result: dict[str, Any]) -> None:
-        """Called with each result before it is logged; what it adds is logged too."""
+        """Run on each result before it is logged; entries added here are logged as well."""
 
     def on_evaluate_start(self, *, algorithm: "Algorithm") -> None:
-        """Called before each evaluation."""
+        """Run before each evaluation."""
 
     def on_evaluate_end(
         self, *, algorithm: "Algorithm", evaluation_metrics: dict[str, Any]
     ) -> None:
-        """Called with what an evaluation returned."""
+        """Run after each evaluation, with its result."""
 
     def on_environment_created(
-        self, *, env_runner: Any, metrics_logger: Any, env: Any, env_context: "EnvContext"
+        self,
+        *,
+        env_runner: "EnvRunner",
+        metrics_logger: "MetricsLogger",
+        env: "EnvsView",
+        env_context: "EnvContext",
     ) -> None:
-        """Called when a runner has its environments: `env.envs`, those in its process."""
+        """Run after a runner created its environments; `env.envs` holds those in its process."""
 
     def on_episode_created(
         self,
         *,
-        episode: Any,
-        env_runner: Any,
-        metrics_logger: Any,
-        env: Any,
+        episode: "SingleAgentEpisode",
+        env_runner: "EnvRunner",
+        metrics_logger: "MetricsLogger",
+        env: "EnvsView",
         env_index: int,
-        rl_module: Any,
+        rl_module: "RLModule",
     ) -> None:
-        """Called with an empty episode; on the host, as all hooks of single steps."""
+        """Run on each new, still empty episode; on the host only, as all hooks of single steps."""
 
     def on_episode_start(
         self,
         *,
-        episode: Any,
-        env_runner: Any,
-        metrics_logger: Any,
-        env: Any,
+        episode: "SingleAgentEpisode",
+        env_runner: "EnvRunner",
+        metrics_logger: "MetricsLogger",
+        env: "EnvsView",
         env_index: int,
-        rl_module: Any,
+        rl_module: "RLModule",
     ) -> None:
-        """Called when the episode has its first observation."""
+        """Run when the episode has its first observation."""
 
     def on_episode_step(
         self,
         *,
-        episode: Any,
-        env_runner: Any,
-        metrics_logger: Any,
-        env: Any,
+        episode: "SingleAgentEpisode",
+        env_runner: "EnvRunner",
+        metrics_logger: "MetricsLogger",
+        env: "EnvsView",
         env_index: int,
-        rl_module: Any,
+        rl_module: "RLModule",
     ) -> None:
-        """Called after each step."""
+        """Run after each step."""
 
-    def on_episode_end(self, *, episode: Any, **kwargs: Any) -> None:
-        """Called for each episode that ended.
+    def on_episode_end(
+        self, *, episode: "SingleAgentEpisode | EndedEpisode", **kwargs: Any
+    ) -> None:
+        """Run on each episode that ended.
 
-        On the host with what `on_episode_step` gets, where `episode` is the part of it since the
-        last fragment, and with `prev_episode_chunks`, the parts before.
+        On the host, the arguments are those of `on_episode_step`, with `episode` being the chunk
+        since the last fragment, and `prev_episode_chunks`, the earlier chunks.
 
-        Between dispatches with `algorithm` and an `EndedEpisode`, in order of time: an iteration
-        with more episodes than the state's ring holds passes the latest of them, and
-        `env_runners/num_episodes_not_reported` counts the others.
+        Between dispatches, the arguments are `algorithm` and an `EndedEpisode`, in chronological
+        order. If an iteration has more episodes than the ring buffer of the state holds, only the
+        latest ones are passed and `env_runners/num_episodes_not_reported` counts the others.
         """
 
-    def on_sample_end(self, *, samples: Any, **kwargs: Any) -> None:
-        """Called when samples have been gathered.
+    def on_sample_end(
+        self, *, samples: "list[SingleAgentEpisode] | dict[str, int]", **kwargs: Any
+    ) -> None:
+        """Run when samples have been collected.
 
-        On the host with `env_runner`, `metrics_logger` and the fragment's episodes; between
-        dispatches with `algorithm` and the dispatch's counts.
+        On the host, the arguments are `env_runner`, `metrics_logger` and the episodes of the
+        fragment; between dispatches, `algorithm` and the counts of the dispatch.
         """
 
     def on_env_runners_recreated(
         self,
         *,
         algorithm: "Algorithm",
-        env_runner_group: Any,
+        env_runner_group: "RayEnvRunnerGroup",
         env_runner_indices: list[int],
         is_evaluation: bool,
     ) -> None:
-        """Called when runners that failed have been started again."""
+        """Run after failed runners have been restarted."""
 
     def on_checkpoint_loaded(self, *, algorithm: "Algorithm") -> None:
-        """Called after a checkpoint was restored."""
+        """Run after a checkpoint has been restored."""
 
 
 class MemoryTrackingCallbacks(Callbacks):
-    """Puts the memory of the process into each result, below `custom_metrics/memory`, in bytes.
+    """Callbacks that add the process's memory in bytes to results, at `custom_metrics/memory`.
 
-    For finding a leak on the host: tracemalloc sees what Python and NumPy allocate and slows Python
-    down. What the devices hold is in `compile/` and `system/`.
+    Use them to find leaks on the host: tracemalloc records allocations of Python and NumPy, and
+    slows Python down. Device memory is reported in `compile/` and `system/`.
     """
 
     num_largest = 5
-    """How many lines of code `largest_allocations` names."""
+    """Number of source lines listed in `largest_allocations`."""
 
     def on_algorithm_init(self, *, algorithm: "Algorithm") -> None:
         if not tracemalloc.is_tracing():
@@ -158,13 +174,15 @@ class MemoryTrackingCallbacks(Callbacks):
         result.setdefault("custom_metrics", {})["memory"] = {
             "tracemalloc_current_bytes": current,
             "tracemalloc_peak_bytes": peak,
-            **_resident_bytes(),
-            "largest_allocations": ", ".join(_in_words(statistic) for statistic in largest),
+            **_get_resident_bytes(),
+            "largest_allocations": ", ".join(
+                _describe_statistic(statistic) for statistic in largest
+            ),
         }
 
 
-def _resident_bytes() -> dict[str, int]:
-    """What the process holds in memory, now (where /proc tells it) and at most."""
+def _get_resident_bytes() -> dict[str, int]:
+    """Return the process's peak memory, and its current memory where /proc is available."""
     unit = 1 if sys.platform == "darwin" else 1024
     sizes = {"rss_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
     statm = Path("/proc/self/statm")
@@ -173,110 +191,110 @@ def _resident_bytes() -> dict[str, int]:
     return sizes
 
 
-def _in_words(statistic: tracemalloc.Statistic) -> str:
+def _describe_statistic(statistic: tracemalloc.Statistic) -> str:
     frame = statistic.traceback[0]
     return f"{Path(frame.filename).name}:{frame.lineno} {statistic.size}"
 
 
 class CallbackList:
-    """Everything that the settings name, called in order: classes first, then functions."""
+    """Callbacks of the settings, called in order: classes first, then functions."""
 
     def __init__(self, settings: "CallbackSettings") -> None:
         classes = settings.callbacks_class
-        chosen: Sequence[Any] = (
+        chosen: Sequence[object] = (
             [] if classes is None else classes if isinstance(classes, (list, tuple)) else [classes]
         )
-        objects = [_instance(item) for item in chosen]
+        objects = [_make_instance(item) for item in chosen]
         self._listeners: dict[str, list[_Listener]] = {}
         for hook in HOOKS:
             value = vars(settings)[hook]
-            functions: Sequence[Any] = (
+            functions: Sequence[Callable[..., object]] = (
                 [] if value is None else value if isinstance(value, (list, tuple)) else [value]
             )
             self._listeners[hook] = [
                 *(
-                    _listener(type(item).__name__, getattr(item, hook))
+                    _make_listener(type(item).__name__, getattr(item, hook))
                     for item in objects
-                    if vars(Callbacks)[hook] is not _method(type(item), hook)
+                    if vars(Callbacks)[hook] is not _find_method(type(item), hook)
                 ),
-                *(_listener(_name(function), function) for function in functions),
+                *(_make_listener(_get_name(function), function) for function in functions),
             ]
 
-    def wants(self, hook: str) -> bool:
-        """Whether anything listens to a hook."""
+    def has_listeners(self, hook: str) -> bool:
+        """Return whether a hook has listeners."""
         return bool(self._listeners[hook])
 
-    def call(self, hook: str, **kwargs: Any) -> None:
+    def call(self, hook: str, **kwargs: object) -> None:
         """Call every listener of a hook.
 
-        What it raises is the user's and passes through, with a note of the hook.
+        Exceptions raised by listeners propagate with a note that names the hook.
 
         Raises:
-            ConfigError: A listener needs an argument that there is not.
+            ConfigError: If a listener requires an argument that is not available.
         """
         for listener in self._listeners[hook]:
-            missing = listener.needs - kwargs.keys()
+            missing = listener.required - kwargs.keys()
             if missing:
                 raise ConfigError(
                     f"{hook} of {listener.name} takes {', '.join(map(repr, sorted(missing)))}, "
-                    f"which is not there; it may take {', '.join(map(repr, kwargs))}."
+                    f"which is not available; it may take {', '.join(map(repr, kwargs))}."
                 )
-            taken = listener.takes
-            given = kwargs if taken is None else {k: v for k, v in kwargs.items() if k in taken}
+            accepted = listener.accepted
+            passed = kwargs if accepted is None else {k: kwargs[k] for k in kwargs if k in accepted}
             try:
-                listener.function(**given)
+                listener.function(**passed)
             except Exception as error:
-                error.add_note(f"This was raised by {hook} of {listener.name}.")
+                error.add_note(f"Raised by {hook} of {listener.name}.")
                 raise
 
-    def refuse_host_hooks(self) -> None:
-        """Hold the listeners against a run whose environments are in the compiled program.
+    def check_no_host_hooks(self) -> None:
+        """Check the listeners for a run whose environments are in the compiled program.
 
         Raises:
-            ConfigError: One would never be called.
+            ConfigError: If a listener would never be called.
         """
         for hook in HOST_HOOKS:
-            if self.wants(hook):
+            if self.has_listeners(hook):
                 raise ConfigError(
-                    f"{hook} would never be called: {IN_GRAPH_REFUSED[hook]}; set placement='host' "
+                    f"{hook} would never be called: {HOST_ONLY_SETTINGS[hook]}; set placement='host' "
                     "to step the environment from Python."
                 )
 
 
 class _Listener(NamedTuple):
-    """A function, the keywords that it takes (None for any), and those it cannot do without."""
+    """Function with the keywords that it accepts (None for any) and those that it requires."""
 
     name: str
-    function: Callable[..., Any]
-    takes: frozenset[str] | None
-    needs: frozenset[str]
+    function: Callable[..., object]
+    accepted: frozenset[str] | None
+    required: frozenset[str]
 
 
-def _listener(name: str, function: Callable[..., Any]) -> _Listener:
+def _make_listener(name: str, function: Callable[..., object]) -> _Listener:
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # a builtin without a signature
         return _Listener(name, function, None, frozenset())
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     named = [parameter for parameter in parameters if parameter.kind in kinds]
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    accepts_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
     return _Listener(
         name,
         function,
-        None if takes_any else frozenset(p.name for p in named),
+        None if accepts_any else frozenset(p.name for p in named),
         frozenset(p.name for p in named if p.default is inspect.Parameter.empty),
     )
 
 
-def _method(cls: type, hook: str) -> Any:
+def _find_method(cls: type, hook: str) -> object:
     return next(vars(base)[hook] for base in cls.__mro__ if hook in vars(base))
 
 
-def _name(function: Callable[..., Any]) -> str:
+def _get_name(function: Callable[..., object]) -> str:
     return getattr(function, "__qualname__", type(function).__name__)
 
 
-def _instance(item: Any) -> Any:
+def _make_instance(item: object) -> object:
     if not (issubclass(item, Callbacks) if isinstance(item, type) else isinstance(item, Callbacks)):
         raise ConfigError(
             f"callbacks_class must be a subclass of jaxrl.callbacks.Callbacks, got {item!r}."
@@ -284,11 +302,11 @@ def _instance(item: Any) -> Any:
     instance = item() if isinstance(item, type) else item
     for name in dir(instance):
         if name.startswith("on_") and name not in HOOKS:
-            raise ConfigError(f"{type(instance).__name__}.{name} {_why_not(name)}")
+            raise ConfigError(f"{type(instance).__name__}.{name} {_explain_unknown_hook(name)}")
     return instance
 
 
-def _why_not(hook: str) -> str:
-    if hook in HOOKS_REFUSED:
-        return f"would never be called: {HOOKS_REFUSED[hook]}."
-    return f"is no hook.{did_you_mean(hook, HOOKS)} The hooks are {', '.join(HOOKS)}."
+def _explain_unknown_hook(hook: str) -> str:
+    if hook in REFUSED_HOOKS:
+        return f"would never be called: {REFUSED_HOOKS[hook]}."
+    return f"is not a hook.{did_you_mean(hook, HOOKS)} The hooks are {', '.join(HOOKS)}."

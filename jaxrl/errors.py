@@ -1,4 +1,4 @@
-"""What a user did wrong, in one sentence each; the CLI prints it and exits with 2."""
+"""Exceptions for errors that a user can fix; the CLI prints the message and exits with status 2."""
 
 import difflib
 import sys
@@ -8,105 +8,105 @@ from typing import TypeVar
 
 
 class JaxrlError(Exception):
-    """Base of every error that a user can act on.
+    """Base class of every error that a user can act on.
 
     Attributes:
-        names_checkpoint: Its message says where the run was last saved.
+        has_checkpoint_path: Whether the message gives the path of the run's latest checkpoint.
     """
 
-    names_checkpoint = False
+    has_checkpoint_path = False
 
     def __str__(self) -> str:  # KeyError would print the repr of its message
         return str(self.args[0]) if self.args else ""
 
 
 class ConfigError(JaxrlError, ValueError):
-    """A setting has a wrong value, or two settings do not fit together."""
+    """An invalid value of a setting, or an invalid combination of settings."""
 
 
 class HostLanesError(ConfigError):
-    """A sweep's environments are stepped on the host, so its runs cannot share a program."""
+    """A sweep whose runs cannot share a program since their environments are on the host."""
 
 
 class UnknownNameError(JaxrlError, KeyError):
-    """No setting, algorithm, environment or module has this name."""
+    """An unknown name of a setting, algorithm, environment or module."""
 
 
 class UnknownSettingError(UnknownNameError, TypeError):
-    """No setting of this group has this name."""
+    """An unknown name of a setting in a group."""
 
 
 class EnvError(JaxrlError, ValueError):
-    """An environment cannot be made, or breaks the contract."""
+    """An environment that cannot be created, or that violates the contract."""
 
 
 class EnvRunnerError(JaxrlError, RuntimeError):
-    """Runners on the host died, hung or cannot start, and the run cannot go on."""
+    """A failure of runners on the host (crash, hang, failed start) that ends the run."""
 
 
 class SpaceError(JaxrlError, ValueError):
-    """A space is not supported, or a value lies outside its space."""
+    """An unsupported space, or a value outside its space."""
 
 
 class EpisodeError(JaxrlError, ValueError):
-    """What is done to an episode does not fit it."""
+    """An operation that is invalid for an episode."""
 
 
 class EpisodeIndexError(EpisodeError, IndexError):
-    """An episode has no data at an index."""
+    """An index at which an episode has no data."""
 
 
 class ModuleError(JaxrlError, ValueError):
-    """An RLModule does not fit its spaces."""
+    """An RLModule that does not fit its spaces."""
 
 
 class LossError(JaxrlError, ValueError):
-    """A Learner's loss or metrics are not what is learned from."""
+    """A Learner whose loss or metrics have an invalid form."""
 
 
 class CheckpointError(JaxrlError, ValueError):
-    """A checkpoint is missing, damaged, foreign or does not fit."""
+    """A checkpoint that is missing, damaged, untrusted or incompatible."""
 
 
 class RunFolderError(JaxrlError, OSError):
-    """A run folder cannot be written or read."""
+    """A run folder that cannot be written or read."""
 
 
 class DivergenceError(JaxrlError, ArithmeticError):
-    """Training met non-finite values and was told to stop."""
+    """Non-finite values in training, with `on_nonfinite="raise"`."""
 
 
 class LearnerError(JaxrlError, RuntimeError):
-    """A learner process could not start, died or hung."""
+    """A learner process that could not start, died or hung."""
 
 
 class InUseError(JaxrlError, RuntimeError):
-    """A run is used by another thread."""
+    """A call on a run that another thread is using."""
 
 
 class StoppedError(JaxrlError, RuntimeError):
-    """A run that was stopped was to go on."""
+    """A call that a stopped run no longer supports."""
 
 
 class RayError(JaxrlError, RuntimeError):
-    """Ray does not start, or cannot be joined."""
+    """A Ray cluster that cannot be started or connected to."""
 
 
 class RetraceError(JaxrlError, RuntimeError):
-    """A compiled program was about to be compiled again."""
+    """A recompilation beyond the limit `max_retraces`."""
 
 
 E = TypeVar("E", bound=JaxrlError)
 
 
-def naming_checkpoint(error: E) -> E:
-    """Mark an error whose message says where the run was last saved."""
-    error.names_checkpoint = True
+def mark_has_checkpoint_path(error: E) -> E:
+    """Mark an error whose message gives the path of the run's latest checkpoint."""
+    error.has_checkpoint_path = True
     return error
 
 
-def in_one_line(error: BaseException) -> str:
-    """The name of an exception and the first line of its message, without a full stop."""
+def summarize_exception(error: BaseException) -> str:
+    """Return an exception's name and the first line of its message, without the final period."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
 
@@ -121,23 +121,23 @@ TRACING_ERRORS = (
     AssertionError,
     NotImplementedError,
 )
-"""What a function of a user's may raise while it is traced."""
+"""Exceptions that a user's function may raise while it is traced."""
 
-_NO_USERS = frozenset(
+_LIBRARY_PACKAGES = frozenset(
     ("jax", "jaxlib", "jaxrl", "flax", "optax", "numpy", "chex", "distrax", "jaxtyping")
 )
 
 
-def where_raised(error: BaseException) -> str:
-    """`", in file.py:12 'if x > 0:'"` for the last line of a user's that an exception passed.
+def locate_in_user_code(error: BaseException) -> str:
+    """Return the innermost line of user code in a traceback, as `", in file.py:12 'if x > 0:'"`.
 
-    An empty string where there is none. Lines of Python's library, of JAX's and of ours are not a
-    user's.
+    Frames of the standard library, of jaxrl and of the libraries beneath it are skipped. The result
+    is an empty string if no other frame remains.
     """
     place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package in _NO_USERS or package in sys.stdlib_module_names:
+        if package in _LIBRARY_PACKAGES or package in sys.stdlib_module_names:
             continue
         summary = traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name)
         text = f" '{summary.line}'" if summary.line else ""
@@ -145,14 +145,14 @@ def where_raised(error: BaseException) -> str:
     return place
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`" Did you mean 'x'?"` for the closest known name, or an empty string if none is close."""
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return `" Did you mean 'x'?"` for the closest known name, or an empty string if none is."""
     name = str(name)
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     if not close:
         return ""
     found = close[0]
-    likeness = difflib.SequenceMatcher(None, found, name).ratio()
-    enough = 0.7 if len(name) > 4 else 0.6  # one letter of a short name is much of it
-    is_cut = found.startswith(name) or name.startswith(found)
-    return f" Did you mean '{found}'?" if likeness >= enough or is_cut else ""
+    similarity = difflib.SequenceMatcher(None, found, name).ratio()
+    threshold = 0.7 if len(name) > 4 else 0.6  # one letter is a large part of a short name
+    is_prefix = found.startswith(name) or name.startswith(found)
+    return f" Did you mean '{found}'?" if similarity >= threshold or is_prefix else ""

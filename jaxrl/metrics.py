@@ -1,4 +1,4 @@
-"""Names of result keys, and how to read them.
+"""Names of result keys, and functions that read them.
 
 A result is a nested dictionary; a path such as `"env_runners/episode_return_mean"` names one value.
 """
@@ -32,9 +32,9 @@ TIMESTAMP = "timestamp"
 PID = "pid"
 
 DEFAULT_MODULE = "default_policy"
-"""RLlib's id of the only module, below `learners/`."""
+"""RLlib's id of the single module, below `learners/`."""
 
-NO_EPISODE: Mapping[str, float] = dict.fromkeys(
+EMPTY_EPISODE_METRICS: Mapping[str, float] = dict.fromkeys(
     (
         EPISODE_RETURN_MEAN,
         EPISODE_RETURN_MIN,
@@ -45,9 +45,9 @@ NO_EPISODE: Mapping[str, float] = dict.fromkeys(
     ),
     math.nan,
 )
-"""What a result says of episodes as long as none has ended: the keys are there from the start."""
+"""Episode metrics before the first episode has ended, so that the keys are always present."""
 
-_EPISODES = (
+_EPISODE_KEYS = (
     EPISODE_RETURN_MEAN,
     EPISODE_RETURN_MIN,
     EPISODE_RETURN_MAX,
@@ -57,13 +57,13 @@ _EPISODES = (
     NUM_EPISODES,
     "num_env_steps_sampled",
 )
-_TRAINING = (
-    *_EPISODES,
+_SAMPLING_KEYS = (
+    *_EPISODE_KEYS,
     "num_episodes_lifetime",
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     "num_env_steps_sampled_per_second",
 )
-_REPLAY = (
+_REPLAY_KEYS = (
     "capacity",
     "num_env_steps_stored",
     "fill",
@@ -72,20 +72,20 @@ _REPLAY = (
     "num_env_steps_sampled",
     "num_env_steps_sampled_lifetime",
 )
-_FAULTS = (
+_FAULT_KEYS = (
     "num_nonfinite_updates",
     "num_nonfinite_updates_in_a_row",
     "num_rollbacks",
     "num_nonfinite_env_steps",
 )
-_RUNNERS = (
+_RUNNER_KEYS = (
     "learner_wait_fraction",
     "env_runners_wait_fraction",
     "num_fragments_queued",
     "staleness_mean",
     "staleness_max",
 )
-_RUNNER_FAULTS = (
+_RUNNER_FAULT_KEYS = (
     "num_healthy_env_runners",
     "num_env_runner_restarts",
     "num_sub_env_restarts",
@@ -99,14 +99,14 @@ KNOWN_KEYS: tuple[str, ...] = (
     TIME_TOTAL_S,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     "num_env_steps_trained_lifetime",
-    *(f"{ENV_RUNNERS}/{name}" for name in _TRAINING),
-    *(f"{EVALUATION}/{ENV_RUNNERS}/{name}" for name in _EPISODES),
-    *(f"{REPLAY_BUFFER}/{name}" for name in _REPLAY),
-    *(f"{FAULT_TOLERANCE}/{name}" for name in _FAULTS),
-    *(f"{ENV_RUNNERS}/{name}" for name in _RUNNERS),
-    *(f"{FAULT_TOLERANCE}/{name}" for name in _RUNNER_FAULTS),
+    *(f"{ENV_RUNNERS}/{name}" for name in _SAMPLING_KEYS),
+    *(f"{EVALUATION}/{ENV_RUNNERS}/{name}" for name in _EPISODE_KEYS),
+    *(f"{REPLAY_BUFFER}/{name}" for name in _REPLAY_KEYS),
+    *(f"{FAULT_TOLERANCE}/{name}" for name in _FAULT_KEYS),
+    *(f"{ENV_RUNNERS}/{name}" for name in _RUNNER_KEYS),
+    *(f"{FAULT_TOLERANCE}/{name}" for name in _RUNNER_FAULT_KEYS),
 )
-"""Numbers that a stop criterion or a checkpoint score may name."""
+"""Result keys that a stop criterion or a checkpoint score may use."""
 
 OPEN_PREFIXES = (
     f"{LEARNERS}/",
@@ -115,32 +115,32 @@ OPEN_PREFIXES = (
     f"{ENV_RUNNERS}/custom_metrics/",
     f"{EVALUATION}/custom_metrics/",
 )
-"""Below these, names depend on the algorithm or the user."""
+"""Prefixes below which key names depend on the algorithm or the user."""
 
-_RETURN = f"{ENV_RUNNERS}/{EPISODE_RETURN_MEAN}"
-OLD_KEYS = {
+_RETURN_MEAN_KEY = f"{ENV_RUNNERS}/{EPISODE_RETURN_MEAN}"
+RENAMED_KEYS = {
     "timesteps_total": NUM_ENV_STEPS_SAMPLED_LIFETIME,
     "num_env_steps_sampled": NUM_ENV_STEPS_SAMPLED_LIFETIME,
     "episodes_total": "env_runners/num_episodes_lifetime",
-    "episode_reward_mean": _RETURN,
+    "episode_reward_mean": _RETURN_MEAN_KEY,
     "episode_reward_min": "env_runners/episode_return_min",
     "episode_reward_max": "env_runners/episode_return_max",
-    "episode_return_mean": _RETURN,
+    "episode_return_mean": _RETURN_MEAN_KEY,
     "episode_len_mean": "env_runners/episode_len_mean",
-    "sampler_results/episode_reward_mean": _RETURN,
-    "evaluation/episode_reward_mean": f"evaluation/{_RETURN}",
-    "evaluation/episode_return_mean": f"evaluation/{_RETURN}",
-    "evaluation/sampler_results/episode_reward_mean": f"evaluation/{_RETURN}",
+    "sampler_results/episode_reward_mean": _RETURN_MEAN_KEY,
+    "evaluation/episode_reward_mean": f"evaluation/{_RETURN_MEAN_KEY}",
+    "evaluation/episode_return_mean": f"evaluation/{_RETURN_MEAN_KEY}",
+    "evaluation/sampler_results/episode_reward_mean": f"evaluation/{_RETURN_MEAN_KEY}",
 }
-"""RLlib's old names of the same values."""
+"""RLlib's old result keys, mapped to the current ones."""
 
 
 def flatten(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested dictionary as one level with paths `"a/b"`; empty dictionaries vanish."""
+    """Flatten a nested dictionary to one level with keys `"a/b"`; drop empty dictionaries."""
     flat: dict[str, Any] = {}
     for key, value in result.items():
         path = f"{prefix}{key}"
-        if type(value) is dict or isinstance(value, Mapping):  # the second question is dear
+        if type(value) is dict or isinstance(value, Mapping):  # isinstance with an ABC is slow
             flat.update(flatten(value, path + "/"))  # pyright: ignore[reportUnknownArgumentType]
         else:
             flat[path] = value
@@ -148,8 +148,8 @@ def flatten(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def lookup(result: Mapping[str, Any], path: str) -> Any:
-    """The value at a path `"a/b"`, or None if the result does not have it (yet)."""
-    value: Any = result
+    """Return the value at a path `"a/b"`, or None if the result does not have it (yet)."""
+    value: object = result
     for part in path.split("/"):
         if not isinstance(value, Mapping) or part not in value:
             return None
@@ -157,19 +157,23 @@ def lookup(result: Mapping[str, Any], path: str) -> Any:
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
-def score(result: Mapping[str, Any], path: str) -> float | None:
-    """The value at a path as a number to compare, or None where there is none or it is NaN."""
+def get_score(result: Mapping[str, Any], path: str) -> float | None:
+    """Return the value at a path as a comparable number, or None if it is missing or NaN."""
     value = lookup(result, path)
     return None if value is None or math.isnan(value) else float(value)
 
 
 def check_key(path: str, used_by: str) -> None:
-    """Refuses a path that no result has.
+    """Raise if no result has a path.
+
+    Args:
+        path: Result key, such as `"env_runners/episode_return_mean"`.
+        used_by: Setting or argument that uses the key, for the error message.
 
     Raises:
-        UnknownNameError: Names who used it and the closest known path.
+        UnknownNameError: If the key is unknown; the message suggests the closest known one.
     """
     if path in KNOWN_KEYS or path.startswith(OPEN_PREFIXES):
         return
-    hint = did_you_mean(path, (*KNOWN_KEYS, *OLD_KEYS))
+    hint = did_you_mean(path, (*KNOWN_KEYS, *RENAMED_KEYS))
     raise UnknownNameError(f"{used_by} names {path!r}, which no result has.{hint}")

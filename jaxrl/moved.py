@@ -1,4 +1,4 @@
-"""Old names of modules, under which scripts and checkpoints may still import them."""
+"""Old module names, under which existing scripts and checkpoints can still import modules."""
 
 import importlib
 import sys
@@ -61,7 +61,7 @@ MOVED = {
     "core.rl_module": "modules.rl_module",
     "core.sequences": "modules.sequences",
     "core.soft_actor_critic": "learners.soft_actor_critic",
-    "core.space_tree": "core.spaces",
+    "core.space_tree": "core.space_arrays",
     "core.summary": "modules.networks",
     "core.target": "learners.target_network",
     "core.unroll": "modules.unroll",
@@ -141,26 +141,26 @@ MOVED = {
     "trials": "sweeps.trials",
     "weights": "runs.weights",
 }
-"""Old and new names of modules and packages below `jaxrl`."""
+"""Old names of modules and packages below `jaxrl`, mapped to their current names."""
 
 
-PACKAGES = ("benchmark", "checkpoint", "logging")
-"""The packages among them, whose other modules moved with them."""
+MOVED_PACKAGES = ("benchmark", "checkpoint", "logging")
+"""Packages in `MOVED` whose remaining modules moved along under the same names."""
 
 
-def new_name(name: str) -> str | None:
-    """Return the present name of a module by its old one; None for one that did not move."""
+def find_new_name(name: str) -> str | None:
+    """Return the current name of a module by its old name, or None if it was not renamed."""
     old = name.removeprefix("jaxrl.")
     if old == name or old in MOVED.values():
         return None
     if old in MOVED:
         return f"jaxrl.{MOVED[old]}"
     package, _, module = old.partition(".")
-    return f"jaxrl.{MOVED[package]}.{module}" if module and package in PACKAGES else None
+    return f"jaxrl.{MOVED[package]}.{module}" if module and package in MOVED_PACKAGES else None
 
 
-class _OldNames(MetaPathFinder, Loader):
-    """Import the module itself, once, whatever name it is imported by."""
+class _OldNameFinder(MetaPathFinder, Loader):
+    """Import hook that resolves an old module name to the module of the current name."""
 
     def __init__(self) -> None:
         self._specs: dict[str, ModuleSpec | None] = {}
@@ -169,11 +169,11 @@ class _OldNames(MetaPathFinder, Loader):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         del path, target
-        is_room = fullname.removeprefix("jaxrl.") in _ROOMS
-        return None if is_room or new_name(fullname) is None else ModuleSpec(fullname, self)
+        is_package = fullname.removeprefix("jaxrl.") in _CURRENT_PACKAGES
+        return None if is_package or find_new_name(fullname) is None else ModuleSpec(fullname, self)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        new = new_name(spec.name)
+        new = find_new_name(spec.name)
         assert new is not None
         warnings.warn(f"{spec.name} is now {new}", DeprecationWarning, stacklevel=2)
         module = importlib.import_module(new)
@@ -181,16 +181,16 @@ class _OldNames(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module its own spec back, for which the import system has set another."""
+        """Restore the module's own spec, which the import system has replaced."""
         assert module.__spec__ is not None
         module.__spec__ = self._specs.pop(module.__spec__.name)
 
 
-_ROOMS = {new.rpartition(".")[0] for new in MOVED.values()}
-"""Packages of today, some of which are named as a module was."""
+_CURRENT_PACKAGES = {new.rpartition(".")[0] for new in MOVED.values()}
+"""Current packages, some of which share their name with a former module."""
 
 
-def find_by_old_names() -> None:
-    """Let modules be imported by their old names from now on."""
-    if not any(isinstance(finder, _OldNames) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _OldNames())
+def install_import_hook() -> None:
+    """Install the import hook for old module names."""
+    if not any(isinstance(finder, _OldNameFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _OldNameFinder())

@@ -74,7 +74,7 @@ def compiled(learner: Any) -> Any:
 
 def updated(learner: Any, state: Any, batch: Transition, seed: int = 3) -> tuple[Any, Any]:
     """One update, at the run's start."""
-    return compiled(learner)(state, batch, Progress.zero(), jax.random.key(seed))
+    return compiled(learner)(state, batch, Progress.zeros(), jax.random.key(seed))
 
 
 def with_values(state: Any, **values: float) -> Any:

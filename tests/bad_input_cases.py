@@ -360,13 +360,13 @@ CASES = [
     Case(
         "results folder that cannot be written",
         lambda given: build(results_dir=str(given.file / "x")),
-        ("results_dir", "no folder"),
+        ("results_dir", "not a folder"),
         lambda given: [*train(), "--results-dir", str(given.file / "x")],
     ),
     Case(
         "run name that is no folder's",
         lambda _: build(run_name="a/b"),
-        ("'a/b'", "cannot be a folder's name"),
+        ("'a/b'", "is not a valid folder name"),
         lambda _: [*train(), "--name", "a/b"],
     ),
     Case(
@@ -384,7 +384,7 @@ CASES = [
     Case(
         "folder that is no checkpoint",
         lambda given: Algorithm.from_checkpoint(given.folder),
-        ("is no jaxrl checkpoint",),
+        ("is not a jaxrl checkpoint",),
         lambda given: ["evaluate", str(given.folder)],
     ),
     saved("corrupt checkpoint", truncate, ("cannot be loaded",)),
@@ -397,7 +397,7 @@ CASES = [
     Case(
         "checkpoint of another algorithm",
         lambda given: given.algorithm.restore(given.of_another_algorithm),
-        ("is of algorithm A2C, this one is PPO",),
+        ("was saved by A2C, but this algorithm is PPO",),
     ),
     Case(
         "checkpoint of another module shape",

@@ -48,11 +48,11 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One Ray of four logical CPUs for all tests marked `ray`, ended with the session."""
     import ray
 
-    from jaxrl.runners.ray.start import start_ray_here
+    from jaxrl.runners.ray.start import start_local_ray
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path_factory.mktemp("ray_home")))  # for its token
-        start_ray_here(
+        start_local_ray(
             4, object_store_memory=200 * 2**20, log_to_driver=False, logging_level="ERROR"
         )
     yield

@@ -18,14 +18,14 @@ from jaxrl.algorithms.td3 import DDPGConfig, TD3Config
 from jaxrl.algorithms.tqc import TQCConfig
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.settings.replay import OffPolicyTraining
-from jaxrl.connectors.actions import default_action_connectors, fitted_action_pipeline
+from jaxrl.connectors.actions import default_action_connectors, fit_action_pipeline
 from jaxrl.connectors.base import ActionConnector, ObservationConnector
 from jaxrl.connectors.observations import (
     default_observation_connectors,
-    fitted_observation_pipeline,
+    fit_observation_pipeline,
 )
 from jaxrl.connectors.pipelines import ActionPipeline, ObservationPipeline
-from jaxrl.runs.checkpoint import host_leaves
+from jaxrl.runs.checkpoint import fetch_leaves
 
 ALGORITHMS: dict[str, type[AlgorithmConfig]] = {
     "PPO": PPOConfig,
@@ -85,7 +85,7 @@ def small(algo: str = "PPO", env: Any = None, **training: Any) -> Any:
 
 def assert_equal(a: Any, b: Any) -> None:
     """Every leaf equal, bit for bit."""
-    left, right = host_leaves(a), host_leaves(b)
+    left, right = fetch_leaves(a), fetch_leaves(b)
     assert left.keys() == right.keys()
     for name, leaf in left.items():
         assert leaf.dtype == right[name].dtype, name
@@ -94,7 +94,7 @@ def assert_equal(a: Any, b: Any) -> None:
 
 def assert_close(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-6) -> None:
     """Every leaf close."""
-    left, right = host_leaves(a), host_leaves(b)
+    left, right = fetch_leaves(a), fetch_leaves(b)
     assert left.keys() == right.keys()
     for name, leaf in left.items():
         np.testing.assert_allclose(leaf, right[name], rtol=rtol, atol=atol, err_msg=name)
@@ -105,7 +105,7 @@ def differs(a: Any, b: Any) -> bool:
     return any(
         not np.array_equal(x, y)
         for x, y in zip(
-            jax.tree.leaves(host_leaves(a)), jax.tree.leaves(host_leaves(b)), strict=True
+            jax.tree.leaves(fetch_leaves(a)), jax.tree.leaves(fetch_leaves(b)), strict=True
         )
     )
 
@@ -123,7 +123,7 @@ def observation_pipeline(
         observation_filter, action_mask_key, flatten_observations=flatten
     )
     actions = spaces.Discrete(2) if action_space is None else action_space
-    return fitted_observation_pipeline((*extra, *defaults), space, actions)
+    return fit_observation_pipeline((*extra, *defaults), space, actions)
 
 
 def action_pipeline(
@@ -137,4 +137,4 @@ def action_pipeline(
     defaults = default_action_connectors(
         space, normalize_actions=normalize_actions, clip_actions=clip_actions
     )
-    return fitted_action_pipeline((*extra, *defaults), space)
+    return fit_action_pipeline((*extra, *defaults), space)

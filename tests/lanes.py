@@ -37,7 +37,7 @@ BASE = {"grad_clip": 1.0, "epsilon_ladder": 7.0, "initial_random_timesteps": 160
 
 def sweepable(config: Any) -> list[str]:
     """The traced settings of an algorithm."""
-    settings = config.name_table().groups["training_settings"]
+    settings = config.get_name_table().groups["training_settings"]
     return [name for name, setting in settings.items() if setting.sweepable]
 
 
@@ -50,7 +50,7 @@ def with_effects(config: Any) -> Any:
 
 def other_value(config: Any, name: str) -> Any:
     """Another value of a traced setting, of the same structure."""
-    setting, value = config.name_table().setting(name), config[name]
+    setting, value = config.get_name_table().get_setting(name), config[name]
     if isinstance(value, list):
         return [[step, 0.5 * height + 0.01] for step, height in value]
     for candidate in (0.8 * value, 0.5, 2.0):
@@ -82,5 +82,5 @@ def population_of(
 ) -> Population:
     """A sweep with a lane for each point."""
     lanes = lanes_at(config, points)
-    monkeypatch.setattr(sweep_runs, "lanes_of", lambda _: lanes)
+    monkeypatch.setattr(sweep_runs, "make_lanes", lambda _: lanes)
     return Population(config.copy())

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.core.spaces import leaf_dtype, leaf_spaces, map_leaves
+from jaxrl.core.space_arrays import get_leaf_dtype
+from jaxrl.core.spaces import get_leaf_spaces, map_leaves
 from jaxrl.core.types import TimeStep
 from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.probes import ProbeParams
@@ -32,16 +33,16 @@ def within(space: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def drawn(space: Any, key: Any) -> Any:
     """A value of any space, in JAX."""
-    leaves = leaf_spaces(space)
+    leaves = get_leaf_spaces(space)
     keys = dict(zip((path for path, _ in leaves), jax.random.split(key, len(leaves)), strict=True))
 
     def draw(path: Any, leaf: Any) -> Any:
         low, high = within(leaf)
         unit = jax.random.uniform(keys[path], leaf.shape)
         value = low + unit * (high - low)
-        if leaf_dtype(leaf).kind != "f":
+        if get_leaf_dtype(leaf).kind != "f":
             value = jnp.clip(jnp.floor(low + unit * (high - low + 1)), low, high)
-        return value.astype(leaf_dtype(leaf))
+        return value.astype(get_leaf_dtype(leaf))
 
     return walked(space, draw)
 

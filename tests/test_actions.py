@@ -17,7 +17,7 @@ from jaxrl.errors import (
     SpaceError,
     UnknownNameError,
 )
-from jaxrl.policy.inference import adjusted
+from jaxrl.policy.inference import adjust_pipeline
 from jaxrl.policy.observations import conform
 from tests.helpers import action_pipeline, observation_pipeline, small
 
@@ -117,7 +117,7 @@ def test_what_is_known_of_a_call_is_forgotten_with_what_it_was_known_of() -> Non
             algorithm.compute_single_action(obs[:3], full_fetch=True)
         with pytest.raises(SpaceError, match="obs has NaN"):
             algorithm.compute_single_action(obs * np.nan, full_fetch=True)
-        with pytest.raises(ConfigError, match="remembers the episode"):
+        with pytest.raises(ConfigError, match="is stateful: use get_policy"):
             algorithm.compute_single_action(obs)
 
 
@@ -127,7 +127,7 @@ def test_what_is_known_of_a_call_is_forgotten_with_what_it_was_known_of() -> Non
         ([0.0, 0.0, 0.0], r"obs has shape \(3,\).*\(4,\)"),
         ([0.0, 9.0, 0.0, np.nan], r"obs has NaN at \(3,\)"),
         ([7.0, 0.0, 0.0, 0.0], r"obs\[0\] is 7, outside its space's bounds \[-4.8, 4.8\]"),
-        (["a", "b", "c", "d"], "obs must be numbers"),
+        (["a", "b", "c", "d"], "obs must be numeric"),
     ],
 )
 def test_observations_outside_their_space_are_refused(obs: Any, message: str) -> None:
@@ -204,7 +204,7 @@ def test_unsquashing_and_clipping_can_be_switched_per_call(
 ) -> None:
     box = spaces.Box(-2.0, 4.0, (2,), np.float32)
     pipeline = action_pipeline(box, normalize_actions=normalize, clip_actions=clip)
-    switched = adjusted(pipeline, unsquash_action, clip_action)
+    switched = adjust_pipeline(pipeline, unsquash_action, clip_action)
     np.testing.assert_allclose(switched(jnp.array([[3.0, -1.0]]))[0], want)
     far = switched(jnp.array([[9.0, -9.0]]))[0]
     clips = (normalize and unsquash_action is not False) or clip_action
@@ -216,8 +216,8 @@ def test_only_what_is_squashed_is_unsquashed() -> None:
     box = spaces.Box(-2.0, 4.0, (2,), np.float32)
     pipeline = action_pipeline(box, normalize_actions=False, clip_actions=True)
     with pytest.raises(ConfigError, match="unsquash_action=True has nothing to unsquash"):
-        adjusted(pipeline, True, None)
+        adjust_pipeline(pipeline, True, None)
     discrete = action_pipeline(
         spaces.Discrete(3, start=-1), normalize_actions=True, clip_actions=False
     )
-    assert adjusted(discrete, False, True) is discrete
+    assert adjust_pipeline(discrete, False, True) is discrete

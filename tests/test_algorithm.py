@@ -28,8 +28,8 @@ from jaxrl.errors import (
 )
 from jaxrl.loggers import RunFolder
 from jaxrl.loggers.json_sink import read_results
-from jaxrl.metrics import NO_EPISODE
-from jaxrl.runs.checkpoint import complete_checkpoints
+from jaxrl.metrics import EMPTY_EPISODE_METRICS
+from jaxrl.runs.checkpoint import list_checkpoints
 from tests.endless import Endless, EndlessState
 from tests.helpers import assert_equal, differs, small
 
@@ -62,7 +62,7 @@ def test_before_any_episode_ended_returns_are_nan() -> None:
     with small(env="Pendulum-v1").build() as algorithm:
         runners = algorithm.train()["env_runners"]
     assert runners["num_episodes"] == 0
-    assert all(math.isnan(runners[name]) for name in NO_EPISODE)
+    assert all(math.isnan(runners[name]) for name in EMPTY_EPISODE_METRICS)
 
 
 def test_iterations_are_as_long_as_asked_for() -> None:
@@ -206,8 +206,11 @@ def test_metrics_of_a_step_are_means_over_the_batches_that_were_learned_from() -
         assert dict(algorithm.training_step()) == {}
         algorithm._batches_to_run = 4
         got = dict(algorithm.training_step())
-        algorithm._totals.pending, algorithm._totals.sums = algorithm._totals.pending[1:], None
-        want = algorithm._totals.result(1)
+        algorithm._totals.pending, algorithm._totals.episode_sums = (
+            algorithm._totals.pending[1:],
+            None,
+        )
+        want = algorithm._totals.make_result(1)
     assert algorithm._totals.learned_batches == 3
     assert got
     for name, value in got.items():
@@ -265,7 +268,7 @@ def test_dropping_an_algorithm_closes_what_it_writes(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert len((run / "result.json").read_text().splitlines()) == 2
     assert len((run / "progress.csv").read_text().splitlines()) == 3
-    assert [path.name for path in complete_checkpoints(run / "checkpoints")] == [
+    assert [path.name for path in list_checkpoints(run / "checkpoints")] == [
         "checkpoint_000001",
         "checkpoint_000002",
     ]

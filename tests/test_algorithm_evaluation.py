@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from jaxrl.algorithm import Algorithm
-from jaxrl.metrics import NO_EPISODE
+from jaxrl.metrics import EMPTY_EPISODE_METRICS
 from tests.helpers import assert_equal, small
 
 
@@ -69,4 +69,4 @@ def test_evaluation_cannot_hang() -> None:
         stats = algorithm.evaluate()["env_runners"]
     assert stats["num_episodes"] == 0
     assert stats["num_env_steps_sampled"] == 20_000
-    assert all(math.isnan(stats[name]) for name in (*NO_EPISODE, "episode_return_std"))
+    assert all(math.isnan(stats[name]) for name in (*EMPTY_EPISODE_METRICS, "episode_return_std"))

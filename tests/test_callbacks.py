@@ -12,7 +12,7 @@ import pytest
 from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.callbacks import HOOKS, HOST_HOOKS, CallbackList, Callbacks, MemoryTrackingCallbacks
-from jaxrl.config.rllib_names import HOOKS_REFUSED
+from jaxrl.config.rllib_names import REFUSED_HOOKS
 from jaxrl.errors import ConfigError
 from jaxrl.training.episode_stats import EndedEpisode
 from tests.helpers import small
@@ -58,8 +58,8 @@ def test_the_forms(args: Any, settings: Any, called: list[str]) -> None:
     result: dict[str, Any] = {}
     callbacks.call("on_train_result", algorithm=None, result=result)
     assert result["called"] == called
-    assert callbacks.wants("on_train_result")
-    assert not callbacks.wants("on_episode_end")
+    assert callbacks.has_listeners("on_train_result")
+    assert not callbacks.has_listeners("on_episode_end")
 
 
 def broken(*, algorithm: Any, result: dict[str, Any]) -> None:
@@ -69,7 +69,7 @@ def broken(*, algorithm: Any, result: dict[str, Any]) -> None:
 def test_what_a_callback_raises_passes_through_and_names_the_hook() -> None:
     with pytest.raises(ZeroDivisionError, match="of the user's") as caught:
         listeners(on_train_result=[one, broken]).call("on_train_result", algorithm=None, result={})
-    assert caught.value.__notes__ == ["This was raised by on_train_result of broken."]
+    assert caught.value.__notes__ == ["Raised by on_train_result of broken."]
 
 
 def test_an_ended_episode_answers_to_rllibs_names() -> None:
@@ -88,28 +88,28 @@ def test_an_ended_episode_answers_to_rllibs_names() -> None:
 
 def test_nothing_listens_by_default() -> None:
     callbacks = listeners()
-    assert not any(callbacks.wants(hook) for hook in HOOKS)
+    assert not any(callbacks.has_listeners(hook) for hook in HOOKS)
 
 
-@pytest.mark.parametrize("hook", HOOKS_REFUSED)
+@pytest.mark.parametrize("hook", REFUSED_HOOKS)
 def test_hooks_that_cannot_be_called_are_refused_by_name(hook: str) -> None:
     assert hook not in HOOKS
     for name in (hook, f"callbacks_{hook}"):
         with pytest.raises(ConfigError, match=f"'{name}'") as caught:
             PPOConfig().callbacks(**{name: one})
-        assert HOOKS_REFUSED[hook] in str(caught.value)
+        assert REFUSED_HOOKS[hook] in str(caught.value)
     PPOConfig().callbacks(**{hook: None})
     base = type("Base", (Callbacks,), {hook: one})
     for cls in (base, type("Inheriting", (base,), {})):
         with pytest.raises(ConfigError, match=f"{cls.__name__}.{hook} would never") as caught:
             listeners(cls)
-        assert HOOKS_REFUSED[hook] in str(caught.value)
+        assert REFUSED_HOOKS[hook] in str(caught.value)
         assert "\n" not in str(caught.value)
 
 
 def test_what_is_no_hook_and_no_callbacks_class_is_refused() -> None:
     wrong = type("Wrong", (Callbacks,), {"on_train_results": one})
-    with pytest.raises(ConfigError, match=r"is no hook\. Did you mean 'on_train_result'"):
+    with pytest.raises(ConfigError, match=r"is not a hook\. Did you mean 'on_train_result'"):
         listeners(wrong)
     with pytest.raises(ConfigError, match="must be a subclass of jaxrl"):
         listeners(dict)
@@ -143,10 +143,10 @@ def test_a_listener_that_needs_what_there_is_not_is_told_so() -> None:
 
 
 def test_hooks_of_single_steps_are_refused_where_no_python_is() -> None:
-    listeners(on_episode_end=one, on_env_runners_recreated=one).refuse_host_hooks()
+    listeners(on_episode_end=one, on_env_runners_recreated=one).check_no_host_hooks()
     for hook in HOST_HOOKS:
         with pytest.raises(ConfigError, match=f"{hook} would never be called.*placement='host'"):
-            listeners(**{hook: one}).refuse_host_hooks()
+            listeners(**{hook: one}).check_no_host_hooks()
     stepping = type("Stepping", (Callbacks,), {"on_episode_step": lambda self, **_: None})
     with pytest.raises(ConfigError, match="on_episode_step would never be called"):
         small().callbacks(stepping).build()

@@ -93,11 +93,11 @@ def forgetting(victim: str) -> Callable[..., Any]:
 
     def broken(template: Any, leaves: Any, prefixes: tuple[str, ...] = ("",)) -> Any:
         paths = jax.tree_util.tree_flatten_with_path(template)[0]
-        names = [ckpt.leaf_name(path) for path, _ in paths]
+        names = [ckpt.format_leaf_name(path) for path, _ in paths]
         lost = next(name for name in names if re.search(victim, name))
 
         def keep(path: Any, old: Any, new: Any) -> Any:
-            return old if ckpt.leaf_name(path) == lost else new
+            return old if ckpt.format_leaf_name(path) == lost else new
 
         return jax.tree_util.tree_map_with_path(keep, template, fill(template, leaves, prefixes))
 
@@ -123,7 +123,7 @@ def test_the_comparison_notices_one_leaf_that_is_not_restored(
 def test_another_algorithm_or_shape_is_refused_and_nothing_changes(tmp_path: Path) -> None:
     with small().build() as algorithm:
         path = algorithm.save(tmp_path)
-    foreign = pytest.raises(CheckpointError, match="is of algorithm PPO, this one is A2C")
+    foreign = pytest.raises(CheckpointError, match="was saved by PPO, but this algorithm is A2C")
     with small("A2C").build() as other, foreign:
         other.restore(path)
     wider = small().rl_module(model_config={"fcnet_hiddens": [9]})
@@ -196,7 +196,7 @@ def test_a_policy_is_evaluated_where_nothing_can_be_written(
         assert algorithm.evaluate(num_episodes=2)["env_runners"]["num_episodes"] == 2
         with pytest.raises(RunFolderError, match="results_dir"):
             algorithm.train()
-        assert algorithm.programs.run.figures == []  # refused before it was compiled
+        assert algorithm.programs.run.compile_stats == []  # refused before it was compiled
     assert (tmp_path / "file").read_text() == "no folder"
 
 

@@ -21,13 +21,13 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.errors import CheckpointError
 from jaxrl.runs.checkpoint import (
     CheckpointWriter,
-    complete_checkpoints,
-    describe,
+    describe_leaves,
     find_checkpoint,
     is_own,
+    list_checkpoints,
     read_leaves,
     read_metadata,
-    set_aside_later,
+    set_aside_later_checkpoints,
 )
 from tests.helpers import assert_equal, small
 
@@ -58,8 +58,7 @@ def saved_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def two_checkpoints(saved_twice: Path, tmp_path: Path) -> tuple[Path, Path]:
     """An older and a newer checkpoint of one run, to damage."""
     older, newer = (
-        Path(shutil.copytree(path, tmp_path / path.name))
-        for path in complete_checkpoints(saved_twice)
+        Path(shutil.copytree(path, tmp_path / path.name)) for path in list_checkpoints(saved_twice)
     )
     return older, newer
 
@@ -100,7 +99,7 @@ def later_version(checkpoint: Path) -> None:
         (flip_a_bit, "cannot be loaded"),
         (lose_state, "cannot be loaded"),
         (cut_metadata, "cannot be loaded"),
-        (later_version, "version 99, this jaxrl reads versions up to 2"),
+        (later_version, "version 99, but this jaxrl reads versions up to 2"),
     ],
 )
 def test_damage_is_refused_and_the_previous_one_named(
@@ -119,7 +118,7 @@ def test_foreign_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such file or folder"):
         find_checkpoint(tmp_path / "nothing")
     (tmp_path / "other").mkdir()
-    with pytest.raises(CheckpointError, match="is no jaxrl checkpoint"):
+    with pytest.raises(CheckpointError, match="is not a jaxrl checkpoint"):
         find_checkpoint(tmp_path / "other")
     for part in ("metadata", "state"):
         (tmp_path / "other" / part).mkdir()
@@ -150,7 +149,7 @@ def test_the_best_are_kept(tmp_path: Path) -> None:
 
 
 def numbers(folder: Path) -> list[int]:
-    return [int(path.name.rsplit("_", 1)[1]) for path in complete_checkpoints(folder)]
+    return [int(path.name.rsplit("_", 1)[1]) for path in list_checkpoints(folder)]
 
 
 def test_fit_keeps_the_best_and_resumes_from_the_newest(tmp_path: Path) -> None:
@@ -193,7 +192,7 @@ def test_saving_a_number_again_changes_nothing_or_takes_its_place(tmp_path: Path
     writer.close()
     assert numbers(tmp_path) == [1, 3, 4]
     assert sorted(p.name for p in tmp_path.iterdir()) == [
-        p.name for p in complete_checkpoints(tmp_path)
+        p.name for p in list_checkpoints(tmp_path)
     ]
 
 
@@ -222,7 +221,7 @@ def test_an_asynchronous_save_survives_donation(tmp_path: Path) -> None:
             {"training_iteration": 4},
             on_iteration=lambda _: states.append(algorithm.get_state()["train_state"]),
         )
-    saved = complete_checkpoints(tmp_path / "run" / "checkpoints")
+    saved = list_checkpoints(tmp_path / "run" / "checkpoints")
     assert len(saved) == 4
     with small().build() as fresh:
         for path, want in zip(saved, states, strict=True):
@@ -356,8 +355,8 @@ def test_a_full_disk_is_one_sentence_and_the_next_save_works(
     with no_file_above(300_000), pytest.raises(CheckpointError) as caught:
         save_and_wait()
     assert str(caught.value) == (
-        f"Checkpoints cannot be written in {tmp_path}: File too large; those that are there are as "
-        "they were."
+        f"Checkpoints cannot be written in {tmp_path}: File too large; existing checkpoints are "
+        "intact."
     )
     assert left_in(tmp_path) == [first.name]
     writer.wait()  # said once
@@ -380,10 +379,10 @@ def test_a_write_in_the_background_that_failed_is_told_by_the_next(
             writer.save(2, LARGE, {})
         assert [record.levelname for record in caplog.records] == ["ERROR"]
         writer.save(3, LARGE, {})
-        assert writer._writing is not None
-        writer._writing.join()
+        assert writer._write_thread is not None
+        writer._write_thread.join()
     path = writer.save(4, LARGE, {})
-    assert writer._writing is None  # not in the background
+    assert writer._write_thread is None  # not in the background
     assert left_in(tmp_path) == [path.name]
     assert len(caplog.records) == 2
     assert "\n" not in caplog.records[1].getMessage()
@@ -429,22 +428,24 @@ def test_a_removal_that_is_killed_leaves_no_checkpoint_of_a_name(
         with monkeypatch.context() as context, contextlib.suppress(SystemExit):
             context.setattr(os, "unlink", killed)
             writer._write(folder / "checkpoint_000003", SMALL, json.dumps(document(SMALL)), None)
-        for path in complete_checkpoints(folder):
+        for path in list_checkpoints(folder):
             read_leaves(path, read_metadata(path))
         CheckpointWriter(folder).close()
         assert left_in(folder) == ["checkpoint_000002", "checkpoint_000003"]
 
 
 def document(state: Any) -> dict[str, Any]:
-    return {"checkpoint_version": 2, "leaves": describe(state)}
+    return {"checkpoint_version": 2, "leaves": describe_leaves(state)}
 
 
 def test_later_checkpoints_are_set_aside(tmp_path: Path) -> None:
     writer = CheckpointWriter(tmp_path)
     for number in range(1, 5):
         writer.save(number, SMALL, {})
-    names = [path.name for path in set_aside_later(tmp_path, 2)]
+    names = [path.name for path in set_aside_later_checkpoints(tmp_path, 2)]
     assert names == ["set_aside_checkpoint_000003", "set_aside_checkpoint_000004"]
     writer.save(3, SMALL, {})
-    assert [path.name for path in set_aside_later(tmp_path, 2)] == ["set_aside_checkpoint_000003_2"]
+    assert [path.name for path in set_aside_later_checkpoints(tmp_path, 2)] == [
+        "set_aside_checkpoint_000003_2"
+    ]
     assert numbers(tmp_path) == [1, 2]

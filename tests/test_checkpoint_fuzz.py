@@ -17,19 +17,24 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.config.deserialize import config_from_serializable
-from jaxrl.config.serialize import serializable_dict
+from jaxrl.config.deserialize import deserialize_config
+from jaxrl.config.serialize import serialize_config
 from jaxrl.errors import CheckpointError, JaxrlError
 from jaxrl.runs.checkpoint import (
     CheckpointWriter,
     fill,
-    first_difference,
+    find_first_difference,
     is_own,
     read_leaves,
     read_metadata,
 )
 from jaxrl.runs.checkpoint.manifest import MANIFEST, write_manifest
-from jaxrl.runs.host_state import HostState, check_metadata, checkpoint_metadata, trust_in
+from jaxrl.runs.host_state import (
+    RunMetadata,
+    check_metadata,
+    make_checkpoint_metadata,
+    resolve_trust,
+)
 from tests.helpers import assert_equal, small
 
 METADATA = "metadata/metadata"
@@ -68,29 +73,29 @@ def metadata(iteration: int) -> dict[str, Any]:
     """What a run's checkpoint says beside its leaves."""
     config = PPOConfig().environment("CartPole-v1", env_config={"gravity": 9.0})
     config.training(lr=[[0, 1e-3], [1000, 0.0]], gamma=0.9)
-    host = HostState(
+    host = RunMetadata(
         iteration=iteration,
         time_total_s=1.5,
         last_result={"training_iteration": iteration, ENV_STEPS: 128, "num": {"x": 33.16}},
         runner_counts=copy.deepcopy(COUNTS),
     )
-    return checkpoint_metadata(config, host, 128 * iteration, jax.devices()[:1])
+    return make_checkpoint_metadata(config, host, 128 * iteration, jax.devices()[:1])
 
 
 def loaded(path: Path, trust: Any = None) -> Any:
     """What a run would go on with, without building it; the comparisons are JSON and bytes."""
     document = read_metadata(path)
     check_metadata(document, path)
-    config = config_from_serializable(document["config"], trust=trust_in(path, trust))
-    host = HostState.from_metadata(document)
+    config = deserialize_config(document["config"], trust=resolve_trust(path, trust))
+    host = RunMetadata.from_metadata(document)
     leaves = read_leaves(path, document)
-    problem = first_difference(STATE, leaves)
+    problem = find_first_difference(STATE, leaves)
     if problem is not None:
         raise CheckpointError(problem)
     state = fill(STATE, leaves)
     arrays = {n: np.asarray(x).tobytes() for n, x in state.items() if n != "key"}
     key = jax.random.key_data(state["key"]).tolist()
-    return arrays, key, host, json.dumps(serializable_dict(config), sort_keys=True)
+    return arrays, key, host, json.dumps(serialize_config(config), sort_keys=True)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +194,7 @@ def test_whoever_wrote_it_is_known_by_a_signature(
     two: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert is_own(two[0])
-    assert trust_in(two[0], None).everything
+    assert resolve_trust(two[0], None).everything
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of another user"))
     assert not is_own(two[0])  # there is no key here, and asking makes none
     assert not (tmp_path / "of another user").exists()
@@ -456,16 +461,16 @@ def test_settings_that_act_by_themselves_are_left_out(
     }
     path = forged(tmp_path, two[1], in_settings(acting))
     document = read_metadata(path)
-    config = config_from_serializable(document["config"], trust=trust_in(path, None))
+    config = deserialize_config(document["config"], trust=resolve_trust(path, None))
     for name in acting.keys() - {"gamma"}:
         assert config[name] == PPOConfig()[name], name
         assert name in caplog.text
     assert config.gamma == 0.5
     assert "trust=True" in caplog.text
-    everything = config_from_serializable(document["config"], trust=trust_in(path, True))
+    everything = deserialize_config(document["config"], trust=resolve_trust(path, True))
     assert {name: everything[name] for name in acting} == acting
-    given = config_from_serializable(
-        document["config"], {"results_dir": "mine"}, trust=trust_in(path, None)
+    given = deserialize_config(
+        document["config"], {"results_dir": "mine"}, trust=resolve_trust(path, None)
     )
     assert given.results_dir == "mine"
 
@@ -524,7 +529,7 @@ def within(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def test_every_field_is_here() -> None:
-    fields = {field.name for field in dataclasses.fields(HostState)}
+    fields = {field.name for field in dataclasses.fields(RunMetadata)}
     assert {path for path in RIGHT if "." not in path} == fields
     for path, names in (("runner_counts", COUNTS), ("runner_counts.ledger", COUNTS["ledger"])):
         assert {p.rpartition(".")[2] for p in RIGHT if p.rpartition(".")[0] == path} == names.keys()

@@ -121,7 +121,7 @@ def test_a_checkpoint_without_a_buffer_is_taken_by_a_run_that_stores_it(
 ) -> None:
     algorithm, path, _ = without
     with Algorithm.from_checkpoint(path, store_buffer_in_checkpoints=True) as storing:
-        assert "no learning before 32 transitions" in caplog.text
+        assert "learning resumes once 32 transitions" in caplog.text
         storing.train()
         state = storing.get_state()
         assert buffer_leaves(state["train_state"])
@@ -173,5 +173,5 @@ def test_explain_tells_whether_checkpoints_hold_it(
         assert bool(buffer_leaves(algorithm.get_state()["train_state"])) == held
     # Two observations of 4 floats, an action, a reward, 4 flags.
     assert f"Replay buffer: {CAPACITY} transitions of 44 bytes, 0.00 MiB" in text
-    assert ("checkpoints hold it" if held else "checkpoints do not hold it") in text
+    assert ("checkpoints store it" if held else "checkpoints do not store it") in text
     assert f"(store_buffer_in_checkpoints={setting!r})" in text

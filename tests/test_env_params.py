@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithm import Algorithm
-from jaxrl.assembly.env_params import changed_params
+from jaxrl.assembly.env_params import change_env_params
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import (
     EnvError,
@@ -80,7 +80,7 @@ def test_evaluation_with_an_environment_of_its_own_keeps_it() -> None:
 def test_env_params_without_a_type_of_their_own_keep_it_that_way() -> None:
     now = jax.jit(lambda params: params)({"a": 1.0, "b": jnp.zeros(2)})
     made = MadeEnv(env=Endless(), params={"a": 1.0, "b": np.zeros(2)}, id="Endless")
-    new = changed_params(made, now, None, {"a": 2, "b": [3.0, 4.0]})
+    new = change_env_params(made, now, None, {"a": 2, "b": [3.0, 4.0]})
     assert (float(new["a"]), new["b"].tolist()) == (2.0, [3.0, 4.0])
     for name in now:
         assert new[name].aval == now[name].aval

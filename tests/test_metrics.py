@@ -20,7 +20,7 @@ def test_lookup() -> None:
 
 
 def test_unknown_keys_are_refused() -> None:
-    for path in (*metrics.KNOWN_KEYS, *metrics.OLD_KEYS.values(), "learners/default_policy/x"):
+    for path in (*metrics.KNOWN_KEYS, *metrics.RENAMED_KEYS.values(), "learners/default_policy/x"):
         metrics.check_key(path, "stop")
     with pytest.raises(UnknownNameError, match=r"stop names 'time_totl_s'.*'time_total_s'"):
         metrics.check_key("time_totl_s", "stop")

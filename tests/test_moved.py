@@ -8,14 +8,14 @@ import pytest
 
 from jaxrl.config.imports import load_object
 from jaxrl.modules.rl_module import RLModule
-from jaxrl.moved import MOVED, new_name
+from jaxrl.moved import MOVED, find_new_name
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("old", sorted(MOVED))
 def test_an_old_name_is_the_module_itself(old: str) -> None:
     new = importlib.import_module(f"jaxrl.{MOVED[old]}")
-    if new_name(f"jaxrl.{old}") is None or old == "policy":  # a room of today has this name
+    if find_new_name(f"jaxrl.{old}") is None or old == "policy":  # a room of today has this name
         return
     spec = new.__spec__
     assert importlib.import_module(f"jaxrl.{old}") is new
@@ -25,9 +25,9 @@ def test_an_old_name_is_the_module_itself(old: str) -> None:
 
 def test_names_that_did_not_move() -> None:
     for name in ("jaxrl.algorithm", "jaxrl.policy.inference", "jaxrl.loggers.csv_sink", "os"):
-        assert new_name(name) is None
-    assert new_name("jaxrl.logging.csv_sink") == "jaxrl.loggers.csv_sink"
-    assert new_name("jaxrl.policy.missing") is None
+        assert find_new_name(name) is None
+    assert find_new_name("jaxrl.logging.csv_sink") == "jaxrl.loggers.csv_sink"
+    assert find_new_name("jaxrl.policy.missing") is None
 
 
 @pytest.mark.filterwarnings("error::DeprecationWarning")

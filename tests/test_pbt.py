@@ -12,7 +12,7 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.config.sweep import Marker, grid
 from jaxrl.core.struct import replace
 from jaxrl.errors import UnknownNameError
-from jaxrl.sweeps.pbt import Exploit, Scheduler, read_schedule
+from jaxrl.sweeps.pbt import Exploit, PBTScheduler, read_schedule
 from jaxrl.sweeps.population import Population
 from tests.helpers import RATES, assert_close, differs, small
 
@@ -145,9 +145,9 @@ def test_results_files_and_checkpoints_have_the_values_of_now() -> None:
         assert read_schedule(folder) == schedule
         assert json.loads((folder / "pbt.jsonl").read_text().splitlines()[0])["lane"] in range(4)
         lane = schedule[-1].lane
-        rows = (folder / sweep.lane_name(lane) / "result.json").read_text().splitlines()
+        rows = (folder / sweep.format_lane_name(lane) / "result.json").read_text().splitlines()
         assert json.loads(rows[-1])["config"] == {"lr": values[lane]}
-    with Algorithm.from_checkpoint(folder / sweep.lane_name(lane)) as restored:
+    with Algorithm.from_checkpoint(folder / sweep.format_lane_name(lane)) as restored:
         assert restored.config.lr == values[lane]
         assert float(restored.state.learner.hparams["lr"]) == pytest.approx(values[lane])
 
@@ -177,21 +177,21 @@ def test_a_lane_that_diverged_goes_on_as_a_copy() -> None:
 # --- what is decided ---
 
 
-def decider(marker: Any = None, seed: int = 0, **arguments: Any) -> Scheduler:
+def decider(marker: Any = None, seed: int = 0, **arguments: Any) -> PBTScheduler:
     marker = marker or Marker("uniform", (0.0, 1.0))
     settings = scheduler(hyperparam_mutations={"gamma": marker}, **arguments)
-    return Scheduler(settings, {"gamma": marker}, seed)
+    return PBTScheduler(settings, {"gamma": marker}, seed)
 
 
 def decided(
-    how: Scheduler, scores: dict[int, Any], time: int = 1, diverged: Any = (), value: float = 0.5
+    how: PBTScheduler, scores: dict[int, Any], time: int = 1, diverged: Any = (), value: float = 0.5
 ) -> list[Exploit]:
     results = {
         index: {"training_iteration": time, "env_runners": {"episode_return_mean": score}}
         for index, score in scores.items()
     }
     total = len(scores) + len(diverged)
-    return how.decide(results, [{"gamma": value}] * total, dict.fromkeys(diverged, "NaN"))
+    return how.select_exploits(results, [{"gamma": value}] * total, dict.fromkeys(diverged, "NaN"))
 
 
 SCORES = {0: 5.0, 1: 1.0, 2: 8.0, 3: 2.0, 4: 7.0, 5: 3.0, 6: 6.0, 7: 4.0}

@@ -166,21 +166,19 @@ def test_state_and_refusals() -> None:
         start = policy.initial_state()
         assert jax.tree.structure(policy.state) == jax.tree.structure(start)
         assert jax.tree.map(np.shape, policy.state) == jax.tree.map(np.shape, start)
-        with pytest.raises(ConfigError, match="reads the reward of the step before"):
+        with pytest.raises(ConfigError, match="reads the reward of the previous step"):
             policy.act(obs)
         policy.act(obs, prev_reward=1.0, prev_action=2)
         policy.reset()
         assert policy.state is None
-        with pytest.raises(ConfigError, match="prev_reward is given without a state"):
+        with pytest.raises(ConfigError, match="prev_reward has no effect without a state"):
             policy.act(obs, prev_reward=1.0)
         with pytest.raises(SpaceError, match="must be a dict with the keys"):
             policy.act(np.zeros(3))
         with pytest.raises(UnknownNameError, match="There is no module 'other'"):
             algorithm.get_policy("other")
     with remembering_all().build() as algorithm:
-        with pytest.raises(
-            ConfigError, match=r"ActorCriticModule remembers the episode: let get_policy\(\)"
-        ):
+        with pytest.raises(ConfigError, match=r"ActorCriticModule is stateful: use get_policy\(\)"):
             algorithm.compute_single_action(obs)
         with pytest.raises(ConfigError, match=r"prev_reward=1\.0"):
             algorithm.get_policy().act(obs, prev_reward=1.0)

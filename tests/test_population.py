@@ -14,8 +14,8 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.config.sweep import grid
 from jaxrl.core.struct import replace
 from jaxrl.errors import ConfigError, DivergenceError, UnknownNameError
-from jaxrl.runs.checkpoint import host_leaves
-from jaxrl.sweeps.points import Point
+from jaxrl.runs.checkpoint import fetch_leaves
+from jaxrl.sweeps.points import SweepPoint
 from jaxrl.sweeps.population import Population
 from tests.helpers import RATES, assert_close, small
 
@@ -80,8 +80,8 @@ def test_a_lane_goes_on_by_itself_and_from_its_checkpoint() -> None:
         assert restored.iteration == 1
         restored.train()
         leaves = restored.get_state()["train_state"]
-    for name, leaf in host_leaves(went_on).items():
-        np.testing.assert_array_equal(leaf, host_leaves(leaves)[name])
+    for name, leaf in fetch_leaves(went_on).items():
+        np.testing.assert_array_equal(leaf, fetch_leaves(leaves)[name])
     assert {path.name for path in folder.iterdir() if path.is_dir()} >= {"lane_000", "lane_001"}
     assert (folder / "lane_000" / "result.json").is_file()
 
@@ -184,12 +184,12 @@ def test_fit_trains_every_lane_to_the_criterion() -> None:
 
 
 def test_points_have_an_interval() -> None:
-    point = Point.of(0, {}, (0, 1, 2), [1.0, 2.0, 3.0])
+    point = SweepPoint.from_scores(0, {}, (0, 1, 2), [1.0, 2.0, 3.0])
     assert point.score == pytest.approx(2.0)
     assert point.interval[0] >= 1.0
     assert point.interval[1] <= 3.0
-    assert math.isnan(Point.of(0, {}, (0,), []).score)
-    assert Point.of(0, {}, (0,), [4.0]).interval == (4.0, 4.0)
+    assert math.isnan(SweepPoint.from_scores(0, {}, (0,), []).score)
+    assert SweepPoint.from_scores(0, {}, (0,), [4.0]).interval == (4.0, 4.0)
 
 
 @pytest.mark.parametrize(

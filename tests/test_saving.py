@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.config.settings.run import Checkpointing
+from jaxrl.config.settings.run import CheckpointingSettings
 from jaxrl.errors import (
     DivergenceError,
     EnvRunnerError,
@@ -17,8 +17,8 @@ from jaxrl.errors import (
     RunFolderError,
 )
 from jaxrl.loggers import recorder
-from jaxrl.loggers.recorder import SaveTimes
-from jaxrl.runs.checkpoint import complete_checkpoints
+from jaxrl.loggers.recorder import SaveSchedule
+from jaxrl.runs.checkpoint import list_checkpoints
 from jaxrl.sweeps.population import Population
 
 
@@ -30,13 +30,13 @@ class Clock:
         return self.now
 
 
-def due(times: SaveTimes, clock: Clock, moments: list[float], took: float = 0.0) -> list[float]:
+def due(times: SaveSchedule, clock: Clock, moments: list[float], took: float = 0.0) -> list[float]:
     """At which moments a run of one iteration each saves, if that takes so long."""
     saved: list[float] = []
     for iteration, moment in enumerate(moments, 1):
         clock.now = moment
         if times.is_due(iteration):
-            with times.saving():
+            with times.time_save():
                 clock.now += took
             saved.append(moment)
     return saved
@@ -45,25 +45,29 @@ def due(times: SaveTimes, clock: Clock, moments: list[float], took: float = 0.0)
 def test_a_run_is_saved_every_five_minutes() -> None:
     clock = Clock()
     moments = [100.0 * i for i in range(1, 12)]
-    assert due(SaveTimes(Checkpointing(), clock), clock, moments) == [300.0, 600.0, 900.0]
+    assert due(SaveSchedule(CheckpointingSettings(), clock), clock, moments) == [
+        300.0,
+        600.0,
+        900.0,
+    ]
 
 
 def test_a_state_that_takes_long_to_save_is_saved_more_seldom() -> None:
     clock = Clock()
     moments = [100.0 * i for i in range(1, 30)]
-    times = SaveTimes(Checkpointing(), clock)
+    times = SaveSchedule(CheckpointingSettings(), clock)
     assert due(times, clock, moments, took=50.0) == [300.0, 1300.0, 2300.0]
 
 
 def test_iterations_and_seconds_are_both_counted() -> None:
     clock = Clock()
-    both = Checkpointing(checkpoint_frequency=5, checkpoint_interval_s=250.0)
-    assert due(SaveTimes(both, clock), clock, [100.0 * i for i in range(1, 11)]) == [
+    both = CheckpointingSettings(checkpoint_frequency=5, checkpoint_interval_s=250.0)
+    assert due(SaveSchedule(both, clock), clock, [100.0 * i for i in range(1, 11)]) == [
         *(300.0, 500.0, 800.0, 1000.0)
     ]
     clock = Clock()
-    neither = Checkpointing(checkpoint_interval_s=None)
-    assert due(SaveTimes(neither, clock), clock, [1e9, 2e9]) == []
+    neither = CheckpointingSettings(checkpoint_interval_s=None)
+    assert due(SaveSchedule(neither, clock), clock, [1e9, 2e9]) == []
 
 
 def config(tmp_path: Path, **checkpointing: Any) -> PPOConfig:
@@ -75,7 +79,7 @@ def config(tmp_path: Path, **checkpointing: Any) -> PPOConfig:
 
 
 def saved(tmp_path: Path) -> list[str]:
-    return [path.name for path in complete_checkpoints(tmp_path / "run" / "checkpoints")]
+    return [path.name for path in list_checkpoints(tmp_path / "run" / "checkpoints")]
 
 
 class Ended(BaseException):
@@ -131,7 +135,7 @@ def test_what_training_raises_names_the_checkpoint_once(
         def lost(*_: Any) -> Any:
             raise EnvRunnerError("both runners are gone.")
 
-        monkeypatch.setattr(algo._loop, "dispatch", lost)
+        monkeypatch.setattr(algo._loop, "run_batches", lost)
         with pytest.raises(EnvRunnerError) as caught:
             algo.fit({"training_iteration": 9})
     assert not getattr(caught.value, "__notes__", [])
@@ -151,11 +155,11 @@ def test_runners_that_are_lost_are_told_of_on_a_full_disk_too(
         def full(**_: Any) -> Any:
             raise RunFolderError("the disk is full")
 
-        monkeypatch.setattr(algo._loop, "dispatch", lost)
+        monkeypatch.setattr(algo._loop, "run_batches", lost)
         monkeypatch.setattr(algo, "_save_in_run", full)
         with pytest.raises(EnvRunnerError, match="both runners are gone") as caught:
             algo.fit({"training_iteration": 9})
-    assert "could not be saved after it (RunFolderError: the disk is full)" in str(caught.value)
+    assert "not be saved after this error (RunFolderError: the disk is full)" in str(caught.value)
     assert str(caught.value).endswith("checkpoint_000001.")
 
 
@@ -184,7 +188,7 @@ def test_a_state_that_is_lost_is_told_of_with_the_latest_checkpoint(tmp_path: Pa
     with algo, pytest.raises(KeyboardInterrupt) as caught:
         algo.fit({"training_iteration": 9}, on_iteration=in_a_dispatch)
     (note,) = caught.value.__notes__
-    assert note.startswith("The run could not be saved after it (RuntimeError: Array has been del")
+    assert note.startswith("The run could not be saved after this error (RuntimeError: Array has")
     assert note.endswith("checkpoint_000002.")
     with Algorithm.from_checkpoint(tmp_path / "run") as again:
         assert again.iteration == 2
@@ -199,8 +203,8 @@ def test_who_wants_no_checkpoints_gets_none(tmp_path: Path) -> None:
 
 def test_fit_looks_at_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(recorder, "SaveTimes", lambda settings: SaveTimes(settings, clock))
-    monkeypatch.setattr("jaxrl.algorithm.SaveTimes", recorder.SaveTimes)
+    monkeypatch.setattr(recorder, "SaveSchedule", lambda settings: SaveSchedule(settings, clock))
+    monkeypatch.setattr("jaxrl.algorithm.SaveTimes", recorder.SaveSchedule)
 
     def later(result: dict[str, Any]) -> None:
         clock.now += 200.0
@@ -241,7 +245,7 @@ def test_what_cannot_be_closed_does_not_hide_the_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the error itself") as caught, algo:
         raise ValueError("the error itself")
     assert caught.value.__notes__ == [
-        "What was open could not be closed either (OSError: [Errno 28] No space left on device)."
+        "Closing the run failed as well (OSError: [Errno 28] No space left on device)."
     ]
     with pytest.raises(OSError, match="No space left"), algo:
         pass

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithm import Algorithm
-from jaxrl.config.sweep import lanes_of
-from jaxrl.core.seeds import check_seed, entropy_of, folded, seed_key, seed_words
+from jaxrl.config.sweep import make_lanes
+from jaxrl.core.keys import fold_in_uint64, make_key
+from jaxrl.core.seeds import check_seed, make_seed_sequence, split_seed
 from jaxrl.errors import ConfigError
 from tests.helpers import small
 
@@ -20,19 +21,19 @@ SEEDS = (0, 1, 2**32 - 1, 2**32, 2**32 + 1, 2**33, 2**63, 2**64 - 1)
 
 
 def test_keys_of_all_seeds_differ_and_those_of_32_bits_are_jaxs() -> None:
-    keys = [jax.random.key_data(seed_key(seed)) for seed in SEEDS]
+    keys = [jax.random.key_data(make_key(seed)) for seed in SEEDS]
     assert len({np.asarray(key).tobytes() for key in keys}) == len(SEEDS)
     for seed in SEEDS[:3]:
         want = jax.random.key_data(jax.random.key(np.uint32(seed)))
-        np.testing.assert_array_equal(jax.random.key_data(seed_key(seed)), want)
-    words = np.stack([seed_words(seed) for seed in SEEDS])
-    traced = jax.jit(jax.vmap(seed_key))(words)
+        np.testing.assert_array_equal(jax.random.key_data(make_key(seed)), want)
+    words = np.stack([split_seed(seed) for seed in SEEDS])
+    traced = jax.jit(jax.vmap(make_key))(words)
     np.testing.assert_array_equal(jax.random.key_data(traced), np.stack(keys))
 
 
 @pytest.mark.parametrize("places", [(), (3,), (3, 0), (0, 5), (3, 2**31, 7, 1)])
 def test_entropy_of_all_seeds_differs_and_that_of_32_bits_is_numpys(places: Any) -> None:
-    states = [entropy_of(seed, *places).generate_state(4) for seed in SEEDS]
+    states = [make_seed_sequence(seed, *places).generate_state(4) for seed in SEEDS]
     assert len({state.tobytes() for state in states}) == len(SEEDS)
     for seed, state in zip(SEEDS[:3], states, strict=False):
         want = np.random.SeedSequence((seed, *places)).generate_state(4)
@@ -40,11 +41,11 @@ def test_entropy_of_all_seeds_differs_and_that_of_32_bits_is_numpys(places: Any)
 
 
 def test_a_high_word_is_not_taken_for_a_place() -> None:
-    one, other = entropy_of(2**32 * 7, 3), entropy_of(0, 7, 3)
+    one, other = make_seed_sequence(2**32 * 7, 3), make_seed_sequence(0, 7, 3)
     assert one.generate_state(1) != other.generate_state(1)
     key = jax.random.key(3)
-    assert folded(key, 2**32) != folded(key, 0)
-    assert folded(key, 5) == jax.random.fold_in(key, 5)
+    assert fold_in_uint64(key, 2**32) != fold_in_uint64(key, 0)
+    assert fold_in_uint64(key, 5) == jax.random.fold_in(key, 5)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64, 1.5, True, None])
@@ -57,7 +58,7 @@ def test_what_is_no_seed_is_refused_in_a_sentence(seed: Any) -> None:
         with pytest.raises(ConfigError, match=r"^seeds must be .*below 2\*\*64"):
             small().sweep(seeds=[0, seed])
     with pytest.raises(ConfigError, match="seed must be"):
-        lanes_of(small().debugging(seed=2**64 - 1).sweep(seeds=2))
+        make_lanes(small().debugging(seed=2**64 - 1).sweep(seeds=2))
 
 
 def test_no_other_code_makes_keys_of_seeds() -> None:
@@ -70,7 +71,7 @@ def test_no_other_code_makes_keys_of_seeds() -> None:
 
 def first_fragment(algorithm: Algorithm) -> Any:
     group: Any = algorithm.env_runner_group
-    group.publish(algorithm.learner_group.weights(0))
+    group.publish(algorithm.learner_group.get_weights(0))
     return group.next_batch()[0].rollout
 
 
@@ -101,7 +102,7 @@ def test_lanes_evaluation_and_policies_draw_by_the_whole_seed() -> None:
         states = [run.state for run in sweep._runs]
         runs = list(sweep._runs)
         assert len({np.asarray(s.env.obs).tobytes() for s in states}) == 3
-        keys = [jax.random.key_data(run._evaluation_key(0)).tobytes() for run in runs]
+        keys = [jax.random.key_data(run._get_evaluation_key(0)).tobytes() for run in runs]
         assert len(set(keys)) == 3
         with small("A2C").debugging(seed=2**63).build() as alone:
             np.testing.assert_allclose(alone.state.env.obs, states[2].env.obs, rtol=1e-6)

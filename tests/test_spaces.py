@@ -78,7 +78,7 @@ def trained(config: Any) -> None:
 
 
 def check_actions(algorithm: Algorithm) -> None:
-    acting = algorithm._assembly.acting
+    acting = algorithm._assembly.policy_step
     if acting.obs_pipeline.temporal:
         return  # asks for a state
     observed, acted = acting.obs_pipeline.space, acting.action_pipeline.space

@@ -14,7 +14,7 @@ from jaxrl.config.sweep import grid
 from jaxrl.core.struct import replace
 from jaxrl.errors import CheckpointError
 from jaxrl.loggers import RunFolder
-from jaxrl.runs.checkpoint import complete_checkpoints
+from jaxrl.runs.checkpoint import list_checkpoints
 from jaxrl.sweeps.population import Population
 from tests.helpers import assert_equal, small
 
@@ -43,7 +43,7 @@ def population(config: Any) -> Population:
 
 
 def states_of(sweep: Population) -> list[dict[str, np.ndarray]]:
-    return [sweep._runs[index].get_state()["train_state"] for index in sweep.active]
+    return [sweep._runs[index].get_state()["train_state"] for index in sweep.active_indices]
 
 
 def lasting(result: Any) -> Any:
@@ -108,9 +108,7 @@ def test_a_sweep_that_was_killed_goes_on_where_all_lanes_were(tmp_path: Path) ->
     ):
         assert sweep.iteration == 2
         assert {run.iteration for run in sweep._runs} == {2}
-        newest = {
-            complete_checkpoints(folder / f"lane_00{i}" / "checkpoints")[-1] for i in range(4)
-        }
+        newest = {list_checkpoints(folder / f"lane_00{i}" / "checkpoints")[-1] for i in range(4)}
         assert {path.name for path in newest} == {"checkpoint_000002"}
         assert sweep.schedule == []
         assert sweep.folder.stop_criterion == {"training_iteration": 2.0}
@@ -123,7 +121,7 @@ def test_a_sweep_that_was_killed_goes_on_where_all_lanes_were(tmp_path: Path) ->
         lane = folder / f"lane_{index:03d}"
         rows = (lane / "result.json").read_text().splitlines()
         assert [json.loads(row)["training_iteration"] for row in rows] == [1, 2, 3, 4, 5]
-        (newest, *others) = [p.name for p in complete_checkpoints(lane / "checkpoints")][::-1]
+        (newest, *others) = [p.name for p in list_checkpoints(lane / "checkpoints")][::-1]
         assert newest == "checkpoint_000005"
         assert others in ([], ["checkpoint_000004"])
 
@@ -142,7 +140,7 @@ def test_lanes_that_diverged_stay_left_behind(tmp_path: Path) -> None:
     with Population.from_checkpoint(folder) as resumed:
         assert str(resumed.folder.path) != folder
         assert resumed.diverged == {0: why}
-        assert resumed.active == [1, 2, 3]
+        assert resumed.active_indices == [1, 2, 3]
         assert set(resumed.train()["lanes"]) == {1, 2, 3}
         for own, other in zip(states_of(resumed), want, strict=True):
             for name, leaf in own.items():
@@ -172,7 +170,7 @@ def test_settings_that_are_given_are_not_restored() -> None:
             assert run.config.entropy_coeff == 0.5
             assert float(run.state.learner.hparams["entropy_coeff"]) == 0.5
             assert float(run.state.learner.hparams["lr"]) == pytest.approx(lane.values["lr"])
-    with pytest.raises(CheckpointError, match="cannot be set: lanes"):
+    with pytest.raises(CheckpointError, match="cannot be set: the lanes"):
         Population.from_checkpoint(folder, lr=0.1)
 
 

@@ -9,7 +9,7 @@ import pytest
 from jaxrl.assembly.assemble import assemble
 from jaxrl.config.sweep import grid
 from jaxrl.errors import ConfigError
-from jaxrl.runners.placement import required_bytes, state_bytes
+from jaxrl.runners.placement import compute_state_bytes, estimate_required_bytes
 from jaxrl.runtime.program import Program
 from jaxrl.sweeps import grouping
 from tests.helpers import assert_close, small
@@ -38,7 +38,7 @@ def test_turns_train_as_one_program_does(algo: str) -> None:
             assert runners[0] == pytest.approx(runners[1], nan_ok=True)
         first, second = turns._groups[0]
         assert first.programs == second.programs
-        assert all(len(program.figures) <= 1 for program in first.programs)
+        assert all(len(program.compile_stats) <= 1 for program in first.programs)
         again = turns.evaluate(num_episodes=3)["lanes"]
         assert again.keys() == evaluated.keys()
         for index, found in again.items():
@@ -66,12 +66,12 @@ def test_a_copy_may_come_from_another_turn() -> None:
 def test_lanes_at_once_follow_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assembly = assemble(small())
     device = jax.devices("cpu")[:1]
-    states = state_bytes(assembly)
-    work = required_bytes(assembly) - states
+    states = compute_state_bytes(assembly)
+    work = estimate_required_bytes(assembly) - states
 
     def at_once(number: int, memory: int | None, most: int | None = None) -> int:
-        monkeypatch.setattr(grouping, "memory_limit", lambda device: memory)
-        return grouping.lanes_at_once(number, assembly, device, most)
+        monkeypatch.setattr(grouping, "get_memory_limit", lambda device: memory)
+        return grouping.compute_lanes_per_turn(number, assembly, device, most)
 
     assert at_once(10, None) == 10
     assert at_once(10, 10 * (states + work)) == 10
@@ -103,7 +103,7 @@ def test_all_lanes_are_evaluated_in_one_dispatch(
     )
     with population(config) as sweep:
         assert len(sweep.devices) == (8 if num_devices == "auto" else 1)
-        sweep._runs[0]._evaluation.compile(sweep._runs[0]._evaluated())
+        sweep._runs[0]._evaluation.compile(sweep._runs[0]._make_evaluation_inputs())
         result = sweep.train()
         assert calls.count("evaluate") == 1
         assert result["lanes"][5]["compile"]["evaluate"]["num_compilations"] == 1

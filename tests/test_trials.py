@@ -11,10 +11,10 @@ import pytest
 from jaxrl import Population, Trials, grid, register_env
 from jaxrl.cli import runs
 from jaxrl.config.pbt import PopulationBasedTraining
-from jaxrl.config.sweep import lanes_of
+from jaxrl.config.sweep import make_lanes
 from jaxrl.errors import CheckpointError, ConfigError, HostLanesError, UnknownNameError
-from jaxrl.runs.checkpoint import complete_checkpoints
-from jaxrl.runs.run_folder import RunFolder, iteration_of
+from jaxrl.runs.checkpoint import list_checkpoints
+from jaxrl.runs.run_folder import RunFolder, parse_iteration
 from tests.helpers import small
 
 TUNE_WARNS = (
@@ -35,7 +35,7 @@ def test_a_sweep_on_the_host_is_trials_and_says_so(caplog: pytest.LogCaptureFixt
         assert sweep.num_lanes == 2
         assert [lane.values["lr"] for lane in sweep.lanes] == [1e-2, 1e-9]
         assert "lane 1: seed 0, lr=1e-09" in sweep.explain()
-        with pytest.raises(ConfigError, match="each their own pace"):
+        with pytest.raises(ConfigError, match="each at its own pace"):
             sweep.train()
         with pytest.raises(ConfigError, match="needs a stop criterion"):
             sweep.fit()
@@ -52,7 +52,7 @@ def test_a_population_of_them_cannot_be_made() -> None:
 
 def test_what_only_lanes_of_a_program_can_do_is_refused() -> None:
     scheduler = PopulationBasedTraining(hyperparam_mutations={"entropy_coeff": [0.0, 0.01]})
-    with pytest.raises(ConfigError, match="scheduler of Ray Tune's"):
+    with pytest.raises(ConfigError, match="a scheduler of Ray Tune"):
         swept().sweep(scheduler=scheduler).build()
     with pytest.raises(ConfigError, match="max_lanes_per_program=1 has no effect"):
         swept().sweep(max_lanes_per_program=1).build()
@@ -107,10 +107,10 @@ class TestTrials:
             evaluated = sweep.evaluate(num_episodes=2)
             assert evaluated.keys() == result.keys()
             assert set(evaluated["lanes"]) == {0, 1}
-        for index, lane in enumerate(lanes_of(config)):
+        for index, lane in enumerate(make_lanes(config)):
             with lane.config.build() as alone:
                 want = [alone.train()["env_runners"].get("episode_return_mean") for _ in range(3)]
-            assert returns_of(folder / sweep.lane_name(index)) == want
+            assert returns_of(folder / sweep.format_lane_name(index)) == want
 
         assert runs.resume(str(folder), {"training_iteration": 4}) == 0
         assert [len(returns_of(folder / f"lane_00{i}")) for i in range(2)] == [4, 4]
@@ -119,7 +119,7 @@ class TestTrials:
 
         heard.clear()
         with RunFolder.open(folder) as opened:
-            with pytest.raises(CheckpointError, match=r"lr=0\.1 cannot be set: lanes of"):
+            with pytest.raises(CheckpointError, match=r"lr=0\.1 cannot be set: the lanes of"):
                 Trials.from_checkpoint(folder, run_folder=opened, lr=0.1)
             later = Trials.from_checkpoint(folder, run_folder=opened)
             assert later.iteration == 4
@@ -130,8 +130,8 @@ class TestTrials:
             )
             later.stop()
         for i, result in later._results.items():
-            saved = complete_checkpoints(folder / later.lane_name(i) / "checkpoints")
-            assert iteration_of(saved[-1]) == result["training_iteration"] < 10_000
+            saved = list_checkpoints(folder / later.format_lane_name(i) / "checkpoints")
+            assert parse_iteration(saved[-1]) == result["training_iteration"] < 10_000
         assert later.iteration >= 4
 
     def test_a_trial_that_fails_is_left_behind(self) -> None:
@@ -144,5 +144,5 @@ class TestTrials:
             assert set(result["diverged"]) == {1}
             assert "this copy is broken" in result["diverged"][1]
             assert "\n" not in result["diverged"][1]
-            assert sweep.active == [0]
+            assert sweep.active_indices == [0]
             assert sweep.evaluate(num_episodes=1)["lanes"].keys() == {0}

@@ -69,7 +69,7 @@ def test_a_grid_returns_the_best_checkpoint_which_evaluates(tmp_path: Path, tune
         assert result.metrics["custom_metrics"]["devices"] == 1  # of the eight that tests have
         assert result.metrics["training_iteration"] == 15
         assert result.metrics["timesteps_total"] == 15 * 512
-        folder = Path(result.path) / tune.RUN_FOLDER
+        folder = Path(result.path) / tune.RUN_FOLDER_NAME
         lines = (folder / "result.json").read_text().splitlines()
         assert len(lines) == 15
         assert not list(folder.glob("events.out*"))
@@ -251,5 +251,7 @@ except Exception as error:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
     )
-    assert done.stdout.startswith("ConfigError jaxrl.PPO and its like are Trainables of Ray Tune")
+    assert done.stdout.startswith(
+        "ConfigError jaxrl.PPO and the other algorithms are Trainables of Ray Tune"
+    )
     assert "pip install 'jaxrl[tune]'" in done.stdout

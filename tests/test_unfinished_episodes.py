@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from jaxrl.algorithm import Algorithm
-from jaxrl.config.stop import parse_stop, stop_reached
+from jaxrl.config.stop import find_reached_criterion, parse_stop
 from jaxrl.errors import UnknownNameError
 from jaxrl.loggers import text
-from jaxrl.metrics import NO_EPISODE
-from jaxrl.sweeps.points import points_of
+from jaxrl.metrics import EMPTY_EPISODE_METRICS
+from jaxrl.sweeps.points import group_points
 from tests.helpers import small
 
 RETURN = "env_runners/episode_return_mean"
@@ -37,14 +37,14 @@ def test_sinks_scores_and_stop_criteria_survive_nan(tmp_path: Path) -> None:
         folder = Path(algorithm.run_dir)
         checkpoint = algorithm.save()
     for part in (result, result["evaluation"]):
-        assert all(math.isnan(part["env_runners"][name]) for name in NO_EPISODE)
+        assert all(math.isnan(part["env_runners"][name]) for name in EMPTY_EPISODE_METRICS)
     rows = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
     assert [row["env_runners"]["episode_return_mean"] for row in rows] == [None, None]
     with (folder / "progress.csv").open() as file:
         assert all(math.isnan(float(row[RETURN])) for row in csv.DictReader(file))
     with Algorithm.from_checkpoint(checkpoint) as restored:
         last = restored.fit({"training_iteration": 2})
-        assert all(math.isnan(last["env_runners"][name]) for name in NO_EPISODE)
+        assert all(math.isnan(last["env_runners"][name]) for name in EMPTY_EPISODE_METRICS)
         repeated = restored.evaluate()["env_runners"]
         assert math.isnan(repeated["episode_return_mean"])
 
@@ -55,17 +55,17 @@ def test_a_lane_without_a_return_is_no_best_lane(tmp_path: Path) -> None:
     with config.build() as sweep:
         result = sweep.train()
         assert math.isnan(result["env_runners"]["episode_return_mean"])
-        with pytest.raises(UnknownNameError, match="number as 'env_runners/episode_return_mean'"):
+        with pytest.raises(UnknownNameError, match="a number under 'env_runners/"):
             sweep.best_lane()
         assert math.isnan(sweep.points()[0].score)
-        sweep._results[1]["env_runners"]["episode_return_mean"] = -5.0
+        sweep._combine_resultss[1]["env_runners"]["episode_return_mean"] = -5.0
         assert sweep.best_lane() == sweep.best_lane(mode="min") == 1
         assert sweep.points()[0].scores == (-5.0,)
-        assert sweep._result()["env_runners"]["episode_return_mean"] == -5.0
+        assert sweep._combine_results()["env_runners"]["episode_return_mean"] == -5.0
 
 
 def test_nan_reaches_no_threshold_and_is_no_score() -> None:
     nan = {"env_runners": {"episode_return_mean": math.nan}}
-    assert stop_reached(nan, parse_stop({RETURN: -1e9})) is None
-    assert math.isnan(points_of([(0, {})], {0: nan}, RETURN)[0].score)
-    assert text.number(math.nan) == "nan"
+    assert find_reached_criterion(nan, parse_stop({RETURN: -1e9})) is None
+    assert math.isnan(group_points([(0, {})], {0: nan}, RETURN)[0].score)
+    assert text.format_number(math.nan) == "nan"

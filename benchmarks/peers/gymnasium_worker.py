@@ -1,8 +1,7 @@
-"""gymnasium alone as a peer: synchronous environments and no policy.
+"""Peer that steps gymnasium's synchronous environments without a policy.
 
-It is `make_vec` as a user calls it, with all its defaults. The actions are random and drawn
-beforehand. The rows in which an environment is only reset count as steps, so that the rate is
-gymnasium's at its best.
+It calls `make_vec` with all defaults, as a user does. The random actions are sampled beforehand.
+Steps in which an environment is only reset count as steps, which favors gymnasium.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from benchmarks.settings import Setting
 
 
 class GymnasiumPeer:
-    """One vector of environments at a time, stepped on from run to run."""
+    """Peer with one vector of environments, which continue from run to run."""
 
     def __init__(self) -> None:
         self._envs: gymnasium.vector.VectorEnv[Any, Any, Any] | None = None
@@ -28,7 +27,7 @@ class GymnasiumPeer:
         return {"versions": {"gymnasium": gymnasium.__version__}, "devices": 0}
 
     def setup(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Make and reset the environments, and draw all actions of a measurement."""
+        """Make and reset the environments, and sample all actions of a measurement."""
         setting = Setting.from_dict(request["setting"])
         self._envs = gymnasium.make_vec(
             "CartPole-v1", num_envs=setting.num_envs, vectorization_mode="sync"
@@ -39,7 +38,7 @@ class GymnasiumPeer:
         return {"compile_s": None}
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One measurement."""
+        """Run one measurement."""
         assert self._envs is not None
         step = self._envs.step
         start = time.perf_counter()
@@ -48,7 +47,7 @@ class GymnasiumPeer:
         return {"seconds": time.perf_counter() - start, "env_steps": self._actions.size}
 
     def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Nothing learns."""
+        """Return no mean return, because nothing learns."""
         return {"return_mean": None}
 
 

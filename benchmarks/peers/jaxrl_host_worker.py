@@ -1,7 +1,8 @@
 """jaxrl on the host as a peer: gymnasium's CartPole, stepped in this process or by Ray actors.
 
-`python -m benchmarks.peers.jaxrl_host_worker [--runners 2] [--algorithm IMPALA]`. Beside what every
-peer answers to, it says what an asynchronous run waited for, and it trains for a time on request.
+`python -m benchmarks.peers.jaxrl_host_worker [--runners 2] [--algorithm IMPALA]`. In addition to
+the commands of every peer, it measures the waiting times of an asynchronous run (`flow`) and trains
+for a given time (`train_for`).
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from jaxrl.config.base import AlgorithmConfig
 
 ENV = "gymnasium:CartPole-v1"
 IMPALA_ENVS = 5
-"""Environments of each of two actors: with IMPALA's default fragments of 50 steps, a train batch of
-its default size is two fragments."""
-FLOW = (
+"""Environments per actor. With two actors and IMPALA's default fragments of 50 steps, a train batch
+of the default size consists of two fragments."""
+FLOW_METRICS = (
     "learner_wait_fraction",
     "env_runners_wait_fraction",
     "staleness_mean",
@@ -35,22 +36,22 @@ FLOW = (
 
 
 class HostPeer(jaxrl_worker.JaxrlPeer):
-    """One Algorithm at a time, of PPO or IMPALA."""
+    """Peer with one Algorithm, PPO or IMPALA."""
 
     def __init__(self, algorithm: str, num_runners: int) -> None:
-        configure = impala_config if algorithm == "IMPALA" else ppo_config
+        configure = make_impala_config if algorithm == "IMPALA" else make_ppo_config
         super().__init__(functools.partial(configure, num_runners=num_runners))
 
     def info(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Versions; the learner's devices, which a run without actors has, too."""
-        probe = ppo_config(Setting(num_envs=8, num_steps=256, num_updates=1)).build()
+        """Return versions and the number of the learner's devices, the same without actors."""
+        probe = make_ppo_config(Setting(num_envs=8, num_steps=256, num_updates=1)).build()
         devices = len(probe.devices)
         probe.stop()
-        versions = {**jaxrl_worker.versions(), "gymnasium": version("gymnasium")}
+        versions = {**jaxrl_worker.get_versions(), "gymnasium": version("gymnasium")}
         return {"versions": versions, "devices": devices}
 
     def flow(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One measurement, and what learner and actors waited for in it."""
+        """Run one measurement, with the waiting times of learner and actors."""
         assert self._algorithm is not None
         start = time.perf_counter()
         result = self._algorithm.train()
@@ -59,12 +60,16 @@ class HostPeer(jaxrl_worker.JaxrlPeer):
         return {
             "seconds": seconds,
             "env_steps": runners["num_env_steps_sampled"],
-            **{name: runners[name] for name in FLOW},
+            **{name: runners[name] for name in FLOW_METRICS},
             "num_env_steps_discarded": sum(faults["num_env_steps_discarded_lifetime"].values()),
         }
 
     def train_for(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Train for at least so many seconds; the steps made, and which processes there are."""
+        """Train for at least the given seconds.
+
+        Returns:
+            The environment steps, and the process ids of the driver and the runners.
+        """
         assert self._algorithm is not None
         end, steps = time.monotonic() + request["seconds"], 0
         while time.monotonic() < end:
@@ -75,10 +80,10 @@ class HostPeer(jaxrl_worker.JaxrlPeer):
         return {"env_steps": steps, "driver": os.getpid(), "runners": runners}
 
 
-def ppo_config(setting: Setting, *, num_runners: int = 0) -> AlgorithmConfig:
-    """PPO at the setting, its environments shared out among the runners."""
+def make_ppo_config(setting: Setting, *, num_runners: int = 0) -> AlgorithmConfig:
+    """Build PPO's config of a setting, with the environments divided among the runners."""
     return (
-        jaxrl_worker.config(setting)
+        jaxrl_worker.make_config(setting)
         .environment(ENV)
         .env_runners(
             num_env_runners=num_runners,
@@ -88,8 +93,8 @@ def ppo_config(setting: Setting, *, num_runners: int = 0) -> AlgorithmConfig:
     )
 
 
-def impala_config(setting: Setting, *, num_runners: int) -> AlgorithmConfig:
-    """IMPALA with its defaults, at the setting's network and steps of one measurement."""
+def make_impala_config(setting: Setting, *, num_runners: int) -> AlgorithmConfig:
+    """Build IMPALA's config with defaults, except for the setting's network and seed."""
     return (
         IMPALAConfig()
         .environment(ENV)
@@ -108,7 +113,9 @@ def impala_config(setting: Setting, *, num_runners: int) -> AlgorithmConfig:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--runners", type=int, default=0, help="actors; 0 samples in this process")
+    parser.add_argument(
+        "--runners", type=int, default=0, help="number of actors; 0 samples in this process"
+    )
     parser.add_argument("--algorithm", choices=("PPO", "IMPALA"), default="PPO")
     options = parser.parse_args()
     if options.runners:

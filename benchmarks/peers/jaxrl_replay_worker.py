@@ -1,4 +1,4 @@
-"""jaxrl's DQN and SAC as a peer, through its public API only, with its buffer on the device."""
+"""jaxrl's DQN and SAC as a peer, through the public API, with the replay buffer on the device."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import jax
 
-from benchmarks.peers.jaxrl_worker import settle, versions
+from benchmarks.peers.jaxrl_worker import get_versions, wait_for_state
 from benchmarks.peers.protocol import serve
-from benchmarks.replay_settings import ReplaySetting, replay_settings
+from benchmarks.replay_settings import ReplaySetting, make_replay_settings
 from jaxrl import Algorithm
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.registry import get_algorithm_config_class
 from jaxrl.runs import results
 
 
-class ReplayPeer:
-    """One Algorithm at a time; learning goes on from run to run."""
+class JaxrlReplayPeer:
+    """Peer with one Algorithm, whose training continues from run to run."""
 
     def __init__(self) -> None:
         self._setting: ReplaySetting | None = None
@@ -27,37 +27,37 @@ class ReplayPeer:
         self._result: dict[str, Any] = {}
 
     def info(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Versions; devices are claimed by the first build, so one is made."""
-        config(next(iter(replay_settings("dqn", steps=4).values()))).build().stop()
-        return {"versions": versions(), "devices": len(jax.local_devices())}
+        """Return versions and the number of devices, which the first build claims."""
+        make_config(next(iter(make_replay_settings("dqn", steps=4).values()))).build().stop()
+        return {"versions": get_versions(), "devices": len(jax.local_devices())}
 
     def setup(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Build for a setting and train until updates have begun; the first `train()` compiles."""
+        """Build for a setting and train until updates have begun. The first `train()` compiles."""
         setting = self._setting = ReplaySetting.from_dict(request["setting"])
         self.close()
         start = time.perf_counter()
-        self._algorithm = config(setting).build()
+        self._algorithm = make_config(setting).build()
         built = time.perf_counter() - start
         runs = max(2, -(-setting.warmup_steps // setting.env_steps))
         seconds = [self.run({})["seconds"] for _ in range(runs)]
         return {"compile_s": built + seconds[0] - seconds[-1]}
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One measurement: one `train()`."""
+        """Run one measurement: one `train()`."""
         assert self._algorithm is not None
         assert self._setting is not None
-        settle(self._algorithm)
+        wait_for_state(self._algorithm)
         start = time.perf_counter()
         self._result = self._algorithm.train()
         seconds = time.perf_counter() - start
         sampled = self._result["env_runners"]["num_env_steps_sampled"]
         if sampled != self._setting.env_steps:
-            raise RuntimeError(f"train() made {sampled} steps, asked for {self._setting.env_steps}")
+            raise RuntimeError(f"train() made {sampled} steps, expected {self._setting.env_steps}")
         return {"seconds": seconds, "env_steps": sampled}
 
     def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Mean return of the training episodes that ended last."""
-        return {"return_mean": results.number(self._result, results.RETURN_MEAN)}
+        """Return the mean return of the latest training episodes."""
+        return {"return_mean": results.get_number(self._result, results.RETURN_MEAN)}
 
     def close(self) -> None:
         """Stop the Algorithm, if there is one."""
@@ -65,8 +65,8 @@ class ReplayPeer:
             self._algorithm.stop()
 
 
-def config(setting: ReplaySetting) -> AlgorithmConfig:
-    """The setting in jaxrl's terms; plain DQN, as the other peers have it."""
+def make_config(setting: ReplaySetting) -> AlgorithmConfig:
+    """Build jaxrl's config of a setting; DQN is plain, as in the other peers."""
     width = [setting.hidden_size, setting.hidden_size]
     made: Any = get_algorithm_config_class(setting.algorithm)()
     made.environment(setting.env).debugging(seed=setting.seed)
@@ -98,7 +98,7 @@ def config(setting: ReplaySetting) -> AlgorithmConfig:
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
         os.environ["JAXRL_RESULTS_DIR"] = folder
-        peer = ReplayPeer()
+        peer = JaxrlReplayPeer()
         serve({"info": peer.info, "setup": peer.setup, "run": peer.run, "evaluate": peer.evaluate})
 
 

@@ -1,4 +1,4 @@
-"""jaxrl's PPO as a peer, through its public API only: what a user gets from `algo.train()`."""
+"""jaxrl's PPO as a peer, through the public API, with `algo.train()` as a user calls it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 import optax
 
 import jaxrl
+from benchmarks.machine import ROOT
 from benchmarks.peers.protocol import serve
-from benchmarks.recommended import CARTPOLE_CONFIG, in_batches
+from benchmarks.recommended import CARTPOLE_CONFIG, make_setting
 from benchmarks.settings import Setting
-from benchmarks.worker import ROOT
 from jaxrl import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.base import AlgorithmConfig
@@ -26,10 +26,10 @@ from jaxrl.runs import results
 
 
 class JaxrlPeer:
-    """One Algorithm at a time; learning goes on from run to run.
+    """Peer with one Algorithm, whose training continues from run to run.
 
     Args:
-        configure: The config of a setting.
+        configure: Function from a setting to a config.
     """
 
     def __init__(self, configure: Callable[[Setting], AlgorithmConfig]) -> None:
@@ -39,34 +39,34 @@ class JaxrlPeer:
         self._result: dict[str, Any] = {}
 
     def info(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Versions; devices are claimed by the first build, so one is made."""
-        config(Setting(num_envs=64, num_steps=32, num_updates=1)).build().stop()
-        return {"versions": versions(), "devices": len(jax.local_devices())}
+        """Return versions and the number of devices, which the first build claims."""
+        make_config(Setting(num_envs=64, num_steps=32, num_updates=1)).build().stop()
+        return {"versions": get_versions(), "devices": len(jax.local_devices())}
 
     def setup(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Build for a setting, from fresh parameters, and compile.
+        """Build with new parameters for a setting, and compile.
 
-        The first `train()` compiles; what the second takes is not compiling. `program_s` is what
-        tracing, lowering and compiling the train program took, `compile_s` everything.
+        The first `train()` compiles; the time of a second one is subtracted. `program_s` is the
+        time to trace, lower, and compile the train program; `compile_s` is the total.
         """
         self._setting = Setting.from_dict(request["setting"])
         return self._build(self._configure(self._setting))
 
     def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The same with the config for CartPole that comes with jaxrl, but for its evaluations."""
-        chosen = self._own(request)
+        """Set up with jaxrl's shipped config for CartPole, without its evaluations."""
+        chosen = self._configure_recommended(request)
         assert self._setting is not None
         chosen.reporting(min_sample_timesteps_per_iteration=self._setting.env_steps)
         return self._build(chosen)
 
     def recommend_single(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The same with one train batch an iteration, as a user's file has it."""
-        return self._build(self._own(request))
+        """Set up with the shipped config and one train batch per iteration, as in the file."""
+        return self._build(self._configure_recommended(request))
 
-    def _own(self, request: dict[str, Any]) -> AlgorithmConfig:
-        chosen = own_config()
+    def _configure_recommended(self, request: dict[str, Any]) -> AlgorithmConfig:
+        chosen = load_recommended_config()
         plan = chosen.plan()
-        self._setting = in_batches(
+        self._setting = make_setting(
             request["setting"]["env_steps"],
             num_envs=plan.num_envs,
             num_steps=plan.rollout_fragment_length,
@@ -84,23 +84,23 @@ class JaxrlPeer:
         return {"compile_s": (first - start) - (second - first), "program_s": compiled}
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One measurement: one `train()`."""
+        """Run one measurement: one `train()`."""
         assert self._algorithm is not None
         assert self._setting is not None
-        settle(self._algorithm)
+        wait_for_state(self._algorithm)
         start = time.perf_counter()
         self._result = self._algorithm.train()
         seconds = time.perf_counter() - start
         sampled = self._result["env_runners"]["num_env_steps_sampled"]
         if sampled != self._setting.env_steps:
-            raise RuntimeError(f"train() made {sampled} steps, asked for {self._setting.env_steps}")
+            raise RuntimeError(f"train() made {sampled} steps, expected {self._setting.env_steps}")
         return {"seconds": seconds, "env_steps": sampled}
 
     def run_single(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One measurement: one `train()` for each train batch."""
+        """Run one measurement: one `train()` per train batch."""
         assert self._algorithm is not None
         assert self._setting is not None
-        settle(self._algorithm)
+        wait_for_state(self._algorithm)
         start = time.perf_counter()
         for _ in range(self._setting.num_updates):
             self._result = self._algorithm.train()
@@ -108,15 +108,15 @@ class JaxrlPeer:
         return {"seconds": seconds, "env_steps": self._setting.env_steps}
 
     def bare(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What `run` computes, without what `train()` does around it."""
+        """Run one measurement of the compiled program of `run`, without `train()` around it."""
         assert self._algorithm is not None
         assert self._setting is not None
-        seconds = bare_loop(self._algorithm, self._setting.num_updates)
+        seconds = time_bare_loop(self._algorithm, self._setting.num_updates)
         return {"seconds": seconds, "env_steps": self._setting.env_steps}
 
     def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Mean return of the training episodes that ended last."""
-        return {"return_mean": results.number(self._result, results.RETURN_MEAN)}
+        """Return the mean return of the latest training episodes."""
+        return {"return_mean": results.get_number(self._result, results.RETURN_MEAN)}
 
     def close(self) -> None:
         """Stop the Algorithm, if there is one."""
@@ -124,19 +124,19 @@ class JaxrlPeer:
             self._algorithm.stop()
 
 
-def own_config() -> AlgorithmConfig:
-    """The config for CartPole that comes with jaxrl; other peers do not evaluate either."""
+def load_recommended_config() -> AlgorithmConfig:
+    """Load jaxrl's shipped config for CartPole, without evaluation, as for the other peers."""
     chosen = load_experiment(ROOT / CARTPOLE_CONFIG).config
     return chosen.evaluation(evaluation_interval=None)
 
 
-def versions() -> dict[str, str]:
-    """Of jaxrl and what it computes with."""
+def get_versions() -> dict[str, str]:
+    """Return the versions of jaxrl and its numerical dependencies."""
     return {module.__name__: module.__version__ for module in (jaxrl, jax, flax, optax)}
 
 
-def config(setting: Setting) -> PPOConfig:
-    """The setting in jaxrl's terms. Its value loss has no factor of a half of its own."""
+def make_config(setting: Setting) -> PPOConfig:
+    """Build jaxrl's config of a setting. Its value loss has no factor of 1/2."""
     return (
         PPOConfig()
         .environment(setting.env)
@@ -162,8 +162,8 @@ def config(setting: Setting) -> PPOConfig:
                 "fcnet_hiddens": [setting.hidden_size],
                 "fcnet_activation": "tanh",
                 "vf_share_layers": False,
-                **images(setting),
-                **second_layer(setting),
+                **make_conv_config(setting),
+                **make_second_layer_config(setting),
             }
         )
         .reporting(min_sample_timesteps_per_iteration=setting.env_steps)
@@ -171,14 +171,14 @@ def config(setting: Setting) -> PPOConfig:
     )
 
 
-def images(setting: Setting) -> dict[str, Any]:
-    """The convolutions before the dense layers, if there are any."""
+def make_conv_config(setting: Setting) -> dict[str, Any]:
+    """Return the model config of the convolutions before the dense layers, if there are any."""
     filters = [list(layer) for layer in setting.conv_filters]
     return {"conv_filters": filters} if filters else {}
 
 
-def second_layer(setting: Setting) -> dict[str, Any]:
-    """A dense layer, or a memory as wide as the first."""
+def make_second_layer_config(setting: Setting) -> dict[str, Any]:
+    """Return the model config of the second layer: dense, or recurrent with the first's size."""
     if setting.memory is None:
         second = setting.second_size or setting.hidden_size
         return {"fcnet_hiddens": [setting.hidden_size, second]}
@@ -190,26 +190,26 @@ def second_layer(setting: Setting) -> dict[str, Any]:
     }
 
 
-def settle(algorithm: Algorithm) -> None:
-    """Bring the state to the latest result, so that no iteration was computed before it is timed."""
+def wait_for_state(algorithm: Algorithm) -> None:
+    """Wait for the latest state, so that no iteration has been computed before it is timed."""
     jax.block_until_ready(algorithm.state.learner)
 
 
-def bare_loop(algorithm: Algorithm, num_updates: int) -> float:
-    """Seconds of `num_updates` train batches by the compiled program alone.
+def time_bare_loop(algorithm: Algorithm, num_updates: int) -> float:
+    """Time `num_updates` train batches of the compiled program alone, in seconds.
 
-    It is the very program that `train()` dispatches, in one dispatch, waiting for its result; the
-    Algorithm goes on from the state it leaves.
+    The program is the one that `train()` uses, called once with a wait for its result. Training
+    continues from the resulting state.
     """
     numbers = np.int32(1), np.int32(num_updates)
-    program = algorithm.programs.run.compiled_for(algorithm.state, *numbers)
+    program = algorithm.programs.run.get_executable(algorithm.state, *numbers)
     start = time.perf_counter()
     algorithm.state = jax.block_until_ready(program(algorithm.state, *numbers))[0]
     return time.perf_counter() - start
 
 
 def _unroll(number: int) -> None:
-    """Unroll every scan that says nothing of it: a lever to try, no setting of jaxrl."""
+    """Unroll every scan that does not set `unroll`, as an experiment; jaxrl has no such setting."""
     scan: Any = jax.lax.scan
 
     def unrolled(*args: Any, **kwargs: Any) -> Any:
@@ -223,7 +223,7 @@ def main() -> None:
         _unroll(int(os.environ["JAXRL_BENCHMARK_UNROLL"]))
     with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
         os.environ["JAXRL_RESULTS_DIR"] = folder
-        peer = JaxrlPeer(config)
+        peer = JaxrlPeer(make_config)
         serve(
             {
                 "info": peer.info,

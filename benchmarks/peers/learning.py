@@ -1,6 +1,6 @@
-"""What the adapters of learning suites share: `python -m benchmarks.peers.<name>.learn JOB`.
+"""Common code of the adapters for learning suites: `python -m benchmarks.peers.<name>.learn JOB`.
 
-Standard library only: every peer's environment imports it.
+Uses the standard library alone, because peers in their own virtual environments import it too.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from jaxrl.bench.job import Clock, Curve, Job, peak_memory_gib, say
+from jaxrl.bench.job import Clock, Curve, Job, get_peak_memory_gib, report_progress
 
-POINTS = 100
-"""Of a learning curve, at the least."""
+MIN_POINTS = 100
+"""Minimum number of points of a learning curve."""
 
 
 class Run:
-    """One seed of a job while it goes on.
+    """One seed of a job during training.
 
     Args:
-        job: The whole job.
-        seed: Of this run.
+        job: Job with all seeds.
+        seed: Seed of this run.
     """
 
     def __init__(self, job: Job, seed: int) -> None:
@@ -31,97 +31,110 @@ class Run:
 
     @property
     def interval(self) -> int:
-        """Environment steps between two points of the curve."""
-        return max(1, self.job.budget // POINTS)
+        """Environment steps between points of the curve."""
+        return max(1, self.job.budget // MIN_POINTS)
 
-    def point(self, steps: int, mean_return: float | None) -> None:
-        """How far the run is."""
+    def add_point(self, steps: int, mean_return: float | None) -> None:
+        """Add a point to the curve, if there is a return, and report the progress."""
         if mean_return is not None:
-            self.curve.add(steps, float(mean_return), round(self.clock() - self.compile_s, 3))
-        told = None if mean_return is None else float(mean_return)
-        say(seed=self.seed, steps=steps, budget=self.job.budget, return_mean=told)
+            mean_return = float(mean_return)
+            self.curve.add(steps, mean_return, round(self.clock() - self.compile_s, 3))
+        report_progress(
+            seed=self.seed, steps=steps, budget=self.job.budget, return_mean=mean_return
+        )
 
 
 def main(
     train: Callable[[Run], Callable[[], float]], packages: tuple[str, ...], devices: list[str]
 ) -> None:
-    """Run the missing seeds of the job that the command line names, one after another.
+    """Run the missing seeds of the job given on the command line, one after another.
 
     Args:
-        train: Trains to the budget, and returns what evaluates the policy: the mean return of
-            `job.episodes` episodes by the most likely actions.
-        packages: Whose versions are told.
-        devices: What it computes on.
+        train: Function that trains to the budget and returns an evaluation function, which returns
+            the mean return of `job.episodes` greedy episodes.
+        packages: Packages whose versions are recorded.
+        devices: Devices that the peer computes on.
     """
     job = Job.read(sys.argv[1])
-    for seed in job.missing():
+    for seed in job.find_missing_seeds():
         run = Run(job, seed)
         evaluate = train(run)
         seconds = run.clock() - run.compile_s
-        shared = told(seconds, run.compile_s, packages, devices)
+        shared = describe_process(seconds, run.compile_s, packages, devices)
         steps = run.curve.steps[-1] if run.curve.steps else job.budget
-        job.write_outcome(seed, {**shared, **scored(run.curve, float(evaluate()), steps)})
+        job.write_outcome(seed, {**shared, **describe_run(run.curve, float(evaluate()), steps)})
 
 
-def told(
+def describe_process(
     seconds: float,
     compile_s: float,
     packages: Sequence[str],
     devices: Sequence[str],
-    lanes: int = 1,
+    num_lanes: int = 1,
 ) -> dict[str, Any]:
-    """What an outcome says of the process."""
+    """Return the fields of an outcome that describe the process.
+
+    Args:
+        seconds: Seconds of training, without compilation.
+        compile_s: Seconds of compilation.
+        packages: Packages whose versions are recorded.
+        devices: Devices that the peer computes on.
+        num_lanes: Number of runs in the process.
+    """
     return {
         "seconds": seconds,
         "compile_s": compile_s,
-        "memory_gib": peak_memory_gib(),
-        "num_lanes": lanes,
+        "memory_gib": get_peak_memory_gib(),
+        "num_lanes": num_lanes,
         "devices": list(devices),
         "versions": {name: version(name) for name in packages},
     }
 
 
-def scored(curve: Curve, evaluated: float, env_steps: int) -> dict[str, Any]:
-    """What an outcome says of a run."""
+def describe_run(curve: Curve, evaluated: float, env_steps: int) -> dict[str, Any]:
+    """Return the fields of an outcome that describe one run."""
     return {"evaluated": evaluated, "env_steps": env_steps, "curve": curve.to_data()}
 
 
-def gymnasium_id(job: Job) -> str:
-    """The environment's id as gymnasium knows it."""
+def get_gymnasium_id(job: Job) -> str:
+    """Return gymnasium's id of the environment."""
     return job.environment.removeprefix("gymnasium:")
 
 
-def settings_of(job: Job) -> dict[str, Any]:
-    """The settings of jaxrl that a peer is to match, with infinities and tuples as Python has them."""
+def get_settings(job: Job) -> dict[str, Any]:
+    """Return the settings of jaxrl that a peer must match, as Python values."""
     assert job.settings is not None
-    return {name: _plain(value) for name, value in job.settings["settings"].items()}
+    return {name: _deserialize(value) for name, value in job.settings["settings"].items()}
 
 
-def _plain(value: Any) -> Any:
+def _deserialize(value: Any) -> Any:
+    """Restore infinities and tuples from their encodings in JSON."""
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_deserialize(item) for item in value]
     if not isinstance(value, Mapping):
         return value
     if "__float__" in value:
         return float(value["__float__"])
     if "__tuple__" in value:
-        return tuple(_plain(item) for item in value["__tuple__"])
-    return {key: _plain(item) for key, item in value.items()}
+        return tuple(_deserialize(item) for item in value["__tuple__"])
+    return {key: _deserialize(item) for key, item in value.items()}
 
 
-def schedule_points(value: Any) -> list[tuple[float, float]]:
-    """A setting over environment steps: one point for a constant."""
+def get_schedule_points(value: Any) -> list[tuple[float, float]]:
+    """Return the points `(step, value)` of a schedule; a constant has one point."""
     if isinstance(value, list):
         return [(float(step), float(y)) for step, y in value]
     return [(0.0, float(value))]
 
 
-def interpolated(points: list[tuple[float, float]], step: float) -> float:
-    """The value at a step; linear between the points."""
-    before = points[0]
+def interpolate(points: list[tuple[float, float]], step: float) -> float:
+    """Interpolate linearly between the points of a schedule."""
+    previous = points[0]
     for point in points:
         if point[0] > step:
-            share = (step - before[0]) / (point[0] - before[0]) if step > before[0] else 0.0
-            return before[1] + share * (point[1] - before[1])
-        before = point
-    return before[1]
+            share = 0.0
+            if step > previous[0]:
+                share = (step - previous[0]) / (point[0] - previous[0])
+            return previous[1] + share * (point[1] - previous[1])
+        previous = point
+    return previous[1]

@@ -1,8 +1,8 @@
-"""The machine's limits as a peer: matrix products, memory, and environments without a policy.
+"""Peer that measures the machine's limits: matrix products, memory, and stepping of environments.
 
-Its work is named by probes, `matmul 512x64x64`, `triad` or `stepping program CartPole-v1 x64`. What
-JAX computes is computed on all of its devices at once, each with its own share of the environments
-and each with products of the whole shape; on a CPU the cores are devices, as they are for jaxrl.
+The measurements are called probes: `matmul 512x64x64`, `make_triad_probe`, `stepping program CartPole-v1 x64`.
+JAX computes on all of its devices at once, each with its share of the environments, or with
+products of the full shape. On a CPU the cores are devices, as for jaxrl.
 """
 
 from __future__ import annotations
@@ -33,31 +33,32 @@ from jaxrl.runtime.devices import claim_cpu_devices
 from jaxrl.runtime.flops import count_flops
 
 TARGET_S = 0.15
-"""Length of one probe, about."""
+"""Approximate seconds per probe."""
 
-MACHINE = ("matmul 64x64x64", "matmul 2048x64x64", "matmul 2048x2048x2048", "triad")
-"""Measured beside whatever is asked for."""
+MACHINE_PROBES = ("matmul 64x64x64", "matmul 2048x64x64", "matmul 2048x2048x2048", "triad")
+"""Probes that are measured in addition to the requested ones."""
 
 TRIAD_ROWS = 2**25
-"""Numbers of each of its two arrays, over all devices: more than caches hold."""
+"""Size of each of the triad's two arrays over all devices, which exceeds all caches."""
 
 CHUNK = 64
-"""Environment steps whose keys and actions are drawn together."""
+"""Number of environment steps whose keys and actions are sampled together."""
 
 HOST_CHUNK = 8
+"""Number of steps of gymnasium's environments per repetition."""
 
 AXIS = "devices"
-ALONG, WHOLE = PartitionSpec(AXIS), PartitionSpec()
+SHARDED, REPLICATED = PartitionSpec(AXIS), PartitionSpec()
 
 
 @dataclasses.dataclass(kw_only=True)
 class Probe:
-    """Work that is repeated as often as it takes.
+    """Work that is repeated long enough to be measured.
 
     Args:
-        work: Of one repetition: operations, bytes or environment steps.
-        repeat: Does so many repetitions, and waits for the last.
-        count: Repetitions of a measurement.
+        work: Operations, bytes, or environment steps per repetition.
+        repeat: Function that runs a number of repetitions and waits for the last.
+        count: Number of repetitions per measurement.
     """
 
     work: float
@@ -65,34 +66,40 @@ class Probe:
     count: int = 1
 
     def calibrate(self, target_s: float) -> None:
-        """Choose the number of repetitions; what is lazy is done before."""
+        """Choose the number of repetitions per measurement, after a warm-up."""
         self.repeat(1)
-        while (seconds := self.seconds()) < target_s / 4:
+        while (seconds := self.measure_seconds()) < target_s / 4:
             self.count *= 4
         self.count = max(1, round(self.count * target_s / seconds))
 
-    def seconds(self) -> float:
+    def measure_seconds(self) -> float:
         start = time.perf_counter()
         self.repeat(self.count)
         return time.perf_counter() - start
 
-    def rate(self) -> float:
-        """Work in a second."""
-        return self.work * self.count / self.seconds()
+    def measure_rate(self) -> float:
+        """Measure the work per second."""
+        return self.work * self.count / self.measure_seconds()
 
 
 class LimitsPeer:
-    """Probes that have been made are kept from setting to setting."""
+    """Peer that runs probes, which are reused for later settings.
+
+    Args:
+        machine: Probes that are measured in addition to the requested ones.
+        target_s: Approximate seconds per probe.
+        triad_rows: Size of each of the triad's two arrays over all devices.
+    """
 
     def __init__(
         self,
         *,
-        machine: Sequence[str] = MACHINE,
+        machine_probes: Sequence[str] = MACHINE_PROBES,
         target_s: float = TARGET_S,
         triad_rows: int = TRIAD_ROWS,
     ) -> None:
-        self._machine, self._target_s, self._triad_rows = machine, target_s, triad_rows
-        self._made: dict[str, Probe] = {}
+        self._machine, self._target_s, self._triad_rows = machine_probes, target_s, triad_rows
+        self._probes: dict[str, Probe] = {}
         self._names: list[str] = []
 
     def info(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -101,75 +108,79 @@ class LimitsPeer:
         return {"versions": versions, "devices": len(jax.local_devices())}
 
     def setup(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Make the probes that the setting needs, and count the operations of its peers' steps."""
+        """Make the requested probes, and count the operations per step of the other peers."""
         start = time.perf_counter()
         work = request["setting"]["work"]
-        wanted = [item[kind] for item in work.values() for kind in ("arithmetic", "stepping")]
-        self._names = list(dict.fromkeys([*self._machine, *(name for name in wanted if name)]))
+        requested = [item[kind] for item in work.values() for kind in ("arithmetic", "stepping")]
+        self._names = list(dict.fromkeys([*self._machine, *(name for name in requested if name)]))
         for name in self._names:
-            if name not in self._made:
-                self._made[name] = self._probe(name)
-                self._made[name].calibrate(self._target_s)
-        counted: dict[str, float] = {}
-        flops = {name: _counted(item, counted) for name, item in work.items()}
+            if name not in self._probes:
+                self._probes[name] = self._make_probe(name)
+                self._probes[name].calibrate(self._target_s)
+        counts: dict[str, float] = {}
+        flops = {name: _count_item(item, counts) for name, item in work.items()}
         return {"compile_s": time.perf_counter() - start, "work": work, "flops_per_step": flops}
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One measurement of each."""
-        return {"rates": {name: self._made[name].rate() for name in self._names}}
+        """Measure each probe once."""
+        return {"rates": {name: self._probes[name].measure_rate() for name in self._names}}
 
-    def _probe(self, name: str) -> Probe:
+    def _make_probe(self, name: str) -> Probe:
         if name == "triad":
-            return triad(self._triad_rows)
+            return make_triad_probe(self._triad_rows)
         if match := re.fullmatch(r"matmul (\d+)x(\d+)x(\d+)", name):
-            return product(*map(int, match.groups()))
+            return make_product_probe(*map(int, match.groups()))
         match = re.fullmatch(r"stepping (host|program) (\S+) x(\d+)", name)
         if match is None:
-            raise ValueError(f"no probe is called {name!r}")
-        make_probe = host_stepping if match[1] == "host" else stepping
+            raise ValueError(f"unknown probe {name!r}")
+        make_probe = make_host_stepping_probe if match[1] == "host" else make_stepping_probe
         return make_probe(match[2], int(match[3]))
 
 
-def product(rows: int, inputs: int, outputs: int) -> Probe:
-    """Products of `[rows, inputs]` with `[inputs, outputs]`, and back, so that each needs the last.
+def make_product_probe(rows: int, inputs: int, outputs: int) -> Probe:
+    """Return a probe of products of `[rows, inputs]` with `[inputs, outputs]`, and back.
 
-    The matrix has orthonormal rows or columns and goes back as its transpose, so numbers keep their
-    size.
+    Each product depends on the previous one. The matrix has orthonormal rows or columns, and its
+    transpose maps back, so the magnitudes of the numbers do not change.
     """
     devices = jax.local_devices()
-    random = np.random.default_rng(0)
-    wide = max(inputs, outputs)
-    basis = np.linalg.qr(random.normal(size=(wide, wide)))[0].astype(np.float32)
+    generator = np.random.default_rng(0)
+    size = max(inputs, outputs)
+    basis = np.linalg.qr(generator.normal(size=(size, size)))[0].astype(np.float32)
     matrix = basis[:inputs, :outputs]
-    x = random.normal(size=(rows * len(devices), inputs)).astype(np.float32)
+    x = generator.normal(size=(rows * len(devices), inputs)).astype(np.float32)
 
-    def loop(count: Any, x: Any, forth: Any, back: Any) -> Any:
-        return jax.lax.fori_loop(0, count, lambda _, x: (x @ forth) @ back, x)
+    def loop(count: Any, x: Any, matrix: Any, transpose: Any) -> Any:
+        return jax.lax.fori_loop(0, count, lambda _, x: (x @ matrix) @ transpose, x)
 
-    run, place = _over(devices, loop, (WHOLE, ALONG, WHOLE, WHOLE), ALONG)
-    x, forth, back = place(x, ALONG), place(matrix, WHOLE), place(matrix.T.copy(), WHOLE)
+    run, place = _shard(devices, loop, (REPLICATED, SHARDED, REPLICATED, REPLICATED), SHARDED)
+    x, matrix, transpose = (
+        place(x, SHARDED),
+        place(matrix, REPLICATED),
+        place(matrix.T.copy(), REPLICATED),
+    )
     return Probe(
         work=2 * 2.0 * rows * inputs * outputs * len(devices),
-        repeat=lambda count: _wait(run(np.int32(count), x, forth, back)),
+        repeat=lambda count: _wait(run(np.int32(count), x, matrix, transpose)),
     )
 
 
-def triad(rows: int) -> Probe:
-    """`x = y + s * x` over arrays that no cache holds: two numbers read and one written."""
+def make_triad_probe(rows: int) -> Probe:
+    """Return a probe of `x = y + s * x`, which reads two numbers and writes one, without caches."""
     devices = jax.local_devices()
     rows = rows // len(devices) * len(devices)
 
     def loop(count: Any, x: Any, y: Any) -> Any:
         return jax.lax.fori_loop(0, count, lambda _, x: y + 0.5 * x, x)
 
-    run, place = _over(devices, loop, (WHOLE, ALONG, ALONG), ALONG)
-    x, y = (place(np.full(rows, value, np.float32), ALONG) for value in (1.0, 2.0))
+    run, place = _shard(devices, loop, (REPLICATED, SHARDED, SHARDED), SHARDED)
+    x, y = (place(np.full(rows, value, np.float32), SHARDED) for value in (1.0, 2.0))
     work = 3.0 * rows * np.dtype(np.float32).itemsize
     return Probe(work=work, repeat=lambda count: _wait(run(np.int32(count), x, y)))
 
 
-def stepping(env_id: str, num_envs: int) -> Probe:
-    """Copies of an environment of jaxrl's in the compiled program, with random actions."""
+def make_stepping_probe(env_id: str, num_envs: int) -> Probe:
+    """Return a probe of copies of a jaxrl environment in a compiled loop, with random actions."""
     devices = jax.local_devices()
     devices = devices if num_envs % len(devices) == 0 else devices[:1]
     made: Any = make(env_id)
@@ -177,13 +188,13 @@ def stepping(env_id: str, num_envs: int) -> Probe:
     space = made.env.action_space(made.params)
 
     def chunk(index: Any, state: Any, params: Any) -> Any:
-        actions = random_actions(
+        actions = sample_actions(
             space, jax.random.fold_in(jax.random.key(0), index), state.index.shape[0]
         )
-        inputs = vector.inputs(state, CHUNK, params)
+        inputs = vector.make_step_inputs(state, CHUNK, params)
 
-        def step(state: Any, drawn: Any) -> tuple[Any, None]:
-            action, inputs = drawn
+        def step(state: Any, step_inputs: Any) -> tuple[Any, None]:
+            action, inputs = step_inputs
             return vector.step(state, action, inputs, params)[0], None
 
         return jax.lax.scan(step, state, (actions, inputs))[0]
@@ -192,17 +203,17 @@ def stepping(env_id: str, num_envs: int) -> Probe:
         return jax.lax.fori_loop(0, count, partial(chunk, params=params), state)
 
     first = jax.jit(vector.reset)(jax.random.key(0), jnp.arange(num_envs), made.params)
-    specs = jax.tree.map(lambda _: ALONG, first), jax.tree.map(lambda _: WHOLE, made.params)
-    run, place = _over(devices, loop, (WHOLE, *specs), specs[0])
-    first, params = place(first, ALONG), place(made.params, WHOLE)
+    specs = jax.tree.map(lambda _: SHARDED, first), jax.tree.map(lambda _: REPLICATED, made.params)
+    run, place = _shard(devices, loop, (REPLICATED, *specs), specs[0])
+    first, params = place(first, SHARDED), place(made.params, REPLICATED)
     return Probe(
         work=float(num_envs * CHUNK),
         repeat=lambda count: _wait(run(np.int32(count), first, params)),
     )
 
 
-def random_actions(space: gymnasium.Space[Any], key: Any, num_envs: int) -> Any:
-    """`[CHUNK, num_envs, ...]` actions, drawn in bulk."""
+def sample_actions(space: gymnasium.Space[Any], key: Any, num_envs: int) -> Any:
+    """Sample actions `[CHUNK, num_envs, ...]`."""
     if isinstance(space, gymnasium.spaces.Discrete):
         return jax.random.randint(key, (CHUNK, num_envs), 0, int(space.n))
     assert isinstance(space, gymnasium.spaces.Box)
@@ -210,8 +221,8 @@ def random_actions(space: gymnasium.Space[Any], key: Any, num_envs: int) -> Any:
     return jax.random.uniform(key, shape, minval=space.low, maxval=space.high)
 
 
-def host_stepping(env_id: str, num_envs: int) -> Probe:
-    """Synchronous environments of gymnasium's with random actions, drawn beforehand."""
+def make_host_stepping_probe(env_id: str, num_envs: int) -> Probe:
+    """Return a probe of gymnasium's synchronous environments, with presampled random actions."""
     envs = gymnasium.make_vec(env_id, num_envs=num_envs, vectorization_mode="sync")
     envs.reset(seed=0)
     envs.action_space.seed(0)
@@ -225,10 +236,10 @@ def host_stepping(env_id: str, num_envs: int) -> Probe:
     return Probe(work=float(num_envs * HOST_CHUNK), repeat=repeat)
 
 
-def flops_per_step(config: AlgorithmConfig) -> float:
-    """Operations of a whole train batch of jaxrl's program, over its environment steps.
+def count_flops_per_step(config: AlgorithmConfig) -> float:
+    """Count the operations of jaxrl's program per environment step of a train batch.
 
-    Nothing is compiled. What a peer with the same network computes differs by little.
+    Nothing is compiled. The operations of other peers with the same network differ little.
     """
     assembly = assemble(config)
     runner = assembly.in_graph_runner
@@ -238,32 +249,43 @@ def flops_per_step(config: AlgorithmConfig) -> float:
     return flops / (assembly.plan.num_envs * assembly.plan.rollout_fragment_length)
 
 
-def _counted(item: dict[str, Any], known: dict[str, float]) -> float | None:
-    """Operations of an environment step of one peer; those of equal settings are counted once."""
+def _count_item(item: dict[str, Any], counts: dict[str, float]) -> float | None:
+    """Count the operations per environment step of a peer, once for equal settings.
+
+    Args:
+        item: Part of the request about one peer, with its kind and setting.
+        counts: Cache of earlier counts, which is extended.
+    """
     if item["arithmetic"] is None:
         return None
     values = {k: v for k, v in item["setting"].items() if k not in ("num_updates", "env_steps")}
-    name = json.dumps([item["kind"], values], sort_keys=True)
-    if name not in known:
-        known[name] = _count(item["kind"], item["setting"])
-    return known[name]
+    key = json.dumps([item["kind"], values], sort_keys=True)
+    if key not in counts:
+        counts[key] = _count_setting(item["kind"], item["setting"])
+    return counts[key]
 
 
-def _count(kind: str, setting: dict[str, Any]) -> float:
+def _count_setting(kind: str, setting: dict[str, Any]) -> float:
     if kind == "Setting":
-        return flops_per_step(jaxrl_worker.config(Setting.from_dict(setting)))
+        return count_flops_per_step(jaxrl_worker.make_config(Setting.from_dict(setting)))
     replay_setting = ReplaySetting.from_dict(setting)
     if kind == "products":
-        networks, batches = products_worker.arguments(replay_setting, obs_size=3, action_size=1)
+        networks, batches = products_worker.make_arguments(
+            replay_setting, obs_size=3, action_size=1
+        )
         first = [rows[0] for rows in batches]
-        return count_flops(jax.make_jaxpr(products_worker.update)(networks, first))
-    return flops_per_step(jaxrl_replay_worker.config(replay_setting))
+        return count_flops(jax.make_jaxpr(products_worker.compute_update)(networks, first))
+    return count_flops_per_step(jaxrl_replay_worker.make_config(replay_setting))
 
 
-def _over(
+def _shard(
     devices: list[Any], fn: Callable[..., Any], in_specs: Any, out_specs: Any
 ) -> tuple[Callable[..., Any], Callable[[Any, PartitionSpec], Any]]:
-    """A jitted function of each device's part, and what puts arguments where it wants them."""
+    """Jit a function over the devices.
+
+    Returns:
+        The jitted function, and a function that places its arguments on the devices.
+    """
     mesh = Mesh(np.asarray(devices), (AXIS,))
     run = jax.jit(
         jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)

@@ -1,7 +1,8 @@
-"""How the benchmark talks to a peer: one JSON object a line, over stdin and stdout.
+"""Protocol between the benchmark and a peer: one JSON object per line, over stdin and stdout.
 
-A peer stays alive between measurements, so that it compiles once and its measurements can be
-interleaved with those of the others. Standard library only: every peer's environment imports it.
+A peer runs until the end of the benchmark, so that it compiles once and its measurements can be
+interleaved with those of other peers. Uses the standard library alone, because peers in their own
+virtual environments import it too.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ Handler = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def serve(handlers: Mapping[str, Handler]) -> None:
-    """Answer `{"command": name, ...}` lines until `quit` or the end of the input.
+    """Reply to `{"command": name, ...}` lines until `quit` or the end of the input.
 
-    The answer is `{"ok": {...}}` or `{"error": "..."}`. Whatever else prints to stdout, from
-    Python or below it, goes to stderr, so that it cannot be taken for an answer.
+    A reply is `{"ok": {...}}` or `{"error": "..."}`. Any other output to stdout, from Python or
+    native code, is redirected to stderr, so that it cannot be mistaken for a reply.
     """
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
         os.dup2(2, 1)
@@ -29,16 +30,16 @@ def serve(handlers: Mapping[str, Handler]) -> None:
             command = request.pop("command")
             if command == "quit":
                 return
-            print(json.dumps(_answer(handlers, command, request)), file=replies, flush=True)
+            print(json.dumps(_make_reply(handlers, command, request)), file=replies, flush=True)
 
 
-def _answer(
+def _make_reply(
     handlers: Mapping[str, Handler], command: str, request: dict[str, Any]
 ) -> dict[str, Any]:
     if command not in handlers:
-        return {"error": f"unknown command {command!r}; known are {sorted(handlers)}"}
+        return {"error": f"unknown command {command!r}; known commands are {sorted(handlers)}"}
     try:
         return {"ok": handlers[command](request)}
-    except Exception as error:  # noqa: BLE001  (the process boundary: the other side raises it)
+    except Exception as error:  # noqa: BLE001  (process boundary: the benchmark raises it)
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}"}

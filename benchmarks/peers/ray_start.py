@@ -1,4 +1,4 @@
-"""Starting a small Ray for a peer; imported in several environments, so it needs nothing but Ray."""
+"""Start of a small Ray for a peer. Imports only Ray, because several environments import it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import os
 import ray
 
 NUM_CPUS = 4
-"""What Ray believes to have: room for two runners, whatever else a library wants to place."""
+"""Number of CPUs reported to Ray: enough for two runners and anything else a library places."""
 
 OBJECT_STORE_BYTES = 100 * 2**20
 
 
 def start_ray() -> None:
-    """A Ray of this process's own: no dashboard, no usage report, a small object store.
+    """Start a local Ray without dashboard or usage reports, with a small object store.
 
-    Ray gives every actor one thread per CPU that it has reserved, in `OMP_NUM_THREADS`.
+    Ray sets `OMP_NUM_THREADS` of every actor to the number of CPUs that the actor has reserved.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

@@ -1,9 +1,7 @@
-"""Atari games as Mnih et al. 2015 prepared them: 84x84 grey, four frames, every fourth one.
+"""Atari games, preprocessed as by Mnih et al. 2015: 84x84 grayscale, four frames, every fourth one.
 
-Machado et al. 2018 (section 4) is what version 5 of the ids adds to it: the emulator repeats the
-last action with a probability of a quarter. Lives are no episodes.
-
-Nothing here imports JAX: the processes of an asynchronous vector environment do without it.
+Version 5 of the ids adds the sticky actions of Machado et al. 2018 (section 4): the emulator
+repeats the last action with a probability of 0.25. The loss of a life ends no episode.
 """
 
 import dataclasses
@@ -19,40 +17,40 @@ from gymnasium.vector import VectorEnv, VectorObservationWrapper
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import AtariPreprocessing, TimeLimit
 
-from jaxrl.envs.adapters.host_creators import FromSpec, VectorFromSpec
+from jaxrl.envs.adapters.host_creators import SpecCreator, VectorSpecCreator
 from jaxrl.envs.context import EnvContext
 from jaxrl.errors import EnvError
 
 NUM_FRAMES = 4
 FRAME_SKIP = 4
-NOTE = (
-    f"preprocessed: 84x84 grey, the last {NUM_FRAMES} frames, each the maximum of the last two of "
-    f"{FRAME_SKIP} (env_config's frameskip); is_atari=False leaves the game as it is."
+PREPROCESSING_NOTE = (
+    f"preprocessed: 84x84 grayscale, the last {NUM_FRAMES} frames, each the maximum of the last "
+    f"two of {FRAME_SKIP} (env_config's frameskip); is_atari=False leaves the game unchanged."
 )
 
 _ID = re.compile(r"(ALE/\w+-v\d+)|(\w+(NoFrameskip|Deterministic)-v\d+)")
 
 
 def is_atari_id(env_id: str) -> bool:
-    """Whether an id looks like those that ale_py registers."""
+    """Return whether an id looks like those that ale_py registers."""
     return _ID.fullmatch(env_id) is not None
 
 
 def is_atari_spec(spec: EnvSpec) -> bool:
-    """Whether an entry of gymnasium's registry is one of ale_py's."""
+    """Return whether an entry of gymnasium's registry is one of ale_py's."""
     return isinstance(spec.entry_point, str) and spec.entry_point.startswith("ale_py")
 
 
 def is_atari_env(env: gymnasium.Env[Any, Any]) -> bool:
-    """Whether ale_py is underneath an environment."""
+    """Return whether the innermost environment is one of ale_py's."""
     return type(env.unwrapped).__module__.split(".")[0] == "ale_py"
 
 
 def register(name: str) -> None:
-    """Make gymnasium know the games.
+    """Register the games with gymnasium.
 
     Raises:
-        EnvError: ale_py is not installed.
+        EnvError: If ale_py is not installed.
     """
     try:
         ale_py = importlib.import_module("ale_py")
@@ -62,67 +60,67 @@ def register(name: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Preprocessed:
-    """Makes a game behind its preprocessing; the context's config are the emulator's arguments."""
+class AtariCreator:
+    """Creator of a preprocessed game; the context's config holds the emulator's arguments."""
 
     spec: EnvSpec
     max_episode_steps: int | None = None
 
     def __call__(self, context: EnvContext) -> gymnasium.Env[Any, Any]:
-        frame_skip = self.frame_skip(context)
-        # The emulator's own skipping must be off, or frames would be skipped twice.
+        frame_skip = self.get_frame_skip(context)
+        # The emulator's own frame skip must be off, or frames would be skipped twice.
         raw = context.copy_with_overrides({**context, "frameskip": 1, "obs_type": "rgb"})
-        game = FromSpec(spec=self.spec)(raw)
+        game = SpecCreator(spec=self.spec)(raw)
         env = StackFrames(AtariPreprocessing(game, frame_skip=frame_skip), NUM_FRAMES)
         return env if self.max_episode_steps is None else TimeLimit(env, self.max_episode_steps)
 
-    def game_limit(self, context: EnvContext) -> int | None:
-        """After how many steps the emulator truncates, from its limit of frames."""
+    def get_time_limit(self, context: EnvContext) -> int | None:
+        """Return the number of steps after which the emulator truncates, from its frame limit."""
         name = "max_num_frames_per_episode"
         frames = context.get(name, self.spec.kwargs.get(name))
-        return None if not frames else -(-int(frames) // self.frame_skip(context))
+        return None if not frames else -(-int(frames) // self.get_frame_skip(context))
 
-    def frame_skip(self, context: EnvContext) -> int:
-        """How many frames an action lasts.
+    def get_frame_skip(self, context: EnvContext) -> int:
+        """Return the number of frames per action.
 
         Raises:
-            EnvError: It is no positive integer.
+            EnvError: If it is not a positive integer.
         """
         frame_skip = context.get("frameskip", FRAME_SKIP)
         if isinstance(frame_skip, bool) or not isinstance(frame_skip, int) or frame_skip < 1:
             raise EnvError(
-                f"{self.spec.id}: frameskip (env_config) must be a positive integer behind the "
+                f"{self.spec.id}: frameskip (env_config) must be a positive integer with "
                 f"preprocessing, got {frame_skip!r}."
             )
         return frame_skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class PreprocessedVector:
-    """Makes the emulator's own vector environment, with the same preprocessing in C++ threads."""
+class AtariVectorCreator:
+    """Creator of the emulator's own vector environment, with preprocessing in C++ threads."""
 
-    game: Preprocessed
+    game: AtariCreator
 
     def __call__(self, num_envs: int, context: EnvContext) -> VectorEnv[Any, Any, Any]:
         spec = self.game.spec
         if self.game.max_episode_steps is not None:
             raise EnvError(
                 f"{spec.id}: max_episode_steps has no effect with gym_env_vectorize_mode="
-                f"'vector_entry_point'; give max_num_frames_per_episode in env_config."
+                f"'vector_entry_point'; set max_num_frames_per_episode in env_config."
             )
         arguments = {
             **context,
-            "frameskip": self.game.frame_skip(context),
+            "frameskip": self.game.get_frame_skip(context),
             "stack_num": NUM_FRAMES,
-            "reward_clipping": False,  # rewards are clipped where they are learned from
+            "reward_clipping": False,  # rewards are clipped by the learner
             "use_fire_reset": False,
         }
-        vector = VectorFromSpec(spec=spec)
+        vector = VectorSpecCreator(spec=spec)
         return ChannelsLast(vector(num_envs, EnvContext(arguments)))
 
 
 class ChannelsLast(VectorObservationWrapper):
-    """Stacked images `[B, frame, row, column]` with the frame as the last axis."""
+    """Wrapper of stacked images `[B, frame, row, column]` that moves the frame to the last axis."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         super().__init__(env)
@@ -132,12 +130,12 @@ class ChannelsLast(VectorObservationWrapper):
         self.single_observation_space = spaces.Box(0, 255, shape, np.uint8)
         self.observation_space = batch_space(self.single_observation_space, env.num_envs)
 
-    def observations(self, observations: Any) -> Any:
+    def observations(self, observations: Any) -> np.ndarray:
         return np.moveaxis(observations, 1, -1)
 
 
 class StackFrames(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """The last images as the channels of one, newest last; after a reset the first one repeated."""
+    """Wrapper that stacks the last images as channels, newest last; a reset repeats the first."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], num_frames: int) -> None:
         super().__init__(env)
@@ -154,7 +152,7 @@ class StackFrames(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._frames = np.repeat(frame[..., None], self._frames.shape[-1], axis=-1)
         return self._frames, info
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         frame, reward, terminated, truncated, info = self.env.step(action)
         self._frames = np.concatenate([self._frames[..., 1:], frame[..., None]], axis=-1)
         return self._frames, reward, terminated, truncated, info

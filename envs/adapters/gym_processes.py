@@ -1,30 +1,33 @@
-"""The processes of an asynchronous vector environment: starting them and ending them."""
+"""Processes of an asynchronous vector environment: start and shutdown."""
 
 import contextlib
 import signal
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from multiprocessing import resource_tracker
 from typing import Any
 
 import cloudpickle
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+import gymnasium
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from jaxrl.envs.adapters.host_spaces import logger
 from jaxrl.errors import EnvError
 
 CLOSE_TIMEOUT_S = 5.0
 REAP_TIMEOUT_S = 0.05
-"""A process that has closed its pipe may not have ended yet."""
+"""Time that a process may take to exit after it has closed its pipe."""
 
 
 def start_processes(
-    name: str, barriers: list[Any], autoreset_mode: AutoresetMode
+    name: str,
+    barriers: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
+    autoreset_mode: AutoresetMode,
 ) -> AsyncVectorEnv:
-    """One process for each barrier, which make and step their copies there.
+    """Start one process for each barrier, in which its copy is made and stepped.
 
     Raises:
-        EnvError: The copies cannot be sent to processes, or those do not start.
+        EnvError: If the copies cannot be pickled, or the processes do not start.
     """
     try:
         cloudpickle.dumps(barriers)
@@ -32,11 +35,11 @@ def start_processes(
         raise EnvError(
             f"{name}: gym_env_vectorize_mode='async' sends the environment's creator to other "
             f"processes, but it cannot be pickled ({error}); use 'sync', or a creator that makes "
-            f"what it needs itself."
+            f"its own objects."
         ) from error
     try:
         # Never a fork: JAX has threads by now, whose locks a forked process inherits.
-        with _terminal_signals_kept_from_children():
+        with _block_terminal_signals():
             return AsyncVectorEnv(barriers, context="spawn", autoreset_mode=autoreset_mode)
     except (EOFError, BrokenPipeError, ConnectionResetError, RuntimeError) as error:
         raise EnvError(
@@ -46,25 +49,25 @@ def start_processes(
 
 
 @contextlib.contextmanager
-def _terminal_signals_kept_from_children() -> Generator[None]:
-    """Start processes that a terminal's Ctrl-C and end do not reach: they end when this one does.
+def _block_terminal_signals() -> Generator[None]:
+    """Block a terminal's Ctrl-C and hangup in processes started here: they end when this one does.
 
-    A terminal sends both to all processes of its group, and an environment that is torn from a step
-    by one would end the run in the middle of an iteration. The mask of blocked signals is inherited
-    from the first instruction on; a signal that comes meanwhile reaches this process right after.
+    A terminal sends both to all processes of its group; an environment interrupted within a step
+    would end the run in the middle of an iteration. The mask of blocked signals is inherited from
+    the first instruction on; a signal that arrives meanwhile reaches this process right after.
     """
-    kept = {signal.SIGINT, signal.SIGHUP}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, kept)
+    blocked_signals = {signal.SIGINT, signal.SIGHUP}
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked_signals)
     try:
         resource_tracker.ensure_running()  # which unblocks SIGINT when it has started
-        signal.pthread_sigmask(signal.SIG_BLOCK, kept)
+        signal.pthread_sigmask(signal.SIG_BLOCK, blocked_signals)
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
-def dead_copies(vector: Any) -> str:
-    """Say which copies of a vector environment have lost their processes, and how these ended."""
+def describe_dead_processes(vector: VectorEnv[Any, Any, Any]) -> str:
+    """Describe which copies have lost their processes, and how the processes ended."""
     processes = vector.processes if isinstance(vector, AsyncVectorEnv) else []
     dead: list[str] = []
     time.sleep(REAP_TIMEOUT_S)
@@ -79,7 +82,7 @@ def dead_copies(vector: Any) -> str:
 
 
 def close_processes(vector: AsyncVectorEnv) -> None:
-    """End the copies' processes, by force where they do not answer."""
+    """End the copies' processes, by force if they do not respond."""
     deadline = time.monotonic() + CLOSE_TIMEOUT_S
     pipes = [pipe for pipe in vector.parent_pipes if pipe is not None and not pipe.closed]
     for pipe in pipes:

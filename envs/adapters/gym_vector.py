@@ -1,9 +1,9 @@
-"""Gymnasium's vector environments as a `HostVector`, in each of their ways to reset themselves."""
+"""Gymnasium's vector environments as a `HostVector`, for each auto-reset mode."""
 
 import dataclasses
 import multiprocessing
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium
 import jax
@@ -14,23 +14,25 @@ from jaxtyping import Bool
 
 from jaxrl.core.spaces import map_leaves
 from jaxrl.core.types import PyTree
-from jaxrl.envs.adapters.barrier import close_quietly, raise_if_users
-from jaxrl.envs.adapters.gym_processes import close_processes, dead_copies
+from jaxrl.envs.adapters.barrier import close_quietly, reraise_interrupts
+from jaxrl.envs.adapters.gym_processes import close_processes, describe_dead_processes
 from jaxrl.envs.adapters.host_arrays import (
-    CopyInfos,
+    SubEnvInfos,
     all_finite,
-    copy_infos,
-    finite_or_zero,
     finite_rows,
+    replace_non_finite,
+    split_infos,
     where_rows,
 )
 from jaxrl.envs.host import HostFault, HostStep
 from jaxrl.envs.space_checks import leaf_dtype
-from jaxrl.errors import EnvError, in_one_line
+from jaxrl.errors import EnvError, summarize_exception
+
+ResultT = TypeVar("ResultT")
 
 
-class RemoteTraceback(Exception):  # noqa: N818  (it is the cause of an error, and none itself)
-    """The traceback of an exception in another process, as text."""
+class RemoteTraceback(Exception):  # noqa: N818  (the cause of an error)
+    """Traceback of an exception in another process, as text."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -39,12 +41,12 @@ class RemoteTraceback(Exception):  # noqa: N818  (it is the cause of an error, a
 class GymVector:
     """`B` copies in one of gymnasium's vector environments.
 
-    A copy that ended is reset within the step (SAME_STEP), right after it (DISABLED, by a reset
-    mask), or by the next step (NEXT_STEP), whose row is then no transition. The transitions are
-    the same in all three.
+    A copy whose episode ended is reset within the step (SAME_STEP), right after it (DISABLED, by a
+    reset mask), or by the next step (NEXT_STEP), whose row is then no transition. The transitions
+    are the same in all three modes.
 
-    A copy that returns a reward or an observation that is not finite is reset, and the row is no
-    transition, as in `jaxrl.envs.vector`; so is a copy that its barrier restarted.
+    A copy that returns a non-finite reward or observation is reset, and its row is no transition,
+    as in `jaxrl.envs.vector`; the same holds for a copy that its barrier restarted.
     """
 
     def __init__(
@@ -56,14 +58,15 @@ class GymVector:
         observation_space: gymnasium.Space[Any],
         timeout_s: float | None = None,
     ) -> None:
-        """Takes `vector` over and closes it in the end.
+        """Take ownership of `vector`, which `close` closes.
 
         Args:
-            vector: Whose `metadata["autoreset_mode"]` says how it resets.
-            name: For messages.
-            seeds: Of each copy's first reset.
-            observation_space: Of one copy, as modules see it.
-            timeout_s: How long a step or reset of copies in processes may take; None for ever.
+            vector: Vector environment, with its auto-reset mode in `metadata["autoreset_mode"]`.
+            name: Name for messages.
+            seeds: Seed of each copy's first reset.
+            observation_space: Observation space of one copy, as modules see it.
+            timeout_s: Time limit in seconds of a step or reset of copies in processes, None for no
+                limit.
         """
         self._timeout_s = timeout_s
         self.num_envs = vector.num_envs
@@ -73,19 +76,19 @@ class GymVector:
         self._observation_space = observation_space
         self._mode = _autoreset_mode(vector, name)
         # Gymnasium's own take a reset mask in every mode, others only where they must.
-        own = isinstance(vector, SyncVectorEnv | AsyncVectorEnv)
-        self._seed_each = own
-        self._takes_mask = own or self._mode is AutoresetMode.DISABLED
-        self._copy_obs = None if own else True
+        is_gymnasium = isinstance(vector, SyncVectorEnv | AsyncVectorEnv)
+        self._seed_each = is_gymnasium
+        self._takes_mask = is_gymnasium or self._mode is AutoresetMode.DISABLED
+        self._copy_obs = None if is_gymnasium else True
         is_array = isinstance(observation_space, gymnasium.spaces.Box)
-        self._array_dtype = leaf_dtype(observation_space) if own and is_array else None
+        self._array_dtype = leaf_dtype(observation_space) if is_gymnasium and is_array else None
         self._obs: PyTree = None
-        self._nobody = np.zeros(self.num_envs, np.bool_)
-        self._everybody = np.ones(self.num_envs, np.bool_)
-        self._to_reset = self._nobody
-        self._faulty = self._nobody
-        self._held, self._calm = self._nobody, True
-        self._earlier_faults: list[HostFault] = []
+        self._no_rows = np.zeros(self.num_envs, np.bool_)
+        self._all_rows = np.ones(self.num_envs, np.bool_)
+        self._to_reset = self._no_rows
+        self._faulty = self._no_rows
+        self._paused, self._is_quiet = self._no_rows, True
+        self._pending_faults: list[HostFault] = []
         self._closed = False
         self._failed = False
 
@@ -94,36 +97,36 @@ class GymVector:
         if not self._seed_each:
             chosen = chosen[0]
         obs, infos = self._call(lambda: self._reset_vector(seed=chosen))
-        self._to_reset = self._nobody
-        self._earlier_faults = self._restarts(copy_infos(infos, self.num_envs))
-        self._obs, self._faulty = finite_or_zero(self._as_runner(obs))
-        self._look_around()
+        self._to_reset = self._no_rows
+        self._pending_faults = self._collect_restarts(split_infos(infos, self.num_envs))
+        self._obs, self._faulty = replace_non_finite(self._to_runner_obs(obs))
+        self._update_is_quiet()
         return self._obs
 
     def step(self, action: PyTree) -> HostStep:
-        space: Any = self.vector.single_action_space
+        space: gymnasium.Space[Any] = self.vector.single_action_space
         action = map_leaves(_action_batch, space, action)
         obs, reward, terminated, truncated, infos = self._call(lambda: self._step_vector(action))
         result = _Result(
-            obs=self._as_runner(obs),
-            reward=_float32(reward),
+            obs=self._to_runner_obs(obs),
+            reward=_to_float32(reward),
             terminated=np.asarray(terminated),
             truncated=np.asarray(truncated),
-            infos=copy_infos(infos, self.num_envs),
+            infos=split_infos(infos, self.num_envs),
         )
-        return self._calm_step(result) or self._eventful_step(result)
+        return self._step_quiet(result) or self._step_eventful(result)
 
-    def _calm_step(self, result: "_Result") -> HostStep | None:
-        """A step in which at most some episodes ended, at little cost; None if more happened."""
-        if not self._calm or result.infos.faults:
+    def _step_quiet(self, result: "_Result") -> HostStep | None:
+        """Return a step in which at most some episodes ended, at low cost; None for any other."""
+        if not self._is_quiet or result.infos.faults:
             return None
         if not (all_finite(result.reward) and all_finite(result.obs)):
             return None
         ended, final_obs = result.terminated | result.truncated, result.obs
         if not np.count_nonzero(ended):  # several times as fast as any()
-            ended = self._nobody
+            ended = self._no_rows
         elif self._mode is AutoresetMode.SAME_STEP:
-            final_obs = self._final_obs(result)
+            final_obs = self._get_final_obs(result)
             if not all_finite(final_obs):
                 return None
         else:
@@ -135,20 +138,20 @@ class GymVector:
             terminated=result.terminated,
             truncated=result.truncated,
             final_obs=final_obs,
-            mask=self._everybody,
+            mask=self._all_rows,
             starts=ended,
             infos=result.infos,
         )
 
-    def hold(self, held: Bool[np.ndarray, " B"]) -> None:
+    def pause(self, paused: Bool[np.ndarray, " B"]) -> None:
         if not isinstance(self.vector, SyncVectorEnv | AsyncVectorEnv):
             raise EnvError(
-                f"{self._name}: copies of a vector environment of its own can only be stepped "
-                f"together; set gym_env_vectorize_mode to 'sync' or 'async'."
+                f"{self._name}: its own vector environment can only step all copies together; "
+                f"set gym_env_vectorize_mode to 'sync' or 'async'."
             )
-        self._held = np.array(held, np.bool_)
-        self._look_around()
-        self.vector.set_attr("held", self._held.tolist())
+        self._paused = np.array(paused, np.bool_)
+        self._update_is_quiet()
+        self.vector.set_attr("paused", self._paused.tolist())
 
     def get_state(self) -> PyTree | None:
         if self._failed or not isinstance(self.vector, SyncVectorEnv | AsyncVectorEnv):
@@ -169,13 +172,13 @@ class GymVector:
         self._to_reset = np.asarray(state["flags"]["to_reset"], np.bool_)
         self._faulty = np.asarray(state["flags"]["faulty"], np.bool_)
         self._obs = jax.tree.map(np.asarray, state["obs"])
-        self._earlier_faults = []
-        self._look_around()
+        self._pending_faults = []
+        self._update_is_quiet()
 
-    def envs(self) -> list[Any]:
-        """The copies where they are in this process; the one vector environment if it is its own.
+    def get_sub_environments(self) -> list[Any]:
+        """Return the copies that live in this process, or the environment's own vector environment.
 
-        Empty where the copies are in processes of their own.
+        The list is empty if the copies are in other processes.
         """
         if isinstance(self.vector, SyncVectorEnv):
             barriers: Any = self.vector.envs
@@ -191,79 +194,81 @@ class GymVector:
         else:
             close_quietly(self._name, self.vector)
 
-    def _eventful_step(self, result: "_Result") -> HostStep:
-        """A step in which something failed, was held, or has to be reset."""
-        before, was_reset, held = self._obs, self._to_reset, self._held
-        faults = [*self._earlier_faults, *self._restarts(result.infos)]
+    def _step_eventful(self, result: "_Result") -> HostStep:
+        """Return a step in which a copy failed, was paused, or has to be reset."""
+        prev_obs, was_reset, paused = self._obs, self._to_reset, self._paused
+        faults = [*self._pending_faults, *self._collect_restarts(result.infos)]
         ended = (result.terminated | result.truncated) & ~was_reset
-        # A restart during the reset after an end leaves the step itself whole.
-        restarted = np.isin(np.arange(self.num_envs), list(result.infos.faults))
-        replaced = restarted & ~ended & ~was_reset
-        final_obs = self._final_obs(result)
-        sound = ~(was_reset | replaced | held)
-        bad_obs = (~finite_rows(final_obs) | self._faulty) & sound
-        bad_reward = ~np.isfinite(result.reward) & sound & ~bad_obs
+        # A restart in the reset after an episode's end leaves the step valid.
+        was_restarted = np.isin(np.arange(self.num_envs), list(result.infos.faults))
+        was_replaced = was_restarted & ~ended & ~was_reset
+        final_obs = self._get_final_obs(result)
+        is_valid = ~(was_reset | was_replaced | paused)
+        bad_obs = (~finite_rows(final_obs) | self._faulty) & is_valid
+        bad_reward = ~np.isfinite(result.reward) & is_valid & ~bad_obs
         faults += self._nonfinite_faults(bad_reward, "reward")
         faults += self._nonfinite_faults(bad_obs, "observation")
-        mask = sound & ~bad_reward & ~bad_obs
+        mask = is_valid & ~bad_reward & ~bad_obs
         fresh = self._reset_where(ended, bad_reward | bad_obs)
         mask = mask & ~(fresh.rows & ~ended)
         obs = result.obs if fresh.obs is None else where_rows(fresh.rows, fresh.obs, result.obs)
-        starts = was_reset | replaced | fresh.rows
+        starts = was_reset | was_replaced | fresh.rows
         if self._mode is AutoresetMode.SAME_STEP:
             starts = starts | ended
-        self._obs, unfit = finite_or_zero(obs)
-        self._faulty = unfit & (starts | held)
-        self._to_reset = ended if self._mode is AutoresetMode.NEXT_STEP else self._nobody
-        self._earlier_faults = fresh.faults
-        self._look_around()
+        self._obs, is_bad = replace_non_finite(obs)
+        self._faulty = is_bad & (starts | paused)
+        self._to_reset = ended if self._mode is AutoresetMode.NEXT_STEP else self._no_rows
+        self._pending_faults = fresh.faults
+        self._update_is_quiet()
         return HostStep(
             obs=self._obs,
             reward=np.where(mask, result.reward, np.float32(0.0)),
             terminated=result.terminated & mask,
-            truncated=(result.truncated | ~mask) & ~was_reset & ~held,
-            final_obs=where_rows(mask, final_obs, before),
+            truncated=(result.truncated | ~mask) & ~was_reset & ~paused,
+            final_obs=where_rows(mask, final_obs, prev_obs),
             mask=mask,
             starts=starts,
             faults=tuple(faults),
             infos=result.infos,
         )
 
-    def _look_around(self) -> None:
-        """Remember whether the next step has something to take care of."""
-        flags = self._to_reset, self._faulty, self._held
-        self._calm = not self._earlier_faults and not any(flag.any() for flag in flags)
+    def _update_is_quiet(self) -> None:
+        """Update whether the next step needs no special handling."""
+        flags = self._to_reset, self._faulty, self._paused
+        self._is_quiet = not self._pending_faults and not any(flag.any() for flag in flags)
 
-    def _final_obs(self, result: "_Result") -> PyTree:
-        """The successors: with those that were put aside where an episode ended."""
+    def _get_final_obs(self, result: "_Result") -> PyTree:
+        """Return the successors, from the infos where an episode ended."""
         if not result.infos.final_obs:
             return result.obs
         final = jax.tree.map(np.copy, result.obs)
         for row, obs in result.infos.final_obs.items():
-            one = self._as_runner(obs)
-            jax.tree.map(lambda all_, x, row=row: all_.__setitem__(row, x), final, one)
+            one = self._to_runner_obs(obs)
+            jax.tree.map(lambda target, x, row=row: target.__setitem__(row, x), final, one)
         return final
 
-    def _reset_where(self, ended: Bool[np.ndarray, " B"], bad: Bool[np.ndarray, " B"]) -> "_Fresh":
-        """Reset the copies that the vector environment does not reset itself."""
+    def _reset_where(
+        self, ended: Bool[np.ndarray, " B"], bad: Bool[np.ndarray, " B"]
+    ) -> "_ResetRows":
+        """Reset the copies that the vector environment does not reset by itself."""
         rows = bad & ~ended
         if self._mode is AutoresetMode.DISABLED:
             rows = rows | ended
         if not rows.any():
-            return _Fresh(rows=rows)
+            return _ResetRows(rows=rows)
         if not self._takes_mask:
-            rows = self._everybody if self._mode is AutoresetMode.SAME_STEP else ~ended
+            rows = self._all_rows if self._mode is AutoresetMode.SAME_STEP else ~ended
         mask = {"reset_mask": rows.copy()}
         options = mask if self._takes_mask else None
         obs, infos = self._call(lambda: self._reset_vector(options=options))
-        faults = self._restarts(copy_infos(infos, self.num_envs))
-        return _Fresh(rows=rows, obs=self._as_runner(obs), faults=faults)
+        faults = self._collect_restarts(split_infos(infos, self.num_envs))
+        return _ResetRows(rows=rows, obs=self._to_runner_obs(obs), faults=faults)
 
-    def _restarts(self, infos: CopyInfos) -> list[HostFault]:
-        """The faults that barriers report.
+    def _collect_restarts(self, infos: SubEnvInfos) -> list[HostFault]:
+        """Collect the faults that barriers report.
 
         Raises:
-            EnvError: One is fatal.
+            EnvError: If one is fatal.
         """
         found: list[HostFault] = []
         for row, fault in infos.faults.items():
@@ -281,68 +286,70 @@ class GymVector:
         detail = f"{self._name}: the {what} is not finite."
         return [HostFault(row=int(row), what=what, detail=detail) for row in np.flatnonzero(rows)]
 
-    def _as_runner(self, obs: PyTree) -> PyTree:
+    def _to_runner_obs(self, obs: PyTree) -> PyTree:
         if obs.__class__ is np.ndarray and obs.dtype is self._array_dtype:
             return obs
         return map_leaves(self._cast_obs, self._observation_space, obs)
 
-    def _cast_obs(self, space: gymnasium.Space[Any], value: Any) -> np.ndarray:
+    def _cast_obs(self, space: gymnasium.Space[Any], value: object) -> np.ndarray:
         return np.array(value, leaf_dtype(space), copy=self._copy_obs)
 
-    def _reset_vector(self, **arguments: Any) -> Any:
+    def _reset_vector(self, **arguments: Any) -> tuple[PyTree, dict[str, Any]]:
         if not isinstance(self.vector, AsyncVectorEnv):
             return self.vector.reset(**arguments)
         self.vector.reset_async(**arguments)
         return self.vector.reset_wait(timeout=self._timeout_s)
 
-    def _step_vector(self, action: PyTree) -> Any:
+    def _step_vector(
+        self, action: PyTree
+    ) -> tuple[PyTree, np.ndarray, np.ndarray, np.ndarray, dict[str, Any] | SubEnvInfos]:
         if not isinstance(self.vector, AsyncVectorEnv):
             return self.vector.step(action)
         self.vector.step_async(action)
         return self.vector.step_wait(timeout=self._timeout_s)
 
-    def _call(self, function: Callable[[], Any]) -> Any:
-        """What the vector environment returns.
+    def _call(self, function: Callable[[], ResultT]) -> ResultT:
+        """Call the vector environment.
 
         Raises:
-            EnvError: It raised, or one of its processes died.
+            EnvError: If it raises, or one of its processes has died.
         """
         try:
             return function()
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
             self._failed = True
             raise EnvError(
-                f"{self._name}: {dead_copies(self.vector)}; look for what it printed, or use "
+                f"{self._name}: {describe_dead_processes(self.vector)}; check its output, or use "
                 f"gym_env_vectorize_mode='sync'."
             ) from error
         except multiprocessing.TimeoutError as error:
             self._failed = True
             raise EnvError(
-                f"{self._name}: the process of a copy has not answered within "
-                f"sample_timeout_s={self._timeout_s:g} seconds, so its environment hangs; raise "
+                f"{self._name}: the process of a copy has not responded within "
+                f"sample_timeout_s={self._timeout_s:g} seconds, so its environment hangs; increase "
                 f"sample_timeout_s if it is only slow."
             ) from error
         except BaseException as error:
             self._failed = True
-            raise_if_users(error)
+            reraise_interrupts(error)
             raise EnvError(
-                f"{self._name}: the vector environment raised {in_one_line(error)}."
+                f"{self._name}: the vector environment raised {summarize_exception(error)}."
             ) from error
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class _Result:
-    """What a vector environment returned, in the dtypes of runners."""
+    """Result of a vector environment, in the dtypes of runners."""
 
     obs: PyTree
     reward: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
-    infos: CopyInfos
+    infos: SubEnvInfos
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Fresh:
+class _ResetRows:
     """Copies that were reset on demand."""
 
     rows: np.ndarray
@@ -350,13 +357,13 @@ class _Fresh:
     faults: list[HostFault] = dataclasses.field(default_factory=list)
 
 
-def _action_batch(space: gymnasium.Space[Any], value: Any) -> np.ndarray:
-    """A copy in the environment's dtype, which it may write to."""
+def _action_batch(space: gymnasium.Space[Any], value: object) -> np.ndarray:
+    """Return a writable copy in the environment's dtype."""
     return np.array(value, space.dtype)
 
 
-def _float32(reward: Any) -> np.ndarray:
-    with np.errstate(over="ignore"):  # beyond float32 is infinite, and so a fault
+def _to_float32(reward: object) -> np.ndarray:
+    with np.errstate(over="ignore"):  # values beyond float32 become infinite, a fault
         return np.asarray(reward).astype(np.float32)
 
 

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.core.types import Key, PyTree, TimeStep
-from jaxrl.envs.params import current, override_params
-from jaxrl.envs.wrappers import OwnTimeLimit
+from jaxrl.envs.params import get_param, override_params
+from jaxrl.envs.wrappers import HasTimeLimit
 from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
 
 ENV_IDS = {
@@ -47,11 +47,11 @@ ENV_IDS = {
     "Pong-misc": "misc.pong:Pong",
     "FrozenLake-misc": "misc.frozen_lake:FrozenLake",
 }
-"""id -> module and class below `gymnax.environments`; all but MNISTBandit-bsuite."""
+"""Module and class below `gymnax.environments` of each id; MNISTBandit-bsuite is left out."""
 
 _ENVIRONMENT_MODULE = "gymnax.environments.environment"
 _GRID_GAMES = ("gymnax.environments.minatar.", "gymnax.environments.misc.pong")
-"""Their observations are images of zeros and ones; resetting all of them at each step is dear."""
+"""Modules whose observations are binary images; resetting all copies at each step is expensive."""
 
 _WIDER_BOUNDS = {
     "gymnax.environments.bsuite.memory_chain": ((slice(2, None), -1.0, 1.0),),
@@ -59,18 +59,18 @@ _WIDER_BOUNDS = {
     "gymnax.environments.misc.bernoulli_bandit": ((3, -np.inf, np.inf),),
     "gymnax.environments.misc.meta_maze": ((-2, -np.inf, np.inf),),
 }
-"""Where observations leave the space that gymnax declares: index, low, high."""
+"""Index, low and high of observations that leave the space declared by gymnax."""
 
 CELL_PIXELS = 16
-"""Width and height of a grid game's cell in a picture."""
+"""Width and height in pixels of a grid game's rendered cell."""
 
 
-def env_class(name: str) -> type:
-    """The gymnax class of an id.
+def get_env_class(name: str) -> type:
+    """Return the gymnax class of an id.
 
     Raises:
-        UnknownNameError: gymnax has no such environment.
-        EnvError: gymnax is not installed, or the environment does not work offline.
+        UnknownNameError: If gymnax has no such environment.
+        EnvError: If gymnax is not installed, or the environment does not work offline.
     """
     if name == "MNISTBandit-bsuite":
         raise EnvError(
@@ -94,21 +94,21 @@ def env_class(name: str) -> type:
 
 
 def is_gymnax(value: object) -> bool:
-    """Whether the value is a gymnax environment; never imports gymnax."""
+    """Return whether the value is a gymnax environment; never imports gymnax."""
     return is_gymnax_class(type(value))
 
 
 def is_gymnax_class(cls: type) -> bool:
-    """Whether the class is a gymnax environment's; never imports gymnax."""
+    """Return whether the class is a gymnax environment's; never imports gymnax."""
     module = sys.modules.get(_ENVIRONMENT_MODULE)
     return module is not None and issubclass(cls, vars(module)["Environment"])
 
 
-class GymnaxEnv(OwnTimeLimit):
-    """A gymnax environment. Its time limit is `params.max_steps_in_episode`.
+class GymnaxEnv(HasTimeLimit):
+    """A gymnax environment, with `params.max_steps_in_episode` as its time limit.
 
-    Rewards are float32; observations are float32, but uint8 for the one-hot images of MinAtar
-    and Pong and int32 for discrete observations. Wrappers of one gymnax object are equal.
+    Rewards are float32. Observations are float32, except for the one-hot images of MinAtar and Pong
+    (uint8) and discrete observations (int32). Wrappers of the same gymnax object compare equal.
     """
 
     def __init__(self, env: Any) -> None:
@@ -126,7 +126,7 @@ class GymnaxEnv(OwnTimeLimit):
 
     @property
     def default_params(self) -> PyTree:
-        """gymnax's, with every number strongly typed."""
+        """Default parameters of gymnax, with every number strongly typed."""
         with jax.ensure_compile_time_eval():
             return jax.tree.map(_strong_numpy, self.env.default_params)
 
@@ -134,8 +134,8 @@ class GymnaxEnv(OwnTimeLimit):
         changes = {"max_steps_in_episode": max_episode_steps}
         return override_params(self.name, params, changes)
 
-    def time_limit(self, params: PyTree) -> int:
-        return int(current(params, "max_steps_in_episode"))
+    def get_time_limit(self, params: PyTree) -> int:
+        return int(get_param(params, "max_steps_in_episode"))
 
     def observation_space(self, params: PyTree) -> gymnasium.Space[Any]:
         with jax.ensure_compile_time_eval():
@@ -154,7 +154,7 @@ class GymnaxEnv(OwnTimeLimit):
     def reset(self, key: Key, params: PyTree) -> tuple[PyTree, PyTree]:
         params = jax.tree.map(jnp.asarray, params)
         with jax.numpy_rank_promotion("allow"):
-            obs, state = self.env.reset_env(_unchecked(key), params)
+            obs, state = self.env.reset_env(_raw_key(key), params)
         return jax.tree.map(_cast, state, self._state_dtypes), self._cast_obs(obs)
 
     def step(
@@ -163,7 +163,7 @@ class GymnaxEnv(OwnTimeLimit):
         params = jax.tree.map(jnp.asarray, params)
         with jax.numpy_rank_promotion("allow"):
             obs, next_state, reward, terminated, _ = self.env.step_env(
-                _unchecked(key), state, action, params
+                _raw_key(key), state, action, params
             )
             truncated = self.env.is_truncated(next_state, params)
         return jax.tree.map(_cast, next_state, self._state_dtypes), TimeStep(
@@ -175,7 +175,7 @@ class GymnaxEnv(OwnTimeLimit):
         )
 
     def render(self, state: PyTree, params: PyTree) -> np.ndarray:
-        """A grid game's cells, `[16 height, 16 width, 3]`, each in its channel's colour.
+        """Render a grid game, `[16 height, 16 width, 3]`, each cell in its channel's color.
 
         Later channels are drawn over earlier ones.
         """
@@ -185,8 +185,8 @@ class GymnaxEnv(OwnTimeLimit):
             obs = np.asarray(self.env.get_obs(state, params)) > 0
         number = np.max(obs * np.arange(1, obs.shape[-1] + 1)[None, None], axis=-1)
         hue = 2 * np.pi * np.arange(obs.shape[-1])[:, None] / obs.shape[-1]
-        colours = 140 + 110 * np.cos(hue - np.array([0.0, 2.0, 4.0])[None] * np.pi / 3)
-        palette = np.concatenate([np.zeros((1, 3)), colours]).astype(np.uint8)
+        colors = 140 + 110 * np.cos(hue - np.array([0.0, 2.0, 4.0])[None] * np.pi / 3)
+        palette = np.concatenate([np.zeros((1, 3)), colors]).astype(np.uint8)
         return palette[number].repeat(CELL_PIXELS, axis=0).repeat(CELL_PIXELS, axis=1)
 
     def _cast_obs(self, obs: PyTree) -> PyTree:
@@ -194,48 +194,50 @@ class GymnaxEnv(OwnTimeLimit):
 
     @functools.cached_property
     def _obs_dtypes(self) -> PyTree:
-        """The observation's structure, with a dtype per leaf."""
+        """Structure of an observation, with the dtype of each leaf."""
         return _space_dtypes(self.observation_space(self.default_params))
 
     @functools.cached_property
     def _state_dtypes(self) -> PyTree:
-        """Per leaf of the state, what holds both its value after a reset and after a step."""
+        """Structure of the state, with a dtype per leaf that fits both a reset and a step."""
         params = self.default_params
         action_space = self.action_space(params)
 
-        def both(key: Key, params: PyTree) -> tuple[PyTree, PyTree]:
+        def reset_and_step(key: Key, params: PyTree) -> tuple[PyTree, PyTree]:
             with jax.numpy_rank_promotion("allow"):
-                _, first = self.env.reset_env(_unchecked(key), params)
+                _, first = self.env.reset_env(_raw_key(key), params)
                 action = jnp.zeros(action_space.shape, _space_dtypes(action_space))
-                return first, self.env.step_env(_unchecked(key), first, action, params)[1]
+                return first, self.env.step_env(_raw_key(key), first, action, params)[1]
 
-        first, second = jax.eval_shape(both, jax.eval_shape(lambda: jax.random.key(0)), params)
+        first, second = jax.eval_shape(
+            reset_and_step, jax.eval_shape(lambda: jax.random.key(0)), params
+        )
         return jax.tree.map(lambda a, b: jnp.promote_types(a.dtype, b.dtype), first, second)
 
 
-def _cast(value: Any, dtype: Any) -> jax.Array:
-    """Strongly typed."""
+def _cast(value: jax.typing.ArrayLike, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """Convert to a strongly typed array."""
     return jax.lax.convert_element_type(value, dtype)
 
 
-def _unchecked(key: Key) -> Any:
-    """The key as plain words, the same to `jax.random` but not to `jax_debug_key_reuse`.
+def _raw_key(key: Key) -> jax.Array:
+    """Return the key as words, equivalent for `jax.random` but ignored by `jax_debug_key_reuse`.
 
-    Nine of gymnax's environments draw twice from one key, which is theirs to mend.
+    Nine of gymnax's environments draw twice from one key, which is for gymnax to fix.
     """
     return jax.random.key_data(key)
 
 
-def _strong_numpy(value: Any) -> Any:
+def _strong_numpy(value: jax.typing.ArrayLike) -> np.ndarray:
     array = np.asarray(value)
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
 
 
 def _to_gymnasium(space: Any, *, as_image: bool) -> gymnasium.Space[Any]:
-    """The gymnasium space of the cast observation or action.
+    """Return the gymnasium space of the cast observation or action.
 
     Raises:
-        EnvError: gymnax has grown a space that this adapter does not know.
+        EnvError: If the gymnax space is not supported.
     """
     kind = type(space).__name__
     if kind == "Discrete":
@@ -243,8 +245,8 @@ def _to_gymnasium(space: Any, *, as_image: bool) -> gymnasium.Space[Any]:
     if kind == "Box" and as_image:
         return gymnasium.spaces.Box(0, 1, space.shape, np.uint8)
     if kind == "Box":
-        low = _unbounded(np.broadcast_to(np.asarray(space.low, np.float32), space.shape))
-        high = _unbounded(np.broadcast_to(np.asarray(space.high, np.float32), space.shape))
+        low = _to_infinity(np.broadcast_to(np.asarray(space.low, np.float32), space.shape))
+        high = _to_infinity(np.broadcast_to(np.asarray(space.high, np.float32), space.shape))
         return gymnasium.spaces.Box(low, high, dtype=np.float32)
     if kind == "Dict":
         children = {k: _to_gymnasium(v, as_image=as_image) for k, v in space.spaces.items()}
@@ -256,14 +258,14 @@ def _to_gymnasium(space: Any, *, as_image: bool) -> gymnasium.Space[Any]:
     raise EnvError(f"The gymnax space {space!r} is not supported: Box, Discrete, Dict, Tuple are.")
 
 
-def _unbounded(bound: np.ndarray) -> np.ndarray:
-    """The largest float32, where gymnax means that there is no bound, as infinity."""
+def _to_infinity(bound: np.ndarray) -> np.ndarray:
+    """Replace the largest float32, which gymnax uses for a missing bound, by infinity."""
     largest = np.finfo(np.float32).max
     return np.where(np.abs(bound) >= largest, np.copysign(np.float32(np.inf), bound), bound)
 
 
 def _space_dtypes(space: gymnasium.Space[Any]) -> PyTree:
-    """The structure of a space's values, with the dtype of each leaf in a JAX program."""
+    """Return the structure of a space's values, with the dtype of each leaf in a JAX program."""
     if isinstance(space, gymnasium.spaces.Dict):
         return {name: _space_dtypes(child) for name, child in space.spaces.items()}
     if isinstance(space, gymnasium.spaces.Tuple):

@@ -1,4 +1,4 @@
-"""Batches on the host: which rows are finite, and one row's info out of gymnasium's merged ones."""
+"""Batches on the host: finiteness of rows, and infos by row from gymnasium's merged ones."""
 
 import dataclasses
 import math
@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import Bool
 
 from jaxrl.core.types import PyTree
-from jaxrl.envs.adapters.barrier import FAULT, CopyFault
+from jaxrl.envs.adapters.barrier import FAULT_KEY, SubEnvFault
 
 
 def finite_rows(tree: PyTree) -> Bool[np.ndarray, " B"]:
-    """Where every floating-point entry of a row is finite."""
+    """Return whether every floating-point entry of a row is finite, for each row."""
     leaves = jax.tree.leaves(tree)
     rows = np.ones(len(leaves[0]), np.bool_)
     for leaf in leaves:
@@ -24,20 +24,24 @@ def finite_rows(tree: PyTree) -> Bool[np.ndarray, " B"]:
 
 
 def all_finite(tree: PyTree) -> bool:
-    """Whether every floating-point entry is finite."""
+    """Return whether every floating-point entry is finite."""
     leaves = (tree,) if tree.__class__ is np.ndarray else jax.tree.leaves(tree)
-    return all(map(_finite, leaves))
+    return all(map(_is_finite, leaves))
 
 
-def _finite(leaf: np.ndarray) -> bool:
-    """By the sum of squares, one pass without an array of its own, unless that is too large."""
+def _is_finite(leaf: np.ndarray) -> bool:
+    """Return whether a leaf is finite.
+
+    The sum of squares takes one pass without a temporary array; the entries are only checked if it
+    overflows.
+    """
     if leaf.dtype.kind != "f":
         return True
     return math.isfinite(np.vdot(leaf, leaf)) or bool(np.isfinite(leaf).all())
 
 
 def where_rows(condition: Bool[np.ndarray, " B"], new: PyTree, old: PyTree) -> PyTree:
-    """Rows of `new` where the condition holds, else of `old`."""
+    """Select rows of `new` where the condition holds, else of `old`."""
 
     def select(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.where(condition.reshape(-1, *(1,) * (x.ndim - 1)), x, y)
@@ -45,55 +49,56 @@ def where_rows(condition: Bool[np.ndarray, " B"], new: PyTree, old: PyTree) -> P
     return jax.tree.map(select, new, old)
 
 
-def finite_or_zero(obs: PyTree) -> tuple[PyTree, Bool[np.ndarray, " B"]]:
-    """The observations with zeros for what is not finite, and which rows had such entries."""
-    unfit = ~finite_rows(obs)
-    if not unfit.any():
-        return obs, unfit
+def replace_non_finite(obs: PyTree) -> tuple[PyTree, Bool[np.ndarray, " B"]]:
+    """Replace non-finite entries by zero; also return which rows had some."""
+    is_bad = ~finite_rows(obs)
+    if not is_bad.any():
+        return obs, is_bad
 
     def clean(leaf: np.ndarray) -> np.ndarray:
         return np.nan_to_num(leaf, nan=0.0, posinf=0.0, neginf=0.0)
 
-    return jax.tree.map(lambda x: clean(x) if x.dtype.kind == "f" else x, obs), unfit
+    return jax.tree.map(lambda x: clean(x) if x.dtype.kind == "f" else x, obs), is_bad
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CopyInfos:
-    """What the copies said beside their numbers at a step.
+class SubEnvInfos:
+    """Infos of the copies at a step, with final observations and faults.
 
     `rows` are the infos of the successors, `final_obs` the observations that a reset within the
-    step replaced, `faults` what barriers reported, the latter two by row.
+    step replaced, `faults` the reports of barriers, the latter two by row.
     """
 
     rows: Sequence[dict[str, Any]]
     final_obs: dict[int, PyTree] = dataclasses.field(default_factory=dict)
-    faults: dict[int, CopyFault] = dataclasses.field(default_factory=dict)
+    faults: dict[int, SubEnvFault] = dataclasses.field(default_factory=dict)
 
     def __call__(self, row: int) -> dict[str, Any]:
-        """The info of one copy's successor."""
-        return {key: value for key, value in self.rows[row].items() if key != FAULT}
+        """Return the info of one copy's successor."""
+        return {key: value for key, value in self.rows[row].items() if key != FAULT_KEY}
 
 
-def copy_infos(infos: dict[str, Any] | CopyInfos, num_envs: int) -> CopyInfos:
-    """Out of the one dictionary into which gymnasium's vector environments merge them."""
-    if isinstance(infos, CopyInfos):
+def split_infos(infos: dict[str, Any] | SubEnvInfos, num_envs: int) -> SubEnvInfos:
+    """Split the one dictionary into which gymnasium's vector environments merge infos."""
+    if isinstance(infos, SubEnvInfos):
         return infos
-    ended = _present(infos, "final_obs", num_envs)
-    return CopyInfos(
+    ended = _rows_with_key(infos, "final_obs", num_envs)
+    return SubEnvInfos(
         rows=_MergedRows(infos, num_envs),
         final_obs={int(row): infos["final_obs"][row] for row in np.flatnonzero(ended)},
         faults={
-            int(row): infos[FAULT][row] for row in np.flatnonzero(_present(infos, FAULT, num_envs))
+            int(row): infos[FAULT_KEY][row]
+            for row in np.flatnonzero(_rows_with_key(infos, FAULT_KEY, num_envs))
         },
     )
 
 
 class _MergedRows(Sequence[dict[str, Any]]):
-    """The successors' infos, taken apart when they are asked for."""
+    """The successors' infos, split on access."""
 
     def __init__(self, infos: dict[str, Any], num_envs: int) -> None:
         self._infos = infos
-        self._ended = _present(infos, "final_info", num_envs)
+        self._ended = _rows_with_key(infos, "final_info", num_envs)
 
     def __len__(self) -> int:
         return len(self._ended)
@@ -115,6 +120,6 @@ def _info_row(infos: dict[str, Any], row: int) -> dict[str, Any]:
     return kept
 
 
-def _present(infos: dict[str, Any], key: str, num_envs: int) -> Bool[np.ndarray, " B"]:
-    """Which copies' info has the key."""
+def _rows_with_key(infos: dict[str, Any], key: str, num_envs: int) -> Bool[np.ndarray, " B"]:
+    """Return which copies' infos have the key."""
     return infos[f"_{key}"] if key in infos else np.zeros(num_envs, np.bool_)

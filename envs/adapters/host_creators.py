@@ -1,7 +1,4 @@
-"""What makes one gymnasium environment for an `EnvContext`, and can be sent to another process.
-
-Nothing here imports JAX: the processes of an asynchronous vector environment do without it.
-"""
+"""Picklable creators of gymnasium environments, called with an `EnvContext`."""
 
 import copy
 import dataclasses
@@ -12,7 +9,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-from jaxrl.envs.adapters.host_spaces import advice
+from jaxrl.envs.adapters.host_spaces import log_warnings
 from jaxrl.envs.adapters.host_state import with_time_limit
 from jaxrl.envs.context import EnvContext
 
@@ -20,31 +17,31 @@ Creator = Callable[[EnvContext], Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class WithoutContext:
-    """Calls a creator that takes no argument."""
+class NoContextCreator:
+    """Creator that calls a function without arguments."""
 
-    create: Callable[[], Any]
+    create: Callable[[], object]
 
-    def __call__(self, context: EnvContext) -> Any:
+    def __call__(self, context: EnvContext) -> object:
         return self.create()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class FromSpec:
-    """Makes an environment of gymnasium's registry; the context's config are arguments.
+class SpecCreator:
+    """Creator from an entry of gymnasium's registry; the context's config holds the arguments.
 
-    It holds the entry itself: another process need not have registered the id.
+    It stores the entry and not the id, since another process may not have registered the id.
     """
 
     spec: EnvSpec
     max_episode_steps: int | None = None
 
     def __call__(self, context: EnvContext) -> gymnasium.Env[Any, Any]:
-        # Environments are checked by ourselves, once and before the first step, and a runner never
-        # steps one that it has not reset: no need to ask at every step.
+        # Environments are checked once before the first step, and a runner never steps one that
+        # it has not reset, so the checks at every step are switched off.
         spec = copy.copy(self.spec)
         spec.order_enforce = False
-        with advice(self.spec.id):
+        with log_warnings(self.spec.id):
             return gymnasium.make(
                 spec,
                 max_episode_steps=self.max_episode_steps,
@@ -54,8 +51,8 @@ class FromSpec:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class VectorFromSpec:
-    """Makes the vector environment that an entry of gymnasium's registry brings itself."""
+class VectorSpecCreator:
+    """Creator of the vector environment of an entry of gymnasium's registry."""
 
     spec: EnvSpec
     max_episode_steps: int | None = None
@@ -64,40 +61,40 @@ class VectorFromSpec:
         arguments = dict(context)
         if self.max_episode_steps is not None:
             arguments["max_episode_steps"] = self.max_episode_steps
-        with advice(self.spec.id):
+        with log_warnings(self.spec.id):
             return gymnasium.make_vec(
                 self.spec, num_envs, vectorization_mode="vector_entry_point", **arguments
             )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class FromClass:
-    """Makes an environment of a class, whose constructor gets arguments, or the context."""
+class ClassCreator:
+    """Creator from a class, whose constructor takes arguments, or the context."""
 
     cls: type
     arguments: Mapping[str, Any]
     context_name: str | None
 
-    def __call__(self, context: EnvContext) -> Any:
+    def __call__(self, context: EnvContext) -> object:
         if self.context_name is not None:
             return self.cls(**{self.context_name: context}, **self.arguments)
         return self.cls(**self.arguments)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class FromInstance:
-    """Makes copies of an instance."""
+class InstanceCreator:
+    """Creator of copies of an instance."""
 
-    instance: Any
+    instance: object
 
-    def __call__(self, context: EnvContext) -> Any:
+    def __call__(self, context: EnvContext) -> object:
         del context
         return copy.deepcopy(self.instance)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Limited:
-    """What another creator makes, with another time limit."""
+class TimeLimitCreator:
+    """Creator that changes the time limit of what another creator makes."""
 
     create: Creator
     max_episode_steps: int

@@ -1,1 +1,1 @@
-"""jaxrl's own classic-control environments, each equal to gymnasium's."""
+"""Classic-control environments in JAX, each equal to gymnasium's."""

@@ -1,4 +1,4 @@
-"""Acrobot-v1, after Sutton (1996) and Sutton and Barto's book, equal to gymnasium's."""
+"""Acrobot-v1, after Sutton (1996) and Sutton and Barto's book; equal to gymnasium's."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from jaxrl.envs.params import scalar
 
 @pytree
 class AcrobotParams:
-    """Metres, kilograms, seconds, radians; `link_moi` is the inertia of both links."""
+    """Constants in meters, kilograms, seconds and radians; `link_moi` is each link's inertia."""
 
     dt: Float[Array, ""] = scalar(0.2)
     gravity: Float[Array, ""] = scalar(9.8)
@@ -36,13 +36,16 @@ class AcrobotParams:
 
 @pytree
 class AcrobotState:
-    """The first joint's angle (0 hangs down), the second's relative to it, their velocities."""
+    """The first joint's angle (0 hangs down), the second's relative to it, and their velocities."""
 
     physics: Float[Array, "*batch 4"]
 
 
 class Acrobot(JaxEnv[AcrobotState, AcrobotParams]):
-    """Swing the free end above a height by a torque of -1, 0 or +1; every step before costs 1."""
+    """Swing-up of a two-link pendulum's free end above a height by torques of -1, 0 or +1.
+
+    Every step before that costs 1.
+    """
 
     name = "Acrobot-v1"
     max_episode_steps = 500
@@ -53,7 +56,7 @@ class Acrobot(JaxEnv[AcrobotState, AcrobotParams]):
         return AcrobotParams()
 
     def observation_space(self, params: AcrobotParams) -> gymnasium.spaces.Box:
-        """Cosine and sine of both angles, then the velocities."""
+        """Return the space of cosine and sine of both angles, then the velocities."""
         high = np.array([1, 1, 1, 1, float(params.max_vel_1), float(params.max_vel_2)], np.float32)
         return gymnasium.spaces.Box(-high, high, dtype=np.float32)
 
@@ -67,13 +70,13 @@ class Acrobot(JaxEnv[AcrobotState, AcrobotParams]):
     def step(
         self, key: Key, state: AcrobotState, action: Int[Array, ""], params: AcrobotParams
     ) -> tuple[AcrobotState, TimeStep]:
-        """One Runge-Kutta step of `dt` seconds."""
+        """Take one Runge-Kutta step of `dt` seconds."""
         torque = (action - 1).astype(jnp.float32) * params.torque_mag
         theta_1, theta_2, velocity_1, velocity_2 = _runge_kutta(state.physics, torque, params)
         physics = jnp.stack(
             [
-                _wrap(theta_1),
-                _wrap(theta_2),
+                _wrap_angle(theta_1),
+                _wrap_angle(theta_2),
                 jnp.clip(velocity_1, -params.max_vel_1, params.max_vel_1),
                 jnp.clip(velocity_2, -params.max_vel_2, params.max_vel_2),
             ]
@@ -89,7 +92,7 @@ class Acrobot(JaxEnv[AcrobotState, AcrobotParams]):
         )
 
     def render(self, state: AcrobotState, params: AcrobotParams) -> np.ndarray:
-        """`[500, 500, 3]`, as gymnasium's picture; the second link is a metre long."""
+        """Render `[500, 500, 3]`, as gymnasium's image; the second link is one meter long."""
         theta_1, theta_2 = (float(angle) for angle in np.asarray(state.physics)[:2])
         lengths = float(params.link_length_1), 1.0
         scale, joint = 250 / (sum(lengths) + 0.2), np.array([250.0, 250.0])
@@ -112,8 +115,8 @@ def _observe(physics: Float[Array, "4"]) -> Float[Array, "6"]:
     return jnp.stack([*angles, velocity_1, velocity_2])
 
 
-def _wrap(angle: Float[Array, ""]) -> Float[Array, ""]:
-    """Into [-pi, pi] by whole turns; both ends stay where they are."""
+def _wrap_angle(angle: Float[Array, ""]) -> Float[Array, ""]:
+    """Wrap an angle to [-pi, pi] by whole turns; both ends stay unchanged."""
     turns = jnp.ceil((jnp.abs(angle) - jnp.pi) / (2 * jnp.pi))
     return angle - jnp.sign(angle) * 2 * jnp.pi * jnp.maximum(turns, 0.0)
 
@@ -121,19 +124,19 @@ def _wrap(angle: Float[Array, ""]) -> Float[Array, ""]:
 def _runge_kutta(
     physics: Float[Array, "4"], torque: Float[Array, ""], params: AcrobotParams
 ) -> Float[Array, "4"]:
-    """Fourth order, one step."""
+    """Take one step of the fourth-order Runge-Kutta method."""
     half = params.dt / 2
-    k_1 = _derivative(physics, torque, params)
-    k_2 = _derivative(physics + half * k_1, torque, params)
-    k_3 = _derivative(physics + half * k_2, torque, params)
-    k_4 = _derivative(physics + params.dt * k_3, torque, params)
+    k_1 = _compute_derivative(physics, torque, params)
+    k_2 = _compute_derivative(physics + half * k_1, torque, params)
+    k_3 = _compute_derivative(physics + half * k_2, torque, params)
+    k_4 = _compute_derivative(physics + params.dt * k_3, torque, params)
     return physics + params.dt / 6 * (k_1 + 2 * k_2 + 2 * k_3 + k_4)
 
 
-def _derivative(
+def _compute_derivative(
     physics: Float[Array, "4"], torque: Float[Array, ""], params: AcrobotParams
 ) -> Float[Array, "4"]:
-    """The equations of the book (gymnasium's default), with cos(x - pi/2) as sin(x)."""
+    """Evaluate the book's equations (gymnasium's default), with cos(x - pi/2) as sin(x)."""
     theta_1, theta_2, velocity_1, velocity_2 = physics
     mass_1, mass_2, inertia = params.link_mass_1, params.link_mass_2, params.link_moi
     length, com_1, com_2 = params.link_length_1, params.link_com_pos_1, params.link_com_pos_2

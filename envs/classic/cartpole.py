@@ -1,4 +1,4 @@
-"""CartPole-v1, after Barto, Sutton and Anderson (1983), equal to gymnasium's."""
+"""CartPole-v1, after Barto, Sutton and Anderson (1983); equal to gymnasium's."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from jaxrl.envs.params import scalar
 
 @pytree
 class CartPoleParams:
-    """Metres, kilograms, seconds, newtons, radians."""
+    """Constants in meters, kilograms, seconds, newtons and radians."""
 
     gravity: Float[Array, ""] = scalar(9.8)
     mass_cart: Float[Array, ""] = scalar(1.0)
@@ -32,20 +32,24 @@ class CartPoleParams:
 
 @pytree
 class CartPoleState:
-    """Position, velocity, pole angle (0 is upright), angular velocity."""
+    """Position, velocity, pole angle (0 is upright) and angular velocity."""
 
     physics: Float[Array, "*batch 4"]
 
 
 class CartPole(JaxEnv[CartPoleState, CartPoleParams]):
-    """Balance a pole on a cart by pushing it left (0) or right (1); every step is worth 1."""
+    """Balancing of a pole on a cart by pushes to the left (0) or right (1); every step earns 1."""
 
     name = "CartPole-v1"
     max_episode_steps = 500
     render_fps = 50
 
     def __init__(self, sutton_barto_reward: bool = False) -> None:
-        """With `sutton_barto_reward` a step is worth 0, and -1 where the pole falls."""
+        """Create the environment.
+
+        Args:
+            sutton_barto_reward: Whether a step earns 0, and -1 if the pole falls.
+        """
         self.sutton_barto_reward = sutton_barto_reward
 
     @property
@@ -53,7 +57,7 @@ class CartPole(JaxEnv[CartPoleState, CartPoleParams]):
         return CartPoleParams()
 
     def observation_space(self, params: CartPoleParams) -> gymnasium.spaces.Box:
-        """Twice the thresholds, so that the observation of a failure is inside."""
+        """Return bounds of twice the thresholds, so that they contain the final observation."""
         x_limit, theta_limit = 2 * float(params.x_threshold), 2 * float(params.theta_threshold)
         high = np.array([x_limit, np.inf, theta_limit, np.inf], np.float32)
         return gymnasium.spaces.Box(-high, high, dtype=np.float32)
@@ -68,9 +72,9 @@ class CartPole(JaxEnv[CartPoleState, CartPoleParams]):
     def step(
         self, key: Key, state: CartPoleState, action: Int[Array, ""], params: CartPoleParams
     ) -> tuple[CartPoleState, TimeStep]:
-        """One Euler step of `tau` seconds."""
+        """Take one Euler step of `tau` seconds."""
         x, x_dot, theta, theta_dot = state.physics
-        x_acc, theta_acc = _accelerations(theta, theta_dot, action, params)
+        x_acc, theta_acc = _compute_accelerations(theta, theta_dot, action, params)
         x = x + params.tau * x_dot
         theta = theta + params.tau * theta_dot
         x_dot = x_dot + params.tau * x_acc
@@ -90,7 +94,7 @@ class CartPole(JaxEnv[CartPoleState, CartPoleParams]):
         )
 
     def render(self, state: CartPoleState, params: CartPoleParams) -> np.ndarray:
-        """`[400, 600, 3]`, as gymnasium's picture."""
+        """Render `[400, 600, 3]`, as gymnasium's image."""
         x, _, theta, _ = np.asarray(state.physics)
         scale = 600 / (2 * float(params.x_threshold))
         canvas = Canvas(height=400, width=600)
@@ -117,35 +121,38 @@ class CartPole(JaxEnv[CartPoleState, CartPoleParams]):
 
 
 class StatelessCartPole(CartPole):
-    """CartPole without velocities: position and angle are observed, the rest must be remembered."""
+    """CartPole that observes position and angle alone, so that the policy needs memory."""
 
     name = "StatelessCartPole-v0"
 
     def observation_space(self, params: CartPoleParams) -> gymnasium.spaces.Box:
-        high = super().observation_space(params).high[_SEEN]
+        high = super().observation_space(params).high[_OBSERVED]
         return gymnasium.spaces.Box(-high, high, dtype=np.float32)
 
     def reset(self, key: Key, params: CartPoleParams) -> tuple[CartPoleState, Float[Array, "2"]]:
         state, obs = super().reset(key, params)
-        return state, obs[_SEEN]
+        return state, obs[_OBSERVED]
 
     def step(
         self, key: Key, state: CartPoleState, action: Int[Array, ""], params: CartPoleParams
     ) -> tuple[CartPoleState, TimeStep]:
         state, step = super().step(key, state, action, params)
-        return state, replace(step, obs=step.obs[_SEEN])
+        return state, replace(step, obs=step.obs[_OBSERVED])
 
 
-_SEEN = np.array([0, 2])
+_OBSERVED = np.array([0, 2])
 
 
-def _accelerations(
+def _compute_accelerations(
     theta: Float[Array, ""],
     theta_dot: Float[Array, ""],
     action: Int[Array, ""],
     params: CartPoleParams,
 ) -> tuple[Any, Any]:
-    """Of the cart and of the pole (https://coneural.org/florian/papers/05_cart_pole.pdf)."""
+    """Compute the accelerations of cart and pole.
+
+    The equations are those of https://coneural.org/florian/papers/05_cart_pole.pdf.
+    """
     total_mass = params.mass_pole + params.mass_cart
     pole_moment = params.mass_pole * params.half_length
     force = jnp.where(action == 1, params.force_mag, -params.force_mag)

@@ -1,6 +1,6 @@
-"""MountainCar-v0 and MountainCarContinuous-v0, after Moore (1990), equal to gymnasium's."""
+"""MountainCar-v0 and MountainCarContinuous-v0, after Moore (1990); equal to gymnasium's."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium
 import jax
@@ -14,10 +14,12 @@ from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.classic.raster import Canvas
 from jaxrl.envs.params import scalar
 
+HeightT = TypeVar("HeightT", float, np.ndarray)
+
 
 @pytree
 class MountainCarParams:
-    """Positions, velocities per step; `force` is what a push adds to the velocity."""
+    """Positions, and velocities per step; `force` is the change in velocity by a push."""
 
     min_position: Float[Array, ""] = scalar(-1.2)
     max_position: Float[Array, ""] = scalar(0.6)
@@ -32,7 +34,7 @@ class MountainCarParams:
 
 @pytree
 class MountainCarContinuousParams:
-    """As the discrete car's, with `power` for a push of 1 and the range of pushes."""
+    """The discrete car's parameters, but `power` for a push of 1, and the range of pushes."""
 
     min_position: Float[Array, ""] = scalar(-1.2)
     max_position: Float[Array, ""] = scalar(0.6)
@@ -55,7 +57,10 @@ class MountainCarState:
 
 
 class MountainCar(JaxEnv[MountainCarState, MountainCarParams]):
-    """Reach the hilltop by pushing left (0), not at all (1) or right (2); every step costs 1."""
+    """Climbing of a hill by pushing a car left (0), not at all (1) or right (2).
+
+    Every step costs 1.
+    """
 
     name = "MountainCar-v0"
     max_episode_steps = 200
@@ -65,7 +70,7 @@ class MountainCar(JaxEnv[MountainCarState, MountainCarParams]):
         return MountainCarParams()
 
     def observation_space(self, params: MountainCarParams) -> gymnasium.spaces.Box:
-        return _observation_space(params)
+        return _make_observation_space(params)
 
     def action_space(self, params: MountainCarParams) -> gymnasium.Space[Any]:
         return gymnasium.spaces.Discrete(3)
@@ -73,14 +78,14 @@ class MountainCar(JaxEnv[MountainCarState, MountainCarParams]):
     def reset(
         self, key: Key, params: MountainCarParams
     ) -> tuple[MountainCarState, Float[Array, "2"]]:
-        physics = _start(key, params)
+        physics = _sample_start(key, params)
         return MountainCarState(physics=physics), physics
 
     def step(
         self, key: Key, state: MountainCarState, action: Int[Array, ""], params: MountainCarParams
     ) -> tuple[MountainCarState, TimeStep]:
         push = (action - 1).astype(jnp.float32) * params.force
-        physics, terminated = _drive(state.physics, push, params)
+        physics, terminated = _move(state.physics, push, params)
         return MountainCarState(physics=physics), TimeStep(
             obs=physics,
             reward=-jnp.ones((), jnp.float32),
@@ -90,12 +95,12 @@ class MountainCar(JaxEnv[MountainCarState, MountainCarParams]):
         )
 
     def render(self, state: MountainCarState, params: MountainCarParams) -> np.ndarray:
-        """`[400, 600, 3]`, as gymnasium's picture."""
-        return _picture(state, params)
+        """Render `[400, 600, 3]`, as gymnasium's image."""
+        return _render(state, params)
 
 
 class MountainCarContinuous(JaxEnv[MountainCarState, MountainCarContinuousParams]):
-    """Reach the hilltop (worth 100) by pushes in [-1, 1], each costing 0.1 times its square."""
+    """Climbing of a hill (worth 100) by pushes in [-1, 1], each costing 0.1 times its square."""
 
     name = "MountainCarContinuous-v0"
     max_episode_steps = 999
@@ -105,7 +110,7 @@ class MountainCarContinuous(JaxEnv[MountainCarState, MountainCarContinuousParams
         return MountainCarContinuousParams()
 
     def observation_space(self, params: MountainCarContinuousParams) -> gymnasium.spaces.Box:
-        return _observation_space(params)
+        return _make_observation_space(params)
 
     def action_space(self, params: MountainCarContinuousParams) -> gymnasium.spaces.Box:
         return gymnasium.spaces.Box(
@@ -115,7 +120,7 @@ class MountainCarContinuous(JaxEnv[MountainCarState, MountainCarContinuousParams
     def reset(
         self, key: Key, params: MountainCarContinuousParams
     ) -> tuple[MountainCarState, Float[Array, "2"]]:
-        physics = _start(key, params)
+        physics = _sample_start(key, params)
         return MountainCarState(physics=physics), physics
 
     def step(
@@ -125,9 +130,9 @@ class MountainCarContinuous(JaxEnv[MountainCarState, MountainCarContinuousParams
         action: Float[Array, "1"],
         params: MountainCarContinuousParams,
     ) -> tuple[MountainCarState, TimeStep]:
-        """The push is clipped to its range; the cost is that of the action as it was given."""
+        """Take one step; the push is clipped to its range, but the cost is not."""
         push = jnp.clip(action[0], params.min_action, params.max_action) * params.power
-        physics, terminated = _drive(state.physics, push, params)
+        physics, terminated = _move(state.physics, push, params)
         return MountainCarState(physics=physics), TimeStep(
             obs=physics,
             reward=100.0 * terminated.astype(jnp.float32) - 0.1 * action[0] ** 2,
@@ -137,11 +142,11 @@ class MountainCarContinuous(JaxEnv[MountainCarState, MountainCarContinuousParams
         )
 
     def render(self, state: MountainCarState, params: MountainCarContinuousParams) -> np.ndarray:
-        """`[400, 600, 3]`, as gymnasium's picture."""
-        return _picture(state, params)
+        """Render `[400, 600, 3]`, as gymnasium's image."""
+        return _render(state, params)
 
 
-def _observation_space(
+def _make_observation_space(
     params: MountainCarParams | MountainCarContinuousParams,
 ) -> gymnasium.spaces.Box:
     max_speed = float(params.max_speed)
@@ -150,20 +155,22 @@ def _observation_space(
     return gymnasium.spaces.Box(low, high, dtype=np.float32)
 
 
-def _start(key: Key, params: MountainCarParams | MountainCarContinuousParams) -> Float[Array, "2"]:
-    """At rest, anywhere near the valley's bottom."""
+def _sample_start(
+    key: Key, params: MountainCarParams | MountainCarContinuousParams
+) -> Float[Array, "2"]:
+    """Sample a position near the valley's bottom, at rest."""
     position = jax.random.uniform(key, (), jnp.float32, params.init_low, params.init_high)
     return jnp.stack([position, jnp.zeros((), jnp.float32)])
 
 
-def _drive(
+def _move(
     physics: Float[Array, "2"],
     push: Float[Array, ""],
     params: MountainCarParams | MountainCarContinuousParams,
 ) -> tuple[Float[Array, "2"], Array]:
-    """The next position and velocity, and whether the goal is reached.
+    """Return the next position and velocity, and whether the goal is reached.
 
-    The left wall stops the car; the right end of the track only stops its position.
+    The left wall stops the car; the right end of the track stops only its position.
     """
     position, velocity = physics
     velocity = velocity + (push - params.gravity * jnp.cos(3 * position))
@@ -175,30 +182,30 @@ def _drive(
     return jnp.stack([position, velocity]), reached
 
 
-def _height(position: Any) -> Any:
-    """Of the track."""
+def _track_height(position: HeightT) -> HeightT:
+    """Return the height of the track."""
     return np.sin(3 * position) * 0.45 + 0.55
 
 
-def _picture(
+def _render(
     state: MountainCarState, params: MountainCarParams | MountainCarContinuousParams
 ) -> np.ndarray:
-    """The car on its track, with a flag at the goal."""
+    """Render the car on its track, with a flag at the goal."""
     position, left = float(np.asarray(state.physics)[0]), float(params.min_position)
     scale = 600 / (float(params.max_position) - left)
     canvas = Canvas(height=400, width=600)
     columns = (np.arange(600) + 0.5) / scale + left
-    canvas.draw_curve(_height(columns) * scale, (0, 0, 0))
+    canvas.draw_curve(_track_height(columns) * scale, (0, 0, 0))
     slope = np.cos(3 * position)
     along = np.array([np.cos(slope), np.sin(slope)])
     up = np.array([-along[1], along[0]])
-    axle = np.array([(position - left) * scale, _height(position) * scale + 10.0])
+    axle = np.array([(position - left) * scale, _track_height(position) * scale + 10.0])
     back, front = axle - 20 * along, axle + 20 * along
     canvas.fill_polygon(np.stack([back, back + 20 * up, front + 20 * up, front]), (0, 0, 0))
     for side in (-10.0, 10.0):
         canvas.fill_circle(axle + side * along, 8.0, (128, 128, 128))
     goal = float(params.goal_position)
-    foot = np.array([(goal - left) * scale, _height(goal) * scale])
+    foot = np.array([(goal - left) * scale, _track_height(goal) * scale])
     pole = np.array([[-0.5, 0.0], [0.5, 0.0], [0.5, 50.0], [-0.5, 50.0]])
     canvas.fill_polygon(foot[None] + pole, (0, 0, 0))
     flag = np.array([[0.0, 50.0], [0.0, 40.0], [25.0, 45.0]])

@@ -1,4 +1,4 @@
-"""Pendulum-v1, equal to gymnasium's."""
+"""Pendulum-v1; equal to gymnasium's."""
 
 import gymnasium
 import jax
@@ -15,7 +15,7 @@ from jaxrl.envs.params import scalar
 
 @pytree
 class PendulumParams:
-    """Metres, kilograms, seconds, radians; `g` is gravity, by gymnasium's name."""
+    """Constants in meters, kilograms, seconds and radians; `g` is gravity, as in gymnasium."""
 
     g: Float[Array, ""] = scalar(10.0)
     mass: Float[Array, ""] = scalar(1.0)
@@ -35,7 +35,7 @@ class PendulumState:
 
 
 class Pendulum(JaxEnv[PendulumState, PendulumParams]):
-    """Swing a pendulum up and hold it there by a torque; costs angle, speed and torque."""
+    """Swing-up of a pendulum by a torque; angle, speed and torque are costs."""
 
     name = "Pendulum-v1"
     max_episode_steps = 200
@@ -45,7 +45,7 @@ class Pendulum(JaxEnv[PendulumState, PendulumParams]):
         return PendulumParams()
 
     def observation_space(self, params: PendulumParams) -> gymnasium.spaces.Box:
-        """Cosine and sine of the angle, then the velocity."""
+        """Return the space of cosine and sine of the angle, then the velocity."""
         high = np.array([1.0, 1.0, float(params.max_speed)], np.float32)
         return gymnasium.spaces.Box(-high, high, dtype=np.float32)
 
@@ -61,7 +61,7 @@ class Pendulum(JaxEnv[PendulumState, PendulumParams]):
     def step(
         self, key: Key, state: PendulumState, action: Float[Array, "1"], params: PendulumParams
     ) -> tuple[PendulumState, TimeStep]:
-        """One semi-implicit Euler step of `dt` seconds; never terminates."""
+        """Take one semi-implicit Euler step of `dt` seconds; never terminates."""
         theta, theta_dot = state.physics
         torque = jnp.clip(action[0], -params.max_torque, params.max_torque)
         angle = jnp.mod(theta + jnp.pi, 2 * jnp.pi) - jnp.pi
@@ -80,19 +80,19 @@ class Pendulum(JaxEnv[PendulumState, PendulumParams]):
         )
 
     def render(self, state: PendulumState, params: PendulumParams) -> np.ndarray:
-        """`[500, 500, 3]`, as gymnasium's picture without the arrow of the torque."""
+        """Render `[500, 500, 3]`, as gymnasium's image without the arrow of the torque."""
         theta = float(np.asarray(state.physics)[0])
         canvas = Canvas(height=500, width=500)
-        scale, centre = 500 / 4.4, np.array([250.0, 250.0])
+        scale, center = 500 / 4.4, np.array([250.0, 250.0])
         along = np.array([-np.sin(theta), np.cos(theta)])
         across = np.array([along[1], -along[0]]) * 0.1 * scale
-        end = centre + along * scale
-        colour = (204, 77, 77)
-        corners = [centre - across, centre + across, end + across, end - across]
-        canvas.fill_polygon(np.stack(corners), colour)
-        canvas.fill_circle(centre, 0.1 * scale, colour)
-        canvas.fill_circle(end, 0.1 * scale, colour)
-        canvas.fill_circle(centre, 0.05 * scale, (0, 0, 0))
+        end = center + along * scale
+        color = (204, 77, 77)
+        corners = [center - across, center + across, end + across, end - across]
+        canvas.fill_polygon(np.stack(corners), color)
+        canvas.fill_circle(center, 0.1 * scale, color)
+        canvas.fill_circle(end, 0.1 * scale, color)
+        canvas.fill_circle(center, 0.05 * scale, (0, 0, 0))
         return canvas.to_uint8()
 
 

@@ -1,1 +1,1 @@
-"""jaxrl's own MinAtar: the five games of Young & Tian (2019) as vectorised JAX."""
+"""MinAtar in JAX: the five games of Young & Tian (2019), vectorized."""

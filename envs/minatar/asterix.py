@@ -1,16 +1,16 @@
 """Asterix of MinAtar (Young & Tian 2019, https://arxiv.org/abs/1903.03176).
 
-The player walks among eight lanes, in each of which there may be one enemy or one treasure on its
-way across. A treasure is worth 1, an enemy ends the episode. With `ramping`, lanes are filled and
-crossed ever faster. An episode is truncated after 1,000 steps, as gymnax's; the published game has
-no time limit.
+The player walks among eight lanes, each of which may hold one enemy or one treasure that crosses
+it. A treasure is worth 1, an enemy ends the episode. With `ramping`, lanes are filled and crossed
+ever faster. An episode is truncated after 1,000 steps, as in gymnax; the published game has no time
+limit.
 
-gymnax's differs, beside its missing sticky actions, in these, which are as published here:
+This version follows the published game. gymnax's lacks sticky actions, and also differs as follows:
 
-- It never tries the first lane of its random order, and where that leaves it without a free one it
-  empties a lane. Here each free lane is as likely, and without one nothing happens.
-- Its ramp takes the interval of moves below 1, if that comes down to 1 before the spawns' does, which
-  takes other parameters than the defaults.
+- It never tries the first lane of its random order, and if that leaves no free lane it empties one.
+  Here every free lane is equally likely, and nothing happens if there is none.
+- Its ramp reduces the interval of moves below 1 if that reaches 1 before the interval of spawns
+  does, which does not happen with the default parameters.
 """
 
 import jax.numpy as jnp
@@ -24,16 +24,16 @@ from jaxrl.envs.minatar.grid import (
     Board,
     GridGame,
     Image,
-    any_bit,
+    apply_sticky_action,
     bit,
     cell,
     draw_words,
-    image,
-    moved_left,
-    moved_right,
-    one_of,
-    sticky,
-    time_step,
+    has_any_bit,
+    make_time_step,
+    shift_left,
+    shift_right,
+    stack_boards,
+    uniform_int,
 )
 from jaxrl.envs.params import scalar
 
@@ -43,7 +43,7 @@ NUM_LANES = 8
 
 @pytree
 class AsterixParams:
-    """Intervals are in steps; with `ramping` they shrink every `ramp_interval` + 2 steps."""
+    """Intervals in steps; with `ramping` they shrink every `ramp_interval` + 2 steps."""
 
     sticky_action_prob: Float[Array, ""] = scalar(0.1)
     ramping: Bool[Array, ""] = scalar(True, np.bool_)
@@ -54,7 +54,7 @@ class AsterixParams:
 
 @pytree
 class AsterixState:
-    """Lane i is row i + 1: a bit where its enemy or treasure is, none if it is empty."""
+    """Lane i is row i + 1: one bit at its enemy or treasure, none if it is empty."""
 
     player_x: Int[Array, "*batch"]
     player_y: Int[Array, "*batch"]
@@ -71,7 +71,7 @@ class AsterixState:
 
 
 class Asterix(GridGame[AsterixState, AsterixParams]):
-    """Actions: nothing, left, up, right, down (MinAtar's minimal set)."""
+    """Asterix, with the actions nothing, left, up, right, down (MinAtar's minimal set)."""
 
     name = "Asterix-MinAtar"
     max_episode_steps = 1000
@@ -83,7 +83,7 @@ class Asterix(GridGame[AsterixState, AsterixParams]):
         return AsterixParams()
 
     def reset(self, key: Key, params: AsterixParams) -> tuple[AsterixState, Image]:
-        """Nothing is drawn: the first lane is filled after `spawn_interval` steps."""
+        """Return the initial state, without draws: lanes are empty for `spawn_interval` steps."""
         del key
         zero, five = jnp.zeros((), jnp.int32), jnp.full((), 5, jnp.int32)
         state = AsterixState(
@@ -105,10 +105,10 @@ class Asterix(GridGame[AsterixState, AsterixParams]):
     def step(
         self, key: Key, state: AsterixState, action: Int[Array, ""], params: AsterixParams
     ) -> tuple[AsterixState, TimeStep]:
-        """A lane is filled, the player moves, then everything else does; each where it is due."""
+        """Fill a lane if due, move the player, then everything else that is due."""
         words = draw_words(key, 2)
-        action = sticky(words[0], action, state.last_action, params.sticky_action_prob)
-        state = _spawned(words, state)
+        action = apply_sticky_action(words[0], action, state.last_action, params.sticky_action_prob)
+        state = _spawn(words, state)
         right = (action == RIGHT).astype(jnp.int32) - (action == LEFT)
         down = (action == DOWN).astype(jnp.int32) - (action == UP)
         player_x = jnp.clip(state.player_x + right, 0, SIZE - 1)
@@ -118,13 +118,13 @@ class Asterix(GridGame[AsterixState, AsterixParams]):
         met = player & state.lanes
         lanes = jnp.where(state.is_gold, state.lanes & ~met, state.lanes)
         moves = state.move_timer == 0
-        onward = jnp.where(state.rightward, moved_right(lanes), moved_left(lanes))
-        lanes = jnp.where(moves, onward, lanes)
-        met_then = jnp.where(moves, player & lanes, jnp.uint16(0))
-        lanes = jnp.where(state.is_gold, lanes & ~met_then, lanes)
+        shifted = jnp.where(state.rightward, shift_right(lanes), shift_left(lanes))
+        lanes = jnp.where(moves, shifted, lanes)
+        met_after = jnp.where(moves, player & lanes, jnp.uint16(0))
+        lanes = jnp.where(state.is_gold, lanes & ~met_after, lanes)
 
-        gold = ((met != 0) & state.is_gold) | ((met_then != 0) & state.is_gold)
-        hit = any_bit(jnp.where(state.is_gold, jnp.uint16(0), met | met_then))
+        gold = ((met != 0) & state.is_gold) | ((met_after != 0) & state.is_gold)
+        hit = has_any_bit(jnp.where(state.is_gold, jnp.uint16(0), met | met_after))
         after = replace(
             state,
             player_x=player_x,
@@ -134,36 +134,36 @@ class Asterix(GridGame[AsterixState, AsterixParams]):
             move_timer=jnp.where(moves, state.move_interval, state.move_timer) - 1,
             last_action=action,
         )
-        after = _ramped(after, params)
-        return after, time_step(self.observe(after, params), jnp.any(gold), hit)
+        after = _ramp(after, params)
+        return after, make_time_step(self.observe(after, params), jnp.any(gold), hit)
 
     def observe(self, state: AsterixState, params: AsterixParams) -> Image:
         lanes = state.lanes
-        trail = jnp.where(state.rightward, moved_left(lanes), moved_right(lanes))
-        return image(
+        trail = jnp.where(state.rightward, shift_left(lanes), shift_right(lanes))
+        return stack_boards(
             cell(state.player_x, state.player_y),
-            _board(jnp.where(state.is_gold, jnp.uint16(0), lanes)),
-            _board(trail),
-            _board(jnp.where(state.is_gold, lanes, jnp.uint16(0))),
+            _to_board(jnp.where(state.is_gold, jnp.uint16(0), lanes)),
+            _to_board(trail),
+            _to_board(jnp.where(state.is_gold, lanes, jnp.uint16(0))),
         )
 
 
-def _board(lanes: UInt16[Array, " 8"]) -> Board:
+def _to_board(lanes: UInt16[Array, " 8"]) -> Board:
     return jnp.pad(lanes, 1)
 
 
-def _spawned(words: UInt32[Array, " 2"], state: AsterixState) -> AsterixState:
-    """Where it is due, an enemy, or with probability 1/3 a treasure, enters one of the free lanes.
+def _spawn(words: UInt32[Array, " 2"], state: AsterixState) -> AsterixState:
+    """Put an enemy, or with probability 1/3 a treasure, into a random free lane if one is due.
 
-    The first word's low 16 bits and all of the second's are used.
+    It uses the first word's low 16 bits and the whole second word.
     """
     due = state.spawn_timer == 0
     is_free = state.lanes == 0
     earlier = np.tri(NUM_LANES, k=-1, dtype=bool)
     rank = jnp.sum(earlier & is_free[None], axis=1, dtype=jnp.int32)
-    chosen = is_free & (rank == one_of(words[0], jnp.sum(is_free, dtype=jnp.int32))) & due
+    chosen = is_free & (rank == uniform_int(words[0], jnp.sum(is_free, dtype=jnp.int32))) & due
     rightward = (words[1] >> 31) == 0
-    is_gold = one_of(words[1], 3) == 0
+    is_gold = uniform_int(words[1], 3) == 0
     start = bit(jnp.where(rightward, 0, SIZE - 1))
     return replace(
         state,
@@ -174,8 +174,8 @@ def _spawned(words: UInt32[Array, " 2"], state: AsterixState) -> AsterixState:
     )
 
 
-def _ramped(state: AsterixState, params: AsterixParams) -> AsterixState:
-    """Spawns come a step sooner at each ramp, moves at every second one."""
+def _ramp(state: AsterixState, params: AsterixParams) -> AsterixState:
+    """Shorten the spawn interval by a step at each ramp, the move interval at every second one."""
     can_ramp = params.ramping & ((state.spawn_interval > 1) | (state.move_interval > 1))
     due = can_ramp & (state.ramp_timer < 0)
     sooner = due & (state.spawn_interval > 1)

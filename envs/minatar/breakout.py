@@ -1,9 +1,9 @@
 """Breakout of MinAtar (Young & Tian 2019, https://arxiv.org/abs/1903.03176).
 
-A paddle on the bottom row, a ball that flies along diagonals, three rows of bricks. Every brick is
-worth 1; where the last one is gone the rows come back once the ball is down. The episode ends where
-the ball passes the paddle, and is truncated after 1,000 steps, as gymnax's; the published game has
-no time limit. gymnax's has no sticky actions, and is else the same.
+A paddle on the bottom row, a ball that moves diagonally, and three rows of bricks. Every brick is
+worth 1; after the last one, the rows reappear when the ball is down. The episode ends when the ball
+passes the paddle, and is truncated after 1,000 steps, as in gymnax; the published game has no time
+limit. gymnax's version has no sticky actions and is otherwise the same.
 """
 
 import jax.numpy as jnp
@@ -16,11 +16,11 @@ from jaxrl.envs.minatar.grid import (
     SIZE,
     GridGame,
     Image,
+    apply_sticky_action,
     cell,
     draw_words,
-    image,
-    sticky,
-    time_step,
+    make_time_step,
+    stack_boards,
 )
 from jaxrl.envs.params import scalar
 
@@ -30,17 +30,17 @@ ALL_BRICKS = np.uint32(2 ** (3 * SIZE) - 1)
 
 @pytree
 class BreakoutParams:
-    """The probability that the last action is repeated."""
+    """Probability that the last action is repeated."""
 
     sticky_action_prob: Float[Array, ""] = scalar(0.1)
 
 
 @pytree
 class BreakoutState:
-    """The ball with its way (1 or -1 along x and y) and last place, the paddle, and the bricks.
+    """Ball with its direction (1 or -1 along x and y) and last position, paddle, and bricks.
 
-    Bit 10 (y - 1) + x of `bricks` is the one at (x, y). `strike` says that the ball has broken
-    one and is still among them, where it breaks no other.
+    Bit 10 (y - 1) + x of `bricks` is the one at (x, y). `strike` is set once the ball has broken a
+    brick and as long as it stays among them, where it breaks no other.
     """
 
     ball_x: Int[Array, "*batch"]
@@ -56,7 +56,7 @@ class BreakoutState:
 
 
 class Breakout(GridGame[BreakoutState, BreakoutParams]):
-    """Actions: nothing, left, right (MinAtar's minimal set)."""
+    """Breakout, with the actions nothing, left, right (MinAtar's minimal set)."""
 
     name = "Breakout-MinAtar"
     max_episode_steps = 1000
@@ -68,7 +68,7 @@ class Breakout(GridGame[BreakoutState, BreakoutParams]):
         return BreakoutParams()
 
     def reset(self, key: Key, params: BreakoutParams) -> tuple[BreakoutState, Image]:
-        """The ball starts in the third row at either wall, on its way down."""
+        """Start the ball in the third row at either wall, moving down."""
         from_left = (draw_words(key, 1)[0] & 1).astype(jnp.int32)
         ball_x, three = (1 - from_left) * (SIZE - 1), jnp.full((), 3, jnp.int32)
         state = BreakoutState(
@@ -88,9 +88,9 @@ class Breakout(GridGame[BreakoutState, BreakoutParams]):
     def step(
         self, key: Key, state: BreakoutState, action: Int[Array, ""], params: BreakoutParams
     ) -> tuple[BreakoutState, TimeStep]:
-        """The paddle moves, then the ball meets walls, bricks and the paddle, in this order."""
+        """Move the paddle, then the ball against walls, bricks and paddle, in this order."""
         word = draw_words(key, 1)[0]
-        action = sticky(word, action, state.last_action, params.sticky_action_prob)
+        action = apply_sticky_action(word, action, state.last_action, params.sticky_action_prob)
         push = (action == RIGHT).astype(jnp.int32) - (action == LEFT)
         paddle = jnp.clip(state.paddle + push, 0, SIZE - 1)
 
@@ -99,7 +99,7 @@ class Breakout(GridGame[BreakoutState, BreakoutParams]):
         way_y = jnp.where(y < 0, -state.way_y, state.way_y)
         x, y = jnp.clip(x, 0, SIZE - 1), jnp.maximum(y, 0)
 
-        brick = _brick(x, y) & state.bricks
+        brick = _brick_bit(x, y) & state.bricks
         in_brick = brick != 0
         broken = in_brick & ~state.strike
         bricks = jnp.where(broken, state.bricks ^ brick, state.bricks)
@@ -122,13 +122,13 @@ class Breakout(GridGame[BreakoutState, BreakoutParams]):
             last_action=action,
         )
         lost = is_low & ~above & ~beside
-        return after, time_step(self.observe(after, params), broken, lost)
+        return after, make_time_step(self.observe(after, params), broken, lost)
 
     def observe(self, state: BreakoutState, params: BreakoutParams) -> Image:
         rows = np.arange(SIZE)
         shift = np.clip(SIZE * (rows - 1), 0, 2 * SIZE).astype(np.uint32)
         shown = np.where((rows >= 1) & (rows <= 3), 2**SIZE - 1, 0).astype(np.uint32)
-        return image(
+        return stack_boards(
             cell(state.paddle, jnp.full((), SIZE - 1, jnp.int32)),
             cell(state.ball_x, state.ball_y),
             cell(state.last_x, state.last_y),
@@ -136,8 +136,8 @@ class Breakout(GridGame[BreakoutState, BreakoutParams]):
         )
 
 
-def _brick(x: Int[Array, ""], y: Int[Array, ""]) -> UInt32[Array, ""]:
-    """The bit of the brick at a place, 0 where there never is one."""
+def _brick_bit(x: Int[Array, ""], y: Int[Array, ""]) -> UInt32[Array, ""]:
+    """Return the bit of the brick at a position, 0 where bricks never are."""
     among = (y >= 1) & (y <= 3)
     index = jnp.where(among, SIZE * (y - 1) + x, 0).astype(jnp.uint32)
     return jnp.where(among, jnp.uint32(1) << index, jnp.uint32(0))

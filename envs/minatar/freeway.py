@@ -1,10 +1,10 @@
 """Freeway of MinAtar (Young & Tian 2019, https://arxiv.org/abs/1903.03176).
 
-A chicken crosses a road of eight lanes, at most a row every fourth step, and is put back to its side by
-every car that hits it. The other side is worth 1, brings it back too, and draws new speeds and
-directions for the cars. Nothing ends an episode but the time limit of 2,500 steps, as in gymnax's,
-which is a truncation here; the published game ends with its 2,501st step. gymnax's has no sticky
-actions, and is else the same.
+A chicken crosses a road of eight lanes, at most one row every fourth step; a car that hits it puts
+it back to its start. Reaching the other side is worth 1, puts it back too, and redraws speeds and
+directions of the cars. An episode ends only by the time limit of 2,500 steps, as in gymnax, which
+is a truncation here; the published game ends with its 2,501st step. gymnax's version has no sticky
+actions and is otherwise the same.
 """
 
 import jax.numpy as jnp
@@ -19,13 +19,13 @@ from jaxrl.envs.minatar.grid import (
     GridGame,
     Image,
     Rows,
+    apply_sticky_action,
     bit,
     cell,
     draw_words,
-    image,
-    one_of,
-    sticky,
-    time_step,
+    make_time_step,
+    stack_boards,
+    uniform_int,
 )
 from jaxrl.envs.params import scalar
 
@@ -37,7 +37,7 @@ _SLOWEST = 5
 
 @pytree
 class FreewayParams:
-    """`player_interval` is the number of steps for which the chicken rests after one of its own."""
+    """`player_interval` is the number of steps that the chicken rests after a move."""
 
     sticky_action_prob: Float[Array, ""] = scalar(0.1)
     player_interval: Int[Array, ""] = scalar(3, np.int32)
@@ -45,7 +45,10 @@ class FreewayParams:
 
 @pytree
 class FreewayState:
-    """Car i is in row i + 1; every `abs(pace) + 1` steps it moves a column, right if it is positive."""
+    """Car i is in row i + 1 and moves a column every `abs(pace) + 1` steps.
+
+    It moves to the right if `pace` is positive.
+    """
 
     player_y: Int[Array, "*batch"]
     player_timer: Int[Array, "*batch"]
@@ -56,7 +59,7 @@ class FreewayState:
 
 
 class Freeway(GridGame[FreewayState, FreewayParams]):
-    """Actions: nothing, up, down (MinAtar's minimal set)."""
+    """Freeway, with the actions nothing, up, down (MinAtar's minimal set)."""
 
     name = "Freeway-MinAtar"
     max_episode_steps = 2500
@@ -68,8 +71,8 @@ class Freeway(GridGame[FreewayState, FreewayParams]):
         return FreewayParams()
 
     def reset(self, key: Key, params: FreewayParams) -> tuple[FreewayState, Image]:
-        """All cars at the left edge."""
-        pace = _drawn_pace(draw_words(key, NUM_CARS // 2))
+        """Start with all cars at the left edge."""
+        pace = _draw_pace(draw_words(key, NUM_CARS // 2))
         state = FreewayState(
             player_y=jnp.full((), SIZE - 1, jnp.int32),
             player_timer=jnp.asarray(params.player_interval),
@@ -83,21 +86,21 @@ class Freeway(GridGame[FreewayState, FreewayParams]):
     def step(
         self, key: Key, state: FreewayState, action: Int[Array, ""], params: FreewayParams
     ) -> tuple[FreewayState, TimeStep]:
-        """The chicken moves, then the cars; it is hit where a car was or where it comes."""
+        """Move the chicken, then the cars; a car hits at its old and at its new position."""
         words = draw_words(key, 1 + NUM_CARS // 2)
-        action = sticky(words[0], action, state.last_action, params.sticky_action_prob)
+        action = apply_sticky_action(words[0], action, state.last_action, params.sticky_action_prob)
         walks = (state.player_timer == 0) & ((action == UP) | (action == DOWN))
         ahead = jnp.where(action == UP, state.player_y - 1, state.player_y + 1)
         player_y = jnp.where(walks, jnp.clip(ahead, 0, SIZE - 1), state.player_y)
         player_timer = jnp.where(walks, params.player_interval, state.player_timer)
         across = player_y == 0
         player_y = jnp.where(across, SIZE - 1, player_y)
-        new_pace = _drawn_pace(words[1:])
+        new_pace = _draw_pace(words[1:])
         pace = jnp.where(across, new_pace, state.pace)
         car_timer = jnp.where(across, jnp.abs(new_pace), state.car_timer)
 
         moves = car_timer == 0
-        car_x = jnp.where(moves, _around(state.car_x + jnp.sign(pace)), state.car_x)
+        car_x = jnp.where(moves, _wrap_column(state.car_x + jnp.sign(pace)), state.car_x)
         meets = (state.car_x == CHICKEN_X) | (car_x == CHICKEN_X)
         is_hit = jnp.any(meets & (np.arange(1, NUM_CARS + 1) == player_y))
         after = FreewayState(
@@ -108,29 +111,29 @@ class Freeway(GridGame[FreewayState, FreewayParams]):
             car_timer=jnp.where(moves, jnp.abs(pace), car_timer - 1),
             last_action=action,
         )
-        return after, time_step(self.observe(after, params), across, jnp.zeros((), bool))
+        return after, make_time_step(self.observe(after, params), across, jnp.zeros((), bool))
 
     def observe(self, state: FreewayState, params: FreewayParams) -> Image:
-        trail = bit(_around(state.car_x - jnp.sign(state.pace)))
+        trail = bit(_wrap_column(state.car_x - jnp.sign(state.pace)))
         speed = jnp.abs(state.pace)
         trails = [
-            _board(jnp.where(speed == number, trail, jnp.uint16(0)))
+            _to_board(jnp.where(speed == number, trail, jnp.uint16(0)))
             for number in range(1, _SLOWEST + 1)
         ]
         chicken = cell(jnp.full((), CHICKEN_X, jnp.int32), state.player_y)
-        return image(chicken, _board(bit(state.car_x)), *trails)
+        return stack_boards(chicken, _to_board(bit(state.car_x)), *trails)
 
 
-def _board(rows: Rows) -> Board:
+def _to_board(rows: Rows) -> Board:
     return jnp.pad(rows, 1)
 
 
-def _around(x: Int[Array, " 8"]) -> Int[Array, " 8"]:
-    """A column past one edge is that at the other."""
+def _wrap_column(x: Int[Array, " 8"]) -> Int[Array, " 8"]:
+    """Wrap a column past one edge to the other edge."""
     return jnp.where(x < 0, SIZE - 1, jnp.where(x >= SIZE, 0, x))
 
 
-def _drawn_pace(words: UInt32[Array, " 4"]) -> Int[Array, " 8"]:
-    """1 to 5 steps, to the left or to the right, all as likely."""
-    drawn = one_of(jnp.concatenate([words, words >> 16]), 2 * _SLOWEST)
+def _draw_pace(words: UInt32[Array, " 4"]) -> Int[Array, " 8"]:
+    """Draw paces of 1 to 5, to the left or to the right, with equal probability."""
+    drawn = uniform_int(jnp.concatenate([words, words >> 16]), 2 * _SLOWEST)
     return jnp.where(drawn < _SLOWEST, drawn - _SLOWEST, drawn - _SLOWEST + 1)

@@ -1,7 +1,7 @@
-"""What MinAtar's games share: a 10 x 10 grid of bits, pictures, sticky actions, random draws.
+"""Base of the MinAtar games: a 10 x 10 grid of bits, images, sticky actions, random draws.
 
-A board is ten words, one a row, of which bit x is the cell in column x. So everything on a board
-moves by one shift, meets everything on another by one `&`, and is drawn by ten shifts.
+A board is ten words, one per row, of which bit x is the cell in column x. So everything on a board
+moves by one shift, is intersected with another board by one `&`, and is rendered by ten shifts.
 """
 
 import functools
@@ -18,9 +18,9 @@ from jaxrl.core.types import Key, TimeStep
 from jaxrl.envs.base import JaxEnv, ParamsT, ResetMode, StateT
 
 SIZE = 10
-"""Rows and columns of the grid."""
+"""Number of rows and columns of the grid."""
 CELL_PIXELS = 16
-"""Width and height of a cell in a picture."""
+"""Width and height in pixels of a rendered cell."""
 
 Board: TypeAlias = UInt16[Array, "*batch 10"]
 Rows: TypeAlias = UInt16[Array, "*batch"]
@@ -30,7 +30,7 @@ _FULL_ROW = np.uint16(2**SIZE - 1)
 
 
 class GridGame(JaxEnv[StateT, ParamsT]):
-    """A game seen as a 10 x 10 image of zeros and ones, a channel for each kind of thing."""
+    """Base class of games observed as a 10 x 10 binary image with a channel per kind of object."""
 
     num_actions: int
     channels: tuple[str, ...]
@@ -44,83 +44,88 @@ class GridGame(JaxEnv[StateT, ParamsT]):
         return gymnasium.spaces.Discrete(self.num_actions)
 
     def observe(self, state: StateT, params: ParamsT) -> Image:
-        """The image of a state."""
+        """Return the image of a state."""
         raise NotImplementedError(f"{type(self).__name__} does not define observe")
 
     def render(self, state: StateT, params: ParamsT) -> np.ndarray:
-        """`[160, 160, 3]`: each cell in its channel's colour, later channels over earlier ones."""
+        """Render `[160, 160, 3]`: each cell in its channel's color, later channels on top."""
         obs = np.asarray(self.observe(state, params))
         number = np.max(obs * np.arange(1, obs.shape[-1] + 1)[None, None], axis=-1)
         hue = 2 * np.pi * np.arange(obs.shape[-1])[:, None] / obs.shape[-1]
-        colours = 140 + 110 * np.cos(hue - np.array([0.0, 2.0, 4.0])[None] * np.pi / 3)
-        palette = np.concatenate([np.zeros((1, 3)), colours]).astype(np.uint8)
+        colors = 140 + 110 * np.cos(hue - np.array([0.0, 2.0, 4.0])[None] * np.pi / 3)
+        palette = np.concatenate([np.zeros((1, 3)), colors]).astype(np.uint8)
         return palette[number].repeat(CELL_PIXELS, axis=0).repeat(CELL_PIXELS, axis=1)
 
 
 def draw_words(key: Key, number: int) -> UInt32[Array, " number"]:
-    """All the randomness of a step. Consumes the key."""
+    """Draw all random words of a step. Consumes the key."""
     return jax.random.bits(key, (number,), jnp.uint32)
 
 
-def one_of(word: UInt32[Array, "*batch"], number: int | Int[Array, ""]) -> Int[Array, "*batch"]:
-    """0 to number - 1 out of the low 16 bits of a word; the odds are even to one in 65,536."""
+def uniform_int(
+    word: UInt32[Array, "*batch"], number: int | Int[Array, ""]
+) -> Int[Array, "*batch"]:
+    """Return a number from 0 to `number` - 1, from the low 16 bits of a word.
+
+    The probabilities are equal up to one in 65,536.
+    """
     return (((word & 0xFFFF) * jnp.uint32(number)) >> 16).astype(jnp.int32)
 
 
-def sticky(
+def apply_sticky_action(
     word: UInt32[Array, ""],
     action: Int[Array, ""],
     last_action: Int[Array, ""],
     prob: Float[Array, ""],
 ) -> Int[Array, ""]:
-    """The last action again with this probability, out of the high 16 bits of a word.
+    """Repeat the last action with probability `prob`, from the high 16 bits of a word.
 
-    As in the published games it is the last action that was carried out, but an episode begins
-    with 0; there it begins with the last episode's.
+    The last action is the last one executed, as in the published games; but an episode starts with
+    0, while there it starts with the previous episode's last action.
     """
     drawn = (word >> 16).astype(jnp.float32) * np.float32(2.0**-16)
     return jnp.where(drawn < prob, last_action, action.astype(jnp.int32))
 
 
 def bit(x: Int[Array, "*batch"]) -> Rows:
-    """Column x of a row; nothing if x is outside."""
+    """Return a row with column x set, an empty one if x is outside."""
     inside = (x >= 0) & (x < SIZE)
     column = jnp.where(inside, x, 0).astype(jnp.uint16)
     return jnp.where(inside, jnp.uint16(1) << column, jnp.uint16(0))
 
 
 def cell(x: Int[Array, ""], y: Int[Array, ""]) -> Board:
-    """A board with one cell set; none if x or y is outside."""
+    """Return a board with one cell set, an empty one if x or y is outside."""
     return jnp.where(np.arange(SIZE) == y, bit(x), jnp.uint16(0))
 
 
-def moved_right(rows: Rows) -> Rows:
-    """Everything one column on; what leaves the grid is gone."""
+def shift_right(rows: Rows) -> Rows:
+    """Shift every cell one column to the right, off the grid at the edge."""
     return (rows << 1) & _FULL_ROW
 
 
-def moved_left(rows: Rows) -> Rows:
-    """Everything one column back; what leaves the grid is gone."""
+def shift_left(rows: Rows) -> Rows:
+    """Shift every cell one column to the left, off the grid at the edge."""
     return rows >> 1
 
 
 def union(rows: Rows) -> Rows:
-    """All rows of the first axis laid over one another: few, so that no loop is made of them."""
+    """Combine the rows along the first, short axis by OR; unrolled to avoid a loop in XLA."""
     return functools.reduce(operator.or_, rows)
 
 
 def count_bits(rows: Rows) -> Int[Array, ""]:
-    """The number of set cells."""
+    """Count the cells that are set."""
     return jnp.sum(jax.lax.population_count(rows), dtype=jnp.int32)
 
 
-def any_bit(board: Rows) -> Bool[Array, ""]:
-    """Whether any cell is set."""
+def has_any_bit(board: Rows) -> Bool[Array, ""]:
+    """Return whether any cell is set."""
     return jnp.any(board != 0)
 
 
-def image(*boards: Board) -> Image:
-    """The observation of which each board is a channel."""
+def stack_boards(*boards: Board) -> Image:
+    """Stack boards as the channels of an observation."""
     rows = jnp.stack(boards, axis=-1)
     first, last = (rows & 0xFF).astype(jnp.uint8), (rows >> 8).astype(jnp.uint8)
     return jnp.concatenate([_columns(first, 8), _columns(last, SIZE - 8)], axis=1)
@@ -130,8 +135,8 @@ def _columns(rows: UInt8[Array, "10 channels"], number: int) -> UInt8[Array, "10
     return (rows[:, None] >> np.arange(number, dtype=np.uint8)[None, :, None]) & 1
 
 
-def time_step(obs: Image, reward: Array, terminated: Bool[Array, ""]) -> TimeStep:
-    """A transition of a game, which only its time limit truncates."""
+def make_time_step(obs: Image, reward: Array, terminated: Bool[Array, ""]) -> TimeStep:
+    """Return a transition of a game; only the time limit truncates."""
     return TimeStep(
         obs=obs,
         reward=reward.astype(jnp.float32),

@@ -1,26 +1,24 @@
 """Seaquest of MinAtar (Young & Tian 2019, https://arxiv.org/abs/1903.03176).
 
-A submarine among fish and enemy submarines, which shoot. An enemy is worth 1. Divers are picked up,
-up to six, and brought to the surface, where the air is refilled and one of them leaves; all six are
-worth the cells of the oxygen gauge, up to 10. The episode ends where the submarine is hit, has no air
-left, or comes up without a diver. With `ramping`, enemies come and move faster after each surfacing.
-It is truncated after 1,000 steps, as gymnax's; the published game has no time limit.
+A submarine among fish and enemy submarines, which shoot. An enemy is worth 1. Up to six divers are
+picked up and brought to the surface, where the air is refilled and one of them leaves; all six are
+worth the cells of the oxygen gauge, up to 10. The episode ends when the submarine is hit, is out of
+air, or surfaces without a diver. With `ramping`, enemies come and move faster after each surfacing.
+An episode is truncated after 1,000 steps, as in gymnax; the published game has no time limit.
 
-Enemies are kept as bits in planes, one for each number of steps until they move: all in a lane go
-the same way, so a plane moves by one shift. By the published intervals no two of a kind share a cell and a plane;
-parameters by which enemies come faster than they leave could merge two.
+Enemies are bits in planes, one for each number of steps until they move: all in a lane move the
+same way, so a plane moves by one shift. With the published intervals no two of a kind share a cell
+and a plane; parameters by which enemies come faster than they leave could merge two.
 
-The rules are those of the published program since its release 1.0.11; until 1.0.10 the episode went on
-for one more step without air, in which the gauge showed nine cells. Kept from it: after six divers have
-left, their number is -1, with which one may surface again (then -2, and so on).
-gymnax's differs from it, beside its missing sticky actions, in these, which are as published here:
+The rules are those of the published program since its release 1.0.11; until 1.0.10 the episode
+continued for one more step without air, in which the gauge showed nine cells. One of its quirks is
+kept: after six divers have left, their number is -1, with which one may surface again (then -2, and
+so on). gymnax's version lacks sticky actions, and also differs from the published rules as follows:
 
-- Coming up without a diver is surfacing all the same, so the last image has a full gauge.
-- A submarine that moves onto a bullet no longer shoots in that step.
-- Of two divers reached in one step with one place left, it takes the elder one.
+- Surfacing without a diver refills the air, so the last image has a full gauge.
+- A submarine that moves onto a bullet does not shoot in that step.
+- If two divers are reached in one step with one place left, the elder one boards.
 """
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,17 +32,17 @@ from jaxrl.envs.minatar.grid import (
     Board,
     GridGame,
     Image,
-    any_bit,
+    apply_sticky_action,
     bit,
     cell,
     count_bits,
     draw_words,
-    image,
-    moved_left,
-    moved_right,
-    one_of,
-    sticky,
-    time_step,
+    has_any_bit,
+    make_time_step,
+    shift_left,
+    shift_right,
+    stack_boards,
+    uniform_int,
     union,
 )
 from jaxrl.envs.params import scalar
@@ -55,17 +53,17 @@ NUM_LANES = 8
 MOVE_INTERVAL, DIVER_MOVE_INTERVAL = 5, 5
 ENEMY_SHOT_INTERVAL = 10
 DIVER_INTERVAL = 30
-NUM_SLOTS = 2
-"""A diver is there for 59 steps at most, and one comes every 30."""
+NUM_DIVER_SLOTS = 2
+"""Number of divers at a time: one lasts 59 steps at most, and one comes every 30."""
 MAX_DIVERS = 6
 ABSENT = -SIZE
-DIGITS = np.array([0, 1, 0, 1], bool)[:, None, None]
-"""The binary digits of `ENEMY_SHOT_INTERVAL`, least first."""
+SHOT_DIGITS = np.array([0, 1, 0, 1], bool)[:, None, None]
+"""Binary digits of `ENEMY_SHOT_INTERVAL`, least significant first."""
 
 
 @pytree
 class SeaquestParams:
-    """Intervals are in steps; a tank of `max_oxygen` lasts as many steps under water."""
+    """Intervals in steps; a tank of `max_oxygen` lasts as many steps under water."""
 
     sticky_action_prob: Float[Array, ""] = scalar(0.1)
     ramping: Bool[Array, ""] = scalar(True, np.bool_)
@@ -76,7 +74,7 @@ class SeaquestParams:
 
 @pytree
 class Divers:
-    """The last one to come is in front; `x` is negative where there is none."""
+    """Divers, the latest in front; `x` is negative where there is none."""
 
     x: Int[Array, "*batch 2"]
     y: Int[Array, "*batch 2"]
@@ -86,9 +84,10 @@ class Divers:
 
 @pytree
 class SeaquestState:
-    """Lane i is row i + 1, plane j what moves in j steps; of bullets the first go to the left.
+    """Lane i is row i + 1, plane j moves in j steps; of the bullets, board 0 moves left.
 
-    `sub_shots` are the binary digits of the steps until an enemy submarine shoots, least first.
+    `sub_shots` are the binary digits of the steps until an enemy submarine shoots, least
+    significant first.
     """
 
     sub_x: Int[Array, "*batch"]
@@ -114,7 +113,7 @@ class SeaquestState:
 
 
 class Seaquest(GridGame[SeaquestState, SeaquestParams]):
-    """Actions: nothing, left, up, right, down, fire."""
+    """Seaquest, with the actions nothing, left, up, right, down, fire."""
 
     name = "Seaquest-MinAtar"
     max_episode_steps = 1000
@@ -137,9 +136,9 @@ class Seaquest(GridGame[SeaquestState, SeaquestParams]):
         return SeaquestParams()
 
     def reset(self, key: Key, params: SeaquestParams) -> tuple[SeaquestState, Image]:
-        """At the surface, alone. Nothing is drawn."""
+        """Start at the surface, alone, without draws."""
         del key
-        zero, no_slot = jnp.zeros((), jnp.int32), jnp.zeros((NUM_SLOTS,), jnp.int32)
+        zero, no_slot = jnp.zeros((), jnp.int32), jnp.zeros((NUM_DIVER_SLOTS,), jnp.int32)
         planes = jnp.zeros((MOVE_INTERVAL + 1, NUM_LANES), jnp.uint16)
         state = SeaquestState(
             sub_x=zero + 5,
@@ -150,7 +149,7 @@ class Seaquest(GridGame[SeaquestState, SeaquestParams]):
             rightward=jnp.zeros((NUM_LANES,), bool),
             fish=planes,
             subs=planes,
-            sub_shots=jnp.zeros((len(DIGITS), *planes.shape), jnp.uint16),
+            sub_shots=jnp.zeros((len(SHOT_DIGITS), *planes.shape), jnp.uint16),
             divers=Divers(
                 x=no_slot + ABSENT, y=no_slot, rightward=no_slot.astype(bool), timer=no_slot
             ),
@@ -170,93 +169,93 @@ class Seaquest(GridGame[SeaquestState, SeaquestParams]):
     def step(
         self, key: Key, state: SeaquestState, action: Int[Array, ""], params: SeaquestParams
     ) -> tuple[SeaquestState, TimeStep]:
-        """Arrivals, the player, its bullets, divers, submarines, their bullets, fish, the air."""
+        """Spawn enemies and divers, then step player, bullets, divers, enemies and oxygen."""
         words = draw_words(key, 2)
-        action = sticky(words[0], action, state.last_action, params.sticky_action_prob)
-        state = _diver_arrives(words, _enemy_arrives(words, state))
-        state = _player_acts(state, action, params)
-        state, shot_first = _bullets_fly(state)
-        state = _divers_move(state)
-        state, shot_subs, rammed = _subs_move(state)
-        state, hit = _enemy_bullets_fly(state)
-        state, shot_fish, bitten = _fish_move(state)
-        state, bonus, out_of_air = _breathed(state, params)
+        action = apply_sticky_action(words[0], action, state.last_action, params.sticky_action_prob)
+        state = _spawn_diver(words, _spawn_enemy(words, state))
+        state = _step_player(state, action, params)
+        state, shot_first = _step_bullets(state)
+        state = _step_divers(state)
+        state, shot_subs, rammed = _step_subs(state)
+        state, hit = _step_enemy_bullets(state)
+        state, shot_fish, bitten = _step_fish(state)
+        state, bonus, out_of_air = _step_oxygen(state, params)
         reward = shot_first + shot_subs + shot_fish + bonus
         terminated = rammed | hit | bitten | out_of_air
-        return state, time_step(self.observe(state, params), reward, terminated)
+        return state, make_time_step(self.observe(state, params), reward, terminated)
 
     def observe(self, state: SeaquestState, params: SeaquestParams) -> Image:
         fish, subs, divers = union(state.fish), union(state.subs), state.divers
-        trail = jnp.where(state.rightward, moved_left(fish | subs), moved_right(fish | subs))
+        trail = jnp.where(state.rightward, shift_left(fish | subs), shift_right(fish | subs))
         gauge = np.arange(SIZE) == SIZE - 1
         oxygen = _first_bits(jnp.maximum(state.oxygen, 0) * SIZE // params.max_oxygen)
         aboard = _first_bits(jnp.full((), SIZE - 1)) & ~_first_bits(SIZE - 1 - state.num_aboard)
-        return image(
+        return stack_boards(
             cell(state.sub_x, state.sub_y),
             cell(state.sub_x + jnp.where(state.faces_right, -1, 1), state.sub_y),
             union(state.bullets),
-            _board(trail) | _cells(divers.x - _way(divers.rightward), divers),
-            _board(union(state.enemy_bullets)),
-            _board(fish),
-            _board(subs),
+            _to_board(trail) | _diver_cells(divers.x - _direction(divers.rightward), divers),
+            _to_board(union(state.enemy_bullets)),
+            _to_board(fish),
+            _to_board(subs),
             jnp.where(gauge, oxygen, jnp.uint16(0)),
             jnp.where(gauge, aboard, jnp.uint16(0)),
-            _cells(divers.x, divers),
+            _diver_cells(divers.x, divers),
         )
 
 
-def _board(lanes: UInt16[Array, " 8"]) -> Board:
+def _to_board(lanes: UInt16[Array, " 8"]) -> Board:
     return jnp.pad(lanes, 1)
 
 
 def _first_bits(number: Int[Array, ""]) -> UInt16[Array, ""]:
-    """So many columns from the left, none if it is negative."""
+    """Return a row with the first `number` columns set, none if it is negative."""
     return ((1 << jnp.clip(number, 0, SIZE)) - 1).astype(jnp.uint16)
 
 
-def _cells(x: Int[Array, " 2"], divers: Divers) -> Board:
-    """The rows of the divers that are there, set at these columns."""
+def _diver_cells(x: Int[Array, " 2"], divers: Divers) -> Board:
+    """Return a board with these columns set in the rows of the divers that are present."""
     x = jnp.where(divers.x >= 0, x, ABSENT)
     return cell(x[0], divers.y[0]) | cell(x[1], divers.y[1])
 
 
-def _way(rightward: Bool[Array, "*batch"]) -> Int[Array, "*batch"]:
+def _direction(rightward: Bool[Array, "*batch"]) -> Int[Array, "*batch"]:
     return jnp.where(rightward, 1, -1)
 
 
-def _player(state: SeaquestState) -> UInt16[Array, " 8"]:
-    """Its cell among the lanes, none while it is at the surface."""
+def _player_lanes(state: SeaquestState) -> UInt16[Array, " 8"]:
+    """Return the player's cell within the lanes, none while it is at the surface."""
     return cell(state.sub_x, state.sub_y)[1:-1]
 
 
-def _enemy_arrives(words: UInt32[Array, " 2"], state: SeaquestState) -> SeaquestState:
-    """Where it is due, at either end of a lane in which nobody comes the other way.
+def _spawn_enemy(words: UInt32[Array, " 2"], state: SeaquestState) -> SeaquestState:
+    """Put an enemy, if due, at either end of a lane in which none moves the other way.
 
-    It is a submarine with probability 1/3. The first word's low 4 bits are used and the second's
-    low 16.
+    The first word's low 4 bits give lane and direction; by the second's low 16 it is a submarine
+    with probability 1/3.
     """
     due = state.spawn_timer == 0
     lane = np.arange(NUM_LANES) == (words[0] & 7).astype(jnp.int32)
     rightward = ((words[0] >> 3) & 1) == 1
-    is_sub = one_of(words[1], 3) == 0
+    is_sub = uniform_int(words[1], 3) == 0
     is_taken = (union(state.fish) | union(state.subs)) != 0
     blocked = jnp.any(lane & is_taken & (state.rightward != rightward))
     enters = lane & due & ~blocked
     start = jnp.where(enters, bit(jnp.where(rightward, 0, SIZE - 1)), jnp.uint16(0))
-    planes = jnp.where(_plane(state.move_interval), start[None], jnp.uint16(0))
+    planes = jnp.where(_plane_mask(state.move_interval), start[None], jnp.uint16(0))
     sub = jnp.where(is_sub, planes, jnp.uint16(0))
     return replace(
         state,
         rightward=jnp.where(enters, rightward, state.rightward),
         fish=state.fish | (planes ^ sub),
         subs=state.subs | sub,
-        sub_shots=state.sub_shots | jnp.where(DIGITS, sub[None], jnp.uint16(0)),
+        sub_shots=state.sub_shots | jnp.where(SHOT_DIGITS, sub[None], jnp.uint16(0)),
         spawn_timer=jnp.where(due, state.spawn_interval, state.spawn_timer),
     )
 
 
-def _diver_arrives(words: UInt32[Array, " 2"], state: SeaquestState) -> SeaquestState:
-    """Where it is due, at either end of a lane. The first word's bits 4 to 7 are used."""
+def _spawn_diver(words: UInt32[Array, " 2"], state: SeaquestState) -> SeaquestState:
+    """Put a diver, if due, at either end of a lane; uses the first word's bits 4 to 7."""
     due = state.diver_timer == 0
     rightward = ((words[0] >> 7) & 1) == 1
     new = Divers(
@@ -266,7 +265,7 @@ def _diver_arrives(words: UInt32[Array, " 2"], state: SeaquestState) -> Seaquest
         timer=jnp.full((), DIVER_MOVE_INTERVAL, jnp.int32),
     )
 
-    def put(new: Any, old: Any) -> Any:
+    def put(new: Array, old: Array) -> Array:
         return jnp.where(due, jnp.stack([new, old[0]]), old)
 
     divers = state.divers
@@ -282,7 +281,7 @@ def _diver_arrives(words: UInt32[Array, " 2"], state: SeaquestState) -> Seaquest
     )
 
 
-def _player_acts(
+def _step_player(
     state: SeaquestState, action: Int[Array, ""], params: SeaquestParams
 ) -> SeaquestState:
     left, right = action == LEFT, action == RIGHT
@@ -303,24 +302,24 @@ def _player_acts(
     )
 
 
-def _plane(number: Int[Array, ""]) -> Bool[Array, "6 1"]:
+def _plane_mask(number: Int[Array, ""]) -> Bool[Array, "6 1"]:
     return np.arange(MOVE_INTERVAL + 1)[:, None] == number
 
 
-def _flown(bullets: UInt16[Array, "2 rows"]) -> UInt16[Array, "2 rows"]:
-    return jnp.stack([moved_left(bullets[0]), moved_right(bullets[1])])
+def _move_bullets(bullets: UInt16[Array, "2 rows"]) -> UInt16[Array, "2 rows"]:
+    return jnp.stack([shift_left(bullets[0]), shift_right(bullets[1])])
 
 
-def _onward(planes: UInt16[Array, "6 8"], state: SeaquestState) -> UInt16[Array, "6 8"]:
-    """A step of the planes: what is in the first moves, and waits again."""
-    moved = jnp.where(state.rightward, moved_right(planes[0]), moved_left(planes[0]))
+def _advance(planes: UInt16[Array, "6 8"], state: SeaquestState) -> UInt16[Array, "6 8"]:
+    """Step the planes: what is in the first one moves, and waits again."""
+    moved = jnp.where(state.rightward, shift_right(planes[0]), shift_left(planes[0]))
     rest = [*planes[1:], jnp.zeros_like(moved)]
     waits = [jnp.where(state.move_interval == j, moved, jnp.uint16(0)) for j in range(len(rest))]
     return jnp.stack([plane | more for plane, more in zip(rest, waits, strict=True)])
 
 
-def _struck(planes: UInt16[Array, "6 8"], bullets: UInt16[Array, " 8"]) -> UInt16[Array, "6 8"]:
-    """Whom the bullets strike: in each cell the one that moves next, who came before the others."""
+def _find_hits(planes: UInt16[Array, "6 8"], bullets: UInt16[Array, " 8"]) -> UInt16[Array, "6 8"]:
+    """Return the enemies hit: in each cell the one that moves next, which came first."""
     struck = []
     for plane in planes:
         struck.append(plane & bullets)
@@ -328,30 +327,30 @@ def _struck(planes: UInt16[Array, "6 8"], bullets: UInt16[Array, " 8"]) -> UInt1
     return jnp.stack(struck)
 
 
-def _spent(state: SeaquestState, struck: UInt16[Array, "6 8"]) -> UInt16[Array, "2 10"]:
-    """The bullets without those that struck; no two of them are ever in one cell."""
-    return state.bullets & ~_board(union(struck))[None]
+def _remove_spent(state: SeaquestState, struck: UInt16[Array, "6 8"]) -> UInt16[Array, "2 10"]:
+    """Return the bullets without those that hit; no two of them are ever in one cell."""
+    return state.bullets & ~_to_board(union(struck))[None]
 
 
-def _bullets_fly(state: SeaquestState) -> tuple[SeaquestState, Int[Array, ""]]:
-    """Each strikes one fish or else one submarine. Returns the number struck."""
-    state = replace(state, bullets=_flown(state.bullets))
-    fish = _struck(state.fish, union(state.bullets)[1:-1])
-    state = replace(state, fish=state.fish ^ fish, bullets=_spent(state, fish))
-    subs = _struck(state.subs, union(state.bullets)[1:-1])
+def _step_bullets(state: SeaquestState) -> tuple[SeaquestState, Int[Array, ""]]:
+    """Move bullets; each hits a fish or else a submarine. Returns hits."""
+    state = replace(state, bullets=_move_bullets(state.bullets))
+    fish = _find_hits(state.fish, union(state.bullets)[1:-1])
+    state = replace(state, fish=state.fish ^ fish, bullets=_remove_spent(state, fish))
+    subs = _find_hits(state.subs, union(state.bullets)[1:-1])
     return replace(
         state,
         subs=state.subs ^ subs,
         sub_shots=state.sub_shots & ~subs[None],
-        bullets=_spent(state, subs),
+        bullets=_remove_spent(state, subs),
     ), count_bits(union(fish) | union(subs))
 
 
-def _divers_move(state: SeaquestState) -> SeaquestState:
-    """Those who are reached, or reach the submarine, come aboard while there is a place."""
+def _step_divers(state: SeaquestState) -> SeaquestState:
+    """Move the divers; those reached, or reaching the submarine, board while there is a place."""
     divers = state.divers
     is_there, moves = divers.x >= 0, divers.timer == 0
-    x = jnp.where(moves, divers.x + _way(divers.rightward), divers.x)
+    x = jnp.where(moves, divers.x + _direction(divers.rightward), divers.x)
     near = ((divers.x == state.sub_x) | (x == state.sub_x)) & (divers.y == state.sub_y)
     near = near & is_there
     before = jnp.stack([jnp.zeros((), jnp.int32), near[0].astype(jnp.int32)])
@@ -365,30 +364,30 @@ def _divers_move(state: SeaquestState) -> SeaquestState:
     )
 
 
-def _subs_move(
+def _step_subs(
     state: SeaquestState,
 ) -> tuple[SeaquestState, Int[Array, ""], Bool[Array, ""]]:
-    """Move, shoot, be struck. Returns the number struck, and whether one meets the player."""
-    player = _player(state)[None]
-    subs = _onward(state.subs, state)
-    digits = jax.vmap(_onward, (0, None))(state.sub_shots, state)
-    met = any_bit((state.subs | subs) & player)
+    """Move submarines, shoot, resolve hits. Returns hits, and whether one meets the player."""
+    player = _player_lanes(state)[None]
+    subs = _advance(state.subs, state)
+    digits = jax.vmap(_advance, (0, None))(state.sub_shots, state)
+    met = has_any_bit((state.subs | subs) & player)
     shooting = subs & ~union(digits)
     shots = union(shooting)
-    struck = _struck(subs, union(state.bullets)[1:-1])
+    struck = _find_hits(subs, union(state.bullets)[1:-1])
     lowered = []
     borrow = subs ^ shooting
     for digit in digits:
         lowered.append(digit ^ borrow)
         borrow = borrow & ~digit
-    digits = jnp.stack(lowered) | jnp.where(DIGITS, shooting[None], jnp.uint16(0))
+    digits = jnp.stack(lowered) | jnp.where(SHOT_DIGITS, shooting[None], jnp.uint16(0))
     goes = np.arange(2)[:, None] == state.rightward[None]
     return (
         replace(
             state,
             subs=subs ^ struck,
             sub_shots=digits & ~struck[None],
-            bullets=_spent(state, struck),
+            bullets=_remove_spent(state, struck),
             enemy_bullets=state.enemy_bullets | jnp.where(goes, shots[None], jnp.uint16(0)),
         ),
         count_bits(struck),
@@ -396,28 +395,28 @@ def _subs_move(
     )
 
 
-def _enemy_bullets_fly(state: SeaquestState) -> tuple[SeaquestState, Bool[Array, ""]]:
-    """Returns whether one meets the player."""
-    flown = _flown(state.enemy_bullets)
-    met = any_bit((state.enemy_bullets | flown) & _player(state)[None])
+def _step_enemy_bullets(state: SeaquestState) -> tuple[SeaquestState, Bool[Array, ""]]:
+    """Move the enemy bullets. Returns whether one meets the player."""
+    flown = _move_bullets(state.enemy_bullets)
+    met = has_any_bit((state.enemy_bullets | flown) & _player_lanes(state)[None])
     return replace(state, enemy_bullets=flown), met
 
 
-def _fish_move(
+def _step_fish(
     state: SeaquestState,
 ) -> tuple[SeaquestState, Int[Array, ""], Bool[Array, ""]]:
-    """Move, be struck. Returns the number struck, and whether one meets the player."""
-    fish = _onward(state.fish, state)
-    met = any_bit((state.fish | fish) & _player(state)[None])
-    struck = _struck(fish, union(state.bullets)[1:-1])
-    state = replace(state, fish=fish ^ struck, bullets=_spent(state, struck))
+    """Move fish, resolve hits. Returns hits, and whether one meets the player."""
+    fish = _advance(state.fish, state)
+    met = has_any_bit((state.fish | fish) & _player_lanes(state)[None])
+    struck = _find_hits(fish, union(state.bullets)[1:-1])
+    state = replace(state, fish=fish ^ struck, bullets=_remove_spent(state, struck))
     return state, count_bits(struck), met
 
 
-def _breathed(
+def _step_oxygen(
     state: SeaquestState, params: SeaquestParams
 ) -> tuple[SeaquestState, Int[Array, ""], Bool[Array, ""]]:
-    """Timers, air, and the surface. Returns what is paid there, and whether this is the end."""
+    """Step timers, air and surfacing. Returns the bonus, and whether the episode ends."""
     is_under = state.sub_y > 0
     arrives = ~is_under & ~state.is_up
     surfaces = arrives & (state.num_aboard != 0)

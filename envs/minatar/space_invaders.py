@@ -1,10 +1,11 @@
 """Space Invaders of MinAtar (Young & Tian 2019, https://arxiv.org/abs/1903.03176).
 
-A cannon on the bottom row against 24 aliens that walk from edge to edge, a row deeper at each, and
-of which the nearest shoots. Every alien is worth 1; the fewer are left, the faster they are. With
-`ramping`, each new wave is faster than the last. The episode ends where an alien or a bullet hits
-the cannon, or an alien at the bottom reaches an edge; it is truncated after 1,000 steps, as gymnax's
-(the published game has no time limit). gymnax's has no sticky actions, and is else the same.
+A cannon on the bottom row against 24 aliens, which walk from edge to edge, one row deeper at each,
+and of which the nearest shoots. Every alien is worth 1; the fewer are left, the faster they move.
+With `ramping`, each new wave is faster than the last. The episode ends when an alien or a bullet
+hits the cannon, or an alien on the bottom row reaches an edge; it is truncated after 1,000 steps,
+as in gymnax (the published game has no time limit). gymnax's version has no sticky actions and is
+otherwise the same.
 """
 
 import jax.numpy as jnp
@@ -18,30 +19,30 @@ from jaxrl.envs.minatar.grid import (
     Board,
     GridGame,
     Image,
-    any_bit,
+    apply_sticky_action,
     bit,
     cell,
     count_bits,
     draw_words,
-    image,
-    moved_left,
-    moved_right,
-    sticky,
-    time_step,
+    has_any_bit,
+    make_time_step,
+    shift_left,
+    shift_right,
+    stack_boards,
     union,
 )
 from jaxrl.envs.params import scalar
 
 NOOP, LEFT, RIGHT, FIRE = range(4)
 WAVE = np.array([0b0011111100] * 4 + [0] * 6, np.uint16)
-"""Where the aliens of a new wave are."""
+"""Positions of the aliens of a new wave."""
 FASTEST_WAVE = 6
-"""The interval of moves below which no wave goes."""
+"""Shortest move interval that `ramping` reaches."""
 
 
 @pytree
 class SpaceInvadersParams:
-    """Intervals are in steps: between moves of a full wave, the aliens' shots, the cannon's."""
+    """Intervals in steps: of a full wave's moves, of the aliens' shots, of the cannon's shots."""
 
     sticky_action_prob: Float[Array, ""] = scalar(0.1)
     ramping: Bool[Array, ""] = scalar(True, np.bool_)
@@ -52,7 +53,7 @@ class SpaceInvadersParams:
 
 @pytree
 class SpaceInvadersState:
-    """`move_interval` is that of the present wave, when it is full."""
+    """`move_interval` is that of the current wave when it is full."""
 
     cannon: Int[Array, "*batch"]
     bullets: Board
@@ -67,7 +68,7 @@ class SpaceInvadersState:
 
 
 class SpaceInvaders(GridGame[SpaceInvadersState, SpaceInvadersParams]):
-    """Actions: nothing, left, right, fire (MinAtar's minimal set)."""
+    """Space Invaders, with the actions nothing, left, right, fire (MinAtar's minimal set)."""
 
     name = "SpaceInvaders-MinAtar"
     max_episode_steps = 1000
@@ -86,7 +87,7 @@ class SpaceInvaders(GridGame[SpaceInvadersState, SpaceInvadersParams]):
         return SpaceInvadersParams()
 
     def reset(self, key: Key, params: SpaceInvadersParams) -> tuple[SpaceInvadersState, Image]:
-        """The first wave, on its way to the left. Nothing is drawn."""
+        """Return the first wave, moving left, without draws."""
         del key
         empty, zero = jnp.zeros((SIZE,), jnp.uint16), jnp.zeros((), jnp.int32)
         state = SpaceInvadersState(
@@ -110,29 +111,29 @@ class SpaceInvaders(GridGame[SpaceInvadersState, SpaceInvadersParams]):
         action: Int[Array, ""],
         params: SpaceInvadersParams,
     ) -> tuple[SpaceInvadersState, TimeStep]:
-        """The cannon acts, bullets fly, aliens move and shoot, then the bullets meet the aliens."""
+        """Move the cannon, bullets and aliens, let the aliens shoot, then resolve hits on them."""
         word = draw_words(key, 1)[0]
-        action = sticky(word, action, state.last_action, params.sticky_action_prob)
+        action = apply_sticky_action(word, action, state.last_action, params.sticky_action_prob)
         fires = (action == FIRE) & (state.shot_timer == 0)
         push = (action == RIGHT).astype(jnp.int32) - (action == LEFT)
         cannon = jnp.clip(state.cannon + push, 0, SIZE - 1)
         muzzle = jnp.where(fires, bit(cannon), jnp.uint16(0))
-        nothing = jnp.zeros((1,), jnp.uint16)
-        bullets = jnp.concatenate([state.bullets[1:-1], muzzle[None], nothing])
-        enemy_bullets = jnp.concatenate([nothing, state.enemy_bullets[:-1]])
+        empty_row = jnp.zeros((1,), jnp.uint16)
+        bullets = jnp.concatenate([state.bullets[1:-1], muzzle[None], empty_row])
+        enemy_bullets = jnp.concatenate([empty_row, state.enemy_bullets[:-1]])
 
         ground = bit(cannon)
         moves = state.move_timer == 0
-        aliens, rightward, landed = _marched(state, moves)
+        aliens, rightward, landed = _march(state, moves)
         low = enemy_bullets[-1] | state.aliens[-1] | jnp.where(moves, aliens[-1], jnp.uint16(0))
         is_hit = ((low & ground) != 0) | landed
 
         shoots = state.enemy_shot_timer == 0
-        shot = _nearest(aliens, cannon)
+        shot = _nearest_alien(aliens, cannon)
         enemy_bullets = jnp.where(shoots, enemy_bullets | shot, enemy_bullets)
         killed = aliens & bullets
         left = aliens & ~killed
-        is_clear = ~any_bit(left)
+        is_clear = ~has_any_bit(left)
         ramps = is_clear & params.ramping & (state.move_interval > FASTEST_WAVE)
         pace = jnp.minimum(count_bits(state.aliens), state.move_interval)
         after = SpaceInvadersState(
@@ -148,38 +149,38 @@ class SpaceInvaders(GridGame[SpaceInvadersState, SpaceInvadersParams]):
             shot_timer=jnp.maximum(jnp.where(fires, params.shot_cooldown, state.shot_timer) - 1, 0),
             last_action=action,
         )
-        return after, time_step(self.observe(after, params), count_bits(killed), is_hit)
+        return after, make_time_step(self.observe(after, params), count_bits(killed), is_hit)
 
     def observe(self, state: SpaceInvadersState, params: SpaceInvadersParams) -> Image:
-        nothing = jnp.zeros((SIZE,), jnp.uint16)
-        return image(
+        empty = jnp.zeros((SIZE,), jnp.uint16)
+        return stack_boards(
             cell(state.cannon, jnp.full((), SIZE - 1, jnp.int32)),
             state.aliens,
-            jnp.where(state.rightward, nothing, state.aliens),
-            jnp.where(state.rightward, state.aliens, nothing),
+            jnp.where(state.rightward, empty, state.aliens),
+            jnp.where(state.rightward, state.aliens, empty),
             state.bullets,
             state.enemy_bullets,
         )
 
 
-def _marched(
+def _march(
     state: SpaceInvadersState, moves: Bool[Array, ""]
 ) -> tuple[Board, Bool[Array, ""], Bool[Array, ""]]:
-    """The aliens where they are due: at an edge a row down and round, else a column on.
+    """Move the aliens if due: one column on, or at an edge one row down and turned.
 
-    The third value says whether they went down with one already on the bottom row, which then
-    comes up again at the top.
+    The third value is whether they moved down with one already on the bottom row, which then
+    reappears at the top.
     """
     aliens = state.aliens
     edge = jnp.where(state.rightward, np.uint16(1 << (SIZE - 1)), np.uint16(1))
-    turns = moves & any_bit(aliens & edge)
-    sideways = jnp.where(state.rightward, moved_right(aliens), moved_left(aliens))
+    turns = moves & has_any_bit(aliens & edge)
+    sideways = jnp.where(state.rightward, shift_right(aliens), shift_left(aliens))
     marched = jnp.where(turns, jnp.roll(aliens, 1), jnp.where(moves, sideways, aliens))
     return marched, state.rightward ^ turns, turns & (aliens[-1] != 0)
 
 
-def _nearest(aliens: Board, cannon: Int[Array, ""]) -> Board:
-    """The lowest alien of the column nearest to the cannon, that to the left of two."""
+def _nearest_alien(aliens: Board, cannon: Int[Array, ""]) -> Board:
+    """Return the lowest alien of the column nearest to the cannon, the left one of two."""
     columns, rows = np.arange(SIZE), np.arange(SIZE)
     is_there = ((union(aliens) >> columns.astype(np.uint16)) & 1) != 0
     rank = 2 * jnp.abs(columns - cannon) + (columns > cannon)

@@ -1,4 +1,4 @@
-"""The algorithms; every config class is here by name, imported when it is first used (PEP 562)."""
+"""Algorithms: every config class by name, imported on first use (PEP 562)."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

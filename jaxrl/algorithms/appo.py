@@ -1,12 +1,13 @@
-"""APPO, that is IMPACT (Luo et al. 2020, https://arxiv.org/abs/1912.00167).
+"""APPO, also known as IMPACT (Luo et al. 2020, https://arxiv.org/abs/1912.00167).
 
-Asynchronous PPO with a clipped target network and a circular buffer. Names and defaults are RLlib's,
-but for `num_env_runners`, which is 0 here (RLlib: 2). The target policy of V-trace and the
-denominator of the surrogate's ratio are a target network, a copy of the policy that is renewed now
-and then, so that neither jumps about with the actors' staleness. Deviations: `target_worker_clipping`
-is read (RLlib's loss has its default written into it), the KL weight adapts once a batch and not at
-every minibatch, and targets are computed once for a whole batch, with the parameters that its first
-update starts from.
+Asynchronous PPO with a clipped target network and a circular buffer. Names and defaults are
+RLlib's, except for `num_env_runners`, which is 0 here (RLlib: 2). The target policy of V-trace and
+the denominator of the surrogate's ratio are a target network, a periodically updated copy of the
+policy, so that neither fluctuates with the actors' staleness.
+
+Deviations from RLlib: `target_worker_clipping` takes effect (RLlib's loss hardcodes its default),
+the KL weight adapts once per train batch instead of at every minibatch, and targets are computed
+once for a whole batch, with the parameters before its first update.
 """
 
 import dataclasses
@@ -22,11 +23,11 @@ from jaxrl.core.hparams import HParams, current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
 from jaxrl.learners.learner import SgdState
-from jaxrl.learners.policy_gradient import descend, first_state
-from jaxrl.learners.target_network import mixed
-from jaxrl.learners.vtrace_targets import vtrace_targets
+from jaxrl.learners.policy_gradient import init_sgd_and_hparams, policy_gradient_step
+from jaxrl.learners.target_network import polyak_average
+from jaxrl.learners.vtrace_targets import compute_vtrace_targets
 from jaxrl.modules.rl_module import RLModule
-from jaxrl.modules.sequences import forward_rollout, in_sequences
+from jaxrl.modules.sequences import forward_rollout, split_into_sequences
 from jaxrl.ops import losses
 
 
@@ -41,7 +42,7 @@ class APPOTraining(AsyncTraining):
         default=False, doc="Add the adaptive penalty on KL(target policy, policy)."
     )
     kl_coeff: float = field(
-        default=1.0, doc="First weight of the KL penalty.", sweepable=True, check=non_negative
+        default=1.0, doc="Initial weight of the KL penalty.", sweepable=True, check=non_negative
     )
     kl_target: float = field(
         default=0.01, doc="KL divergence that the weight adapts to.", sweepable=True, check=positive
@@ -50,26 +51,26 @@ class APPOTraining(AsyncTraining):
         default=2.0,
         sweepable=True,
         check=positive,
-        doc="How often the target network is renewed, in units of "
+        doc="Interval between updates of the target network, in units of "
         "circular_buffer_num_batches x circular_buffer_iterations_per_batch batches learned from.",
     )
     tau: float = field(
         default=1.0,
         sweepable=True,
         check=unit_interval,
-        doc="Share of the policy in the renewed target network.",
+        doc="Weight of the policy in an update of the target network.",
     )
     target_worker_clipping: float = field(
         default=2.0,
         sweepable=True,
         check=positive,
-        doc="Bound of the ratio of the acting and the target policy (the paper's rho).",
+        doc="Upper bound of the ratio of the acting and the target policy (rho in the paper).",
     )
 
 
 @pytree
 class APPOState:
-    """What APPO learns; `target_age` counts the batches learned from since the last renewal."""
+    """Learner state; `target_age` counts the batches learned from since the target update."""
 
     sgd: SgdState
     hparams: HParams
@@ -80,7 +81,7 @@ class APPOState:
 
 @pytree
 class APPOBatch:
-    """Rows to learn from, `[T, B, ...]` or `[N, ...]`; `weight` is 0 where no transition is.
+    """Train batch, `[T, B, ...]` or `[N, ...]`; `weight` is 0 where a row is not a transition.
 
     `log_prob` is the acting policy's, `target_log_prob` and `target_inputs` are the target's.
     """
@@ -97,7 +98,7 @@ class APPOBatch:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class APPOLearner:
-    """The clipped surrogate against a target network, with value loss, entropy bonus and KL."""
+    """Clipped surrogate against a target network, with value loss, entropy bonus and KL penalty."""
 
     module: RLModule
     settings: APPOTraining
@@ -105,7 +106,7 @@ class APPOLearner:
     log_gradients: bool = False
 
     def init(self, key: Key) -> APPOState:
-        sgd, hparams = first_state(self.module, self.settings, key)
+        sgd, hparams = init_sgd_and_hparams(self.module, self.settings, key)
         return APPOState(
             sgd=sgd,
             hparams=hparams,
@@ -117,13 +118,13 @@ class APPOLearner:
     def prepare(
         self, state: APPOState, rollout: Rollout, progress: Progress
     ) -> tuple[APPOBatch, Metrics]:
-        """V-trace of the target policy, with the present value function."""
+        """Compute V-trace targets of the target policy, with the current value function."""
         params, obs = state.sgd.params, rollout.obs
         target = forward_rollout(self.module, state.target, rollout)
         target_inputs = target[Columns.ACTION_DIST_INPUTS]
         target_log_prob = self.module.action_dist(target_inputs, obs).log_prob(rollout.action)
         out = forward_rollout(self.module, params, rollout)
-        targets, metrics = vtrace_targets(
+        targets, metrics = compute_vtrace_targets(
             self.module,
             params,
             out,
@@ -146,7 +147,7 @@ class APPOLearner:
         metrics["target_age"] = state.target_age.astype(jnp.float32)
         if self.settings.use_kl_loss:
             metrics["curr_kl_coeff"] = state.kl_coeff
-        return in_sequences(self.module, batch, rollout, out), metrics
+        return split_into_sequences(self.module, batch, rollout, out), metrics
 
     def compute_loss(
         self,
@@ -155,16 +156,16 @@ class APPOLearner:
         values: dict[str, Float[Array, ""]],
         key: Key,
     ) -> tuple[Float[Array, ""], Metrics]:
-        """L = -L_clip(min(μ / π_target, ρ) π / μ) + c_vf ½ (v - vs)² - c_ent H + c_kl KL.
+        """Compute L = −L_clip(min(μ / π_target, ρ) π / μ) + c_vf ½ (v − vs)² − c_ent H + c_kl KL.
 
-        μ is the policy that acted. The override point for a custom loss. Means are of
-        `batch.weight * x`, so that rows that are no transitions count for nothing.
+        μ is the policy that acted. Override this method for a custom loss. Means are of
+        `batch.weight * x`, so that rows that are not transitions have no effect.
 
         Args:
-            params: The module's parameters, which the gradient is taken for.
-            batch: A minibatch, `[N, ...]`, or `[N, L, ...]` of sequences.
+            params: Parameters of the module, which the gradient is taken for.
+            batch: Minibatch, `[N, ...]`, or `[N, L, ...]` of sequences.
             values: Current hyperparameters by name, with the adaptive `kl_coeff`.
-            key: For losses that draw; APPO does not.
+            key: Key for losses that draw; unused here.
         """
         del key
         out = self.module.forward_train(params, {Columns.OBS: batch.obs})
@@ -198,22 +199,22 @@ class APPOLearner:
         self, state: APPOState, batch: APPOBatch, progress: Progress, key: Key
     ) -> tuple[APPOState, Metrics]:
         values = {**current_values(state.hparams, progress), "kl_coeff": state.kl_coeff}
-        return descend(self, state, batch, values, key)
+        return policy_gradient_step(self, state, batch, values, key)
 
     def finish(self, state: APPOState, metrics: Metrics, progress: Progress) -> APPOState:
-        """Renew the target network when it is due, and adapt the KL penalty."""
+        """Update the target network when due, and adapt the KL penalty."""
         values, settings = current_values(state.hparams, progress), self.settings
         unit = settings.circular_buffer_num_batches * settings.circular_buffer_iterations_per_batch
         age = state.target_age + 1
-        due = age >= values["target_network_update_freq"] * unit
+        is_due = age >= values["target_network_update_freq"] * unit
         kl_coeff = state.kl_coeff
         if settings.use_kl_loss:
             kl, kl_target = metrics["mean_kl_loss"], values["kl_target"]
-            kl_coeff = losses.adapted_kl_coeff(kl_coeff, kl, kl_target)
+            kl_coeff = losses.adapt_kl_coeff(kl_coeff, kl, kl_target)
         return replace(
             state,
-            target=mixed(due, values["tau"], state.sgd.params, state.target),
-            target_age=jnp.where(due, 0, age),
+            target=polyak_average(is_due, values["tau"], state.sgd.params, state.target),
+            target_age=jnp.where(is_due, 0, age),
             kl_coeff=kl_coeff,
         )
 

@@ -1,11 +1,11 @@
-"""DQN (Mnih et al. 2015, https://doi.org/10.1038/nature14236) and what was added to it, as settings.
+"""DQN (Mnih et al. 2015, https://doi.org/10.1038/nature14236) and its extensions, as settings.
 
 Double Q-learning (van Hasselt et al. 2016), dueling heads (Wang et al. 2016), n-step targets and
-prioritised replay (Schaul et al. 2016), C51 (Bellemare et al. 2017), QR-DQN (Dabney et al. 2018),
+prioritized replay (Schaul et al. 2016), C51 (Bellemare et al. 2017), QR-DQN (Dabney et al. 2018),
 noisy nets (Fortunato et al. 2018), Ape-X's ladder of epsilons (Horgan et al. 2018); Rainbow
 (Hessel et al. 2018) is all but two of them. Names and defaults are RLlib's; `num_quantiles` and
-`epsilon_ladder` are ours. Deviations: with `noisy`, all dense layers are noisy, those of the encoder
-too, with noise of its own for every row of a batch.
+`epsilon_ladder` are additions. Deviations: with `noisy`, all dense layers are noisy, those of the
+encoder too, with separate noise for every row of a batch.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ from jaxrl.core.hparams import HParams, current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Transition
 from jaxrl.errors import ConfigError
-from jaxrl.learners.learner import SgdState, checked_loss, optimizer_of, sgd_step
-from jaxrl.learners.policy_gradient import first_state
-from jaxrl.learners.target_network import Target, first_target, followed
+from jaxrl.learners.learner import SgdState, build_optimizer, sgd_step, validate_loss
+from jaxrl.learners.policy_gradient import init_sgd_and_hparams
+from jaxrl.learners.target_network import TargetNetwork, init_target, update_target
 from jaxrl.modules.exploration import NOISE
 from jaxrl.modules.model_config import TORCH_BIASES
 from jaxrl.modules.q_network import ATOM_LOGITS, QUANTILES, QModule
@@ -35,16 +35,16 @@ from jaxrl.ops import losses, value_losses
 
 @pytree
 class DQNState:
-    """What DQN learns."""
+    """Learner state of DQN."""
 
     sgd: SgdState
     hparams: HParams
-    target: Target
+    target: TargetNetwork
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DQNLearner:
-    """The distance of action values, or of distributions of returns, from their targets."""
+    """Regression of action values, or of return distributions, onto bootstrapped targets."""
 
     module: QModule
     settings: DQNTraining
@@ -52,59 +52,60 @@ class DQNLearner:
     log_gradients: bool = False
 
     def init(self, key: Key) -> DQNState:
-        sgd, hparams = first_state(self.module, self.settings, key)
-        return DQNState(sgd=sgd, hparams=hparams, target=first_target(sgd.params))
+        sgd, hparams = init_sgd_and_hparams(self.module, self.settings, key)
+        return DQNState(sgd=sgd, hparams=hparams, target=init_target(sgd.params))
 
-    def targets(
+    def compute_td_targets(
         self, params: Params, target_params: Params, batch: Transition, key: Key
     ) -> Float[Array, " N *m"]:
-        """What is learned for the rows' actions: values, probabilities of atoms or quantiles.
+        """Compute the targets of the rows' actions: values, probabilities of atoms or quantiles.
 
-        The value of next_obs is that of its best legal action, by the learned network with
-        `double_q`, else by the target network itself. Networks have noise of their own.
+        The value of `next_obs` is that of its best legal action: with `double_q` the best by the
+        online network, else by the target network itself. Each forward pass draws its own noise.
         """
-        choice_key, target_key = jax.random.split(key)
-        out = self._forward(target_params, batch.next_obs, target_key)
-        choosing = out
+        selection_key, target_key = jax.random.split(key)
+        target_out = self._forward(target_params, batch.next_obs, target_key)
+        selection_out = target_out
         if self.settings.double_q:
-            choosing = self._forward(params, batch.next_obs, choice_key)
-        ranking = choosing[Columns.ACTION_DIST_INPUTS]
-        best = self.module.action_dist(ranking, batch.next_obs).mode()
+            selection_out = self._forward(params, batch.next_obs, selection_key)
+        selection_values = selection_out[Columns.ACTION_DIST_INPUTS]
+        best = self.module.action_dist(selection_values, batch.next_obs).mode()
         reward, discount = batch.reward, batch.discount
-        if ATOM_LOGITS in out:
-            probs = jax.nn.softmax(value_losses.rows_at_action(out[ATOM_LOGITS], best))
+        if ATOM_LOGITS in target_out:
+            probs = jax.nn.softmax(value_losses.batched_index_rows(target_out[ATOM_LOGITS], best))
             z = self.module.support
             return value_losses.categorical_projection(reward, discount, probs, z)
-        if QUANTILES in out:
-            following = value_losses.rows_at_action(out[QUANTILES], best)
-            return reward[..., None] + discount[..., None] * following
-        following = value_losses.at_action(out[Columns.ACTION_DIST_INPUTS], best)
+        if QUANTILES in target_out:
+            next_value = value_losses.batched_index_rows(target_out[QUANTILES], best)
+            return reward[..., None] + discount[..., None] * next_value
+        next_value = value_losses.batched_index(target_out[Columns.ACTION_DIST_INPUTS], best)
         if not self.settings.use_h_function:
-            return reward + discount * following
+            return reward + discount * next_value
         epsilon = self.settings.h_function_epsilon
-        following = value_losses.unscaled(following, epsilon)
-        return value_losses.rescaled(reward + discount * following, epsilon)
+        next_value = value_losses.signed_parabolic(next_value, epsilon)
+        return value_losses.signed_hyperbolic(reward + discount * next_value, epsilon)
 
     def compute_loss(
         self, params: Params, batch: Transition, targets: Float[Array, " N *m"], key: Key
     ) -> tuple[Float[Array, ""], Metrics]:
-        """The mean of `batch.weight` times the rows' losses.
+        """Compute the mean of `batch.weight` times the rows' losses.
 
-        The override point for a custom loss. `td_error`, by which rows are replayed, is that of
-        single values, and the loss itself of distributions. The key is for the network's noise.
+        Override this method for a custom loss. `td_error`, which sets replay priorities, is the
+        error of single values, and the loss itself of distributions. The key is for the network's
+        noise.
         """
         out, action = self._forward(params, batch.obs, key), batch.action
-        value = value_losses.at_action(out[Columns.ACTION_DIST_INPUTS], action)
+        value = value_losses.batched_index(out[Columns.ACTION_DIST_INPUTS], action)
         if ATOM_LOGITS in out:
-            logits = value_losses.rows_at_action(out[ATOM_LOGITS], action)
+            logits = value_losses.batched_index_rows(out[ATOM_LOGITS], action)
             loss = error = value_losses.cross_entropy(logits, targets)
         elif QUANTILES in out:
-            quantiles = value_losses.rows_at_action(out[QUANTILES], action)
+            quantiles = value_losses.batched_index_rows(out[QUANTILES], action)
             loss = error = value_losses.quantile_huber_loss(quantiles, targets)
         else:
             error = value - targets
-            huber = self.settings.td_error_loss_fn == "huber"
-            loss = losses.huber_loss(error) if huber else jnp.square(error)
+            use_huber = self.settings.td_error_loss_fn == "huber"
+            loss = losses.huber_loss(error) if use_huber else jnp.square(error)
         mean = partial(losses.masked_mean, mask=batch.weight > 0.0, axis_name=self.axis_name)
         return jnp.mean(batch.weight * loss), {
             "qf_mean": mean(value),
@@ -117,17 +118,21 @@ class DQNLearner:
     ) -> tuple[DQNState, Metrics]:
         values, settings = current_values(state.hparams, progress), self.settings
         target_key, loss_key = jax.random.split(key)
-        targets = self.targets(state.sgd.params, state.target.params, batch, target_key)
-        what = f"{type(self).__name__}.compute_loss"
+        targets = self.compute_td_targets(state.sgd.params, state.target.params, batch, target_key)
+        loss_name = f"{type(self).__name__}.compute_loss"
         sgd, metrics = sgd_step(
-            lambda params: checked_loss(what, self.compute_loss(params, batch, targets, loss_key)),
-            optimizer_of(settings, values),
+            lambda params: validate_loss(
+                loss_name, self.compute_loss(params, batch, targets, loss_key)
+            ),
+            build_optimizer(settings, values),
             state.sgd,
             self.axis_name,
             self.log_gradients,
         )
         frequency = settings.target_network_update_freq
-        target = followed(state.target, sgd.params, metrics, progress, values["tau"], frequency)
+        target = update_target(
+            state.target, sgd.params, metrics, progress, values["tau"], frequency
+        )
         metrics = {**metrics, "curr_lr": values["lr"], "curr_epsilon": values["epsilon"]}
         return replace(state, sgd=sgd, target=target), metrics
 
@@ -158,12 +163,12 @@ class DQNConfig(AlgorithmConfig):
         return DQNLearner
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
-        # With zeros, networks are odd or homogeneous near 0, and plain DQN diverges on CartPole.
+        # Zero biases make networks odd or homogeneous near 0, and plain DQN diverges on CartPole.
         return RLModuleSpec(module_class=QModule, model_config=TORCH_BIASES)
 
-    def module_settings(self) -> dict[str, Any]:
+    def get_module_settings(self) -> dict[str, Any]:
         names = ("dueling", "num_atoms", "v_min", "v_max", "num_quantiles", "noisy", "sigma0")
-        return super().module_settings() | {name: self[name] for name in names}
+        return super().get_module_settings() | {name: self[name] for name in names}
 
     def validate(self) -> None:
         super().validate()
@@ -175,8 +180,9 @@ class DQNConfig(AlgorithmConfig):
             )
         if training.use_h_function and max(training.num_atoms, training.num_quantiles) > 1:
             raise ConfigError(
-                f"use_h_function=True rescales single values, got num_atoms={training.num_atoms} and "
-                f"num_quantiles={training.num_quantiles}; set both to 1, or leave it out."
+                "use_h_function=True rescales single values, got num_atoms="
+                f"{training.num_atoms} and num_quantiles={training.num_quantiles}; set both to 1, "
+                "or leave it out."
             )
         if training.v_min >= training.v_max:
             raise ConfigError(

@@ -1,10 +1,10 @@
 """IMPALA (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561).
 
-Names and defaults are RLlib's, but for `num_env_runners`, which is 0 here (RLlib: 2): without Ray
-actors, experience comes from the compiled program or from a runner in this process. The targets of
-V-trace are computed once for a whole train batch, with the parameters that its first update starts
-from. With one epoch over the whole batch, the default, that is the paper's loss; with several
-updates a batch the targets stay those of the beginning.
+Names and defaults are RLlib's, except for `num_env_runners`, which is 0 here (RLlib: 2): without
+Ray actors, experience comes from the compiled program or from a runner in this process. V-trace
+targets are computed once for a whole train batch, with the parameters before its first update. With
+one epoch over the whole batch, the default, that is the paper's loss; with several updates per
+batch the targets are not recomputed.
 """
 
 import dataclasses
@@ -19,16 +19,16 @@ from jaxrl.core.hparams import HParams, current_values
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
 from jaxrl.learners.learner import SgdState
-from jaxrl.learners.policy_gradient import descend, first_state
-from jaxrl.learners.vtrace_targets import vtrace_targets
+from jaxrl.learners.policy_gradient import init_sgd_and_hparams, policy_gradient_step
+from jaxrl.learners.vtrace_targets import compute_vtrace_targets
 from jaxrl.modules.rl_module import RLModule
-from jaxrl.modules.sequences import forward_rollout, in_sequences
+from jaxrl.modules.sequences import forward_rollout, split_into_sequences
 from jaxrl.ops import losses
 
 
 @pytree
 class IMPALAState:
-    """What IMPALA learns."""
+    """Learner state of IMPALA."""
 
     sgd: SgdState
     hparams: HParams
@@ -36,7 +36,7 @@ class IMPALAState:
 
 @pytree
 class IMPALABatch:
-    """Rows to learn from, `[T, B, ...]` or `[N, ...]`; `weight` is 0 where no transition is."""
+    """Train batch, `[T, B, ...]` or `[N, ...]`; `weight` is 0 where a row is not a transition."""
 
     obs: PyTree
     action: PyTree
@@ -47,7 +47,7 @@ class IMPALABatch:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class IMPALALearner:
-    """The policy gradient with V-trace's advantages, value loss and entropy bonus."""
+    """Policy gradient with V-trace advantages, value loss and entropy bonus."""
 
     module: RLModule
     settings: AsyncTraining
@@ -55,16 +55,16 @@ class IMPALALearner:
     log_gradients: bool = False
 
     def init(self, key: Key) -> IMPALAState:
-        sgd, hparams = first_state(self.module, self.settings, key)
+        sgd, hparams = init_sgd_and_hparams(self.module, self.settings, key)
         return IMPALAState(sgd=sgd, hparams=hparams)
 
     def prepare(
         self, state: IMPALAState, rollout: Rollout, progress: Progress
     ) -> tuple[IMPALABatch, Metrics]:
-        """V-trace's targets (eq. 1) and advantages (section 4.2) of a train batch."""
+        """Compute V-trace targets (eq. 1) and advantages (section 4.2) of a train batch."""
         params, obs = state.sgd.params, rollout.obs
         out = forward_rollout(self.module, params, rollout)
-        targets, metrics = vtrace_targets(
+        targets, metrics = compute_vtrace_targets(
             self.module,
             params,
             out,
@@ -81,7 +81,7 @@ class IMPALALearner:
             value_targets=targets.value_targets,
             weight=targets.weight,
         )
-        return in_sequences(self.module, batch, rollout, out), metrics
+        return split_into_sequences(self.module, batch, rollout, out), metrics
 
     def compute_loss(
         self,
@@ -90,16 +90,16 @@ class IMPALALearner:
         values: dict[str, Float[Array, ""]],
         key: Key,
     ) -> tuple[Float[Array, ""], Metrics]:
-        """L = -log π(a|s) A + c_vf ½ (v - vs)² - c_ent H (section 4.2), means over the rows.
+        """Compute L = −log π(a|s) A + c_vf ½ (v − vs)² − c_ent H (section 4.2), averaged over rows.
 
-        The override point for a custom loss. Means are of `batch.weight * x`, so that rows that
-        are no transitions count for nothing.
+        Override this method for a custom loss. Means are of `batch.weight * x`, so that rows that
+        are not transitions have no effect.
 
         Args:
-            params: The module's parameters, which the gradient is taken for.
-            batch: A minibatch, `[N, ...]`, or `[N, L, ...]` of sequences.
+            params: Parameters of the module, which the gradient is taken for.
+            batch: Minibatch, `[N, ...]`, or `[N, L, ...]` of sequences.
             values: Current hyperparameters by name.
-            key: For losses that draw; IMPALA does not.
+            key: Key for losses that draw; unused here.
         """
         del key
         out = self.module.forward_train(params, {Columns.OBS: batch.obs})
@@ -119,10 +119,10 @@ class IMPALALearner:
         self, state: IMPALAState, batch: IMPALABatch, progress: Progress, key: Key
     ) -> tuple[IMPALAState, Metrics]:
         values = current_values(state.hparams, progress)
-        return descend(self, state, batch, values, key)
+        return policy_gradient_step(self, state, batch, values, key)
 
     def finish(self, state: IMPALAState, metrics: Metrics, progress: Progress) -> IMPALAState:
-        """Nothing: there is no target and no penalty that adapts."""
+        """Return the state unchanged: there is no target network and no adaptive penalty."""
         del metrics, progress
         return state
 

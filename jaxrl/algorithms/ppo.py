@@ -1,9 +1,10 @@
 """Proximal Policy Optimization (Schulman et al. 2017, https://arxiv.org/abs/1707.06347).
 
-Names and defaults are RLlib's (A2C's and PG's the last it had, but for their train batches: a vector of
-environments shares them). Deviations from the paper, all RLlib's too: a separate value
-network by default, an adaptive KL penalty beside the clipped surrogate, and a value loss that is
-clipped at `vf_clip_param`. A2C (Mnih et al. 2016) and REINFORCE are values of the same settings.
+Names and defaults are RLlib's. Those of A2C and PG are from its last version that had them, except
+for their train batches, which are shared by a vector of environments. Deviations from the paper,
+all RLlib's too: a separate value network by default, an adaptive KL penalty in addition to the
+clipped surrogate, and a value loss that is clipped at `vf_clip_param`. A2C (Mnih et al. 2016) and
+REINFORCE are other values of the same settings.
 """
 
 import dataclasses
@@ -18,11 +19,15 @@ from jaxrl.config.settings.training import AdvantageTraining
 from jaxrl.core.hparams import HParams, current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
-from jaxrl.learners.bootstrap import values_and_successors
+from jaxrl.learners.bootstrap import compute_values_and_successors
 from jaxrl.learners.learner import SgdState
-from jaxrl.learners.policy_gradient import descend, first_state, weighted_advantages
+from jaxrl.learners.policy_gradient import (
+    init_sgd_and_hparams,
+    policy_gradient_step,
+    weight_advantages,
+)
 from jaxrl.modules.rl_module import RLModule
-from jaxrl.modules.sequences import forward_rollout, in_sequences, with_memory
+from jaxrl.modules.sequences import attach_final_carries, forward_rollout, split_into_sequences
 from jaxrl.ops import losses, returns
 
 
@@ -35,7 +40,7 @@ class PPOTraining(AdvantageTraining):
     )
     lambda_: float = field(default=1.0, doc="GAE's lambda.", sweepable=True, check=unit_interval)
     use_critic: bool = field(
-        default=True, doc="Learn a value function; without it returns are Monte-Carlo."
+        default=True, doc="Whether to learn a value function; without it returns are Monte-Carlo."
     )
     vf_loss_coeff: float = field(
         default=1.0, doc="Weight of the value loss.", sweepable=True, check=non_negative
@@ -45,7 +50,7 @@ class PPOTraining(AdvantageTraining):
     )
     use_kl_loss: bool = field(default=True, doc="Add the adaptive KL penalty.")
     kl_coeff: float = field(
-        default=0.2, doc="First weight of the KL penalty.", sweepable=True, check=non_negative
+        default=0.2, doc="Initial weight of the KL penalty.", sweepable=True, check=non_negative
     )
     kl_target: float = field(
         default=0.01, doc="KL divergence that the weight adapts to.", sweepable=True, check=positive
@@ -54,10 +59,14 @@ class PPOTraining(AdvantageTraining):
         default=0.0, doc="Weight of the entropy bonus, or its schedule.", sweepable=True
     )
 
+    @property
+    def needs_values(self) -> bool:
+        return self.use_critic
+
 
 @pytree
 class PPOState:
-    """What PPO learns; `kl_coeff` is the adaptive weight of the KL penalty."""
+    """Learner state; `kl_coeff` is the adaptive weight of the KL penalty."""
 
     sgd: SgdState
     hparams: HParams
@@ -66,7 +75,7 @@ class PPOState:
 
 @pytree
 class PPOBatch:
-    """Rows to learn from, `[T, B, ...]` or `[N, ...]`; `weight` is 0 where no transition is."""
+    """Train batch, `[T, B, ...]` or `[N, ...]`; `weight` is 0 where a row is not a transition."""
 
     obs: PyTree
     action: PyTree
@@ -79,7 +88,7 @@ class PPOBatch:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PPOLearner:
-    """The clipped surrogate with value loss, entropy bonus and adaptive KL penalty."""
+    """Clipped surrogate with value loss, entropy bonus and adaptive KL penalty."""
 
     module: RLModule
     settings: PPOTraining
@@ -87,7 +96,7 @@ class PPOLearner:
     log_gradients: bool = False
 
     def init(self, key: Key) -> PPOState:
-        sgd, hparams = first_state(self.module, self.settings, key)
+        sgd, hparams = init_sgd_and_hparams(self.module, self.settings, key)
         return PPOState(
             sgd=sgd,
             hparams=hparams,
@@ -97,7 +106,7 @@ class PPOLearner:
     def prepare(
         self, state: PPOState, rollout: Rollout, progress: Progress
     ) -> tuple[PPOBatch, Metrics]:
-        """Advantages (GAE, Schulman et al. 2016, eq. 16) and value targets of a train batch."""
+        """Compute advantages (GAE, Schulman et al. 2016, eq. 16) and value targets of a batch."""
         values = current_values(state.hparams, progress)
         mask, estimates = rollout.mask, jnp.zeros_like(rollout.reward)
         next_estimates = estimates
@@ -105,9 +114,9 @@ class PPOLearner:
         out = forward_rollout(module, params, rollout) if module.is_stateful else {}
         if self.settings.use_critic:
             value_fn = partial(module.compute_values, params)
-            seen = with_memory(rollout, out)
-            estimates, next_estimates = values_and_successors(
-                value_fn, seen, out.get(Columns.VF_PREDS)
+            rollout_with_carries = attach_final_carries(rollout, out)
+            estimates, next_estimates = compute_values_and_successors(
+                value_fn, rollout_with_carries, out.get(Columns.VF_PREDS)
             )
         lambda_ = values["lambda_"] if self.settings.use_critic else 1.0
         ends = (rollout.terminated, rollout.truncated, mask)
@@ -115,10 +124,10 @@ class PPOLearner:
             rollout.reward, estimates, next_estimates, *ends, values["gamma"], lambda_
         )
         if not self.settings.use_critic:
-            mask = mask & returns.return_is_known(*ends)
+            mask = mask & returns.is_return_known(*ends)
         targets = advantages + estimates
         normalize = self.settings.normalize_advantages
-        advantages, weight = weighted_advantages(advantages, mask, normalize, self.axis_name)
+        advantages, weight = weight_advantages(advantages, mask, normalize, self.axis_name)
         batch = PPOBatch(
             obs=rollout.obs,
             action=rollout.action,
@@ -137,7 +146,7 @@ class PPOLearner:
             metrics["vf_explained_var"] = losses.explained_variance(
                 targets, estimates, mask, self.axis_name
             )
-        return in_sequences(module, batch, rollout, out), metrics
+        return split_into_sequences(module, batch, rollout, out), metrics
 
     def compute_loss(
         self,
@@ -146,16 +155,16 @@ class PPOLearner:
         values: dict[str, Float[Array, ""]],
         key: Key,
     ) -> tuple[Float[Array, ""], Metrics]:
-        """L = -L_clip + c_kl KL + c_vf L_vf - c_ent H (eq. 9, with section 4's penalty).
+        """Compute L = −L_clip + c_kl KL + c_vf L_vf − c_ent H (eq. 9, with section 4's penalty).
 
-        The override point for a custom loss. Means are of `batch.weight * x`, so that rows that
-        are no transitions count for nothing.
+        Override this method for a custom loss. Means are of `batch.weight * x`, so that rows that
+        are not transitions have no effect.
 
         Args:
-            params: The module's parameters, which the gradient is taken for.
-            batch: A minibatch, `[N, ...]`, or `[N, L, ...]` of sequences.
+            params: Parameters of the module, which the gradient is taken for.
+            batch: Minibatch, `[N, ...]`, or `[N, L, ...]` of sequences.
             values: Current hyperparameters by name, with the adaptive `kl_coeff`.
-            key: For losses that draw; PPO does not.
+            key: Key for losses that draw; unused here.
         """
         del key
         out = self.module.forward_train(params, {Columns.OBS: batch.obs})
@@ -180,8 +189,8 @@ class PPOLearner:
             metrics["vf_loss"] = mean(losses.clipped_value_loss(*errors))
             loss = loss + values["vf_loss_coeff"] * metrics["vf_loss"]
         if batch.dist_inputs is not None:
-            behaviour = self.module.action_dist(batch.dist_inputs, batch.obs)
-            metrics["mean_kl_loss"] = mean(behaviour.kl(dist))
+            acting_dist = self.module.action_dist(batch.dist_inputs, batch.obs)
+            metrics["mean_kl_loss"] = mean(acting_dist.kl(dist))
             loss = loss + values["kl_coeff"] * metrics["mean_kl_loss"]
         return loss, metrics
 
@@ -189,7 +198,7 @@ class PPOLearner:
         self, state: PPOState, batch: PPOBatch, progress: Progress, key: Key
     ) -> tuple[PPOState, Metrics]:
         values = {**current_values(state.hparams, progress), "kl_coeff": state.kl_coeff}
-        return descend(self, state, batch, values, key)
+        return policy_gradient_step(self, state, batch, values, key)
 
     def finish(self, state: PPOState, metrics: Metrics, progress: Progress) -> PPOState:
         """Adapt the KL penalty (section 4)."""
@@ -197,7 +206,7 @@ class PPOLearner:
             return state
         kl_target = current_values(state.hparams, progress)["kl_target"]
         kl = metrics["mean_kl_loss"]
-        return replace(state, kl_coeff=losses.adapted_kl_coeff(state.kl_coeff, kl, kl_target))
+        return replace(state, kl_coeff=losses.adapt_kl_coeff(state.kl_coeff, kl, kl_target))
 
 
 class PPOConfig(AlgorithmConfig):
@@ -234,7 +243,7 @@ class A2CConfig(PPOConfig):
 class PGConfig(A2CConfig):
     """REINFORCE (Williams 1992): Monte-Carlo returns, no value function.
 
-    Rows whose return is not known because the episode was cut are left out of the loss, so the
+    Rows whose return is unknown because the episode was cut are excluded from the loss, so the
     environment's episodes must terminate.
     """
 

@@ -1,10 +1,10 @@
 """PQN (Gallici et al. 2024, https://arxiv.org/abs/2407.04811): Q-learning from fresh batches.
 
-Many environments at a time stand in for the replay buffer, and a network with layer norm for the
-target network. Defaults are those of the authors' Atari runs (https://github.com/mttga/purejaxql).
+Many parallel environments replace the replay buffer, and a network with layer norm the target
+network. Defaults are those of the authors' Atari runs (https://github.com/mttga/purejaxql).
 Deviations from their code: truncated episodes bootstrap from their final observation (there every
-end is a termination), and so does each row from its own successor (there the last row but one
-takes the value of the last row's).
+end is a termination), and so does each row from its own successor (there the last row but one takes
+the value of the last row's).
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ from jaxrl.config.settings.training import OnPolicyTraining
 from jaxrl.core.hparams import HParams, current_values
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
-from jaxrl.learners.bootstrap import successor_values
+from jaxrl.learners.bootstrap import compute_successor_values
 from jaxrl.learners.learner import SgdState
-from jaxrl.learners.policy_gradient import first_state, step_down
+from jaxrl.learners.policy_gradient import init_sgd_and_hparams, loss_step
 from jaxrl.modules.q_network import QModule
 from jaxrl.modules.rl_module import RLModule, RLModuleSpec
-from jaxrl.modules.sequences import forward_rollout, in_sequences, with_memory
+from jaxrl.modules.sequences import attach_final_carries, forward_rollout, split_into_sequences
 from jaxrl.ops import losses, returns
 
 
@@ -46,7 +46,7 @@ class PQNTraining(OnPolicyTraining):
 
 @pytree
 class PQNState:
-    """What PQN learns."""
+    """Learner state of PQN."""
 
     sgd: SgdState
     hparams: HParams
@@ -54,7 +54,7 @@ class PQNState:
 
 @pytree
 class PQNBatch:
-    """Rows to learn from, `[T, B, ...]` or `[N, ...]`; `weight` is 0 where no transition is."""
+    """Train batch, `[T, B, ...]` or `[N, ...]`; `weight` is 0 where a row is not a transition."""
 
     obs: PyTree
     action: Int[Array, "*batch"]
@@ -64,7 +64,7 @@ class PQNBatch:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PQNLearner:
-    """The squared error to Q(λ) targets."""
+    """Squared error to Q(λ) targets."""
 
     module: RLModule
     settings: PQNTraining
@@ -72,28 +72,30 @@ class PQNLearner:
     log_gradients: bool = False
 
     def init(self, key: Key) -> PQNState:
-        sgd, hparams = first_state(self.module, self.settings, key)
+        sgd, hparams = init_sgd_and_hparams(self.module, self.settings, key)
         return PQNState(sgd=sgd, hparams=hparams)
 
     def prepare(
         self, state: PQNState, rollout: Rollout, progress: Progress
     ) -> tuple[PQNBatch, Metrics]:
-        """Gₜ = rₜ + γ ((1 − λ) maxₐ Q(sₜ, a) + λ Gₜ₊₁), Peng's Q(λ), of a train batch.
+        """Compute Peng's Q(λ) targets of a train batch.
+
+            Gₜ = rₜ + γₜ ((1 − λ) maxₐ Q(sₜ, a) + λ Gₜ₊₁),  γₜ = γ (1 − terminatedₜ)
 
         The maximum is over legal actions. Actions that are not greedy do not cut the return. The
-        values of states that were acted in are those which acting computed.
+        values of states that were acted in are those computed for acting.
         """
         values = current_values(state.hparams, progress)
-        acted_on, params = rollout.extras[Columns.ACTION_DIST_INPUTS], state.sgd.params
+        acting_values, params = rollout.extras[Columns.ACTION_DIST_INPUTS], state.sgd.params
         out = forward_rollout(self.module, params, rollout) if self.module.is_stateful else {}
-        successors = successor_values(
-            partial(self._best_values, params),
-            with_memory(rollout, out),
-            self._best(acted_on, rollout.obs),
+        next_values = compute_successor_values(
+            partial(self._compute_max_values, params),
+            attach_final_carries(rollout, out),
+            self._max_over_legal(acting_values, rollout.obs),
         )
         ends = (rollout.terminated, rollout.truncated, rollout.mask)
         targets = returns.lambda_returns(
-            rollout.reward, successors, *ends, values["gamma"], values["lambda_"]
+            rollout.reward, next_values, *ends, values["gamma"], values["lambda_"]
         )
         moments = losses.masked_moments(targets, rollout.mask, self.axis_name)
         batch = PQNBatch(
@@ -102,22 +104,22 @@ class PQNLearner:
             targets=targets,
             weight=rollout.mask.astype(jnp.float32) / jnp.maximum(moments.fraction, 1e-8),
         )
-        return in_sequences(self.module, batch, rollout, out), {
+        return split_into_sequences(self.module, batch, rollout, out), {
             "curr_lr": values["lr"],
             "curr_epsilon": values["epsilon"],
             "qf_target_mean": moments.mean,
             "qf_explained_var": losses.explained_variance(
-                targets, _taken(acted_on, rollout.action), rollout.mask, self.axis_name
+                targets, _index_actions(acting_values, rollout.action), rollout.mask, self.axis_name
             ),
         }
 
-    def _best_values(self, params: Params, obs: PyTree) -> Float[Array, " N"]:
+    def _compute_max_values(self, params: Params, obs: PyTree) -> Float[Array, " N"]:
         out = self.module.forward_train(params, {Columns.OBS: obs})
-        return self._best(out[Columns.ACTION_DIST_INPUTS], obs)
+        return self._max_over_legal(out[Columns.ACTION_DIST_INPUTS], obs)
 
-    def _best(self, q: Float[Array, "*batch n"], obs: PyTree) -> Float[Array, "*batch"]:
-        """maxₐ Q(s, a) over the legal actions."""
-        return _taken(q, self.module.action_dist(q, obs).mode())
+    def _max_over_legal(self, q: Float[Array, "*batch n"], obs: PyTree) -> Float[Array, "*batch"]:
+        """Compute maxₐ Q(s, a) over the legal actions."""
+        return _index_actions(q, self.module.action_dist(q, obs).mode())
 
     def compute_loss(
         self,
@@ -126,37 +128,39 @@ class PQNLearner:
         values: dict[str, Float[Array, ""]],
         key: Key,
     ) -> tuple[Float[Array, ""], Metrics]:
-        """L = ½ (Q(s, a) − G)², the mean over the rows.
+        """Compute L = ½ (Q(s, a) − G)², averaged over the rows.
 
-        The override point for a custom loss. Means are of `batch.weight * x`, so that rows that
-        are no transitions count for nothing.
+        Override this method for a custom loss. Means are of `batch.weight * x`, so that rows that
+        are not transitions have no effect.
 
         Args:
-            params: The module's parameters, which the gradient is taken for.
-            batch: A minibatch, `[N, ...]`, or `[N, L, ...]` of sequences.
+            params: Parameters of the module, which the gradient is taken for.
+            batch: Minibatch, `[N, ...]`, or `[N, L, ...]` of sequences.
             values: Current hyperparameters by name.
-            key: For losses that draw; PQN does not.
+            key: Key for losses that draw; unused here.
         """
         del values, key
         out = self.module.forward_train(params, {Columns.OBS: batch.obs})
-        q = _taken(out[Columns.ACTION_DIST_INPUTS], batch.action)
+        q = _index_actions(out[Columns.ACTION_DIST_INPUTS], batch.action)
         loss = jnp.mean(batch.weight * 0.5 * jnp.square(q - batch.targets))
         return loss, {"qf_loss": loss, "qf_mean": jnp.mean(batch.weight * q)}
 
     def update(
         self, state: PQNState, batch: PQNBatch, progress: Progress, key: Key
     ) -> tuple[PQNState, Metrics]:
-        return step_down(self, state, batch, current_values(state.hparams, progress), key)
+        return loss_step(self, state, batch, current_values(state.hparams, progress), key)
 
     def finish(self, state: PQNState, metrics: Metrics, progress: Progress) -> PQNState:
-        """Nothing: there is no target network."""
+        """Return the state unchanged: there is no target network."""
         del metrics, progress
         return state
 
 
-def _taken(q: Float[Array, "*batch n"], action: Int[Array, "*batch"]) -> Float[Array, "*batch"]:
-    """Q(s, a) of given actions."""
-    # A sum against the one-hot: the gradient of a gather is a serial scatter on a CPU.
+def _index_actions(
+    q: Float[Array, "*batch n"], action: Int[Array, "*batch"]
+) -> Float[Array, "*batch"]:
+    """Return Q(s, a) of given actions."""
+    # Sum against the one-hot: the gradient of a gather is a serial scatter on a CPU.
     chosen = jax.nn.one_hot(action, q.shape[-1], dtype=jnp.bool_)
     return jnp.sum(jnp.where(chosen, q, 0.0), axis=-1)
 
@@ -182,7 +186,7 @@ class PQNConfig(AlgorithmConfig):
         return PQNLearner
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
-        """Action values, with layer norm after every layer."""
+        """Return the spec of a Q network with layer norm after every layer."""
         return RLModuleSpec(
             module_class=QModule,
             model_config={

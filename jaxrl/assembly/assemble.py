@@ -1,20 +1,27 @@
-"""From a config to a run's pure functions: environment, connectors, module, learner, runner."""
+"""Assembly of a run's pure functions from a config: environment, connectors, module, learner."""
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium
 import jax
 
 from jaxrl.assembly.learner_checks import check_learner
-from jaxrl.assembly.pipelines import action_pipeline, learner_pipeline, observation_pipeline
-from jaxrl.assembly.replay import replay_of, sequence_length
-from jaxrl.buffers.circular import Circular
-from jaxrl.buffers.on_policy import OnPolicy
-from jaxrl.buffers.sequence import AnyReplay
+from jaxrl.assembly.pipelines import (
+    make_action_pipeline,
+    make_learner_pipeline,
+    make_observation_pipeline,
+)
+from jaxrl.assembly.replay import make_replay_buffer, resolve_sequence_length
+from jaxrl.buffers.circular import CircularBuffer
+from jaxrl.buffers.on_policy import OnPolicyMinibatches
+from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.config.batch_plan.arithmetic import BatchPlan
 from jaxrl.config.batch_plan.replay import ReplayPlan
+from jaxrl.config.modules import describe_renamed_settings
 from jaxrl.config.placement import resolve_placement
 from jaxrl.config.settings.asynchronous import AsyncTraining
 from jaxrl.config.settings.replay import OffPolicyTraining
@@ -27,143 +34,148 @@ from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv, make
 from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import ConfigError, ModuleError
-from jaxrl.modules.autoregressive import refuse_inexact
+from jaxrl.modules.autoregressive import check_exact_entropy
 from jaxrl.modules.rl_module import RLModule, check_module
 from jaxrl.runtime.commands import is_command
-from jaxrl.runtime.kept_programs import KeptPrograms, kept_programs
+from jaxrl.runtime.kept_programs import ProgramCache, open_program_cache
 from jaxrl.runtime.program import Program
-from jaxrl.training.guard import Guard
-from jaxrl.training.in_graph import InGraph
-from jaxrl.training.rollout import Acting, Sampler
-from jaxrl.training.train_step import Learning
+from jaxrl.training.guard import DivergenceGuard
+from jaxrl.training.in_graph import InGraphRunner
+from jaxrl.training.rollout import PolicyStep, RolloutWorker
+from jaxrl.training.train_step import TrainStep
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
-import logging
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from jaxrl.config.modules import model_notes
+logger = logging.getLogger(__name__)
 
-if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+PolicyStepT = TypeVar("PolicyStepT", bound=PolicyStep)
 
 MIN_RING_SIZE = 128
-SAVED_UP_TO = 2**30
-"""Bytes of a replay buffer up to which checkpoints hold it if it is left to us."""
+MAX_SAVED_BUFFER_BYTES = 2**30
+"""Maximum size in bytes of a replay buffer that checkpoints store by default."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Assembly:
     """Everything static of a run, before any device is touched.
 
-    `runner` is an `InGraph` where the environments are part of the compiled program, and a
-    `Learning` where runners on the host step them. `kept` has programs of earlier processes;
-    `trains_at_once` says that training will follow, so that its program is compiled beside others.
+    `runner` is an `InGraphRunner` if the environments are part of the compiled program, else a
+    `TrainStep`. `program_cache` is the cache of programs from earlier processes;
+    `should_compile_train` is whether training will follow, so that its program is compiled
+    concurrently with others.
     """
 
     made: MadeEnv | MadeHostEnv
-    acting: Acting
+    policy_step: PolicyStep
     plan: BatchPlan
-    runner: Learning
+    runner: TrainStep
     max_buffer_bytes: int | Auto = "auto"
     store_buffer: bool | Auto = "auto"
-    kept: KeptPrograms | None = None
-    trains_at_once: bool = False
+    program_cache: ProgramCache | None = None
+    should_compile_train: bool = False
 
     @functools.cached_property
     def buffer_bytes(self) -> int:
-        """The size of the replay buffer over all devices."""
-        return self.buffer_bytes_of(self.runner.experience)
+        """Size of the replay buffer in bytes over all devices."""
+        return self.compute_buffer_bytes(self.runner.experience)
 
-    def buffer_bytes_of(self, experience: OnPolicy | AnyReplay) -> int:
-        """The size of another buffer for the same run."""
+    def compute_buffer_bytes(self, experience: OnPolicyMinibatches | AnyReplayBuffer) -> int:
+        """Return the size in bytes of another buffer for the same run."""
         runner = dataclasses.replace(self.runner, experience=experience)
 
         def empty(key: Key) -> PyTree:
-            return runner.empty_buffer(runner.init_learning(key, self.plan.total_envs))
+            return runner.init_buffer(runner.init_without_envs(key, self.plan.total_envs))
 
         leaves = jax.tree.leaves(jax.eval_shape(empty, jax.random.key(0)))
         return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
     @property
-    def saves_buffer(self) -> bool:
-        """Whether checkpoints hold the replay buffer."""
+    def should_save_buffer(self) -> bool:
+        """Whether checkpoints store the replay buffer."""
         if self.store_buffer == "auto":
-            return self.buffer_bytes <= SAVED_UP_TO
+            return self.buffer_bytes <= MAX_SAVED_BUFFER_BYTES
         return self.store_buffer
 
     @property
-    def replay(self) -> AnyReplay | None:
-        """The buffer that gradient steps draw from, if they do."""
+    def replay(self) -> AnyReplayBuffer | None:
+        """Replay buffer that gradient steps draw from, if any."""
         experience = self.runner.experience
-        return None if isinstance(experience, OnPolicy) else experience
+        return None if isinstance(experience, OnPolicyMinibatches) else experience
 
     @property
     def module(self) -> RLModule:
-        return self.acting.module
+        return self.policy_step.module
 
-    def actor_program(self, jit: bool) -> Program:
-        """The program that takes what acting depends on out of a state."""
-        return Program("actor", self.runner.actor, kept=self.kept, enabled=jit)
-
-    @property
-    def sampler(self) -> Sampler:
-        """What acts with the environments that it acts in, where both are in the program."""
-        return self.in_graph_runner.sampler
+    def make_actor_program(self, jit: bool) -> Program:
+        """Make the program that extracts the inputs of acting from a state."""
+        return Program(
+            "actor", self.runner.make_actor_state, program_cache=self.program_cache, enabled=jit
+        )
 
     @property
-    def in_graph(self) -> bool:
+    def rollout_worker(self) -> RolloutWorker:
+        """Policy with its environments, if both are in the program."""
+        return self.in_graph_runner.rollout_worker
+
+    @property
+    def is_in_graph(self) -> bool:
         """Whether the environments are stepped inside the compiled program."""
-        return isinstance(self.runner, InGraph)
+        return isinstance(self.runner, InGraphRunner)
 
     @property
-    def in_graph_runner(self) -> InGraph:
-        """The runner of a run whose environments are in the compiled program."""
-        assert isinstance(self.runner, InGraph)
+    def in_graph_runner(self) -> InGraphRunner:
+        """Runner of a run whose environments are in the compiled program."""
+        assert isinstance(self.runner, InGraphRunner)
         return self.runner
 
 
 def assemble(config: "AlgorithmConfig") -> Assembly:
-    """Build and check a run's functions; nothing is compiled.
+    """Build and check a run's functions, without compiling anything.
 
     Raises:
-        JaxrlError: Anything in the config that does not fit, in one sentence.
+        JaxrlError: If anything in the config is invalid.
     """
     made = make_env(config)
     if resolve_placement(config, made.id, is_jax_env=isinstance(made, MadeEnv)) == "in_graph":
         assert isinstance(made, MadeEnv)
-        sampler = make_sampler(config, made)
-        explore = config.env_runners_settings.explore
-        parts = learning_parts(config, made, sampler, in_graph=True)
-        interval = 1
-        if isinstance(config.training_settings, AsyncTraining):
-            interval = config.training_settings.broadcast_interval
-        runner: Learning = InGraph(
-            acting=sampler, explore=explore, broadcast_interval=interval, **parts
+        sampler = _with_sequences(config, make_rollout_worker(config, made))
+        runner: TrainStep = InGraphRunner(
+            policy_step=sampler,
+            explore=config.env_runners_settings.explore,
+            broadcast_interval=config.training_settings.weights_interval,
+            **make_train_step_fields(config, made, sampler, in_graph=True),
         )
-        return _assembly(config, made, sampler, runner)
-    acting = make_acting(config, made)
-    runner = Learning(acting=acting, **learning_parts(config, made, acting, in_graph=False))
-    return _assembly(config, made, acting, runner)
+        return _make_assembly(config, made, sampler, runner)
+    acting = _with_sequences(config, make_policy_step(config, made))
+    runner = TrainStep(
+        policy_step=acting, **make_train_step_fields(config, made, acting, in_graph=False)
+    )
+    return _make_assembly(config, made, acting, runner)
 
 
-def assemble_run(config: "AlgorithmConfig", *, trains: bool) -> Assembly:
-    """`assemble`, with the programs that earlier processes compiled for the same run.
+def _with_sequences(config: "AlgorithmConfig", policy_step: PolicyStepT) -> PolicyStepT:
+    """Return the policy step with a module that learns from sequences of the plan's length."""
+    length = resolve_sequence_length(config.plan(), policy_step.module)
+    return dataclasses.replace(policy_step, module=policy_step.module.with_sequence_length(length))
+
+
+def assemble_run(config: "AlgorithmConfig", *, should_train: bool) -> Assembly:
+    """Assemble a run, with the cache of programs that earlier processes compiled for it.
 
     Args:
-        config: The run's.
-        trains: Whether the run may be trained, rather than only looked at.
+        config: Config of the run.
+        should_train: Whether the run may be trained, rather than only inspected.
     """
     assembly = assemble(config)
-    if not assembly.in_graph:
+    if not assembly.is_in_graph:
         return assembly
-    kept, at_once = kept_programs(config), trains and is_command()
-    return dataclasses.replace(assembly, kept=kept, trains_at_once=at_once)
+    kept, at_once = open_program_cache(config), should_train and is_command()
+    return dataclasses.replace(assembly, program_cache=kept, should_compile_train=at_once)
 
 
-def _assembly(
-    config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv, acting: Acting, runner: Learning
+def _make_assembly(
+    config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv, acting: PolicyStep, runner: TrainStep
 ) -> Assembly:
     training = config.training_settings
     replays = isinstance(training, OffPolicyTraining)
@@ -171,7 +183,7 @@ def _assembly(
         check_learner(runner)
     return Assembly(
         made=made,
-        acting=acting,
+        policy_step=acting,
         plan=config.plan(),
         runner=runner,
         max_buffer_bytes=training.max_buffer_bytes if replays else "auto",
@@ -179,38 +191,41 @@ def _assembly(
     )
 
 
-def learning_parts(
-    config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv, acting: Acting, *, in_graph: bool
+def make_train_step_fields(
+    config: "AlgorithmConfig",
+    made: MadeEnv | MadeHostEnv,
+    policy_step: PolicyStep,
+    *,
+    in_graph: bool,
 ) -> dict[str, Any]:
-    """The fields of `Learning` but for `acting`."""
+    """Make the fields of `TrainStep` other than `policy_step`."""
     plan, training = config.plan(), config.training_settings
     reporting, faults = config.reporting_settings, config.fault_tolerance_settings
-    acting.module.sequence_length = sequence_length(plan, acting.module)
     learner = config.get_learner_class()(
-        module=acting.module, settings=training, log_gradients=reporting.log_gradients
+        module=policy_step.module, settings=training, log_gradients=reporting.log_gradients
     )
     return {
         "learner": learner,
-        "experience": _experience(config, plan, acting, in_graph=in_graph),
-        "learner_pipeline": _learner_pipeline(config, made, acting),
+        "experience": _make_experience(config, plan, policy_step, in_graph=in_graph),
+        "learner_pipeline": _make_learner_pipeline(config, made, policy_step),
         "num_envs": plan.num_envs,
         "num_steps": plan.rollout_fragment_length,
         "ring_size": max(MIN_RING_SIZE, reporting.metrics_num_episodes_for_smoothing),
-        "guard": Guard(
+        "guard": DivergenceGuard(
             on_nonfinite=faults.on_nonfinite, tolerance=faults.nonfinite_updates_tolerance
         ),
-        "circular": _circular(config),
-        "zero_init_states": vars(training).get("zero_init_states", False),
+        "circular": _make_circular(config),
+        "zero_init_states": training.starts_sequences_at_zero,
     }
 
 
-def _experience(
-    config: "AlgorithmConfig", plan: BatchPlan, acting: Acting, *, in_graph: bool
-) -> OnPolicy | AnyReplay:
-    """What the rows of a gradient step are drawn from."""
+def _make_experience(
+    config: "AlgorithmConfig", plan: BatchPlan, acting: PolicyStep, *, in_graph: bool
+) -> OnPolicyMinibatches | AnyReplayBuffer:
+    """Make the source of rows for gradient steps."""
     if isinstance(plan, ReplayPlan):
-        return replay_of(config, plan, acting, in_graph=in_graph)
-    return OnPolicy(
+        return make_replay_buffer(config, plan, acting, in_graph=in_graph)
+    return OnPolicyMinibatches(
         num_epochs=plan.num_epochs,
         num_minibatches=plan.num_minibatches,
         num_shards=plan.num_shards,
@@ -218,8 +233,8 @@ def _experience(
     )
 
 
-def _circular(config: "AlgorithmConfig") -> Circular | None:
-    """The buffer that batches are learned from, where that is not always the newest one alone."""
+def _make_circular(config: "AlgorithmConfig") -> CircularBuffer | None:
+    """Make the buffer of train batches; None if only the newest batch is learned from."""
     training = config.training_settings
     if not isinstance(training, AsyncTraining):
         return None
@@ -234,19 +249,21 @@ def _circular(config: "AlgorithmConfig") -> Circular | None:
             f"{iterations} need batches of one shape, but batch_mode is {batch_mode!r}; set both "
             "to 1, or batch_mode='truncate_episodes'."
         )
-    return Circular(num_batches=size, iterations_per_batch=iterations)
+    return CircularBuffer(num_batches=size, iterations_per_batch=iterations)
 
 
-def _learner_pipeline(
-    config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv, acting: Acting
+def _make_learner_pipeline(
+    config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv, acting: PolicyStep
 ) -> LearnerPipeline:
     settings = config.environment_settings
-    clip = settings.clipping(atari=isinstance(made, MadeHostEnv) and made.is_atari)
-    return learner_pipeline(config, acting, clip)
+    clip = settings.resolve_clip_rewards(
+        is_atari_id=isinstance(made, MadeHostEnv) and made.is_atari
+    )
+    return make_learner_pipeline(config, acting, clip)
 
 
 def make_env(config: "AlgorithmConfig") -> MadeEnv | MadeHostEnv:
-    """The config's environment, checked, with declared spaces compared to its own."""
+    """Make and check the config's environment, comparing its spaces with the declared ones."""
     settings = config.environment_settings
     if settings.env is None:
         raise ConfigError(
@@ -258,15 +275,15 @@ def make_env(config: "AlgorithmConfig") -> MadeEnv | MadeHostEnv:
         max_episode_steps=settings.max_episode_steps,
         is_atari=settings.is_atari,
     )
-    observation_space, action_space = spaces_of(made)
+    observation_space, action_space = get_spaces(made)
     for name, declared, own in (
         ("observation_space", settings.observation_space, observation_space),
         ("action_space", settings.action_space, action_space),
     ):
         if declared is not None and declared != own:
             raise ConfigError(
-                f"{name} is declared as {in_one_line(declared)}, but {made.id} has "
-                f"{in_one_line(own)}."
+                f"{name} is declared as {format_space(declared)}, but {made.id} has "
+                f"{format_space(own)}."
             )
     if isinstance(made, MadeEnv):
         if not settings.disable_env_checking:
@@ -276,73 +293,76 @@ def make_env(config: "AlgorithmConfig") -> MadeEnv | MadeHostEnv:
     return made
 
 
-def _would_forget(module: RLModule) -> bool:
-    """Whether the module has a carry that learners would ignore though it matters to the loss."""
+def _ignores_carry(module: RLModule) -> bool:
+    """Return whether learners would ignore the module's carry although the loss needs it."""
     has_carry = module.initial_carry(1) is not None
     return has_carry and module.trains_on_sequences and not module.is_stateful
 
 
-def in_one_line(space: Any) -> str:
-    """A space in words; NumPy breaks the bounds of a long one into lines."""
+def format_space(space: Any) -> str:
+    """Format a space in one line; NumPy breaks long bounds into several."""
     return " ".join(str(space).split())
 
 
-def spaces_of(made: MadeEnv | MadeHostEnv) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-    """An environment's observation space and action space."""
+def get_spaces(made: MadeEnv | MadeHostEnv) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    """Return an environment's observation space and action space."""
     if isinstance(made, MadeHostEnv):
         return made.observation_space, made.action_space
     return made.env.observation_space(made.params), made.env.action_space(made.params)
 
 
-def make_acting(config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv) -> Acting:
-    """The pipelines around an environment's spaces and the module that fits between them."""
-    observation_space, action_space = spaces_of(made)
-    actions = action_pipeline(config, action_space)
-    observations = observation_pipeline(config, observation_space, actions.module_space)
-    return Acting(
+def make_policy_step(config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv) -> PolicyStep:
+    """Make the pipelines for an environment's spaces, and the module that fits between them."""
+    observation_space, action_space = get_spaces(made)
+    actions = make_action_pipeline(config, action_space)
+    observations = make_observation_pipeline(config, observation_space, actions.module_space)
+    return PolicyStep(
         module=make_module(config, observations, actions),
         obs_pipeline=observations,
         action_pipeline=actions,
     )
 
 
-def make_sampler(config: "AlgorithmConfig", made: MadeEnv) -> Sampler:
-    """The copies of a JAX environment and what acts in them."""
+def make_rollout_worker(config: "AlgorithmConfig", made: MadeEnv) -> RolloutWorker:
+    """Make the vector of JAX environments and the policy that acts in it."""
     setting = config.environment_settings.reset_mode
     mode = made.env.reset_mode if setting == "auto" else setting
-    return Sampler(env=VectorEnv(made.env, mode), **vars(make_acting(config, made)))
+    return RolloutWorker(env=VectorEnv(made.env, mode), **vars(make_policy_step(config, made)))
 
 
 def make_module(
     config: "AlgorithmConfig", obs_pipeline: ObservationPipeline, action_pipeline: ActionPipeline
 ) -> RLModule:
-    """The module of the config's spec for the spaces between the pipelines, checked."""
+    """Make and check the module of the config's spec for the spaces between the pipelines."""
     spec = config.get_rl_module_spec(obs_pipeline.spaces[-1], action_pipeline.module_space)
     module = spec.build()
-    if _would_forget(module):
+    if _ignores_carry(module):
         raise ModuleError(
-            f"{type(module).__name__} is recurrent (initial_carry is not None), but says only how it "
-            "acts: implement _forward_step(params, obs, carry), from which learners unroll it."
+            f"{type(module).__name__} is recurrent (initial_carry is not None), but defines only "
+            "how it acts: implement _forward_step(params, obs, carry), which learners unroll."
         )
     training = config.training_settings
-    refuse_inexact(module, training)
-    if vars(training).get("use_critic", isinstance(training, AsyncTraining)):
+    check_exact_entropy(module, training)
+    if training.needs_values:
         check_module(module, needs_values=True)
     return module
 
 
-logger = logging.getLogger(__name__)
-
-
-def announce(config: "AlgorithmConfig", assembly: Assembly, notes: Iterable[str]) -> None:
-    """Log the environment, the batch arithmetic, what adapted, and the sentences given."""
+def log_assembly(config: "AlgorithmConfig", assembly: Assembly, notes: Iterable[str]) -> None:
+    """Log the environment, the batch arithmetic, adapted defaults, and the given notes."""
     made, plan = assembly.made, assembly.plan
     logger.info("%s on %s; %s", config.algo_name, made.id, plan.describe())
-    for note in (*made.notes, *plan.notes, *notes, *config.notes, *model_notes(config)):
+    for note in (
+        *made.notes,
+        *plan.notes,
+        *notes,
+        *config.notes,
+        *describe_renamed_settings(config),
+    ):
         logger.info(note)
     if not logger.isEnabledFor(logging.DEBUG):
         return
-    observation_space, action_space = spaces_of(made)
+    observation_space, action_space = get_spaces(made)
     logger.debug("observation space %s", observation_space)
     logger.debug("action space %s", action_space)
     params = jax.eval_shape(assembly.module.init, jax.random.key(0))

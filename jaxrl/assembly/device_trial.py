@@ -1,9 +1,9 @@
-"""How many of a CPU's cores share an update, and in how many parts it is taken: short trials.
+"""Timing trials that choose the number of CPU cores and of gradient parts for an update.
 
-What a core gains on its own and what cores lose by waiting for one another differs from machine to
-machine: with 64 rows a core, two are 1.35 times as fast as one on one make of processor and 0.7 times
-on another. An update like PPO's, of the rows that the run has, is timed both ways, and what came of it
-is kept in a file, by machine.
+The speed of a single core and the cost of synchronizing cores vary between machines: with 64 rows
+per core, two cores are 1.35 times as fast as one on one processor model and 0.7 times on another.
+An update like PPO's is timed both ways with the number of rows of the run, and the result is stored
+in a file by machine.
 """
 
 import dataclasses
@@ -26,111 +26,123 @@ from jaxtyping import Array, Float, Int
 from jaxrl.config.batch_plan.on_policy import MIN_ROWS_PER_CPU_DEVICE
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, Metrics, PyTree
-from jaxrl.learners.microbatches import gradients
-from jaxrl.runtime.compilation_cache import file_beside_programs
-from jaxrl.runtime.devices import cores_are_devices
-from jaxrl.runtime.measurements import keep_entries, machine, read_entries
-from jaxrl.runtime.program import QUICKLY, compiled_with
-from jaxrl.training.sharding import ALONG, AXIS, WHOLE, over
+from jaxrl.learners.microbatches import accumulate_gradients
+from jaxrl.runtime.compilation_cache import get_cache_file
+from jaxrl.runtime.devices import has_device_per_core
+from jaxrl.runtime.measurements import add_entries, describe_machine, read_entries
+from jaxrl.runtime.program import FAST_COMPILE_OPTIONS, compile_with_options
+from jaxrl.training.sharding import DEVICE_AXIS, REPLICATED, SHARDED, shard_over_devices
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
-SURE_ROWS = 512
-"""From so many rows a core on, sharing them is faster wherever it was tried."""
-GAIN = 1.05
-"""How many times as fast the other way must be to be taken."""
+ALWAYS_FASTER_ROWS = 512
+"""Number of rows per core from which sharing them was faster on every tested machine."""
+MIN_SPEEDUP = 1.05
+"""Minimum speedup for choosing the alternative."""
 ROUNDS, UPDATES, MINIBATCHES, FEATURES, UNITS = 9, 48, 4, 8, 64
-MOST_ROWS = 4096
-"""Of a trial of parts."""
-FILE = "devices.json"
+MAX_TRIAL_ROWS = 4096
+"""Maximum number of rows in a trial of gradient parts."""
+FILE_NAME = "devices.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Way:
-    """One way to take an update: on so many devices, of so many rows each, in equal parts."""
+class UpdateLayout:
+    """Layout of an update: number of devices, rows per device, and equal parts of these rows."""
 
     num_devices: int
     rows: int
     parts: int = 1
 
 
-Measure = Callable[[Way, Way], float]
-"""How many times as fast the second way is, for the same rows in all."""
+MeasureSpeedup = Callable[[UpdateLayout, UpdateLayout], float]
+"""Function that returns the speedup of the second layout over the first, for equal total rows."""
 
 
 class DeviceTrials:
-    """Decisions about devices and parts, each measured once and kept.
+    """Decisions about devices and gradient parts, each measured once and stored.
 
     Args:
-        store: The file that keeps them; None keeps nothing, so nothing is measured: a run would not
-            be sure of the same programs when it goes on.
-        measure: In place of trials on this machine.
+        store: File for the measurements. With None nothing is stored, hence nothing measured: a
+            resumed run could otherwise get different programs.
+        measure: Replacement for trials on this machine.
     """
 
-    def __init__(self, store: Path | None, measure: Measure | None = None) -> None:
-        self._said: dict[str, None] = {}
-        self._store, self._measure = store, measure or times_as_fast
+    def __init__(self, store: Path | None, measure: MeasureSpeedup | None = None) -> None:
+        self._notes: dict[str, None] = {}
+        self._store, self._measure = store, measure or measure_speedup
 
     @property
     def notes(self) -> list[str]:
-        """What was measured, now or before, a sentence each."""
-        return list(self._said)
+        """Sentences on all measurements used, including stored ones."""
+        return list(self._notes)
 
     @property
     def is_possible(self) -> bool:
-        """Whether there is something to measure on, and a place to keep it."""
-        return self._store is not None and cores_are_devices()
+        """Whether there are devices to measure on, and a file to store results in."""
+        return self._store is not None and has_device_per_core()
 
-    def is_worth(self, rows: int, num_devices: int) -> bool:
-        """Whether so many devices are faster than one, with so many rows of a minibatch each."""
-        if num_devices == 1 or not MIN_ROWS_PER_CPU_DEVICE <= rows < SURE_ROWS:
-            return num_devices == 1 or rows >= SURE_ROWS
+    def is_faster(self, rows: int, num_devices: int) -> bool:
+        """Return whether sharing a minibatch is faster than one device with all of its rows.
+
+        Args:
+            rows: Rows of a minibatch per device.
+            num_devices: Number of devices that share it.
+        """
+        if num_devices == 1 or not MIN_ROWS_PER_CPU_DEVICE <= rows < ALWAYS_FASTER_ROWS:
+            return num_devices == 1 or rows >= ALWAYS_FASTER_ROWS
         rows = 1 << (rows.bit_length() - 1)
-        gain = self._gain(
-            Way(num_devices=1, rows=rows * num_devices), Way(num_devices=num_devices, rows=rows)
+        speedup = self._get_speedup(
+            UpdateLayout(num_devices=1, rows=rows * num_devices),
+            UpdateLayout(num_devices=num_devices, rows=rows),
         )
-        self._say(
-            f"{num_devices} devices with {rows} rows of a minibatch each update {gain:.2f} times as fast "
-            "as one with all, measured on this machine."
+        self._add_note(
+            f"{num_devices} devices with {rows} rows of a minibatch each update {speedup:.2f} "
+            "times as fast as one with all, measured on this machine."
         )
-        return gain >= GAIN
+        return speedup >= MIN_SPEEDUP
 
-    def are_parts_worth(self, rows: int, parts: int, num_devices: int) -> bool:
-        """Whether a device takes the gradient of its rows faster in parts than at once."""
-        rows = min(MOST_ROWS, 1 << (rows.bit_length() - 1))
+    def is_faster_in_parts(self, rows: int, parts: int, num_devices: int) -> bool:
+        """Return whether a device's gradient is computed faster in parts than at once.
+
+        Args:
+            rows: Rows of a minibatch per device.
+            parts: Number of parts.
+            num_devices: Number of devices that share the minibatch.
+        """
+        rows = min(MAX_TRIAL_ROWS, 1 << (rows.bit_length() - 1))
         parts = min(parts, rows)
         parts = 1 << (parts.bit_length() - 1)
-        whole = Way(num_devices=num_devices, rows=rows)
-        gain = self._gain(whole, dataclasses.replace(whole, parts=parts))
-        self._say(
-            f"A gradient of {rows} rows in {parts} parts is taken {gain:.2f} times as fast as at once, "
-            "measured on this machine."
+        whole = UpdateLayout(num_devices=num_devices, rows=rows)
+        speedup = self._get_speedup(whole, dataclasses.replace(whole, parts=parts))
+        self._add_note(
+            f"A gradient of {rows} rows in {parts} parts is computed {speedup:.2f} times as fast "
+            "as at once, measured on this machine."
         )
-        return gain * GAIN >= 1  # parts are the rule
+        return speedup * MIN_SPEEDUP >= 1  # parts are the default
 
-    def _say(self, sentence: str) -> None:
-        self._said[sentence] = None
+    def _add_note(self, sentence: str) -> None:
+        self._notes[sentence] = None
 
-    def _gain(self, base: Way, other: Way) -> float:
-        name = "; ".join([*map(str, machine().values()), str(base), str(other)])
+    def _get_speedup(self, base: UpdateLayout, other: UpdateLayout) -> float:
+        name = "; ".join([*map(str, describe_machine().values()), str(base), str(other)])
         kept = read_entries(self._store).get(name)
         if isinstance(kept, float):
             return kept
-        gain = round(self._measure(base, other), 3)
-        keep_entries(self._store, {name: gain})
-        return gain
+        speedup = round(self._measure(base, other), 3)
+        add_entries(self._store, {name: speedup})
+        return speedup
 
 
-def device_trials(config: "AlgorithmConfig") -> DeviceTrials:
-    """The trials of this machine, kept where the config keeps its compiled programs."""
-    return DeviceTrials(file_beside_programs(config.debugging_settings.compilation_cache_dir, FILE))
+def open_device_trials(config: "AlgorithmConfig") -> DeviceTrials:
+    """Return the trials of this machine, stored next to the config's compiled programs."""
+    return DeviceTrials(get_cache_file(config.debugging_settings.compilation_cache_dir, FILE_NAME))
 
 
-def times_as_fast(base: Way, other: Way) -> float:
-    """How many times as many rows a second the other way learns from, taking turns with the first."""
+def measure_speedup(base: UpdateLayout, other: UpdateLayout) -> float:
+    """Measure the speedup of the second layout over the first, alternating between them."""
     with ThreadPoolExecutor(2) as pool:
-        run_base, run_other = pool.map(_compiled, (base, other))
+        run_base, run_other = pool.map(_compile, (base, other))
     for run in (run_base, run_other):
         run()
     return statistics.median(run_base() / run_other() for _ in range(ROUNDS))
@@ -138,7 +150,7 @@ def times_as_fast(base: Way, other: Way) -> float:
 
 @pytree
 class _Rows:
-    """A minibatch of the trial's update."""
+    """Minibatch of the trial's update."""
 
     obs: Float[Array, "N F"]
     actions: Int[Array, " N"]
@@ -146,8 +158,8 @@ class _Rows:
     value_targets: Float[Array, " N"]
 
 
-def _compiled(way: Way) -> Callable[[], float]:
-    """A run of some updates, which returns its seconds."""
+def _compile(way: UpdateLayout) -> Callable[[], float]:
+    """Compile a loop of updates into a function that runs it and returns its seconds."""
     devices = jax.local_devices()[: way.num_devices]
     optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(2.5e-4))
 
@@ -155,26 +167,35 @@ def _compiled(way: Way) -> Callable[[], float]:
         params, moments = state
         start = i % MINIBATCHES * way.rows
         minibatch = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, way.rows), rows)
-        _, grads = gradients(_loss, params, minibatch, jax.random.key(0), way.rows // way.parts)
+        _, grads = accumulate_gradients(
+            _loss, params, minibatch, jax.random.key(0), way.rows // way.parts
+        )
         if way.num_devices > 1:
             flat, restore = ravel_pytree(grads)
-            grads = restore(jax.lax.pmean(flat, AXIS))
+            grads = restore(jax.lax.pmean(flat, DEVICE_AXIS))
         updates, moments = optimizer.update(grads, moments, params)
         return optax.apply_updates(params, updates), moments
 
     def run(state: PyTree, rows: _Rows, count: Int[Array, ""]) -> PyTree:
         return jax.lax.fori_loop(0, count, lambda i, state: update(i, state, rows), state)
 
-    params = {"pi": _layers(2), "vf": _layers(1)}
-    state, rows = (params, optimizer.init(params)), _rows(way.rows * way.num_devices * MINIBATCHES)
-    shared = over(devices, run, (WHOLE, ALONG, WHOLE), WHOLE) if way.num_devices > 1 else run
-    mesh = Mesh(np.asarray(devices), (AXIS,))
+    params = {"pi": _make_layers(2), "vf": _make_layers(1)}
+    state, rows = (
+        (params, optimizer.init(params)),
+        _make_rows(way.rows * way.num_devices * MINIBATCHES),
+    )
+    shared = (
+        shard_over_devices(devices, run, (REPLICATED, SHARDED, REPLICATED), REPLICATED)
+        if way.num_devices > 1
+        else run
+    )
+    mesh = Mesh(np.asarray(devices), (DEVICE_AXIS,))
     args = (
-        jax.device_put(state, NamedSharding(mesh, WHOLE)),
-        jax.device_put(rows, NamedSharding(mesh, ALONG)),
+        jax.device_put(state, NamedSharding(mesh, REPLICATED)),
+        jax.device_put(rows, NamedSharding(mesh, SHARDED)),
         np.int32(UPDATES),
     )
-    compiled = compiled_with(QUICKLY, jax.jit(shared).lower(*args))
+    compiled = compile_with_options(FAST_COMPILE_OPTIONS, jax.jit(shared).lower(*args))
 
     def seconds() -> float:
         start = time.perf_counter()
@@ -184,27 +205,27 @@ def _compiled(way: Way) -> Callable[[], float]:
     return seconds
 
 
-def _layers(num_outputs: int) -> list[Array]:
-    draws = np.random.default_rng(0)
+def _make_layers(num_outputs: int) -> list[Array]:
+    rng = np.random.default_rng(0)
     sizes = (FEATURES, UNITS, UNITS, num_outputs)
     return [
-        jnp.asarray(draws.normal(0.0, a**-0.5, (a, b)), jnp.float32)
+        jnp.asarray(rng.normal(0.0, a**-0.5, (a, b)), jnp.float32)
         for a, b in itertools.pairwise(sizes)
     ]
 
 
-def _rows(number: int) -> _Rows:
-    draws = np.random.default_rng(1)
+def _make_rows(number: int) -> _Rows:
+    rng = np.random.default_rng(1)
     return _Rows(
-        obs=jnp.asarray(draws.normal(size=(number, FEATURES)), jnp.float32),
-        actions=jnp.asarray(draws.integers(0, 2, number), jnp.int32),
-        advantages=jnp.asarray(draws.normal(size=number), jnp.float32),
-        value_targets=jnp.asarray(draws.normal(size=number), jnp.float32),
+        obs=jnp.asarray(rng.normal(size=(number, FEATURES)), jnp.float32),
+        actions=jnp.asarray(rng.integers(0, 2, number), jnp.int32),
+        advantages=jnp.asarray(rng.normal(size=number), jnp.float32),
+        value_targets=jnp.asarray(rng.normal(size=number), jnp.float32),
     )
 
 
 def _loss(params: PyTree, rows: _Rows, key: Key) -> tuple[Array, Metrics]:
-    """The cost of PPO's loss: its operations on rows, of which nothing is to be learned."""
+    """Return a loss with PPO's operations on rows, for timing only."""
     del key
     log_probs = jax.nn.log_softmax(_forward(params["pi"], rows.obs))
     log_prob = jnp.take_along_axis(log_probs, rows.actions[:, None], axis=1)[:, 0]

@@ -1,4 +1,4 @@
-"""An environment's parameters while a run goes on: changed without compiling anything again."""
+"""Environment parameters during a run: changed without recompiling."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -8,71 +8,81 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.core.spaces import same_space
+from jaxrl.core.spaces import is_same_space
 from jaxrl.core.types import PyTree
 from jaxrl.envs.base import JaxEnv
-from jaxrl.envs.params import override_params, same_params
+from jaxrl.envs.params import cast_params, override_params
 from jaxrl.envs.registry import MadeEnv
-from jaxrl.envs.wrappers import OwnTimeLimit
+from jaxrl.envs.wrappers import HasTimeLimit
 from jaxrl.errors import EnvError
 from jaxrl.training.report import to_host
 
 
-def changed_params(made: MadeEnv, now: PyTree, params: PyTree, fields: Mapping[str, Any]) -> PyTree:
-    """The parameters to go on with, placed and typed as those of now.
+def change_env_params(
+    made: MadeEnv, current: PyTree, params: PyTree, fields: Mapping[str, Any]
+) -> PyTree:
+    """Return the changed parameters, placed and typed like the current ones.
 
     Args:
-        made: The environment that the run was built with.
-        now: Its parameters now.
-        params: All of them; None for those of now.
-        fields: Single ones by name, on top.
+        made: Environment that the run was built with.
+        current: Current parameters.
+        params: All new parameters; None for the current ones.
+        fields: Individual parameters by name, applied last.
 
     Raises:
-        UnknownNameError: There is no such parameter.
-        EnvError: Another structure, shape or type, or one that changes what is compiled.
+        UnknownNameError: If there is no such parameter.
+        EnvError: If structure, shape or type differ, or if the change affects compiled code.
     """
-    new = to_host(now)
+    new = to_host(current)
     if params is not None:
-        new = same_params(made.id, new, params)
+        new = cast_params(made.id, new, params)
     new = override_params(made.id, new, fields, given_in="set_env_params()")
-    _check_what_is_compiled(made, new)
-    return jax.tree.map(_placed_like, now, new)
+    _check_compiled_properties(made, new)
+    return jax.tree.map(_place_like, current, new)
 
 
-def share_a_program(made: MadeEnv, other: MadeEnv) -> bool:
-    """Whether environments differ in nothing but numbers that a program gets as arguments."""
+def can_share_program(made: MadeEnv, other: MadeEnv) -> bool:
+    """Return whether environments differ only in numbers that a program takes as arguments."""
     leaves, structure = jax.tree.flatten(made.params)
     others, other_structure = jax.tree.flatten(other.params)
     if made.env != other.env or structure != other_structure:
         return False
     types, other_types = ([jax.typeof(x) for x in params] for params in (leaves, others))
-    return types == other_types and not _compiled_differently(made.env, made.params, other.params)
+    return types == other_types and not _find_compiled_differences(
+        made.env, made.params, other.params
+    )
 
 
-def _check_what_is_compiled(made: MadeEnv, params: PyTree) -> None:
-    for name, built, asked in _compiled_differently(made.env, made.params, params):
+def _check_compiled_properties(made: MadeEnv, params: PyTree) -> None:
+    for name, built, requested in _find_compiled_differences(made.env, made.params, params):
         raise EnvError(
-            f"set_env_params() would make the {name} of {made.id} {asked}, but the run was "
+            f"set_env_params() would make the {name} of {made.id} {requested}, but the run was "
             f"built with {built}: set such a parameter in env_config."
         )
 
 
-def _compiled_differently(
-    env: JaxEnv[Any, Any], built: PyTree, asked: PyTree
+def _find_compiled_differences(
+    env: JaxEnv[Any, Any], built: PyTree, requested: PyTree
 ) -> list[tuple[str, Any, Any]]:
-    """What follows from an environment's parameters and is part of a program, where it differs."""
-    questions: dict[str, tuple[Callable[[PyTree], Any], Callable[[Any, Any], bool]]] = {
-        "observation space": (env.observation_space, same_space),
-        "action space": (env.action_space, same_space),
+    """Return the compiled properties that two sets of parameters give different values.
+
+    Each is a name with the value that was built and the requested one.
+    """
+    properties: dict[str, tuple[Callable[[PyTree], Any], Callable[[Any, Any], bool]]] = {
+        "observation space": (env.observation_space, is_same_space),
+        "action space": (env.action_space, is_same_space),
     }
-    if isinstance(env, OwnTimeLimit):
-        questions["time limit"] = (env.time_limit, operator.eq)
-    found = [(name, ask(built), ask(asked), same) for name, (ask, same) in questions.items()]
+    if isinstance(env, HasTimeLimit):
+        properties["time limit"] = (env.get_time_limit, operator.eq)
+    found = [
+        (name, compute(built), compute(requested), same)
+        for name, (compute, same) in properties.items()
+    ]
     return [(name, old, new) for name, old, new, same in found if not same(old, new)]
 
 
-def _placed_like(old: Any, new: Any) -> Any:
-    if not isinstance(old, jax.Array):  # not compiled, so nowhere in particular
+def _place_like(old: Any, new: Any) -> Any:
+    if not isinstance(old, jax.Array):  # not compiled, so without a device
         return new
     value = np.asarray(new, old.dtype)
     typed = jnp.asarray(value.item()) if old.aval.weak_type else value

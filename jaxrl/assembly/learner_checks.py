@@ -1,49 +1,55 @@
-"""A user's Learner, traced before anything is compiled."""
+"""Check of a user's learner by tracing, before anything is compiled."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl.buffers.sequence import AnyReplay
-from jaxrl.core.hparams import PerLane, traced_settings
+from jaxrl.buffers.sequence import AnyReplayBuffer
+from jaxrl.core.hparams import PerLane, replace_with_traced
 from jaxrl.core.types import Key, Metrics
 from jaxrl.envs.vector import NO_FAULT
-from jaxrl.errors import TRACING_ERRORS, JaxrlError, LossError, in_one_line, where_raised
+from jaxrl.errors import (
+    TRACING_ERRORS,
+    JaxrlError,
+    LossError,
+    locate_in_user_code,
+    summarize_exception,
+)
 from jaxrl.training.episode_stats import EpisodeRecord
-from jaxrl.training.rollout import blank_rollout
-from jaxrl.training.train_state import Sampled
-from jaxrl.training.train_step import Learning
+from jaxrl.training.rollout import make_blank_rollout
+from jaxrl.training.train_state import RolloutBatch
+from jaxrl.training.train_step import TrainStep
 
 
-def check_learner(runner: Learning) -> None:
-    """Trace the learning of one train batch, in which nothing happened.
+def check_learner(runner: TrainStep) -> None:
+    """Trace the training on one blank train batch.
 
-    With a replay buffer in host memory, rows come from outside of the program; then the tracing is
-    left to the compiler.
+    With a replay buffer in host memory, rows come from outside of the program; its tracing is left
+    to the compilation.
 
     Raises:
-        LossError: In one sentence, what does not fit.
+        LossError: If the learner cannot be traced.
     """
-    if isinstance(runner.experience, AnyReplay) and runner.experience.in_host_memory:
+    if isinstance(runner.experience, AnyReplayBuffer) and runner.experience.in_host_memory:
         return
     try:
-        jax.eval_shape(lambda key: _one_batch(runner, key), jax.random.key(0))
+        jax.eval_shape(lambda key: _train_on_blank_batch(runner, key), jax.random.key(0))
     except JaxrlError:
         raise
     except TRACING_ERRORS as error:
         raise LossError(
             f"learner_class={type(runner.learner).__name__} cannot be traced by jax.jit "
-            f"({in_one_line(error)}){where_raised(error)}."
+            f"({summarize_exception(error)}){locate_in_user_code(error)}."
         ) from error
 
 
-def _one_batch(runner: Learning, key: Key) -> Metrics:
+def _train_on_blank_batch(runner: TrainStep, key: Key) -> Metrics:
     steps, envs = runner.num_steps, runner.num_envs
-    state = _with_numbers(runner).init_learning(key, envs)
+    state = _replace_per_lane(runner).init_without_envs(key, envs)
     zeros = jnp.zeros((steps, envs), jnp.int32)
-    data = Sampled(
-        rollout=blank_rollout(runner.acting, runner.actor(state), steps, envs),
+    data = RolloutBatch(
+        rollout=make_blank_rollout(runner.policy_step, runner.make_actor_state(state), steps, envs),
         record=EpisodeRecord(
             ended=zeros > 0,
             episode_return=zeros.astype(jnp.float32),
@@ -54,13 +60,13 @@ def _one_batch(runner: Learning, key: Key) -> Metrics:
         env_index=jnp.arange(envs, dtype=jnp.int32),
         num_env_steps=jnp.asarray(runner.batch_steps, jnp.uint32),
     )
-    return runner.learn(state, data)[1]
+    return runner.train_step(state, data)[1]
 
 
-def _with_numbers(runner: Learning) -> Learning:
-    """The runner with some number wherever each lane of a program has its own, as `init` has it."""
+def _replace_per_lane(runner: TrainStep) -> TrainStep:
+    """Return the runner with a number in place of every per-lane setting, as `init` receives it."""
     settings = runner.learner.settings
     own = [name for name, value in vars(settings).items() if isinstance(value, PerLane)]
     numbers = dict.fromkeys(own, jnp.ones((), jnp.float32))
-    learner = dataclasses.replace(runner.learner, settings=traced_settings(settings, numbers))
+    learner = dataclasses.replace(runner.learner, settings=replace_with_traced(settings, numbers))
     return dataclasses.replace(runner, learner=learner)

@@ -1,4 +1,4 @@
-"""The replay buffer of a config."""
+"""Replay buffer of a config."""
 
 import dataclasses
 import logging
@@ -7,34 +7,38 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jaxrl.buffers.replay import Prioritization, Replay, ReplayState
-from jaxrl.buffers.sequence import AnyReplay, SequenceReplay
+from jaxrl.buffers.replay import Prioritization, ReplayBuffer, ReplayState
+from jaxrl.buffers.sequence import AnyReplayBuffer, SequenceReplayBuffer
 from jaxrl.config.batch_plan.arithmetic import BatchPlan, divisors
 from jaxrl.config.batch_plan.replay import ReplayPlan
-from jaxrl.config.settings.replay import HOST, PRIORITIZED, buffer_settings, n_step_range
+from jaxrl.config.settings.replay import HOST, PRIORITIZED, parse_n_step, resolve_buffer_settings
 from jaxrl.core.struct import replace
 from jaxrl.errors import ConfigError
 from jaxrl.modules.encoder_module import EncoderModule
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.ops.schedules import Schedule
-from jaxrl.training.rollout import Acting
+from jaxrl.training.rollout import PolicyStep
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.assembly.assemble import Assembly
     from jaxrl.config.base import AlgorithmConfig
 
+logger = logging.getLogger("jaxrl")
 
-def replay_of(
-    config: "AlgorithmConfig", plan: ReplayPlan, acting: Acting, *, in_graph: bool
-) -> AnyReplay:
-    """The buffer, as its settings say.
+_PREFIX = "buffer."
+
+
+def make_replay_buffer(
+    config: "AlgorithmConfig", plan: ReplayPlan, policy_step: PolicyStep, *, in_graph: bool
+) -> AnyReplayBuffer:
+    """Make the replay buffer according to its settings.
 
     Raises:
-        ConfigError: A setting that does not go together with replay.
+        ConfigError: If a setting is incompatible with replay.
     """
-    _check_connectors(acting)
-    settings = buffer_settings(config)
+    _check_connectors(policy_step)
+    settings = resolve_buffer_settings(config)
     if settings.storage == HOST and in_graph:
         raise ConfigError(
             "replay_buffer_config['storage']='host' keeps the buffer where the compiled program "
@@ -46,24 +50,24 @@ def replay_of(
         beta = Schedule.from_setting(settings.beta, name="replay_buffer_config['beta']")
         prioritization = Prioritization(alpha=settings.alpha, beta=beta)
     training = config.training_settings
-    module = acting.module
-    length = max_seq_len(module) if module.is_stateful else 1
+    module = policy_step.module
+    length = get_max_seq_len(module) if module.is_stateful else 1
     _check_sequences(config, plan, length if module.is_stateful else None)
-    replay = Replay(
+    replay = ReplayBuffer(
         length=plan.buffer_length,
         num_envs=plan.num_envs,
         num_shards=plan.num_shards,
         batch_size=plan.train_batch_size // length,
         num_updates=plan.num_minibatches,
-        n_step=n_step_range(training.n_step),
+        n_step=parse_n_step(training.n_step),
         learning_starts=training.num_steps_sampled_before_learning_starts,
         prioritization=prioritization,
-        may_skip=not in_graph,
+        allow_gaps=not in_graph,
         in_host_memory=settings.storage == HOST,
     )
     if not module.is_stateful:
         return replay
-    return SequenceReplay(
+    return SequenceReplayBuffer(
         replay=dataclasses.replace(replay, prioritization=None),
         prioritization=prioritization,
         sequence_length=length,
@@ -73,7 +77,7 @@ def replay_of(
 
 
 def _period(rows: int, length: int) -> int:
-    """Half of a sequence, as sequences of R2D2 lie (Kapturowski et al. 2019), or what divides."""
+    """Return half of a sequence, as in R2D2 (Kapturowski et al. 2019), or the divisor below."""
     return max(n for n in divisors(rows) if n <= max(1, length // 2))
 
 
@@ -103,42 +107,46 @@ def _check_sequences(config: "AlgorithmConfig", plan: ReplayPlan, length: int | 
         )
 
 
-def _check_connectors(acting: Acting) -> None:
-    """Connectors that remember are kept as seen, and statistics must not change under them."""
+def _check_connectors(acting: PolicyStep) -> None:
+    """Check that no running statistics apply before a temporal connector.
+
+    Observations after temporal connectors are stored as the module saw them, so the statistics must
+    not change afterwards.
+    """
     pipeline = acting.obs_pipeline
     if pipeline.temporal and jax.tree.leaves(jax.eval_shape(pipeline.init)):
         names = " and ".join(connector.name for connector in pipeline.temporal)
         raise ConfigError(
-            f"Replay keeps observations as {names} made them, with the statistics of then, which a "
-            "running filter would change later: use observation_filter='NoFilter' beside it, or "
-            "stack frames in the environment."
+            f"Replay stores observations after {names}, so their normalization would become stale "
+            "under a running filter: use observation_filter='NoFilter' with it, or stack frames in "
+            "the environment."
         )
 
 
 DEFAULT_MAX_SEQ_LEN = 20
 
 
-def max_seq_len(module: RLModule) -> int:
-    """The setting, for modules of the library; RLlib's default for others."""
+def get_max_seq_len(module: RLModule) -> int:
+    """Return the setting for modules of the library, RLlib's default for others."""
     if isinstance(module, EncoderModule):
         return module.settings.max_seq_len
     return DEFAULT_MAX_SEQ_LEN
 
 
-def sequence_length(plan: BatchPlan, module: RLModule) -> int | None:
-    """Rows of a sequence in the minibatches of a train batch; None where there are none.
+def resolve_sequence_length(plan: BatchPlan, module: RLModule) -> int | None:
+    """Return the number of rows per sequence in minibatches; None without sequences.
 
-    The largest number up to `max_seq_len` that divides the rollout, with whole sequences in every
-    minibatch of each shard.
+    It is the largest number up to `max_seq_len` that divides the rollout, with whole sequences in
+    every minibatch of each shard.
 
     Raises:
-        ConfigError: That is less than half of what was asked for.
+        ConfigError: If that is less than half of the requested length.
     """
     if isinstance(plan, ReplayPlan) or not module.is_stateful:
         return None
     if plan.sequence_length is not None:
         return plan.sequence_length
-    steps, most = plan.rollout_fragment_length, max_seq_len(module)
+    steps, most = plan.rollout_fragment_length, get_max_seq_len(module)
     columns = plan.num_envs // plan.num_shards
     whole = [n for n in divisors(steps) if (steps // n * columns) % plan.num_minibatches == 0]
     length = max((n for n in whole if n <= most), default=0)
@@ -149,65 +157,64 @@ def sequence_length(plan: BatchPlan, module: RLModule) -> int | None:
         raise ConfigError(
             f"max_seq_len={most} must allow sequences that divide rollout_fragment_length={steps} "
             f"and leave each minibatch (minibatch_size={plan.minibatch_size}) whole ones of every "
-            f"shard, but the longest that do have {length} rows; set {instead}"
-            f"minibatch_size to a multiple of {rows}, beside a rollout_fragment_length that is one of "
-            f"{min(most, steps)}."
+            f"shard, but the longest that do have {length} rows; set {instead}minibatch_size to a "
+            f"multiple of {rows}, and rollout_fragment_length to a multiple of {min(most, steps)}."
         )
     return length
 
 
-logger = logging.getLogger("jaxrl")
-
-_PREFIX = "buffer."
-
-
-def to_save(assembly: "Assembly", state: TrainState) -> TrainState:
-    """The state as checkpoints hold it."""
-    if isinstance(assembly.runner.experience, AnyReplay) and not assembly.saves_buffer:
+def select_saved_state(assembly: "Assembly", state: TrainState) -> TrainState:
+    """Return the state that checkpoints store."""
+    if isinstance(assembly.runner.experience, AnyReplayBuffer) and not assembly.should_save_buffer:
         return replace(state, buffer=())
     return state
 
 
-def expected(assembly: "Assembly", state: TrainState, leaves: Mapping[str, Any]) -> TrainState:
-    """What of a state is to be found among saved leaves: no replay buffer where they have none."""
-    holds_it = any(name.startswith(_PREFIX) for name in leaves)
-    if holds_it or not isinstance(assembly.runner.experience, AnyReplay):
+def select_expected_state(
+    assembly: "Assembly", state: TrainState, leaves: Mapping[str, Any]
+) -> TrainState:
+    """Return the part of a state to look up among saved leaves.
+
+    The replay buffer is left out if none was saved.
+    """
+    has_buffer = any(name.startswith(_PREFIX) for name in leaves)
+    if has_buffer or not isinstance(assembly.runner.experience, AnyReplayBuffer):
         return state
     return replace(state, buffer=())
 
 
-def with_buffer(assembly: "Assembly", restored: TrainState, buffer: Any) -> TrainState:
-    """A restored state with an empty replay buffer, if one belongs there and was not saved.
+def restore_empty_buffer(assembly: "Assembly", restored: TrainState, buffer: Any) -> TrainState:
+    """Return a restored state with an empty replay buffer, if it needs one that was not saved.
 
     Args:
-        assembly: The run's.
-        restored: `expected`, filled with what was saved.
-        buffer: The run's until now, whose memory the empty one takes over.
+        assembly: Assembly of the run.
+        restored: Result of `expected`, filled with the saved leaves.
+        buffer: Current buffer of the run, whose memory the empty one reuses.
     """
     replay = assembly.runner.experience
-    if not isinstance(replay, AnyReplay) or isinstance(restored.buffer, ReplayState):
+    if not isinstance(replay, AnyReplayBuffer) or isinstance(restored.buffer, ReplayState):
         return restored
     logger.warning(
-        "The checkpoint has no replay buffer: there is no learning before %d transitions are in "
-        "the buffer again.",
-        replay.first_learned_at,
+        "The checkpoint has no replay buffer: learning resumes once %d transitions are in the "
+        "buffer again.",
+        replay.min_rows_to_learn,
     )
     places = jax.tree.map(lambda leaf: leaf.sharding, buffer)
-    empty = jax.jit(replay.emptied, donate_argnums=0, out_shardings=places)
+    empty = jax.jit(replay.clear, donate_argnums=0, out_shardings=places)
     return replace(restored, buffer=empty(buffer))
 
 
-def buffer_notes(assembly: "Assembly") -> list[str]:
-    """How large the replay buffer is and whether checkpoints hold it, in a sentence."""
+def describe_buffer(assembly: "Assembly") -> list[str]:
+    """Return a sentence on the replay buffer's size and whether checkpoints store it."""
     replay = assembly.runner.experience
-    if not isinstance(replay, AnyReplay):
+    if not isinstance(replay, AnyReplayBuffer):
         return []
     capacity = replay.length * replay.num_envs
     where = " in host memory" if replay.in_host_memory else ""
-    held = "hold it" if assembly.saves_buffer else "do not hold it"
+    stored = "store it" if assembly.should_save_buffer else "do not store it"
     note = (
         f"Replay buffer: {capacity} transitions of {assembly.buffer_bytes / capacity:.0f} bytes, "
-        f"{assembly.buffer_bytes / 2**20:.2f} MiB{where}; checkpoints {held} "
+        f"{assembly.buffer_bytes / 2**20:.2f} MiB{where}; checkpoints {stored} "
         f"(store_buffer_in_checkpoints={assembly.store_buffer!r})."
     )
     return [note]

@@ -1,1 +1,1 @@
-"""`jaxrl benchmark`: suites of runs, resumable, with verdicts that their intervals bear."""
+"""`jaxrl benchmark`: resumable suites of runs, and reports based on confidence intervals."""

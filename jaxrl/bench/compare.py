@@ -1,4 +1,4 @@
-"""Whether a suite's results are worse than earlier ones."""
+"""Comparison of a suite's results with earlier ones."""
 
 import dataclasses
 import json
@@ -9,20 +9,20 @@ from typing import Any
 from jaxrl.bench.scores import Interval
 from jaxrl.errors import ConfigError
 
-SUMMARY = "summary.json"
+SUMMARY_FILE = "summary.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Change:
-    """A cell, before and now.
+    """Difference of a cell between earlier and present results.
 
     Args:
-        name: Of the cell.
-        verdict: "worse", "better" or "no clear difference"; "failed" if it ran before and does not
-            now; "new" and "missing" if only one of the two has it.
-        before: Its return.
-        now: Its return.
-        speed: Steps a second over those before; None if one of them is not known.
+        name: Name of the cell.
+        verdict: "worse", "better" or "no clear difference"; "failed" if it ran before and fails
+            now; "new" or "missing" if only one of the two results has it.
+        before: Earlier return, with its interval.
+        now: Present return, with its interval.
+        speed: Ratio of present to earlier steps per second; None if one of them is unknown.
     """
 
     name: str
@@ -33,43 +33,48 @@ class Change:
 
     @property
     def is_regression(self) -> bool:
-        """Whether it is reason to stop."""
+        """Whether the cell got worse or fails now."""
         return self.verdict in ("worse", "failed")
 
 
 def read_summary(given: Path) -> dict[str, Any]:
-    """The summary in a folder of results, or the file itself.
+    """Read a summary, given its file or a folder of results.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: If there is no valid summary.
     """
-    path = given / SUMMARY if given.is_dir() else given
+    path = given / SUMMARY_FILE if given.is_dir() else given
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        summary = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"--compare needs a benchmark's folder or its {SUMMARY}, and {given} is neither: {error}."
+            f"--compare needs a benchmark's folder or its {SUMMARY_FILE}, and {given} is neither: "
+            f"{error}."
         ) from error
-    if not isinstance(found, dict) or "cells" not in found:
-        raise ConfigError(f"--compare: {path} is no benchmark's {SUMMARY}: it has no cells.")
-    return found
+    if not isinstance(summary, dict) or "cells" not in summary:
+        raise ConfigError(
+            f"--compare: {path} is not a benchmark's {SUMMARY_FILE}: it has no cells."
+        )
+    return summary
 
 
-def compared(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Every cell of either: worse or better only if the intervals do not overlap."""
+def compare_summaries(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """Compare every cell of either summary: better or worse only if intervals do not overlap."""
     old = {cell["name"]: cell for cell in before["cells"]}
     new = {cell["name"]: cell for cell in now["cells"]}
-    return [_change(name, old.get(name), new.get(name)) for name in {**new, **old}]
+    return [_compare_cell(name, old.get(name), new.get(name)) for name in {**new, **old}]
 
 
-def _change(name: str, old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> Change:
+def _compare_cell(
+    name: str, old: Mapping[str, Any] | None, new: Mapping[str, Any] | None
+) -> Change:
     before, now = (old or {}).get("return"), (new or {}).get("return")
     rate_before, rate = ((cell or {}).get("steps_per_second") for cell in (old, new))
     speed = rate / rate_before if rate and rate_before else None
-    return Change(name=name, verdict=_verdict(old, new), before=before, now=now, speed=speed)
+    return Change(name=name, verdict=_decide_verdict(old, new), before=before, now=now, speed=speed)
 
 
-def _verdict(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> str:
+def _decide_verdict(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> str:
     if new is None:
         return "missing"
     if old is None or "return" not in old:

@@ -1,6 +1,6 @@
-"""What one process of a benchmark is asked to do, and what it answers: JSON files.
+"""Jobs of benchmark processes and their outcomes, as JSON files.
 
-Standard library only, because peers with an environment of their own import it too.
+Uses the standard library alone, because peers in their own virtual environments import it too.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrl.bench.metrics import thinned
+from jaxrl.bench.metrics import thin
 
-CURVE_POINTS = 500
-"""Of a learning curve in an outcome; a picture shows fewer."""
+MAX_CURVE_POINTS = 500
+"""Maximum number of points of a learning curve in an outcome; a figure shows fewer."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """Runs of one algorithm on one environment that differ in their seeds alone.
+    """Runs of one algorithm on one environment that differ only in their seeds.
 
     Args:
-        entrant: What the report calls the algorithm.
-        peer: The system that runs it: "jaxrl", or a folder of peers.
-        environment: Its id, as jaxrl writes it.
-        algorithm: Its name, as jaxrl writes it.
-        settings: jaxrl's whole config as `serializable_dict` writes it; a peer takes over what it
-            has of its `settings`. None leaves a peer to what it recommends.
-        budget: Environment steps of each run.
-        seeds: Of the runs.
-        episodes: Of the evaluation at the end of each run.
-        folder: Where outcomes go, and what goes on after a kill.
+        entrant: Name of the algorithm in the report.
+        peer: System that runs it: "jaxrl", or the name of a peer's folder.
+        environment: Id of the environment in jaxrl.
+        algorithm: Name of the algorithm in jaxrl.
+        settings: Complete jaxrl config as written by `serialize_config`; a peer applies those of
+            its `settings` that it supports. None makes a peer use its recommended settings.
+        budget: Environment steps per run.
+        seeds: Seeds of the runs.
+        episodes: Episodes of the evaluation at the end of each run.
+        folder: Folder for outcomes and for the state from which killed runs resume.
     """
 
     entrant: str
@@ -48,39 +48,39 @@ class Job:
     episodes: int
     folder: str
 
-    def described(self) -> dict[str, Any]:
-        """What outcomes depend on; one of another description is of no use."""
+    def describe(self) -> dict[str, Any]:
+        """Return what outcomes depend on; an outcome with another description is not reused."""
         values = dataclasses.asdict(self)
         return {name: values[name] for name in values if name not in ("seeds", "folder", "entrant")}
 
-    def outcome_file(self, seed: int) -> Path:
-        """Where the outcome of a seed is."""
+    def get_outcome_path(self, seed: int) -> Path:
+        """Return the path of the outcome of a seed."""
         return Path(self.folder) / f"seed_{seed}.json"
 
-    def missing(self) -> list[int]:
-        """The seeds without an outcome of this very job."""
-        return [seed for seed in self.seeds if self.outcome(seed) is None]
+    def find_missing_seeds(self) -> list[int]:
+        """Return the seeds without an outcome of this job."""
+        return [seed for seed in self.seeds if self.read_outcome(seed) is None]
 
-    def outcome(self, seed: int) -> dict[str, Any] | None:
-        """What a run gave; None if it has not ended, or was of another job."""
+    def read_outcome(self, seed: int) -> dict[str, Any] | None:
+        """Return the outcome of a seed; None if it has not ended or belongs to another job."""
         try:
-            found = json.loads(self.outcome_file(seed).read_text(encoding="utf-8"))
+            outcome = json.loads(self.get_outcome_path(seed).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        same = isinstance(found, dict) and found.get("job") == self.described()
-        return found if same else None
+        is_match = isinstance(outcome, dict) and outcome.get("job") == self.describe()
+        return outcome if is_match else None
 
     def write_outcome(self, seed: int, outcome: Mapping[str, Any]) -> None:
-        """Leave a run's outcome; whole, or not at all."""
-        path = self.outcome_file(seed)
+        """Write the outcome of a run atomically."""
+        path = self.get_outcome_path(seed)
         part = path.with_suffix(".part")
-        text = json.dumps({"job": self.described(), "seed": seed, **outcome}, indent=1)
+        text = json.dumps({"job": self.describe(), "seed": seed, **outcome}, indent=1)
         part.write_text(text + "\n", encoding="utf-8")
         os.replace(part, path)
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Job:
-        """A job as its file has it."""
+        """Read a job from its file."""
         values: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
         values["seeds"] = tuple(values["seeds"])
         return Job(**values)
@@ -88,51 +88,51 @@ class Job:
 
 @dataclasses.dataclass
 class Curve:
-    """A run's learning curve and what it cost, collected while it goes on."""
+    """Learning curve of a run and its cost in seconds, collected during the run."""
 
     steps: list[int] = dataclasses.field(default_factory=list)
     returns: list[float] = dataclasses.field(default_factory=list)
     seconds: list[float] = dataclasses.field(default_factory=list)
-    """Since the start, without compiling."""
+    """Seconds since the start, excluding compilation."""
     iterations: list[int] = dataclasses.field(default_factory=list)
-    """Of jaxrl's runs, by which a run that goes on knows what it has seen."""
+    """Iterations of jaxrl's runs, at which the curve of a resumed run is cut."""
 
     def add(self, steps: int, mean_return: float, seconds: float, iteration: int = 0) -> None:
-        """One more point; the mean return of recent training episodes."""
+        """Add a point: the mean return of recent training episodes."""
         self.iterations.append(iteration)
         self.steps.append(steps)
         self.returns.append(mean_return)
         self.seconds.append(seconds)
 
-    def until(self, iteration: int) -> Curve:
-        """The points up to an iteration."""
-        number = sum(i <= iteration for i in self.iterations)
+    def truncate(self, iteration: int) -> Curve:
+        """Return the points up to an iteration."""
+        count = sum(i <= iteration for i in self.iterations)
         values = dataclasses.asdict(self)
-        return Curve(**{name: points[:number] for name, points in values.items()})
+        return Curve(**{name: points[:count] for name, points in values.items()})
 
     def to_data(self) -> dict[str, list[Any]]:
-        """As outcomes have it: at most so many points, evenly, and the last of them."""
+        """Return the data for an outcome: a limited number of points, including the last."""
         data = {"steps": self.steps, "returns": self.returns, "seconds": self.seconds}
-        return {name: thinned(points, CURVE_POINTS) for name, points in data.items()}
+        return {name: thin(points, MAX_CURVE_POINTS) for name, points in data.items()}
 
 
-def say(**progress: Any) -> None:
-    """Tell the benchmark how far a run is: `steps` of `budget`, and the latest `return_mean`."""
+def report_progress(**progress: object) -> None:
+    """Report progress to the benchmark: `steps` of `budget`, and the latest `return_mean`."""
     sys.stdout.write(json.dumps(progress) + "\n")
     sys.stdout.flush()
 
 
-def peak_memory_gib() -> float:
-    """The most memory that this process has had."""
+def get_peak_memory_gib() -> float:
+    """Return the peak memory of this process in GiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**30 if sys.platform == "darwin" else 2**20)
 
 
 class Clock:
-    """Seconds since it was made, and those of earlier processes of the same run."""
+    """Clock of the seconds since its creation plus those of earlier processes of the same run."""
 
     def __init__(self, before: float = 0.0) -> None:
-        self._begin = time.perf_counter() - before
+        self._start = time.perf_counter() - before
 
     def __call__(self) -> float:
-        return time.perf_counter() - self._begin
+        return time.perf_counter() - self._start

@@ -1,34 +1,34 @@
-"""What is told of a run, from its outcome."""
+"""Metrics of a run, computed from its outcome."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 Outcome: TypeAlias = Mapping[str, Any]
-"""What `Job.outcome` gives: `curve`, `evaluated`, `seconds`, `compile_s`, `memory_gib`, ..."""
+"""Outcome of a run: `curve`, `evaluated`, `seconds`, `compile_s`, `memory_gib`, ..."""
 
 
-def final_return(outcome: Outcome) -> float:
-    """The mean return of the evaluation at the end, by the most likely actions."""
+def get_final_return(outcome: Outcome) -> float:
+    """Return the mean return of the final evaluation, which acts greedily."""
     return float(outcome["evaluated"])
 
 
-def training_return(outcome: Outcome) -> float | None:
-    """The last mean return of training episodes; None if none has ended."""
+def get_training_return(outcome: Outcome) -> float | None:
+    """Return the last mean return of training episodes; None if none has ended."""
     returns = outcome["curve"]["returns"]
     return returns[-1] if returns else None
 
 
-def at_threshold(outcome: Outcome, threshold: float | None, of: str) -> float | None:
-    """The steps or seconds after which the training return first was at a threshold."""
+def find_threshold_crossing(outcome: Outcome, threshold: float | None, unit: str) -> float | None:
+    """Return the steps or seconds at which the training return first reached a threshold."""
     curve = outcome["curve"]
-    for value, reached in zip(curve["returns"], curve[of], strict=True):
+    for value, reached in zip(curve["returns"], curve[unit], strict=True):
         if threshold is not None and value >= threshold:
             return reached
     return None
 
 
-def steps_per_second(outcome: Outcome) -> float:
-    """Of all runs that shared the process at once, without compiling."""
+def compute_steps_per_second(outcome: Outcome) -> float:
+    """Compute the throughput of all runs that share the process, excluding compilation."""
     return outcome["num_lanes"] * outcome["env_steps"] / outcome["seconds"]
 
 
@@ -44,18 +44,18 @@ METRICS: Mapping[str, str] = {
     "compile_s": "seconds to compile",
     "memory_gib": "memory GiB",
 }
-"""The names that a suite chooses from, and the headings of their columns."""
+"""Column headings of the metrics that a suite can select, by name."""
 
-FIGURES: Mapping[str, Callable[[Outcome], float]] = {
+PROCESS_METRICS: Mapping[str, Callable[[Outcome], float]] = {
     "seconds": lambda outcome: float(outcome["seconds"]),
-    "steps_per_second": steps_per_second,
+    "steps_per_second": compute_steps_per_second,
     "compile_s": lambda outcome: float(outcome["compile_s"]),
     "memory_gib": lambda outcome: float(outcome["memory_gib"]),
 }
-"""Those that are the same for every seed of a process."""
+"""Metrics that are the same for every seed of a process."""
 
 
-def thinned(values: Sequence[Any], number: int) -> list[Any]:
-    """At most so many of the values, evenly, and the last of them."""
-    every = -(-len(values) // number)
-    return [*values[::-1][::every]][::-1] if every > 1 else list(values)
+def thin(values: Sequence[Any], number: int) -> list[Any]:
+    """Return at most `number` evenly spaced values, including the last one."""
+    stride = -(-len(values) // number)
+    return [*values[::-1][::stride]][::-1] if stride > 1 else list(values)

@@ -1,4 +1,4 @@
-"""Other systems: folders with an adapter, each installed in an environment of its own."""
+"""Peers: other libraries with an adapter, each in its own virtual environment."""
 
 import os
 import shutil
@@ -14,81 +14,85 @@ from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError, did_you_mean
 
 
 class PeerError(JaxrlError, RuntimeError):
-    """A peer could not be installed, or failed."""
+    """Failure of a peer, or of its installation."""
 
 
-def peers_folder(suite: Path) -> Path | None:
-    """The folder of peers that belongs to a suite's file: `peers`, beside the folder of suites."""
+def find_peers_folder(suite: Path) -> Path | None:
+    """Return the folder `peers` next to the folder of a suite's file, if there is one."""
     folder = suite.resolve().parent.parent / "peers"
     return folder if folder.is_dir() else None
 
 
-def check_peer(folder: Path | None, name: str) -> list[str]:
-    """The algorithms that a peer's adapter runs.
+def get_peer_algorithms(folder: Path | None, name: str) -> list[str]:
+    """Return the algorithms that a peer's adapter supports.
 
     Raises:
-        ConfigError: There are no peers beside this suite.
-        UnknownNameError: No peer has this name.
+        ConfigError: If the suite has no folder of peers.
+        UnknownNameError: If there is no peer of this name.
     """
     if folder is None:
         raise ConfigError(
-            f"the peer {name!r} needs an adapter in ../peers/{name} of the suite's folder, and there "
-            "is no such folder: run the suites of a checkout of jaxrl, or leave peers out."
+            f"the peer {name!r} needs an adapter in ../peers/{name}, relative to the suite's "
+            "folder, and there is no such folder: use the suites of a jaxrl checkout, or leave "
+            "peers out."
         )
     known = sorted(path.parent.name for path in folder.glob("*/peer.yaml"))
     if name not in known:
         raise UnknownNameError(
-            f"peers has {name!r}, which is none of {', '.join(known)}.{did_you_mean(name, known)}"
+            f"peers has {name!r}, which is not one of {', '.join(known)}."
+            f"{did_you_mean(name, known)}"
         )
-    return list(described(folder, name)["algorithms"])
+    return list(read_manifest(folder, name)["algorithms"])
 
 
-def described(folder: Path, name: str) -> dict[str, Any]:
-    """What a peer's `peer.yaml` says: its `algorithms`, and the `module` of its adapter."""
+def read_manifest(folder: Path, name: str) -> dict[str, Any]:
+    """Read a peer's `peer.yaml`: its `algorithms`, and the `module` of its adapter."""
     return cast(
         dict[str, Any], yaml.safe_load((folder / name / "peer.yaml").read_text(encoding="utf-8"))
     )
 
 
-def command(folder: Path, name: str, tell: Callable[[str], None]) -> list[str]:
-    """How a peer's adapter is run, from `root(folder)`; installs the peer first.
+def prepare_command(folder: Path, name: str, on_message: Callable[[str], None]) -> list[str]:
+    """Return the command that runs a peer's adapter from the checkout, installing the peer first.
 
     Raises:
-        PeerError: It cannot be installed.
+        PeerError: If the peer cannot be installed.
     """
     requirements, python = folder / name / "requirements.txt", Path(sys.executable)
     if requirements.is_file():
-        python = ensure_environment(root(folder) / ".peers" / name, requirements, tell)
-    about = described(folder, name)
-    isolate = [str(root(folder) / ".ci" / "loopback")] if about.get("starts_ray") else []
-    return [*isolate, str(python), "-m", str(about["module"])]
+        python = ensure_environment(
+            get_checkout(folder) / ".peers" / name, requirements, on_message
+        )
+    manifest = read_manifest(folder, name)
+    isolate = [str(get_checkout(folder) / ".ci" / "loopback")] if manifest.get("starts_ray") else []
+    return [*isolate, str(python), "-m", str(manifest["module"])]
 
 
-def root(folder: Path) -> Path:
-    """The checkout that peers are modules of."""
+def get_checkout(folder: Path) -> Path:
+    """Return the checkout that contains the peers' modules."""
     return folder.parent.parent
 
 
-def ensure_environment(folder: Path, requirements: Path, tell: Callable[[str], None]) -> Path:
-    """The interpreter of a virtual environment with `requirements`, made if it is not there.
+def ensure_environment(folder: Path, requirements: Path, on_message: Callable[[str], None]) -> Path:
+    """Return the interpreter of a virtual environment with `requirements`, created if missing.
 
-    A marker with the requirements' text is written last, so that an interrupted or outdated
-    environment is made again.
+    A marker with the text of the requirements is written last, so that an interrupted or outdated
+    environment is recreated.
 
     Args:
-        folder: Of the environment.
-        requirements: What is installed.
-        tell: Called before something is installed.
+        folder: Folder of the virtual environment.
+        requirements: Requirements file.
+        on_message: Callback for a message, called before an installation.
 
     Raises:
-        PeerError: pip could not install the requirements.
+        PeerError: If pip could not install the requirements.
     """
     python = folder / "bin" / "python"
     marker = folder / "installed.txt"
-    wanted = requirements.read_text(encoding="utf-8")
-    if python.exists() and marker.exists() and marker.read_text(encoding="utf-8") == wanted:
+    expected = requirements.read_text(encoding="utf-8")
+    if python.exists() and marker.exists() and marker.read_text(encoding="utf-8") == expected:
         return python
-    tell(f"installing {requirements.parent.name} (a minute or two)")
+    on_message(f"installing {requirements.parent.name} (a minute or two)")
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -101,5 +105,5 @@ def ensure_environment(folder: Path, requirements: Path, tell: Callable[[str], N
             f"{os.path.relpath(requirements)} could not be installed; leave this peer out, or "
             f"install it by hand: {tail}"
         )
-    marker.write_text(wanted, encoding="utf-8")
+    marker.write_text(expected, encoding="utf-8")
     return python

@@ -1,4 +1,4 @@
-"""A suite's report: Markdown, and a page that needs no other file."""
+"""Report of a suite, as Markdown and as a self-contained HTML page."""
 
 import html
 import json
@@ -8,52 +8,52 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl.bench import figures
-from jaxrl.bench.compare import SUMMARY, Change
+from jaxrl.bench.compare import SUMMARY_FILE, Change
 from jaxrl.bench.scores import AGGREGATES
-from jaxrl.bench.tables import Table, changes_table, has_aggregates, tables_of
+from jaxrl.bench.tables import Table, build_changes_table, build_tables, has_aggregates
 from jaxrl.runs import files
 
-MARKDOWN, PAGE = "report.md", "report.html"
+MARKDOWN_FILE, PAGE_FILE = "report.md", "report.html"
 
 
 def write_report(
     summary: Mapping[str, Any], folder: Path, changes: Sequence[Change] | None = None
 ) -> Path:
-    """Write `summary.json`, `report.md` and `report.html`; the page's path."""
-    tables = tables_of(summary)
+    """Write `summary.json`, `report.md` and `report.html`, and return the path of the page."""
+    tables = build_tables(summary)
     if changes is not None:
-        tables = [changes_table(changes), *tables]
+        tables = [build_changes_table(changes), *tables]
     texts = {
-        SUMMARY: json.dumps(summary, indent=1) + "\n",
-        MARKDOWN: markdown(summary, tables),
-        PAGE: page(summary, tables),
+        SUMMARY_FILE: json.dumps(summary, indent=1) + "\n",
+        MARKDOWN_FILE: render_markdown(summary, tables),
+        PAGE_FILE: render_page(summary, tables),
     }
     for name, text in texts.items():
         path = folder / name
-        with files.one_sentence("write", path), files.replacing(path) as file:
+        with files.translate_os_errors("write", path), files.open_atomic(path) as file:
             file.write(text)
-    return folder / PAGE
+    return folder / PAGE_FILE
 
 
-def markdown(summary: Mapping[str, Any], tables: Sequence[Table]) -> str:
-    """The report as Markdown."""
-    sections = [f"# {summary['suite']}", *_introduction(summary)]
-    sections += [_markdown_table(table) for table in tables]
+def render_markdown(summary: Mapping[str, Any], tables: Sequence[Table]) -> str:
+    """Render the report as Markdown."""
+    sections = [f"# {summary['suite']}", *_format_introduction(summary)]
+    sections += [_render_markdown_table(table) for table in tables]
     return "\n\n".join(sections) + "\n"
 
 
-def _introduction(summary: Mapping[str, Any]) -> list[str]:
+def _format_introduction(summary: Mapping[str, Any]) -> list[str]:
     machine = summary["machine"]
     versions = ", ".join(f"{name} {v}" for name, v in machine["versions"].items())
     devices = ", ".join(machine["devices"]) or "no device"
-    where = (
+    setup = (
         f"{machine['cpu']}, {machine['cores']} cores; {devices}, {machine['system']}, "
         f"Python {machine['python']}; {versions}."
     )
-    return [*filter(None, [summary["about"]]), f"{summary['date']}; {where}"]
+    return [*filter(None, [summary["about"]]), f"{summary['date']}; {setup}"]
 
 
-def _markdown_table(table: Table) -> str:
+def _render_markdown_table(table: Table) -> str:
     lines = [table.header, ("---",) * len(table.header)]
     for i, row in enumerate(table.rows):
         cells = tuple(cell.replace("|", "\\|").replace("\n", " ") for cell in row)
@@ -69,7 +69,8 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
 h1 { margin-bottom: .25rem; } h2 { margin-top: 2.5rem; border-bottom: 1px solid #ddd; }
 p.where { color: #666; font-size: .87rem; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; width: 100%; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem;
+        width: 100%; }
 th, td { padding: .3rem .8rem .3rem 0; text-align: left; border-bottom: 1px solid #e6e6e6; }
 th { vertical-align: bottom; } td { vertical-align: top; } td:first-child { white-space: nowrap; }
 tr.strong td { font-weight: 600; background: #f1f7ee; }
@@ -77,18 +78,18 @@ svg { display: block; margin: 0 auto; max-width: 100%; height: auto; }
 """
 
 
-def page(summary: Mapping[str, Any], tables: Sequence[Table]) -> str:
-    """The report as one HTML file: styles and pictures are in it, and it asks for nothing."""
+def render_page(summary: Mapping[str, Any], tables: Sequence[Table]) -> str:
+    """Render the report as one HTML file with embedded styles and figures."""
     title = html.escape(summary["suite"])
-    about, *rest = [*_introduction(summary)]
-    lead = f"<p>{_inline(about)}</p>" if rest else ""
-    where = f'<p class="where">{_inline((rest or [about])[-1])}</p>'
-    pictures = [("Learning curves", CURVES_TEXT, figures.learning_curves(summary))]
+    about, *rest = [*_format_introduction(summary)]
+    lead = f"<p>{_render_inline(about)}</p>" if rest else ""
+    where = f'<p class="where">{_render_inline((rest or [about])[-1])}</p>'
+    plots = [("Learning curves", CURVES_TEXT, figures.plot_learning_curves(summary))]
     if has_aggregates(summary):
-        pictures.append(("Aggregates", "", figures.aggregates(summary, list(AGGREGATES))))
-        pictures.append(("Performance profiles", "", figures.performance_profiles(summary)))
-    parts = [_picture(*picture) for picture in pictures if picture[2]]
-    parts += [_html_table(table) for table in tables]
+        plots.append(("Aggregates", "", figures.plot_aggregates(summary, list(AGGREGATES))))
+        plots.append(("Performance profiles", "", figures.plot_performance_profiles(summary)))
+    parts = [_render_plot(*plot) for plot in plots if plot[2]]
+    parts += [_render_html_table(table) for table in tables]
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -99,36 +100,36 @@ def page(summary: Mapping[str, Any], tables: Sequence[Table]) -> str:
 
 
 CURVES_TEXT = (
-    "The mean return of recent training episodes: interquartile mean over the seeds, and its 95 % "
-    "bootstrap interval as a band. A dotted line is the return that counts as learned."
+    "Mean return of recent training episodes: interquartile mean over the seeds, with its 95 % "
+    "bootstrap interval as a band. A dotted line marks the return that counts as learned."
 )
 
 
-def _picture(title: str, text: str, svg: str) -> str:
-    told = f"<p>{_inline(text)}</p>" if text else ""
-    return f'<h2>{html.escape(title)}</h2>{told}<div class="wide">{svg}</div>'
+def _render_plot(title: str, text: str, svg: str) -> str:
+    lead = f"<p>{_render_inline(text)}</p>" if text else ""
+    return f'<h2>{html.escape(title)}</h2>{lead}<div class="wide">{svg}</div>'
 
 
-def _html_table(table: Table) -> str:
+def _render_html_table(table: Table) -> str:
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.header)
     rows = []
     for i, row in enumerate(table.rows):
-        cells = "".join(f"<td>{_unbroken(html.escape(cell))}</td>" for cell in row)
+        cells = "".join(f"<td>{_keep_brackets_together(html.escape(cell))}</td>" for cell in row)
         rows.append(f"<tr{' class=strong' if i in table.strong else ''}>{cells}</tr>")
     return (
-        f"<h2>{html.escape(table.title)}</h2><p>{_inline(table.text)}</p>"
+        f"<h2>{html.escape(table.title)}</h2><p>{_render_inline(table.text)}</p>"
         f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
-def _unbroken(text: str) -> str:
-    """Lines end beside what is in brackets, and not within it."""
-    return re.sub(r"\[[^\]]*\]|\([^)]{,20}\)", lambda found: found[0].replace(" ", "&nbsp;"), text)
+def _keep_brackets_together(text: str) -> str:
+    """Prevent line breaks inside brackets."""
+    return re.sub(r"\[[^\]]*\]|\([^)]{,20}\)", lambda match: match[0].replace(" ", "&nbsp;"), text)
 
 
-def _inline(text: str) -> str:
-    """Escaped, with `**strong**` and addresses as Markdown has them."""
+def _render_inline(text: str) -> str:
+    """Escape text and render `**strong**` and URLs as Markdown does."""
     escaped = html.escape(text, quote=False)
     strong = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", escaped)
     return re.sub(r"(https://[^\s,;)]+[^\s,;).])", r'<a href="\1">\1</a>', strong)

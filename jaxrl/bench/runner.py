@@ -1,4 +1,4 @@
-"""Runs a suite: a process for each cell, one after another, going on where it was."""
+"""Execution of a suite: one process per cell, consecutively and resumable."""
 
 import collections
 import contextlib
@@ -16,29 +16,29 @@ from filelock import FileLock, Timeout
 
 from jaxrl.bench import peers
 from jaxrl.bench.job import Job
-from jaxrl.bench.suite import OURS, Cell, Suite
+from jaxrl.bench.suite import JAXRL, Suite, SuiteCell
 from jaxrl.errors import JaxrlError, RunFolderError
 from jaxrl.runs import files
-from jaxrl.runs.run_folder import results_root
+from jaxrl.runs.run_folder import resolve_results_dir
 
-LAST_LINES = 12
+MAX_OUTPUT_LINES = 12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far a cell is.
+class CellProgress:
+    """Progress of a cell.
 
     Args:
-        cell: Which.
-        number: Its place, from 1.
-        total: How many there are.
-        steps: Of its budget.
-        budget: Environment steps of a run.
-        return_mean: Of recent training episodes; None until one ended.
-        note: What else is to be told, such as that it was done before.
+        cell: Cell that runs.
+        number: Position of the cell in the suite, from 1.
+        total: Number of cells in the suite.
+        steps: Environment steps so far.
+        budget: Environment steps per run.
+        return_mean: Mean return of recent training episodes; None until one ended.
+        note: Further information, such as that the cell was done in an earlier call.
     """
 
-    cell: Cell
+    cell: SuiteCell
     number: int
     total: int
     steps: int = 0
@@ -47,29 +47,29 @@ class Progress:
     note: str = ""
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[CellProgress], None]
 
 
-def default_folder(suite: Suite) -> Path:
-    """Where a suite's results go unless something else is said."""
-    return results_root() / "benchmarks" / suite.name
+def get_default_folder(suite: Suite) -> Path:
+    """Return the default folder for the results of a suite."""
+    return resolve_results_dir() / "benchmarks" / suite.name
 
 
 @contextlib.contextmanager
-def claimed(folder: Path) -> Generator[Path]:
-    """A folder of results, held by this process alone.
+def lock_folder(folder: Path) -> Generator[Path]:
+    """Create a folder of results and lock it for this process.
 
     Raises:
-        RunFolderError: Another process writes there, or it cannot be made.
+        RunFolderError: If another process writes there, or if it cannot be created.
     """
-    with files.one_sentence("make the benchmark's folder", folder):
+    with files.translate_os_errors("make the benchmark's folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".lock")
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
         raise RunFolderError(
-            f"Another benchmark is writing to {folder}: wait for it to end, or give --out."
+            f"Another benchmark is writing to {folder}: wait for it to end, or give another --out."
         ) from error
     try:
         yield folder
@@ -77,23 +77,25 @@ def claimed(folder: Path) -> Generator[Path]:
         lock.release()
 
 
-def run(suite: Suite, folder: Path, on_progress: OnProgress) -> dict[str, str]:
-    """Run every cell of which an outcome is missing.
+def run_suite(suite: Suite, folder: Path, on_progress: OnProgress) -> dict[str, str]:
+    """Run every cell with missing outcomes.
 
     Args:
-        suite: What to run.
-        folder: Where results are, those of an earlier call among them; see `claimed`.
-        on_progress: Called whenever there is something to tell.
+        suite: Suite to run.
+        folder: Folder of results, including those of earlier calls, locked by the caller.
+        on_progress: Callback for progress.
 
     Returns:
-        Why cells failed, by their names; the others have an outcome of each seed.
+        Reasons of failures by cell name; all other cells have an outcome per seed.
     """
     failures: dict[str, str] = {}
     for number, cell in enumerate(suite.cells, start=1):
-        job = suite.job(cell, folder)
-        progress = Progress(cell=cell, number=number, total=len(suite.cells), budget=cell.budget)
-        if not job.missing():
-            on_progress(dataclasses.replace(progress, steps=cell.budget, note="done before"))
+        job = suite.make_job(cell, folder)
+        progress = CellProgress(
+            cell=cell, number=number, total=len(suite.cells), budget=cell.budget
+        )
+        if not job.find_missing_seeds():
+            on_progress(dataclasses.replace(progress, steps=cell.budget, note="already done"))
             continue
         try:
             _run_cell(suite, cell, job, progress, on_progress)
@@ -104,43 +106,43 @@ def run(suite: Suite, folder: Path, on_progress: OnProgress) -> dict[str, str]:
 
 
 def _run_cell(
-    suite: Suite, cell: Cell, job: Job, progress: Progress, on_progress: OnProgress
+    suite: Suite, cell: SuiteCell, job: Job, progress: CellProgress, on_progress: OnProgress
 ) -> None:
-    """One process that leaves an outcome of every seed.
+    """Run a cell in a process that writes an outcome per seed.
 
     Raises:
-        PeerError: It could not be installed, failed, or left no outcome.
+        PeerError: If it cannot be installed, fails, or does not write an outcome.
     """
     path = Path(job.folder) / "job.json"
-    with files.one_sentence("write the job", path):
+    with files.translate_os_errors("write the job", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _forget_other_jobs(job, path)
+        _discard_other_jobs(job, path)
         path.write_text(json.dumps(dataclasses.asdict(job), indent=1), encoding="utf-8")
     on_progress(dataclasses.replace(progress, note="starting"))
     command, cwd = [sys.executable, "-m", "jaxrl.bench.cell"], Path.cwd()
-    environment = _with_this_jaxrl(os.environ)
-    if cell.peer != OURS:
+    environment = _extend_pythonpath(os.environ)
+    if cell.peer != JAXRL:
         assert suite.peers is not None
-        command = peers.command(
+        command = peers.prepare_command(
             suite.peers,
             cell.peer,
             lambda note: on_progress(dataclasses.replace(progress, note=note)),
         )
-        cwd = peers.root(suite.peers)
+        cwd = peers.get_checkout(suite.peers)
         environment = {**os.environ}
-    _followed([*command, str(path)], cwd, environment, progress, on_progress)
-    missing = job.missing()
+    _run_process([*command, str(path)], cwd, environment, progress, on_progress)
+    missing = job.find_missing_seeds()
     if missing:
-        raise peers.PeerError(f"it left no outcome of the seeds {missing}")
+        raise peers.PeerError(f"no outcome of the seeds {missing}")
 
 
-def _forget_other_jobs(job: Job, path: Path) -> None:
-    """What a run of other settings saved is nothing to go on from."""
+def _discard_other_jobs(job: Job, path: Path) -> None:
+    """Remove saved state of runs with other settings."""
     try:
-        before = Job.read(path)
+        previous = Job.read(path)
     except (OSError, ValueError, TypeError):
         return
-    if (before.described(), before.seeds) != (job.described(), job.seeds):
+    if (previous.describe(), previous.seeds) != (job.describe(), job.seeds):
         for saved in path.parent.iterdir():
             if saved.is_dir():
                 shutil.rmtree(saved)
@@ -148,23 +150,23 @@ def _forget_other_jobs(job: Job, path: Path) -> None:
                 saved.unlink()
 
 
-def _with_this_jaxrl(environment: Mapping[str, str]) -> dict[str, str]:
-    """The child imports the jaxrl that this process has imported."""
+def _extend_pythonpath(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with this jaxrl first in PYTHONPATH, for a child process."""
     import jaxrl
 
-    here = str(Path(jaxrl.__file__).parent.parent)
-    paths = [here, *filter(None, [environment.get("PYTHONPATH")])]
+    root = str(Path(jaxrl.__file__).parent.parent)
+    paths = [root, *filter(None, [environment.get("PYTHONPATH")])]
     return {**environment, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def _followed(
+def _run_process(
     command: list[str],
     cwd: Path,
     environment: Mapping[str, str],
-    progress: Progress,
+    progress: CellProgress,
     on_progress: OnProgress,
 ) -> None:
-    """Run a process and pass on what it tells of itself."""
+    """Run a process and forward the progress that it reports."""
     with subprocess.Popen(
         command,
         cwd=cwd,
@@ -175,45 +177,47 @@ def _followed(
         errors="replace",
     ) as process:
         try:
-            last = _heard(process.stdout or (), progress, on_progress)
+            last = _forward_progress(process.stdout or (), progress, on_progress)
         except BaseException:
             process.terminate()
             raise
     code = process.returncode
     if code:
-        told = "\n".join(last)
-        (Path(command[-1]).parent / "failure.txt").write_text(told + "\n", encoding="utf-8")
-        raise peers.PeerError(f"exit code {code}: {last[-1] if last else 'it said nothing'}")
+        output = "\n".join(last)
+        (Path(command[-1]).parent / "failure.txt").write_text(output + "\n", encoding="utf-8")
+        raise peers.PeerError(f"exit code {code}: {last[-1] if last else '(no output)'}")
 
 
-def _heard(lines: Iterable[str], progress: Progress, on_progress: OnProgress) -> list[str]:
-    """Pass on what a process tells of itself; the last of its other lines."""
-    last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+def _forward_progress(
+    lines: Iterable[str], progress: CellProgress, on_progress: OnProgress
+) -> list[str]:
+    """Forward the progress that a process reports, and return the last of its other lines."""
+    last: collections.deque[str] = collections.deque(maxlen=MAX_OUTPUT_LINES)
     for line in lines:
-        told = _told(line)
-        if told is None:
+        report = _parse_report(line)
+        if report is None:
             last.append(line.rstrip())
         else:
-            on_progress(_at(progress, told))
+            on_progress(_update(progress, report))
     return list(last)
 
 
-def _at(progress: Progress, told: Mapping[str, Any]) -> Progress:
-    seed = told.get("seed")
+def _update(progress: CellProgress, report: Mapping[str, Any]) -> CellProgress:
+    seed = report.get("seed")
     return dataclasses.replace(
         progress,
-        steps=int(told["steps"]),
-        return_mean=told.get("return_mean"),
+        steps=int(report["steps"]),
+        return_mean=report.get("return_mean"),
         note="" if seed is None else f"seed {seed}",
     )
 
 
-def _told(line: str) -> dict[str, Any] | None:
-    """What `job.say` printed; None for any other line."""
+def _parse_report(line: str) -> dict[str, Any] | None:
+    """Parse a progress line printed by a job; None for any other line."""
     if not line.startswith("{"):
         return None
     try:
-        told = json.loads(line)
+        report = json.loads(line)
     except ValueError:
         return None
-    return told if isinstance(told, dict) and "steps" in told else None
+    return report if isinstance(report, dict) and "steps" in report else None

@@ -1,8 +1,8 @@
-"""Scores of several runs on several tasks as figures with intervals (Agarwal et al. 2021).
+"""Aggregate metrics with confidence intervals for runs on several tasks (Agarwal et al. 2021).
 
 "Deep reinforcement learning at the edge of the statistical precipice", NeurIPS 2021
 (https://arxiv.org/abs/2108.13264). Runs are resampled within each task (the stratified bootstrap of
-section 4.1). Scores are normalised: 0 is a task's low mark, 1 its high one.
+section 4.1). Scores are normalized: 0 is the low mark of a task, 1 the high one.
 """
 
 import dataclasses
@@ -18,47 +18,47 @@ RESAMPLES = 2_000
 CONFIDENCE = 0.95
 
 Scores: TypeAlias = Mapping[str, Float[np.ndarray, " runs"]]
-"""By task. The last axis may have others before it, of resamples."""
+"""Scores by task. The axis of runs may be preceded by axes of resamples."""
 
 Statistic: TypeAlias = Callable[[Scores], Float[np.ndarray, "..."]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A figure and the interval that holds the true one; of no width for a single run."""
+    """Estimate with its confidence interval, which has zero width for a single run."""
 
     value: float
     low: float
     high: float
 
     def is_above(self, other: "Interval") -> bool:
-        """Whether the intervals leave no doubt."""
+        """Return whether this interval lies above another one without overlap."""
         return self.low > other.high
 
 
-def pooled(scores: Scores) -> Float[np.ndarray, "... runs"]:
-    """The runs of all tasks together."""
+def pool(scores: Scores) -> Float[np.ndarray, "... runs"]:
+    """Concatenate the runs of all tasks."""
     return np.concatenate(list(scores.values()), axis=-1)
 
 
 def iqm(scores: Scores) -> Float[np.ndarray, "..."]:
-    """The mean of the middle half of all runs (section 4.3)."""
-    return interquartile_mean(pooled(scores))
+    """Compute the interquartile mean: the mean of the middle half of all runs (section 4.3)."""
+    return interquartile_mean(pool(scores))
 
 
 def mean(scores: Scores) -> Float[np.ndarray, "..."]:
-    """The mean over tasks of their means."""
+    """Compute the mean over tasks of the mean scores."""
     return np.mean([x.mean(axis=-1) for x in scores.values()], axis=0)
 
 
 def median(scores: Scores) -> Float[np.ndarray, "..."]:
-    """The median over tasks of their means."""
+    """Compute the median over tasks of the mean scores."""
     return np.median([x.mean(axis=-1) for x in scores.values()], axis=0)
 
 
 def optimality_gap(scores: Scores) -> Float[np.ndarray, "..."]:
-    """By how much runs stay below 1, on average (section 4.3); less is better."""
-    return np.maximum(1.0 - pooled(scores), 0.0).mean(axis=-1)
+    """Compute the mean shortfall of runs below a score of 1 (section 4.3); lower is better."""
+    return np.maximum(1.0 - pool(scores), 0.0).mean(axis=-1)
 
 
 AGGREGATES: Mapping[str, Statistic] = {
@@ -69,31 +69,31 @@ AGGREGATES: Mapping[str, Statistic] = {
 }
 
 
-def interval_of(statistic: Statistic, scores: Scores, *, seed: int = 0) -> Interval:
-    """A statistic with its percentile interval by the stratified bootstrap."""
+def compute_interval(statistic: Statistic, scores: Scores, *, seed: int = 0) -> Interval:
+    """Compute a statistic and its percentile interval by the stratified bootstrap."""
     value = float(statistic(scores))
     if all(x.size < 2 for x in scores.values()):
         return Interval(value=value, low=value, high=value)
-    drawn = statistic(_resampled(scores, np.random.default_rng(seed)))
-    low, high = _bounds(drawn)
+    resampled = statistic(_resample(scores, np.random.default_rng(seed)))
+    low, high = _percentile_bounds(resampled)
     return Interval(value=value, low=float(low), high=float(high))
 
 
-def _resampled(scores: Scores, generator: np.random.Generator) -> Scores:
-    """Runs drawn with replacement within each task, `[RESAMPLES, runs]`."""
+def _resample(scores: Scores, generator: np.random.Generator) -> Scores:
+    """Draw runs with replacement within each task, `[RESAMPLES, runs]`."""
     return {
         task: x[generator.integers(x.size, size=(RESAMPLES, x.size))] for task, x in scores.items()
     }
 
 
-def _bounds(drawn: Float[np.ndarray, "resamples ..."]) -> Float[np.ndarray, "2 ..."]:
+def _percentile_bounds(values: Float[np.ndarray, "resamples ..."]) -> Float[np.ndarray, "2 ..."]:
     tail = (1.0 - CONFIDENCE) / 2.0
-    return np.quantile(drawn, [tail, 1.0 - tail], axis=0)
+    return np.quantile(values, [tail, 1.0 - tail], axis=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Profile:
-    """The share of runs whose score is above each of `taus`, with its interval (section 4.2)."""
+    """Share of runs whose score is above each of `taus`, with its interval (section 4.2)."""
 
     taus: Float[np.ndarray, " taus"]
     share: Float[np.ndarray, " taus"]
@@ -104,27 +104,27 @@ class Profile:
 def performance_profile(
     scores: Scores, taus: Float[np.ndarray, " taus"], *, seed: int = 0
 ) -> Profile:
-    """The score distribution of all runs: the mean over tasks of the shares."""
+    """Compute the score distribution of all runs: the mean over tasks of the shares."""
 
-    def share(of: Scores) -> Float[np.ndarray, "... taus"]:
-        return np.mean([(x[..., None] > taus).mean(axis=-2) for x in of.values()], axis=0)
+    def compute_share(x: Scores) -> Float[np.ndarray, "... taus"]:
+        return np.mean([(runs[..., None] > taus).mean(axis=-2) for runs in x.values()], axis=0)
 
-    low, high = _bounds(share(_resampled(scores, np.random.default_rng(seed))))
-    return Profile(taus=taus, share=share(scores), low=low, high=high)
+    low, high = _percentile_bounds(compute_share(_resample(scores, np.random.default_rng(seed))))
+    return Profile(taus=taus, share=compute_share(scores), low=low, high=high)
 
 
 def probability_of_improvement(ours: Scores, theirs: Scores, *, seed: int = 0) -> Interval:
-    """How likely a run of ours is better than one of theirs on the same task (section 4.3).
+    """Estimate the probability that a run of `ours` beats one of `theirs` on a task (section 4.3).
 
-    The mean over tasks of the Mann-Whitney statistic; a tie counts half.
+    This is the mean over tasks of the Mann-Whitney statistic; a tie counts half.
 
     Args:
-        ours: Of the same tasks as `theirs`.
-        theirs: The other's.
-        seed: Of the resampling.
+        ours: Scores of the first algorithm.
+        theirs: Scores of the second algorithm on the same tasks.
+        seed: Seed of the resampling.
     """
 
-    def better(one: Scores, other: Scores) -> Float[np.ndarray, "..."]:
+    def compute_probability(one: Scores, other: Scores) -> Float[np.ndarray, "..."]:
         means = []
         for task, x in one.items():
             difference = x[..., :, None] - other[task][..., None, :]
@@ -132,10 +132,14 @@ def probability_of_improvement(ours: Scores, theirs: Scores, *, seed: int = 0) -
         return np.mean(means, axis=0)
 
     generator = np.random.default_rng(seed)
-    low, high = _bounds(better(_resampled(ours, generator), _resampled(theirs, generator)))
-    return Interval(value=float(better(ours, theirs)), low=float(low), high=float(high))
+    low, high = _percentile_bounds(
+        compute_probability(_resample(ours, generator), _resample(theirs, generator))
+    )
+    return Interval(
+        value=float(compute_probability(ours, theirs)), low=float(low), high=float(high)
+    )
 
 
-def normalised(values: Sequence[float], low: float, high: float) -> Float[np.ndarray, " runs"]:
-    """Returns as scores: 0 at a task's low mark, 1 at its high one."""
+def normalize(values: Sequence[float], low: float, high: float) -> Float[np.ndarray, " runs"]:
+    """Normalize returns to scores: 0 at the low mark of a task, 1 at the high one."""
     return (np.asarray(values, np.float64) - low) / (high - low)

@@ -1,4 +1,4 @@
-"""The speed part of a suite: a checkout's `python -m benchmarks.speed`, whose tables a report takes over."""
+"""Speed measurements of a suite by a checkout's `python -m benchmarks.speed`."""
 
 import dataclasses
 import re
@@ -11,67 +11,67 @@ from jaxrl.bench.peers import PeerError
 from jaxrl.bench.tables import Table
 from jaxrl.runs import files
 
-STEMS = {"in_graph": "speed", "host": "host", "replay": "replay", "recurrent": "recurrent"}
-"""The suites of `benchmarks.speed`, and the names of the files that they write."""
+FILE_STEMS = {"in_graph": "speed", "host": "host", "replay": "replay", "recurrent": "recurrent"}
+"""Stems of the files written by each suite of `benchmarks.speed`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Speed:
-    """What is measured.
+class SpeedSpec:
+    """Speed measurements of a suite.
 
     Args:
-        suites: Of `benchmarks.speed`.
-        pairs: Rounds of each setting, in which all peers take their turn.
-        quick: One short round, to see that everything works.
+        suites: Suites of `benchmarks.speed`.
+        pairs: Rounds per setting, in each of which every peer is measured once.
+        quick: Whether to run a single short round, as a test.
     """
 
     suites: tuple[str, ...]
     pairs: int
     quick: bool
 
-    def arguments(self, suite: str) -> list[str]:
-        """Of the command that measures one suite."""
+    def to_arguments(self, suite: str) -> list[str]:
+        """Return the command-line arguments that measure one suite."""
         quick = ["--quick"] if self.quick else []
         return ["--suite", suite, "--pairs", str(self.pairs), *quick]
 
 
-def run_speed(
-    speed: Speed, root: Path, folder: Path, tell: Callable[[str, str], None]
+def measure_speed(
+    speed: SpeedSpec, root: Path, folder: Path, on_message: Callable[[str, str], None]
 ) -> dict[str, str]:
-    """Measure every suite that has not been measured with these arguments.
+    """Measure every suite that was not measured with these arguments yet.
 
     Args:
-        speed: What to measure.
-        root: The checkout.
-        folder: Where results go.
-        tell: Called with a suite and what happens to it.
+        speed: Measurements to make.
+        root: Checkout of jaxrl.
+        folder: Folder for results.
+        on_message: Callback for the name of a suite and a message.
 
     Returns:
-        Why suites have no results, by their names.
+        Reasons why suites have no results, by name.
     """
     failures: dict[str, str] = {}
     for suite in speed.suites:
-        if _done(speed, suite, folder):
-            tell(suite, "done before")
+        if _is_done(speed, suite, folder):
+            on_message(suite, "already done")
             continue
-        tell(suite, "measuring, which takes some minutes; let the machine alone")
+        on_message(suite, "measuring for some minutes; keep the machine idle")
         try:
             _measure(speed, suite, root, folder)
         except PeerError as error:
             failures[suite] = str(error)
-            tell(suite, f"failed: {error}")
+            on_message(suite, f"failed: {error}")
     return failures
 
 
-def _done(speed: Speed, suite: str, folder: Path) -> bool:
-    asked = folder / f"{STEMS[suite]}.arguments"
-    return asked.is_file() and asked.read_text("utf-8") == " ".join(speed.arguments(suite))
+def _is_done(speed: SpeedSpec, suite: str, folder: Path) -> bool:
+    path = folder / f"{FILE_STEMS[suite]}.arguments"
+    return path.is_file() and path.read_text("utf-8") == " ".join(speed.to_arguments(suite))
 
 
-def _measure(speed: Speed, suite: str, root: Path, folder: Path) -> None:
-    with files.one_sentence("make the folder", folder):
+def _measure(speed: SpeedSpec, suite: str, root: Path, folder: Path) -> None:
+    with files.translate_os_errors("make the folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    arguments = speed.arguments(suite)
+    arguments = speed.to_arguments(suite)
     command = [sys.executable, "-m", "benchmarks.speed", *arguments, "--out", str(folder)]
     done = subprocess.run(
         command,
@@ -83,13 +83,13 @@ def _measure(speed: Speed, suite: str, root: Path, folder: Path) -> None:
         check=False,
     )
     if done.returncode:
-        last = done.stdout.strip().splitlines()[-1:] or ["it said nothing"]
+        last = done.stdout.strip().splitlines()[-1:] or ["(no output)"]
         raise PeerError(f"exit code {done.returncode}: {last[0]}")
-    (folder / f"{STEMS[suite]}.arguments").write_text(" ".join(arguments), "utf-8")
+    (folder / f"{FILE_STEMS[suite]}.arguments").write_text(" ".join(arguments), "utf-8")
 
 
-def speed_tables(speed: Speed, folder: Path, failures: Mapping[str, str]) -> list[Table]:
-    """The tables of the suites, as their Markdown has them, and why suites are missing."""
+def read_speed_tables(speed: SpeedSpec, folder: Path, failures: Mapping[str, str]) -> list[Table]:
+    """Read the tables of the suites from their Markdown, and add one per failed suite."""
     tables: list[Table] = []
     for suite in speed.suites:
         if suite in failures:
@@ -98,27 +98,27 @@ def speed_tables(speed: Speed, folder: Path, failures: Mapping[str, str]) -> lis
                 Table(title=f"Speed: {suite}", text="", header=("suite", "failed"), rows=[row])
             )
             continue
-        text = (folder / f"{STEMS[suite]}.md").read_text("utf-8")
-        tables += _tables_of(text, f"Speed, {suite}")
+        text = (folder / f"{FILE_STEMS[suite]}.md").read_text("utf-8")
+        tables += _parse_tables(text, f"Speed, {suite}")
     return tables
 
 
-def _tables_of(text: str, prefix: str) -> list[Table]:
-    """Each table of a page with the words above it."""
+def _parse_tables(text: str, prefix: str) -> list[Table]:
+    """Parse the tables of a page, each with the text above it."""
     tables: list[Table] = []
-    title, words = prefix, list[str]()
+    title, paragraphs = prefix, list[str]()
     for block in re.split(r"\n{2,}", text.strip()):
         if block.startswith("#"):
-            title, words = f"{prefix}: {block.lstrip('# ')}", []
+            title, paragraphs = f"{prefix}: {block.lstrip('# ')}", []
         elif block.startswith("|"):
-            header, _, *rows = (_cells(line) for line in block.splitlines())
-            table = Table(title=title, text=" ".join(words), header=header, rows=list(rows))
+            header, _, *rows = (_split_cells(line) for line in block.splitlines())
+            table = Table(title=title, text=" ".join(paragraphs), header=header, rows=list(rows))
             tables.append(table)
-            words = []
+            paragraphs = []
         else:
-            words.append(block.replace("\n", " "))
+            paragraphs.append(block.replace("\n", " "))
     return tables
 
 
-def _cells(line: str) -> tuple[str, ...]:
+def _split_cells(line: str) -> tuple[str, ...]:
     return tuple(cell.strip() for cell in line.strip().strip("|").split("|"))

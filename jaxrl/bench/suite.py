@@ -1,4 +1,4 @@
-"""What a suite's file says: which runs, for how long, and what is told of them."""
+"""Suites of benchmark runs, read from YAML files."""
 
 import dataclasses
 import re
@@ -10,32 +10,39 @@ import jaxrl
 from jaxrl.assembly.assemble import make_env
 from jaxrl.bench.job import Job
 from jaxrl.bench.metrics import METRICS
-from jaxrl.bench.peers import check_peer, peers_folder, root
-from jaxrl.bench.speed import STEMS, Speed
-from jaxrl.bench.values import OF_TASK, known_name, mapping, positive, seeds_of, typed
+from jaxrl.bench.peers import find_peers_folder, get_checkout, get_peer_algorithms
+from jaxrl.bench.speed import FILE_STEMS, SpeedSpec
+from jaxrl.bench.values import (
+    TASK_VALUES,
+    check_known,
+    check_mapping,
+    parse_positive,
+    parse_seeds,
+    parse_values,
+)
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.load import load_experiment, parse_text
-from jaxrl.config.registry import config_file, get_algorithm_config
-from jaxrl.config.serialize import serializable_dict
+from jaxrl.config.registry import get_algorithm_config, resolve_config_path
+from jaxrl.config.serialize import serialize_config
 from jaxrl.config.sweep import is_sweep
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError, did_you_mean
 from jaxrl.runs.results import ENV_STEPS
 
-OURS = "jaxrl"
+JAXRL = "jaxrl"
 MATCHED, RECOMMENDED = "matched", "recommended"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is known of an environment.
+    """Budget and reference returns of an environment.
 
     Args:
-        budget: Environment steps of a run; None leaves it to the config's file.
-        threshold: The return that counts as learned; None if there is no such.
-        low: The return whose score is 0, such as a random policy's.
-        high: The return whose score is 1.
-        reference: A return of somebody else's that those here are compared with; None for none.
-        source: Who had it, and how.
+        budget: Environment steps per run; None takes it from the config file.
+        threshold: Return that counts as learned; None if undefined.
+        low: Return with score 0, such as a random policy's.
+        high: Return with score 1.
+        reference: Published return to compare with; None if there is none.
+        source: Origin of the reference.
     """
 
     budget: int | None = None
@@ -47,20 +54,20 @@ class Task:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Cell:
+class SuiteCell:
     """One algorithm on one environment, with all seeds.
 
     Args:
-        entrant: What the report calls the algorithm: rows of one entrant are compared over tasks.
-        peer: The system that runs it.
-        environment: Its id.
-        algorithm: Its name.
-        settings: jaxrl's whole config as plain data; None leaves a peer to what it recommends.
-        budget: Environment steps of a run.
-        threshold: The return that counts as learned here.
-        file: The config's, as the suite names it; "" if its settings are from none.
-        reference: A return of somebody else's that this one is compared with.
-        source: Who had it, and how.
+        entrant: Name of the algorithm in the report, by which cells are aggregated over tasks.
+        peer: System that runs it.
+        environment: Id of the environment.
+        algorithm: Name of the algorithm.
+        settings: Complete jaxrl config as plain data; None makes a peer use its recommended ones.
+        budget: Environment steps per run.
+        threshold: Return that counts as learned; None if undefined.
+        file: Config file as named in the suite; "" if the settings are not from a file.
+        reference: Published return to compare with; None if there is none.
+        source: Origin of the reference.
     """
 
     entrant: str
@@ -76,25 +83,25 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of the folder of the cell."""
         return re.sub(r"[^A-Za-z0-9._+-]+", "-", f"{self.environment}--{self.entrant}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Suite:
-    """A suite, checked: everything that it names exists.
+    """Validated suite, in which every name exists.
 
     Args:
-        name: Of its folder of results.
-        about: A sentence for the report.
-        seeds: Of each cell's runs.
-        episodes: Of the greedy evaluation at the end of each run.
-        metrics: The columns of the report.
-        tasks: By environment.
-        cells: In the order in which they run.
-        peers: Where adapters of peers are; None where there are none.
-        speed: What is measured of the programs themselves; None for nothing.
-        text: The file's own, kept beside the results.
+        name: Name of the suite and of its folder of results.
+        about: Introduction of the report.
+        seeds: Seeds of the runs of each cell.
+        episodes: Episodes of the greedy evaluation at the end of each run.
+        metrics: Metrics that are columns of the report.
+        tasks: Tasks by environment.
+        cells: Cells in the order in which they run.
+        peers: Folder of the peers' adapters; None if there is none.
+        speed: Speed measurements to make; None for none.
+        text: Text of the suite's file, kept beside the results.
     """
 
     name: str
@@ -103,13 +110,13 @@ class Suite:
     episodes: int
     metrics: tuple[str, ...]
     tasks: Mapping[str, Task]
-    cells: tuple[Cell, ...]
+    cells: tuple[SuiteCell, ...]
     peers: Path | None
-    speed: Speed | None
+    speed: SpeedSpec | None
     text: str
 
-    def job(self, cell: Cell, folder: Path) -> Job:
-        """What a process is asked to do for a cell."""
+    def make_job(self, cell: SuiteCell, folder: Path) -> Job:
+        """Return the job of the process that runs a cell."""
         return Job(
             entrant=cell.entrant,
             peer=cell.peer,
@@ -123,41 +130,42 @@ class Suite:
         )
 
 
-KEYS = (
-    "name", "about", "seeds", "episodes", "metrics", "environments", "algorithms", "configs", "peers",
-    "speed",
+SUITE_KEYS = (
+    "name", "about", "seeds", "episodes", "metrics", "environments", "algorithms", "configs",
+    "peers", "speed",
 )  # fmt: skip
 TASK_KEYS = tuple(field.name for field in dataclasses.fields(Task))
 ALGORITHM_KEYS = ("algorithm", "settings", "environments")
 CONFIG_KEYS = ("file", "label", "budget", "threshold", "settings", "reference", "source")
-SPEED_KEYS = tuple(field.name for field in dataclasses.fields(Speed))
+SPEED_KEYS = tuple(field.name for field in dataclasses.fields(SpeedSpec))
 PEER_KEYS = ("algorithms", "settings", "environments")
 
 
-def suite_file(given: str) -> Path:
-    """The file that a path or the name of a shipped suite means.
+def find_suite_file(name_or_path: str) -> Path:
+    """Return the file at a path, or that of a shipped suite by its name.
 
     Raises:
-        UnknownNameError: There is neither.
+        UnknownNameError: If there is neither.
     """
-    path = Path(given).expanduser()
+    path = Path(name_or_path).expanduser()
     if path.is_file():
         return path
     shipped = {p.stem: p for p in (Path(jaxrl.__file__).parent / "suites").glob("*.yaml")}
     if path.stem not in shipped or path.name not in (path.stem, f"{path.stem}.yaml"):
         raise UnknownNameError(
-            f"There is no suite '{given}': give a YAML file, or one of {', '.join(sorted(shipped))}."
+            f"There is no suite '{name_or_path}': give a YAML file, or one of "
+            f"{', '.join(sorted(shipped))}."
             f"{did_you_mean(path.stem, shipped)}"
         )
     return shipped[path.stem]
 
 
 def load_suite(path: Path) -> Suite:
-    """A suite from its file.
+    """Load and validate a suite.
 
     Raises:
-        ConfigError: Something is missing or of a wrong kind; names the file.
-        UnknownNameError: A key, algorithm, environment, metric or peer that does not exist.
+        ConfigError: If a value is missing or of the wrong kind.
+        UnknownNameError: If a key, algorithm, environment, metric or peer does not exist.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -165,177 +173,192 @@ def load_suite(path: Path) -> Suite:
         raise ConfigError(f"Cannot read the suite '{path}': {error}.") from error
     data, _ = parse_text(text, path)
     try:
-        return _Reader(mapping(data, "the file", KEYS), path, text).suite()
+        return _SuiteReader(check_mapping(data, "the file", SUITE_KEYS), path, text).suite()
     except JaxrlError as error:
         raise type(error)(f"{path}: {error}") from error
 
 
-class _Reader:
-    """Makes a suite of what its file says."""
+class _SuiteReader:
+    """Parser of a suite's data."""
 
     def __init__(self, data: Mapping[str, Any], path: Path, text: str) -> None:
         self._data, self._path, self._text = data, path, text
-        self._peers = peers_folder(path)
+        self._peers = find_peers_folder(path)
         self._tasks = {
-            env: Task(**typed(mapping(x, f"environments: {env}", TASK_KEYS), OF_TASK, env))
-            for env, x in mapping(data.get("environments"), "environments").items()
+            env: Task(
+                **parse_values(
+                    check_mapping(x, f"environments: {env}", TASK_KEYS), TASK_VALUES, env
+                )
+            )
+            for env, x in check_mapping(data.get("environments"), "environments").items()
         }
         for env, task in self._tasks.items():
             _check_reference(dataclasses.asdict(task), f"environments: {env}")
             if not task.low < task.high:
                 raise ConfigError(
                     f"environments: {env} has low={task.low:g} and high={task.high:g}; low is the "
-                    "return whose score is 0 and must be below high, whose score is 1."
+                    "return with score 0 and must be below high, the return with score 1."
                 )
 
     def suite(self) -> Suite:
         data = self._data
-        ours = [*self._of_configs(), *self._of_algorithms()]
-        cells = [*ours, *self._of_peers(ours)]
-        speed = self._speed()
+        ours = [*self._read_configs(), *self._read_algorithms()]
+        cells = [*ours, *self._read_peers(ours)]
+        speed = self._read_speed()
         if not cells and speed is None:
             raise ConfigError(
-                "it names nothing to run: give configs, environments and algorithms, or speed."
+                "the suite names nothing to run: give configs, environments and algorithms, or "
+                "speed."
             )
         for number, cell in enumerate(cells):
             if any(cell.name == other.name for other in cells[:number]):
                 raise ConfigError(
-                    f"{cell.entrant} runs twice on {cell.environment}; give one of them a label of "
-                    "its own."
+                    f"{cell.entrant} runs twice on {cell.environment}; give one of them another "
+                    "label."
                 )
         return Suite(
             name=str(data.get("name", self._path.stem)),
             about=str(data.get("about", "")),
-            seeds=seeds_of(data.get("seeds", 5)),
-            episodes=positive("episodes", data.get("episodes", 100)),
+            seeds=parse_seeds(data.get("seeds", 5)),
+            episodes=parse_positive("episodes", data.get("episodes", 100)),
             metrics=tuple(
-                known_name("metrics", x, METRICS) for x in data.get("metrics") or METRICS
+                check_known("metrics", x, METRICS) for x in data.get("metrics") or METRICS
             ),
-            tasks={cell.environment: self._task(cell.environment) for cell in cells},
-            cells=tuple(sorted(cells, key=lambda cell: self._order(cells, cell.environment))),
+            tasks={cell.environment: self._get_task(cell.environment) for cell in cells},
+            cells=tuple(sorted(cells, key=lambda cell: self._sort_key(cells, cell.environment))),
             peers=self._peers,
             speed=speed,
             text=self._text,
         )
 
-    def _speed(self) -> Speed | None:
+    def _read_speed(self) -> SpeedSpec | None:
         if "speed" not in self._data:
             return None
-        given = mapping(self._data["speed"], "speed", SPEED_KEYS)
-        if self._peers is None or not (root(self._peers) / "benchmarks" / "speed.py").is_file():
+        options = check_mapping(self._data["speed"], "speed", SPEED_KEYS)
+        if (
+            self._peers is None
+            or not (get_checkout(self._peers) / "benchmarks" / "speed.py").is_file()
+        ):
             raise ConfigError(
-                "speed is measured by a checkout's benchmarks.speed, and the suite's file is in none."
+                "speed needs benchmarks.speed, so the suite's file must be in a checkout of jaxrl."
             )
-        suites = [known_name("speed: suites", x, STEMS) for x in given.get("suites") or list(STEMS)]
-        return Speed(
+        suites = [
+            check_known("speed: suites", x, FILE_STEMS)
+            for x in options.get("suites") or list(FILE_STEMS)
+        ]
+        return SpeedSpec(
             suites=tuple(suites),
-            pairs=positive("speed: pairs", given.get("pairs", 7)),
-            quick=given.get("quick", False) is True,
+            pairs=parse_positive("speed: pairs", options.get("pairs", 7)),
+            quick=options.get("quick", False) is True,
         )
 
-    def _order(self, cells: Sequence[Cell], environment: str) -> int:
-        """Rivals on one environment run one after another, under like conditions."""
+    def _sort_key(self, cells: Sequence[SuiteCell], environment: str) -> int:
+        """Return the sort key that puts cells of one environment next to each other."""
         return [cell.environment for cell in cells].index(environment)
 
-    def _task(self, environment: str) -> Task:
+    def _get_task(self, environment: str) -> Task:
         return self._tasks.get(environment, Task())
 
-    def _of_configs(self) -> list[Cell]:
+    def _read_configs(self) -> list[SuiteCell]:
         cells = []
         for entry in self._data.get("configs") or []:
             entry = {"file": entry} if isinstance(entry, str) else entry
-            given = mapping(entry, "configs", CONFIG_KEYS)
-            experiment = load_experiment(config_file(str(given.get("file"))))
-            config = experiment.config.update_from_dict(given.get("settings") or {})
+            options = check_mapping(entry, "configs", CONFIG_KEYS)
+            experiment = load_experiment(resolve_config_path(str(options.get("file"))))
+            config = experiment.config.update_from_dict(options.get("settings") or {})
             env = config.environment_settings.env
-            task = self._task(str(env))
-            numbers = typed(
-                {name: value for name, value in given.items() if name in OF_TASK},
-                OF_TASK,
-                f"configs: {given['file']}",
+            task = self._get_task(str(env))
+            numbers = parse_values(
+                {name: value for name, value in options.items() if name in TASK_VALUES},
+                TASK_VALUES,
+                f"configs: {options['file']}",
             )
-            _check_reference(numbers, f"configs: {given['file']}")
+            _check_reference(numbers, f"configs: {options['file']}")
             budget = numbers.get("budget", task.budget or experiment.stop.get(ENV_STEPS))
             cells.append(
-                Cell(
-                    entrant=str(given.get("label", config.algo_name)),
-                    peer=OURS,
+                SuiteCell(
+                    entrant=str(options.get("label", config.algo_name)),
+                    peer=JAXRL,
                     environment=str(env),
                     algorithm=str(config.algo_name),
-                    settings=_settings_of(config),
-                    budget=positive(f"budget of {given['file']}", budget),
+                    settings=_validate_and_serialize(config),
+                    budget=parse_positive(f"budget of {options['file']}", budget),
                     threshold=numbers.get("threshold", task.threshold),
-                    file=str(given["file"]),
+                    file=str(options["file"]),
                     reference=numbers.get("reference", task.reference),
                     source=numbers.get("source", task.source),
                 )
             )
         return cells
 
-    def _of_algorithms(self) -> list[Cell]:
+    def _read_algorithms(self) -> list[SuiteCell]:
         cells = []
         algorithms = self._data.get("algorithms")
         if isinstance(algorithms, list):
             algorithms = dict.fromkeys(algorithms)
-        for label, entry in mapping(algorithms, "algorithms").items():
-            given = mapping(entry, f"algorithms: {label}", ALGORITHM_KEYS)
-            name = str(given.get("algorithm", label))
-            for env in self._environments(given, f"algorithms: {label}"):
+        for label, entry in check_mapping(algorithms, "algorithms").items():
+            options = check_mapping(entry, f"algorithms: {label}", ALGORITHM_KEYS)
+            name = str(options.get("algorithm", label))
+            for env in self._select_environments(options, f"algorithms: {label}"):
                 config = get_algorithm_config(name).environment(env)
-                config.update_from_dict(given.get("settings") or {})
-                cells.append(self._cell(label, OURS, env, name, _settings_of(config)))
+                config.update_from_dict(options.get("settings") or {})
+                cells.append(
+                    self._make_cell(label, JAXRL, env, name, _validate_and_serialize(config))
+                )
         return cells
 
-    def _of_peers(self, ours: Sequence[Cell]) -> list[Cell]:
-        """Wherever jaxrl runs an algorithm of a peer's too, whose settings it matches."""
-        cells: list[Cell] = []
-        for peer, entry in mapping(self._data.get("peers"), "peers").items():
-            given = mapping(entry, f"peers: {peer}", PEER_KEYS)
-            known = check_peer(self._peers, peer)
-            for name in given.get("algorithms") or []:
-                known_name(f"peers: {peer}: algorithms", name, known)
-            names = given.get("algorithms") or known
-            where = set(self._environments(given, f"peers: {peer}")) if self._tasks else None
+    def _read_peers(self, ours: Sequence[SuiteCell]) -> list[SuiteCell]:
+        """Return the cells of peers, one for each matching cell of jaxrl."""
+        cells: list[SuiteCell] = []
+        for peer, entry in check_mapping(self._data.get("peers"), "peers").items():
+            options = check_mapping(entry, f"peers: {peer}", PEER_KEYS)
+            known = get_peer_algorithms(self._peers, peer)
+            for name in options.get("algorithms") or []:
+                check_known(f"peers: {peer}: algorithms", name, known)
+            names = options.get("algorithms") or known
+            where = (
+                set(self._select_environments(options, f"peers: {peer}")) if self._tasks else None
+            )
             rivals = [
                 cell
                 for cell in ours
                 if cell.algorithm in names and (where is None or cell.environment in where)
             ]
-            unmatched = set(given.get("algorithms") or []) - {cell.algorithm for cell in rivals}
+            unmatched = set(options.get("algorithms") or []) - {cell.algorithm for cell in rivals}
             if unmatched or not rivals:
                 raise ConfigError(
-                    f"peers: {peer} is to run {', '.join(sorted(unmatched or names))}, which nothing "
-                    "of ours runs; name it under configs or algorithms."
+                    f"peers: {peer} would run {', '.join(sorted(unmatched or names))}, which no "
+                    "run of jaxrl matches; name it under configs or algorithms."
                 )
-            kinds = given.get("settings") or [MATCHED]
+            kinds = options.get("settings") or [MATCHED]
             for kind in [kinds] if isinstance(kinds, str) else kinds:
-                known_name(f"peers: {peer}: settings", kind, (MATCHED, RECOMMENDED))
-                cells += [_of_peer(cell, peer, kind) for cell in rivals]
+                check_known(f"peers: {peer}: settings", kind, (MATCHED, RECOMMENDED))
+                cells += [_make_peer_cell(cell, peer, kind) for cell in rivals]
         return cells
 
-    def _environments(self, given: Mapping[str, Any], where: str) -> list[str]:
-        wanted = given.get("environments") or list(self._tasks)
-        for env in wanted:
-            known_name(f"{where}: environments", env, self._tasks)
-        return list(wanted)
+    def _select_environments(self, options: Mapping[str, Any], where: str) -> list[str]:
+        selected = options.get("environments") or list(self._tasks)
+        for env in selected:
+            check_known(f"{where}: environments", env, self._tasks)
+        return list(selected)
 
-    def _cell(
+    def _make_cell(
         self, entrant: str, peer: str, env: str, algorithm: str, settings: Mapping[str, Any]
-    ) -> Cell:
-        task = self._task(env)
-        return Cell(
+    ) -> SuiteCell:
+        task = self._get_task(env)
+        return SuiteCell(
             entrant=entrant,
             peer=peer,
             environment=env,
             algorithm=algorithm,
             settings=settings,
-            budget=positive(f"environments: {env}: budget", task.budget),
+            budget=parse_positive(f"environments: {env}: budget", task.budget),
             threshold=task.threshold,
         )
 
 
-def _of_peer(cell: Cell, peer: str, kind: str) -> Cell:
-    """What a peer runs beside a cell of ours."""
+def _make_peer_cell(cell: SuiteCell, peer: str, kind: str) -> SuiteCell:
+    """Return the cell of a peer that corresponds to a cell of jaxrl."""
     note = "" if kind == MATCHED else f", {RECOMMENDED}"
     return dataclasses.replace(
         cell,
@@ -348,18 +371,18 @@ def _of_peer(cell: Cell, peer: str, kind: str) -> Cell:
     )
 
 
-def _check_reference(given: Mapping[str, Any], where: str) -> None:
-    """A return of somebody else's comes with who had it."""
-    if (given.get("reference") is None) != (not given.get("source")):
+def _check_reference(options: Mapping[str, Any], where: str) -> None:
+    """Raise if only one of reference and source is given."""
+    if (options.get("reference") is None) != (not options.get("source")):
         raise ConfigError(
-            f"{where}: reference is a return and source says who had it; give both or neither."
+            f"{where}: reference is a return and source is its origin; give both or neither."
         )
 
 
-def _settings_of(config: AlgorithmConfig) -> dict[str, Any]:
-    """The whole config as plain data; checked to fit its environment, which exists."""
+def _validate_and_serialize(config: AlgorithmConfig) -> dict[str, Any]:
+    """Validate a config together with its environment and return it as plain data."""
     if is_sweep(config):
-        raise ConfigError("a run of a suite is no sweep: give seeds to the suite.")
+        raise ConfigError("a run of a suite cannot be a sweep: give seeds to the suite.")
     config.copy(copy_frozen=False).validate()
     make_env(config)
-    return serializable_dict(config)
+    return serialize_config(config)

@@ -1,4 +1,4 @@
-"""The tables of a report, as headings and rows of text; Markdown and HTML write the same ones."""
+"""Tables of a report as headings and rows of text, shared by Markdown and HTML."""
 
 import dataclasses
 import math
@@ -14,14 +14,14 @@ Row = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-    """One table.
+    """Table of a report.
 
     Args:
-        title: Above it.
-        text: What it says, and how it was made.
-        header: Of its columns.
-        rows: Of cells.
-        strong: The rows to stand out, by number.
+        title: Title above the table.
+        text: Description of the contents.
+        header: Column headings.
+        rows: Rows of cells.
+        strong: Indices of highlighted rows.
     """
 
     title: str
@@ -31,29 +31,29 @@ class Table:
     strong: tuple[int, ...] = ()
 
 
-def tables_of(summary: Row) -> list[Table]:
-    """All tables of a suite's summary."""
-    found = [_environment(summary, env) for env in summary["winners"]]
+def build_tables(summary: Row) -> list[Table]:
+    """Build all tables of a suite's summary."""
+    tables = [_build_environment_table(summary, env) for env in summary["winners"]]
     if has_aggregates(summary):
-        found.append(_aggregates(summary))
+        tables.append(_build_aggregates_table(summary))
     if summary["improvement"]:
-        found.append(_improvement(summary))
+        tables.append(_build_improvement_table(summary))
     failed = [cell for cell in summary["cells"] if cell["failure"] or cell["lost_seeds"]]
     if failed:
-        found.append(_failures(failed))
-    found += [_again(table) for table in summary["speed"]]
-    return found
+        tables.append(_build_failures_table(failed))
+    tables += [_restore_table(table) for table in summary["speed"]]
+    return tables
 
 
 def has_aggregates(summary: Row) -> bool:
-    """Whether there is anything to put together: several entrants, or one on several environments."""
+    """Return whether there are several entrants, or one on several environments."""
     return len(summary["aggregates"]) > 1 or bool(
         summary["aggregates"] and len(summary["winners"]) > 1
     )
 
 
-def _again(data: Row) -> Table:
-    """A table that was kept as plain data."""
+def _restore_table(data: Row) -> Table:
+    """Restore a table from plain data."""
     return Table(
         title=data["title"],
         text=data["text"],
@@ -62,8 +62,8 @@ def _again(data: Row) -> Table:
     )
 
 
-def number(value: float | None) -> str:
-    """A figure with about three significant digits; a dash for none."""
+def format_number(value: float | None) -> str:
+    """Format a number with about three significant digits; None or NaN is a dash."""
     if value is None or math.isnan(value):
         return "-"
     if abs(value) >= 1000:
@@ -71,23 +71,23 @@ def number(value: float | None) -> str:
     return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
 
 
-def interval(found: Row | Sequence[float] | None) -> str:
-    """`value [low, high]`."""
-    if found is None:
+def format_interval(bounds: Row | Sequence[float] | None) -> str:
+    """Format an interval as `value [low, high]`; None is a dash."""
+    if bounds is None:
         return "-"
-    values = found.values() if isinstance(found, Mapping) else found
+    values = bounds.values() if isinstance(bounds, Mapping) else bounds
     value, low, high = values
-    return f"{number(value)} [{number(low)}, {number(high)}]"
+    return f"{format_number(value)} [{format_number(low)}, {format_number(high)}]"
 
 
-def _environment(summary: Row, env: str) -> Table:
+def _build_environment_table(summary: Row, env: str) -> Table:
     cells = [cell for cell in summary["cells"] if cell["environment"] == env]
     measured = [cell for cell in cells if "return" in cell]
     measured.sort(key=lambda cell: -cell["return"]["value"])
     winner = summary["winners"][env]
     columns: dict[str, Callable[[Row], str]] = {
-        METRICS[name]: of
-        for name, of in COLUMNS.items()
+        METRICS[name]: format_cell
+        for name, format_cell in COLUMNS.items()
         if name in summary["metrics"]
         and (name != "reference" or any(cell["reference"] is not None for cell in cells))
     }
@@ -103,106 +103,124 @@ def _environment(summary: Row, env: str) -> Table:
             else "No winner: the intervals of the best overlap."
         )
     if any(cell["threshold"] is not None for cell in measured):
-        text += " " + _of_threshold(summary["metrics"])
+        text += " " + _describe_threshold(summary["metrics"])
     if METRICS["reference"] in columns:
-        text += " " + _of_references(measured)
+        text += " " + _describe_references(measured)
     return Table(
         title=env,
         text=" ".join(text.split()),
         header=("algorithm", "seeds", *columns),
         rows=[
-            (cell["entrant"], str(len(cell["returns"])), *(of(cell) for of in columns.values()))
+            (
+                cell["entrant"],
+                str(len(cell["returns"])),
+                *(format_cell(cell) for format_cell in columns.values()),
+            )
             for cell in measured
         ],
         strong=tuple(i for i, cell in enumerate(measured) if cell["entrant"] == winner),
     )
 
 
-def _learned(cell: Row) -> str:
+def _format_learned(cell: Row) -> str:
     if cell["threshold"] is None:
         return "-"
-    return f"{cell['learned']} ({number(cell['threshold'])})"
+    return f"{cell['learned']} ({format_number(cell['threshold'])})"
 
 
-def _reference(cell: Row) -> str:
+def _format_reference(cell: Row) -> str:
     if cell["reference"] is None:
         return "-"
-    return f"{number(cell['reference'])}: {cell['against_reference']}"
+    return f"{format_number(cell['reference'])}: {cell['against_reference']}"
 
 
-def _until(of: str) -> Callable[[Row], str]:
-    def told(cell: Row) -> str:
-        value = cell.get(f"{of}_to_threshold")
+def _make_threshold_formatter(unit: str) -> Callable[[Row], str]:
+    def format_cell(cell: Row) -> str:
+        value = cell.get(f"{unit}_to_threshold")
         reached = cell.get("num_reached")
-        return "-" if value is None else f"{number(value)} ({reached} of {len(cell['returns'])})"
+        return (
+            "-"
+            if value is None
+            else f"{format_number(value)} ({reached} of {len(cell['returns'])})"
+        )
 
-    return told
+    return format_cell
 
 
-def _return(cell: Row) -> str:
-    return f"{interval(cell['return'])}, least {number(cell['min'])}"
+def _format_return(cell: Row) -> str:
+    return f"{format_interval(cell['return'])}, min {format_number(cell['min'])}"
 
 
-def _rate(cell: Row) -> str:
+def _format_rate(cell: Row) -> str:
     lanes = cell["num_lanes"]
-    return number(cell["steps_per_second"]) + (f" ({lanes} lanes)" if lanes > 1 else "")
+    return format_number(cell["steps_per_second"]) + (f" ({lanes} lanes)" if lanes > 1 else "")
 
 
 COLUMNS: Mapping[str, Callable[[Row], str]] = {
-    "return": _return,
-    "training_return": lambda cell: interval(cell["training_return"]),
-    "threshold": _learned,
-    "reference": _reference,
-    "steps_to_threshold": _until("steps"),
-    "seconds_to_threshold": _until("seconds"),
-    "seconds": lambda cell: number(cell["seconds"]),
-    "steps_per_second": _rate,
-    "compile_s": lambda cell: number(cell["compile_s"]),
-    "memory_gib": lambda cell: number(cell["memory_gib"]),
+    "return": _format_return,
+    "training_return": lambda cell: format_interval(cell["training_return"]),
+    "threshold": _format_learned,
+    "reference": _format_reference,
+    "steps_to_threshold": _make_threshold_formatter("steps"),
+    "seconds_to_threshold": _make_threshold_formatter("seconds"),
+    "seconds": lambda cell: format_number(cell["seconds"]),
+    "steps_per_second": _format_rate,
+    "compile_s": lambda cell: format_number(cell["compile_s"]),
+    "memory_gib": lambda cell: format_number(cell["memory_gib"]),
 }
 
 
-def _of_threshold(metrics: Sequence[str]) -> str:
-    """What the columns mean whose headings do not say it all."""
-    until = " and ".join(of for of in ("steps", "seconds") if f"{of}_to_threshold" in metrics)
-    words = ["Learned: the return's interval lies at or above the threshold."] * (
+def _describe_threshold(metrics: Sequence[str]) -> str:
+    """Explain the columns on thresholds."""
+    units = " and ".join(u for u in ("steps", "seconds") if f"{u}_to_threshold" in metrics)
+    sentences = ["Learned: the return's interval lies at or above the threshold."] * (
         "threshold" in metrics
     )
-    if until:
-        words.append(
-            f"{until.capitalize()} to threshold: the median over the seeds whose training return reached "
-            "it, and how many did."
+    if units:
+        sentences.append(
+            f"{units.capitalize()} to threshold: the median over the seeds whose training return "
+            "reached it, and their number."
         )
-    return " ".join(words)
+    return " ".join(sentences)
 
 
-def _of_references(cells: Sequence[Row]) -> str:
-    """Who had the returns that these are compared with."""
-    found: dict[tuple[float, str], list[str]] = {}
+def _describe_references(cells: Sequence[Row]) -> str:
+    """Explain the column of references and list their sources."""
+    entrants: dict[tuple[float, str], list[str]] = {}
     for cell in cells:
         if cell["reference"] is not None:
-            found.setdefault((cell["reference"], cell["source"]), []).append(cell["entrant"])
-    told = [f"{number(value)} ({', '.join(of)}): {source}" for (value, source), of in found.items()]
-    return f"Above or below a reference lies the whole interval. References: {'; '.join(told)}."
+            entrants.setdefault((cell["reference"], cell["source"]), []).append(cell["entrant"])
+    references = [
+        f"{format_number(value)} ({', '.join(names)}): {source}"
+        for (value, source), names in entrants.items()
+    ]
+    return (
+        "Above or below: the whole interval lies above or below the reference. "
+        f"References: {'; '.join(references)}."
+    )
 
 
-def _aggregates(summary: Row) -> Table:
+def _build_aggregates_table(summary: Row) -> Table:
     rows = [
-        (name, str(len(found["tasks"])), *(interval(found[figure]) for figure in AGGREGATES))
-        for name, found in summary["aggregates"].items()
+        (
+            name,
+            str(len(values["tasks"])),
+            *(format_interval(values[metric]) for metric in AGGREGATES),
+        )
+        for name, values in summary["aggregates"].items()
     ]
     return Table(
         title="Over all environments",
         text="Returns as scores, 0 at an environment's low mark and 1 at its high one; 95 % "
         "intervals by the stratified bootstrap (Agarwal et al. 2021, "
-        "https://arxiv.org/abs/2108.13264). Of the optimality gap, less is better. Figures over "
-        "different environments cannot be compared.",
+        "https://arxiv.org/abs/2108.13264). A lower optimality gap is better. Aggregates over "
+        "different sets of environments are not comparable.",
         header=("algorithm", "environments", *AGGREGATES),
         rows=rows,
     )
 
 
-def _improvement(summary: Row) -> Table:
+def _build_improvement_table(summary: Row) -> Table:
     rows = []
     for pair in summary["improvement"]:
         value, low, high = pair["probability"]
@@ -211,18 +229,19 @@ def _improvement(summary: Row) -> Table:
             verdict = "yes"
         elif high < 0.5:
             verdict = "no"
-        told = f"{value:.2f} [{low:.2f}, {high:.2f}]"
-        rows.append((pair["better"], pair["than"], str(len(pair["tasks"])), told, verdict))
+        probability = f"{value:.2f} [{low:.2f}, {high:.2f}]"
+        num_tasks = str(len(pair["tasks"]))
+        rows.append((pair["better"], pair["than"], num_tasks, probability, verdict))
     return Table(
         title="Probability of improvement",
-        text="How likely a run of the first is better than one of the second on the same "
-        "environment, over those that both have.",
+        text="Probability that a run of the first algorithm is better than one of the second on "
+        "the same environment, averaged over their common environments.",
         header=("is", "better than", "environments", "probability", "verdict"),
         rows=rows,
     )
 
 
-def _failures(cells: Sequence[Row]) -> Table:
+def _build_failures_table(cells: Sequence[Row]) -> Table:
     rows = []
     for cell in cells:
         if cell["failure"]:
@@ -230,29 +249,29 @@ def _failures(cells: Sequence[Row]) -> Table:
         for seed, why in cell["lost_seeds"].items():
             rows.append((cell["entrant"], cell["environment"], str(seed), why))
     return Table(
-        title="What failed",
-        text="These count for nothing above.",
-        header=("algorithm", "environment", "seeds", "why"),
+        title="Failures",
+        text="These runs are excluded from the results above.",
+        header=("algorithm", "environment", "seeds", "reason"),
         rows=rows,
     )
 
 
-def changes_table(changes: Sequence[Change]) -> Table:
-    """What `--compare` found."""
+def build_changes_table(changes: Sequence[Change]) -> Table:
+    """Build the table of the comparison with earlier results."""
     rows = [
         (
             change.name,
-            interval(change.before),
-            interval(change.now),
+            format_interval(change.before),
+            format_interval(change.now),
             change.verdict,
             "-" if change.speed is None else f"{change.speed:.2f}",
         )
         for change in changes
     ]
     return Table(
-        title="Against earlier results",
-        text="Better or worse only where the intervals do not overlap. Steps a second over those "
-        "before are of two runs at different times, so they decide nothing.",
+        title="Comparison with earlier results",
+        text="Better or worse only if the intervals do not overlap. The speed is the ratio of "
+        "steps per second of runs at different times and does not affect the verdict.",
         header=("run", "return before", "return now", "verdict", "speed"),
         rows=rows,
         strong=tuple(i for i, change in enumerate(changes) if change.is_regression),

@@ -1,112 +1,134 @@
-"""Values of a suite's file: what they must be, and what is said where they are not."""
+"""Validation of the values in a suite's file."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from jaxrl.core.seeds import check_seed
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 
 
-def number(value: Any) -> float:
-    """A number; TypeError for anything else, booleans among it."""
+def parse_number(value: object) -> float:
+    """Return a number as a float.
+
+    Raises:
+        TypeError: If the value is not a number, or is a boolean.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError
     return float(value)
 
 
-def integer(value: Any) -> int:
-    """A whole number above 0; TypeError for anything else."""
-    found = number(value)
-    if found != int(found) or found < 1:
+def parse_integer(value: object) -> int:
+    """Return a whole number above 0.
+
+    Raises:
+        TypeError: If the value is anything else.
+    """
+    parsed = parse_number(value)
+    if parsed != int(parsed) or parsed < 1:
         raise TypeError
-    return int(found)
+    return int(parsed)
 
 
-def words(value: Any) -> str:
-    """Text that says something."""
+def parse_nonempty_text(value: object) -> str:
+    """Return nonempty text.
+
+    Raises:
+        TypeError: If the value is anything else.
+    """
     if not isinstance(value, str) or not value.strip():
         raise TypeError(value)
     return value
 
 
-OF_TASK: Mapping[str, tuple[Callable[[Any], Any], str]] = {
-    "budget": (integer, "a number of environment steps"),
-    "threshold": (number, "a return"),
-    "low": (number, "a return"),
-    "high": (number, "a return"),
-    "reference": (number, "a return"),
-    "source": (words, "who had the reference, in words"),
+TASK_VALUES: Mapping[str, tuple[Callable[[object], object], str]] = {
+    "budget": (parse_integer, "a number of environment steps"),
+    "threshold": (parse_number, "a return"),
+    "low": (parse_number, "a return"),
+    "high": (parse_number, "a return"),
+    "reference": (parse_number, "a return"),
+    "source": (parse_nonempty_text, "the origin of the reference, as text"),
 }
 
 
-def typed(
-    given: Mapping[str, Any], kinds: Mapping[str, tuple[Callable[[Any], Any], str]], where: str
+def parse_values(
+    given: Mapping[str, Any],
+    kinds: Mapping[str, tuple[Callable[[object], object], str]],
+    where: str,
 ) -> dict[str, Any]:
-    """Values as their names want them.
+    """Parse values by name.
+
+    Args:
+        given: Values by name.
+        kinds: Parser and description of the expected value, by name.
+        where: Place in the file, for error messages.
 
     Raises:
-        ConfigError: One is of a wrong kind; names the place.
+        ConfigError: If a value is of the wrong kind.
     """
-    found = {}
+    parsed = {}
     for name, value in given.items():
-        parse, wanted = kinds[name]
+        parse, expected = kinds[name]
         try:
-            found[name] = parse(value)
+            parsed[name] = parse(value)
         except TypeError:
-            raise ConfigError(f"{where}: {name} must be {wanted}, got {value!r}.") from None
-    return found
+            raise ConfigError(f"{where}: {name} must be {expected}, got {value!r}.") from None
+    return parsed
 
 
-def mapping(data: Any, where: str, known: Sequence[str] | None = None) -> Mapping[str, Any]:
-    """What is said of names, empty for nothing.
+def check_mapping(
+    data: object, where: str, known: Sequence[str] | None = None
+) -> Mapping[str, Any]:
+    """Return a mapping with names as keys, empty for None.
 
     Raises:
-        ConfigError: It is no mapping.
-        UnknownNameError: It has a name that is none of `known`.
+        ConfigError: If the data is not a mapping.
+        UnknownNameError: If a name is not in `known`.
     """
     if data is None:
         return {}
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{where} must map names to what is said of them, got {data!r}.")
-    found = {str(name): value for name, value in cast(Mapping[Any, Any], data).items()}
-    for name in found:
+        raise ConfigError(f"{where} must map names to values, got {data!r}.")
+    values = {str(name): value for name, value in cast(Mapping[Any, Any], data).items()}
+    for name in values:
         if known is not None:
-            known_name(where, name, known)
-    return found
+            check_known(where, name, known)
+    return values
 
 
-def known_name(where: str, name: Any, known: Any) -> str:
-    """A name that exists.
+def check_known(where: str, name: object, known: Iterable[object]) -> str:
+    """Return a name as a string if it is known.
 
     Raises:
-        UnknownNameError: It does not; says which do.
+        UnknownNameError: If it is not known.
     """
     names = [str(x) for x in known]
     if name not in names:
         raise UnknownNameError(
-            f"{where} has {name!r}, which is none of {', '.join(names) or 'those that exist'}."
+            f"{where} has {name!r}, which is not one of "
+            f"{', '.join(names) or 'the available names'}."
             f"{did_you_mean(str(name), names)}"
         )
     return str(name)
 
 
-def positive(name: str, value: Any) -> int:
-    """A whole number above 0.
+def parse_positive(name: str, value: object) -> int:
+    """Return a whole number above 0.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: If the value is anything else.
     """
     try:
-        return integer(value)
+        return parse_integer(value)
     except TypeError:
         raise ConfigError(f"{name} must be a whole number above 0, got {value!r}.") from None
 
 
-def seeds_of(value: Any) -> tuple[int, ...]:
-    """Seeds from their number, or as they are.
+def parse_seeds(value: object) -> tuple[int, ...]:
+    """Return seeds from a list, or from their number.
 
     Raises:
-        ConfigError: They are neither.
+        ConfigError: If the value is neither.
     """
     if isinstance(value, list):
         seeds = cast(list[Any], value)
@@ -116,4 +138,4 @@ def seeds_of(value: Any) -> tuple[int, ...]:
             return tuple(seeds)
     elif type(value) is int and value > 0:
         return tuple(range(value))
-    raise ConfigError(f"seeds must be a number above 0 or a list of different ones, got {value!r}.")
+    raise ConfigError(f"seeds must be a number above 0 or a list of distinct seeds, got {value!r}.")

@@ -1,4 +1,4 @@
-"""The last train batches, each to be learned from several times at random ages."""
+"""Circular buffer of the latest train batches, each reused several times at random ages."""
 
 import dataclasses
 
@@ -11,10 +11,10 @@ from jaxrl.core.types import Key, PyTree
 
 
 @pytree
-class CircularState:
-    """Batches `[N, ...]`, how often each may still be drawn, and where the next one goes.
+class CircularBufferState:
+    """Batches `[N, ...]`, remaining uses of each, and the slot of the next one.
 
-    `draws_left` counts down from K to the next `add`; `filled` counts the batches there are.
+    `draws_left` counts down from K to the next `add`; `filled` is the number of stored batches.
     """
 
     batches: PyTree
@@ -25,8 +25,8 @@ class CircularState:
 
 
 @pytree
-class Drawn:
-    """A batch of the buffer; `valid` is False where there was none to draw yet."""
+class SampledBatch:
+    """Batch drawn from the buffer; `valid` is False if there was none to draw yet."""
 
     batch: PyTree
     index: Int[Array, ""]
@@ -34,24 +34,24 @@ class Drawn:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Circular:
-    """N batches, each drawn at most K times (Luo et al. 2020, section 3.2).
+class CircularBuffer:
+    """Buffer of N batches, each drawn at most K times (Luo et al. 2020, section 3.2).
 
-    A draw takes a batch with a probability proportional to its remaining uses, as RLlib's does,
-    but from the oldest ones alone where these would otherwise be overwritten unused. So where K
-    draws follow each `add`, every batch is drawn exactly K times and no experience is lost. The
-    first draws are held back until half of the buffer is filled; from then on the uses left over
-    after a round stay K (N // 2), and a batch waits for N // 2 rounds on average.
+    A batch is drawn with a probability proportional to its remaining uses, as in RLlib, except that
+    the oldest batches are drawn exclusively when they would otherwise be overwritten unused. With K
+    draws after each `add`, every batch is therefore drawn exactly K times and no experience is
+    lost. The first draws are withheld until half of the buffer is filled; from then on, K (N // 2)
+    uses remain after each round, and a batch waits for N // 2 rounds on average.
     """
 
     num_batches: int
     iterations_per_batch: int
 
-    def init(self, shapes: PyTree) -> CircularState:
-        """An empty buffer for batches of these shapes and dtypes."""
+    def init(self, shapes: PyTree) -> CircularBufferState:
+        """Return an empty buffer for batches of these shapes and dtypes."""
         size = self.num_batches
         zero = jnp.zeros((), jnp.int32)
-        return CircularState(
+        return CircularBufferState(
             batches=jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), shapes),
             uses_left=jnp.zeros((size,), jnp.int32),
             next_slot=zero,
@@ -59,14 +59,14 @@ class Circular:
             draws_left=zero,
         )
 
-    def add(self, state: CircularState, batch: PyTree) -> CircularState:
-        """Put a batch in the place of the oldest one; writes that place alone."""
+    def add(self, state: CircularBufferState, batch: PyTree) -> CircularBufferState:
+        """Store a batch in the oldest slot, writing only that slot."""
         slot, uses = state.next_slot, jnp.int32(self.iterations_per_batch)
 
-        def write(held: Array, new: Array) -> Array:
-            return jax.lax.dynamic_update_index_in_dim(held, new, slot, axis=0)
+        def write(stored: Array, new: Array) -> Array:
+            return jax.lax.dynamic_update_index_in_dim(stored, new, slot, axis=0)
 
-        return CircularState(
+        return CircularBufferState(
             batches=jax.tree.map(write, state.batches, batch),
             uses_left=state.uses_left.at[slot].set(uses),
             next_slot=(slot + 1) % self.num_batches,
@@ -74,13 +74,15 @@ class Circular:
             draws_left=uses,
         )
 
-    def draw(self, state: CircularState, key: Key) -> tuple[CircularState, Drawn]:
-        """One batch to learn from. Consumes the key."""
-        # By age, the oldest first: the one that the next `add` overwrites.
+    def sample(
+        self, state: CircularBufferState, key: Key
+    ) -> tuple[CircularBufferState, SampledBatch]:
+        """Sample one batch. Consumes the key."""
+        # Ordered by age, beginning with the oldest, which the next `add` overwrites.
         slots = (state.next_slot + jnp.arange(self.num_batches, dtype=jnp.int32)) % self.num_batches
         uses = jnp.cumsum(state.uses_left[slots])
         rounds = jnp.arange(self.num_batches, dtype=jnp.int32) * self.iterations_per_batch
-        due = uses >= rounds + jnp.maximum(state.draws_left, 1)  # no draw to spare for younger ones
+        due = uses >= rounds + jnp.maximum(state.draws_left, 1)  # no draws left for younger ones
         total = jnp.where(due.any(), uses[jnp.argmax(due)], uses[-1])
         ticket = jax.random.randint(key, (), 0, jnp.maximum(total, 1))
         index = slots[jnp.argmax(uses > ticket)]
@@ -93,4 +95,4 @@ class Circular:
         batch = jax.tree.map(
             lambda x: jax.lax.dynamic_index_in_dim(x, index, axis=0, keepdims=False), state.batches
         )
-        return after, Drawn(batch=batch, index=index, valid=valid)
+        return after, SampledBatch(batch=batch, index=index, valid=valid)

@@ -1,4 +1,4 @@
-"""Rewards of consecutive rows folded into one (n-step returns)."""
+"""N-step returns: discounted rewards of consecutive rows folded into one."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -6,38 +6,41 @@ from jaxtyping import Array, Float, Int
 from jaxrl.core.types import Rollout
 
 
-def folded(
+def fold_n_steps(
     rows: Rollout,
     env: Int[Array, "*n"],
     time: Int[Array, "*n"],
-    following: Int[Array, "*n"],
+    num_following: Int[Array, "*n"],
     gamma: Float[Array, ""],
-    limit: Int[Array, "*n"],
-    most: int,
+    max_steps: Int[Array, "*n"],
+    largest_max_steps: int,
 ) -> tuple[Float[Array, "*n"], Float[Array, "*n"], Int[Array, "*n"]]:
-    """The sum of the discounted rewards, of how many steps, and the last of these rows.
+    """Fold up to n consecutive rows into one.
 
     Args:
-        rows: A ring of rows, `[B, L]`.
-        env: Columns of the first rows; it and the others broadcast against `time`.
-        time: Places of the first rows.
-        following: How many rows there are after each that may be added.
-        gamma: The discount.
-        limit: The most steps of each.
-        most: The largest limit.
+        rows: Ring of rows, `[B, L]`.
+        env: Columns of the first rows; all index arguments broadcast against `time`.
+        time: Positions of the first rows.
+        num_following: Number of rows after each first row that may be added.
+        gamma: Discount factor.
+        max_steps: Maximum number of steps of each fold.
+        largest_max_steps: Largest `max_steps`.
+
+    Returns:
+        The sums of discounted rewards, their numbers of steps, and the positions of the last rows.
     """
     length = rows.reward.shape[1]
-    goes_on = jnp.ones(time.shape, jnp.bool_)
+    continues = jnp.ones(time.shape, jnp.bool_)
     reward = rows.reward[env, time]
     steps = jnp.ones(time.shape, jnp.float32)
     last, discount = time, gamma
-    for k in range(1, most):
+    for k in range(1, largest_max_steps):
         ended = rows.terminated[env, last] | rows.truncated[env, last]
-        then = (time + k) % length
-        continues = rows.mask[env, then] & ~rows.is_first[env, then]
-        goes_on = goes_on & ~ended & continues & (k <= following) & (k < limit)
-        reward = reward + jnp.where(goes_on, discount * rows.reward[env, then], 0.0)
-        steps = steps + goes_on
-        last = jnp.where(goes_on, then, last)
+        place = (time + k) % length
+        is_successor = rows.mask[env, place] & ~rows.is_first[env, place]
+        continues = continues & ~ended & is_successor & (k <= num_following) & (k < max_steps)
+        reward = reward + jnp.where(continues, discount * rows.reward[env, place], 0.0)
+        steps = steps + continues
+        last = jnp.where(continues, place, last)
         discount = discount * gamma
     return reward, steps, last

@@ -1,4 +1,4 @@
-"""Fresh data as epochs of minibatches, each drawn evenly from every logical shard."""
+"""Epochs of minibatches over a fresh batch, each drawn evenly from every logical shard."""
 
 import dataclasses
 
@@ -7,18 +7,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, UInt32
 
 from jaxrl.core.types import Key, PyTree
-from jaxrl.ops.shuffle import shuffle_constants, shuffled_index
+from jaxrl.ops.shuffle import draw_shuffle_constants, shuffle_index
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OnPolicy:
-    """Every row of a train batch once an epoch, in `num_minibatches` equal parts.
+class OnPolicyMinibatches:
+    """Schedule that visits every row of a train batch once per epoch, in equal minibatches.
 
     The environments are divided into `num_shards` logical shards. A minibatch takes an equal part
-    of each shard, in an order of the shard's own, so which rows share a minibatch depends on the
-    shards and not on how many devices hold them. The order is a bijection computed per index
-    (see `ops.shuffle`): no sort, and no copy of the batch but the rows at hand. Without
-    `reshuffle` every epoch repeats the minibatches of the first.
+    of each shard, in the shard's own order, so which rows share a minibatch depends on the shards
+    and not on how many devices hold them. The order is a bijection computed per index (see
+    `ops.shuffle`): no sort, and no copy of the batch except for the minibatch's rows. Without
+    `reshuffle`, every epoch repeats the minibatches of the first.
     """
 
     num_epochs: int
@@ -28,38 +28,40 @@ class OnPolicy:
 
     @property
     def num_updates(self) -> int:
-        """Minibatches of one train batch, all epochs."""
+        """Number of minibatches per train batch, over all epochs."""
         return self.num_epochs * self.num_minibatches
 
-    def orders(self, key: Key, shards: Int[Array, " S"]) -> UInt32[Array, "epochs S 2 rounds"]:
-        """The order of every epoch and shard, as the constants that choose it. Consumes the key.
+    def sample_orders(
+        self, key: Key, shards: Int[Array, " S"]
+    ) -> UInt32[Array, "epochs S 2 rounds"]:
+        """Sample the order of every epoch and shard, as constants of the shuffle. Consumes the key.
 
         Args:
-            key: The train batch's key for shuffling, the same on every device.
-            shards: Which logical shards are here.
+            key: Shuffling key of the train batch, the same on every device.
+            shards: Logical shards on this device.
         """
         epochs = jnp.arange(self.num_epochs if self.reshuffle else 1, dtype=jnp.int32)
 
-        def of(epoch: Int[Array, ""], shard: Int[Array, ""]) -> UInt32[Array, "2 rounds"]:
+        def sample_order(epoch: Int[Array, ""], shard: Int[Array, ""]) -> UInt32[Array, "2 rounds"]:
             number = epoch * self.num_shards + shard
-            return shuffle_constants(jax.random.fold_in(key, number))
+            return draw_shuffle_constants(jax.random.fold_in(key, number))
 
-        return jax.vmap(jax.vmap(of, (None, 0)), (0, None))(epochs, shards)
+        return jax.vmap(jax.vmap(sample_order, (None, 0)), (0, None))(epochs, shards)
 
-    def rows(
+    def minibatch_rows(
         self,
         update: Int[Array, ""],
         orders: UInt32[Array, "epochs S 2 rounds"],
         num_steps: int,
         num_envs: int,
     ) -> Int[Array, " N"]:
-        """The rows of a minibatch in data of shape `[num_steps * num_envs, ...]`.
+        """Return the row indices of a minibatch in data of shape `[num_steps * num_envs, ...]`.
 
         Args:
-            update: Number of the minibatch within the train batch.
-            orders: The train batch's, of the S shards that are here.
+            update: Index of the minibatch within the train batch.
+            orders: Orders of the train batch, for the S shards on this device.
             num_steps: Length T of the rollout.
-            num_envs: Environments B that are here, divided among the shards in order.
+            num_envs: Number of environments B on this device, divided among the shards in order.
         """
         num_shards = orders.shape[1]
         envs_per_shard = num_envs // num_shards
@@ -68,21 +70,21 @@ class OnPolicy:
         epoch, minibatch = update // self.num_minibatches, update % self.num_minibatches
         positions = (minibatch * part + jnp.arange(part, dtype=jnp.int32)).astype(jnp.uint32)
 
-        def of_shard(local: Int[Array, ""], order: UInt32[Array, "2 rounds"]) -> Array:
-            index = shuffled_index(order, positions, size).astype(jnp.int32)
+        def shard_rows(local: Int[Array, ""], order: UInt32[Array, "2 rounds"]) -> Array:
+            index = shuffle_index(order, positions, size).astype(jnp.int32)
             step, env = index // envs_per_shard, index % envs_per_shard
             return step * num_envs + local * envs_per_shard + env
 
         local = jnp.arange(num_shards, dtype=jnp.int32)
         order = orders[epoch if self.reshuffle else 0]
-        return jax.vmap(of_shard)(local, order).reshape(-1)
+        return jax.vmap(shard_rows)(local, order).reshape(-1)
 
 
 def flatten_time(tree: PyTree) -> PyTree:
-    """`[T, B, ...]` to `[T * B, ...]`, without a copy."""
+    """Reshape leaves `[T, B, ...]` to `[T * B, ...]`, without a copy."""
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
 
 def take_rows(tree: PyTree, rows: Int[Array, " N"]) -> PyTree:
-    """The given rows of every leaf."""
+    """Gather the given rows of every leaf."""
     return jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), tree)

@@ -1,17 +1,18 @@
-"""Replay on the device: flashbax's trajectory storage, and transitions of n steps drawn from it.
+"""Replay buffer on the device: flashbax's trajectory storage, with n-step transitions.
 
-Rows lie as `[B, L]`, a ring for each environment, all written at the same place. Which rows are
-drawn depends on the logical shards of the environments and not on how many devices hold them.
+Rows are stored as `[B, L]`, a ring per environment, all written at the same position. Which rows
+are drawn depends on the logical shards of the environments, not on how many devices hold them.
 """
 
 import dataclasses
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jaxrl.buffers.n_step import folded
+from jaxrl.buffers.n_step import fold_n_steps
 from jaxrl.buffers.sum_tree import SumTree
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import (
@@ -21,36 +22,36 @@ from jaxrl.core.types import (
     PyTree,
     Rollout,
     Transition,
-    strongly_typed,
+    strip_weak_types,
 )
 from jaxrl.ops.schedules import Schedule
 
 if TYPE_CHECKING:
     from flashbax.buffers.trajectory_buffer import TrajectoryBufferState
 
-MIN_PRIORITY = 1e-6
-"""Added to |td_error|, so that every row keeps a chance (Schaul et al. 2016, section 3.3)."""
+PRIORITY_EPSILON = 1e-6
+"""Added to |td_error| so that every row can be drawn (Schaul et al. 2016, section 3.3)."""
 
 
 @pytree
 class Priorities:
-    """A sum tree of each shard, `[G, ...]`, and the largest priority until now."""
+    """Sum tree of each shard, `[G, ...]`, and the largest priority so far."""
 
     tree: SumTree
     largest: Float[Array, ""]
 
     @staticmethod
-    def none(num_shards: int, capacity: int) -> "Priorities":
-        """Of nothing yet, with room for `capacity` in each shard."""
+    def empty(num_shards: int, capacity: int) -> "Priorities":
+        """Return empty priorities with room for `capacity` rows per shard."""
         tree = jax.tree.map(
-            lambda x: jnp.zeros((num_shards, *x.shape), x.dtype), SumTree.zero(capacity)
+            lambda x: jnp.zeros((num_shards, *x.shape), x.dtype), SumTree.zeros(capacity)
         )
         return Priorities(tree=tree, largest=jnp.ones((), jnp.float32))
 
 
 @pytree
-class Streams:
-    """Where the latest row of each column came from, `[B]`: an environment, and its step."""
+class ColumnSources:
+    """Origin of the latest row of each column, `[B]`: environment and its step count."""
 
     env_index: Int[Array, " B"]
     env_step: UInt32[Array, " B"]
@@ -58,21 +59,21 @@ class Streams:
 
 @pytree
 class ReplayState:
-    """What is stored; `rows.experience` is a Rollout with the axes `[B, L]`.
+    """Stored rows; `rows.experience` is a Rollout with axes `[B, L]`.
 
-    `streams` is None where every rollout goes on where the one before it ended.
+    `streams` is None if every rollout continues where the previous one ended.
     """
 
     rows: "TrajectoryBufferState[Any]"
     priorities: Priorities | None
-    streams: Streams | None
+    streams: ColumnSources | None
 
 
 @pytree
-class Drawn:
-    """Places in the storage, and the importance weight of each, `[N]`.
+class SampledIndices:
+    """Positions in the storage with their importance weights, `[N]`.
 
-    `learns` says which rows of drawn sequences learn; None where single rows were drawn.
+    `learns` marks the rows of drawn sequences that are learned from; None for single rows.
     """
 
     env: Int[Array, " N"]
@@ -83,7 +84,7 @@ class Drawn:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prioritization:
-    """Proportional prioritisation (Schaul et al. 2016, section 3.3).
+    """Proportional prioritization (Schaul et al. 2016, section 3.3).
 
     Args:
         alpha: Exponent of the priorities; 0 is uniform.
@@ -95,21 +96,23 @@ class Prioritization:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Replay:
-    """Uniform or prioritised draws of transitions.
+class ReplayBuffer:
+    """Replay buffer with uniform or prioritized sampling of transitions.
 
     Args:
-        length: Rows of each environment, a multiple of the rollout's length.
-        num_envs: Environments B over all devices.
-        num_shards: Logical shards, each with an equal part of the environments and of a draw.
-        batch_size: Rows of one draw, over all devices.
-        num_updates: Draws for each rollout that is added.
-        n_step: Least and most steps of a transition; each row's number is drawn between them.
-        learning_starts: Stored rows from which on there is learning.
-        prioritization: None draws uniformly.
-        may_skip: Whether a column may go on with another environment, or after steps that were
-            lost, as with runners that come and go.
-        in_host_memory: Whether the state is kept apart from the learner's, in host memory.
+        length: Rows per environment, a multiple of the rollout's length.
+        num_envs: Number of environments B over all devices.
+        num_shards: Number of logical shards, each with an equal part of the environments and of a
+            draw.
+        batch_size: Rows per draw, over all devices.
+        num_updates: Number of draws per added rollout.
+        n_step: Minimum and maximum number of steps of a transition; each row's number is drawn from
+            this range.
+        learning_starts: Number of stored rows from which updates begin.
+        prioritization: Prioritization; None samples uniformly.
+        allow_gaps: Whether a column may continue with another environment or after lost steps, as
+            with runners that restart.
+        in_host_memory: Whether the state is kept in host memory, apart from the learner's.
     """
 
     length: int
@@ -120,47 +123,47 @@ class Replay:
     n_step: tuple[int, int]
     learning_starts: int
     prioritization: Prioritization | None = None
-    may_skip: bool = False
+    allow_gaps: bool = False
     in_host_memory: bool = False
 
     @property
     def rows_per_update(self) -> int:
-        """Rows that one gradient step learns from, over all devices."""
+        """Rows per gradient step, over all devices."""
         return self.batch_size
 
     def init(self, rollout: Rollout) -> ReplayState:
-        """Nothing stored, for rollouts `[T, B, ...]` of these shapes and types."""
-        row = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), _kept(rollout))
+        """Return an empty buffer for rollouts `[T, B, ...]` of these shapes and dtypes."""
+        row = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), _select_stored(rollout))
         num_envs = rollout.reward.shape[1]
-        rows = strongly_typed(_storage().init(row, num_envs, self.length))
-        streams = Streams(
+        rows = strip_weak_types(_import_storage().init(row, num_envs, self.length))
+        streams = ColumnSources(
             env_index=jnp.full((num_envs,), -1, jnp.int32),
             env_step=jnp.zeros((num_envs,), jnp.uint32),
         )
         return ReplayState(
             rows=rows,
-            priorities=self._no_priorities(num_envs),
-            streams=streams if self.may_skip else None,
+            priorities=self._init_priorities(num_envs),
+            streams=streams if self.allow_gaps else None,
         )
 
-    def emptied(self, state: ReplayState) -> ReplayState:
-        """The state with nothing stored, in the same memory where that is given away."""
-        nothing = jax.tree.map(lambda x: x.at[...].set(jnp.zeros((), x.dtype)), state)
-        priorities, streams = nothing.priorities, nothing.streams
+    def clear(self, state: ReplayState) -> ReplayState:
+        """Return an empty buffer, in the same memory if the state is donated."""
+        empty = jax.tree.map(lambda x: x.at[...].set(jnp.zeros((), x.dtype)), state)
+        priorities, streams = empty.priorities, empty.streams
         if priorities is not None:
             priorities = replace(priorities, largest=jnp.ones_like(priorities.largest))
         if streams is not None:
             streams = replace(streams, env_index=jnp.full_like(streams.env_index, -1))
-        return replace(nothing, priorities=priorities, streams=streams)
+        return replace(empty, priorities=priorities, streams=streams)
 
-    def _no_priorities(self, num_envs: int) -> Priorities | None:
+    def _init_priorities(self, num_envs: int) -> Priorities | None:
         if self.prioritization is None:
             return None
-        shards = self.shards_of(num_envs)
-        return Priorities.none(shards, num_envs // shards * self.length)
+        shards = self.count_shards(num_envs)
+        return Priorities.empty(shards, num_envs // shards * self.length)
 
-    def shards_of(self, num_envs: int) -> int:
-        """How many shards that many environments are, those of one device."""
+    def count_shards(self, num_envs: int) -> int:
+        """Return the number of shards that one device's `num_envs` environments make up."""
         return num_envs * self.num_shards // self.num_envs
 
     def add(
@@ -170,35 +173,35 @@ class Replay:
         env_index: Int[Array, " B"],
         env_step: UInt32[Array, "T B"],
     ) -> ReplayState:
-        """The oldest rows overwritten by those of a rollout `[T, B, ...]`.
+        """Add a rollout `[T, B, ...]`, overwriting the oldest rows.
 
-        New rows get the largest priority until now; rows that are no transitions are never drawn.
+        New rows get the largest priority so far; rows that are not transitions are never drawn.
 
         Args:
-            state: Of as many columns as the rollout.
-            rollout: T is that of every rollout.
-            env_index: The environment of each column.
-            env_step: Its number of steps before each row.
+            state: Buffer with as many columns as the rollout.
+            rollout: Rollout; T is the same for all rollouts.
+            env_index: Index of each column's environment.
+            env_step: Number of the environment's steps before each row.
         """
         before, streams = state.streams, None
         if before is not None:
-            goes_on = (before.env_index == env_index) & (before.env_step + 1 == env_step[0])
-            is_first = rollout.is_first.at[0].set(rollout.is_first[0] | ~goes_on)
+            continues = (before.env_index == env_index) & (before.env_step + 1 == env_step[0])
+            is_first = rollout.is_first.at[0].set(rollout.is_first[0] | ~continues)
             rollout = replace(rollout, is_first=is_first)
-            streams = Streams(env_index=env_index, env_step=env_step[-1])
-        by_env = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), _kept(rollout))
+            streams = ColumnSources(env_index=env_index, env_step=env_step[-1])
+        by_env = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), _select_stored(rollout))
         return ReplayState(
-            rows=_storage().add(state.rows, by_env),
-            priorities=self._with_new(state, by_env.mask),
+            rows=_import_storage().add(state.rows, by_env),
+            priorities=self._add_priorities(state, by_env.mask),
             streams=streams,
         )
 
-    def _with_new(self, state: ReplayState, mask: Bool[Array, "B T"]) -> Priorities | None:
-        """The priorities after rows were written, before `state.rows` says so."""
+    def _add_priorities(self, state: ReplayState, mask: Bool[Array, "B T"]) -> Priorities | None:
+        """Return the priorities after a write; `state.rows` is not yet updated."""
         if self.prioritization is None or state.priorities is None:
             return None
         num_envs, num_steps = mask.shape
-        shards = self.shards_of(num_envs)
+        shards = self.count_shards(num_envs)
         times = state.rows.current_index + jnp.arange(num_steps, dtype=jnp.int32)
         envs = jnp.arange(num_envs // shards, dtype=jnp.int32)
         leaves = (envs[:, None] * self.length + (times % self.length)[None, :]).reshape(-1)
@@ -208,20 +211,20 @@ class Replay:
         return replace(state.priorities, tree=tree)
 
     def size(self, state: ReplayState) -> Int[Array, ""]:
-        """Rows that are stored for each environment."""
+        """Return the number of stored rows per environment."""
         return jnp.where(state.rows.is_full, self.length, state.rows.current_index)
 
     @property
-    def first_learned_at(self) -> int:
-        """Stored rows from which on there is learning: at least one, at most all that fit."""
+    def min_rows_to_learn(self) -> int:
+        """Number of stored rows from which updates begin, at least one and at most the capacity."""
         rows = -(-self.learning_starts // self.num_envs)
         return min(max(rows, 1), self.length) * self.num_envs
 
     def can_learn(self, state: ReplayState) -> Bool[Array, ""]:
-        """Whether enough is stored."""
-        return self.size(state) >= self.first_learned_at // self.num_envs
+        """Return whether enough rows are stored to begin updates."""
+        return self.size(state) >= self.min_rows_to_learn // self.num_envs
 
-    def draw(
+    def sample(
         self,
         state: ReplayState,
         priorities: Priorities | None,
@@ -229,16 +232,16 @@ class Replay:
         shards: Int[Array, " S"],
         env_steps: Counter,
         axis_name: str | None = None,
-    ) -> Drawn:
-        """Where the rows of one gradient step lie, equally many of each shard. Consumes the key.
+    ) -> SampledIndices:
+        """Sample positions of one gradient step's rows, equally many per shard. Consumes the key.
 
         Args:
-            state: With at least one row stored.
-            priorities: Of its rows, in place of the state's own.
-            key: The draw's, the same on every device.
-            shards: The logical shards that are here.
-            env_steps: What the schedule of beta goes by.
-            axis_name: Mesh axis that the shards are divided over, or None.
+            state: Buffer with at least one row.
+            priorities: Priorities of its rows, used in place of the state's own.
+            key: Key of the draw, the same on every device.
+            shards: Logical shards on this device.
+            env_steps: Environment steps, for the schedule of beta.
+            axis_name: Mesh axis that the shards are sharded over, or None.
         """
         num_envs, size = state.rows.experience.mask.shape[0], self.size(state)
         per_shard, share = num_envs // shards.shape[0], self.batch_size // self.num_shards
@@ -249,60 +252,62 @@ class Replay:
             weight = None
         else:
             tree = priorities.tree
-            places = jax.vmap(lambda t, k: t.stratified(share, k))(tree, keys)
+            places = jax.vmap(lambda t, k: t.sample_stratified(share, k))(tree, keys)
             env, time = places // self.length, places % self.length
             rows = (size * self.num_envs).astype(jnp.float32)
             beta = self.prioritization.beta.value_at(env_steps)
-            weight = importance(tree, places, rows / self.num_shards, beta, axis_name)
+            weight = compute_importance_weights(
+                tree, places, rows / self.num_shards, beta, axis_name
+            )
         first = jnp.arange(shards.shape[0], dtype=jnp.int32) * per_shard
         env, time = (env + first[:, None]).reshape(-1), time.reshape(-1)
         is_transition = state.rows.experience.mask[env, time].astype(jnp.float32)
         weight = is_transition if weight is None else weight.reshape(-1) * is_transition
-        return Drawn(env=env, time=time, weight=weight)
+        return SampledIndices(env=env, time=time, weight=weight)
 
-    def transitions(
+    def gather_transitions(
         self,
         state: ReplayState,
-        drawn: Drawn,
+        indices: SampledIndices,
         gamma: Float[Array, ""],
         shards: Int[Array, " S"],
         key: Key,
     ) -> Transition:
-        """The rows with up to n steps folded into each.
+        """Gather the drawn rows, with up to n steps folded into each. Consumes the key.
 
-        A fold ends with the episode, before a row that is no transition, and with the newest row;
-        the bootstrap then is from where it ended, after fewer steps. Consumes the key.
+        A fold ends with the episode, before a row that is not a transition, or with the newest row;
+        it then bootstraps from where it ended, after fewer steps.
         """
         rows: Rollout = state.rows.experience
 
         def take(x: Array, time: Int[Array, " N"]) -> Array:
-            return x[drawn.env, time]
+            return x[indices.env, time]
 
         def at(tree: PyTree, time: Int[Array, " N"]) -> PyTree:
             return jax.tree.map(lambda x: take(x, time), tree)
 
         newest = (state.rows.current_index - 1) % self.length
-        reward, steps, last = folded(
+        reward, steps, last = fold_n_steps(
             rows,
-            drawn.env,
-            drawn.time,
-            following=(newest - drawn.time) % self.length,
+            indices.env,
+            indices.time,
+            num_following=(newest - indices.time) % self.length,
             gamma=gamma,
-            limit=self.limits(shards, key),
-            most=self.n_step[1],
+            max_steps=self.sample_max_steps(shards, key),
+            largest_max_steps=self.n_step[1],
         )
         terminated = take(rows.terminated, last).astype(jnp.float32)
         return Transition(
-            obs=at(rows.obs, drawn.time),
-            action=at(rows.action, drawn.time),
+            obs=at(rows.obs, indices.time),
+            action=at(rows.action, indices.time),
             reward=reward,
             discount=gamma**steps * (1.0 - terminated),
             next_obs=at(rows.final_obs, last),
-            weight=drawn.weight,
+            weight=indices.weight,
         )
 
-    def limits(self, shards: Int[Array, " S"], key: Key) -> Int[Array, " N"]:
-        """The most steps of each row of a draw. Consumes the key."""
+    def sample_max_steps(self, shards: Int[Array, " S"], key: Key) -> Int[Array, " N"]:
+        """Sample the maximum number of steps of each drawn row. Consumes the key."""
         low, high = self.n_step
         share = self.batch_size // self.num_shards
         if low == high:
@@ -310,25 +315,26 @@ class Replay:
         keys = jax.vmap(lambda shard: jax.random.fold_in(key, shard))(shards)
         return jax.vmap(lambda k: jax.random.randint(k, (share,), low, high + 1))(keys).reshape(-1)
 
-    def prioritize(
+    def update_priorities(
         self,
         priorities: Priorities,
-        drawn: Drawn,
+        indices: SampledIndices,
         td_error: Float[Array, " N"],
         axis_name: str | None = None,
     ) -> Priorities:
-        """The priorities with those of the drawn rows renewed, |td_error| + ε.
+        """Set the priorities of the drawn rows to |td_error| + ε.
 
-        A row that is no transition keeps none, and one without a finite error keeps its own.
+        A row that is not a transition has no priority, and one without a finite error keeps its
+        own.
         """
         assert self.prioritization is not None
         shards = priorities.tree.nodes.shape[0]
-        per_shard = drawn.env.shape[0] // shards
-        fresh = jnp.abs(td_error) + MIN_PRIORITY
-        valid = (drawn.weight > 0.0) & jnp.isfinite(fresh)
+        per_shard = indices.env.shape[0] // shards
+        fresh = jnp.abs(td_error) + PRIORITY_EPSILON
+        valid = (indices.weight > 0.0) & jnp.isfinite(fresh)
         first = jnp.arange(shards, dtype=jnp.int32) * self._envs_per_shard
-        env = drawn.env.reshape(shards, per_shard) - first[:, None]
-        leaves = env * self.length + drawn.time.reshape(shards, per_shard)
+        env = indices.env.reshape(shards, per_shard) - first[:, None]
+        leaves = env * self.length + indices.time.reshape(shards, per_shard)
         old = jax.vmap(SumTree.get)(priorities.tree, leaves)
         fresh, valid = fresh.reshape(shards, -1), valid.reshape(shards, -1)
         values = jnp.where(valid, fresh**self.prioritization.alpha, old)
@@ -345,38 +351,40 @@ class Replay:
         return self.num_envs // self.num_shards
 
 
-def _storage() -> Any:
-    """The rings of flashbax, imported by those who replay."""
+def _import_storage() -> ModuleType:
+    """Import flashbax's trajectory storage, only when a run uses replay."""
     from flashbax.buffers import trajectory_buffer
 
     return trajectory_buffer
 
 
-def _kept(rollout: Rollout) -> Rollout:
-    """What is stored of a rollout; of what came beside it, the carries before its rows alone."""
+def _select_stored(rollout: Rollout) -> Rollout:
+    """Return the stored part of a rollout; extras keep only the recurrent state of each row."""
     carries = {name: x for name, x in rollout.extras.items() if name == Columns.STATE_IN}
     return replace(rollout, extras=carries, carry_in=None)
 
 
-def importance(
+def compute_importance_weights(
     tree: SumTree,
-    places: Int[Array, "S n"],
-    rows: Float[Array, ""],
+    leaves: Int[Array, "S n"],
+    num_rows: Float[Array, ""],
     beta: Float[Array, ""],
     axis_name: str | None,
 ) -> Float[Array, "S n"]:
-    """(M P(i))^-β over its maximum (Schaul et al. 2016, section 3.4), of shards drawn from alike.
+    """Compute importance weights (M P(i))^-β over their maximum (Schaul et al. 2016, section 3.4).
+
+    All shards are drawn from equally.
 
     Args:
-        tree: Of each shard.
-        places: The drawn leaves.
-        rows: M, the stored rows of a shard.
-        beta: The exponent.
-        axis_name: Mesh axis that the shards are divided over, or None.
+        tree: Sum tree of each shard.
+        leaves: Drawn leaves.
+        num_rows: M, number of stored rows per shard.
+        beta: Exponent β.
+        axis_name: Mesh axis that the shards are sharded over, or None.
     """
-    value, total = jax.vmap(SumTree.get)(tree, places), jax.vmap(SumTree.total)(tree)[:, None]
-    # A shard in which nothing is a transition weighs nothing: 0 / 0 would spoil the other shards.
-    weight = jnp.where(value > 0.0, (rows * value / total) ** -beta, 0.0)
+    value, total = jax.vmap(SumTree.get)(tree, leaves), jax.vmap(SumTree.total)(tree)[:, None]
+    # A shard without transitions has zero weight: 0 / 0 would contaminate the other shards.
+    weight = jnp.where(value > 0.0, (num_rows * value / total) ** -beta, 0.0)
     largest = jnp.max(weight)
     if axis_name is not None:
         largest = jax.lax.pmax(largest, axis_name)

@@ -1,7 +1,7 @@
-"""Priorities in a tree of sums, for draws in proportion to them.
+"""Sum tree for sampling in proportion to priorities.
 
-In place of flashbax's sum tree, which keeps its sums by adding differences in float32, so that
-after large priorities came and went its totals are wrong and it draws leaves of priority zero
+It replaces flashbax's sum tree, which updates its sums by adding differences in float32. After
+large priorities have come and gone, its totals are wrong and it draws leaves of priority zero
 (tests/buffers/test_sum_tree.py shows both).
 """
 
@@ -15,26 +15,26 @@ from jaxrl.core.types import Key
 
 @pytree
 class SumTree:
-    """Non-negative values at the leaves of a binary tree whose every node is its children's sum.
+    """Binary tree of non-negative leaf values in which every node is the sum of its children.
 
     Node 1 is the root, nodes 2i and 2i + 1 are the children of node i, and the leaves fill the
-    second half. A node on the way up from a changed leaf is computed anew from its two children,
-    so no error outlives the values that caused it: a sum of n leaves is right to log2(n) roundings.
+    second half. The ancestors of a changed leaf are recomputed from their two children, so no error
+    outlives the values that caused it: a sum of n leaves is exact up to log2(n) roundings.
 
-    The methods take one tree; a stack of trees, one for each shard, goes through `jax.vmap`.
+    The methods operate on one tree; use `jax.vmap` for a stack of trees, one per shard.
     """
 
     nodes: Float[Array, "*shards nodes"]
 
     @staticmethod
-    def zero(capacity: int) -> "SumTree":
-        """A tree of at least `capacity` leaves, all zero."""
+    def zeros(capacity: int) -> "SumTree":
+        """Return a tree of at least `capacity` leaves, all zero."""
         num_leaves = 1 << max(capacity - 1, 0).bit_length()
         return SumTree(nodes=jnp.zeros((2 * num_leaves,), jnp.float32))
 
     @property
     def num_leaves(self) -> int:
-        """The capacity that was asked for, rounded up to a power of two."""
+        """Requested capacity, rounded up to a power of two."""
         return self.nodes.shape[-1] // 2
 
     @property
@@ -42,69 +42,69 @@ class SumTree:
         return self.num_leaves.bit_length() - 1
 
     def total(self) -> Float[Array, ""]:
-        """The sum of all leaves."""
+        """Return the sum of all leaves."""
         return self.nodes[1]
 
     def get(self, index: Int[Array, " K"]) -> Float[Array, " K"]:
-        """The values of these leaves."""
+        """Return the values of the given leaves."""
         return self.nodes[self.num_leaves + index]
 
     def set(self, index: Int[Array, " K"], value: Float[Array, " K"]) -> "SumTree":
-        """The tree with these values at these leaves.
+        """Set the values of the given leaves.
 
-        Where an index occurs more than once the largest of its values holds; one that is no leaf
-        changes nothing.
+        If an index occurs more than once, the largest of its values is stored; an index out of
+        range is ignored.
 
         Args:
-            index: Leaves.
-            value: Finite; what is below zero counts as zero.
+            index: Indices of leaves.
+            value: Finite values; negative ones count as zero.
         """
         inside = (index >= 0) & (index < self.num_leaves)
-        leaf = jnp.where(inside, self.num_leaves + index, 0)  # node 0 is nobody's child
-        # Set to one of its values, then to the largest: were it set to 0 first, that write would not
-        # wait for what `value` reads of this tree, and XLA would copy the tree to have both.
+        leaf = jnp.where(inside, self.num_leaves + index, 0)  # node 0 is unused
+        # Set to one of its values, then to the largest. Setting it to 0 first would not depend on
+        # `value`'s reads of this tree, so XLA would copy the tree to keep both versions.
         value = jnp.maximum(value, 0.0)
         nodes = self.nodes.at[leaf].set(value).at[leaf].max(value)
 
-        def raise_sums(_: Int[Array, ""], carry: _Climb) -> _Climb:
+        def update_parents(_: Int[Array, ""], carry: _Climb) -> _Climb:
             node = carry.node // 2
             sums = carry.nodes[2 * node] + carry.nodes[2 * node + 1]
             sums = jnp.where(node > 0, sums, 0.0)
             return _Climb(nodes=carry.nodes.at[node].set(sums), node=node)
 
-        # A loop of many short turns: XLA makes it one kernel, and compiles it in a tenth of a
-        # second where the turns written out take two.
+        # XLA compiles this loop into one kernel in 0.1 s; the unrolled loop takes 2 s to compile.
         return SumTree(
             nodes=jax.lax.fori_loop(
-                0, self._depth, raise_sums, _Climb(nodes=nodes, node=leaf)
+                0, self._depth, update_parents, _Climb(nodes=nodes, node=leaf)
             ).nodes
         )
 
-    def find(self, mass: Float[Array, " K"]) -> Int[Array, " K"]:
-        """The leaves i with v₀ + … + vᵢ₋₁ ≤ mass < v₀ + … + vᵢ.
+    def find_leaves(self, mass: Float[Array, " K"]) -> Int[Array, " K"]:
+        """Return the leaves i with v₀ + … + vᵢ₋₁ ≤ mass < v₀ + … + vᵢ.
 
-        Never a leaf of value zero while any other is larger, whatever the rounding. Leaf 0 where
-        all are zero.
+        A leaf of value zero is never returned while any other is positive, whatever the rounding.
+        If all are zero, leaf 0 is returned.
 
         Args:
-            mass: From 0 to `total()`, which is taken as the end of the last leaf of any value.
+            mass: Cumulative mass from 0 to `total()`, which counts as the end of the last positive
+                leaf.
         """
         return self._descend(mass, jnp.zeros_like(mass))
 
-    def stratified(self, num: int, key: Key) -> Int[Array, " num"]:
-        """One leaf from each of `num` equal parts of the total, in proportion to the values.
+    def sample_stratified(self, num: int, key: Key) -> Int[Array, " num"]:
+        """Sample one leaf from each of `num` equal parts of the total, in proportion to the values.
 
-        Schaul et al. 2016, appendix B.2.1. Consumes the key.
+        See Schaul et al. 2016, appendix B.2.1. Consumes the key.
         """
         width = self.total() / num
         start = jnp.arange(num, dtype=jnp.float32) * width
         return self._descend(start, jax.random.uniform(key, (num,)) * width)
 
     def _descend(self, start: Float[Array, " K"], rest: Float[Array, " K"]) -> Int[Array, " K"]:
-        """The leaves at the masses `start + rest`.
+        """Return the leaves at the masses `start + rest`.
 
-        The two are kept apart because float32 has 2²⁴ steps from 0 to the total: some 16 to a leaf
-        where there are a million, so that a leaf would be drawn 1/16 too often or too rarely.
+        The two are kept apart because float32 has only 2²⁴ steps from 0 to the total: with a
+        million leaves some 16 per leaf, so that a leaf would be drawn 1/16 too often or too rarely.
         """
 
         def step(_: Int[Array, ""], at: _Descent) -> _Descent:
@@ -125,7 +125,7 @@ class SumTree:
 
 @pytree
 class _Climb:
-    """Nodes of the tree, and those whose sums are right."""
+    """Tree nodes, and the nodes whose sums were just updated."""
 
     nodes: Float[Array, " nodes"]
     node: Int[Array, " K"]
@@ -133,7 +133,7 @@ class _Climb:
 
 @pytree
 class _Descent:
-    """A node, and the mass that is left to go within it in two parts."""
+    """Node, and the remaining mass within it in two parts."""
 
     node: Int[Array, " K"]
     start: Float[Array, " K"]

@@ -1,17 +1,17 @@
-"""The command line: `jaxrl train`, `evaluate`, `resume` and `list`.
+"""Command-line interface: `jaxrl train`, `evaluate`, `resume`, `benchmark`, `list` and more.
 
-Nothing here imports JAX before a command needs it, so that `jaxrl --help` answers at once.
+JAX is imported only by commands that need it, so that `jaxrl --help` is immediate.
 """
 
 import signal
 
 
 def main() -> None:
-    """The entry point `jaxrl`: Ctrl-C ends it without a traceback from the first import on."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until what follows is imported
-    from jaxrl.cli.interrupts import AtOnce
+    """Run the `jaxrl` command; Ctrl-C ends it without a traceback from the first import on."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the imports below are done
+    from jaxrl.cli.interrupts import ExitOnInterrupt
 
-    with AtOnce():
+    with ExitOnInterrupt():
         from jaxrl.cli import app
 
         app.main()

@@ -1,4 +1,4 @@
-"""`python -m jaxrl.cli`, the same as `jaxrl`."""
+"""Entry point of `python -m jaxrl.cli`, equivalent to `jaxrl`."""
 
 from jaxrl.cli import main
 

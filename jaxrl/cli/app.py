@@ -1,4 +1,4 @@
-"""The commands, their options and their help; what they do is imported when they run."""
+"""Commands with their options and help; implementations are imported when a command runs."""
 
 import enum
 import os
@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from jaxrl.cli.errors import ErrorGroup, keep_log_to_ourselves, log_level, set_verbosity
-from jaxrl.runtime.commands import begin_command
+from jaxrl.cli.errors import ErrorGroup, disable_log_propagation, get_log_level, set_verbosity
+from jaxrl.runtime.commands import mark_as_command
 
 app = typer.Typer(
     cls=ErrorGroup,
@@ -28,14 +28,14 @@ Verbosity = Annotated[
         count=True,
         show_default=False,
         callback=set_verbosity,
-        help="Say more; -vv says most. Shows the traceback of an error.",
+        help="Increase verbosity, -vv further. Also shows the traceback of an error.",
     ),
 ]
 Stop = Annotated[
     str | None,
     typer.Option(
         metavar="JSON",
-        help="When to stop: result keys and the values to reach, the first one reached counts.",
+        help="Stop criterion: result keys and values; the run stops when the first is reached.",
     ),
 ]
 
@@ -52,8 +52,8 @@ ConfigFile = Annotated[
     typer.Argument(
         metavar="file CONFIG",
         show_default=False,
-        help="Train what a YAML file says: a path, or the id of a shipped one "
-        "([bold]jaxrl list configs[/bold]). Options given beside it win.",
+        help="Train a YAML file, given by its path or the id of a shipped one "
+        "([bold]jaxrl list configs[/bold]). Options override its settings.",
     ),
 ]
 Assignments = Annotated[
@@ -62,8 +62,9 @@ Assignments = Annotated[
         "--set",
         metavar="NAME=VALUE",
         show_default=False,
-        help="One setting, as often as you like: [bold]--set lr=3e-4[/bold], or a part of one, "
-        "[bold]--set model_config.fcnet_hiddens=\\[64,64][/bold]. The value is YAML.",
+        help="A setting, [bold]--set lr=3e-4[/bold], or one entry of it, "
+        "[bold]--set model_config.fcnet_hiddens=\\[64,64][/bold]. The value is YAML; may be "
+        "repeated.",
     ),
 ]
 
@@ -73,22 +74,22 @@ Trust = Annotated[
     typer.Option(
         metavar="PACKAGE",
         show_default=False,
-        help="A package that a checkpoint of somebody else's may import; may be repeated. 'all' also "
-        "takes its folders and environment variables.",
+        help="Package that a checkpoint from another user may import; may be repeated. 'all' also "
+        "accepts its folders and environment variables.",
     ),
 ]
 
 
-class Listed(enum.StrEnum):
-    """What `jaxrl list` can list."""
+class ListingKind(enum.StrEnum):
+    """Kinds of listings of `jaxrl list`."""
 
     ALGOS = "algos"
     ENVS = "envs"
     CONFIGS = "configs"
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         import jaxrl
 
         typer.echo(f"jaxrl {jaxrl.__version__}")
@@ -105,7 +106,7 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """Options before the command."""
+    """Process the options before the command."""
 
 
 @app.command(
@@ -133,26 +134,29 @@ def train(
         str | None, typer.Option(metavar="JSON", help="Settings, under RLlib's names.")
     ] = None,
     set_: Assignments = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of every random draw.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Train N runs as lanes of one program, seeds from --seed on."
+            metavar="N",
+            help="Train N runs as lanes of one program, with seeds counting up from --seed.",
         ),
     ] = None,
     num_env_runners: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Ray actors that step the environments; 0 steps them here."),
+        typer.Option(
+            metavar="N", help="Ray actors that step the environments; 0 steps them in this process."
+        ),
     ] = None,
     num_envs_per_env_runner: Annotated[
-        int | None, typer.Option(metavar="N", help="Environments that each runner steps.")
+        int | None, typer.Option(metavar="N", help="Environments stepped by each runner.")
     ] = None,
     num_learners: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Learner processes under Ray; 0 learns here."),
+        typer.Option(metavar="N", help="Learner processes under Ray; 0 learns in this process."),
     ] = None,
     video: Annotated[
-        bool, typer.Option("--video", help="Write a video of an episode of each evaluation.")
+        bool, typer.Option("--video", help="Record a video of one episode per evaluation.")
     ] = False,
     name: Annotated[str | None, typer.Option(help="Name of the run folder.")] = None,
     results_dir: Annotated[
@@ -165,9 +169,9 @@ def train(
     ] = None,
     verbose: Verbosity = 0,
 ) -> None:
-    """Train an algorithm on an environment, and leave a run folder behind.
+    """Train an algorithm on an environment and write a run folder.
 
-    Ctrl-C (or SIGTERM) saves a checkpoint and says how to go on; a second one ends at once.
+    Ctrl-C (or SIGTERM) saves a checkpoint and prints how to resume; a second one exits at once.
     """
     from jaxrl.cli import experiments, runs
 
@@ -182,16 +186,16 @@ def train(
         "results_dir": results_dir,
         "checkpoint_frequency": checkpoint_freq,
     }
-    experiment = experiments.assemble(
+    experiment = experiments.build_experiment(
         source or [],
         algo=algo,
         env=env,
-        stop=experiments.stop_of(stop, steps),
-        settings=experiments.settings_of(config),
+        stop=experiments.parse_stop_options(stop, steps),
+        settings=experiments.parse_settings(config),
         assignments=set_ or (),
         overrides=overrides,
     )
-    raise typer.Exit(runs.train(experiment, log_level(ctx)))
+    raise typer.Exit(runs.train(experiment, get_log_level(ctx)))
 
 
 @app.command(
@@ -209,23 +213,21 @@ def evaluate(
     ],
     episodes: Annotated[
         int | None,
-        typer.Option(
-            min=1, metavar="N", help="How many episodes; the config's evaluation by default."
-        ),
+        typer.Option(min=1, metavar="N", help="Number of episodes; by default as in the config."),
     ] = None,
     video: Annotated[
-        bool, typer.Option("--video", help="Write a video of an episode into the run folder.")
+        bool, typer.Option("--video", help="Record a video of an episode in the run folder.")
     ] = False,
     trust: Trust = None,
     verbose: Verbosity = 0,
 ) -> None:
-    """Play with a trained policy and print its returns.
+    """Evaluate a trained policy and print its returns.
 
-    Leaves the run folder as it is, but for a video that is asked for.
+    The run folder is not changed, except for a requested video.
     """
     from jaxrl.cli import runs
 
-    runs.evaluate(checkpoint, episodes, log_level(ctx), video=video, trust=trust)
+    runs.evaluate(checkpoint, episodes, get_log_level(ctx), video=video, trust=trust)
 
 
 @app.command(
@@ -248,15 +250,15 @@ def resume(
     trust: Trust = None,
     verbose: Verbosity = 0,
 ) -> None:
-    """Go on with a run from its newest checkpoint, or the one named, in the same folder.
+    """Resume a run from its newest checkpoint, or from the given one, in the same folder.
 
-    Without --stop or --steps it goes on to the criterion that the run had. Checkpoints after the one
-    named are renamed, and rows of results after it are cut.
+    Without --stop or --steps, the stop criterion of the run applies. Checkpoints later than the
+    given one are renamed, and later rows of results are dropped.
     """
     from jaxrl.cli import experiments, runs
 
-    criterion = experiments.stop_of(stop, steps)
-    raise typer.Exit(runs.resume(run, criterion, log_level(ctx), trust=trust))
+    criterion = experiments.parse_stop_options(stop, steps)
+    raise typer.Exit(runs.resume(run, criterion, get_log_level(ctx), trust=trust))
 
 
 @app.command(
@@ -266,28 +268,28 @@ def resume(
 )
 def benchmark(
     suite: Annotated[
-        str, typer.Argument(metavar="SUITE", help="A suite's YAML file, or a shipped one's name.")
+        str, typer.Argument(metavar="SUITE", help="YAML file of a suite, or name of a shipped one.")
     ],
     out: Annotated[
         str | None,
         typer.Option(
             metavar="FOLDER",
             show_default="~/jaxrl_results/benchmarks/NAME",
-            help="Where results are written; those that are there already are not run again.",
+            help="Folder for results; runs with results there are not repeated.",
         ),
     ] = None,
     compare: Annotated[
         str | None,
         typer.Option(
             metavar="OLD",
-            help="The folder of earlier results; exit code 1 if a return is clearly worse.",
+            help="Folder of earlier results; exit code 1 if a return is clearly worse.",
         ),
     ] = None,
     verbose: Verbosity = 0,
 ) -> None:
     """Run a suite of algorithms, environments and seeds, and write a report.
 
-    A suite that was interrupted goes on where it was.
+    An interrupted suite continues where it stopped.
     """
     from jaxrl.cli import benchmarks
 
@@ -306,7 +308,7 @@ def compile_report(
         typer.Argument(
             metavar="file CONFIG | RUN",
             show_default=False,
-            help="A YAML file or the id of a shipped one, after the word [bold]file[/bold], or a run "
+            help="The word [bold]file[/bold] and a YAML file or the id of a shipped one, or a run "
             "folder.",
         ),
     ],
@@ -314,9 +316,9 @@ def compile_report(
     trust: Trust = None,
     verbose: Verbosity = 0,
 ) -> None:
-    """Compile what a run needs, and print what each program takes: seconds, FLOPs, bytes, cache.
+    """Compile the programs of a run and print the cost of each: seconds, FLOPs, bytes, cache.
 
-    Nothing is trained, but one iteration where environments are stepped on the host.
+    Nothing is trained, except for one iteration if environments are stepped on the host.
     """
     from jaxrl.cli import compiling
 
@@ -328,16 +330,16 @@ def compile_report(
     epilog="[bold]Examples[/bold]\n\njaxrl list algos\n\njaxrl list envs\n\njaxrl list configs",
 )
 def list_(
-    what: Annotated[Listed, typer.Argument(help="What to list.")],
+    what: Annotated[ListingKind, typer.Argument(help="What to list.")],
     everything: Annotated[
-        bool, typer.Option("--all", help="Also environments that only test algorithms.")
+        bool, typer.Option("--all", help="Include environments that only test algorithms.")
     ] = False,
     verbose: Verbosity = 0,
 ) -> None:
-    """List the algorithms, the environments, or the configs that are shipped."""
+    """List the available algorithms, environments or configs."""
     from jaxrl.cli import listing
 
-    for line in listing.listed(what, everything=everything):
+    for line in listing.format_listing(what, everything=everything):
         typer.echo(line)
 
 
@@ -348,25 +350,25 @@ def list_(
     "jaxrl check-env my_package.my_module:MyEnv --env-config '{\"size\": 5}'",
 )
 def check_env(
-    env: Annotated[str, typer.Argument(metavar="ENV", help="An id, or module:Class.")],
+    env: Annotated[str, typer.Argument(metavar="ENV", help="Id, or module:Class.")],
     env_config: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Arguments of the environment.")
+        str | None, typer.Option(metavar="JSON", help="Settings of the environment.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of each copy.")] = 24,
-    seed: Annotated[int, typer.Option(min=0, help="Of resets and random actions.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Steps per copy of the environment.")] = 24,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of resets and random actions.")] = 0,
     verbose: Verbosity = 0,
 ) -> None:
-    """Try an environment with random actions, and say what is wrong with it."""
+    """Check an environment by stepping it with random actions."""
     from jaxrl.cli import listing
 
-    listing.check(env, env_config, steps, seed)
+    listing.check_environment(env, env_config, steps, seed)
 
 
 def main() -> None:
-    """The entry point `jaxrl`; modules of the folder it is called in can be imported."""
-    here = os.getcwd()
-    if not {"", here} & set(sys.path):  # as `python -m jaxrl` has it
-        sys.path.insert(0, here)
-    keep_log_to_ourselves()
-    begin_command()
+    """Run the command line, with modules of the current folder importable."""
+    cwd = os.getcwd()
+    if not {"", cwd} & set(sys.path):  # as with `python -m jaxrl`
+        sys.path.insert(0, cwd)
+    disable_log_propagation()
+    mark_as_command()
     app()

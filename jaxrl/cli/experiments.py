@@ -1,11 +1,11 @@
-"""From the options of `jaxrl train` to a config and a stop criterion."""
+"""Conversion of the options of `jaxrl train` to a config and a stop criterion."""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxrl.config.load import check_size
-from jaxrl.config.registry import config_file
+from jaxrl.config.load import check_document_size
+from jaxrl.config.registry import resolve_config_path
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 ENV_STEPS = "num_env_steps_sampled_lifetime"
 
 
-def assemble(
+def build_experiment(
     source: Sequence[str],
     *,
     algo: str | None,
@@ -25,19 +25,19 @@ def assemble(
     assignments: Sequence[str],
     overrides: Mapping[str, Any],
 ) -> "Experiment":
-    """The experiment that the command line describes.
+    """Build the experiment that the command line describes.
 
     Args:
-        source: `["file", CONFIG]`, or empty if options say it all.
+        source: `["file", CONFIG]`, or empty if the options are complete.
         algo: Name of the algorithm.
-        env: The environment.
-        stop: The stop criterion; replaces a file's.
-        settings: Win over a file's.
-        assignments: Of single settings, as in "lr=3e-4"; win over both.
-        overrides: Settings that have an option of their own; None leaves them alone.
+        env: Id or class path of the environment.
+        stop: Stop criterion; replaces the one of the file.
+        settings: Settings that override those of the file.
+        assignments: Single settings such as "lr=3e-4", which override both.
+        overrides: Settings that have an option of their own; None leaves them unchanged.
 
     Raises:
-        JaxrlError: If something is missing, contradictory, or names nothing that exists.
+        JaxrlError: If something is missing, contradictory or unknown.
     """
     from jaxrl.config.load import Experiment
 
@@ -45,44 +45,44 @@ def assemble(
         experiment = _from_file(source, algo)
     else:
         experiment = _from_options(algo, env or settings.get("env"))
-    chosen = experiment.config
+    config = experiment.config
     if env is not None:
-        chosen.environment(env)
-    chosen.update_from_dict(settings)
+        config.environment(env)
+    config.update_from_dict(settings)
     for assignment in assignments:
-        _assign(chosen, assignment)
-    chosen.update_from_dict({name: v for name, v in overrides.items() if v is not None})
-    wanted = experiment.stop if stop is None else dict(stop)
-    return Experiment(name=experiment.name, config=chosen, stop=wanted)
+        _assign(config, assignment)
+    config.update_from_dict({name: v for name, v in overrides.items() if v is not None})
+    criterion = experiment.stop if stop is None else dict(stop)
+    return Experiment(name=experiment.name, config=config, stop=criterion)
 
 
-def stop_of(stop: str | None, steps: str | None) -> dict[str, float] | None:
-    """The criterion of --stop and --steps together; None without either.
+def parse_stop_options(stop: str | None, steps: str | None) -> dict[str, float] | None:
+    """Parse --stop and --steps into one criterion; None without either.
 
     Raises:
-        JaxrlError: One of them is wrong, or both give a number of steps.
+        JaxrlError: If one of them is invalid, or both give a number of steps.
     """
     from jaxrl.config.stop import parse_stop
 
     if stop is None and steps is None:
         return None
-    criteria = {} if stop is None else parse_stop(json_object("--stop", stop))
+    criteria = {} if stop is None else parse_stop(parse_json_object("--stop", stop))
     if steps is None:
         return criteria
     if ENV_STEPS in criteria:
         raise ConfigError(
             f"--steps {steps} and --stop both give {ENV_STEPS}: leave one of them out."
         )
-    return {ENV_STEPS: _number_of_steps(steps), **criteria}
+    return {ENV_STEPS: _parse_steps(steps), **criteria}
 
 
-def settings_of(config: str | None) -> dict[str, Any]:
-    """The settings of --config."""
-    return {} if config is None else json_object("--config", config)
+def parse_settings(config: str | None) -> dict[str, Any]:
+    """Parse the settings of --config."""
+    return {} if config is None else parse_json_object("--config", config)
 
 
-def _number_of_steps(text: str) -> float:
-    """A whole number, which may be written as 1e6 or 500_000."""
+def _parse_steps(text: str) -> float:
+    """Parse a whole number, which may be written as 1e6 or 500_000."""
     try:
         steps = float(text)
     except ValueError:
@@ -93,25 +93,25 @@ def _number_of_steps(text: str) -> float:
 
 
 def _assign(config: "AlgorithmConfig", assignment: str) -> None:
-    """Sets what "name=value" says; "name.key=value" is a part of a setting that is a dictionary."""
-    from jaxrl.config.load import parse_value
-    from jaxrl.config.sweep import with_value
+    """Apply "name=value", or "name.key=value" for one entry of a dictionary setting."""
+    from jaxrl.config.load import parse_yaml_value
+    from jaxrl.config.sweep import replace_at_path
 
     path, equals, text = assignment.partition("=")
-    name, *inside = path.strip().split(".")
+    name, *keys = path.strip().split(".")
     if not equals or not name:
         raise ConfigError(f"--set takes name=value, as in --set lr=3e-4, got {assignment!r}.")
-    value, before = parse_value(text, f"--set {assignment}"), config.get(name)
-    if inside and not isinstance(before, Mapping | None):
-        raise ConfigError(f"--set {path}=... is a part of a dictionary, and {name} is {before!r}.")
-    config.update_from_dict({name: with_value(before, tuple(inside), value)})
+    value, previous = parse_yaml_value(text, f"--set {assignment}"), config.get(name)
+    if keys and not isinstance(previous, Mapping | None):
+        raise ConfigError(f"--set {path}=... needs a dictionary, but {name} is {previous!r}.")
+    config.update_from_dict({name: replace_at_path(previous, tuple(keys), value)})
 
 
-def json_object(option: str, text: str) -> dict[str, Any]:
-    """The JSON object that an option was given.
+def parse_json_object(option: str, text: str) -> dict[str, Any]:
+    """Parse the JSON object given to an option.
 
     Raises:
-        ConfigError: If it is none.
+        ConfigError: If the text is not a JSON object.
     """
     try:
         value = json.loads(text)
@@ -120,7 +120,7 @@ def json_object(option: str, text: str) -> dict[str, Any]:
             f"{option} is not valid JSON ({error}): got {text[:200]!r}; "
             """write it like '{"training_iteration": 10}', in single quotes for the shell."""
         ) from error
-    check_size(value, option)
+    check_document_size(value, option)
     if not isinstance(value, dict):
         raise ConfigError(f"{option} must be a JSON object like '{{\"a\": 1}}', got {text!r}.")
     return value
@@ -129,7 +129,7 @@ def json_object(option: str, text: str) -> dict[str, Any]:
 def _from_file(source: Sequence[str], algo: str | None) -> "Experiment":
     if len(source) != 2 or source[0] != "file":
         raise ConfigError(
-            f"Cannot train {' '.join(source)!r}: say 'jaxrl train file CONFIG', or give --algo "
+            f"Cannot train {' '.join(source)!r}: use 'jaxrl train file CONFIG', or give --algo "
             "and --env."
         )
     if algo is not None:
@@ -139,7 +139,7 @@ def _from_file(source: Sequence[str], algo: str | None) -> "Experiment":
         )
     from jaxrl.config.load import load_experiment
 
-    experiment = load_experiment(config_file(source[1]))
+    experiment = load_experiment(resolve_config_path(source[1]))
     if experiment.config.debugging_settings.run_name is None:
         experiment.config.debugging(run_name=experiment.name)
     return experiment
@@ -149,8 +149,8 @@ def _from_options(algo: str | None, env: str | None) -> "Experiment":
     if algo is None or env is None:
         missing = "--algo" if algo is None else "--env"
         raise ConfigError(
-            f"{missing} is missing: say e.g. 'jaxrl train --algo PPO --env CartPole-v1', or "
-            "'jaxrl train file CONFIG' ('jaxrl list configs' names the shipped ones)."
+            f"{missing} is missing: use e.g. 'jaxrl train --algo PPO --env CartPole-v1', or "
+            "'jaxrl train file CONFIG' ('jaxrl list configs' lists the shipped ones)."
         )
     from jaxrl.config.load import Experiment
     from jaxrl.config.registry import get_algorithm_config

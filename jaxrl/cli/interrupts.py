@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and the end of the terminal: they end a command, at whatever moment they come."""
+"""Handling of Ctrl-C, SIGTERM and SIGHUP, which end a command at any moment."""
 
 import contextlib
 import os
@@ -13,35 +13,35 @@ from typing import Any, ClassVar, Self
 from jaxrl.cli import terminal
 
 GRACE_S = 10.0
-"""How long a command has to clean up after a KeyboardInterrupt, which may also have been lost."""
+"""Seconds for a command to clean up after a KeyboardInterrupt, which may also have been lost."""
 
 
 class SignalWatch:
-    """Hears signals while it is entered.
+    """Context manager that receives signals in a thread of its own.
 
     A Python signal handler runs only when the main thread is back in Python, and XLA may compile
-    for minutes; what it raises is lost in a callback of the garbage collector. The signals are
-    therefore read from the interpreter's wake-up pipe by a thread.
+    for minutes; an exception raised by it inside a callback of the garbage collector is lost.
+    Signals are therefore read from the interpreter's wake-up pipe by a thread.
     """
 
     signals: ClassVar[tuple[signal.Signals, ...]] = (signal.SIGINT,)
 
-    def hear(self, number: int) -> None:
-        """Answer a signal; called in the watching thread."""
+    def handle(self, number: int) -> None:
+        """Handle a signal; called in the watching thread."""
         raise NotImplementedError
 
     def interrupt(self, number: int, frame: object) -> None:
-        """Do nothing in the main thread; the watching thread has the signal already."""
+        """Do nothing in the main thread; the watching thread handles the signal."""
 
     def __enter__(self) -> Self:
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._thread = threading.Thread(target=self._watch, name="jaxrl-interrupts", daemon=True)
         self._thread.start()
-        # Without a Python handler the interpreter writes nothing to the pipe. A hang-up that is
-        # ignored stays so: that is what nohup is for.
-        heard = [n for n in self.signals if n != signal.SIGHUP or not _is_ignored(n)]
-        self._previous = {number: signal.signal(number, self.interrupt) for number in heard}
+        # The interpreter writes to the pipe only for signals with a Python handler. An ignored
+        # SIGHUP stays ignored, as nohup requires.
+        watched = [n for n in self.signals if n != signal.SIGHUP or not _is_ignored(n)]
+        self._previous = {number: signal.signal(number, self.interrupt) for number in watched}
         self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         return self
 
@@ -62,47 +62,47 @@ class SignalWatch:
         while numbers := self._reader.recv(64):
             for number in numbers:
                 if number in self._previous:
-                    self.hear(number)
+                    self.handle(number)
 
 
-class AtOnce(SignalWatch):
-    """Ends the process at the first Ctrl-C, while it has nothing to lose: it imports and reads."""
+class ExitOnInterrupt(SignalWatch):
+    """Watch that ends the process at the first Ctrl-C, while it has nothing to save."""
 
-    def hear(self, number: int) -> None:
+    def handle(self, number: int) -> None:
         with contextlib.suppress(OSError):
-            terminal.give_back()
+            terminal.restore_output()
             os.write(2, b"interrupted\n")
         os._exit(128 + number)
 
 
-class Raised(AtOnce):
-    """Raises KeyboardInterrupt at Ctrl-C, and ends the process if that is not passed on in time."""
+class RaiseOnInterrupt(ExitOnInterrupt):
+    """Watch that raises KeyboardInterrupt at Ctrl-C and, after a grace period, ends the process."""
 
     def __init__(self) -> None:
-        self._last: list[threading.Timer] = []
+        self._timers: list[threading.Timer] = []
 
     def interrupt(self, number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    def hear(self, number: int) -> None:
-        last = threading.Timer(GRACE_S, super().hear, (number,))
-        last.daemon = True
-        last.start()
-        self._last.append(last)
+    def handle(self, number: int) -> None:
+        timer = threading.Timer(GRACE_S, super().handle, (number,))
+        timer.daemon = True
+        timer.start()
+        self._timers.append(timer)
 
-    def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)
-        for last in self._last:
-            last.cancel()
+    def __exit__(self, *exc_info: Any) -> None:
+        super().__exit__(*exc_info)
+        for timer in self._timers:
+            timer.cancel()
 
 
 class Interrupts(SignalWatch):
-    """The first signal asks a run to stop in order, the second ends the process at once.
+    """Watch whose first signal requests an orderly stop and whose second ends the process.
 
     Args:
-        on_first: Called in the watching thread with the first signal's name.
-        before_abort: Called in that thread before a second signal ends the process, to put the
-            terminal in order.
+        on_first: Callback for the name of the first signal, called in the watching thread.
+        before_abort: Callback that restores the terminal, called in that thread before a second
+            signal ends the process.
     """
 
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -113,22 +113,22 @@ class Interrupts(SignalWatch):
 
     @property
     def requested(self) -> bool:
-        """Whether the run was asked to stop."""
+        """Whether a stop was requested."""
         return self.received is not None
 
     @property
     def exit_code(self) -> int:
-        """130 after Ctrl-C, 143 after SIGTERM, 129 after a hang-up, else 0."""
+        """Exit code: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, else 0."""
         return 0 if self.received is None else 128 + self.received
 
-    def hear(self, number: int) -> None:
+    def handle(self, number: int) -> None:
         if number == signal.SIGHUP:
-            _leave_terminal()
+            _detach_terminal()
         if self.received is None:
             self.received = number
-            with contextlib.suppress(OSError, ValueError):  # a terminal or pipe that is gone
+            with contextlib.suppress(OSError, ValueError):  # the terminal or pipe is gone
                 self._on_first(signal.Signals(number).name)
-        elif number != signal.SIGHUP:  # which comes beside others when a session ends
+        elif number != signal.SIGHUP:  # sent along with others when a session ends
             with contextlib.suppress(OSError, ValueError):
                 self._before_abort()
             os._exit(128 + number)
@@ -138,11 +138,11 @@ def _is_ignored(number: signal.Signals) -> bool:
     return signal.getsignal(number) is signal.SIG_IGN
 
 
-def _leave_terminal() -> None:
-    """Let what is printed from now on go nowhere: the terminal that is gone would raise."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in terminal.streams():
+def _detach_terminal() -> None:
+    """Discard further output, since writing to a closed terminal would raise."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in terminal.get_descriptors():
         with contextlib.suppress(OSError):
             if stat.S_ISCHR(os.fstat(stream).st_mode):
-                os.dup2(nowhere, stream)
-    os.close(nowhere)
+                os.dup2(null, stream)
+    os.close(null)

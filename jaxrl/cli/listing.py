@@ -1,23 +1,24 @@
-"""What `jaxrl list` prints: names, and a word on each."""
+"""Output of `jaxrl list` and `jaxrl check-env`."""
 
 import logging
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
 import yaml
 
-from jaxrl.cli.command import command
-from jaxrl.cli.experiments import json_object
-from jaxrl.config.registry import shipped_configs
-from jaxrl.envs.registry import make
+from jaxrl.cli.command import format_command
+from jaxrl.cli.experiments import parse_json_object
+from jaxrl.config.registry import find_shipped_configs
+from jaxrl.envs.registry import AnyMadeEnv, make
 from jaxrl.errors import JaxrlError
 from jaxrl.testing import check_env
 
 _ALGORITHMS = {
     "PPO": "on-policy; discrete and continuous actions",
-    "A2C": "on-policy, one step a batch; discrete and continuous actions",
+    "A2C": "on-policy, one update per batch; discrete and continuous actions",
     "PG": "on-policy, REINFORCE; discrete and continuous actions",
     "IMPALA": "actors overlap the learner, V-trace; discrete and continuous actions",
     "APPO": "IMPALA with PPO's clipping; discrete and continuous actions",
@@ -31,30 +32,32 @@ _ALGORITHMS = {
 }
 _OTHER_ENVS = (
     "",
-    "and every id of gymnasium's, stepped on the host: LunarLander-v3, ALE/Pong-v5, ...",
-    "and what you register or write: a name of register_env, module:Id-v0, module:Class",
+    "and every gymnasium id, stepped on the host: LunarLander-v3, ALE/Pong-v5, ...",
+    "and your own: a name passed to register_env, module:Id-v0 or module:Class",
 )
 _IN_GRAPH = "JAX, in the compiled program"
-_ON_HOST = "gymnasium environments of jaxrl's own, stepped on the host"
+_ON_HOST = "gymnasium environments from jaxrl, stepped on the host"
 
 
-def listed(what: str, *, everything: bool = False) -> list[str]:
-    """Lines on "algos", "envs" or "configs".
+def format_listing(what: str, *, everything: bool = False) -> list[str]:
+    """Return the lines that list "algos", "envs" or "configs".
 
     Args:
-        what: Which of them.
-        everything: Whether environments that only test algorithms are among them.
+        what: Kind of listing, one of these three.
+        everything: Whether to include environments that only test algorithms.
     """
     if what == "algos":
         from jaxrl.config.registry import list_algorithms
 
-        return _table((name, _ALGORITHMS.get(name, "")) for name in list_algorithms())
+        return _format_table((name, _ALGORITHMS.get(name, "")) for name in list_algorithms())
     if what == "envs":
-        return _environments(everything)
-    return _table((name, _of_config(path)) for name, path in sorted(shipped_configs().items()))
+        return _list_environments(everything)
+    return _format_table(
+        (name, _describe_config(path)) for name, path in sorted(find_shipped_configs().items())
+    )
 
 
-def _environments(everything: bool) -> list[str]:
+def _list_environments(everything: bool) -> list[str]:
     from jaxrl.envs.registry import MadeEnv, list_envs, make
 
     groups: dict[str, list[tuple[str, str]]] = {}
@@ -64,40 +67,42 @@ def _environments(everything: bool) -> list[str]:
         try:
             made = make(name)
         except JaxrlError as error:
-            groups.setdefault("cannot be made here", []).append((name, str(error)))
+            groups.setdefault("unavailable on this machine", []).append((name, str(error)))
             continue
-        group = f"{name.split(':')[0]}'s" if name.startswith("gymnax:") else "jaxrl's own"
+        group = "from gymnax" if name.startswith("gymnax:") else "from jaxrl"
         group = f"{_IN_GRAPH}, {group}" if isinstance(made, MadeEnv) else _ON_HOST
-        groups.setdefault(group, []).append((name, _spaces(made)))
+        groups.setdefault(group, []).append((name, _describe_spaces(made)))
     lines: list[str] = []
     for group, entries in groups.items():
-        lines += ["", f"{group}:", *_table(entries)]
+        lines += ["", f"{group}:", *_format_table(entries)]
     if not everything:
-        lines += ["", f"and tasks that test algorithms: {command('list', 'envs', '--all')}"]
+        lines += ["", f"and tasks that test algorithms: {format_command('list', 'envs', '--all')}"]
     return [*lines[1:], *_OTHER_ENVS]
 
 
-def _spaces(made: Any) -> str:
-    from jaxrl.assembly.assemble import spaces_of
+def _describe_spaces(made: AnyMadeEnv) -> str:
+    from jaxrl.assembly.assemble import get_spaces
 
-    observation, action = spaces_of(made)
-    return f"observes {_space(observation)}, acts {_space(action)}"
+    observation, action = get_spaces(made)
+    return f"observes {_describe_space(observation)}, acts {_describe_space(action)}"
 
 
-def _space(space: Any) -> str:
-    """A space by its kind and size: `Box(4,)`, `Discrete(2)`."""
+def _describe_space(space: Any) -> str:
+    """Describe a space by its kind and size: `Box(4)`, `Discrete(2)`."""
     kind = type(space).__name__
     if kind == "Box":
         return f"Box{space.shape}".replace(",)", ")")
     if kind == "Dict":
-        return f"Dict({', '.join(f'{name}={_space(part)}' for name, part in space.items())})"
+        return (
+            f"Dict({', '.join(f'{name}={_describe_space(part)}' for name, part in space.items())})"
+        )
     if kind == "Tuple":
-        return f"Tuple({', '.join(_space(part) for part in space)})"
+        return f"Tuple({', '.join(_describe_space(part) for part in space)})"
     return str(space)
 
 
-def _of_config(path: Any) -> str:
-    """The algorithm, the environment and the budget of a shipped file."""
+def _describe_config(path: Path) -> str:
+    """Describe a shipped file by algorithm, environment and number of steps."""
     data = yaml.safe_load(path.read_text(encoding="utf-8"))
     body: Mapping[str, Any] = next(iter(data.values()))
     steps = (body.get("stop") or {}).get("num_env_steps_sampled_lifetime")
@@ -107,22 +112,22 @@ def _of_config(path: Any) -> str:
     return f"{body['run']} on {env}{budget}{sweep}"
 
 
-def _table(entries: Iterable[tuple[str, str]]) -> list[str]:
-    """Two columns."""
+def _format_table(entries: Iterable[tuple[str, str]]) -> list[str]:
+    """Format entries as two columns."""
     rows = list(entries)
     width = max((len(name) for name, _ in rows), default=0)
-    return list(_lines(rows, width))
+    return list(_format_rows(rows, width))
 
 
-def _lines(rows: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
-    for name, words in rows:
-        yield f"{name:<{width}}  {words}".rstrip()
+def _format_rows(rows: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
+    for name, description in rows:
+        yield f"{name:<{width}}  {description}".rstrip()
 
 
-def check(env: str, env_config: str | None, steps: int, seed: int) -> None:
-    """Hold an environment to its contract; warnings are printed, an error is one sentence."""
-    made = make(env, None if env_config is None else json_object("--env-config", env_config))
-    advice = _Collected()
+def check_environment(env: str, env_config: str | None, steps: int, seed: int) -> None:
+    """Check an environment against its contract and print warnings as notes."""
+    made = make(env, None if env_config is None else parse_json_object("--env-config", env_config))
+    advice = _MessageCollector()
     logger = logging.getLogger("jaxrl.envs")
     logger.addHandler(advice)
     try:
@@ -131,18 +136,18 @@ def check(env: str, env_config: str | None, steps: int, seed: int) -> None:
             check_env(made, num_steps=steps, seed=seed)
     finally:
         logger.removeHandler(advice)
-    sentences = [*advice.sentences, *(str(warning.message) for warning in caught)]
-    for sentence in dict.fromkeys((*made.notes, *sentences)):
-        typer.echo(f"note: {sentence}")
-    typer.echo(f"{made.id} is as it should be.")
+    messages = [*advice.messages, *(str(warning.message) for warning in caught)]
+    for note in dict.fromkeys((*made.notes, *messages)):
+        typer.echo(f"note: {note}")
+    typer.echo(f"{made.id} passed all checks.")
 
 
-class _Collected(logging.Handler):
-    """Keeps what is logged."""
+class _MessageCollector(logging.Handler):
+    """Handler that collects logged messages."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.sentences: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.sentences.append(record.getMessage())
+        self.messages.append(record.getMessage())

@@ -1,7 +1,7 @@
-"""The terminal while a console draws over itself: what else is written to it goes above the drawing.
+"""Redirection of low-level terminal output to lines above a live display.
 
-rich redirects what Python prints. Libraries in C++ (Ray, XLA) and processes of environments write to
-the file descriptors, below Python: the panel would move, and leave a piece of itself behind.
+rich redirects what Python prints. Libraries in C++ (Ray, XLA) and environment processes write to
+the file descriptors directly, which would shift the panel and leave parts of it behind.
 """
 
 import contextlib
@@ -20,32 +20,32 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-_LAST_WORDS = "trap '' INT TERM HUP QUIT; read -r _; exec cat <&2"
-"""Passes on what is written once this process has let go, be it that it crashed."""
-_PATIENCE_S = 1.0
-_REST_S = 0.05
+_DRAIN_SCRIPT = "trap '' INT TERM HUP QUIT; read -r _; exec cat <&2"
+"""Shell script that forwards what is written after this process closed the pipe or crashed."""
+_DRAIN_TIMEOUT_S = 1.0
+_READ_DELAY_S = 0.05
 _PIPE_BYTES = 2**20
 
 _copies: dict[int, int] = {}
-"""Those of the file descriptors 1 and 2 that are held, and copies that lead to the terminal."""
+"""Copies that lead to the terminal, keyed by redirected file descriptor (1 or 2)."""
 
 
-def streams() -> tuple[int, ...]:
-    """The file descriptors that may lead to the terminal."""
+def get_descriptors() -> tuple[int, ...]:
+    """Return the file descriptors that may lead to the terminal."""
     return (0, 1, 2, *_copies.values())
 
 
-def give_back() -> None:
-    """Let what is written from now on reach the terminal directly, as before a process ends at once."""
-    for held, copy in _copies.items():
-        os.dup2(copy, held)
+def restore_output() -> None:
+    """Make further output reach the terminal directly, as needed before an immediate exit."""
+    for descriptor, copy in _copies.items():
+        os.dup2(copy, descriptor)
 
 
 @contextlib.contextmanager
-def held(console: "Console") -> Generator[None]:
-    """Print by the console whatever is written to its terminal; without a terminal do nothing."""
+def redirect_output(console: "Console") -> Generator[None]:
+    """Print all output to a console's terminal through the console, if there is a terminal."""
     file = console.file
-    descriptors = [] if _copies or console.is_dumb_terminal else _of_terminal(file)
+    descriptors = [] if _copies or console.is_dumb_terminal else _find_descriptors(file)
     if not descriptors:
         yield
         return
@@ -54,92 +54,95 @@ def held(console: "Console") -> Generator[None]:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     _copies.update({descriptor: os.dup(descriptor) for descriptor in descriptors})
-    if not os.isatty(0):  # rich asks the first three descriptors, of which now none is a terminal
+    if not os.isatty(0):  # rich queries descriptors 0 to 2, none of which is a terminal now
         console.size = ConsoleDimensions(*os.get_terminal_size(file.fileno()))
     copy = _copies[file.fileno()]
     console.file = os.fdopen(copy, "w", encoding=console.encoding, errors="replace", closefd=False)
-    written = _Written(console, copy)
+    pipe = _OutputPipe(console, copy)
     for descriptor in descriptors:
-        os.dup2(written.end, descriptor)
+        os.dup2(pipe.write_end, descriptor)
     try:
         yield
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        give_back()
-        written.close()
+        restore_output()
+        pipe.close()
         console.file.close()
         console.file = file
         while _copies:
             os.close(_copies.popitem()[1])
 
 
-def _of_terminal(file: object) -> list[int]:
-    """Which of the descriptors 1 and 2 lead to the terminal that a file writes to; none for others."""
+def _find_descriptors(file: object) -> list[int]:
+    """Return those of descriptors 1 and 2 that lead to the terminal that `file` writes to."""
     try:
-        here = os.fstat(file.fileno())  # pyright: ignore[reportAttributeAccessIssue]
-    except (AttributeError, OSError):  # what is no file of the system's has no descriptor
+        status = os.fstat(file.fileno())  # pyright: ignore[reportAttributeAccessIssue]
+    except (AttributeError, OSError):  # not a file of the operating system
         return []
     if not os.isatty(file.fileno()) or file.fileno() not in (1, 2):  # pyright: ignore
         return []
-    return [fd for fd in (1, 2) if _device(os.fstat(fd)) == _device(here)]
+    return [fd for fd in (1, 2) if _get_device(os.fstat(fd)) == _get_device(status)]
 
 
-def _device(status: os.stat_result) -> int | None:
+def _get_device(status: os.stat_result) -> int | None:
     return status.st_rdev if stat.S_ISCHR(status.st_mode) else None
 
 
-class _Written:
-    """A pipe whose lines are printed by a console.
+class _OutputPipe:
+    """Pipe whose lines are printed by a console.
 
     Args:
-        console: Prints them.
-        copy: Leads to the terminal; takes what is written after the end.
+        console: Console that prints the lines.
+        copy: Descriptor of the terminal, which receives output written after the end.
     """
 
     def __init__(self, console: "Console", copy: int) -> None:
         self._console = console
-        self._reading, self.end = os.pipe()
-        if sys.platform == "linux":  # whoever fills it waits, maybe with what this thread needs
-            with contextlib.suppress(OSError):  # more than one user may have
-                fcntl.fcntl(self.end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        self._end_mark = secrets.token_bytes(16).hex().encode()
-        asleep, self._awake = os.pipe()
-        # Nobody else could pass on the last words of a library that ends the process.
-        self._successor = subprocess.Popen(
-            ["sh", "-c", _LAST_WORDS], stdin=asleep, stdout=copy, stderr=self._reading
+        self._read_end, self.write_end = os.pipe()
+        if sys.platform == "linux":  # a writer to a full pipe blocks, maybe holding a needed lock
+            with contextlib.suppress(OSError):  # over the user's limit for pipes
+                fcntl.fcntl(self.write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._end_marker = secrets.token_bytes(16).hex().encode()
+        drain_input, self._release = os.pipe()
+        # Forwards the last output of a library that ends this process.
+        self._drain_process = subprocess.Popen(
+            ["sh", "-c", _DRAIN_SCRIPT], stdin=drain_input, stdout=copy, stderr=self._read_end
         )
-        os.close(asleep)
-        self._thread = threading.Thread(target=self._print, name="jaxrl-terminal", daemon=True)
+        os.close(drain_input)
+        self._thread = threading.Thread(
+            target=self._print_until_end, name="jaxrl-terminal", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
-        """Print what is left; what other processes go on writing reaches the terminal directly."""
-        os.write(self.end, self._end_mark)
-        os.close(self.end)
+        """Print what is left; later output of other processes reaches the terminal directly."""
+        os.write(self.write_end, self._end_marker)
+        os.close(self.write_end)
         self._thread.join()
-        os.close(self._reading)
-        os.close(self._awake)
+        os.close(self._read_end)
+        os.close(self._release)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._successor.wait(_PATIENCE_S)
+            self._drain_process.wait(_DRAIN_TIMEOUT_S)
 
-    def _print(self) -> None:
-        rest = b""
+    def _print_until_end(self) -> None:
+        remainder = b""
         while True:
-            select.select([self._reading], [], [])
-            # Whoever wrote before a crash is gone by then, this thread with it, and nothing was read.
-            time.sleep(_REST_S)
-            before, mark, after = (rest + os.read(self._reading, 2**16)).partition(self._end_mark)
-            if mark:
-                self._show((before + after).splitlines())
+            select.select([self._read_end], [], [])
+            # After a crash, this thread ends before it reads, and the drain process reads instead.
+            time.sleep(_READ_DELAY_S)
+            data = remainder + os.read(self._read_end, 2**16)
+            before, marker, after = data.partition(self._end_marker)
+            if marker:
+                self._print_lines((before + after).splitlines())
                 return
-            *lines, rest = before.split(b"\n")
-            self._show(lines)
+            *lines, remainder = before.split(b"\n")
+            self._print_lines(lines)
 
-    def _show(self, lines: Sequence[bytes]) -> None:
+    def _print_lines(self, lines: Sequence[bytes]) -> None:
         from rich.text import Text
 
         for line in lines:
-            words = Text.from_ansi(line.decode(errors="replace"))
-            with contextlib.suppress(OSError, ValueError):  # a terminal that is gone
-                self._console.print(words, highlight=False)
+            text = Text.from_ansi(line.decode(errors="replace"))
+            with contextlib.suppress(OSError, ValueError):  # the terminal is gone
+                self._console.print(text, highlight=False)

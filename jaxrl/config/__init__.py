@@ -1,4 +1,4 @@
-"""Settings: groups, the fluent AlgorithmConfig, and what they amount to."""
+"""Settings, the fluent AlgorithmConfig, and the values derived from them."""
 
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.batch_plan.on_policy import BatchPlan, choose_num_devices

@@ -1,133 +1,144 @@
-"""AlgorithmConfig: RLlib's builder. A call changes it and returns it; values live in groups."""
+"""AlgorithmConfig, the config builder with the API of RLlib's class of the same name."""
 
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 from jaxrl.config.batch_plan.arithmetic import BatchPlan
 from jaxrl.config.batch_plan.on_policy import make_plan
-from jaxrl.config.batch_plan.replay import replay_plan
-from jaxrl.config.batch_plan.request import batch_request, refuse_markers
+from jaxrl.config.batch_plan.replay import make_replay_plan
+from jaxrl.config.batch_plan.request import make_batch_request, refuse_markers
 from jaxrl.config.builder import ConfigBuilder
 from jaxrl.config.explain import explain
 from jaxrl.config.fields import fluent
-from jaxrl.config.modules import resolve_module_spec, rows_of_a_draw
-from jaxrl.config.names import refuse_group
-from jaxrl.config.settings import run as r
-from jaxrl.config.settings import runners as w
-from jaxrl.config.settings import training as g
+from jaxrl.config.modules import get_rows_per_sample, resolve_module_spec
+from jaxrl.config.names import refuse_method
+from jaxrl.config.settings import run as run_groups
+from jaxrl.config.settings import runners as runner_groups
+from jaxrl.config.settings import training as training_groups
 from jaxrl.config.settings.replay import OffPolicyTraining
-from jaxrl.config.sweep import is_sweep, lanes_of
-from jaxrl.config.validate import refuse_measuring, validate
+from jaxrl.config.sweep import is_sweep, make_lanes
+from jaxrl.config.validate import refuse_num_envs_tuning, validate
 from jaxrl.errors import ConfigError, HostLanesError
 
 if TYPE_CHECKING:
+    import gymnasium
+
     from jaxrl.algorithm import Algorithm
     from jaxrl.modules.rl_module import RLModuleSpec
 
 
 class AlgorithmConfig(ConfigBuilder):
-    """All settings of a run.
+    """Settings of a run.
 
-    Every group is a frozen dataclass in `<group>_settings`, changed by the method `<group>()`. A
-    setting can also be read and set flat: `config.lr`, `config["lr"]`, `config.lr = 3e-4`.
+    Every group is a frozen dataclass in `<group>_settings`, changed by the method `<group>()`,
+    which returns the config. A setting can also be read and set flat: `config.lr`,
+    `config["lr"]`, `config.lr = 3e-4`.
     """
 
     algo_name: ClassVar[str] = ""
     is_async: ClassVar[bool] = False
-    """Whether runners go on sampling while the learner learns, as in IMPALA."""
+    """Whether runners continue to sample during updates of the learner, as in IMPALA."""
 
-    environment_settings: g.Environment = g.Environment()
-    env_runners_settings: w.EnvRunners = w.EnvRunners()
-    training_settings: Any = g.Training()
-    learners_settings: w.Learners = w.Learners()
-    rl_module_settings: g.RLModules = g.RLModules()
-    evaluation_settings: r.Evaluation = r.Evaluation()
-    fault_tolerance_settings: r.FaultTolerance = r.FaultTolerance()
-    resources_settings: w.Resources = w.Resources()
-    python_environment_settings: w.PythonEnvironment = w.PythonEnvironment()
-    reporting_settings: r.Reporting = r.Reporting()
-    checkpointing_settings: r.Checkpointing = r.Checkpointing()
-    debugging_settings: r.Debugging = r.Debugging()
-    callbacks_settings: r.Callbacks = r.Callbacks()
-    sweep_settings: r.Sweep = r.Sweep()
+    environment_settings: training_groups.EnvironmentSettings = (
+        training_groups.EnvironmentSettings()
+    )
+    env_runners_settings: runner_groups.EnvRunnersSettings = runner_groups.EnvRunnersSettings()
+    training_settings: Any = training_groups.Training()
+    learners_settings: runner_groups.LearnersSettings = runner_groups.LearnersSettings()
+    rl_module_settings: training_groups.RLModuleSettings = training_groups.RLModuleSettings()
+    evaluation_settings: run_groups.EvaluationSettings = run_groups.EvaluationSettings()
+    fault_tolerance_settings: run_groups.FaultToleranceSettings = (
+        run_groups.FaultToleranceSettings()
+    )
+    resources_settings: runner_groups.ResourcesSettings = runner_groups.ResourcesSettings()
+    python_environment_settings: runner_groups.PythonEnvironmentSettings = (
+        runner_groups.PythonEnvironmentSettings()
+    )
+    reporting_settings: run_groups.ReportingSettings = run_groups.ReportingSettings()
+    checkpointing_settings: run_groups.CheckpointingSettings = run_groups.CheckpointingSettings()
+    debugging_settings: run_groups.DebuggingSettings = run_groups.DebuggingSettings()
+    callbacks_settings: run_groups.CallbacksSettings = run_groups.CallbacksSettings()
+    sweep_settings: run_groups.SweepSettings = run_groups.SweepSettings()
 
-    environment = fluent("environment_settings", g.Environment)
-    env_runners = fluent("env_runners_settings", w.EnvRunners)
-    training = fluent("training_settings", g.Training)
-    learners = fluent("learners_settings", w.Learners)
-    rl_module = fluent("rl_module_settings", g.RLModules)
-    evaluation = fluent("evaluation_settings", r.Evaluation)
-    fault_tolerance = fluent("fault_tolerance_settings", r.FaultTolerance)
-    resources = fluent("resources_settings", w.Resources)
-    python_environment = fluent("python_environment_settings", w.PythonEnvironment)
-    reporting = fluent("reporting_settings", r.Reporting)
-    checkpointing = fluent("checkpointing_settings", r.Checkpointing)
-    debugging = fluent("debugging_settings", r.Debugging)
-    callbacks = fluent("callbacks_settings", r.Callbacks)
-    sweep = fluent("sweep_settings", r.Sweep)
+    environment = fluent("environment_settings", training_groups.EnvironmentSettings)
+    env_runners = fluent("env_runners_settings", runner_groups.EnvRunnersSettings)
+    training = fluent("training_settings", training_groups.Training)
+    learners = fluent("learners_settings", runner_groups.LearnersSettings)
+    rl_module = fluent("rl_module_settings", training_groups.RLModuleSettings)
+    evaluation = fluent("evaluation_settings", run_groups.EvaluationSettings)
+    fault_tolerance = fluent("fault_tolerance_settings", run_groups.FaultToleranceSettings)
+    resources = fluent("resources_settings", runner_groups.ResourcesSettings)
+    python_environment = fluent(
+        "python_environment_settings", runner_groups.PythonEnvironmentSettings
+    )
+    reporting = fluent("reporting_settings", run_groups.ReportingSettings)
+    checkpointing = fluent("checkpointing_settings", run_groups.CheckpointingSettings)
+    debugging = fluent("debugging_settings", run_groups.DebuggingSettings)
+    callbacks = fluent("callbacks_settings", run_groups.CallbacksSettings)
+    sweep = fluent("sweep_settings", run_groups.SweepSettings)
 
-    def multi_agent(self, **settings: Any) -> NoReturn:
-        """Refused: there is one module."""
-        refuse_group("multi_agent", settings)
+    def multi_agent(self, **settings: object) -> NoReturn:
+        """Raise ConfigError: multi-agent training is not supported."""
+        refuse_method("multi_agent", settings)
 
-    def offline_data(self, **settings: Any) -> NoReturn:
-        """Refused: experience comes from an environment."""
-        refuse_group("offline_data", settings)
+    def offline_data(self, **settings: object) -> NoReturn:
+        """Raise ConfigError: training from offline data is not supported."""
+        refuse_method("offline_data", settings)
 
-    # --- what the settings mean together ---
+    # --- derived values and checks ---
 
     def validate(self) -> None:
-        """Checks what depends on several settings; changes nothing.
+        """Check the constraints between settings.
 
         Raises:
-            ConfigError: Two settings do not fit together.
+            ConfigError: If settings contradict each other.
         """
         validate(self)
 
     @property
     def is_multi_agent(self) -> bool:
-        """Always False in this version."""
+        """Whether the config is for multiple agents; always False."""
         return False
 
     @property
     def total_train_batch_size(self) -> int:
-        """Environment steps of one training step, after the defaults have adapted."""
+        """Number of environment steps per training step, after defaults have adapted."""
         return self.plan().train_batch_size
 
     def plan(self) -> BatchPlan:
-        """The exact arithmetic of the train batch.
+        """Return the exact sizes of the train batch and its parts.
 
         Raises:
-            BatchSizeError: Explicit values do not divide; names the values that would.
+            BatchSizeError: If explicit sizes are not divisible; the message suggests others.
         """
         if isinstance(self.training_settings, OffPolicyTraining):
             refuse_markers(self)
-            return replay_plan(self)
-        return make_plan(batch_request(self), rows_of_a_draw(self))
+            return make_replay_plan(self)
+        return make_plan(make_batch_request(self), get_rows_per_sample(self))
 
     def explain(self, **facts: Any) -> str:
-        """The effective settings, the batch arithmetic, the placement and why, as text.
+        """Describe the effective settings, the batch arithmetic and the placement, with reasons.
 
-        Of a sweep, the lanes and all this of the first.
+        For a sweep, list the lanes and describe the first.
 
         Args:
-            **facts: What only a built Algorithm knows, see `jaxrl.config.explain.explain`.
+            **facts: Facts that only a built Algorithm has, see `jaxrl.config.explain.explain`.
         """
         if not is_sweep(self):
             return explain(self, **facts)
-        lanes = lanes_of(self)
+        lanes = make_lanes(self)
         return "\n".join([*map(str, lanes), explain(lanes[0].config, **facts)])
 
     def get_rollout_fragment_length(self, worker_index: int = 0) -> int:
-        """Steps of each environment per train batch, "auto" resolved."""
-        del worker_index  # all workers are alike here
+        """Return the number of steps of each environment per train batch, with "auto" resolved."""
+        del worker_index  # the same for all workers
         return self.plan().rollout_fragment_length
 
     def validate_train_batch_size_vs_rollout_fragment_length(self) -> None:
-        """Raises unless environments times steps is exactly the train batch."""
+        """Raise BatchSizeError unless environments times steps is exactly the train batch."""
         self.plan()
 
     def get_evaluation_config_object(self) -> "Self | None":
-        """This config with `evaluation_config` applied; None if this already is one."""
+        """Return a copy with `evaluation_config` applied, or None if this is such a copy."""
         if self.in_evaluation:
             return None
         config = self.copy(copy_frozen=False)
@@ -137,56 +148,61 @@ class AlgorithmConfig(ConfigBuilder):
         return config
 
     def get_default_rl_module_spec(self) -> "RLModuleSpec":
-        """The algorithm's module: its class and the model settings that differ from the defaults."""
+        """Return the algorithm's module class, and model settings that differ from the defaults."""
         from jaxrl.modules.rl_module import RLModuleSpec
 
         return RLModuleSpec()
 
     def get_rl_module_spec(
-        self, observation_space: Any = None, action_space: Any = None
+        self,
+        observation_space: "gymnasium.Space[Any] | None" = None,
+        action_space: "gymnasium.Space[Any] | None" = None,
     ) -> "RLModuleSpec":
-        """The module to build: the user's or the algorithm's, with `model_config` merged in."""
+        """Return the spec of the module, custom or default, with `model_config` merged in."""
         return resolve_module_spec(self, observation_space, action_space)
 
-    def module_settings(self) -> dict[str, Any]:
-        """What of the algorithm's own settings shapes its module, its `algorithm_config`."""
+    def get_module_settings(self) -> dict[str, Any]:
+        """Return settings that the module depends on, for its spec's `algorithm_config`."""
         if not isinstance(self.training_settings, OffPolicyTraining):
             return {}
         return {"num_envs": self.plan().total_envs}
 
-    def get_multi_rl_module_spec(self, **arguments: Any) -> NoReturn:
-        """Refused: there is one module."""
-        refuse_group("get_multi_rl_module_spec", arguments)
+    def get_multi_rl_module_spec(self, **arguments: object) -> NoReturn:
+        """Raise ConfigError: multi-agent training is not supported."""
+        refuse_method("get_multi_rl_module_spec", arguments)
 
-    def get_marl_module_spec(self, **arguments: Any) -> NoReturn:
-        """Refused: there is one module."""
-        refuse_group("get_marl_module_spec", arguments)
+    def get_marl_module_spec(self, **arguments: object) -> NoReturn:
+        """Raise ConfigError: multi-agent training is not supported."""
+        refuse_method("get_marl_module_spec", arguments)
 
-    def get_multi_agent_setup(self, **arguments: Any) -> NoReturn:
-        """Refused: there is one module."""
-        refuse_group("get_multi_agent_setup", arguments)
+    def get_multi_agent_setup(self, **arguments: object) -> NoReturn:
+        """Raise ConfigError: multi-agent training is not supported."""
+        refuse_method("get_multi_agent_setup", arguments)
 
     def get_default_learner_class(self) -> type[Any]:
-        """The algorithm's Learner; subclasses say which."""
+        """Return the algorithm's Learner class; overridden by the config of each algorithm."""
         raise ConfigError(
             f"{type(self).__name__} belongs to no algorithm; use one that does, e.g. PPOConfig."
         )
 
     def get_learner_class(self) -> type[Any]:
-        """The Learner to use."""
+        """Return the Learner class: the custom one, or the algorithm's default."""
         return self.learners_settings.learner_class or self.get_default_learner_class()
 
     def build(
-        self, env: Any = None, logger_creator: None = None, use_copy: bool = True
+        self, env: object = None, logger_creator: None = None, use_copy: bool = True
     ) -> "Algorithm":
-        """The Algorithm of this config; a `jaxrl.Population` where it describes a sweep.
+        """Build the Algorithm of this config, or a `jaxrl.Population` if it describes a sweep.
 
         A sweep whose environments are stepped on the host becomes `jaxrl.Trials` of Ray Tune.
 
         Args:
-            env: In place of `environment(env=...)`.
-            logger_creator: RLlib's; refused, `debugging(loggers=[...])` says where results go.
-            use_copy: Whether this config stays as it is; else it is the one that gets frozen.
+            env: Environment that replaces `environment(env=...)`.
+            logger_creator: Argument of RLlib's; must be None, use `debugging(loggers=[...])`.
+            use_copy: Whether to build from a copy; otherwise this config itself is frozen.
+
+        Returns:
+            An Algorithm, Population or Trials.
         """
         from jaxrl.algorithm import Algorithm
 
@@ -196,16 +212,16 @@ class AlgorithmConfig(ConfigBuilder):
         if env is not None:
             config.environment(env)
         if is_sweep(config):
-            refuse_measuring(config)
-            return _sweep_of(config)
+            refuse_num_envs_tuning(config)
+            return _build_sweep(config)
         return (config.algo_class or Algorithm)(config)
 
     build_algo = build
-    """RLlib's newer name."""
+    """Alias of `build`, RLlib's newer name."""
 
 
-def _sweep_of(config: AlgorithmConfig) -> Any:
-    """All runs as lanes of programs or, where they cannot be, as trials; the log says so."""
+def _build_sweep(config: AlgorithmConfig) -> Any:
+    """Build the runs of a sweep as lanes of shared programs or, where impossible, as trials."""
     from jaxrl.sweeps.population import Population
     from jaxrl.sweeps.trials import Trials
 

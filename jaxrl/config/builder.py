@@ -1,43 +1,51 @@
-"""The builder under AlgorithmConfig: values live in frozen groups, a call changes the config."""
+"""Base class of AlgorithmConfig, with its values in frozen groups."""
 
 import dataclasses
 import functools
 import logging
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
 
 from jaxrl.config.coerce import copy_containers
-from jaxrl.config.names import GROUP_METHODS, Meant, NameTable, unknown_attribute
-from jaxrl.config.own_settings import declare
+from jaxrl.config.names import (
+    GROUP_METHODS,
+    NameTable,
+    ResolvedSetting,
+    make_unknown_attribute_error,
+)
+from jaxrl.config.own_settings import declare_settings
 from jaxrl.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from jaxrl.algorithm import Algorithm
 
 logger = logging.getLogger("jaxrl.config")
 
+G = TypeVar("G", bound="DataclassInstance")
+
 EXPLICIT = "explicit_settings"
-"""The key of `to_dict` that tells explicit values from defaults, which may adapt."""
+"""Key of `to_dict` for the names of explicit settings; all others are defaults, which may adapt."""
 
 
 class ConfigBuilder:
-    """Settings by group or flat, with their names resolved and their values checked."""
+    """Builder for settings, by group or flat, that resolves names and checks values."""
 
     notes: list[str]
-    """What was accepted under an old name, a sentence each."""
+    """Sentences on settings that were given under an old name."""
     in_evaluation: bool
     preferred_devices: tuple[int, str] | None
-    """The number of devices to take where `num_devices` leaves it open, and why; of a run that goes on
-    the one that it had."""
+    """Number of devices for `num_devices='auto'` and the reason; a resumed run keeps its number."""
     algo_class: "type[Algorithm] | None"
     _explicit: set[str]
     _frozen: bool
 
     def __init__(self, algo_class: "type[Algorithm] | None" = None) -> None:
-        """A config with the defaults of its class.
+        """Create a config with the defaults of its class.
 
         Args:
-            algo_class: A subclass of Algorithm that `build` makes, for a training_step of its own.
+            algo_class: Subclass of Algorithm to build, e.g. with a custom training_step.
         """
         if isinstance(algo_class, str):
             raise ConfigError(
@@ -56,21 +64,23 @@ class ConfigBuilder:
         for attribute in GROUP_METHODS:
             state[attribute] = _copy_group(getattr(type(self), attribute))
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Give the config the settings that a subclass declares, see `jaxrl.config.own_settings`."""
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        """Add the settings that a subclass declares, see `jaxrl.config.measure_recommended`."""
         super().__init_subclass__(**kwargs)
-        declare(cls, {method: attribute for attribute, method in GROUP_METHODS.items()})
+        declare_settings(cls, {method: attribute for attribute, method in GROUP_METHODS.items()})
 
     # --- setting ---
 
     @classmethod
     @functools.cache
-    def name_table(cls) -> NameTable:
-        """All settings of this class."""
+    def get_name_table(cls) -> NameTable:
+        """Return all settings of this class."""
         return NameTable({attr: type(getattr(cls, attr)) for attr in GROUP_METHODS})
 
-    def set_group(self, attribute: str, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> None:
-        """What the group's method does: resolve names, check values, change the group."""
+    def set_group(
+        self, attribute: str, args: tuple[object, ...], kwargs: dict[str, object], /
+    ) -> None:
+        """Change settings of a group: resolve names, check values and replace the group."""
         positional = [f.name for f in dataclasses.fields(getattr(self, attribute)) if not f.kw_only]
         if len(args) > len(positional):
             takes = f"only {positional[0]}" if positional else "no setting"
@@ -82,42 +92,45 @@ class ConfigBuilder:
             raise ConfigError(f"{GROUP_METHODS[attribute]}() got {name} twice; give it once.")
         self._apply({**named, **kwargs}, group=attribute)
 
-    def _apply(self, values: Mapping[str, Any], group: str | None = None) -> None:
-        """Sets all of the values or, if one is wrong, none."""
+    def _apply(self, values: Mapping[str, object], group: str | None = None) -> None:
+        """Set all values or, if one is invalid, none."""
         for name in values:
             if self._frozen:
                 self._refuse_frozen(name)
         parsed = [
-            (meant, meant.setting.parse(meant.value)) for meant in self._meanings(values, group)
+            (resolved, resolved.setting.parse(resolved.value))
+            for resolved in self._resolve_all(values, group)
         ]
-        for meant, value in parsed:
-            name = meant.setting.name
-            group_before = self.__dict__[meant.group]
-            self.__dict__[meant.group] = dataclasses.replace(group_before, **{name: value})
+        for resolved, value in parsed:
+            name = resolved.setting.name
+            previous = self.__dict__[resolved.group]
+            self.__dict__[resolved.group] = dataclasses.replace(previous, **{name: value})
             self._explicit.add(name)
-            if meant.note is not None and meant.note not in self.notes:
-                self.notes.append(meant.note)
-                logger.warning(meant.note)
+            if resolved.note is not None and resolved.note not in self.notes:
+                self.notes.append(resolved.note)
+                logger.warning(resolved.note)
 
-    def _meanings(self, values: Mapping[str, Any], group: str | None) -> list[Meant]:
-        """What each name means; refuses one setting under two names."""
-        table = self.name_table()
-        written: dict[str, str] = {}
-        meanings: list[Meant] = []
+    def _resolve_all(
+        self, values: Mapping[str, object], group: str | None
+    ) -> list[ResolvedSetting]:
+        """Resolve all names; raise if two of them are the same setting."""
+        table = self.get_name_table()
+        names: dict[str, str] = {}
+        resolved_settings: list[ResolvedSetting] = []
         for name, value in values.items():
-            meant = table.resolve(name, value, group=group)
-            if meant is None:
+            resolved = table.resolve(name, value, group=group)
+            if resolved is None:
                 continue
-            setting = meant.setting.name
-            if setting in written:
-                other = written[setting]
+            setting = resolved.setting.name
+            if setting in names:
+                other = names[setting]
                 raise ConfigError(
                     f"'{other}' and '{name}' are the same setting, got {values[other]!r} and "
-                    f"{value!r}; give only {setting}."
+                    f"{value!r}; set only {setting}."
                 )
-            written[setting] = name
-            meanings.append(meant)
-        return meanings
+            names[setting] = name
+            resolved_settings.append(resolved)
+        return resolved_settings
 
     def _refuse_frozen(self, name: str) -> NoReturn:
         raise ConfigError(
@@ -125,22 +138,22 @@ class ConfigBuilder:
             "copy, config.copy(copy_frozen=False)."
         )
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if self._frozen:
             self._refuse_frozen(name)
         if name in GROUP_METHODS:
-            wanted: Any = type(getattr(type(self), name))
-            if not isinstance(value, wanted):
-                raise ConfigError(f"{name} must be a {wanted.__name__}, got {value!r}.")
-            changed = {f.name: getattr(value, f.name) for f in dataclasses.fields(wanted)}
+            group_class: type[Any] = type(getattr(type(self), name))
+            if not isinstance(value, group_class):
+                raise ConfigError(f"{name} must be a {group_class.__name__}, got {value!r}.")
+            changed = {f.name: getattr(value, f.name) for f in dataclasses.fields(group_class)}
             self._apply({k: v for k, v in changed.items() if v != self[k]}, group=name)
         elif name in ("algo_class", "in_evaluation", "preferred_devices"):
             self.__dict__[name] = value
         else:
             self._apply({name: value})
 
-    def framework(self, framework: Literal["jax"] = "jax", **settings: Any) -> Self:
-        """Accepts 'jax'; there is no other framework."""
+    def framework(self, framework: Literal["jax"] = "jax", **settings: object) -> Self:
+        """Accept 'jax', the only framework."""
         if framework != "jax":
             raise ConfigError(
                 f"framework must be 'jax', got {framework!r}: everything is compiled by JAX."
@@ -148,58 +161,60 @@ class ConfigBuilder:
         self._apply(settings)
         return self
 
-    def api_stack(self, **settings: Any) -> Self:
-        """Accepts RLlib's switches of its new stack, which is the only one here."""
+    def api_stack(self, **settings: object) -> Self:
+        """Accept RLlib's switches for its new API stack, which is always enabled."""
         self._apply(settings)
         return self
 
-    def experimental(self, **settings: Any) -> Self:
-        """Accepts RLlib's switches of its old stack where they say what happens here anyway."""
+    def experimental(self, **settings: object) -> Self:
+        """Accept RLlib's switches for its old API stack if they match the behavior here."""
         self._apply(settings)
         return self
 
     # --- reading ---
 
     def __getitem__(self, name: str) -> Any:
-        table = self.name_table()
-        meant = table.current_name(name)
-        if meant is None:
-            raise unknown_attribute(name, table)
-        return getattr(self.__dict__[table.group_of[meant]], meant)
+        table = self.get_name_table()
+        current = table.find_current_name(name)
+        if current is None:
+            raise make_unknown_attribute_error(name, table)
+        return getattr(self.__dict__[table.group_by_setting[current]], current)
 
-    if not TYPE_CHECKING:  # flat reads, which the type checker shall not promise
+    if not TYPE_CHECKING:  # flat reads, which are hidden from type checkers
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             if name.startswith("_") or "_frozen" not in self.__dict__:
                 raise AttributeError(name)
             if name in self:
                 return self[name]
             methods = [known for known in dir(type(self)) if not known.startswith("_")]
-            raise AttributeError(str(unknown_attribute(name, self.name_table(), methods)))
+            raise AttributeError(
+                str(make_unknown_attribute_error(name, self.get_name_table(), methods))
+            )
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """A setting's value, or the default if there is no such setting."""
+    def get(self, name: str, default: object = None) -> Any:
+        """Return a setting's value, or the default if there is no such setting."""
         try:
             return self[name]
         except UnknownNameError:
             return default
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self.name_table().current_name(name) is not None
+        return isinstance(name, str) and self.get_name_table().find_current_name(name) is not None
 
     def keys(self) -> list[str]:
-        """The names of all settings."""
-        return list(self.name_table().group_of)
+        """Return the names of all settings."""
+        return list(self.get_name_table().group_by_setting)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
 
     def items(self) -> list[tuple[str, Any]]:
-        """All settings and their values."""
+        """Return the names and values of all settings."""
         return [(name, self[name]) for name in self.keys()]
 
     def values(self) -> list[Any]:
-        """The values of all settings."""
+        """Return the values of all settings."""
         return [self[name] for name in self.keys()]
 
     @property
@@ -209,7 +224,7 @@ class ConfigBuilder:
 
     @property
     def explicit(self) -> frozenset[str]:
-        """The settings that were set, which never adapt."""
+        """Names of the settings that were set explicitly, which never adapt."""
         return frozenset(self._explicit)
 
     def __repr__(self) -> str:
@@ -221,10 +236,10 @@ class ConfigBuilder:
     # --- life cycle ---
 
     def copy(self, copy_frozen: bool | None = None) -> Self:
-        """A copy that shares no container with this config.
+        """Return a copy that shares no containers with this config.
 
         Args:
-            copy_frozen: Whether the copy is frozen; None leaves it as this config is.
+            copy_frozen: Whether the copy is frozen; None keeps the state of this config.
         """
         new = type(self).__new__(type(self))
         new.__dict__.update(self.__dict__)
@@ -237,17 +252,17 @@ class ConfigBuilder:
     def __copy__(self) -> Self:
         return self.copy()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         return self.copy()
 
     def freeze(self) -> None:
-        """Setting anything from now on is an error that names the attribute."""
+        """Freeze the config, so that setting an attribute raises ConfigError."""
         self.__dict__["_frozen"] = True
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings, flat, and the names of the explicit ones under `explicit_settings`.
+        """Return all settings, flat, and the names of the explicit ones under `explicit_settings`.
 
-        An `algo_class`, where there is one, is among them.
+        An `algo_class`, if set, is included.
         """
         return {
             **{name: copy_containers(value) for name, value in self.items()},
@@ -257,14 +272,14 @@ class ConfigBuilder:
 
     @classmethod
     def from_dict(cls, config_dict: Mapping[str, Any]) -> Self:
-        """A config of this class with the given settings, see `update_from_dict`."""
+        """Return a config of this class with the given settings, see `update_from_dict`."""
         return cls().update_from_dict(config_dict)
 
     def update_from_dict(self, config_dict: Mapping[str, Any]) -> Self:
-        """Changes the settings named, flat or under the name of their group's method.
+        """Change settings, given flat or nested under the name of their group's method.
 
-        Old RLlib names are understood. With the key `explicit_settings`, as written by `to_dict`,
-        only the settings it lists count as explicit.
+        Old RLlib names are accepted. With the key `explicit_settings`, as written by `to_dict`,
+        only the settings that it lists become explicit.
         """
         values = dict(config_dict)
         explicit = values.pop(EXPLICIT, None)
@@ -272,29 +287,29 @@ class ConfigBuilder:
             self.algo_class = values.pop("algo_class")
         framework = values.pop("framework", None) or values.pop("framework_str", None) or "jax"
         self.framework(framework)
-        before = set(self._explicit)
+        previous = set(self._explicit)
         flat: dict[str, Any] = {}
         for method in set(GROUP_METHODS.values()) & values.keys():
             if isinstance(values[method], Mapping):
-                self._apply(values.pop(method), group=_ATTRIBUTE_OF[method])
+                self._apply(values.pop(method), group=_GROUP_ATTRIBUTES[method])
         flat.update(values)
         self._apply(flat)
         if explicit is not None:
-            self.__dict__["_explicit"] = before | set(explicit)
+            self.__dict__["_explicit"] = previous | set(explicit)
         return self
 
     @classmethod
-    def overrides(cls, **settings: Any) -> dict[str, Any]:
-        """The settings as a dictionary, checked as the group methods would."""
+    def overrides(cls, **settings: object) -> dict[str, Any]:
+        """Return the settings as a dictionary, after the checks of the group methods."""
         config = cls()
         config._apply(settings)
         return {name: config[name] for name in sorted(config._explicit)}
 
 
-_ATTRIBUTE_OF = {method: attribute for attribute, method in GROUP_METHODS.items()}
+_GROUP_ATTRIBUTES = {method: attribute for attribute, method in GROUP_METHODS.items()}
 
 
-def _copy_group(group: Any) -> Any:
+def _copy_group(group: G) -> G:
     fields = dataclasses.fields(group)
     return dataclasses.replace(
         group, **{f.name: copy_containers(getattr(group, f.name)) for f in fields}

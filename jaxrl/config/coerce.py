@@ -1,28 +1,34 @@
-"""One value against one type annotation: accept, convert where nothing is lost, or say no."""
+"""Conversion of values to type annotations, if it loses no information."""
 
 import enum
 import math
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar, Union, cast
+from typing import Any, Literal, TypeVar, Union, cast, overload
 
 import numpy as np
 
+T = TypeVar("T")
+
 
 class MismatchError(Exception):
-    """The value does not have the annotated type."""
+    """A value that does not fit the annotated type."""
 
 
-def coerce(value: Any, annotation: Any) -> Any:
-    """The value as the annotated type.
+@overload
+def coerce(value: object, annotation: type[T]) -> T: ...
+@overload
+def coerce(value: object, annotation: object) -> object: ...
+def coerce(value: object, annotation: Any) -> object:
+    """Convert a value to an annotated type.
 
-    Integral floats pass as ints (YAML's `1e6`), ints as floats, sequences as the annotated one,
-    NumPy scalars as Python's, an enum's member as its value where words are wanted (gymnasium's
-    VectorizeMode). Containers are copied, so that a setting is never shared.
+    Accepted are integral floats for ints (YAML's `1e6`), ints for floats, lists and tuples for each
+    other, NumPy scalars for Python's, and enum members for string literals (gymnasium's
+    VectorizeMode). Containers are copied, so that settings never share them.
 
     Raises:
-        MismatchError: The value does not fit.
+        MismatchError: If the value does not fit.
     """
     if annotation is Any or isinstance(annotation, TypeVar):
         return copy_containers(value)
@@ -31,19 +37,19 @@ def coerce(value: Any, annotation: Any) -> Any:
         return _coerce_union(value, typing.get_args(annotation))
     if origin is Literal:
         value = value.value if isinstance(value, enum.Enum) else value
-        return _require(value, isinstance(value, str) and value in typing.get_args(annotation))
+        return _require_fit(value, isinstance(value, str) and value in typing.get_args(annotation))
     if origin is not None:
         return _coerce_generic(value, origin, typing.get_args(annotation))
     return _coerce_plain(value, annotation)
 
 
-def _require(value: Any, fits: bool) -> Any:
+def _require_fit(value: T, fits: bool) -> T:
     if not fits:
         raise MismatchError
     return value
 
 
-def _coerce_union(value: Any, members: tuple[Any, ...]) -> Any:
+def _coerce_union(value: object, members: tuple[Any, ...]) -> object:
     for member in members:
         try:
             return coerce(value, member)
@@ -52,47 +58,47 @@ def _coerce_union(value: Any, members: tuple[Any, ...]) -> Any:
     raise MismatchError
 
 
-def _coerce_generic(value: Any, origin: Any, args: tuple[Any, ...]) -> Any:
+def _coerce_generic(value: Any, origin: Any, args: tuple[Any, ...]) -> object:
     if origin is Callable:
-        return _require(value, callable(value))
+        return _require_fit(value, callable(value))
     if origin is type:
-        return _require(value, isinstance(value, type))
+        return _require_fit(value, isinstance(value, type))
     if origin in (dict, Mapping):
-        _require(value, isinstance(value, Mapping))
+        _require_fit(value, isinstance(value, Mapping))
         return {coerce(k, args[0]): coerce(v, args[1]) for k, v in value.items()}
     return _coerce_sequence(value, origin, args)
 
 
-def _coerce_sequence(value: Any, origin: Any, args: tuple[Any, ...]) -> Any:
-    _require(value, isinstance(value, list | tuple))
+def _coerce_sequence(value: Any, origin: type, args: tuple[Any, ...]) -> object:
+    _require_fit(value, isinstance(value, list | tuple))
     if origin is list:
         return [coerce(item, args[0]) for item in value]
     if len(args) == 2 and args[1] is Ellipsis:
         return tuple(coerce(item, args[0]) for item in value)
-    _require(value, len(value) == len(args))
+    _require_fit(value, len(value) == len(args))
     return tuple(coerce(item, arg) for item, arg in zip(value, args, strict=True))
 
 
-def _coerce_plain(value: Any, annotation: Any) -> Any:
+def _coerce_plain(value: Any, annotation: type | None) -> object:
     if annotation is None or annotation is type(None):
-        return _require(value, value is None)
+        return _require_fit(value, value is None)
     if annotation is bool:
-        return bool(_require(value, isinstance(value, bool | np.bool_)))
+        return bool(_require_fit(value, isinstance(value, bool | np.bool_)))
     if annotation in (int, float) and isinstance(value, bool | np.bool_):
         raise MismatchError
     if annotation is int:
         integral = isinstance(value, int | np.integer) or (
             isinstance(value, float | np.floating) and float(cast(Any, value)).is_integer()
         )
-        return int(_require(value, integral))
+        return int(_require_fit(value, integral))
     if annotation is float:
-        _require(value, isinstance(value, int | float | np.integer | np.floating))
-        return _require(_as_float(value), not math.isnan(_as_float(value)))
-    return _require(value, isinstance(value, annotation))
+        _require_fit(value, isinstance(value, int | float | np.integer | np.floating))
+        return _require_fit(_as_float(value), not math.isnan(_as_float(value)))
+    return _require_fit(value, isinstance(value, annotation))
 
 
-def _as_float(value: Any) -> float:
-    """The number; infinite where it is a whole one beyond all that a float can hold."""
+def _as_float(value: float | np.number[Any]) -> float:
+    """Convert a number to a float; integers beyond its range become infinite."""
     try:
         return float(value)
     except OverflowError:
@@ -100,13 +106,13 @@ def _as_float(value: Any) -> float:
 
 
 _LARGEST, _SMALLEST = (float(x) for x in (np.finfo(np.float32).max, np.finfo(np.float32).tiny))
-SIZES_IN_FLOAT32 = f"0 or between {_SMALLEST:.2g} and {_LARGEST:.2g} in size, as float32 holds it"
+FLOAT32_RANGE = f"0 or between {_SMALLEST:.2g} and {_LARGEST:.2g} in size, as float32 holds it"
 
 
-def leaves_float32(value: Any) -> bool:
-    """Whether a number, or one in a list of them, is finite and becomes infinite or 0 in float32."""
+def is_outside_float32(value: object) -> bool:
+    """Return whether a number, or one in a list, is finite but becomes infinite or 0 in float32."""
     if isinstance(value, list | tuple):
-        return any(leaves_float32(item) for item in cast(list[Any], value))
+        return any(is_outside_float32(item) for item in cast(list[Any], value))
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number):
         return False
     size = abs(_as_float(value))
@@ -114,19 +120,19 @@ def leaves_float32(value: Any) -> bool:
     return not is_infinite and (size > _LARGEST or 0.0 < size < _SMALLEST)
 
 
-def takes_objects(annotation: Any) -> bool:
-    """Whether a value of this type may be, or hold, a class, a function or any other object."""
+def accepts_objects(annotation: object) -> bool:
+    """Return whether values of a type may be, or contain, classes, functions or other objects."""
     if annotation is Any or isinstance(annotation, TypeVar):
         return True
     if typing.get_origin(annotation) in (Callable, type):
         return True
     if typing.get_origin(annotation) is Literal:
         return False
-    return any(takes_objects(part) for part in typing.get_args(annotation))
+    return any(accepts_objects(part) for part in typing.get_args(annotation))
 
 
-def copy_containers(value: Any) -> Any:
-    """A copy of nested dicts, lists and tuples; everything else is shared, identity kept."""
+def copy_containers(value: Any) -> object:
+    """Copy nested dicts, lists and tuples; all other objects are shared."""
     if type(value) is dict:
         mapping = cast(dict[Any, Any], value)
         return {key: copy_containers(item) for key, item in mapping.items()}
@@ -136,7 +142,7 @@ def copy_containers(value: Any) -> Any:
     return value
 
 
-_PLAIN = {
+_TYPE_NAMES = {
     bool: "True or False",
     int: "a whole number",
     float: "a number",
@@ -146,13 +152,13 @@ _PLAIN = {
 }
 
 
-def describe(annotation: Any) -> str:
-    """The annotation in words, for error messages and the settings page."""
+def describe_type(annotation: Any) -> str:
+    """Describe an annotation in words, for error messages and the settings page."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation is Any:
         return "any value"
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(describe(arg) for arg in args))
+        return " or ".join(dict.fromkeys(describe_type(arg) for arg in args))
     if origin is Literal:
         return " or ".join(repr(arg) for arg in args)
     if origin is Callable:
@@ -162,13 +168,13 @@ def describe(annotation: Any) -> str:
     if origin in (dict, Mapping):
         return "a dictionary"
     if origin is list:
-        return f"a list of {_plural(describe(args[0]))}"
+        return f"a list of {_make_plural(describe_type(args[0]))}"
     if origin is tuple:
-        return f"({', '.join(describe(arg) for arg in args)})"
-    return _PLAIN.get(annotation) or f"a {annotation.__name__}"
+        return f"({', '.join(describe_type(arg) for arg in args)})"
+    return _TYPE_NAMES.get(annotation) or f"a {annotation.__name__}"
 
 
-def _plural(words: str) -> str:
+def _make_plural(words: str) -> str:
     if words.startswith("a list of "):
         return "lists of " + words.removeprefix("a list of ")
     if words.startswith("a ") and " or " not in words:
@@ -176,8 +182,8 @@ def _plural(words: str) -> str:
     return words
 
 
-def choices(annotation: Any) -> list[str]:
-    """The strings that the annotation's literals allow."""
+def get_choices(annotation: object) -> list[str]:
+    """Return the strings that the literals of an annotation allow."""
     if typing.get_origin(annotation) is Literal:
         return [arg for arg in typing.get_args(annotation) if isinstance(arg, str)]
-    return [name for arg in typing.get_args(annotation) for name in choices(arg)]
+    return [name for arg in typing.get_args(annotation) for name in get_choices(arg)]

@@ -1,7 +1,7 @@
-"""A config read from plain data, which may be anybody's: it is looked at before it is believed.
+"""Configs from plain data, which is validated since it may come from an untrusted source.
 
-Only registered dataclasses are made, classes are held to what their setting takes, and what acts by
-itself (folders, environment variables) is taken from no one but the user.
+Only registered dataclasses are instantiated, classes must be of the kind that their setting takes,
+and settings with side effects (folders, environment variables) are accepted from the user alone.
 """
 
 import dataclasses
@@ -9,25 +9,25 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from jaxrl.config.coerce import takes_objects
+from jaxrl.config.coerce import accepts_objects
 from jaxrl.config.imports import (
     ALGORITHM,
     ALGORITHM_CONFIG,
     ANYTHING,
     ENV,
     RL_MODULE,
-    Kind,
+    ImportKind,
     Trust,
     load_object,
-    only_trusted,
+    restrict_imports,
 )
 from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.registry import get_algorithm_config_class
-from jaxrl.config.serialize import DATACLASS, FLOAT, IMPORT, SPACE, TUPLE
+from jaxrl.config.serialize import DATACLASS_KEY, FLOAT_KEY, IMPORT_KEY, SPACE_KEY, TUPLE_KEY
 from jaxrl.config.spaces import space_from_data
 from jaxrl.config.sweep import Marker
-from jaxrl.envs.registry import imported_by
-from jaxrl.errors import CheckpointError, JaxrlError, in_one_line
+from jaxrl.envs.registry import find_imports
+from jaxrl.errors import CheckpointError, JaxrlError, summarize_exception
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -35,192 +35,203 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("jaxrl.config")
 
-DATACLASSES = (
+REGISTERED_DATACLASSES = (
     "jaxrl.config.pbt:PopulationBasedTraining",
     "jaxrl.config.sweep:Marker",
     "jaxrl.modules.model_config:DefaultModelConfig",
     "jaxrl.modules.rl_module:RLModuleSpec",
 )
-"""What settings are made of, beside plain data and spaces."""
+"""Dataclasses that settings may contain, besides plain data and spaces."""
 
-ONLY_OWN = (
+TRUSTED_ONLY_SETTINGS = (
     "compilation_cache_dir",
     "extra_python_environs_for_driver",
     "extra_python_environs_for_worker",
     "results_dir",
 )
-"""Settings that act by themselves: machine code is loaded from the one, others are written to."""
+"""Settings with side effects: folders that machine code is loaded from or files are written to, and
+environment variables."""
 
 LOCAL_LOGGERS = ("console", "json", "csv", "tensorboard")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Place:
-    """Where a value stands: in which setting, and what may be imported there."""
+class _Context:
+    """Setting that a value belongs to, and what may be imported for it."""
 
     name: str
-    kind: Kind = ANYTHING
+    kind: ImportKind = ANYTHING
     takes_objects: bool = True
 
 
-def config_from_serializable(
-    data: Any, overrides: Mapping[str, Any] | None = None, *, trust: Trust | None = None
+def deserialize_config(
+    data: object, overrides: Mapping[str, Any] | None = None, *, trust: Trust | None = None
 ) -> "AlgorithmConfig":
-    """The config that `serializable_dict` wrote.
+    """Restore a config from the output of `serialize_config`.
 
     Args:
-        data: What it wrote, perhaps through JSON or YAML.
-        overrides: Settings to take instead, e.g. an env that cannot be imported.
-        trust: What may be imported, and whether settings that act by themselves are taken; None for
-            a file that may be anybody's.
+        data: Output of `serialize_config`, possibly after a round trip through JSON or YAML.
+        overrides: Settings that replace saved ones, e.g. an env that cannot be imported.
+        trust: Modules that may be imported, and whether settings with side effects are accepted;
+            None for a file from an unknown source.
 
     Raises:
-        CheckpointError: The data are not a config, or name what is not trusted.
-        ConfigError: Something named by the data does not exist (any more).
+        CheckpointError: If the data is not a config, or requires imports that are not trusted.
+        ConfigError: If something named in the data does not exist (any more).
     """
     if not isinstance(data, Mapping) or not {"algo", "settings"} <= data.keys():
-        raise CheckpointError(f"This is no saved config (it has no algo and settings): {data!r}.")
-    held = trust or Trust(source="This config")
+        raise CheckpointError(
+            f"This is not a saved config (algo or settings are missing): {data!r}."
+        )
+    effective_trust = trust or Trust(source="This config")
     try:
-        with only_trusted(held):
-            config, left_out = _config(cast(Mapping[str, Any], data), dict(overrides or {}), held)
-            if not held.everything:
-                _check_envs(config, held, overrides or {})
+        with restrict_imports(effective_trust):
+            config, ignored = _make_config(
+                cast(Mapping[str, Any], data), dict(overrides or {}), effective_trust
+            )
+            if not effective_trust.everything:
+                _check_envs(config, effective_trust, overrides or {})
     except JaxrlError:
         raise
     except Exception as error:
         raise CheckpointError(
-            f"The saved config is damaged: {in_one_line(error)[:300]}."
+            f"The saved config is damaged: {summarize_exception(error)[:300]}."
         ) from error
-    if left_out and not held.quietly:
+    if ignored and not effective_trust.is_quiet:
         logger.warning(
-            "%s was not written by this user on this machine, so its %s was not taken; trust=True "
-            "(--trust all) takes everything.",
-            held.source,
-            " and ".join(left_out),
+            "%s was not written by this user on this machine, so its %s was ignored; trust=True "
+            "(--trust all) accepts everything.",
+            effective_trust.source,
+            " and ".join(ignored),
         )
     return config
 
 
-def _config(
-    data: Mapping[str, Any], replaced: dict[str, Any], trust: Trust
+def _make_config(
+    data: Mapping[str, Any], overrides: dict[str, Any], trust: Trust
 ) -> "tuple[AlgorithmConfig, list[str]]":
-    """The config, and the settings that were not taken."""
-    config = _blank(data["algo"], data.get("algo_class"))
-    table, left_out = config.name_table(), list[str]()
+    """Return the config and the names of the settings that were ignored."""
+    config = _make_default_config(data["algo"], data.get("algo_class"))
+    table, ignored = config.get_name_table(), list[str]()
     settings: dict[str, Any] = {}
     for name, value in cast(Mapping[str, Any], data["settings"]).items():
-        meant = table.current_name(name)
-        if meant is None and name in GROUP_METHODS.values():
-            raise CheckpointError(f"The saved config is damaged: {name} is no setting.")
-        if name in replaced:
+        current = table.find_current_name(name)
+        if current is None and name in GROUP_METHODS.values():
+            raise CheckpointError(f"The saved config is damaged: {name} is not a setting.")
+        if name in overrides:
             continue
-        if not trust.everything and _acts(meant, value, config):
-            left_out.append(name)
+        if not trust.everything and _has_side_effects(current, value, config):
+            ignored.append(name)
             continue
-        settings[name] = _setting(name, value, table, trust)
-    explicit = [n for n in data.get("explicit_settings", settings) if n not in left_out]
-    given = {**settings, **replaced, "explicit_settings": [*explicit, *replaced]}
-    return config.update_from_dict(given), left_out
+        settings[name] = _decode_setting(name, value, table, trust)
+    explicit = [n for n in data.get("explicit_settings", settings) if n not in ignored]
+    values = {**settings, **overrides, "explicit_settings": [*explicit, *overrides]}
+    return config.update_from_dict(values), ignored
 
 
-def _blank(algo: Any, algo_class: Any) -> "AlgorithmConfig":
-    """A config of the algorithm's class, with its defaults."""
+def _make_default_config(algo: object, algo_class: object) -> "AlgorithmConfig":
+    """Return a config of the algorithm's class with its defaults."""
     if not isinstance(algo, str):
         raise CheckpointError(f"The saved config is damaged: algo is {algo!r}.")
     if ":" not in algo:
-        cls: Any = get_algorithm_config_class(algo)
+        cls = get_algorithm_config_class(algo)
     else:
-        cls = _class(load_object(algo, "algo", ALGORITHM_CONFIG), "algo", ALGORITHM_CONFIG)
-    place = _Place(name="algo_class", kind=ALGORITHM)
-    made_by = _decode(algo_class, place, Trust())
-    return cls(None if made_by is None else _class(made_by, "algo_class", ALGORITHM))
+        cls = _require_class(load_object(algo, "algo", ALGORITHM_CONFIG), "algo", ALGORITHM_CONFIG)
+    context = _Context(name="algo_class", kind=ALGORITHM)
+    algorithm = _decode(algo_class, context, Trust())
+    return cls(None if algorithm is None else _require_class(algorithm, "algo_class", ALGORITHM))
 
 
-def _class(found: Any, name: str, kind: Kind) -> Any:
-    if not isinstance(found, type) or not kind.holds(found):
-        raise CheckpointError(f"{name} must be {kind.wanted}, got {found!r}.")
-    return found
+def _require_class(value: object, name: str, kind: ImportKind) -> type[Any]:
+    if not isinstance(value, type) or not kind.matches(value):
+        raise CheckpointError(f"{name} must be {kind.description}, got {value!r}.")
+    return value
 
 
-def _acts(name: str | None, value: Any, config: "AlgorithmConfig") -> bool:
-    """Whether a setting would do something by itself, other than its default does."""
+def _has_side_effects(name: str | None, value: object, config: "AlgorithmConfig") -> bool:
+    """Return whether a setting has side effects that its default does not have."""
     if name == "loggers":
         return not isinstance(value, list) or any(sink not in LOCAL_LOGGERS for sink in value)
-    return name in ONLY_OWN and value != config[name]
+    return name in TRUSTED_ONLY_SETTINGS and value != config[name]
 
 
-def _setting(name: str, value: Any, table: "NameTable", trust: Trust) -> Any:
-    meant = table.current_name(name)
-    if meant is None:
-        return _decode(value, _Place(name=name, takes_objects=False), trust)
-    if meant == "evaluation_config" and isinstance(value, Mapping):
-        inside = cast(Mapping[str, Any], value)
-        if not {IMPORT, SPACE, DATACLASS, TUPLE, FLOAT} & inside.keys():
-            return {key: _setting(key, item, table, trust) for key, item in inside.items()}
-    setting = table.setting(meant)
-    kind = ENV if meant == "env" else setting.kind
-    takes = bool(setting.import_path) or takes_objects(setting.annotation)
-    return _decode(value, _Place(name=name, kind=kind, takes_objects=takes), trust)
+def _decode_setting(name: str, value: object, table: "NameTable", trust: Trust) -> object:
+    current = table.find_current_name(name)
+    if current is None:
+        return _decode(value, _Context(name=name, takes_objects=False), trust)
+    if current == "evaluation_config" and isinstance(value, Mapping):
+        entries = cast(Mapping[str, Any], value)
+        if not {IMPORT_KEY, SPACE_KEY, DATACLASS_KEY, TUPLE_KEY, FLOAT_KEY} & entries.keys():
+            return {key: _decode_setting(key, item, table, trust) for key, item in entries.items()}
+    setting = table.get_setting(current)
+    kind = ENV if current == "env" else setting.import_kind
+    is_object = bool(setting.import_path) or accepts_objects(setting.annotation)
+    return _decode(value, _Context(name=name, kind=kind, takes_objects=is_object), trust)
 
 
-def _decode(value: Any, place: _Place, trust: Trust) -> Any:
+def _decode(value: object, context: _Context, trust: Trust) -> Any:
     if isinstance(value, list):
-        return [_decode(item, place, trust) for item in cast(list[Any], value)]
+        return [_decode(item, context, trust) for item in cast(list[Any], value)]
     if not isinstance(value, Mapping):
         return value
     data = cast(Mapping[str, Any], value)
-    if IMPORT in data:
-        if not place.takes_objects:
-            raise CheckpointError(f"{place.name} takes no import path, got {data[IMPORT]!r}.")
-        return load_object(data[IMPORT], place.name, place.kind)
-    if SPACE in data:
-        return space_from_data(data[SPACE], place.name)
-    if FLOAT in data:
-        return float(data[FLOAT])
-    if TUPLE in data:
-        return tuple(_decode(item, place, trust) for item in data[TUPLE])
-    if DATACLASS in data:
-        return _dataclass(data[DATACLASS], data["fields"], place, trust)
-    return {key: _decode(item, place, trust) for key, item in data.items()}
+    if IMPORT_KEY in data:
+        if not context.takes_objects:
+            raise CheckpointError(
+                f"{context.name} does not take an import path, got {data[IMPORT_KEY]!r}."
+            )
+        return load_object(data[IMPORT_KEY], context.name, context.kind)
+    if SPACE_KEY in data:
+        return space_from_data(data[SPACE_KEY], context.name)
+    if FLOAT_KEY in data:
+        return float(data[FLOAT_KEY])
+    if TUPLE_KEY in data:
+        return tuple(_decode(item, context, trust) for item in data[TUPLE_KEY])
+    if DATACLASS_KEY in data:
+        return _decode_dataclass(data[DATACLASS_KEY], data["fields"], context, trust)
+    return {key: _decode(item, context, trust) for key, item in data.items()}
 
 
-def _dataclass(path: Any, fields: Any, place: _Place, trust: Trust) -> Any:
-    """An object of a registered dataclass, or of one that is trusted."""
-    if path in DATACLASSES:
-        cls = load_object(path, place.name, Kind(bases=(path,)))
-    elif not place.takes_objects:
-        raise CheckpointError(f"{place.name} takes no object, got {path!r}.")
+def _decode_dataclass(
+    path: object, fields: Mapping[str, Any], context: _Context, trust: Trust
+) -> object:
+    """Decode an instance of a registered dataclass, or of a trusted one."""
+    if path in REGISTERED_DATACLASSES:
+        cls = load_object(path, context.name, ImportKind(bases=(path,)))
+    elif not context.takes_objects:
+        raise CheckpointError(f"{context.name} does not take an object, got {path!r}.")
     else:
-        cls = load_object(path, place.name)
+        cls = load_object(path, context.name)
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
-        raise CheckpointError(f"{place.name} must be a dataclass, got {path!r}, which is none.")
+        raise CheckpointError(
+            f"{context.name} must be a dataclass, got {path!r}, which is not one."
+        )
     if cls is Marker:
-        kind, values = fields["kind"], _decode(fields["values"], place, trust)
+        kind, values = fields["kind"], _decode(fields["values"], context, trust)
         return Marker(kind, tuple(values))
-    inside = dataclasses.replace(place, kind=ANYTHING, takes_objects=True)
-    of_module = dataclasses.replace(inside, kind=RL_MODULE)
-    made: Any = cls(
+    field_context = dataclasses.replace(context, kind=ANYTHING, takes_objects=True)
+    module_context = dataclasses.replace(field_context, kind=RL_MODULE)
+    return cls(
         **{
-            key: _decode(item, of_module if key == "module_class" else inside, trust)
-            for key, item in cast(Mapping[str, Any], fields).items()
+            key: _decode(item, module_context if key == "module_class" else field_context, trust)
+            for key, item in fields.items()
         }
     )
-    return made
 
 
-def _check_envs(config: "AlgorithmConfig", trust: Trust, given: Mapping[str, Any]) -> None:
-    """Refuse environments by name that would import what is not trusted."""
-    evaluated = config.evaluation_settings.evaluation_config or {}
-    for settings, names in ((config, given), (evaluated, {})):
-        if "env" not in names:
+def _check_envs(config: "AlgorithmConfig", trust: Trust, overrides: Mapping[str, Any]) -> None:
+    """Raise if the name of an environment would import an untrusted module."""
+    evaluation_config = config.evaluation_settings.evaluation_config or {}
+    for settings, replaced in ((config, overrides), (evaluation_config, {})):
+        if "env" not in replaced:
             _check_env(settings.get("env"), trust)
         inner = settings.get("env_config")
-        if isinstance(inner, Mapping) and "env_config" not in names:  # of one that wraps another
+        # An environment may wrap another one.
+        if isinstance(inner, Mapping) and "env_config" not in replaced:
             _check_env(cast(Mapping[str, Any], inner).get("env"), trust)
 
 
-def _check_env(env: Any, trust: Trust) -> None:
+def _check_env(env: object, trust: Trust) -> None:
     if isinstance(env, Marker | list | tuple):
         for one in env.values if isinstance(env, Marker) else cast(list[Any], env):
             _check_env(one, trust)
@@ -228,7 +239,7 @@ def _check_env(env: Any, trust: Trust) -> None:
         for one in cast(Mapping[str, Any], env).values():
             _check_env(one, trust)
     elif isinstance(env, str):
-        module, path = imported_by(env)
+        module, path = find_imports(env)
         if path is not None:
             load_object(path, "env", ENV)
         elif module is not None:

@@ -1,14 +1,14 @@
-"""What a config amounts to, in plain text."""
+"""Plain-text description of a config's effective settings."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from jaxrl.config.batch_plan.on_policy import choose_num_devices
-from jaxrl.config.modules import model_notes
+from jaxrl.config.modules import describe_renamed_settings
 from jaxrl.config.names import GROUP_METHODS
-from jaxrl.config.placement import Placement, placement_notes
+from jaxrl.config.placement import Placement, describe_placement
 from jaxrl.config.settings.training import OnPolicyTraining
-from jaxrl.learners.microbatches import num_parts
+from jaxrl.learners.microbatches import get_num_microbatches
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -25,36 +25,39 @@ def explain(
     notes: Iterable[str] = (),
     module_table: str | None = None,
 ) -> str:
-    """The effective settings, batch arithmetic, placement and why.
+    """Describe the effective settings, the batch arithmetic and the placement, with reasons.
 
     Args:
-        config: Explained, not changed.
-        platform: "cpu", "gpu" or "tpu", where known.
-        local_device_count: Devices there are, where known.
-        devices: How many of them share the work, and why, where that is settled.
-        placement: Where environments are stepped, where known.
+        config: Config to describe.
+        platform: "cpu", "gpu" or "tpu", if known.
+        local_device_count: Number of local devices, if known.
+        devices: Number of devices that share the work and the reason, if already decided.
+        placement: Where environments are stepped, if known.
         env_notes: Sentences about the environment, from `make`.
-        notes: More sentences, e.g. that the backend had already started.
-        module_table: The module's summary.
+        notes: Additional sentences, e.g. that the backend had already started.
+        module_table: Summary of the module.
+
+    Returns:
+        The description, of several lines.
     """
-    blocks = [_settings(config), _batch(config)]
+    blocks = [_format_settings(config), _format_batch(config)]
     lines = [
-        *placement_notes(config, placement),
-        _devices(config, placement, platform, local_device_count, devices),
+        *describe_placement(config, placement),
+        _format_devices(config, placement, platform, local_device_count, devices),
     ]
     blocks.append("\n".join(["Placement", *(f"  {line}" for line in lines)]))
-    said = [*env_notes, *notes, *config.notes, *model_notes(config)]
-    if said:
-        blocks.append("\n".join(["Notes", *(f"  {line}" for line in said)]))
+    sentences = [*env_notes, *notes, *config.notes, *describe_renamed_settings(config)]
+    if sentences:
+        blocks.append("\n".join(["Notes", *(f"  {line}" for line in sentences)]))
     if module_table:
         blocks.append("Module\n" + module_table)
     return "\n\n".join(blocks)
 
 
-def _settings(config: "AlgorithmConfig") -> str:
+def _format_settings(config: "AlgorithmConfig") -> str:
     lines = [f"{type(config).__name__}, * = set by you"]
-    adapted = _adapted(config)
-    table = config.name_table()
+    adapted = _get_adapted(config)
+    table = config.get_name_table()
     for attribute, method in GROUP_METHODS.items():
         lines.append(f"{method}()")
         for name in table.groups[attribute]:
@@ -66,7 +69,7 @@ def _settings(config: "AlgorithmConfig") -> str:
     return "\n".join(lines)
 
 
-def _adapted(config: "AlgorithmConfig") -> dict[str, int]:
+def _get_adapted(config: "AlgorithmConfig") -> dict[str, int]:
     plan = config.plan()
     return {
         "train_batch_size": plan.train_batch_size,
@@ -77,17 +80,17 @@ def _adapted(config: "AlgorithmConfig") -> dict[str, int]:
     }
 
 
-def _batch(config: "AlgorithmConfig") -> str:
+def _format_batch(config: "AlgorithmConfig") -> str:
     plan = config.plan()
     return "\n".join(["Batch", f"  {plan.describe()}", *(f"  {note}" for note in plan.notes)])
 
 
-def _devices(
+def _format_devices(
     config: "AlgorithmConfig",
     placement: Placement | None,
     platform: str | None,
     local_device_count: int | None,
-    settled: tuple[int, str] | None,
+    devices: tuple[int, str] | None,
 ) -> str:
     plan = config.plan()
     learners = config.learners_settings
@@ -99,28 +102,28 @@ def _devices(
     if learners.local_device_idx is not None:
         return f"Local device {learners.local_device_idx}, as set."
     requested = learners.num_devices
-    if platform is None or (local_device_count is None and settled is None):
+    if platform is None or (local_device_count is None and devices is None):
         return (
-            f"{plan.num_shards} shard{'s' * (plan.num_shards > 1)}; num_devices={requested!r} is settled "
-            "when the Algorithm is built."
+            f"{plan.num_shards} shard{'s' * (plan.num_shards > 1)}; num_devices={requested!r} is "
+            "resolved when the Algorithm is built."
         )
     number = None if requested == "auto" else requested
-    number, why = settled or choose_num_devices(
-        plan, platform, local_device_count or 1, number, on_host=placement in ("host", "ray")
+    number, reason = devices or choose_num_devices(
+        plan, platform, local_device_count or 1, number, is_on_host=placement in ("host", "ray")
     )
     rows = plan.minibatch_size // (number * (plan.sequence_length or 1))
-    return why + _parts(config, platform, rows)
+    return reason + _format_microbatches(config, platform, rows)
 
 
-def _parts(config: "AlgorithmConfig", platform: str, num_rows: int) -> str:
-    """In which parts gradients are taken, if they are."""
+def _format_microbatches(config: "AlgorithmConfig", platform: str, num_rows: int) -> str:
+    """Return a sentence on the microbatches of a gradient, or an empty string for a single one."""
     training = config.training_settings
     if not isinstance(training, OnPolicyTraining):
         return ""
-    parts = num_parts(num_rows, training.microbatch_size, platform)
+    parts = get_num_microbatches(num_rows, training.microbatch_size, platform)
     if parts == 1:
         return ""
     return (
-        f" The gradient of its {num_rows} rows (or sequences) of a minibatch is taken in {parts} "
-        f"parts, one after another (microbatch_size={training.microbatch_size!r})."
+        f" The gradient of its {num_rows} rows (or sequences) of a minibatch is accumulated over "
+        f"{parts} microbatches (microbatch_size={training.microbatch_size!r})."
     )

@@ -1,4 +1,4 @@
-"""A setting is written once: a field of its group, with default, type, doc and check."""
+"""Definition of settings as dataclass fields, with default, type, documentation and check."""
 
 import dataclasses
 import functools
@@ -11,38 +11,44 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, 
 
 from jaxrl.config.batch_plan.arithmetic import MAX_COUNT
 from jaxrl.config.coerce import (
-    SIZES_IN_FLOAT32,
+    FLOAT32_RANGE,
     MismatchError,
-    choices,
     coerce,
     copy_containers,
-    describe,
-    leaves_float32,
+    describe_type,
+    get_choices,
+    is_outside_float32,
 )
-from jaxrl.config.imports import ANYTHING, Kind, load_object
-from jaxrl.config.markers import holds_marker
+from jaxrl.config.imports import ANYTHING, ImportKind, load_object
+from jaxrl.config.markers import contains_tune_marker
 from jaxrl.config.sweep import Marker
 from jaxrl.core.hparams import is_hyperparameter
 from jaxrl.errors import ConfigError, did_you_mean
-from jaxrl.ops.schedules import check_schedule
+from jaxrl.ops.schedules import parse_schedule
 
 Schedule: TypeAlias = float | list[list[float]]
-"""A constant, or `[[timestep, value], ...]` from timestep 0 on, interpolated linearly."""
+"""Constant, or linearly interpolated points `[[timestep, value], ...]` from timestep 0."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A condition on a single value of the right type, and the words for it."""
+    """Condition on a single value of the right type.
 
-    wants: str
-    holds: Callable[[Any], bool]
+    Attributes:
+        requirement: Description of valid values, for error messages.
+        is_satisfied: Predicate of the value.
+        hint: Additional sentence of the error message, made from the value.
+    """
+
+    requirement: str
+    is_satisfied: Callable[[Any], bool]
     hint: Callable[[Any], str] = lambda value: ""
 
 
-def _numbers(holds: Callable[[float], bool]) -> Callable[[Any], bool]:
-    """Lets through what is no number; looks at every value of a schedule."""
+def _apply_to_numbers(holds: Callable[[float], bool]) -> Callable[[Any], bool]:
+    """Apply a predicate to a number or to all values of a schedule; accept all other values."""
 
-    def check(value: Any) -> bool:
+    def check(value: object) -> bool:
         if isinstance(value, list):
             return all(holds(knot[1]) for knot in typing.cast(list[list[float]], value))
         return not isinstance(value, int | float) or isinstance(value, bool) or holds(value)
@@ -50,143 +56,157 @@ def _numbers(holds: Callable[[float], bool]) -> Callable[[Any], bool]:
     return check
 
 
-positive = Check("above 0", _numbers(lambda x: x > 0))
+positive = Check("above 0", _apply_to_numbers(lambda x: x > 0))
 non_negative = Check(
     "at least 0",
-    _numbers(lambda x: 0 <= x < math.inf),
+    _apply_to_numbers(lambda x: 0 <= x < math.inf),
     lambda value: " It must be finite." if value == math.inf else "",
 )
-at_least_one = Check("at least 1", _numbers(lambda x: x >= 1))
-count = Check(f"at least 1 and at most {MAX_COUNT}", _numbers(lambda x: 1 <= x <= MAX_COUNT))
-count_or_zero = Check(
-    f"at least 0 and at most {MAX_COUNT}", _numbers(lambda x: 0 <= x <= MAX_COUNT)
+at_least_one = Check("at least 1", _apply_to_numbers(lambda x: x >= 1))
+count = Check(
+    f"at least 1 and at most {MAX_COUNT}", _apply_to_numbers(lambda x: 1 <= x <= MAX_COUNT)
 )
-steps = Check("at least 0 and below 2**63", _numbers(lambda x: 0 <= x < 2**63))
-unit_interval = Check("between 0 and 1", _numbers(lambda x: 0 <= x <= 1))
-finite = Check("finite", _numbers(math.isfinite))
+count_or_zero = Check(
+    f"at least 0 and at most {MAX_COUNT}", _apply_to_numbers(lambda x: 0 <= x <= MAX_COUNT)
+)
+step_count = Check("at least 0 and below 2**63", _apply_to_numbers(lambda x: 0 <= x < 2**63))
+unit_interval = Check("between 0 and 1", _apply_to_numbers(lambda x: 0 <= x <= 1))
+finite = Check("finite", _apply_to_numbers(math.isfinite))
 
 
 def field(
     *,
-    default: Any,
+    default: object,
     doc: str,
     sweepable: bool = False,
     is_counter: bool = False,
     check: Check | None = None,
-    import_path: bool | Kind = False,
+    import_path: bool | ImportKind = False,
 ) -> Any:
-    """A setting of a group, with a default.
+    """Define a setting of a group.
 
     Args:
-        default: A dictionary or list is copied for every config.
-        doc: One or two sentences for the settings page; the first says what the setting does.
-        sweepable: A scalar that only enters arithmetic, and so changes without a recompile.
-        is_counter: A sweepable count that the run's counters are compared with, to the last step.
-        check: What a value of the right type must also fulfil.
-        import_path: A string `"module:name"` stands for the object it names; of a kind, where the
-            setting calls it.
+        default: Default value; dictionaries and lists are copied for every config.
+        doc: One or two sentences for the settings page.
+        sweepable: Whether the setting is a scalar that only enters arithmetic, so that changing it
+            does not recompile.
+        is_counter: Whether a sweepable setting is compared with the run's counters, and must be an
+            exact integer.
+        check: Additional condition on values of the right type.
+        import_path: Whether a string `"module:name"` stands for an object, or a restriction on
+            that object.
+
+    Returns:
+        A dataclass field.
     """
-    metadata = setting_metadata(doc=doc, sweepable=sweepable, check=check, import_path=import_path)
+    metadata = make_setting_metadata(
+        doc=doc, sweepable=sweepable, check=check, import_path=import_path
+    )
     metadata["is_counter"] = is_counter
     if isinstance(default, dict | list):
         return dataclasses.field(
-            default_factory=functools.partial(copy_containers, typing.cast(Any, default)),
+            default_factory=functools.partial(copy_containers, default),
             metadata=metadata,
         )
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def setting_metadata(
+def make_setting_metadata(
     *,
     doc: str,
     sweepable: bool = False,
     check: Check | None = None,
-    import_path: bool | Kind = False,
+    import_path: bool | ImportKind = False,
 ) -> dict[str, Any]:
-    """For `dataclasses.field(kw_only=False, metadata=...)`: a setting that may be positional."""
+    """Return metadata for `dataclasses.field(kw_only=False, ...)`, for a positional setting.
+
+    The arguments are those of `field`.
+    """
     return {"doc": doc, "sweepable": sweepable, "check": check, "import_path": import_path}
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What the code base knows about one setting."""
+    """Definition of a setting."""
 
     name: str
-    annotation: Any
-    default: Any
+    annotation: object
+    default: object
     doc: str
     sweepable: bool
     check: Check | None
-    import_path: bool | Kind
+    import_path: bool | ImportKind
 
     @property
-    def kind(self) -> Kind:
-        """What an import path may name."""
-        return self.import_path if isinstance(self.import_path, Kind) else ANYTHING
+    def import_kind(self) -> ImportKind:
+        """Restriction on objects that an import path may name."""
+        return self.import_path if isinstance(self.import_path, ImportKind) else ANYTHING
 
     @property
-    def wants(self) -> str:
-        """The type in words."""
-        words = describe(self.annotation)
+    def type_description(self) -> str:
+        """Description of the type in words."""
+        words = describe_type(self.annotation)
         if is_schedule(self.annotation):
             words = words.replace("a list of lists of numbers", "a list [[timestep, value], ...]")
         return words
 
-    def parse(self, value: Any) -> Any:
-        """The value as this setting keeps it.
+    def parse(self, value: object) -> object:
+        """Convert and check a value of the setting.
 
-        A marker of Ray Tune's is kept as it is; each trial gets a value in its place. So does
-        each lane in the place of a marker of ours, whose values are parsed here.
+        Search markers of Ray Tune are kept, since each trial replaces them by a value. Markers of
+        jaxrl, which each lane replaces by a value, are kept with their values parsed.
 
         Raises:
-            ConfigError: Wrong type, range or name.
+            ConfigError: If the value has a wrong type, range or name.
         """
         if isinstance(value, Marker):
-            return value.parsed(self.parse)
-        if holds_marker(value):
+            return value.map_values(self.parse)
+        if contains_tune_marker(value):
             return copy_containers(value)
         if self.import_path:
             value = self._resolve_paths(value)
         try:
             parsed = coerce(value, self.annotation)
         except MismatchError:
-            raise ConfigError(self._complaint(value)) from None
-        if self._is_of_floats and leaves_float32(value):
-            raise ConfigError(f"{self.name} must be {SIZES_IN_FLOAT32}, got {shown(value)}.")
+            raise ConfigError(self._format_type_error(value)) from None
+        if self._takes_floats and is_outside_float32(value):
+            raise ConfigError(f"{self.name} must be {FLOAT32_RANGE}, got {format_value(value)}.")
         if is_schedule(self.annotation):
-            check_knots(self.name, parsed)
-        if self.check is not None and not self.check.holds(parsed):
+            check_schedule_points(self.name, parsed)
+        if self.check is not None and not self.check.is_satisfied(parsed):
             hint = self.check.hint(parsed)
-            raise ConfigError(f"{self.name} must be {self.check.wants}, got {shown(value)}.{hint}")
+            raise ConfigError(
+                f"{self.name} must be {self.check.requirement}, got {format_value(value)}.{hint}"
+            )
         return parsed
 
-    def _resolve_paths(self, value: Any) -> Any:
-        """The objects that import paths stand for, also those in a list."""
+    def _resolve_paths(self, value: object) -> object:
+        """Replace import paths by their objects, also in a list."""
         if isinstance(value, list | tuple):
             return [self._resolve_paths(item) for item in typing.cast(list[Any], value)]
-        known = choices(self.annotation)
+        known = get_choices(self.annotation)
         if not isinstance(value, str) or value in known:
             return value
         if known and ":" not in value:
             hint = did_you_mean(value, known)
             raise ConfigError(f"{self.name} has {value!r}, but known are {', '.join(known)}.{hint}")
-        return load_object(value, self.name, self.kind)
+        return load_object(value, self.name, self.import_kind)
 
     @property
-    def _is_of_floats(self) -> bool:
-        """Whether numbers of the setting may enter what is compiled."""
+    def _takes_floats(self) -> bool:
+        """Whether the setting takes floats, which may enter the compiled program as float32."""
         members = typing.get_args(self.annotation) or (self.annotation,)
         return any(
             m is float or float in typing.get_args(m) or m == list[list[float]] for m in members
         )
 
-    def _complaint(self, value: Any) -> str:
-        hint = did_you_mean(value, choices(self.annotation)) if isinstance(value, str) else ""
-        return f"{self.name} must be {self.wants}, got {shown(value)}.{hint}"
+    def _format_type_error(self, value: object) -> str:
+        hint = did_you_mean(value, get_choices(self.annotation)) if isinstance(value, str) else ""
+        return f"{self.name} must be {self.type_description}, got {format_value(value)}.{hint}"
 
 
-def shown(value: Any) -> str:
-    """A value in a message; Python writes no whole number of thousands of digits."""
+def format_value(value: object) -> str:
+    """Format a value for a message; Python does not convert very long integers to strings."""
     try:
         return repr(value)
     except ValueError:
@@ -194,18 +214,18 @@ def shown(value: Any) -> str:
 
 
 @functools.cache
-def settings_of(group: type[Any]) -> dict[str, Setting]:
-    """The settings of a group, in the order of its definition.
+def get_settings(group: type[Any]) -> dict[str, Setting]:
+    """Return the settings of a group by name, in the order of definition.
 
-    A field of a user's own may be a plain one, without what `field` takes.
+    User-defined fields may be plain dataclass fields, without the metadata of `field`.
     """
     hints = typing.get_type_hints(group)
-    blank = group()
+    defaults = group()
     return {
         f.name: Setting(
             name=f.name,
             annotation=hints[f.name],
-            default=getattr(blank, f.name),
+            default=getattr(defaults, f.name),
             doc=f.metadata.get("doc", ""),
             sweepable=is_hyperparameter(f),
             check=f.metadata.get("check"),
@@ -215,14 +235,18 @@ def settings_of(group: type[Any]) -> dict[str, Setting]:
     }
 
 
-def is_schedule(annotation: Any) -> bool:
-    """Whether `[[timestep, value], ...]` is a value of this type."""
+def is_schedule(annotation: object) -> bool:
+    """Return whether an annotation allows a schedule `[[timestep, value], ...]`."""
     members = typing.get_args(annotation)
     return list[list[float]] in members
 
 
-def check_knots(name: str, value: Any) -> None:
-    """Refuses a schedule that does not start at 0, does not ascend, or has no pairs."""
+def check_schedule_points(name: str, value: object) -> None:
+    """Check that a schedule consists of pairs with ascending timesteps from 0.
+
+    Raises:
+        ConfigError: If it does not; the message names the setting.
+    """
     if not isinstance(value, list):
         return
     knots = typing.cast(list[list[float]], value)
@@ -236,28 +260,28 @@ def check_knots(name: str, value: Any) -> None:
         )
     if any(later <= earlier for earlier, later in itertools.pairwise(times)):
         raise ConfigError(f"{name} must have ascending timesteps, got {value!r}; sort its pairs.")
-    check_schedule(knots, name)
+    parse_schedule(knots, name)
 
 
 P = ParamSpec("P")
 
 
 class Configurable(Protocol):
-    """What a fluent method needs of its config."""
+    """Config that a fluent method can change."""
 
     def set_group(
-        self, attribute: str, args: tuple[Any, ...], kwargs: dict[str, Any], /
+        self, attribute: str, args: tuple[object, ...], kwargs: dict[str, object], /
     ) -> None: ...
 
 
 C = TypeVar("C", bound=Configurable)
 
 
-class fluent(Generic[P]):  # noqa: N801  (reads as a decorator would)
-    """`training = fluent("training_settings", Training)` is the method `.training(**settings)`.
+class fluent(Generic[P]):  # noqa: N801  (used like a decorator)
+    """Descriptor of a method that changes the settings of a group and returns the config.
 
-    It changes the settings that were given and returns the config. The type checker sees the
-    group's own names and types, old names are understood at run time only.
+    `training = fluent("training_settings", Training)` defines the method `.training(**settings)`.
+    For type checkers it has the parameters of the group; old names are accepted at run time only.
     """
 
     def __init__(self, attribute: str, group: Callable[P, object]) -> None:
@@ -269,11 +293,11 @@ class fluent(Generic[P]):  # noqa: N801  (reads as a decorator would)
     def __get__(self, instance: None, owner: type, /) -> "fluent[P]": ...
     @overload
     def __get__(self, instance: C, owner: type[C], /) -> Callable[P, C]: ...
-    def __get__(self, instance: Any, owner: type, /) -> Any:
+    def __get__(self, instance: C | None, owner: type, /) -> "fluent[P] | Callable[P, C]":
         if instance is None:
             return self
 
-        def set_settings(*args: P.args, **kwargs: P.kwargs) -> Any:
+        def set_settings(*args: P.args, **kwargs: P.kwargs) -> C:
             instance.set_group(self.attribute, args, kwargs)
             return instance
 
@@ -281,8 +305,8 @@ class fluent(Generic[P]):  # noqa: N801  (reads as a decorator would)
         return set_settings
 
 
-def _optimizer_problem(setting: Any) -> str | None:
-    """None for an optimiser that can be made, else what is wrong, as the end of a sentence."""
+def _find_optimizer_problem(setting: object) -> str | None:
+    """Return the problem with an optimizer setting as the end of a message, or None if valid."""
     import optax  # pyright: ignore[reportMissingTypeStubs]
 
     from jaxrl.learners.learner import OPTIMIZERS
@@ -300,27 +324,28 @@ def _optimizer_problem(setting: Any) -> str | None:
         if argument not in known:
             hint = did_you_mean(argument, known)
             return f" {name} has no argument '{argument}' (the learning rate is lr).{hint}"
-        if leaves_float32(arguments[argument]):
-            return f" {name}'s {argument} must be {SIZES_IN_FLOAT32}."
+        if is_outside_float32(arguments[argument]):
+            return f" {name}'s {argument} must be {FLOAT32_RANGE}."
     return None
 
 
 optimizer_check = Check(
-    wants="the name of an optimiser, {'name': ..., arguments}, or a function",
-    holds=lambda value: _optimizer_problem(value) is None,
-    hint=lambda value: _optimizer_problem(value) or "",
+    requirement="the name of an optimizer, {'name': ..., arguments}, or a function",
+    is_satisfied=lambda value: _find_optimizer_problem(value) is None,
+    hint=lambda value: _find_optimizer_problem(value) or "",
 )
 
 
-def evaluation_arguments(function: Callable[..., Any]) -> int:
-    """How many arguments a custom evaluation takes: 1 the Algorithm, 2 RLlib's eval_workers too.
+def count_evaluation_arguments(function: Callable[..., object]) -> int:
+    """Return the number of arguments of a custom evaluation function.
 
-    0 if it takes neither one nor two.
+    Returns:
+        1 for (algorithm), 2 for RLlib's (algorithm, eval_workers), 0 for any other signature.
     """
     try:
         signature = inspect.signature(function)
     except ValueError:
-        return 1  # written in C, without a signature
+        return 1  # a C function without a signature
     for number in (1, 2):
         try:
             signature.bind(*range(number))
@@ -331,6 +356,6 @@ def evaluation_arguments(function: Callable[..., Any]) -> int:
 
 
 evaluation_check = Check(
-    wants="a function of (algorithm) or of (algorithm, eval_workers)",
-    holds=lambda value: value is None or evaluation_arguments(value) > 0,
+    requirement="a function of (algorithm) or of (algorithm, eval_workers)",
+    is_satisfied=lambda value: value is None or count_evaluation_arguments(value) > 0,
 )

@@ -1,7 +1,7 @@
-"""Import paths, `"module:name"`: what a setting may name by one, and who says that it is imported.
+"""Import paths, `"module:name"`: objects that a setting may name, and which imports are trusted.
 
-Importing a module runs it. So whatever a setting names by a path is held to what the setting takes
-before anything of it is called and, while a config of somebody else's is read, to a `Trust`.
+Importing a module runs it. An object that a setting names is therefore checked to be of the kind
+that the setting takes before it is called and, for a config from another user, against a `Trust`.
 """
 
 import contextlib
@@ -14,146 +14,156 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeAlias, cast
 
 from jaxrl.errors import CheckpointError, ConfigError
-from jaxrl.moved import new_name
+from jaxrl.moved import find_new_name
 
 TrustSpec: TypeAlias = bool | str | Sequence[str] | None
-"""Whether everything in a checkpoint is trusted, or which packages it may import."""
+"""Whether everything in a checkpoint is trusted, or the packages that it may import."""
 
-EVERYTHING = "all"
-"""What stands for True on the command line."""
+TRUST_ALL = "all"
+"""Value on the command line that stands for True."""
 
 KNOWN_PACKAGES = ("jaxrl", "gymnasium", "gymnax")
-"""Packages of which a class may be imported for anybody, where a setting names what it must be."""
+"""Packages whose classes may be imported for untrusted configs, in settings that restrict the class."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Kind:
-    """What an import path of a setting may name; anything, unless it says so.
+class ImportKind:
+    """Restriction on the classes that an import path may name; the default allows any object.
 
     Attributes:
-        bases: Paths of classes, of which a class must be a subclass.
-        methods: Names that a class must have.
+        bases: Import paths of classes, one of which a class must derive from.
+        methods: Names of methods that a class must have.
     """
 
     bases: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
 
     @property
-    def names_classes(self) -> bool:
-        """Whether it says what a class must be."""
+    def is_restricted(self) -> bool:
+        """Whether classes are restricted."""
         return bool(self.bases or self.methods)
 
-    def holds(self, found: type) -> bool:
-        """Whether a class is of this kind."""
+    def matches(self, found: type) -> bool:
+        """Return whether a class satisfies the restriction."""
         has_methods = all(callable(getattr(found, name, None)) for name in self.methods)
-        bases = [_found(base) for base in self.bases]
+        bases = [_import_object(base) for base in self.bases]
         return has_methods and (not bases or issubclass(found, tuple(bases)))
 
     @property
-    def wanted(self) -> str:
-        """In words."""
+    def description(self) -> str:
+        """Description of the restriction."""
         if self.bases:
             names = [base.rpartition(":")[2] for base in self.bases]
             return f"a subclass of {' or '.join(names)}"
         return f"a class with the methods {' and '.join(self.methods)}"
 
 
-ANYTHING = Kind()
-ENV = Kind(
+ANYTHING = ImportKind()
+ENV = ImportKind(
     bases=(
         "jaxrl.envs.base:JaxEnv",
         "gymnasium:Env",
         "gymnax.environments.environment:Environment",
     )
 )
-RL_MODULE = Kind(bases=("jaxrl.modules.rl_module:RLModule",))
-ALGORITHM = Kind(bases=("jaxrl.algorithm:Algorithm",))
-ALGORITHM_CONFIG = Kind(bases=("jaxrl.config.base:AlgorithmConfig",))
+RL_MODULE = ImportKind(bases=("jaxrl.modules.rl_module:RLModule",))
+ALGORITHM = ImportKind(bases=("jaxrl.algorithm:Algorithm",))
+ALGORITHM_CONFIG = ImportKind(bases=("jaxrl.config.base:AlgorithmConfig",))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trust:
-    """What a config from a file may import.
+    """Imports that a config from a file may make.
 
-    Without any trust it may name classes of a known kind that belong to jaxrl, gymnasium or gymnax, or
-    whose module is imported already; no function, which would be called with anything.
+    An untrusted config may name classes of a restricted kind that belong to jaxrl, gymnasium or
+    gymnax, or whose module is imported already, but no functions, which would be called with any
+    arguments.
 
     Attributes:
-        everything: The user of this process wrote it, or said so.
-        packages: Those that the user named.
-        source: What the config is part of, for errors.
-        quietly: Do not log what is not taken.
+        everything: Whether everything is trusted, as for files of the user of this process.
+        packages: Packages that the user trusts.
+        source: Origin of the config, for error messages.
+        is_quiet: Whether to ignore untrusted settings without logging them.
     """
 
     everything: bool = False
     packages: tuple[str, ...] = ()
     source: str = "The config"
-    quietly: bool = False
+    is_quiet: bool = False
 
     @staticmethod
-    def of(given: TrustSpec, *, own: bool, source: object) -> "Trust":
-        """From what a caller said, and whether the file is the user's own.
+    def from_argument(given: TrustSpec, *, is_own: bool, source: object) -> "Trust":
+        """Make a Trust from an argument `trust`.
+
+        Args:
+            given: Value of the argument.
+            is_own: Whether the file is signed by the user of this process.
+            source: Origin of the config, for error messages.
 
         Raises:
-            ConfigError: That is neither a truth value nor names of packages.
+            ConfigError: If the value is neither a boolean nor names of packages.
         """
-        names: Any = [given] if isinstance(given, str) else given
+        names = [given] if isinstance(given, str) else given
         if names is None or isinstance(names, bool):
-            return Trust(everything=own or bool(names), source=str(source))
-        listed = isinstance(names, list | tuple | set | frozenset)
-        packages = tuple(cast(Sequence[Any], names)) if listed else ()
+            return Trust(everything=is_own or bool(names), source=str(source))
+        is_sequence = isinstance(names, list | tuple | set | frozenset)
+        packages = tuple(cast(Sequence[Any], names)) if is_sequence else ()
         parts = [p.split(".") if isinstance(p, str) else [""] for p in packages]
-        if not listed or not all(part.isidentifier() for each in parts for part in each):
+        if not is_sequence or not all(part.isidentifier() for each in parts for part in each):
             raise ConfigError(
                 f"trust must be True, or a list of packages such as ['my_package'], got {given!r}."
             )
-        everything = own or EVERYTHING in packages
+        everything = is_own or TRUST_ALL in packages
         return Trust(everything=everything, packages=packages, source=str(source))
 
     def allows(self, module: str) -> bool:
-        """Whether the user said that a module may be imported."""
-        return self.everything or _within(module, self.packages)
+        """Return whether the user allowed the import of a module."""
+        return self.everything or _is_within(module, self.packages)
 
     def check_module(self, module: str, name: str) -> None:
-        """Refuse to import a module for a setting that names it beside a class.
+        """Check that a module may be imported for a setting that restricts its class.
 
         Raises:
-            CheckpointError: It is not imported yet, and not trusted.
+            CheckpointError: If the module is neither imported nor trusted.
         """
-        known = _within(module, KNOWN_PACKAGES) and not module.endswith(".__main__")
-        if not (self.allows(module) or known or module in sys.modules):
-            raise self._refusal(module, name, module)
+        is_known = _is_within(module, KNOWN_PACKAGES) and not module.endswith(".__main__")
+        if not (self.allows(module) or is_known or module in sys.modules):
+            raise self._make_error(module, name, module)
 
-    def check(self, path: str, name: str, kind: Kind) -> None:
-        """Refuse to import for a setting what nobody said may be imported.
+    def check(self, path: str, name: str, kind: ImportKind) -> None:
+        """Check that an import path may be imported for a setting.
 
         Raises:
-            CheckpointError: Names the setting, the module and how to allow it.
+            CheckpointError: If it may not; the message explains how to allow it.
         """
-        module = _split(path)[0]
+        module = _split_path(path)[0]
         if self.allows(module):
             return
-        if not kind.names_classes:
-            raise self._refusal(module, name, path)
+        if not kind.is_restricted:
+            raise self._make_error(module, name, path)
         self.check_module(module, name)
 
-    def check_found(self, found: Any, path: str, name: str, kind: Kind) -> None:
-        """Refuse what is no class, where nobody said that it may be called."""
-        module = _split(path)[0]
-        if not self.allows(module) and not (isinstance(found, type) and kind.holds(found)):
-            raise self._refusal(module, name, path)
+    def check_object(self, found: object, path: str, name: str, kind: ImportKind) -> None:
+        """Check that an imported object is a class of the kind, unless its module is trusted.
 
-    def _refusal(self, module: str, name: str, path: str) -> CheckpointError:
+        Raises:
+            CheckpointError: If it is not.
+        """
+        module = _split_path(path)[0]
+        if not self.allows(module) and not (isinstance(found, type) and kind.matches(found)):
+            raise self._make_error(module, name, path)
+
+    def _make_error(self, module: str, name: str, path: str) -> CheckpointError:
         root = module.split(".")[0]
-        said = (
-            f"{self.source} was not written by this user on this machine, and its {name} would import "
-            f"{path!r}"
+        reason = (
+            f"{self.source} was not written by this user on this machine, and its {name} would "
+            f"import {path!r}"
         )
         if root in sys.stdlib_module_names:
-            return CheckpointError(f"{said}, a part of Python that no {name} needs.")
+            return CheckpointError(f"{reason}, a module of Python that no {name} needs.")
         return CheckpointError(
-            f"{said}: if you trust it, allow that with trust=[{root!r}] (on the command line "
-            f"--trust {root}), or give {name} yourself, from_checkpoint(..., {name}=...)."
+            f"{reason}: if you trust it, allow that with trust=[{root!r}] (on the command line "
+            f"--trust {root}), or pass {name}, from_checkpoint(..., {name}=...)."
         )
 
 
@@ -161,8 +171,8 @@ _trust: contextvars.ContextVar[Trust | None] = contextvars.ContextVar("trust", d
 
 
 @contextlib.contextmanager
-def only_trusted(trust: Trust) -> Generator[None]:
-    """Hold all that is imported by a path within the block to what a user trusts."""
+def restrict_imports(trust: Trust) -> Generator[None]:
+    """Restrict imports by path within the block to those that are trusted."""
     token = _trust.set(trust)
     try:
         yield
@@ -170,17 +180,18 @@ def only_trusted(trust: Trust) -> Generator[None]:
         _trust.reset(token)
 
 
-def load_object(path: str, name: str, kind: Kind = ANYTHING) -> Any:
-    """The object that `"module:qualified.name"` names.
+def load_object(path: object, name: str, kind: ImportKind = ANYTHING) -> Any:
+    """Import the object at `"module:qualified.name"`.
 
     Args:
-        path: The import path.
-        name: The setting that has it.
-        kind: What the setting takes; a class of another kind is refused.
+        path: Import path.
+        name: Setting with this value, for error messages.
+        kind: Restriction on classes.
 
     Raises:
-        ConfigError: There is no such module or object, or it is of another kind; names the setting.
-        CheckpointError: It is not trusted.
+        ConfigError: If the object does not exist or is not of the kind; the message names the
+            setting.
+        CheckpointError: If the import is not trusted.
     """
     trust = _trust.get()
     if not isinstance(path, str):
@@ -190,21 +201,21 @@ def load_object(path: str, name: str, kind: Kind = ANYTHING) -> Any:
     if trust is not None:
         trust.check(path, name, kind)
     try:
-        found = _found(path)
+        found = _import_object(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"{name} must be an object or its import path 'module:name', "
             f"got {path!r}, which cannot be imported ({error})."
         ) from error
-    if isinstance(found, type) and kind.names_classes and not kind.holds(found):
-        raise ConfigError(f"{name} must be {kind.wanted}, got {path!r}, which is none.")
+    if isinstance(found, type) and kind.is_restricted and not kind.matches(found):
+        raise ConfigError(f"{name} must be {kind.description}, got {path!r}, which is not one.")
     if trust is not None:
-        trust.check_found(found, path, name, kind)
+        trust.check_object(found, path, name, kind)
     return found
 
 
-def object_path(value: Any) -> str | None:
-    """`"module:qualname"` of a function or class that can be imported again, else None."""
+def get_import_path(value: object) -> str | None:
+    """Return `"module:qualname"` of a function or class, or None if it cannot be imported again."""
     module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(qualname, str):
         return None
@@ -213,22 +224,22 @@ def object_path(value: Any) -> str | None:
     return f"{module}:{qualname}"
 
 
-def _found(path: str) -> Any:
-    module, qualname = _split(path)
+def _import_object(path: str) -> Any:
+    module, qualname = _split_path(path)
     if not all((*module.split("."), *qualname.split("."))):
-        raise ImportError("a name in it is empty")
+        raise ImportError("it contains an empty name")
     get: Callable[[Any, str], Any] = getattr
     return functools.reduce(
-        get, qualname.split("."), importlib.import_module(new_name(module) or module)
+        get, qualname.split("."), importlib.import_module(find_new_name(module) or module)
     )
 
 
-def _split(path: str) -> tuple[str, str]:
+def _split_path(path: str) -> tuple[str, str]:
     module, colon, qualname = path.partition(":")
     if not colon:
         module, _, qualname = path.rpartition(".")
     return module, qualname
 
 
-def _within(module: str, packages: Sequence[str]) -> bool:
+def _is_within(module: str, packages: Sequence[str]) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages)

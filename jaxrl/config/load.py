@@ -1,4 +1,4 @@
-"""Experiments from files: YAML or JSON in RLlib's style, or a Python file with a `config`."""
+"""Loading of experiments from YAML and JSON files in RLlib's style, and from Python files."""
 
 import dataclasses
 import json
@@ -11,15 +11,15 @@ from typing import Any, cast
 import yaml
 
 from jaxrl.config.base import AlgorithmConfig
-from jaxrl.config.fields import settings_of
+from jaxrl.config.fields import get_settings
 from jaxrl.config.pbt import PopulationBasedTraining
-from jaxrl.config.registry import get_algorithm_config, shipped_configs
-from jaxrl.config.settings.run import Sweep
-from jaxrl.config.stop import Stop, parse_stop
-from jaxrl.config.sweep import marker_from_data, with_value
+from jaxrl.config.registry import find_shipped_configs, get_algorithm_config
+from jaxrl.config.settings.run import SweepSettings
+from jaxrl.config.stop import StopCriteria, parse_stop
+from jaxrl.config.sweep import marker_from_data, replace_at_path
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError, did_you_mean
 
-SETTINGS_AT_TOP = (
+TOP_LEVEL_SETTINGS = (
     "checkpoint_frequency",
     "checkpoint_freq",
     "checkpoint_at_end",
@@ -32,34 +32,34 @@ SETTINGS_AT_TOP = (
     "local_dir",
     "storage_path",
 )
-KEYS = ("run", "algo", "env", "stop", "config", "sweep", *SETTINGS_AT_TOP)
+EXPERIMENT_KEYS = ("run", "algo", "env", "stop", "config", "sweep", *TOP_LEVEL_SETTINGS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """What a file describes: a config, and when to stop."""
+    """Experiment of a file: a config and stop criteria."""
 
     name: str
     config: AlgorithmConfig
-    stop: Stop
+    stop: StopCriteria
 
 
 def load_config(path: str | Path) -> AlgorithmConfig:
-    """The config of the one experiment in a file.
+    """Load the config of the single experiment in a file.
 
     Args:
-        path: A file, or the id of a shipped one, as `jaxrl list configs` names them:
-            "classic/cartpole-ppo".
+        path: Path of a file, or the id of a shipped one, such as "classic/cartpole-ppo"; see
+            `jaxrl list configs`.
     """
     return load_experiment(path).config
 
 
 def load_experiment(path: str | Path, name: str | None = None) -> Experiment:
-    """The one experiment of a file, or the one with this name.
+    """Load the single experiment of a file, or the one with the given name.
 
     Raises:
-        ConfigError: The file is no experiment; one sentence, with the line where there is one.
-        UnknownNameError: A key, setting or experiment that does not exist.
+        ConfigError: If the file is not a valid experiment; the message gives the line if possible.
+        UnknownNameError: If a key, setting or experiment does not exist.
     """
     experiments = load_experiments(path)
     if name is not None:
@@ -78,19 +78,20 @@ def load_experiment(path: str | Path, name: str | None = None) -> Experiment:
 
 
 def load_experiments(path: str | Path) -> list[Experiment]:
-    """All experiments of a file, in its order; see `load_experiment`."""
-    path = shipped_configs().get(str(path), Path(path).expanduser())
+    """Load all experiments of a file, in order; see `load_experiment`."""
+    path = find_shipped_configs().get(str(path), Path(path).expanduser())
     if path.suffix not in (".yaml", ".yml", ".json", ".py"):
         raise ConfigError(
-            "An experiment is a file that ends in .yaml, .yml, .json or .py, or the id of a shipped one "
-            f"('jaxrl list configs' names them), got '{path}'.{did_you_mean(str(path), shipped_configs())}"
+            "An experiment is a file that ends in .yaml, .yml, .json or .py, or the id of a "
+            "shipped one ('jaxrl list configs' lists them), got "
+            f"'{path}'.{did_you_mean(str(path), find_shipped_configs())}"
         )
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Cannot read the experiment file '{path}': {error}.") from error
     if path.suffix == ".py":
-        return [_from_python(path)]
+        return [_load_python(path)]
     data, lines = parse_text(text, path)
     if data is None:
         raise ConfigError(
@@ -105,13 +106,13 @@ def load_experiments(path: str | Path) -> list[Experiment]:
             f"choice, such as '{path.stem}:'."
         )
     return [
-        _with_place(path, lines, str(name), body)
+        _make_with_location(path, lines, str(name), body)
         for name, body in cast(dict[Any, Any], data).items()
     ]
 
 
-def experiment_from_dict(name: str, body: Any) -> Experiment:
-    """An experiment from `{"run": ..., "env": ..., "stop": ..., "config": {...}}`."""
+def experiment_from_dict(name: str, body: object) -> Experiment:
+    """Make an experiment from `{"run": ..., "env": ..., "stop": ..., "config": {...}}`."""
     if not isinstance(body, Mapping):
         raise ConfigError(
             f"Experiment '{name}' must be a mapping with run, env, stop and config, got {body!r}."
@@ -120,30 +121,30 @@ def experiment_from_dict(name: str, body: Any) -> Experiment:
     for key in entries:
         if key == "num_samples" and entries[key] == 1:
             continue
-        if key not in KEYS:
+        if key not in EXPERIMENT_KEYS:
             raise UnknownNameError(
                 f"Experiment '{name}' has an unknown key '{key}' (got {entries[key]!r})."
-                f"{did_you_mean(key, KEYS)}"
+                f"{did_you_mean(key, EXPERIMENT_KEYS)}"
             )
     algo = entries.get("run", entries.get("algo"))
     if not isinstance(algo, str):
         raise ConfigError(
             f"Experiment '{name}' must name its algorithm, e.g. run: PPO, got {algo!r}."
         )
-    settings: Any = entries.get("config") or {}
+    settings: object = entries.get("config") or {}
     if not isinstance(settings, Mapping):
         raise ConfigError(
             f"config of experiment '{name}' must be a mapping of settings, got {settings!r}."
         )
     config = get_algorithm_config(algo).update_from_dict(cast(Mapping[str, Any], settings))
-    at_top = {key: entries[key] for key in (*SETTINGS_AT_TOP, "env") if key in entries}
+    at_top = {key: entries[key] for key in (*TOP_LEVEL_SETTINGS, "env") if key in entries}
     config.update_from_dict(at_top)
     _add_sweep(config, entries.get("sweep"))
     return Experiment(name=name, config=config, stop=parse_stop(entries.get("stop")))
 
 
-def _add_sweep(config: AlgorithmConfig, sweep: Any) -> None:
-    """What `sweep()` takes, and settings with the values to try, of a file's `sweep`."""
+def _add_sweep(config: AlgorithmConfig, sweep: object) -> None:
+    """Apply a file's `sweep`: arguments of `sweep()`, and settings with the values to try."""
     if sweep is None:
         return
     if not isinstance(sweep, Mapping):
@@ -152,21 +153,21 @@ def _add_sweep(config: AlgorithmConfig, sweep: Any) -> None:
             f"{sweep!r}."
         )
     entries = cast(Mapping[str, Any], sweep)
-    own = {name: entries[name] for name in settings_of(Sweep) if name in entries}
-    if isinstance(own.get("scheduler"), Mapping):  # so that it is checked here
-        own["scheduler"] = PopulationBasedTraining(**own["scheduler"])
-    config.sweep(**own)
+    arguments = {name: entries[name] for name in get_settings(SweepSettings) if name in entries}
+    if isinstance(arguments.get("scheduler"), Mapping):  # checks its arguments
+        arguments["scheduler"] = PopulationBasedTraining(**arguments["scheduler"])
+    config.sweep(**arguments)
     settings: dict[str, Any] = {}
     for path, data in entries.items():
-        if path not in own:
-            name, *inside = path.split(".")
-            before = settings.get(name, config.get(name))
+        if path not in arguments:
+            name, *keys = path.split(".")
+            previous = settings.get(name, config.get(name))
             marker = marker_from_data(data, path)
-            settings[name] = with_value(before, tuple(inside), marker)
+            settings[name] = replace_at_path(previous, tuple(keys), marker)
     config.update_from_dict(settings)
 
 
-def _from_python(path: Path) -> Experiment:
+def _load_python(path: Path) -> Experiment:
     found = runpy.run_path(str(path), run_name=path.stem)
     config = found.get("config")
     if not isinstance(config, AlgorithmConfig):
@@ -174,8 +175,8 @@ def _from_python(path: Path) -> Experiment:
     return Experiment(name=path.stem, config=config, stop=parse_stop(found.get("stop")))
 
 
-def _with_place(path: Path, lines: dict[str, int], name: str, body: Any) -> Experiment:
-    """The experiment; an error is told with the file and, if it quotes a key, the line."""
+def _make_with_location(path: Path, lines: dict[str, int], name: str, body: object) -> Experiment:
+    """Make an experiment; errors give the file and, if they name a key, its line."""
     try:
         return experiment_from_dict(name, body)
     except JaxrlError as error:
@@ -187,9 +188,9 @@ def _with_place(path: Path, lines: dict[str, int], name: str, body: Any) -> Expe
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads `3e-4` as a number, as YAML 1.2 does, and refuses a key that is given twice."""
+    """YAML loader that reads `3e-4` as a number, as in YAML 1.2, and rejects duplicate keys."""
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
@@ -211,67 +212,74 @@ cast(Any, _Loader).add_implicit_resolver(
 )
 
 
-def parse_text(text: str, path: Path) -> tuple[Any, dict[str, int]]:
-    """What a YAML or JSON file says, and the line of every key.
+def parse_text(text: str, path: Path) -> tuple[object, dict[str, int]]:
+    """Parse the text of a YAML or JSON file.
+
+    Returns:
+        The data and, for YAML, the line of every key.
 
     Raises:
-        ConfigError: It is neither; names the file and the line.
+        ConfigError: If the text is invalid; the message gives the file and the line.
     """
     if path.suffix == ".json":
         return _parse_json(text, path), {}
     try:
-        node: Any = cast(Any, yaml).compose(text, Loader=_Loader)
+        node: yaml.Node | None = cast(Any, yaml).compose(text, Loader=_Loader)
         data = yaml.load(text, Loader=_Loader)
-        check_size(data, path)
+        check_document_size(data, path)
     except (RecursionError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{path}: this is no YAML of settings: {_brief(error)}.") from error
+        raise ConfigError(f"{path}: not valid YAML settings: {_summarize_error(error)}.") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or str(error).split("\n")[0]
-        raise ConfigError(f"{path}{line}: this is no YAML: {problem}.") from error
-    return data, _lines(node)
+        raise ConfigError(f"{path}{line}: not valid YAML: {problem}.") from error
+    return data, _find_key_lines(node)
 
 
-def parse_value(text: str, where: str) -> Any:
-    """What a piece of YAML says, numbers such as 3e-4 among them.
+def parse_yaml_value(text: str, where: str) -> object:
+    """Parse a YAML value, in which 3e-4 is a number.
+
+    Args:
+        text: YAML text.
+        where: Source of the text, for the error message.
 
     Raises:
-        ConfigError: It is none; names where it was.
+        ConfigError: If the text is invalid.
     """
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or str(error).split("\n")[0]
-        raise ConfigError(f"{where}: {text!r} is no YAML: {problem}.") from error
+        raise ConfigError(f"{where}: {text!r} is not valid YAML: {problem}.") from error
 
 
-def _parse_json(text: str, path: Path) -> Any:
+def _parse_json(text: str, path: Path) -> object:
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}, line {error.lineno}: this is no JSON: {error.msg}.") from error
+        raise ConfigError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}.") from error
     except (RecursionError, ValueError) as error:
-        raise ConfigError(f"{path}: this is no JSON of settings: {_brief(error)}.") from error
-    check_size(data, path)
+        raise ConfigError(f"{path}: not valid JSON settings: {_summarize_error(error)}.") from error
+    check_document_size(data, path)
     return data
 
 
-def _brief(error: Exception) -> str:
+def _summarize_error(error: Exception) -> str:
     if isinstance(error, RecursionError):
-        return "it is nested too deep"
+        return "it is nested too deeply"
     return str(error).split(";")[0][:200]
 
 
-def _lines(node: Any) -> dict[str, int]:
+def _find_key_lines(node: yaml.Node | None) -> dict[str, int]:
     if not isinstance(node, yaml.MappingNode):
         return {}
     lines: dict[str, int] = {}
     for key, value in cast(list[tuple[Any, Any]], node.value):
         lines.setdefault(str(key.value), key.start_mark.line + 1)
-        for name, line in _lines(value).items():
+        for name, line in _find_key_lines(value).items():
             lines.setdefault(name, line)
     return lines
 
@@ -280,33 +288,33 @@ MAX_DEPTH = 64
 MAX_VALUES = 100_000
 
 
-def check_size(document: Any, source: object) -> None:
-    """Refuse a document that holds itself, or that is nested or large beyond any config.
+def check_document_size(document: object, source: object) -> None:
+    """Check that a document does not contain itself, and is not too large or too deeply nested.
 
     Args:
-        document: What JSON or YAML was read as; aliases of YAML count as often as they are used.
-        source: What to name in the error.
+        document: Data parsed from JSON or YAML; aliases of YAML count as often as they are used.
+        source: Source of the document, for the error message.
 
     Raises:
-        ConfigError: It is.
+        ConfigError: If a limit is exceeded.
     """
-    waiting: list[tuple[Any, int]] = [(document, 0)]
-    seen = 0
-    while waiting:
-        value, depth = waiting.pop()
-        seen += 1
+    stack: list[tuple[object, int]] = [(document, 0)]
+    num_values = 0
+    while stack:
+        value, depth = stack.pop()
+        num_values += 1
         if depth > MAX_DEPTH:
             raise ConfigError(
-                f"{source} is nested more than {MAX_DEPTH} levels deep, or holds itself by an alias; "
-                "settings are a few levels deep."
+                f"{source} is nested more than {MAX_DEPTH} levels deep, or contains itself by an "
+                "alias; settings are a few levels deep."
             )
-        if seen > MAX_VALUES:
+        if num_values > MAX_VALUES:
             raise ConfigError(
-                f"{source} has more than {MAX_VALUES:,} values, each alias counted as often as it is "
-                "used; settings are fewer."
+                f"{source} has more than {MAX_VALUES:,} values, each alias counted as often as it "
+                "is used; settings are fewer."
             )
         if isinstance(value, Mapping):
             inside = cast(Mapping[Any, Any], value)
-            waiting.extend((part, depth + 1) for part in inside.values())
+            stack.extend((part, depth + 1) for part in inside.values())
         elif isinstance(value, list | tuple):
-            waiting.extend((part, depth + 1) for part in cast(list[Any], value))
+            stack.extend((part, depth + 1) for part in cast(list[Any], value))

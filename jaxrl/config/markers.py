@@ -1,23 +1,23 @@
-"""Ray Tune's markers for values to be searched, recognised without importing Ray."""
+"""Detection of Ray Tune's search markers without importing Ray."""
 
 from collections.abc import Mapping
 from typing import Any, cast
 
 
-def is_marker(value: Any) -> bool:
-    """Whether this is what `tune.grid_search([...])` or `tune.uniform(...)` and the like return."""
+def is_tune_marker(value: object) -> bool:
+    """Return whether a value is a search marker, as from `tune.grid_search` or `tune.uniform`."""
     if isinstance(value, Mapping):
         entries = cast(Mapping[Any, Any], value)
         return set(entries) == {"grid_search"} and isinstance(entries["grid_search"], list)
     return any(cls.__module__ == "ray.tune.search.sample" for cls in type(value).__mro__)
 
 
-def holds_marker(value: Any) -> bool:
-    """Whether this is a marker, or a dictionary or list with one somewhere in it."""
-    if is_marker(value):
+def contains_tune_marker(value: object) -> bool:
+    """Return whether a value is a search marker, or a nested container that holds one."""
+    if is_tune_marker(value):
         return True
     if isinstance(value, Mapping):
-        return any(holds_marker(item) for item in cast(Mapping[Any, Any], value).values())
+        return any(contains_tune_marker(item) for item in cast(Mapping[Any, Any], value).values())
     if isinstance(value, list | tuple):
-        return any(holds_marker(item) for item in cast(list[Any], value))
+        return any(contains_tune_marker(item) for item in cast(list[Any], value))
     return False

@@ -1,12 +1,12 @@
-"""From the name that a user wrote to the setting that is meant, or the sentence why not."""
+"""Resolution of names written by the user to settings, or to an error that explains the problem."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from jaxrl.config.fields import Setting, settings_of
-from jaxrl.config.rllib_names import DROP, GROUPS_REFUSED, REFUSED, RENAMED, Refused
-from jaxrl.config.synonyms import called_here
+from jaxrl.config.fields import Setting, get_settings
+from jaxrl.config.rllib_names import DROP, REFUSED, REFUSED_METHODS, RENAMED, Refused
+from jaxrl.config.synonyms import describe_counterpart
 from jaxrl.errors import ConfigError, UnknownNameError, UnknownSettingError, did_you_mean
 
 GROUP_METHODS = {
@@ -25,64 +25,69 @@ GROUP_METHODS = {
     "callbacks_settings": "callbacks",
     "sweep_settings": "sweep",
 }
-"""The attribute that holds a group, and the method that changes it."""
+"""Attribute of each group, mapped to the method that changes it."""
 
-OF_TRAINING = (
+LEARNER_SETTINGS_IN_TRAINING = (
     "learner_class",
     "learner_connector",
     "add_default_connectors_to_learner_pipeline",
 )
-"""Settings of the learners that RLlib takes in training()."""
+"""Settings of learners() that RLlib takes in training()."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Meant:
-    """A setting, the group that holds it, the value, and what to tell about an old name."""
+class ResolvedSetting:
+    """Setting that a name resolves to, with its group, the value, and a note about an old name."""
 
     group: str
     setting: Setting
-    value: Any
+    value: object
     note: str | None = None
 
 
 class NameTable:
-    """All settings of one config class."""
+    """Settings of a config class by name."""
 
-    def __init__(self, groups: Mapping[str, Any]) -> None:
-        self.groups = {attribute: settings_of(group) for attribute, group in groups.items()}
-        self.group_of = {
+    def __init__(self, groups: Mapping[str, type]) -> None:
+        self.groups = {attribute: get_settings(group) for attribute, group in groups.items()}
+        self.group_by_setting = {
             name: attribute for attribute, settings in self.groups.items() for name in settings
         }
 
-    def setting(self, name: str) -> Setting:
-        return self.groups[self.group_of[name]][name]
+    def get_setting(self, name: str) -> Setting:
+        return self.groups[self.group_by_setting[name]][name]
 
-    def current_name(self, name: str) -> str | None:
-        """The setting that a name, old or new, reads; None if there is none."""
-        if name not in self.group_of and name in RENAMED:
-            name = RENAMED[name].new
-        return name if name in self.group_of else None
+    def find_current_name(self, name: str) -> str | None:
+        """Return the setting's current name by its old or current name, or None if unknown."""
+        if name not in self.group_by_setting and name in RENAMED:
+            name = RENAMED[name].new_name
+        return name if name in self.group_by_setting else None
 
-    def resolve(self, name: str, value: Any, *, group: str | None = None) -> Meant | None:
-        """What `name=value` means, None for nothing to do.
+    def resolve(
+        self, name: str, value: object, *, group: str | None = None
+    ) -> ResolvedSetting | None:
+        """Resolve `name=value` to a setting.
 
         Args:
-            name: As the user wrote it; old names are understood.
-            value: Not checked here.
-            group: The attribute of the group whose method was called, if one was.
+            name: Name as written by the user, possibly an old one.
+            value: Value, which is not checked here.
+            group: Attribute of the group whose method was called, if any.
+
+        Returns:
+            The setting and its value, or None if there is nothing to set.
 
         Raises:
-            UnknownSettingError: No such setting, or not in this group.
-            ConfigError: A setting of RLlib's without a meaning here.
+            UnknownSettingError: If there is no such setting, or not in this group.
+            ConfigError: If the setting exists in RLlib but has no effect here.
         """
-        if name in self.group_of:
-            return self._known(name, value, group)
+        if name in self.group_by_setting:
+            return self._resolve_known(name, value, group)
         old = RENAMED.get(name)
-        if old is not None and old.new in self.group_of:
+        if old is not None and old.new_name in self.group_by_setting:
             new_value = old.transform(value)
             if new_value is DROP:
                 return None
-            return self._renamed(name, old.new, new_value, quiet=old.quiet)
+            return self._resolve_renamed(name, old.new_name, new_value, quiet=old.is_quiet)
         refused = REFUSED.get(name)
         if refused is not None:
             return self._refuse(name, value, refused)
@@ -91,61 +96,67 @@ class NameTable:
             f"{where} has no setting {name!r} (got {value!r}).{self._hint(name, group)}"
         )
 
-    def _known(self, name: str, value: Any, group: str | None) -> Meant:
-        actual = self.group_of[name]
-        if group is not None and actual != group:
-            if name in OF_TRAINING:
-                return self._renamed(f"training({name})", name, value, quiet=False)
+    def _resolve_known(self, name: str, value: object, group: str | None) -> ResolvedSetting:
+        actual_group = self.group_by_setting[name]
+        if group is not None and actual_group != group:
+            if name in LEARNER_SETTINGS_IN_TRAINING:
+                return self._resolve_renamed(f"training({name})", name, value, quiet=False)
             raise UnknownSettingError(
-                f"'{name}' (got {value!r}) is a setting of {GROUP_METHODS[actual]}(), "
+                f"'{name}' (got {value!r}) is a setting of {GROUP_METHODS[actual_group]}(), "
                 f"not {GROUP_METHODS[group]}()."
             )
-        return Meant(actual, self.setting(name), value)
+        return ResolvedSetting(actual_group, self.get_setting(name), value)
 
-    def _renamed(self, old: str, new: str, value: Any, *, quiet: bool) -> Meant:
-        actual = self.group_of[new]
-        note = f"'{old}' is the old name of {GROUP_METHODS[actual]}({new}=...); it was accepted."
-        return Meant(actual, self.setting(new), value, None if quiet else note)
+    def _resolve_renamed(
+        self, old: str, new: str, value: object, *, quiet: bool
+    ) -> ResolvedSetting:
+        group = self.group_by_setting[new]
+        note = f"'{old}' is the old name of {GROUP_METHODS[group]}({new}=...); it was accepted."
+        return ResolvedSetting(group, self.get_setting(new), value, None if quiet else note)
 
     @staticmethod
-    def _refuse(name: str, value: Any, refused: Refused) -> None:
-        if any(type(value) is type(ok) and value == ok for ok in refused.accepts):
+    def _refuse(name: str, value: object, refused: Refused) -> None:
+        if any(type(value) is type(ok) and value == ok for ok in refused.accepted_values):
             return
         raise ConfigError(f"'{name}' (got {value!r}) has no effect here: {refused.reason}.")
 
-    def called_here(self, name: str) -> str:
-        """A sentence on another library's name; empty if the name is none."""
-        methods_of = {name: GROUP_METHODS[group] for name, group in self.group_of.items()}
-        answer = called_here(name, methods_of)
-        return f" {answer}" if answer else ""
+    def describe_counterpart(self, name: str) -> str:
+        """Return a sentence on the counterpart of another library's name, or an empty string."""
+        methods_of = {name: GROUP_METHODS[group] for name, group in self.group_by_setting.items()}
+        counterpart = describe_counterpart(name, methods_of)
+        return f" {counterpart}" if counterpart else ""
 
     def _hint(self, name: str, group: str | None) -> str:
-        if answer := self.called_here(name):
-            return answer
-        hint = did_you_mean(name.lower(), self.group_of)
+        if counterpart := self.describe_counterpart(name):
+            return counterpart
+        hint = did_you_mean(name.lower(), self.group_by_setting)
         if not hint:
             return hint
-        meant = hint.split("'")[1]
-        if group is None or self.group_of[meant] == group:
+        suggestion = hint.split("'")[1]
+        if group is None or self.group_by_setting[suggestion] == group:
             return hint
-        return f" Did you mean '{meant}' of {GROUP_METHODS[self.group_of[meant]]}()?"
+        return (
+            f" Did you mean '{suggestion}' of {GROUP_METHODS[self.group_by_setting[suggestion]]}()?"
+        )
 
 
-def refuse_group(name: str, settings: Mapping[str, Any]) -> NoReturn:
-    """Raises the sentence for a whole group of RLlib's that this version does not have."""
+def refuse_method(name: str, settings: Mapping[str, object]) -> NoReturn:
+    """Raise ConfigError for a method of RLlib's config that is not supported."""
     got = ", ".join(f"{key}={value!r}" for key, value in settings.items())
-    raise ConfigError(f"{name}({got}) has no effect here: {GROUPS_REFUSED[name]}.")
+    raise ConfigError(f"{name}({got}) has no effect here: {REFUSED_METHODS[name]}.")
 
 
-def unknown_attribute(name: str, table: NameTable, methods: Iterable[str] = ()) -> UnknownNameError:
-    """The error for reading a setting that does not exist, or for calling a method that does not.
+def make_unknown_attribute_error(
+    name: str, table: NameTable, methods: Iterable[str] = ()
+) -> UnknownNameError:
+    """Return the error for an unknown setting or method, with a suggestion.
 
     Args:
-        name: As the user wrote it.
-        table: Of the config.
-        methods: What else may have been meant, where an attribute was read.
+        name: Name as written by the user.
+        table: Settings of the config.
+        methods: Names of the config's methods to suggest from, if an attribute was read.
     """
-    known = [*table.group_of, *methods]
-    hint = table.called_here(name) or did_you_mean(name, known)
-    what = "setting or method" if methods else "setting"
-    return UnknownNameError(f"The config has no {what} '{name}'.{hint}")
+    known = [*table.group_by_setting, *methods]
+    hint = table.describe_counterpart(name) or did_you_mean(name, known)
+    kind = "setting or method" if methods else "setting"
+    return UnknownNameError(f"The config has no {kind} '{name}'.{hint}")

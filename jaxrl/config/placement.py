@@ -1,4 +1,4 @@
-"""Where environments are stepped, and what only one of the places can do."""
+"""Placement of environments, and settings that only one placement supports."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
@@ -9,41 +9,43 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 Placement = Literal["in_graph", "host", "ray"]
-"""Inside the compiled program, from Python in this process, or by Ray actors."""
+"""Where environments are stepped: in the compiled program, from Python, or by Ray actors."""
 
-_EPISODES = (
-    "episodes run inside the compiled program, where no Python is called; on_episode_end is called "
-    "for each episode after the dispatch in which it ended"
+_EPISODES_REASON = (
+    "episodes run inside the compiled program, which calls no Python; on_episode_end is called for "
+    "each episode after the dispatch in which it ended"
 )
-_ENVIRONMENTS = "an environment is pure functions inside the compiled program, so none is created"
-IN_GRAPH_REFUSED: dict[str, str] = {
-    "on_episode_created": _EPISODES,
-    "on_episode_start": _EPISODES,
-    "on_episode_step": _EPISODES,
-    "on_environment_created": _ENVIRONMENTS,
-    "on_env_runners_recreated": "there are no runners beside the compiled program",
+_ENVIRONMENTS_REASON = (
+    "an environment consists of pure functions in the compiled program, so none is created"
+)
+HOST_ONLY_SETTINGS: dict[str, str] = {
+    "on_episode_created": _EPISODES_REASON,
+    "on_episode_start": _EPISODES_REASON,
+    "on_episode_step": _EPISODES_REASON,
+    "on_environment_created": _ENVIRONMENTS_REASON,
+    "on_env_runners_recreated": "there are no runners besides the compiled program",
     "env_runner_cls": "the compiled program steps the environments, not a runner",
     "batch_mode": (
-        "fragments of the compiled program have a fixed length, those of whole episodes have not"
+        "fragments of the compiled program have a fixed length, unlike those of whole episodes"
     ),
-    "gym_env_vectorize_mode": "environments are vectorised inside the compiled program",
+    "gym_env_vectorize_mode": "environments are vectorized inside the compiled program",
     "restart_failed_sub_environments": (
-        "a compiled environment cannot raise, and one with non-finite values is reset by itself"
+        "a compiled environment cannot raise, and one with non-finite values is reset individually"
     ),
 }
-"""Settings that only mean something on the host, and why."""
+"""Settings that only have an effect on the host, with the reasons."""
 
 
 def resolve_placement(config: "AlgorithmConfig", env_id: str, *, is_jax_env: bool) -> Placement:
-    """Where the environments of a run are stepped.
+    """Return the placement of a run's environments.
 
     Args:
-        config: Its `placement` and `num_env_runners` decide.
-        env_id: For messages.
-        is_jax_env: Whether the environment is a JaxEnv, or a Python object.
+        config: Config with `placement` and `num_env_runners`.
+        env_id: Name of the environment, for error messages.
+        is_jax_env: Whether the environment is a JaxEnv instead of a Python object.
 
     Raises:
-        ConfigError: It shall be in-graph and cannot, or what was set has no effect there.
+        ConfigError: If the requested placement is impossible, or a setting has no effect in it.
     """
     runners = config.env_runners_settings
     if runners.placement == "in_graph" and not is_jax_env:
@@ -60,7 +62,10 @@ def resolve_placement(config: "AlgorithmConfig", env_id: str, *, is_jax_env: boo
 
 
 def check_placement(config: "AlgorithmConfig") -> None:
-    """Refuses what contradicts the placement that was set, before the environment is known."""
+    """Raise ConfigError if settings contradict an explicit placement.
+
+    Unlike `resolve_placement`, this does not require the environment.
+    """
     runners = config.env_runners_settings
     if runners.placement != "in_graph":
         return
@@ -73,12 +78,12 @@ def check_placement(config: "AlgorithmConfig") -> None:
 
 
 def check_in_graph(config: "AlgorithmConfig") -> None:
-    """Refuses what has no effect inside the compiled program.
+    """Check that no setting is set that has no effect inside the compiled program.
 
     Raises:
-        ConfigError: Names the setting, why, and that placement='host' would do it.
+        ConfigError: If there is such a setting; the message gives the reason and the alternative.
     """
-    for name, reason in IN_GRAPH_REFUSED.items():
+    for name, reason in HOST_ONLY_SETTINGS.items():
         value, default = config[name], type(config)()[name]
         if name in config.explicit and value != default:
             raise ConfigError(
@@ -87,12 +92,12 @@ def check_in_graph(config: "AlgorithmConfig") -> None:
             )
 
 
-def placement_notes(config: "AlgorithmConfig", placement: Placement | None) -> Iterator[str]:
-    """Where environments are stepped, and what to change if that turns out to be slow.
+def describe_placement(config: "AlgorithmConfig", placement: Placement | None) -> Iterator[str]:
+    """Yield sentences on where environments are stepped, and on remedies if that is slow.
 
     Args:
-        config: The settings.
-        placement: None if the environment is not known yet.
+        config: Config of the run.
+        placement: Placement, or None if the environment is not known yet.
     """
     runners = config.env_runners_settings
     if placement is None and runners.num_env_runners > 0:
@@ -101,23 +106,28 @@ def placement_notes(config: "AlgorithmConfig", placement: Placement | None) -> I
         placement = runners.placement
     if placement is None:
         yield (
-            "placement='auto': a JAX environment runs in-graph, any other on the host; settled "
+            "placement='auto': a JAX environment runs in-graph, any other on the host; resolved "
             "when the Algorithm is built."
         )
         return
     if placement == "in_graph":
-        yield "In-graph: rollout, targets and updates are one compiled program on the local devices."
+        yield "In-graph: rollout, targets and updates are one compiled program on local devices."
         return
     if placement == "host":
-        yield "Host: this process steps the environments, and learns in between."
+        yield "Host: this process steps the environments, alternating with updates."
     else:
-        turns = "while the learner learns" if config.is_async else "in turns with the learner"
-        yield f"Ray: actors on CPUs step the environments, {turns} (num_env_runners={runners.num_env_runners})."
-    yield from _advice(config, placement)
+        turns = (
+            "concurrently with the learner" if config.is_async else "alternating with the learner"
+        )
+        yield (
+            f"Ray: actors on CPUs step the environments, {turns} "
+            f"(num_env_runners={runners.num_env_runners})."
+        )
+    yield from _give_advice(config, placement)
 
 
-def _advice(config: "AlgorithmConfig", placement: Placement) -> Iterator[str]:
-    """RLlib's rules of thumb, for what the timers in the results may show."""
+def _give_advice(config: "AlgorithmConfig", placement: Placement) -> Iterator[str]:
+    """Yield RLlib's rules of thumb for bottlenecks that the timers in the results show."""
     slow_envs = "more num_env_runners for slow environments"
     slow_module = "more num_envs_per_env_runner for a large module, which is then called less often"
     if placement == "host":
@@ -125,8 +135,8 @@ def _advice(config: "AlgorithmConfig", placement: Placement) -> Iterator[str]:
     else:
         yield f"If the learner waits for samples: {slow_envs}; {slow_module}."
         if not config.is_async:
-            yield "If runners and learner wait for each other: IMPALA and APPO do both at once."
+            yield "If runners and learner wait for each other: IMPALA and APPO overlap them."
     yield (
-        "If learning takes most of an iteration: more runners gain nothing; learners(num_devices, "
+        "If updates take most of an iteration: more runners do not help; learners(num_devices, "
         "num_learners) share the update."
     )

@@ -1,8 +1,8 @@
-"""Algorithms by name; a module is imported when its algorithm is first asked for."""
+"""Registry of algorithms and shipped configs; modules of algorithms are imported on first use."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from jaxrl.config.imports import ALGORITHM_CONFIG, Trust, load_object, only_trusted
+from jaxrl.config.imports import ALGORITHM_CONFIG, Trust, load_object, restrict_imports
 from jaxrl.errors import UnknownNameError, did_you_mean
 
 if TYPE_CHECKING:
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jaxrl
 
-_CONFIGS: dict[str, str] = {
+_CONFIG_PATHS: dict[str, str] = {
     "PPO": "jaxrl.algorithms.ppo:PPOConfig",
     "A2C": "jaxrl.algorithms.ppo:A2CConfig",
     "PG": "jaxrl.algorithms.ppo:PGConfig",
@@ -28,59 +28,66 @@ _CONFIGS: dict[str, str] = {
 
 
 def register(name: str, config: str) -> None:
-    """Makes `--algo NAME` and `run: NAME` mean the config class at `"module:object"`."""
-    _CONFIGS[name] = config
+    """Register a config class for `--algo NAME` and `run: NAME`.
+
+    Args:
+        name: Name of the algorithm.
+        config: Import path of the config class, `"module:object"`.
+    """
+    _CONFIG_PATHS[name] = config
 
 
 def list_algorithms() -> list[str]:
-    """The known names, sorted."""
-    return sorted(_CONFIGS)
+    """Return the names of all registered algorithms, sorted."""
+    return sorted(_CONFIG_PATHS)
 
 
 def get_algorithm_config_class(name: str) -> "type[AlgorithmConfig]":
-    """The config class of an algorithm.
+    """Return the config class of an algorithm.
 
     Raises:
-        UnknownNameError: Nothing is registered under this name.
+        UnknownNameError: If no algorithm of this name is registered.
     """
-    known = {key.lower(): key for key in _CONFIGS}
+    known = {key.lower(): key for key in _CONFIG_PATHS}
     if name.lower() not in known:
         raise UnknownNameError(
             f"There is no algorithm '{name}'; known are {', '.join(list_algorithms())}."
-            + did_you_mean(name, _CONFIGS)
+            + did_you_mean(name, _CONFIG_PATHS)
         )
-    with only_trusted(Trust(everything=True)):  # whoever registered it is part of this process
-        found: Any = load_object(_CONFIGS[known[name.lower()]], "algo", ALGORITHM_CONFIG)
+    with restrict_imports(Trust(everything=True)):  # registered by code in this process
+        found: type[AlgorithmConfig] = load_object(
+            _CONFIG_PATHS[known[name.lower()]], "algo", ALGORITHM_CONFIG
+        )
     return found
 
 
 def get_algorithm_config(name: str) -> "AlgorithmConfig":
-    """A config of an algorithm, with its defaults."""
+    """Return a config of an algorithm with its defaults."""
     return get_algorithm_config_class(name)()
 
 
-def shipped_configs() -> dict[str, Path]:
-    """The files that come with jaxrl by their ids, as in "classic/cartpole-ppo"."""
+def find_shipped_configs() -> dict[str, Path]:
+    """Return the config files shipped with jaxrl, by ids such as "classic/cartpole-ppo"."""
     root = Path(jaxrl.__file__).parent / "configs"
     return {
         path.relative_to(root).with_suffix("").as_posix(): path for path in root.rglob("*.yaml")
     }
 
 
-def config_file(given: str) -> Path:
-    """The file that a path or an id means.
+def resolve_config_path(path_or_id: str) -> Path:
+    """Return the config file for a path or the id of a shipped config.
 
     Raises:
         UnknownNameError: If there is neither such a file nor such an id.
     """
-    path = Path(given).expanduser()
+    path = Path(path_or_id).expanduser()
     if path.is_file():
         return path
-    shipped = shipped_configs()
-    name = given.removeprefix("configs/").removesuffix(".yaml")
+    shipped = find_shipped_configs()
+    name = path_or_id.removeprefix("configs/").removesuffix(".yaml")
     if name not in shipped:
         raise UnknownNameError(
-            f"There is no config file '{given}', and no shipped config of this name "
-            f"('jaxrl list configs' names them).{did_you_mean(name, shipped)}"
+            f"There is no config file '{path_or_id}', and no shipped config of this name "
+            f"('jaxrl list configs' lists them).{did_you_mean(name, shipped)}"
         )
     return shipped[name]

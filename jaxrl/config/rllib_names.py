@@ -1,41 +1,41 @@
-"""Names that RLlib had or has: what they are called here, or why they are refused."""
+"""RLlib's names of settings that differ here: the current name, or the reason for refusing them."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
 DROP = object()
-"""A renamed setting's transform returns it when nothing needs to be set."""
+"""Sentinel that `Renamed.transform` returns if there is nothing to set."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Renamed:
-    """The same meaning under a new name: accepted at run time and answered with the new name."""
+    """Setting with another name here: accepted at run time, with a note on the current name."""
 
-    new: str
-    transform: Callable[[Any], Any] = lambda value: value
-    quiet: bool = False
-    """Whether the old name is current in RLlib and needs no answer."""
+    new_name: str
+    transform: Callable[[Any], object] = lambda value: value
+    is_quiet: bool = False
+    """Whether the name is current in RLlib, so that no note is needed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """Known from RLlib, but without effect here: refused, with what to do instead."""
+    """Setting of RLlib that would have no effect here: refused, with the alternative."""
 
     reason: str
-    accepts: tuple[Any, ...] = ()
-    """RLlib values that say what happens here anyway; they pass."""
+    accepted_values: tuple[object, ...] = ()
+    """Values that describe the behavior here, and are accepted without effect."""
 
 
-def _unless_none(value: Any) -> Any:
+def _unless_none(value: object) -> object:
     return DROP if value is None else value
 
 
 RENAMED: dict[str, Renamed] = {
-    # names that RLlib uses side by side with the ones here
-    "lambda": Renamed("lambda_", quiet=True),
-    "checkpoint_freq": Renamed("checkpoint_frequency", quiet=True),
-    "num_to_keep": Renamed("max_to_keep", quiet=True),
+    # current aliases in RLlib
+    "lambda": Renamed("lambda_", is_quiet=True),
+    "checkpoint_freq": Renamed("checkpoint_frequency", is_quiet=True),
+    "num_to_keep": Renamed("max_to_keep", is_quiet=True),
     # older names
     "model": Renamed("model_config"),
     "num_workers": Renamed("num_env_runners"),
@@ -110,211 +110,223 @@ RENAMED: dict[str, Renamed] = {
 }
 
 
-def _spread(
-    names: str, reason: str, *, accepts: tuple[Any, ...] = ()
+def _refuse_each(
+    names: str, reason: str, *, accepts: tuple[object, ...] = ()
 ) -> Iterator[tuple[str, Refused]]:
     for name in names.split():
         yield name, Refused(reason, accepts)
 
 
-_STATES = "the learner updates statistics from the batch and sends them with the weights"
-_LEARNERS = "a learner gets each batch from the process that drives the run, one at a time"
-_TORCH = "the framework is JAX and everything is compiled"
-_STACK = "there is one stack, with modules, learners and connectors always on"
-_MULTI = "multi-agent training is not part of this version"
-_OFFLINE = "training from recorded data is not part of this version"
-_EXPLORATION = "exploration is the module's forward_exploration; explore=False switches it off"
-
-_BATCHES = (
-    "what is done to a batch is compiled; on_sample_end and on_train_result are called between the "
-    "calls of the compiled program, and a Learner's prepare() sees the samples"
+_FILTER_STATES_REASON = (
+    "the learner updates the statistics from each batch and sends them with the weights"
 )
-HOOKS_REFUSED: dict[str, str] = {
-    "on_sub_environment_created": "on_environment_created is called with all of a runner's",
-    "on_create_policy": "the module is built once; on_algorithm_init is called when all is built",
-    "on_postprocess_trajectory": _BATCHES,
-    "on_learn_on_batch": _BATCHES,
-    "on_offline_eval_runners_recreated": _OFFLINE,
-    "on_evaluate_offline_start": _OFFLINE,
-    "on_evaluate_offline_end": _OFFLINE,
+_LEARNERS_REASON = "each learner receives its batches from the main process, one at a time"
+_FRAMEWORK_REASON = "the framework is JAX and everything is compiled"
+_API_STACK_REASON = (
+    "there is a single API stack, which always uses modules, learners and connectors"
+)
+_MULTI_AGENT_REASON = "multi-agent training is not supported in this version"
+_OFFLINE_DATA_REASON = "training from offline data is not supported in this version"
+_EXPLORATION_REASON = (
+    "exploration is defined by the module's forward_exploration; explore=False disables it"
+)
+
+_BATCH_HOOKS_REASON = (
+    "batches are processed inside the compiled program; on_sample_end and on_train_result are "
+    "called between its calls, and a Learner's prepare() receives the samples"
+)
+REFUSED_HOOKS: dict[str, str] = {
+    "on_sub_environment_created": "on_environment_created covers all environments of a runner",
+    "on_create_policy": "the module is built once; on_algorithm_init is called afterwards",
+    "on_postprocess_trajectory": _BATCH_HOOKS_REASON,
+    "on_learn_on_batch": _BATCH_HOOKS_REASON,
+    "on_offline_eval_runners_recreated": _OFFLINE_DATA_REASON,
+    "on_evaluate_offline_start": _OFFLINE_DATA_REASON,
+    "on_evaluate_offline_end": _OFFLINE_DATA_REASON,
 }
-"""Hooks of RLlib's callbacks that are never called, and why."""
+"""Hooks of RLlib's callbacks that are not supported, with the reasons."""
 
 REFUSED: dict[str, Refused] = {
     **{
         name: Refused(reason, (None,))
-        for hook, reason in HOOKS_REFUSED.items()
+        for hook, reason in REFUSED_HOOKS.items()
         for name in (hook, f"callbacks_{hook}")
     },
     **dict(
-        _spread(
+        _refuse_each(
             "merge_env_runner_states use_worker_filter_stats update_worker_filter_stats",
-            _STATES,
+            _FILTER_STATES_REASON,
             accepts=("training_only", True),
         )
     ),
-    "broadcast_env_runner_states": Refused(_STATES, (True,)),
-    "use_env_runner_state_server": Refused(_STATES, (False,)),
-    "env_runner_state_server_max_concurrency": Refused(_STATES),
+    "broadcast_env_runner_states": Refused(_FILTER_STATES_REASON, (True,)),
+    "use_env_runner_state_server": Refused(_FILTER_STATES_REASON, (False,)),
+    "env_runner_state_server_max_concurrency": Refused(_FILTER_STATES_REASON),
     "create_local_env_runner": Refused(
-        "there is a runner in this process with num_env_runners=0, and none beside actors", (True,)
+        "this process has a runner with num_env_runners=0, and none in addition to actors", (True,)
     ),
     **dict(
-        _spread(
+        _refuse_each(
             "create_env_on_local_worker create_env_on_driver",
-            "this process makes an environment to learn its spaces, and steps none beside actors",
+            "this process creates an environment to determine its spaces, and steps none if there "
+            "are actors",
             accepts=(False,),
         )
     ),
     **dict(
-        _spread(
+        _refuse_each(
             "num_gpus_per_env_runner num_gpus_per_worker",
-            "runners see no accelerator; the learner's are chosen by learners(num_devices=...)",
+            "runners use no accelerator; the learner's are set by learners(num_devices=...)",
             accepts=(0, 0.0),
         )
     ),
-    "sample_async": Refused("IMPALA and APPO sample while they learn", (False,)),
+    "sample_async": Refused("IMPALA and APPO sample concurrently with updates", (False,)),
     "remote_worker_envs": Refused(
-        "gym_env_vectorize_mode='async' steps each environment in a process of its own", (False,)
+        "gym_env_vectorize_mode='async' steps each environment in a separate process", (False,)
     ),
     "remote_env_batch_wait_ms": Refused(
         "with gym_env_vectorize_mode='async' a step waits for all environments", (0,)
     ),
-    "sampler_perf_stats_ema_coef": Refused("timers are of one iteration each, not smoothed"),
-    "episodes_to_numpy": Refused("episodes hold NumPy arrays", (True,)),
+    "sampler_perf_stats_ema_coef": Refused(
+        "timers measure one iteration each and are not smoothed"
+    ),
+    "episodes_to_numpy": Refused("episodes always hold NumPy arrays", (True,)),
     "compress_observations": Refused(
-        "fragments are shared memory on one node, and sent as they are between nodes", (False,)
+        "fragments use shared memory on a node, and are sent uncompressed between nodes", (False,)
     ),
     **dict(
-        _spread(
+        _refuse_each(
             "metrics_episode_collection_timeout_s collect_metrics_timeout",
-            "metrics come with the fragments, which sample_timeout_s limits",
+            "metrics arrive with the fragments, whose timeout is sample_timeout_s",
         )
     ),
-    "num_aggregator_actors_per_learner": Refused(_LEARNERS, (0,)),
-    "max_requests_in_flight_per_aggregator_actor": Refused(_LEARNERS),
-    "max_requests_in_flight_per_learner": Refused(_LEARNERS),
-    # IMPALA's and APPO's
+    "num_aggregator_actors_per_learner": Refused(_LEARNERS_REASON, (0,)),
+    "max_requests_in_flight_per_aggregator_actor": Refused(_LEARNERS_REASON),
+    "max_requests_in_flight_per_learner": Refused(_LEARNERS_REASON),
+    # IMPALA and APPO
     "use_circular_buffer": Refused(
-        "circular_buffer_num_batches=1 and circular_buffer_iterations_per_batch=1 are no buffer",
+        "circular_buffer_num_batches=1 and circular_buffer_iterations_per_batch=1 disable the "
+        "buffer",
         (True,),
     ),
-    "use_gae": Refused("without vtrace, targets are lambda-returns; lambda_ is theirs", (True,)),
+    "use_gae": Refused(
+        "without vtrace, targets are lambda-returns with the setting lambda_", (True,)
+    ),
     **dict(
-        _spread(
+        _refuse_each(
             "simple_queue_size learner_queue_timeout timeout_s_sampler_manager "
             "timeout_s_aggregator_manager num_gpu_loader_threads num_aggregation_workers "
             "max_requests_in_flight_per_aggregator_worker",
-            "learner_queue_size bounds what waits for the learner, and sample_timeout_s how long a "
-            "runner may take",
+            "learner_queue_size limits the train batches that wait for the learner, and "
+            "sample_timeout_s the time that a runner may take",
         )
     ),
     **dict(
-        _spread(
+        _refuse_each(
             "replay_proportion replay_buffer_num_slots replay_ratio minibatch_buffer_size",
-            "circular_buffer_num_batches and circular_buffer_iterations_per_batch say which batches "
-            "are learned from again",
+            "circular_buffer_num_batches and circular_buffer_iterations_per_batch control the "
+            "reuse of batches",
             accepts=(0, 0.0),
         )
     ),
     **dict(
-        _spread(
+        _refuse_each(
             "opt_type decay momentum epsilon _separate_vf_optimizer _lr_vf",
-            "optimizer names the optimiser with its arguments, e.g. {'name': 'rmsprop', "
+            "optimizer takes the name of the optimizer and its arguments, e.g. {'name': 'rmsprop', "
             "'decay': 0.99, 'eps': 0.1}",
         )
     ),
-    # DQN's and SAC's
+    # DQN and SAC
     "hiddens": Refused(
-        "the heads' hidden layers are rl_module(model_config={'head_fcnet_hiddens': [...]})"
+        "set the heads' hidden layers by rl_module(model_config={'head_fcnet_hiddens': [...]})"
     ),
     "adam_epsilon": Refused("set optimizer={'name': 'adam', 'eps': ...}", (1e-8,)),
     "categorical_distribution_temperature": Refused(
-        "actions are the best ones, or random with the probability epsilon", (1.0,)
+        "actions are greedy, or random with probability epsilon", (1.0,)
     ),
-    "before_learn_on_batch": Refused(_BATCHES, (None,)),
+    "before_learn_on_batch": Refused(_BATCH_HOOKS_REASON, (None,)),
     **dict(
-        _spread(
+        _refuse_each(
             "q_model_config policy_model_config actor_hiddens actor_hidden_activation "
             "critic_hiddens critic_hidden_activation",
-            "rl_module(model_config={'fcnet_hiddens': [...], 'fcnet_activation': ...}) shapes the "
-            "policy and the critics alike",
+            "rl_module(model_config={'fcnet_hiddens': [...], 'fcnet_activation': ...}) applies to "
+            "the policy and the critics",
         )
     ),
     **dict(
-        _spread(
+        _refuse_each(
             "optimization optimization_config",
             "actor_lr, critic_lr and alpha_lr are the learning rates",
         )
     ),
     **dict(
-        _spread(
+        _refuse_each(
             "_deterministic_loss _use_beta_distribution use_state_preprocessor "
             "worker_side_prioritization",
-            "actions are sampled, and from a squashed Gaussian; the learner renews priorities",
+            "actions are sampled from a squashed Gaussian, and the learner updates priorities",
             accepts=(False,),
         )
     ),
-    "huber_threshold": Refused("the Huber loss turns linear at 1", (1, 1.0)),
+    "huber_threshold": Refused("the Huber loss becomes linear at 1", (1, 1.0)),
     "l2_reg": Refused("set optimizer={'name': 'adamw', 'weight_decay': ...}", (0, 0.0)),
     "learner_config_dict": Refused(
-        "a Learner reads the settings of training(), to which a config subclass adds its own: "
+        "a Learner reads the settings of training(), to which a config subclass can add others: "
         "class MyConfig(PPOConfig): my_coeff: float = 0.1",
         ({},),
     ),
     **dict(
-        _spread(
+        _refuse_each(
             "eager_tracing tf_session_args local_tf_session_args torch_compile_learner "
             "torch_compile_learner_what_to_compile torch_compile_learner_dynamo_mode "
             "torch_compile_learner_dynamo_backend torch_compile_worker "
             "torch_compile_worker_dynamo_backend torch_compile_worker_dynamo_mode "
             "torch_ddp_kwargs enable_tf1_exec_eagerly",
-            _TORCH + "; debugging(jit=False) runs it step by step",
+            _FRAMEWORK_REASON + "; debugging(jit=False) runs operation by operation",
         )
     ),
     **dict(
-        _spread(
+        _refuse_each(
             "enable_rl_module_and_learner enable_env_runner_and_connector_v2 enable_connectors "
             "_enable_new_api_stack _enable_rl_module_api _enable_learner_api",
-            _STACK,
+            _API_STACK_REASON,
             accepts=(True,),
         )
     ),
     **dict(
-        _spread(
+        _refuse_each(
             "_disable_preprocessor_api _disable_action_flattening _validate_config "
             "_disable_initialize_loss_from_dummy_batch _disable_execution_plan_api "
             "synchronize_filters",
-            _STACK,
+            _API_STACK_REASON,
             accepts=(True,),
         )
     ),
     **dict(
-        _spread(
+        _refuse_each(
             "_use_msgpack_checkpoints simple_optimizer _dont_auto_sync_env_runner_states",
-            _STACK,
+            _API_STACK_REASON,
             accepts=(False,),
         )
     ),
     **dict(
-        _spread(
+        _refuse_each(
             "_torch_grad_scaler_class _torch_lr_scheduler_classes sample_collector "
             "preprocessor_pref",
-            _STACK,
+            _API_STACK_REASON,
             accepts=(None,),
         )
     ),
-    "_tf_policy_handles_more_than_one_loss": Refused(_TORCH, (True, False)),
+    "_tf_policy_handles_more_than_one_loss": Refused(_FRAMEWORK_REASON, (True, False)),
     **dict(
-        _spread(
+        _refuse_each(
             "policies policy_mapping_fn policies_to_train policy_map_capacity policy_map_cache "
             "policy_states_are_swappable observation_fn count_steps_by multiagent "
             "algorithm_config_overrides_per_module replay_mode",
-            _MULTI,
+            _MULTI_AGENT_REASON,
         )
     ),
     **dict(
-        _spread(
+        _refuse_each(
             "input_ input input_config offline_data_class input_read_method "
             "input_read_method_kwargs input_read_schema input_read_episodes "
             "input_read_sample_batches input_read_batch_size input_filesystem "
@@ -332,24 +344,25 @@ REFUSED: dict[str, Refused] = {
             "num_offline_eval_runners offline_evaluation_type offline_eval_runner_class "
             "offline_loss_for_module_fn offline_evaluation_duration "
             "offline_eval_batch_size_per_runner",
-            _OFFLINE,
+            _OFFLINE_DATA_REASON,
         )
     ),
-    **dict(_spread("exploration_config", _EXPLORATION)),
+    **dict(_refuse_each("exploration_config", _EXPLORATION_REASON)),
     "num_gpus": Refused(
-        "devices are chosen by learners(num_devices=...) and JAX_PLATFORMS; "
+        "devices are set by learners(num_devices=...) and JAX_PLATFORMS; "
         "learners(num_gpus_per_learner=...) reserves them with Ray"
     ),
     "_fake_gpus": Refused(
         "set XLA_FLAGS=--xla_force_host_platform_device_count=8 before starting Python"
     ),
     "render_env": Refused(
-        "there is no window; evaluation(record_video=True) writes videos", (False,)
+        "rendering to a window is not supported; evaluation(record_video=True) writes videos",
+        (False,),
     ),
     "env_task_fn": Refused(
-        "call algorithm.set_env_params(...) in an on_train_result callback; it compiles nothing"
+        "call algorithm.set_env_params(...) in an on_train_result callback; it does not recompile"
     ),
-    "auto_wrap_old_gym_envs": Refused("wrap old gym environments with shimmy yourself"),
+    "auto_wrap_old_gym_envs": Refused("wrap old gym environments with shimmy"),
     "soft_horizon": Refused("use max_episode_steps; time limits truncate", (False,)),
     "no_done_at_end": Refused("use max_episode_steps; time limits truncate", (False,)),
     "enable_async_evaluation": Refused(
@@ -363,24 +376,26 @@ REFUSED: dict[str, Refused] = {
     ),
     "custom_stats_cls_lookup": Refused("add your own reductions in an on_train_result callback"),
     "export_native_model_files": Refused(
-        "checkpoints hold the parameters; export is not part of this version", (False,)
+        "checkpoints contain the parameters; export is not supported in this version", (False,)
     ),
     "checkpoint_trainable_policies_only": Refused(
-        "there is one module, and checkpoints hold the whole run", (False,)
+        "there is one module, and checkpoints contain the whole run", (False,)
     ),
     "logger_creator": Refused("pass debugging(loggers=[...]) and results_dir"),
     "logger_config": Refused("pass logger objects with their own options as loggers=[...]"),
     "fake_sampler": Refused(
-        "use an environment that costs next to nothing, such as 'jaxrl:probe-value-v0'", (False,)
+        "use an environment of negligible cost, such as 'jaxrl:probe-value-v0'", (False,)
     ),
     "burn_in_len": Refused("only sequences of a replay buffer have a burn-in", (0,)),
-    "store_buffer_in_checkpoints": Refused("checkpoints always hold the whole state of the run"),
+    "store_buffer_in_checkpoints": Refused("checkpoints always contain the whole state of the run"),
 }
 
-GROUPS_REFUSED: dict[str, str] = {
-    "multi_agent": _MULTI,
-    "offline_data": _OFFLINE,
-    "get_multi_rl_module_spec": _MULTI + "; get_rl_module_spec() is that of the one module",
-    "get_marl_module_spec": _MULTI + "; get_rl_module_spec() is that of the one module",
-    "get_multi_agent_setup": _MULTI,
+REFUSED_METHODS: dict[str, str] = {
+    "multi_agent": _MULTI_AGENT_REASON,
+    "offline_data": _OFFLINE_DATA_REASON,
+    "get_multi_rl_module_spec": _MULTI_AGENT_REASON
+    + "; get_rl_module_spec() returns the spec of the single module",
+    "get_marl_module_spec": _MULTI_AGENT_REASON
+    + "; get_rl_module_spec() returns the spec of the single module",
+    "get_multi_agent_setup": _MULTI_AGENT_REASON,
 }

@@ -1,14 +1,14 @@
-"""A config written as plain JSON and YAML data, for checkpoints and run folders: no pickle."""
+"""Conversion of configs to plain data without pickle, for checkpoints and run folders."""
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium
 import numpy as np
 
-from jaxrl.config.imports import load_object, object_path
+from jaxrl.config.imports import get_import_path, load_object
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
 from jaxrl.config.spaces import space_to_data
 from jaxrl.errors import ConfigError
@@ -16,41 +16,45 @@ from jaxrl.errors import ConfigError
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
-IMPORT, SPACE, DATACLASS = "__import__", "__space__", "__dataclass__"
-TUPLE, FLOAT = "__tuple__", "__float__"
+IMPORT_KEY, SPACE_KEY, DATACLASS_KEY = "__import__", "__space__", "__dataclass__"
+TUPLE_KEY, FLOAT_KEY = "__tuple__", "__float__"
 
 
-def serializable_dict(config: "AlgorithmConfig") -> dict[str, Any]:
-    """The config as plain data: classes and functions by import path, spaces by their bounds.
+def serialize_config(config: "AlgorithmConfig") -> dict[str, Any]:
+    """Convert a config to plain data: classes and functions as import paths, spaces as bounds.
 
     Raises:
-        ConfigError: A setting is an object without an import path (a lambda, an instance); names
-            the setting and what to do.
+        ConfigError: If a setting is an object without an import path (a lambda, an instance); the
+            message names the setting and a remedy.
     """
     return _as_data(config, _encode)
 
 
-def restorable_dict(config: "AlgorithmConfig") -> tuple[dict[str, Any], list[str]]:
-    """As `serializable_dict`, but settings that cannot be saved are left out, and named."""
-    not_saved: list[str] = []
+def serialize_restorable(config: "AlgorithmConfig") -> tuple[dict[str, Any], list[str]]:
+    """Convert a config to plain data, without the settings that cannot be saved.
 
-    def encode(name: str, value: Any) -> Any:
+    Returns:
+        The data, as from `serialize_config`, and the names of the settings that were left out.
+    """
+    omitted: list[str] = []
+
+    def encode(name: str, value: object) -> object:
         try:
             return _encode(name, value)
         except ConfigError:
-            not_saved.append(name)
+            omitted.append(name)
             return None
 
     data = _as_data(config, encode)
-    for name in not_saved:
+    for name in omitted:
         data["settings"].pop(name, None)
-    return data, not_saved
+    return data, omitted
 
 
-def describable_dict(config: "AlgorithmConfig") -> dict[str, Any]:
-    """As `serializable_dict`, but what cannot be saved is shown by its repr: for reading only."""
+def serialize_for_display(config: "AlgorithmConfig") -> dict[str, Any]:
+    """Convert a config to plain data for display, with the repr of objects without import path."""
 
-    def encode(name: str, value: Any) -> Any:
+    def encode(name: str, value: object) -> object:
         try:
             return _encode(name, value)
         except ConfigError:
@@ -59,64 +63,66 @@ def describable_dict(config: "AlgorithmConfig") -> dict[str, Any]:
     return _as_data(config, encode, algo=repr(type(config)))
 
 
-def _as_data(config: "AlgorithmConfig", encode: Any, *, algo: str | None = None) -> dict[str, Any]:
+def _as_data(
+    config: "AlgorithmConfig", encode: Callable[[str, object], object], *, algo: str | None = None
+) -> dict[str, Any]:
     return {
-        "algo": _algo_path(config) or algo or check_class(config),
+        "algo": _find_algo_path(config) or algo or get_config_class_path(config),
         "settings": {name: encode(name, value) for name, value in config.items()},
         "explicit_settings": sorted(config.explicit),
         "algo_class": encode("algo_class", config.algo_class),
     }
 
 
-def check_class(config: "AlgorithmConfig") -> str:
-    """The path or name of the config's class.
+def get_config_class_path(config: "AlgorithmConfig") -> str:
+    """Return the import path or registered name of a config's class.
 
     Raises:
-        ConfigError: It has none, so that no checkpoint can say what it is of.
+        ConfigError: If it has neither, so that a checkpoint could not refer to it.
     """
-    path = _algo_path(config)
+    path = _find_algo_path(config)
     if path is None:
         raise ConfigError(
-            f"The config class {type(config).__qualname__} has no import path, so no checkpoint can "
-            "name it: define it at the top of a module, a script or a notebook's cell, or set "
-            "checkpoint_at_end=False and checkpoint_frequency=0."
+            f"The config class {type(config).__qualname__} has no import path, so checkpoints "
+            "cannot refer to it: define it at the top of a module, a script or a notebook's cell, "
+            "or set checkpoint_at_end=False and checkpoint_frequency=0."
         )
     return path
 
 
-def _algo_path(config: "AlgorithmConfig") -> str | None:
+def _find_algo_path(config: "AlgorithmConfig") -> str | None:
     cls = type(config)
     if cls.algo_name in list_algorithms() and (get_algorithm_config_class(cls.algo_name) is cls):
         return cls.algo_name
     if cls.__module__ == "__main__" and "<" not in cls.__qualname__:
         return f"__main__:{cls.__qualname__}"  # found by the same script or notebook
-    return object_path(cls)
+    return get_import_path(cls)
 
 
-def _encode(name: str, value: Any) -> Any:
+def _encode(name: str, value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
-        return {FLOAT: str(value)}  # JSON has no word for it
+        return {FLOAT_KEY: str(value)}  # JSON cannot represent it
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.generic):
         return cast(Any, value).item()
     if isinstance(value, gymnasium.Space):  # a Dict space is a Mapping too
-        return {SPACE: space_to_data(name, cast(Any, value))}
+        return {SPACE_KEY: space_to_data(name, cast(Any, value))}
     if isinstance(value, Mapping):
         items = cast(Mapping[Any, Any], value).items()
         return {str(key): _encode(name, item) for key, item in items}
     if isinstance(value, tuple):
-        return {TUPLE: [_encode(name, item) for item in cast(tuple[Any, ...], value)]}
+        return {TUPLE_KEY: [_encode(name, item) for item in cast(tuple[Any, ...], value)]}
     if isinstance(value, list):
         return [_encode(name, item) for item in cast(list[Any], value)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: _encode(name, getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {DATACLASS: _import_path(name, type(value)), "fields": fields}
-    return {IMPORT: _import_path(name, value)}
+        return {DATACLASS_KEY: _get_import_path(name, type(value)), "fields": fields}
+    return {IMPORT_KEY: _get_import_path(name, value)}
 
 
-def _import_path(name: str, value: Any) -> str:
-    path = object_path(value)
+def _get_import_path(name: str, value: object) -> str:
+    path = get_import_path(value)
     if path is not None:
         try:
             if load_object(path, name) is value:

@@ -1,7 +1,7 @@
-"""What this user wrote on this machine: signatures with a private key, made when first needed.
+"""Signatures of files that this user wrote on this machine, with a private key made on first use.
 
-A signature says who may be believed, as a path that a program is found by does: whoever can read the
-key can already change what this user runs.
+A signature establishes trust in the same way as a directory on PATH does: whoever can read the key
+can already change the programs that this user runs.
 """
 
 import hashlib
@@ -15,82 +15,82 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_BYTES = 32
-_SIGNATURE, _DIGEST = "signature", "sha256"
+_KEY_BYTES = 32
+_SIGNATURE_KEY, _DIGEST_KEY = "signature", "sha256"
 
 
-def key_file() -> Path:
-    """Where the key is kept: `jaxrl/signing_key` in `$XDG_STATE_HOME`, or in `~/.local/state`."""
+def get_key_path() -> Path:
+    """Return the path of the key: `jaxrl/signing_key` in `$XDG_STATE_HOME` or `~/.local/state`."""
     root = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(root) / "jaxrl" / "signing_key"
 
 
 def sign(content: bytes) -> str | None:
-    """The signature of what is about to be written; None where no key can be kept."""
+    """Return the signature of `content`, or None if no key can be stored."""
     key = _read_key() or _make_key()
-    return None if key is None else _signature(key, content)
+    return None if key is None else _compute_signature(key, content)
 
 
-def is_own(content: bytes, signature: object) -> bool:
-    """Whether this user signed the content on this machine."""
+def is_signed_by_user(content: bytes, signature: object) -> bool:
+    """Return whether this user signed `content` on this machine."""
     if not isinstance(signature, str) or not signature.isascii():
         return False
     key = _read_key()
-    return key is not None and hmac.compare_digest(_signature(key, content), signature)
+    return key is not None and hmac.compare_digest(_compute_signature(key, content), signature)
 
 
-def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON document with a signature, and a digest over it and the signature."""
-    said: dict[str, Any] = json.loads(json.dumps(document))
-    signed = {**said, _SIGNATURE: sign(canonical(said))}
-    return {**signed, _DIGEST: hashlib.sha256(canonical(signed)).hexdigest()}
+def seal(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON document with a signature, and a digest over the document and the signature."""
+    content: dict[str, Any] = json.loads(json.dumps(document))
+    signed = {**content, _SIGNATURE_KEY: sign(encode_canonical(content))}
+    return {**signed, _DIGEST_KEY: hashlib.sha256(encode_canonical(signed)).hexdigest()}
 
 
-def is_whole(document: Mapping[str, Any]) -> bool:
-    """Whether a document is as `sealed` made it."""
-    signed = {name: value for name, value in document.items() if name != _DIGEST}
-    return hashlib.sha256(canonical(signed)).hexdigest() == document.get(_DIGEST)
+def has_valid_digest(document: Mapping[str, Any]) -> bool:
+    """Return whether a document matches its digest."""
+    signed = {name: value for name, value in document.items() if name != _DIGEST_KEY}
+    return hashlib.sha256(encode_canonical(signed)).hexdigest() == document.get(_DIGEST_KEY)
 
 
-def is_own_seal(document: Mapping[str, Any]) -> bool:
-    """Whether this user sealed a document on this machine."""
-    said = {n: value for n, value in document.items() if n not in (_DIGEST, _SIGNATURE)}
-    return is_own(canonical(said), document.get(_SIGNATURE))
+def is_sealed_by_user(document: Mapping[str, Any]) -> bool:
+    """Return whether this user sealed a document on this machine."""
+    content = {n: value for n, value in document.items() if n not in (_DIGEST_KEY, _SIGNATURE_KEY)}
+    return is_signed_by_user(encode_canonical(content), document.get(_SIGNATURE_KEY))
 
 
-def canonical(document: Mapping[str, Any]) -> bytes:
-    """The one way in which a JSON document is written where bytes are compared."""
+def encode_canonical(document: Mapping[str, Any]) -> bytes:
+    """Encode a JSON document canonically, so that equal documents have equal bytes."""
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def _signature(key: bytes, content: bytes) -> str:
+def _compute_signature(key: bytes, content: bytes) -> str:
     return hmac.new(key, b"jaxrl\0" + content, hashlib.sha256).hexdigest()
 
 
 def _read_key() -> bytes | None:
-    """The key; None if there is none, or if others could have read or written it."""
+    """Return the key, or None if there is none or if other users could have read or written it."""
     try:
-        with key_file().open("rb") as file:
-            found = os.fstat(file.fileno())
-            private = stat.S_ISREG(found.st_mode) and not found.st_mode & 0o077
-            if not private or found.st_uid != os.getuid():
+        with get_key_path().open("rb") as file:
+            status = os.fstat(file.fileno())
+            is_private = stat.S_ISREG(status.st_mode) and not status.st_mode & 0o077
+            if not is_private or status.st_uid != os.getuid():
                 return None
-            key = file.read(_BYTES + 1)
+            key = file.read(_KEY_BYTES + 1)
     except (OSError, RuntimeError):  # no such file, or no home folder
         return None
-    return key if len(key) == _BYTES else None
+    return key if len(key) == _KEY_BYTES else None
 
 
 def _make_key() -> bytes | None:
-    """A new key or, if another process was faster, that one's."""
+    """Create the key and return it; if another process was faster, return its key."""
     try:
-        path = key_file()
+        path = get_key_path()
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, name = tempfile.mkstemp(dir=path.parent)  # readable by this user alone
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(secrets.token_bytes(_BYTES))
-            os.link(name, path)  # unlike a rename, takes no other key's place
+                file.write(secrets.token_bytes(_KEY_BYTES))
+            os.link(name, path)  # unlike a rename, never replaces an existing key
         finally:
             os.unlink(name)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""Spaces as plain data, and back."""
+"""Conversion of spaces to plain data and back."""
 
 import math
 from collections.abc import Mapping
@@ -15,10 +15,14 @@ _MAX_DEPTH = 32
 
 
 def space_to_data(name: str, space: gymnasium.Space[Any]) -> dict[str, Any]:
-    """A space as a setting's plain data.
+    """Convert a space to plain data.
+
+    Args:
+        name: Setting that the space belongs to, for the error message.
+        space: Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple.
 
     Raises:
-        ConfigError: It is of a kind that cannot be saved; names the setting.
+        ConfigError: If spaces of this class cannot be saved; the message names the setting.
     """
     kind = type(space).__name__
     match space:
@@ -43,26 +47,26 @@ def space_to_data(name: str, space: gymnasium.Space[Any]) -> dict[str, Any]:
             )
 
 
-def space_from_data(data: Any, name: str) -> gymnasium.Space[Any]:
-    """The space that `space_to_data` wrote.
+def space_from_data(data: object, name: str) -> gymnasium.Space[Any]:
+    """Restore a space from the output of `space_to_data`.
 
     Raises:
-        CheckpointError: It describes none; names the setting.
+        CheckpointError: If the data does not describe a space; the message names the setting.
     """
     try:
-        return _space(cast(Mapping[str, Any], data), _MAX_DEPTH)
+        return _decode_space(cast(Mapping[str, Any], data), _MAX_DEPTH)
     except Exception as error:
         raise CheckpointError(f"{name} must describe a space, got {str(data)[:100]}.") from error
 
 
-def _space(data: Mapping[str, Any], depth: int) -> gymnasium.Space[Any]:
+def _decode_space(data: Mapping[str, Any], depth: int) -> gymnasium.Space[Any]:
     if depth == 0:
         raise ValueError("nested too deep")
     match data["kind"]:
         case "Box":
-            dtype: Any = np.dtype(data["dtype"])
+            dtype = np.dtype(data["dtype"])
             if dtype.kind not in "biuf" or str(dtype) != data["dtype"]:
-                raise ValueError("no type of numbers")
+                raise ValueError("not a numeric dtype")
             low, high = np.asarray(data["low"], dtype), np.asarray(data["high"], dtype)
             return spaces.Box(low, high, dtype=dtype.type)
         case "Discrete":
@@ -71,12 +75,12 @@ def _space(data: Mapping[str, Any], depth: int) -> gymnasium.Space[Any]:
             return spaces.MultiDiscrete(data["nvec"], start=data["start"])
         case "MultiBinary":
             if not 0 < math.prod(np.atleast_1d(data["n"]).tolist()) < _MAX_ENTRIES:
-                raise ValueError("no size of a space")
+                raise ValueError("invalid size of a space")
             return spaces.MultiBinary(data["n"])
         case "Dict":
             parts: Mapping[str, Any] = data["spaces"]
-            return spaces.Dict({key: _space(part, depth - 1) for key, part in parts.items()})
+            return spaces.Dict({key: _decode_space(part, depth - 1) for key, part in parts.items()})
         case "Tuple":
-            return spaces.Tuple([_space(part, depth - 1) for part in data["spaces"]])
+            return spaces.Tuple([_decode_space(part, depth - 1) for part in data["spaces"]])
         case _:
-            raise ValueError("no kind of a space")
+            raise ValueError("unknown class of space")

@@ -1,4 +1,4 @@
-"""When a run ends: thresholds on result keys."""
+"""Stop criteria: thresholds on result keys."""
 
 import math
 import sys
@@ -9,23 +9,23 @@ from jaxrl.config.coerce import MismatchError, coerce
 from jaxrl.errors import ConfigError
 from jaxrl.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
-    OLD_KEYS,
+    RENAMED_KEYS,
     TRAINING_ITERATION,
     check_key,
     flatten,
     lookup,
 )
 
-Stop = dict[str, float]
-"""Result key, e.g. `"env_runners/episode_return_mean"`, to the value at which the run ends."""
+StopCriteria = dict[str, float]
+"""Threshold at which a run ends, by result key, e.g. `"env_runners/episode_return_mean"`."""
 
 
-def parse_stop(criteria: Any) -> Stop:
-    """Criteria as written by a user, nested or with `"a/b"` keys, under today's names.
+def parse_stop(criteria: object) -> StopCriteria:
+    """Parse stop criteria, nested or with `"a/b"` keys; old keys are replaced by current ones.
 
     Raises:
-        UnknownNameError: A key that no result has.
-        ConfigError: A threshold that is no number.
+        UnknownNameError: If no result has a key.
+        ConfigError: If a threshold is not a number.
     """
     if criteria is None:
         return {}
@@ -33,12 +33,12 @@ def parse_stop(criteria: Any) -> Stop:
         raise ConfigError(
             f"stop must be a dictionary such as {{'training_iteration': 10}}, got {criteria!r}."
         )
-    stop: Stop = {}
+    stop: StopCriteria = {}
     for written, value in flatten(cast(Mapping[str, Any], criteria)).items():
-        key = OLD_KEYS.get(written, written)
+        key = RENAMED_KEYS.get(written, written)
         check_key(key, "stop")
         try:
-            stop[key] = _finite(coerce(value, float))
+            stop[key] = _require_finite(coerce(value, float))
         except MismatchError:
             raise ConfigError(
                 f"stop must give a finite number for '{written}', got {value!r}, "
@@ -47,17 +47,21 @@ def parse_stop(criteria: Any) -> Stop:
     return stop
 
 
-def _finite(threshold: float) -> float:
-    if not math.isfinite(threshold):  # never reached, and nothing that a time left can be told of
+def _require_finite(threshold: float) -> float:
+    if not math.isfinite(threshold):  # never reached, and without an estimate of the remaining time
         raise MismatchError
     return threshold
 
 
-def criteria_of_fit(criteria: Any, should_stop: object) -> Stop:
-    """`parse_stop` of what `fit` was given, which must end somehow.
+def parse_fit_criteria(criteria: object, should_stop: object) -> StopCriteria:
+    """Parse the stop criteria of `fit`, which must be able to end.
+
+    Args:
+        criteria: Stop criteria as written by the user.
+        should_stop: Stop function, or None.
 
     Raises:
-        ConfigError: There is neither a criterion nor a `should_stop`.
+        ConfigError: If there is neither a criterion nor a `should_stop`.
     """
     stop = parse_stop(criteria)
     if not stop and should_stop is None:
@@ -67,8 +71,8 @@ def criteria_of_fit(criteria: Any, should_stop: object) -> Stop:
     return stop
 
 
-def stop_reached(result: Mapping[str, Any], stop: Stop) -> str | None:
-    """A sentence on the first criterion that the result has reached, or None."""
+def find_reached_criterion(result: Mapping[str, Any], stop: StopCriteria) -> str | None:
+    """Return a sentence on the first criterion that the result has reached, or None."""
     for key, threshold in stop.items():
         value = lookup(result, key)
         if value is not None and value >= threshold:
@@ -76,24 +80,27 @@ def stop_reached(result: Mapping[str, Any], stop: Stop) -> str | None:
     return None
 
 
-def iterations_left(result: Mapping[str, Any], stop: Stop) -> int:
-    """Count the iterations until a criterion that only counts is reached; `sys.maxsize` without one.
+def count_iterations_left(result: Mapping[str, Any], stop: StopCriteria) -> int:
+    """Return the number of iterations until a criterion on iterations or steps is reached.
 
     Args:
-        result: The latest, empty before the first. Iterations are taken to be alike.
-        stop: The criteria.
+        result: Latest result, empty before the first. All iterations are assumed to be equal.
+        stop: Stop criteria.
+
+    Returns:
+        At least 1; `sys.maxsize` if there is no such criterion.
     """
     iteration = lookup(result, TRAINING_ITERATION) or 0
     steps = lookup(result, NUM_ENV_STEPS_SAMPLED_LIFETIME) or 0
-    each = lookup(result, "env_runners/num_env_steps_sampled") or 0
+    steps_per_iteration = lookup(result, "env_runners/num_env_steps_sampled") or 0
     left = [float(sys.maxsize)]
     if TRAINING_ITERATION in stop:
         left.append(stop[TRAINING_ITERATION] - iteration)
-    if NUM_ENV_STEPS_SAMPLED_LIFETIME in stop and each:
-        left.append((stop[NUM_ENV_STEPS_SAMPLED_LIFETIME] - steps) / each)
+    if NUM_ENV_STEPS_SAMPLED_LIFETIME in stop and steps_per_iteration:
+        left.append((stop[NUM_ENV_STEPS_SAMPLED_LIFETIME] - steps) / steps_per_iteration)
     return max(1, math.ceil(min(left)))
 
 
-def until_multiple(iteration: int, interval: int) -> int:
-    """Count the iterations to the next multiple of an interval; `sys.maxsize` if that is 0."""
+def count_until_multiple(iteration: int, interval: int) -> int:
+    """Return the iterations to the next multiple of `interval`, or `sys.maxsize` if that is 0."""
     return interval - iteration % interval if interval else sys.maxsize

@@ -1,40 +1,41 @@
-"""What Stable-Baselines3, CleanRL, PureJaxRL and Rejax call settings and methods, and what they are here."""
+"""Counterparts of settings and methods of Stable-Baselines3, CleanRL, PureJaxRL and Rejax."""
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from jaxrl.errors import did_you_mean
 
-_STEPS = (
+_STOP_CRITERION = (
     'the stop criterion, algo.fit({"num_env_steps_sampled_lifetime": 100_000}), or jaxrl train '
     "with --steps 100000"
 )
-_WIDTHS = 'rl_module(model_config={"fcnet_hiddens": [64, 64]})'
+_HIDDEN_LAYERS = 'rl_module(model_config={"fcnet_hiddens": [64, 64]})'
 _EPSILON = "a schedule, training(epsilon=[[0, 1.0], [10_000, 0.05]])"
 _BUFFER = 'training(replay_buffer_config={"capacity": ...})'
-_STARTS = "training(num_steps_sampled_before_learning_starts=...)"
+_LEARNING_STARTS = "training(num_steps_sampled_before_learning_starts=...)"
 _ROLLOUT = (
-    "env_runners(rollout_fragment_length=...), and training(train_batch_size=...) is that times the "
-    "environments"
+    "env_runners(rollout_fragment_length=...), and training(train_batch_size=...) is that times "
+    "the number of environments"
 )
-_LOGGERS = "debugging(loggers=[...]), of 'console', 'json', 'csv', 'tensorboard' and 'wandb'"
+_LOGGERS = "debugging(loggers=[...]), with 'console', 'json', 'csv', 'tensorboard' or 'wandb'"
 _OPTIMIZER = 'training(optimizer={"name": "adam", "eps": 1e-5})'
 
-_TABLE: Mapping[str, tuple[str, ...]] = {
+_COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
     "learning_rate lr": ("training(actor_lr=...) with critic_lr", "training(lr=...)"),
     "policy_lr": ("training(actor_lr=...)",),
     "q_lr": ("training(critic_lr=...)",),
     "anneal_lr lr_linear_decay": ("a schedule, training(lr=[[0, 3e-4], [500_000, 0.0]])",),
-    "total_timesteps total_steps num_updates": (_STEPS,),
+    "total_timesteps total_steps num_updates": (_STOP_CRITERION,),
     "num_envs n_envs": ("env_runners(num_envs_per_env_runner=...)",),
     "env_id env_name": ("environment(env=...)",),
     "env_kwargs": ("environment(env_config=...)",),
-    "policy policy_kwargs net_arch hidden_sizes hidden_layer_sizes hidden_size hsize": (_WIDTHS,),
+    "policy policy_kwargs net_arch hidden_sizes hidden_layer_sizes hidden_size hsize": (
+        _HIDDEN_LAYERS,
+    ),
     "activation activation_fn": ('rl_module(model_config={"fcnet_activation": "tanh"})',),
     "max_grad_norm": ("training(grad_clip=...)",),
     "num_minibatches": (
-        "training(minibatch_size=...), the rows of one: the train batch divided by their number",
+        "training(minibatch_size=...), the train batch size divided by the number of minibatches",
     ),
     "n_steps": ("training(n_step=...)", _ROLLOUT),
     "num_steps": (_ROLLOUT,),
@@ -46,7 +47,7 @@ _TABLE: Mapping[str, tuple[str, ...]] = {
     "gae_lambda q_lambda": ("training(lambda_=...)",),
     "clip_range clip_coef clip_eps": ("training(clip_param=...)",),
     "clip_range_vf clip_vloss": (
-        "training(vf_clip_param=...), which bounds the squared error and not how far a value moves",
+        "training(vf_clip_param=...), which bounds the squared error, not the change of the value",
     ),
     "ent_coef": (
         "training(initial_alpha=...), learned with alpha_lr",
@@ -55,15 +56,17 @@ _TABLE: Mapping[str, tuple[str, ...]] = {
     "alpha": ("training(initial_alpha=...)",),
     "autotune": ("training(alpha_lr=...), where 0 keeps initial_alpha",),
     "vf_coef": ("training(vf_loss_coeff=...)",),
-    "target_kl": ("training(kl_target=...), which steers a KL term; no epoch is cut short",),
+    "target_kl": (
+        "training(kl_target=...), which adapts the weight of a KL term; no epoch is stopped early",
+    ),
     "normalize_advantage norm_adv": ("training(normalize_advantages=...)",),
     "buffer_size buffer_capacity memory_size": (_BUFFER,),
-    "learning_starts fill_buffer": (_STARTS,),
+    "learning_starts fill_buffer": (_LEARNING_STARTS,),
     "train_freq train_frequency training_interval": (
-        "env_runners(rollout_fragment_length=...), steps of each environment between two updates",
+        "env_runners(rollout_fragment_length=...), steps of each environment between updates",
     ),
     "gradient_steps utd_ratio": (
-        "training(training_intensity=...), rows learned from for each environment step",
+        "training(training_intensity=...), rows trained on per environment step",
     ),
     "target_update_interval target_network_frequency target_update_freq": (
         "training(target_network_update_freq=...)",
@@ -90,57 +93,60 @@ _TABLE: Mapping[str, tuple[str, ...]] = {
     "num_seeds": ("sweep(seeds=...)",),
     "stats_window_size": ("reporting(metrics_num_episodes_for_smoothing=...)",),
 }
-"""Names, and what they are here: the first answer whose settings an algorithm has."""
+"""Names of other libraries, with counterparts; the first that the algorithm has applies."""
 
-METHODS: Mapping[str, str] = {
+METHOD_COUNTERPARTS: Mapping[str, str] = {
     "learn": "fit(stop={...}) trains to a criterion, train() for one iteration",
     "predict": "compute_single_action(obs, explore=False), or compute_actions for many",
-    "load": "Algorithm.from_checkpoint(path) makes a new one, restore(path) fills this one",
+    "load": "Algorithm.from_checkpoint(path) makes a new one, restore(path) restores into this one",
     "set_env": "build another with the config's environment(...), and restore(path) into it",
-    "get_env": "the config has it: algo.config.env",
+    "get_env": "read it from the config: algo.config.env",
 }
-"""Methods of other libraries' algorithms, and what does the same here."""
+"""Methods of other libraries' algorithms, with their counterparts here."""
 
 
-def _answers() -> Iterator[tuple[str, tuple[str, ...]]]:
-    for names, answers in _TABLE.items():
+def _expand_names() -> Iterator[tuple[str, tuple[str, ...]]]:
+    for names, answers in _COUNTERPARTS.items():
         for name in names.split():
             yield name, answers
 
 
-SYNONYMS: Mapping[str, tuple[str, ...]] = dict(_answers())
+SYNONYMS: Mapping[str, tuple[str, ...]] = dict(_expand_names())
 
-_SETTING = re.compile(r"\b(\w+)\((\w+)=")
-
-
-def needs(answer: str) -> list[tuple[str, str]]:
-    """The methods of a config that an answer names, each with its first setting."""
-    return _SETTING.findall(answer)
+_SETTING_PATTERN = re.compile(r"\b(\w+)\((\w+)=")
 
 
-def called_here(name: str, methods_of: Mapping[str, Any]) -> str | None:
-    """What another library's setting is here.
+def find_required_settings(answer: str) -> list[tuple[str, str]]:
+    """Return the config methods in an answer, each with its first setting."""
+    return _SETTING_PATTERN.findall(answer)
+
+
+def describe_counterpart(name: str, method_by_setting: Mapping[str, str]) -> str | None:
+    """Return the counterpart of another library's setting.
 
     Args:
-        name: As the user wrote it, in PureJaxRL's capitals, too.
-        methods_of: The method that changes each setting of the config at hand.
+        name: Name as written by the user, also in upper case as in PureJaxRL.
+        method_by_setting: Method that changes each setting of the config.
 
     Returns:
-        A sentence, such as "Here it is training(lr=...)."; None for a name that is not known.
+        A sentence, such as "Here it is training(lr=...).", or None for an unknown name.
     """
     answers = SYNONYMS.get(name.lower())
     if answers is None:
         return None
     for answer in answers:
-        if all(methods_of.get(setting) == method for method, setting in needs(answer)):
+        if all(
+            method_by_setting.get(setting) == method
+            for method, setting in find_required_settings(answer)
+        ):
             return f"Here it is {answer}."
     return "This algorithm has no counterpart of it."
 
 
-def unknown_method(owner: object, name: str) -> AttributeError:
-    """The error for an attribute that an object does not have, with what may have been meant."""
-    kind = type(owner).__name__
-    if name in METHODS:
-        return AttributeError(f"{kind} has no {name}(): {METHODS[name]}.")
+def make_unknown_method_error(owner: object, name: str) -> AttributeError:
+    """Return an AttributeError for an unknown attribute, with a suggestion."""
+    class_name = type(owner).__name__
+    if name in METHOD_COUNTERPARTS:
+        return AttributeError(f"{class_name} has no {name}(): {METHOD_COUNTERPARTS[name]}.")
     public = [known for known in dir(type(owner)) if not known.startswith("_")]
-    return AttributeError(f"{kind} has no attribute '{name}'.{did_you_mean(name, public)}")
+    return AttributeError(f"{class_name} has no attribute '{name}'.{did_you_mean(name, public)}")

@@ -1,4 +1,4 @@
-"""Connectors: what observations, actions and rollouts go through, and what users put among it."""
+"""Connectors that transform observations, actions and rollouts, and the editing of pipelines."""
 
 from jaxrl.connectors.actions import ClipActions, OffsetActions, UnsquashActions
 from jaxrl.connectors.base import (

@@ -1,4 +1,4 @@
-"""Action connectors: unsquash, clip, and the offset of a Discrete space that starts above 0."""
+"""Action connectors: unsquashing, clipping, and offsets of Discrete spaces that start above 0."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -9,18 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxrl.connectors.base import ActionConnector
 from jaxrl.connectors.pipelines import ActionPipeline
-from jaxrl.core.spaces import is_nested, leaf_spaces, map_leaves, map_spaces
+from jaxrl.core.spaces import get_leaf_spaces, is_nested, map_leaves, map_spaces
 from jaxrl.core.types import PyTree
-from jaxrl.distributions.from_space import action_start
+from jaxrl.distributions.from_space import get_action_start
 from jaxrl.errors import SpaceError
 
 
 def _bounds(space: spaces.Box, ndim: int) -> tuple[Array, Array]:
-    """The space's bounds with leading axes for a batch of rank `ndim`."""
+    """Return the space's bounds with leading axes for a batch of rank `ndim`."""
     shape = (1,) * (ndim - len(space.shape)) + space.shape
     return (
         jnp.asarray(space.low, jnp.float32).reshape(shape),
@@ -29,94 +30,94 @@ def _bounds(space: spaces.Box, ndim: int) -> tuple[Array, Array]:
 
 
 def has_box(space: gymnasium.Space[Any]) -> bool:
-    """Whether any part of the space is a Box."""
-    return any(isinstance(leaf, spaces.Box) for _, leaf in leaf_spaces(space))
+    """Return whether any part of the space is a Box."""
+    return any(isinstance(leaf, spaces.Box) for _, leaf in get_leaf_spaces(space))
 
 
-def _is_bounded(space: Any) -> bool:
-    """Whether the space is a Box that can be unsquashed."""
+def _is_bounded(space: gymnasium.Space[Any]) -> bool:
+    """Return whether the space is a Box that can be unsquashed."""
     return isinstance(space, spaces.Box) and bool(
         np.all(np.isfinite(space.low)) and np.all(np.isfinite(space.high))
     )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _OfBoxes(ActionConnector):
-    """A connector for the Boxes of a space; other parts pass as they are.
+class _BoxConnector(ActionConnector):
+    """Connector for the Boxes of a space; other parts pass unchanged.
 
-    `space` is filled in when the connector finds its place.
+    `space` is set by `bind`.
     """
 
     space: gymnasium.Space[Any] | None = None
 
     def bind(self, space: gymnasium.Space[Any]) -> Self:
         if not has_box(space):
-            raise SpaceError(f"{self.name} is for the actions of a Box, not of {space}; move it.")
+            raise SpaceError(f"{self.name} requires actions of a Box, got {space}; move it.")
         return dataclasses.replace(self, space=space)
 
-    def _mapped(self, function: Callable[[spaces.Box, Array], Array], action: PyTree) -> PyTree:
-        assert self.space is not None, "the connector has not found its place in a pipeline"
+    def _map_boxes(self, function: Callable[[spaces.Box, Array], Array], action: PyTree) -> PyTree:
+        assert self.space is not None, "bind() has not been called"
 
-        def apply(leaf: Any, value: Array) -> Array:
+        def apply(leaf: gymnasium.Space[Any], value: Array) -> Array:
             return function(leaf, value) if isinstance(leaf, spaces.Box) else value
 
         return map_leaves(apply, self.space, action)
 
 
-def _clipped(box: spaces.Box, action: Array) -> Array:
+def _clip(box: spaces.Box, action: Array) -> Array:
     return jnp.clip(action, *_bounds(box, action.ndim))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class UnsquashActions(_OfBoxes):
-    """From [-1, 1] to the bounds of the environment's Boxes, clipped there.
+class UnsquashActions(_BoxConnector):
+    """Maps [-1, 1] to the bounds of the environment's Boxes, and clips there.
 
-    In a Dict or Tuple, a Box with an infinite bound is left as it is, or clipped.
+    In a Dict or Tuple, a Box with an infinite bound is unchanged or clipped.
 
     Args:
         clip_others: Whether such a Box is clipped to its finite bounds.
-        space: Filled in when the connector finds its place.
+        space: Output space, set by `bind`.
     """
 
     clip_others: bool = False
 
     def module_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-        def squashed(leaf: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+        def squash_space(leaf: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
             if not isinstance(leaf, spaces.Box) or (is_nested(space) and not _is_bounded(leaf)):
                 return leaf
             return spaces.Box(-1.0, 1.0, leaf.shape, np.float32)
 
-        return map_spaces(squashed, space)
+        return map_spaces(squash_space, space)
 
     def __call__(self, action: PyTree) -> PyTree:
-        return self._mapped(self._unsquashed, action)
+        return self._map_boxes(self._unsquash, action)
 
-    def _unsquashed(self, box: spaces.Box, action: Array) -> Array:
-        if self._stays(box):
-            return _clipped(box, action) if self.clip_others else action
+    def _unsquash(self, box: spaces.Box, action: Array) -> Array:
+        if self._is_unchanged(box):
+            return _clip(box, action) if self.clip_others else action
         low, high = _bounds(box, action.ndim)
         return jnp.clip(low + (action + 1.0) * 0.5 * (high - low), low, high)
 
     def inverse(self, action: PyTree) -> PyTree:
-        return self._mapped(self._squashed, action)
+        return self._map_boxes(self._squash, action)
 
-    def _squashed(self, box: spaces.Box, action: Array) -> Array:
-        if self._stays(box):
+    def _squash(self, box: spaces.Box, action: Array) -> Array:
+        if self._is_unchanged(box):
             return action
         low, high = _bounds(box, action.ndim)
         return 2.0 * (action - low) / jnp.maximum(high - low, 1e-8) - 1.0
 
-    def _stays(self, box: spaces.Box) -> bool:
+    def _is_unchanged(self, box: spaces.Box) -> bool:
         assert self.space is not None
         return is_nested(self.space) and not _is_bounded(box)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ClipActions(_OfBoxes):
-    """Clip to the bounds of the environment's Boxes. `space` is filled in by its place."""
+class ClipActions(_BoxConnector):
+    """Clips to the bounds of the environment's Boxes. `space` is set by `bind`."""
 
     def __call__(self, action: PyTree) -> PyTree:
-        return self._mapped(_clipped, action)
+        return self._map_boxes(_clip, action)
 
     def inverse(self, action: PyTree) -> PyTree:
         return action
@@ -124,9 +125,9 @@ class ClipActions(_OfBoxes):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OffsetActions(ActionConnector):
-    """From 0..n-1 to a Discrete or MultiDiscrete space that starts elsewhere.
+    """Maps 0..n-1 to a Discrete or MultiDiscrete space that starts at another number.
 
-    `start` has the structure of the actions, with 0 for parts that stay.
+    `start` has the structure of the actions, with 0 for unchanged parts.
     """
 
     start: PyTree
@@ -140,13 +141,13 @@ class OffsetActions(ActionConnector):
         return map_spaces(from_zero, space)
 
     def __call__(self, action: PyTree) -> PyTree:
-        return jax.tree.map(lambda start, x: x + _aligned(start, x), self.start, action)
+        return jax.tree.map(lambda start, x: x + _broadcast_start(start, x), self.start, action)
 
     def inverse(self, action: PyTree) -> PyTree:
-        return jax.tree.map(lambda start, x: x - _aligned(start, x), self.start, action)
+        return jax.tree.map(lambda start, x: x - _broadcast_start(start, x), self.start, action)
 
 
-def _aligned(start: Any, action: Array) -> Array:
+def _broadcast_start(start: ArrayLike, action: Array) -> Array:
     first = jnp.asarray(start, action.dtype)
     return first.reshape((1,) * (action.ndim - first.ndim) + first.shape)
 
@@ -154,31 +155,31 @@ def _aligned(start: Any, action: Array) -> Array:
 def default_action_connectors(
     space: gymnasium.Space[Any], *, normalize_actions: bool, clip_actions: bool
 ) -> tuple[ActionConnector, ...]:
-    """What the settings and the environment's action space ask for.
+    """Return the default connectors for the settings and the environment's action space.
 
-    A Box with an infinite bound cannot be unsquashed; it is left as it is (and clipped to the
-    finite bounds if asked).
+    A Box with an infinite bound cannot be unsquashed; it is unchanged, or clipped to its finite
+    bounds with `clip_actions`.
     """
     connectors: list[ActionConnector] = []
-    start = action_start(space)
+    start = get_action_start(space)
     if any(np.any(leaf) for leaf in jax.tree.leaves(start)):
         connectors.append(OffsetActions(start))
     if has_box(space):
-        if normalize_actions and any(_is_bounded(leaf) for _, leaf in leaf_spaces(space)):
+        if normalize_actions and any(_is_bounded(leaf) for _, leaf in get_leaf_spaces(space)):
             connectors.append(UnsquashActions(space, clip_others=clip_actions))
         elif clip_actions:
             connectors.append(ClipActions(space))
     return tuple(connectors)
 
 
-def fitted_action_pipeline(
+def fit_action_pipeline(
     connectors: Sequence[ActionConnector], space: gymnasium.Space[Any]
 ) -> ActionPipeline:
-    """The connectors, each fitted to the space of its output.
+    """Fit each connector to its output space.
 
     Args:
-        connectors: In their order, from the module to the environment.
-        space: The environment's actions.
+        connectors: Connectors in order, from the module to the environment.
+        space: Action space of the environment.
     """
     fitted: list[ActionConnector] = []
     current = space

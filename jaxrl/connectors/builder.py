@@ -1,11 +1,11 @@
-"""A pipeline while it is put together: the default connectors, and the user's own among them."""
+"""Editable pipelines: the default connectors and the user's own."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 from jaxrl.connectors.base import Connector
-from jaxrl.connectors.pipelines import names, position
+from jaxrl.connectors.pipelines import find_connector, get_names
 from jaxrl.errors import ConfigError
 
 C = TypeVar("C", bound=Connector)
@@ -14,18 +14,18 @@ C = TypeVar("C", bound=Connector)
 class PipelineBuilder(Generic[C]):
     """Connectors in the order in which they will run, edited in place.
 
-    A function given as `env_to_module_connector`, `module_to_env_connector` or
-    `learner_connector` may take one: it holds the default connectors. Every edit returns the
-    builder, so they chain. Connectors are found by name or class. They are fitted to their spaces
-    once the order is final; one that has nothing to do at its place is left out.
+    A function given as `env_to_module_connector`, `module_to_env_connector` or `learner_connector`
+    may take one, which holds the default connectors. Every edit returns the builder, so edits can
+    be chained. Connectors are found by name or class. They are fitted to their spaces once the
+    order is final; a connector that has nothing to do at its position is left out.
 
     Args:
-        kind: The class of the connectors.
-        connectors: Those that it starts with.
+        kind: Class of the connectors.
+        connectors: Initial connectors.
 
     Raises:
-        ConfigError: Something given is no connector of this kind.
-        UnknownNameError: A connector that an edit names is not there, or is there twice.
+        ConfigError: If an object is not a connector of this kind.
+        UnknownNameError: If an edit names a connector that is missing or ambiguous.
     """
 
     def __init__(self, kind: type[C], connectors: Sequence[C] = ()) -> None:
@@ -33,53 +33,53 @@ class PipelineBuilder(Generic[C]):
         self._connectors: list[C] = []
         self.num_edits = 0
         for connector in connectors:
-            self._connectors.append(self._checked(connector))
+            self._connectors.append(self._check_kind(connector))
 
     def prepend(self, connector: C) -> Self:
-        """Put the connector first."""
+        """Insert the connector at the beginning."""
         return self._insert(0, connector)
 
     def append(self, connector: C) -> Self:
-        """Put the connector last."""
+        """Insert the connector at the end."""
         return self._insert(len(self._connectors), connector)
 
     def insert_before(self, name_or_class: str | type[Any], connector: C) -> Self:
-        """Put the connector right before the named one."""
-        return self._insert(position(self._connectors, name_or_class), connector)
+        """Insert the connector directly before the named one."""
+        return self._insert(find_connector(self._connectors, name_or_class), connector)
 
     def insert_after(self, name_or_class: str | type[Any], connector: C) -> Self:
-        """Put the connector right after the named one."""
-        return self._insert(position(self._connectors, name_or_class) + 1, connector)
+        """Insert the connector directly after the named one."""
+        return self._insert(find_connector(self._connectors, name_or_class) + 1, connector)
 
     def remove(self, name_or_class: str | type[Any]) -> Self:
-        """Take the named connector out."""
-        del self._connectors[position(self._connectors, name_or_class)]
+        """Remove the named connector."""
+        del self._connectors[find_connector(self._connectors, name_or_class)]
         self.num_edits += 1
         return self
 
     def __len__(self) -> int:
-        """How many connectors there are."""
+        """Return the number of connectors."""
         return len(self._connectors)
 
     def __iter__(self) -> Iterator[C]:
-        """The connectors in their order."""
+        """Iterate over the connectors in order."""
         return iter(self._connectors)
 
     def __getitem__(self, name_or_class: str | type[Any]) -> C:
-        """The named connector."""
-        return self._connectors[position(self._connectors, name_or_class)]
+        """Return the named connector."""
+        return self._connectors[find_connector(self._connectors, name_or_class)]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The connectors' names in their order."""
-        return names(self._connectors)
+        """Names of the connectors in order."""
+        return get_names(self._connectors)
 
     def _insert(self, place: int, connector: C) -> Self:
-        self._connectors.insert(place, self._checked(connector))
+        self._connectors.insert(place, self._check_kind(connector))
         self.num_edits += 1
         return self
 
-    def _checked(self, connector: Any) -> C:
+    def _check_kind(self, connector: object) -> C:
         if isinstance(connector, self._kind):
             return connector
         got = type(connector).__name__
@@ -88,31 +88,34 @@ class PipelineBuilder(Generic[C]):
         raise ConfigError(f"expected {self._kind.__name__}s, got {got}.")
 
 
-def with_users(
+def merge_user_connectors(
     setting: str,
     function: Callable[..., Any] | None,
     builder: PipelineBuilder[C],
     *,
-    first: bool,
+    should_prepend: bool,
 ) -> tuple[C, ...]:
-    """The default connectors and the user's, in their order.
+    """Merge the user's connectors into the default ones.
 
     Args:
-        setting: For messages.
-        function: Of nothing, returning a connector or several; or of the builder, which it edits
-            (and may return), or beside which it returns connectors.
-        builder: Holding the default connectors.
-        first: Whether connectors that are returned come before the default ones, or after them.
+        setting: Name of the setting, for messages.
+        function: Function without arguments that returns one or several connectors; or function of
+            the builder that edits it (and may return it), or returns connectors to add.
+        builder: Builder with the default connectors.
+        should_prepend: Whether returned connectors come before the default ones instead of after them.
+
+    Returns:
+        The connectors in order.
 
     Raises:
-        ConfigError: The function cannot be called so, raises, or returns something else.
+        ConfigError: If the function has another signature, raises, or returns something else.
     """
     if function is None:
         return tuple(builder)
     arguments = (builder,) if _takes_pipeline(setting, function) else ()
     try:
         returned = function(*arguments)
-        _place(returned, builder, taken=bool(arguments), first=first)
+        _add_returned(returned, builder, taken=bool(arguments), first=should_prepend)
     except ConfigError as error:
         raise ConfigError(f"{setting}: {error}") from error
     except Exception as error:
@@ -121,7 +124,9 @@ def with_users(
     return tuple(builder)
 
 
-def _place(returned: Any, builder: PipelineBuilder[Any], *, taken: bool, first: bool) -> None:
+def _add_returned(
+    returned: object, builder: PipelineBuilder[Any], *, taken: bool, first: bool
+) -> None:
     if returned is builder:
         return
     if returned is None:
@@ -145,10 +150,10 @@ def _place(returned: Any, builder: PipelineBuilder[Any], *, taken: bool, first: 
 
 
 def _takes_pipeline(setting: str, function: Callable[..., Any]) -> bool:
-    """Whether the function wants the pipeline as its one argument."""
+    """Return whether the function takes the pipeline as its only argument."""
     try:
         signature = inspect.signature(function)
-    except ValueError:  # a function written in C does not tell
+    except ValueError:  # functions written in C may have no signature
         return False
     for arguments in ((), (None,)):
         try:
@@ -157,6 +162,6 @@ def _takes_pipeline(setting: str, function: Callable[..., Any]) -> bool:
             continue
         return bool(arguments)
     raise ConfigError(
-        f"{setting} must be a function of nothing or of the default pipeline, got one of "
+        f"{setting} must be a function of no arguments or of the default pipeline, got one of "
         f"{signature}."
     )

@@ -1,4 +1,4 @@
-"""Pipelines held against the spaces that their connectors declare, by tracing alone."""
+"""Checks of pipelines against the spaces that their connectors declare, by tracing alone."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,15 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
+from jax.typing import DTypeLike
 
 from jaxrl.connectors.base import Before, TemporalConnector
 from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline, ObservationPipeline
 from jaxrl.core.types import PyTree, Rollout
 from jaxrl.errors import ConfigError
-from jaxrl.modules.rl_module import zeros_of
+from jaxrl.modules.rl_module import make_zeros
 
-BATCHES = ((3,), (2, 3))
-"""Leading axes that a transform is traced with: a step's, and a rollout's."""
+LEADING_AXES = ((3,), (2, 3))
+"""Leading axes that a transform is traced with: one step's, and one rollout's."""
 
 _UNTRACEABLE = (
     jax.errors.TracerArrayConversionError,
@@ -26,36 +27,38 @@ _UNTRACEABLE = (
 )
 
 
-def check_observation_pipeline(pipeline: ObservationPipeline, action_space: Any) -> None:
-    """Trace every connector with observations of the space before it.
+def check_observation_pipeline(
+    pipeline: ObservationPipeline, action_space: gymnasium.Space[Any]
+) -> None:
+    """Trace every connector with observations of its input space.
 
     Args:
-        pipeline: Fitted to its spaces.
-        action_space: The module's.
+        pipeline: Pipeline fitted to its spaces.
+        action_space: Action space of the module.
 
     Raises:
-        ConfigError: A connector cannot be traced, or does not give what it declares.
+        ConfigError: If a connector cannot be traced, or its output differs from its declared space.
     """
     chain = pipeline.spaces
     for connector, space, out in zip(pipeline.connectors, chain[:-1], chain[1:], strict=True):
         name = connector.unwrapped.name
-        state = _traced(f"{name}.init", connector.init, space)
+        state = _trace(f"{name}.init", connector.init, space)
         _check_strong(f"{name}.init", state)
         if isinstance(connector, TemporalConnector):
             _check_temporal(connector, state, space, out, action_space)
         else:
-            for leading in BATCHES:
-                obs = _struct_of(space, leading)
-                got = _traced(
-                    f"{name} (with observations of {_line(space)})", connector, state, obs
+            for leading in LEADING_AXES:
+                obs = _to_struct(space, leading)
+                got = _trace(
+                    f"{name} (with observations of {_in_one_line(space)})", connector, state, obs
                 )
                 _check_output(name, "output_space", out, got, leading)
-        mask = jax.ShapeDtypeStruct(BATCHES[1], jnp.bool_)
-        updated = _traced(
+        mask = jax.ShapeDtypeStruct(LEADING_AXES[1], jnp.bool_)
+        updated = _trace(
             f"{name}.update",
             lambda s, o, m, c=connector: c.update(s, o, m, None),
             state,
-            _struct_of(space, BATCHES[1]),
+            _to_struct(space, LEADING_AXES[1]),
             mask,
         )
         _check_same(f"{name}.update", "the statistics of init", state, updated)
@@ -68,8 +71,8 @@ def _check_temporal(
     out: gymnasium.Space[Any],
     action_space: gymnasium.Space[Any],
 ) -> None:
-    name, (rows,) = connector.unwrapped.name, BATCHES[0]
-    carry = _traced(f"{name}.init_carry", lambda: connector.init_carry(space, rows))
+    name, (rows,) = connector.unwrapped.name, LEADING_AXES[0]
+    carry = _trace(f"{name}.init_carry", lambda: connector.init_carry(space, rows))
     _check_strong(f"{name}.init_carry", carry)
     for leaf in jax.tree.leaves(carry):
         if leaf.shape[:1] != (rows,):
@@ -78,54 +81,54 @@ def _check_temporal(
                 f"shape {leaf.shape}."
             )
     before = Before(
-        is_first=_shape((rows,), jnp.bool_),
-        action=_struct_of(action_space, (rows,)),
-        reward=_shape((rows,), jnp.float32),
+        is_first=_placeholder((rows,), jnp.bool_),
+        action=_to_struct(action_space, (rows,)),
+        reward=_placeholder((rows,), jnp.float32),
     )
-    obs = _struct_of(space, (rows,))
-    what = f"{name}.step (with observations of {_line(space)})"
-    got = _traced(what, connector.step, state, carry, obs, before)
+    obs = _to_struct(space, (rows,))
+    what = f"{name}.step (with observations of {_in_one_line(space)})"
+    got = _trace(what, connector.step, state, carry, obs, before)
     if not isinstance(got, tuple) or len(got) != 2:
-        raise ConfigError(f"{name}.step must return (carry, obs), got {_line(got)}.")
+        raise ConfigError(f"{name}.step must return (carry, obs), got {_in_one_line(got)}.")
     _check_same(f"{name}.step", "the carry of init_carry", carry, got[0])
     _check_output(name, "output_space", out, got[1], (rows,))
 
 
 def check_action_pipeline(pipeline: ActionPipeline) -> None:
-    """Trace every connector with actions of the space before it.
+    """Trace every connector with actions of its input space.
 
     Raises:
-        ConfigError: A connector cannot be traced, or does not give what it declares.
+        ConfigError: If a connector cannot be traced, or its output differs from its declared space.
     """
     chain = pipeline.spaces
     for connector, space, out in zip(pipeline.connectors, chain[:-1], chain[1:], strict=True):
-        for leading in BATCHES:
-            action = _struct_of(space, leading)
-            what = f"{connector.name} (with actions of {_line(space)})"
-            got = _traced(what, connector, action)
+        for leading in LEADING_AXES:
+            action = _to_struct(space, leading)
+            what = f"{connector.name} (with actions of {_in_one_line(space)})"
+            got = _trace(what, connector, action)
             _check_output(connector.name, "module_space", out, got, leading)
 
 
 def check_learner_pipeline(
     pipeline: LearnerPipeline, rollout: Rollout, values: Mapping[str, Any]
 ) -> None:
-    """Trace every connector with a rollout such as this one (shapes are enough).
+    """Trace every connector with a rollout; shapes are enough.
 
     Args:
-        pipeline: Checked.
-        rollout: `[T, B, ...]`.
-        values: The traced numbers of the run's training settings, by name.
+        pipeline: Pipeline to check.
+        rollout: Rollout `[T, B, ...]`, or its shapes.
+        values: Traced numbers of the run's training settings, by name.
 
     Raises:
-        ConfigError: A connector cannot be traced, or changes the shape of anything.
+        ConfigError: If a connector cannot be traced, or changes a shape.
     """
     num_steps, num_envs = rollout.reward.shape
     for connector in pipeline.connectors:
         name = connector.name
-        state = _traced(f"{name}.init", connector.init)
-        per_env = _traced(f"{name}.init_per_env", lambda c=connector: c.init_per_env(num_envs))
+        state = _trace(f"{name}.init", connector.init)
+        per_env = _trace(f"{name}.init_per_env", lambda c=connector: c.init_per_env(num_envs))
         _check_strong(f"{name}.init", (state, per_env))
-        got = _traced(
+        got = _trace(
             f"{name} (with a rollout of {num_steps} steps)",
             lambda s, e, r, v, c=connector: c.at(v)(s, e, r, None),
             state,
@@ -134,7 +137,9 @@ def check_learner_pipeline(
             values,
         )
         if not isinstance(got, tuple) or len(got) != 3 or not isinstance(got[2], Rollout):
-            raise ConfigError(f"{name} must return (state, per_env, rollout), got {_line(got)}.")
+            raise ConfigError(
+                f"{name} must return (state, per_env, rollout), got {_in_one_line(got)}."
+            )
         for what, want, part in zip(
             ("the state of init", "the state of init_per_env", "the rollout that it got"),
             (state, per_env, rollout),
@@ -144,28 +149,28 @@ def check_learner_pipeline(
             _check_same(name, what, want, part)
 
 
-def abstract_rollout(
+def make_abstract_rollout(
     observation_space: gymnasium.Space[Any],
     action_space: gymnasium.Space[Any],
     extras: dict[str, PyTree],
     shape: tuple[int, int],
     carry_in: PyTree,
 ) -> Rollout:
-    """The shapes of a rollout as the module saw it, `[T, B]`.
+    """Return the shapes of a rollout as the module saw it, `[T, B]`.
 
     Args:
-        observation_space: The module's.
-        action_space: The module's.
-        extras: What is kept of the module's outputs, as shapes.
-        shape: Steps and environments.
-        carry_in: The carry at the first step, as shapes.
+        observation_space: Observation space of the module.
+        action_space: Action space of the module.
+        extras: Shapes of the recorded module outputs.
+        shape: Numbers of steps and environments.
+        carry_in: Shapes of the carry at the first step.
     """
-    flag = _shape(shape, jnp.bool_)
-    obs = _struct_of(observation_space, shape)
+    flag = _placeholder(shape, jnp.bool_)
+    obs = _to_struct(observation_space, shape)
     return Rollout(
         obs=obs,
-        action=_struct_of(action_space, shape),
-        reward=_shape(shape, jnp.float32),
+        action=_to_struct(action_space, shape),
+        reward=_placeholder(shape, jnp.float32),
         terminated=flag,
         truncated=flag,
         final_obs=obs,
@@ -176,24 +181,24 @@ def abstract_rollout(
     )
 
 
-def _shape(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Stands for an array while tracing."""
+def _placeholder(shape: tuple[int, ...], dtype: DTypeLike) -> Any:
+    """Return a placeholder for an array while tracing."""
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def _struct_of(space: gymnasium.Space[Any], leading: tuple[int, ...]) -> PyTree:
-    return jax.eval_shape(lambda: zeros_of(space, leading))
+def _to_struct(space: gymnasium.Space[Any], leading: tuple[int, ...]) -> PyTree:
+    return jax.eval_shape(lambda: make_zeros(space, leading))
 
 
-def _traced(what: str, function: Callable[..., Any], *arguments: Any) -> PyTree:
-    """The shapes of what the function returns; arrays among the arguments are traced."""
+def _trace(what: str, function: Callable[..., Any], *arguments: object) -> PyTree:
+    """Return the shapes of the function's result; all arguments other than spaces are traced."""
     traced = [a for a in arguments if not isinstance(a, gymnasium.Space)]
     given = [a for a in arguments if isinstance(a, gymnasium.Space)]
     try:
         return jax.eval_shape(lambda *values: function(*given, *values), *traced)
     except _UNTRACEABLE as error:
         raise ConfigError(
-            f"{what} cannot be compiled: it looks at values with NumPy or Python's `if`, `for`, "
+            f"{what} cannot be compiled: it reads values with NumPy or Python's `if`, `for`, "
             "`int` or `float`; use jax.numpy (jnp.where, jnp.clip, ...), or wrap the environment "
             f"instead ({type(error).__name__})."
         ) from error
@@ -205,9 +210,9 @@ def _traced(what: str, function: Callable[..., Any], *arguments: Any) -> PyTree:
 def _check_output(
     name: str, method: str, space: gymnasium.Space[Any], got: PyTree, leading: tuple[int, ...]
 ) -> None:
-    """Structure, shapes and kinds of numbers of a transform's output."""
-    want = _struct_of(space, leading)
-    same = jax.tree.structure(want) == jax.tree.structure(got)
+    """Check structure, shapes and dtypes of a transform's output."""
+    want = _to_struct(space, leading)
+    same: bool = jax.tree.structure(want) == jax.tree.structure(got)
     if same and all(
         _fits(part, w, g)
         for part, w, g in zip(
@@ -216,13 +221,14 @@ def _check_output(
     ):
         return
     raise ConfigError(
-        f"{name} must give {_types(want)} for a batch of shape {leading}, since its {method} says "
-        f"{_line(space)}, but gives {_types(got)}; say in {method} what it gives."
+        f"{name} must return {_format_types(want)} for a batch of shape {leading}, since its "
+        f"{method} is {_in_one_line(space)}, but returns {_format_types(got)}; declare the actual "
+        f"space in {method}."
     )
 
 
 def _leaf_spaces(space: gymnasium.Space[Any]) -> list[gymnasium.Space[Any]]:
-    """The simple spaces, in the order of the leaves of their values."""
+    """Return the simple spaces, in the order of the leaves of their values."""
     if isinstance(space, spaces.Dict):
         return [leaf for name in sorted(space.spaces) for leaf in _leaf_spaces(space[name])]
     if isinstance(space, spaces.Tuple):
@@ -230,22 +236,24 @@ def _leaf_spaces(space: gymnasium.Space[Any]) -> list[gymnasium.Space[Any]]:
     return [space]
 
 
-def _fits(space: gymnasium.Space[Any], want: Any, got: Any) -> bool:
-    """A Box says its dtype; of the other spaces any integer will do."""
+def _fits(
+    space: gymnasium.Space[Any], want: jax.ShapeDtypeStruct, got: jax.ShapeDtypeStruct
+) -> bool:
+    """Return whether an array fits: a Box fixes its dtype, other spaces allow any integer."""
     if isinstance(space, spaces.Box):
         return got.shape == want.shape and got.dtype == want.dtype
     return got.shape == want.shape and np.dtype(got.dtype).kind in "iub"
 
 
 def _check_same(name: str, what: str, want: PyTree, got: PyTree) -> None:
-    same = jax.tree.structure(want) == jax.tree.structure(got) and all(
+    same: bool = jax.tree.structure(want) == jax.tree.structure(got) and all(
         w.shape == g.shape and w.dtype == g.dtype
         for w, g in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True)
     )
     if not same:
         raise ConfigError(
-            f"{name} must keep the shapes and dtypes of {what}: expected {_types(want)}, got "
-            f"{_types(got)}."
+            f"{name} must keep the shapes and dtypes of {what}: expected {_format_types(want)}, "
+            f"got {_format_types(got)}."
         )
 
 
@@ -253,24 +261,26 @@ def _check_strong(name: str, tree: PyTree) -> None:
     for leaf in jax.tree.leaves(tree):
         if leaf.weak_type:
             raise ConfigError(
-                f"{name} gives a weakly typed {leaf.dtype}: make it jnp.asarray(value, "
+                f"{name} returns a weakly typed {leaf.dtype}: use jnp.asarray(value, "
                 f"jnp.{leaf.dtype}), or programs compile twice."
             )
 
 
-def _types(tree: PyTree) -> str:
-    """Dtypes and shapes in words."""
+def _format_types(tree: PyTree) -> str:
+    """Format dtypes and shapes."""
     if isinstance(tree, dict):
-        return "{" + ", ".join(f"{name!r}: {_types(part)}" for name, part in tree.items()) + "}"
+        return (
+            "{" + ", ".join(f"{name!r}: {_format_types(part)}" for name, part in tree.items()) + "}"
+        )
     if isinstance(tree, tuple):
-        return "(" + ", ".join(_types(part) for part in tree) + ")"
+        return "(" + ", ".join(_format_types(part) for part in tree) + ")"
     if isinstance(tree, jax.ShapeDtypeStruct):
         return f"{tree.dtype}{list(tree.shape)}"
     if isinstance(tree, Rollout):
-        return _types({name: part for name, part in vars(tree).items() if part is not None})
+        return _format_types({name: part for name, part in vars(tree).items() if part is not None})
     leaves = jax.tree.leaves(tree)
-    return f"{type(tree).__name__}({', '.join(_types(leaf) for leaf in leaves)})"
+    return f"{type(tree).__name__}({', '.join(_format_types(leaf) for leaf in leaves)})"
 
 
-def _line(value: Any) -> str:
+def _in_one_line(value: object) -> str:
     return " ".join(str(value).split())

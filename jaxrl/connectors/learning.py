@@ -1,4 +1,4 @@
-"""Learner connectors: reward clipping and reward normalisation."""
+"""Learner connectors: reward clipping and reward normalization."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from jaxrl.ops.statistics import RunningMoments
 
 @dataclasses.dataclass(frozen=True)
 class ClipRewards(LearnerConnector):
-    """Rewards clipped to `[low, high]`, or their sign where `low` is None."""
+    """Clips rewards to `[low, high]`, or replaces them by their sign if `low` is None."""
 
     low: float | None
     high: float | None
@@ -31,14 +31,15 @@ class ClipRewards(LearnerConnector):
 
 @dataclasses.dataclass(frozen=True)
 class NormalizeRewards(LearnerConnector):
-    """Rewards divided by the running standard deviation of the discounted return so far.
+    """Divides rewards by the running standard deviation of the discounted return so far.
 
-    As in OpenAI baselines' VecNormalize: the running sum `R_t = gamma R_{t-1} + r_t` starts anew
-    with each episode; its variance, not its mean, scales the reward, which is clipped to ±`clip`.
+    As in OpenAI baselines' VecNormalize, the running sum `R_t = gamma R_{t-1} + r_t` is reset with
+    each episode; its standard deviation, without its mean, scales the reward, which is clipped to
+    ±`clip`.
 
     Args:
-        gamma: Of the running sum; None for the run's own, whatever it is at the moment.
-        clip: Bound of what comes out.
+        gamma: Discount factor of the running sum; None for the run's current one.
+        clip: Bound of the output.
     """
 
     gamma: float | Float[Array, ""] | None = None
@@ -48,7 +49,7 @@ class NormalizeRewards(LearnerConnector):
         return self if self.gamma is not None else dataclasses.replace(self, gamma=values["gamma"])
 
     def init(self) -> RunningMoments:
-        return RunningMoments.zero(())
+        return RunningMoments.zeros(())
 
     def init_per_env(self, num_envs: int) -> Float[Array, " B"]:
         return jnp.zeros((num_envs,), jnp.float32)
@@ -61,13 +62,13 @@ class NormalizeRewards(LearnerConnector):
         axis_name: str | None,
     ) -> tuple[RunningMoments, Float[Array, " B"], Rollout]:
         gamma = self.gamma
-        assert gamma is not None  # see `at`
+        assert gamma is not None  # set by `at`
 
         def step(
             running: Float[Array, " B"], row: tuple[Array, Array, Array]
         ) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
             reward, is_first, ended = row
-            # An episode may begin where none has ended: after a resume, in a restarted actor.
+            # An episode may begin without a previous end: after a resume, in a restarted actor.
             running = gamma * jnp.where(is_first, 0.0, running) + reward
             return jnp.where(ended, 0.0, running), running
 
@@ -82,7 +83,7 @@ class NormalizeRewards(LearnerConnector):
 def default_learner_connectors(
     clip_rewards: bool | float | tuple[float, float] | None, normalize_rewards: bool
 ) -> tuple[LearnerConnector, ...]:
-    """What the settings ask for: clipping first, then normalisation."""
+    """Return the default connectors for the settings: clipping first, then normalization."""
     connectors: list[LearnerConnector] = []
     if clip_rewards is True:
         connectors.append(ClipRewards(None, None))

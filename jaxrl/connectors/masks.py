@@ -1,4 +1,4 @@
-"""Action masks: a part of the observation that reaches the distribution as it is."""
+"""Action masks: a part of the observation that is passed unchanged to the action distribution."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,16 +13,16 @@ from jaxrl.core.types import PyTree
 from jaxrl.errors import SpaceError
 from jaxrl.modules.rl_module import ACTION_MASK, has_action_mask
 
-OBSERVATIONS = "observations"
-"""What several parts beside a mask are called together."""
+OBSERVATIONS_KEY = "observations"
+"""Name of the Dict of all parts other than the mask, if there are several."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SeparateMask(ObservationConnector):
-    """From a Dict with a mask to one of two parts: `"action_mask"`, and what is observed.
+    """Splits a Dict with a mask into two parts: `"action_mask"` and the observation.
 
-    A single part beside the mask keeps its name; several become one Dict, `"observations"`.
-    Connectors after this one get what is beside the mask, and the mask passes by them.
+    A single other part keeps its name; several become one Dict, `"observations"`. Later connectors
+    receive the observation alone, and the mask bypasses them.
     """
 
     key: str
@@ -30,57 +30,57 @@ class SeparateMask(ObservationConnector):
     def bind(
         self, space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
     ) -> "SeparateMask | None":
-        """None where observations have no mask."""
+        """Return None if observations have no mask."""
         if not (isinstance(space, spaces.Dict) and self.key in space.spaces):
             return None
         if len(space.spaces) == 1:
             raise SpaceError(
-                f"The observation space {space} holds nothing but the mask {self.key!r}; give "
-                "the module something to observe beside it, if only a constant."
+                f"The observation space {space} holds nothing but the mask {self.key!r}; add "
+                "something to observe, if only a constant."
             )
         return self
 
     def output_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
         assert isinstance(space, spaces.Dict)
-        name, beside = self._beside(space.spaces)
-        part = beside if isinstance(beside, gymnasium.Space) else spaces.Dict(beside)
+        name, others = self._split_mask(space.spaces)
+        part = others if isinstance(others, gymnasium.Space) else spaces.Dict(others)
         return spaces.Dict({ACTION_MASK: space.spaces[self.key], name: part})
 
     def __call__(self, state: PyTree, obs: PyTree) -> PyTree:
         del state
-        name, beside = self._beside(obs)
-        return {ACTION_MASK: obs[self.key], name: beside}
+        name, others = self._split_mask(obs)
+        return {ACTION_MASK: obs[self.key], name: others}
 
-    def _beside(self, parts: Mapping[str, Any]) -> tuple[str, Any]:
-        """The name and the content of what stands beside the mask."""
+    def _split_mask(self, parts: Mapping[str, Any]) -> tuple[str, Any]:
+        """Return name and content of the observation."""
         others = {name: part for name, part in parts.items() if name != self.key}
         if len(others) > 1:
-            return OBSERVATIONS, others
+            return OBSERVATIONS_KEY, others
         ((name, part),) = others.items()
-        return OBSERVATIONS if name == ACTION_MASK else name, part
+        return OBSERVATIONS_KEY if name == ACTION_MASK else name, part
 
 
 @dataclasses.dataclass(frozen=True)
 class ObserveMask(ObservationConnector):
-    """A Dict as the one part `"observations"` of another, so that no part of it is a mask."""
+    """Wraps a Dict as the part `"observations"` of another, so that none of it acts as a mask."""
 
     def bind(
         self, space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
     ) -> "ObserveMask | None":
-        """None where no part would be taken for a mask."""
+        """Return None if no part would be taken for a mask."""
         return self if has_action_mask(space) else None
 
     def output_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-        return spaces.Dict({OBSERVATIONS: space})
+        return spaces.Dict({OBSERVATIONS_KEY: space})
 
     def __call__(self, state: PyTree, obs: PyTree) -> PyTree:
         del state
-        return {OBSERVATIONS: obs}
+        return {OBSERVATIONS_KEY: obs}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BesideMask(ObservationConnector):
-    """A connector for what stands beside the mask, which passes through untouched."""
+    """Applies a connector to the observation and passes the mask through unchanged."""
 
     inner: ObservationConnector
 
@@ -90,25 +90,25 @@ class BesideMask(ObservationConnector):
 
     def output_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
         assert isinstance(space, spaces.Dict)
-        name = observed_name(space.spaces)
+        name = get_observed_name(space.spaces)
         return spaces.Dict({**space.spaces, name: self.inner.output_space(space.spaces[name])})
 
     def init(self, space: gymnasium.Space[Any]) -> PyTree:
-        return self.inner.init(observed_space(space))
+        return self.inner.init(get_observed_space(space))
 
     def __call__(self, state: PyTree, obs: PyTree) -> PyTree:
-        name = observed_name(obs)
+        name = get_observed_name(obs)
         return {**obs, name: self.inner(state, obs[name])}
 
     def update(
         self, state: PyTree, obs: PyTree, mask: Bool[Array, "T B"], axis_name: str | None
     ) -> PyTree:
-        return self.inner.update(state, obs[observed_name(obs)], mask, axis_name)
+        return self.inner.update(state, obs[get_observed_name(obs)], mask, axis_name)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class RememberBesideMask(TemporalConnector):
-    """`BesideMask` for a connector that remembers."""
+class TemporalBesideMask(TemporalConnector):
+    """`BesideMask` for a temporal connector."""
 
     inner: TemporalConnector
 
@@ -120,37 +120,37 @@ class RememberBesideMask(TemporalConnector):
         return BesideMask(self.inner).output_space(space)
 
     def init(self, space: gymnasium.Space[Any]) -> PyTree:
-        return self.inner.init(observed_space(space))
+        return self.inner.init(get_observed_space(space))
 
     def init_carry(self, space: gymnasium.Space[Any], num_envs: int) -> PyTree:
-        return self.inner.init_carry(observed_space(space), num_envs)
+        return self.inner.init_carry(get_observed_space(space), num_envs)
 
     def step(
         self, state: PyTree, carry: PyTree, obs: PyTree, before: Before
     ) -> tuple[PyTree, PyTree]:
-        name = observed_name(obs)
+        name = get_observed_name(obs)
         carry, seen = self.inner.step(state, carry, obs[name], before)
         return carry, {**obs, name: seen}
 
     def update(
         self, state: PyTree, obs: PyTree, mask: Bool[Array, "T B"], axis_name: str | None
     ) -> PyTree:
-        return self.inner.update(state, obs[observed_name(obs)], mask, axis_name)
+        return self.inner.update(state, obs[get_observed_name(obs)], mask, axis_name)
 
 
-def beside_mask(connector: ObservationConnector) -> ObservationConnector:
-    """The connector for its place after `SeparateMask`."""
+def wrap_beside_mask(connector: ObservationConnector) -> ObservationConnector:
+    """Wrap a connector for a position after `SeparateMask`."""
     if isinstance(connector, TemporalConnector):
-        return RememberBesideMask(connector)
+        return TemporalBesideMask(connector)
     return BesideMask(connector)
 
 
-def observed_name(parts: PyTree) -> str:
-    """The name of the one part beside the mask."""
+def get_observed_name(parts: PyTree) -> str:
+    """Return the name of the one part other than the mask."""
     return next(name for name in parts if name != ACTION_MASK)
 
 
-def observed_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-    """The space of the one part beside the mask."""
+def get_observed_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+    """Return the space of the one part other than the mask."""
     assert isinstance(space, spaces.Dict)
-    return space.spaces[observed_name(space.spaces)]
+    return space.spaces[get_observed_name(space.spaces)]

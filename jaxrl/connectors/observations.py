@@ -1,4 +1,4 @@
-"""Observation connectors without memory: flatten and mean-std filter."""
+"""Non-temporal observation connectors: flattening and the mean-std filter."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,15 +10,14 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool
 
 from jaxrl.connectors.base import ObservationConnector
-from jaxrl.connectors.masks import ObserveMask, SeparateMask, beside_mask, observed_space
+from jaxrl.connectors.masks import ObserveMask, SeparateMask, get_observed_space, wrap_beside_mask
 from jaxrl.connectors.pipelines import ObservationPipeline
+from jaxrl.core.space_arrays import flatten, get_flat_size
 from jaxrl.core.spaces import (
     OBSERVATION_SPACE,
     check_supported,
-    flat_size,
-    flatten,
+    get_leaf_spaces,
     is_nested,
-    leaf_spaces,
     map_leaves,
     map_spaces,
 )
@@ -29,13 +28,13 @@ from jaxrl.ops.statistics import RunningMoments
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FlattenObservations(ObservationConnector):
-    """Any (nested) space to one float32 vector; integers become one-hot.
+    """Flattens any (nested) space to one float32 vector; integers become one-hot.
 
-    Vectors of float32 and images pass as they are.
+    Vectors of float32 and images pass unchanged.
 
     Args:
-        keep_nested: Whether a Dict or Tuple passes too, for a module that takes its parts.
-        space: Filled in when the connector finds its place.
+        keep_nested: Whether a Dict or Tuple also passes, for a module that encodes its parts.
+        space: Input space, set by `bind`.
     """
 
     keep_nested: bool = False
@@ -44,13 +43,13 @@ class FlattenObservations(ObservationConnector):
     def bind(
         self, space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
     ) -> "FlattenObservations | None":
-        """None where there is nothing to flatten."""
+        """Return None if there is nothing to flatten."""
         if _is_plain(space) or (self.keep_nested and is_nested(space)):
             return None
         return dataclasses.replace(self, space=space)
 
     def output_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-        return spaces.Box(-np.inf, np.inf, (flat_size(space),), np.float32)
+        return spaces.Box(-np.inf, np.inf, (get_flat_size(space),), np.float32)
 
     def __call__(self, state: PyTree, obs: PyTree) -> Array:
         del state
@@ -62,11 +61,12 @@ class FlattenObservations(ObservationConnector):
 class MeanStdFilter(ObservationConnector):
     """`(x - mean) / std` with running statistics, clipped to `[-clip, clip]` (RLlib's filter).
 
-    Of a Dict or Tuple each part of real numbers has statistics of its own, and the others pass.
+    In a Dict or Tuple, each real-valued part has its own statistics, and the other parts pass
+    unchanged.
 
     Args:
-        clip: Bound of what comes out.
-        space: Filled in when the connector finds its place.
+        clip: Bound of the output.
+        space: Input space, set by `bind`.
     """
 
     clip: float = 10.0
@@ -78,40 +78,42 @@ class MeanStdFilter(ObservationConnector):
         return dataclasses.replace(self, space=space)
 
     def output_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-        if not any(_is_real(leaf) for _, leaf in leaf_spaces(space)):
+        if not any(_is_real(leaf) for _, leaf in get_leaf_spaces(space)):
             raise SpaceError(
                 f'observation_filter="MeanStdFilter" needs real-valued observations, got {space}; '
                 'use "NoFilter"'
             )
-        return map_spaces(self._filtered, space)
+        return map_spaces(self._filter_space, space)
 
-    def _filtered(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+    def _filter_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
         if not _is_real(space):
             return space
         return spaces.Box(-self.clip, self.clip, space.shape, np.float32)
 
     def init(self, space: gymnasium.Space[Any]) -> PyTree:
-        """Moments in the place of each part; None for one that passes."""
+        """Return moments for each real-valued part, None for the others."""
         return map_leaves(
-            lambda leaf: RunningMoments.zero(leaf.shape) if _is_real(leaf) else None, space
+            lambda leaf: RunningMoments.zeros(leaf.shape) if _is_real(leaf) else None, space
         )
 
     def __call__(self, state: PyTree, obs: PyTree) -> PyTree:
-        def apply(leaf: Any, moments: RunningMoments | None, x: Array) -> Array:
+        def apply(leaf: gymnasium.Space[Any], moments: RunningMoments | None, x: Array) -> Array:
             return x if moments is None else moments.normalize(x, clip=self.clip)
 
-        return map_leaves(apply, self._bound(), state, obs)
+        return map_leaves(apply, self._bound_space(), state, obs)
 
     def update(
         self, state: PyTree, obs: PyTree, mask: Bool[Array, "T B"], axis_name: str | None
     ) -> PyTree:
-        def updated(leaf: Any, moments: RunningMoments | None, x: Array) -> Any:
+        def update_leaf(
+            leaf: gymnasium.Space[Any], moments: RunningMoments | None, x: Array
+        ) -> RunningMoments | None:
             return None if moments is None else moments.update(x, mask, axis_name)
 
-        return map_leaves(updated, self._bound(), state, obs)
+        return map_leaves(update_leaf, self._bound_space(), state, obs)
 
-    def _bound(self) -> gymnasium.Space[Any]:
-        assert self.space is not None, "the connector has not found its place in a pipeline"
+    def _bound_space(self) -> gymnasium.Space[Any]:
+        assert self.space is not None, "bind() has not been called"
         return self.space
 
 
@@ -122,11 +124,11 @@ def _is_real(space: gymnasium.Space[Any]) -> bool:
 def default_observation_connectors(
     observation_filter: str, action_mask_key: str | None, *, flatten_observations: bool = False
 ) -> tuple[ObservationConnector, ...]:
-    """Flatten where the module takes no such space, then the filter; neither touches a mask.
+    """Return the default connectors: mask separation, flattening, then the filter.
 
-    The module finds what the space holds under `action_mask_key` as `obs["action_mask"]`, beside
-    one part with everything else. The parts of a Dict or Tuple are kept apart unless
-    `flatten_observations`.
+    The module finds the part under `action_mask_key` as `obs["action_mask"]`, next to one part with
+    everything else; neither flattening nor the filter applies to the mask. The parts of a Dict or
+    Tuple are kept apart unless `flatten_observations`.
     """
     mask = ObserveMask() if action_mask_key is None else SeparateMask(action_mask_key)
     connectors: list[ObservationConnector] = [mask]
@@ -136,30 +138,30 @@ def default_observation_connectors(
     return tuple(connectors)
 
 
-def fitted_observation_pipeline(
+def fit_observation_pipeline(
     connectors: Sequence[ObservationConnector],
     space: gymnasium.Space[Any],
     action_space: gymnasium.Space[Any],
 ) -> ObservationPipeline:
-    """The connectors, each fitted to the space before it; those with nothing to do are left out.
+    """Fit each connector to its input space, leaving out connectors that have nothing to do.
 
     Args:
-        connectors: In their order.
-        space: The environment's observations.
-        action_space: The module's.
+        connectors: Connectors in order.
+        space: Observation space of the environment.
+        action_space: Action space of the module.
 
     Raises:
-        SpaceError: A connector cannot take the space before it, or a part of the last one is not
-            supported.
+        SpaceError: If a connector does not support its input space, or a part of the last space is
+            not supported.
     """
     check_supported(space, OBSERVATION_SPACE)
     fitted: list[ObservationConnector] = []
     current, separated = space, False
     for connector in connectors:
-        bound = connector.bind(observed_space(current) if separated else current, action_space)
+        bound = connector.bind(get_observed_space(current) if separated else current, action_space)
         if bound is None:
             continue
-        fitted.append(beside_mask(bound) if separated else bound)
+        fitted.append(wrap_beside_mask(bound) if separated else bound)
         current = fitted[-1].output_space(current)
         separated = separated or isinstance(bound, SeparateMask)
     check_supported(current, OBSERVATION_SPACE)
@@ -167,7 +169,7 @@ def fitted_observation_pipeline(
 
 
 def _is_plain(space: gymnasium.Space[Any]) -> bool:
-    """Vectors of real numbers and images go to the module as they are."""
+    """Return whether values are real-valued vectors or images, which the module takes unchanged."""
     return isinstance(space, spaces.Box) and (
         len(space.shape) == 3 or (len(space.shape) == 1 and space.dtype == np.float32)
     )

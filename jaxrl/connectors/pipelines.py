@@ -1,4 +1,4 @@
-"""Pipelines: connectors one after the other, and what edits them before they are fitted."""
+"""Fitted pipelines of connectors."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,18 +24,18 @@ from jaxrl.errors import UnknownNameError, did_you_mean
 C = TypeVar("C", bound=Connector)
 
 
-def names(connectors: Sequence[Connector]) -> tuple[str, ...]:
-    """The connectors' names in their order."""
+def get_names(connectors: Sequence[Connector]) -> tuple[str, ...]:
+    """Return the connectors' names in order."""
     return tuple(connector.unwrapped.name for connector in connectors)
 
 
-def position(connectors: Sequence[Connector], which: str | type[Any]) -> int:
-    """The place of the connector with this name or of this class.
+def find_connector(connectors: Sequence[Connector], which: str | type[Any]) -> int:
+    """Return the index of the connector with this name or of this class.
 
     Raises:
-        UnknownNameError: There is none, or more than one.
+        UnknownNameError: If there is none or more than one.
     """
-    known = names(connectors)
+    known = get_names(connectors)
     if isinstance(which, str):
         found = [i for i, name in enumerate(known) if name == which]
     else:
@@ -57,31 +57,38 @@ def position(connectors: Sequence[Connector], which: str | type[Any]) -> int:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pipeline(Generic[C]):
-    """Connectors one after the other, fitted to their spaces; a `PipelineBuilder` is what edits."""
+    """Sequence of connectors fitted to their spaces.
+
+    A `PipelineBuilder` edits a pipeline before it is fitted.
+    """
 
     connectors: tuple[C, ...]
 
     def __len__(self) -> int:
-        """How many connectors there are."""
+        """Return the number of connectors."""
         return len(self.connectors)
 
     def __iter__(self) -> Iterator[C]:
-        """The connectors in their order."""
+        """Iterate over the connectors in order."""
         return iter(self.connectors)
 
     def __getitem__(self, which: str | type[Any]) -> C:
-        """The connector with this name or of this class; UnknownNameError says which there are."""
-        return self.connectors[position(self.connectors, which)]
+        """Return the connector with this name or of this class.
+
+        Raises:
+            UnknownNameError: If there is none or more than one.
+        """
+        return self.connectors[find_connector(self.connectors, which)]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The connectors' names in their order."""
-        return names(self.connectors)
+        """Names of the connectors in order."""
+        return get_names(self.connectors)
 
 
 @pytree
-class Replay:
-    """A rollout as a pipeline saw it, `[T, B, ...]`; `received` is what each connector got."""
+class PreprocessedRollout:
+    """Rollout as the module saw it, `[T, B, ...]`; `received` holds the input of each connector."""
 
     received: tuple[PyTree, ...]
     obs: PyTree
@@ -90,13 +97,13 @@ class Replay:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ObservationPipeline(Pipeline[ObservationConnector]):
-    """Observation connectors one after the other."""
+    """Sequence of observation connectors."""
 
     space: gymnasium.Space[Any]
 
     @property
     def spaces(self) -> tuple[gymnasium.Space[Any], ...]:
-        """The space before each connector, and the module's at the end."""
+        """Input space of each connector, followed by the module's space."""
         spaces = [self.space]
         for connector in self.connectors:
             spaces.append(connector.output_space(spaces[-1]))
@@ -104,7 +111,7 @@ class ObservationPipeline(Pipeline[ObservationConnector]):
 
     @property
     def temporal(self) -> tuple[TemporalConnector, ...]:
-        """The connectors that remember; without any, nothing is carried."""
+        """Temporal connectors; if there are none, no state is carried."""
         return tuple(
             connector.unwrapped
             for connector in self.connectors
@@ -112,14 +119,14 @@ class ObservationPipeline(Pipeline[ObservationConnector]):
         )
 
     def init(self) -> PyTree:
-        """Every connector's first statistics."""
+        """Return the initial statistics of every connector."""
         return tuple(
             connector.init(space)
             for connector, space in zip(self.connectors, self.spaces, strict=False)
         )
 
     def init_carry(self, num_envs: int) -> tuple[PyTree, ...]:
-        """What every connector remembers at an episode's start; `()` for one that does not."""
+        """Return the carry of every connector at an episode's start, `()` if it is not temporal."""
         return tuple(
             connector.init_carry(space, num_envs)
             if isinstance(connector, TemporalConnector)
@@ -128,7 +135,7 @@ class ObservationPipeline(Pipeline[ObservationConnector]):
         )
 
     def __call__(self, states: PyTree, obs: PyTree) -> PyTree:
-        """The module's observations where nothing is remembered, for any leading batch axes."""
+        """Transform observations with any leading batch axes; requires a pipeline without carry."""
         for connector, state in zip(self.connectors, states, strict=True):
             obs = connector(state, obs)
         return obs
@@ -136,7 +143,7 @@ class ObservationPipeline(Pipeline[ObservationConnector]):
     def step(
         self, states: PyTree, carries: tuple[PyTree, ...], obs: PyTree, before: Before
     ) -> tuple[tuple[PyTree, ...], PyTree]:
-        """What is remembered from here on, and the module's observations `[B, ...]`."""
+        """Return the next carries, and the module's observations `[B, ...]`."""
         blank = self.init_carry(before.is_first.shape[0])
         after: list[PyTree] = []
         for connector, state, carry, first in zip(
@@ -150,21 +157,22 @@ class ObservationPipeline(Pipeline[ObservationConnector]):
             after.append(carry)
         return tuple(after), obs
 
-    def replay(
+    def preprocess_rollout(
         self,
         states: PyTree,
         carries: tuple[PyTree, ...],
         rollout: Rollout,
         before: Before | None,
-    ) -> Replay:
-        """What the module saw at every row of a rollout, and would have seen at its successors.
+    ) -> PreprocessedRollout:
+        """Recompute the module's observations at every row of a rollout and at its successor.
 
         Args:
-            states: The statistics that it was acted with.
-            carries: What was remembered before the first row.
-            rollout: `[T, B, ...]`, with the environment's own observations.
-            before: What came before each row, `[T, B]`; None where nothing is remembered.
+            states: Statistics that were used for acting.
+            carries: Carries before the first row.
+            rollout: Rollout `[T, B, ...]` with the environment's own observations.
+            before: Action and reward before each row, `[T, B]`; None without temporal connectors.
         """
+        received: list[PyTree]
         obs, final_obs, received = rollout.obs, rollout.final_obs, []
         blank = () if before is None else self.init_carry(before.is_first.shape[1])
         for i, (connector, state) in enumerate(zip(self.connectors, states, strict=True)):
@@ -177,10 +185,10 @@ class ObservationPipeline(Pipeline[ObservationConnector]):
                     reward=rollout.reward,
                 )
                 rows = _Rows(obs=obs, final_obs=final_obs, before=before, after=after)
-                obs, final_obs = _replayed(connector, state, carries[i], blank[i], rows)
+                obs, final_obs = _recompute(connector, state, carries[i], blank[i], rows)
             else:
                 obs, final_obs = connector(state, obs), connector(state, final_obs)
-        return Replay(received=tuple(received), obs=obs, final_obs=final_obs)
+        return PreprocessedRollout(received=tuple(received), obs=obs, final_obs=final_obs)
 
     def update(
         self,
@@ -189,7 +197,7 @@ class ObservationPipeline(Pipeline[ObservationConnector]):
         mask: Bool[Array, "T B"],
         axis_name: str | None,
     ) -> PyTree:
-        """Statistics after a rollout of which each connector received its part."""
+        """Update the statistics with a rollout, given the input of each connector."""
         return tuple(
             connector.update(state, obs, mask, axis_name)
             for connector, state, obs in zip(self.connectors, states, received, strict=True)
@@ -204,10 +212,10 @@ class _Rows:
     after: Before
 
 
-def _replayed(
+def _recompute(
     connector: TemporalConnector, state: PyTree, carry: PyTree, blank: PyTree, rows: _Rows
 ) -> tuple[PyTree, PyTree]:
-    """A connector's outputs for the rows of a rollout, and for the successors of each."""
+    """Recompute a connector's outputs for the rows of a rollout, and for their successors."""
 
     def step(carry: PyTree, row: _Rows) -> tuple[PyTree, tuple[PyTree, PyTree]]:
         carry = where_rows(row.before.is_first, blank, carry)
@@ -220,13 +228,13 @@ def _replayed(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ActionPipeline(Pipeline[ActionConnector]):
-    """Action connectors, from the module's action to the environment's."""
+    """Sequence of action connectors, from the module's action to the environment's."""
 
     space: gymnasium.Space[Any]
 
     @property
     def spaces(self) -> tuple[gymnasium.Space[Any], ...]:
-        """The space before each connector, the module's first, and the environment's at the end."""
+        """Input space of each connector, the module's first, followed by the environment's."""
         spaces = [self.space]
         for connector in reversed(self.connectors):
             spaces.insert(0, connector.module_space(spaces[0]))
@@ -234,20 +242,20 @@ class ActionPipeline(Pipeline[ActionConnector]):
 
     @property
     def module_space(self) -> gymnasium.Space[Any]:
-        """The space that the module acts in."""
+        """Space that the module acts in."""
         return self.spaces[0]
 
     def __call__(self, action: PyTree) -> PyTree:
-        """The environment's actions, for any number of leading batch axes."""
+        """Transform the module's actions, with any leading batch axes, into the environment's."""
         for connector in self.connectors:
             action = connector(action)
         return action
 
     def inverse(self, action: PyTree) -> PyTree:
-        """An action of the module that becomes the environment's one.
+        """Return an action of the module that is transformed into the environment's action.
 
         Raises:
-            NotImplementedError: A connector does not say how.
+            NotImplementedError: If a connector does not define its inverse.
         """
         for connector in reversed(self.connectors):
             action = connector.inverse(action)
@@ -256,24 +264,28 @@ class ActionPipeline(Pipeline[ActionConnector]):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LearnerPipeline(Pipeline[LearnerConnector]):
-    """Learner connectors one after the other."""
+    """Sequence of learner connectors."""
 
     def init(self) -> PyTree:
-        """Every connector's shared statistics."""
+        """Return the initial shared statistics of every connector."""
         return tuple(connector.init() for connector in self.connectors)
 
     def init_per_env(self, num_envs: int) -> PyTree:
-        """Every connector's state of each environment."""
+        """Return the initial per-environment state of every connector."""
         return tuple(connector.init_per_env(num_envs) for connector in self.connectors)
 
     def at(self, values: Mapping[str, Float[Array, ""]]) -> "LearnerPipeline":
-        """The pipeline at the run's present hyperparameters, by name."""
+        """Return the pipeline with the run's current hyperparameters, by name."""
         return LearnerPipeline(tuple(connector.at(values) for connector in self.connectors))
 
     def __call__(
         self, states: PyTree, per_env: PyTree, rollout: Rollout, axis_name: str | None
     ) -> tuple[PyTree, PyTree, Rollout]:
-        """The rollout to learn from, and the states after it."""
+        """Transform a rollout.
+
+        Returns:
+            The new shared and per-environment states, and the rollout to learn from.
+        """
         new_states: list[PyTree] = []
         new_per_env: list[PyTree] = []
         for connector, state, env_state in zip(self.connectors, states, per_env, strict=True):

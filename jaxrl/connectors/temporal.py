@@ -1,4 +1,4 @@
-"""Observation connectors that remember the episode: stacked frames, previous actions and rewards."""
+"""Temporal observation connectors: frame stacking, previous actions and rewards."""
 
 import dataclasses
 from typing import Any, ClassVar, Literal
@@ -10,34 +10,33 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
 
 from jaxrl.connectors.base import Before, TemporalConnector
+from jaxrl.core.space_arrays import flatten, get_flat_size
 from jaxrl.core.spaces import (
     ACTION_SPACE,
     OBSERVATION_SPACE,
     check_supported,
-    flat_size,
-    flatten,
     map_leaves,
     map_spaces,
 )
 from jaxrl.core.struct import pytree, where_rows
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.modules.rl_module import zeros_of
+from jaxrl.modules.rl_module import make_zeros
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FrameStacking(TemporalConnector):
-    """The latest `num_frames` observations side by side along the last axis, the newest last.
+    """Stacks the latest `num_frames` observations along the last axis, the newest last.
 
     A vector of n numbers becomes one of `num_frames * n`, an image's channels are multiplied, a
-    Discrete becomes a MultiDiscrete; of a Dict or Tuple every part is stacked. The frames before an
-    episode's first are zeros (as RLlib's), or copies of the first. Choices that start above 0 have
-    their first one for a zero.
+    Discrete becomes a MultiDiscrete; in a Dict or Tuple every part is stacked. Frames before the
+    first of an episode are zeros (as in RLlib) or copies of the first. For discrete spaces that
+    start above 0, the first choice takes the place of zero.
 
     Args:
-        num_frames: How many observations the module sees at once.
-        padding: What stands for the frames before an episode: "zero" or "first".
-        space: Filled in when the connector finds its place.
+        num_frames: Number of observations per stack.
+        padding: Frames before the first of an episode, "zero" or "first".
+        space: Input space, set by `bind`.
     """
 
     num_frames: int
@@ -48,7 +47,7 @@ class FrameStacking(TemporalConnector):
     reads_reward = False
 
     def __post_init__(self) -> None:
-        """Refuse numbers of frames below 1 and unknown paddings."""
+        """Raise ConfigError for fewer than 1 frames and for unknown paddings."""
         _check_count("FrameStacking", "num_frames", self.num_frames, least=1)
         if self.padding not in ("zero", "first"):
             raise ConfigError(
@@ -59,17 +58,17 @@ class FrameStacking(TemporalConnector):
     def bind(
         self, space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
     ) -> "FrameStacking | None":
-        """None for a single frame."""
+        """Return None for a single frame."""
         check_supported(space, OBSERVATION_SPACE)
         return None if self.num_frames == 1 else dataclasses.replace(self, space=space)
 
     def output_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-        return map_spaces(self._stacked, space)
+        return map_spaces(self._stack_space, space)
 
-    def _stacked(self, space: Any) -> gymnasium.Space[Any]:
+    def _stack_space(self, space: Any) -> gymnasium.Space[Any]:
         match space:
             case spaces.Box():
-                return self._stacked_box(space)
+                return self._stack_box(space)
             case spaces.MultiBinary():
                 return spaces.MultiBinary((*space.shape[:-1], self.num_frames * space.shape[-1]))
             case spaces.Discrete():
@@ -79,7 +78,7 @@ class FrameStacking(TemporalConnector):
         times = [1] * (nvec.ndim - 1) + [self.num_frames]
         return spaces.MultiDiscrete(np.tile(nvec, times), start=np.tile(start, times))
 
-    def _stacked_box(self, space: spaces.Box) -> spaces.Box:
+    def _stack_box(self, space: spaces.Box) -> spaces.Box:
         low, high = (np.atleast_1d(bound) for bound in _bounds(space))
         older_low, older_high = low, high
         if self.padding == "zero":
@@ -92,9 +91,9 @@ class FrameStacking(TemporalConnector):
         )
 
     def init_carry(self, space: gymnasium.Space[Any], num_envs: int) -> PyTree:
-        """The older frames, `[num_envs, ..., (num_frames - 1) * n]` of every part."""
+        """Return the older frames, `[num_envs, ..., (num_frames - 1) * n]` for every part."""
 
-        def older(leaf: Any) -> Array:
+        def older(leaf: gymnasium.Space[Any]) -> Array:
             frame = _with_axis(leaf, _zero_frame(leaf, num_envs))
             return jnp.concatenate([frame] * (self.num_frames - 1), axis=-1)
 
@@ -104,30 +103,30 @@ class FrameStacking(TemporalConnector):
         self, state: PyTree, carry: PyTree, obs: PyTree, before: Before
     ) -> tuple[PyTree, PyTree]:
         del state
-        assert self.space is not None, "the connector has not found its place in a pipeline"
+        assert self.space is not None, "bind() has not been called"
 
-        def stacked(leaf: Any, older: Array, x: Array) -> Array:
+        def stack(leaf: gymnasium.Space[Any], older: Array, x: Array) -> Array:
             x = _with_axis(leaf, x).astype(older.dtype)
             if self.padding == "first":
                 repeated = jnp.concatenate([x] * (self.num_frames - 1), axis=-1)
                 older = where_rows(before.is_first, repeated, older)
             return jnp.concatenate([older, x], axis=-1)
 
-        def kept(leaf: Any, x: Array, frames: Array) -> Array:
+        def keep_latest(leaf: gymnasium.Space[Any], x: Array, frames: Array) -> Array:
             return frames[..., _with_axis(leaf, x).shape[-1] :]
 
-        frames = map_leaves(stacked, self.space, carry, obs)
-        return map_leaves(kept, self.space, obs, frames), frames
+        frames = map_leaves(stack, self.space, carry, obs)
+        return map_leaves(keep_latest, self.space, obs, frames), frames
 
 
-def _with_axis(space: Any, value: Array) -> Array:
-    """The value, with an axis to stack along where the space has none."""
+def _with_axis(space: gymnasium.Space[Any], value: Array) -> Array:
+    """Return the value with an axis to stack along, which is added for scalar spaces."""
     return value if space.shape else value[..., None]
 
 
-def _zero_frame(space: Any, num_envs: int) -> Array:
-    """Zeros, or where a choice cannot be 0, the first one."""
-    zeros = zeros_of(space, (num_envs,))
+def _zero_frame(space: gymnasium.Space[Any], num_envs: int) -> Array:
+    """Return a frame of zeros, or of the first choice for discrete spaces without 0."""
+    zeros = make_zeros(space, (num_envs,))
     if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         return zeros
     number = space.n if isinstance(space, spaces.Discrete) else space.nvec
@@ -137,7 +136,7 @@ def _zero_frame(space: Any, num_envs: int) -> Array:
 
 @pytree
 class PastCarry:
-    """The actions and rewards before the previous ones, oldest first, `[B, n]`; None for none."""
+    """Actions and rewards before the previous step, oldest first, `[B, n]`; None for none."""
 
     actions: Float[Array, "B n"] | None
     rewards: Float[Array, "B m"] | None
@@ -145,18 +144,18 @@ class PastCarry:
 
 @dataclasses.dataclass(frozen=True)
 class PrevActionsPrevRewards(TemporalConnector):
-    """The latest actions and rewards of the episode beside the observation, oldest first.
+    """Adds the latest actions and rewards of the episode to the observation, oldest first.
 
-    Actions are the module's, one-hot where they are discrete, and as one vector; rewards are the
-    environment's, unclipped. Before an episode's first step both are zeros. A vector is lengthened
-    by them, a Dict gets them as `"prev_n_actions"` and `"prev_n_rewards"` (RLlib's names), and
-    anything else becomes such a Dict with itself as `"_orig_obs"`.
+    Actions are the module's, flattened to one vector with discrete ones one-hot; rewards are the
+    environment's, unclipped. Before the first step of an episode both are zeros. They are appended
+    to a vector and added to a Dict as `"prev_n_actions"` and `"prev_n_rewards"` (RLlib's names);
+    any other observation becomes the part `"_orig_obs"` of such a Dict.
 
     Args:
-        n_prev_actions: How many actions; 0 for none.
-        n_prev_rewards: How many rewards; 0 for none.
-        space: Filled in when the connector finds its place in a pipeline.
-        action_space: Likewise.
+        n_prev_actions: Number of actions; 0 for none.
+        n_prev_rewards: Number of rewards; 0 for none.
+        space: Input space, set by `bind`.
+        action_space: Action space of the module, set by `bind`.
     """
 
     n_prev_actions: int = 1
@@ -169,7 +168,7 @@ class PrevActionsPrevRewards(TemporalConnector):
     PREV_REWARDS_KEY: ClassVar[str] = "prev_n_rewards"
 
     def __post_init__(self) -> None:
-        """Refuse negative numbers, and neither actions nor rewards."""
+        """Raise ConfigError for negative numbers, and if both are zero."""
         _check_count("PrevActionsPrevRewards", "n_prev_actions", self.n_prev_actions, least=0)
         _check_count("PrevActionsPrevRewards", "n_prev_rewards", self.n_prev_rewards, least=0)
         if self.n_prev_actions == self.n_prev_rewards == 0:
@@ -184,7 +183,7 @@ class PrevActionsPrevRewards(TemporalConnector):
         self, space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
     ) -> "PrevActionsPrevRewards":
         if isinstance(space, spaces.Dict):
-            taken = [name for name in self._added(action_space) if name in space.spaces]
+            taken = [name for name in self._added_spaces(action_space) if name in space.spaces]
             if taken:
                 raise SpaceError(
                     f"PrevActionsPrevRewards adds {taken[0]!r}, but the observation space {space} "
@@ -192,14 +191,14 @@ class PrevActionsPrevRewards(TemporalConnector):
                 )
         return dataclasses.replace(self, space=space, action_space=action_space)
 
-    def _added(self, action_space: gymnasium.Space[Any] | None) -> dict[str, spaces.Box]:
-        """The spaces of what is added, by name."""
-        assert action_space is not None, "the connector has not found its place in a pipeline"
+    def _added_spaces(self, action_space: gymnasium.Space[Any] | None) -> dict[str, spaces.Box]:
+        """Return the spaces of the added parts by name."""
+        assert action_space is not None, "bind() has not been called"
         infinite = isinstance(action_space, spaces.Box | spaces.Dict | spaces.Tuple)
         low, high = (-np.inf, np.inf) if infinite else (0.0, 1.0)
         added: dict[str, spaces.Box] = {}
         if self.n_prev_actions:
-            size = self.n_prev_actions * flat_size(action_space, ACTION_SPACE)
+            size = self.n_prev_actions * get_flat_size(action_space, ACTION_SPACE)
             added[self.PREV_ACTIONS_KEY] = spaces.Box(low, high, (size,), np.float32)
         if self.n_prev_rewards:
             shape = (self.n_prev_rewards,)
@@ -207,7 +206,7 @@ class PrevActionsPrevRewards(TemporalConnector):
         return added
 
     def output_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-        added = self._added(self.action_space)
+        added = self._added_spaces(self.action_space)
         if isinstance(space, spaces.Dict):
             return spaces.Dict({**space.spaces, **added})
         if not _is_vector(space):
@@ -222,7 +221,7 @@ class PrevActionsPrevRewards(TemporalConnector):
 
     def init_carry(self, space: gymnasium.Space[Any], num_envs: int) -> PastCarry:
         assert self.action_space is not None
-        size = flat_size(self.action_space, ACTION_SPACE)
+        size = get_flat_size(self.action_space, ACTION_SPACE)
 
         def blank(number: int, width: int) -> Array | None:
             return jnp.zeros((num_envs, (number - 1) * width), jnp.float32) if number > 1 else None
@@ -238,12 +237,12 @@ class PrevActionsPrevRewards(TemporalConnector):
         assert self.action_space is not None
         added: dict[str, Array] = {}
         if self.n_prev_actions:
-            latest = _unless(before.is_first, flatten(self.action_space, before.action))
-            actions, added[self.PREV_ACTIONS_KEY] = _pushed(carry.actions, latest)
+            latest = _zero_where_first(before.is_first, flatten(self.action_space, before.action))
+            actions, added[self.PREV_ACTIONS_KEY] = _push(carry.actions, latest)
             carry = dataclasses.replace(carry, actions=actions)
         if self.n_prev_rewards:
-            latest = _unless(before.is_first, before.reward[..., None])
-            rewards, added[self.PREV_REWARDS_KEY] = _pushed(carry.rewards, latest)
+            latest = _zero_where_first(before.is_first, before.reward[..., None])
+            rewards, added[self.PREV_REWARDS_KEY] = _push(carry.rewards, latest)
             carry = dataclasses.replace(carry, rewards=rewards)
         if isinstance(self.space, spaces.Dict):
             return carry, {**obs, **added}
@@ -252,18 +251,24 @@ class PrevActionsPrevRewards(TemporalConnector):
         return carry, jnp.concatenate([obs.astype(jnp.float32), *added.values()], axis=-1)
 
 
-def _pushed(
+def _push(
     older: Float[Array, "B n"] | None, latest: Float[Array, "B m"]
 ) -> tuple[Float[Array, "B n"] | None, Float[Array, "B k"]]:
-    """What is remembered from here on, and all of it with the latest at its end."""
+    """Append the latest rows.
+
+    Returns:
+        The rows to carry, and all rows including the latest.
+    """
     if older is None:
         return None, latest
     both = jnp.concatenate([older, latest], axis=-1)
     return both[..., latest.shape[-1] :], both
 
 
-def _unless(is_first: Bool[Array, " B"], value: Float[Array, "B n"]) -> Float[Array, "B n"]:
-    """The value, and zeros where an episode begins."""
+def _zero_where_first(
+    is_first: Bool[Array, " B"], value: Float[Array, "B n"]
+) -> Float[Array, "B n"]:
+    """Return the value, with zeros where an episode begins."""
     return where_rows(is_first, jnp.zeros_like(value), value)
 
 
@@ -272,8 +277,8 @@ def _is_vector(space: gymnasium.Space[Any] | None) -> bool:
 
 
 def _bounds(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
-    """The bounds in the dtype that values of the space have inside a program."""
-    dtype = np.dtype(zeros_of(space, ()).dtype)
+    """Return the bounds in the dtype that values of the space have inside a program."""
+    dtype = np.dtype(make_zeros(space, ()).dtype)
     low, high = space.low, space.high
     if dtype.kind in "iu":
         range_ = np.iinfo(dtype)
@@ -281,6 +286,6 @@ def _bounds(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     return low.astype(dtype), high.astype(dtype)
 
 
-def _check_count(connector: str, name: str, value: Any, *, least: int) -> None:
+def _check_count(connector: str, name: str, value: object, *, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{connector}({name}={value!r}) must be a whole number from {least} on.")

@@ -1,8 +1,8 @@
-"""Hyperparameters as leaves of the state: changing one never recompiles a program."""
+"""Hyperparameters as leaves of the train state, so that changing one never recompiles a program."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,18 +14,27 @@ from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 from jaxrl.ops.schedules import Schedule
 
 
+class SettingsGroup(Protocol):
+    """Object of any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+
+S = TypeVar("S", bound=SettingsGroup)
+
+
 @pytree
 class ScheduleFunction:
-    """A user's function of the environment steps, such as an optax schedule.
+    """User-defined function of the environment steps, such as an optax schedule.
 
-    It is part of the program and has no leaves: another function is another program. It gets the
-    steps as float32, which counts one by one up to 2**24.
+    It is part of the program and has no leaves: another function is another program. It is called
+    with the steps as float32, which counts one by one up to 2**24.
     """
 
     fn: Callable[[Float[Array, ""]], Any] = static()
 
     def value_at(self, step: Float[Array, ""]) -> Float[Array, ""]:
-        """The function's value at a number of environment steps."""
+        """Evaluate the function at a number of environment steps."""
         return jnp.asarray(self.fn(step), jnp.float32)
 
 
@@ -34,13 +43,16 @@ HParams: TypeAlias = dict[str, Hyperparameter]
 
 
 def is_hyperparameter(field: "dataclasses.Field[Any]") -> bool:
-    """Whether a setting only enters arithmetic: as it says, or a plain field that is a float."""
+    """Return whether a setting only enters arithmetic.
+
+    A field may declare it as `sweepable`; otherwise it is true of fields that are floats.
+    """
     is_float = field.type in (float, "float") or isinstance(field.default, float)
     return field.metadata.get("sweepable", is_float)
 
 
-class Values(dict[str, Any]):
-    """The current hyperparameters for a loss, which answer an unknown name with the known ones."""
+class HParamValues(dict[str, Any]):
+    """Current hyperparameters passed to a loss; looking up an unknown name raises an error."""
 
     def __missing__(self, name: str) -> NoReturn:
         raise UnknownNameError(
@@ -50,23 +62,24 @@ class Values(dict[str, Any]):
         )
 
 
-def hyperparameters(settings: Any) -> HParams:
-    """The sweepable numbers of a settings group, each a float32 leaf or a schedule's knots.
+def build_hparams(settings: SettingsGroup) -> HParams:
+    """Convert the sweepable numbers of a settings group to leaves.
 
-    Counts that counters are compared with are counters. Fields that are None are left out: whether something is None shapes the program.
+    A leaf is a float32 scalar, the knots of a schedule, or a `Counter` for counts that are compared
+    with counters. Fields that are None are left out: whether something is None shapes the program.
 
     Raises:
-        ConfigError: A schedule is no schedule, or a function gives no number.
+        ConfigError: If a schedule is malformed, or a function does not return a number.
     """
     leaves: HParams = {}
     for field in dataclasses.fields(settings):
         value = vars(settings)[field.name]
         if not is_hyperparameter(field) or value is None:
             continue
-        if isinstance(value, Schedule | Counter):  # of `traced_settings`
+        if isinstance(value, Schedule | Counter):  # from `replace_with_traced`
             leaves[field.name] = value
         elif _is_counter(field):
-            leaves[field.name] = Counter.of(value)
+            leaves[field.name] = Counter.from_number(value)
         elif isinstance(value, (list, tuple)):
             leaves[field.name] = Schedule.from_setting(value, name=field.name)
         elif callable(value):
@@ -80,33 +93,35 @@ def _is_counter(field: "dataclasses.Field[Any]") -> bool:
     return field.metadata.get("is_counter", False)
 
 
-def leaf_of(value: float, like: Hyperparameter) -> Hyperparameter:
-    """A number as the leaf that takes the place of another one."""
-    return Counter.of(value) if isinstance(like, Counter) else jnp.asarray(value, jnp.float32)
+def to_leaf(value: float, like: Hyperparameter) -> Hyperparameter:
+    """Convert a number to a leaf of the same kind as an existing one."""
+    return (
+        Counter.from_number(value) if isinstance(like, Counter) else jnp.asarray(value, jnp.float32)
+    )
 
 
-def numbers_of(settings: Any) -> dict[str, Any]:
-    """The sweepable settings as leaves, for `traced_settings`; functions have none."""
+def get_numeric_hparams(settings: SettingsGroup) -> HParams:
+    """Return the sweepable settings except functions as leaves, for `replace_with_traced`."""
     return {
         name: value
-        for name, value in hyperparameters(settings).items()
+        for name, value in build_hparams(settings).items()
         if not isinstance(value, ScheduleFunction)
     }
 
 
-def traced_settings(settings: Any, numbers: Mapping[str, Any]) -> Any:
-    """The settings with traced numbers or schedules in the places of their own.
+def replace_with_traced(settings: S, hparams: Mapping[str, Any]) -> S:
+    """Replace numbers and schedules of the settings by traced ones.
 
-    So one trace of `Learner.init` serves runs that differ in sweepable settings.
+    One trace of `Learner.init` then serves runs that differ in sweepable settings.
     """
-    return dataclasses.replace(settings, **numbers)
+    return dataclasses.replace(settings, **hparams)
 
 
 class PerLane:
-    """What stands for a number where a program is built that runs with different ones share.
+    """Placeholder for a number in settings from which a program for several lanes is built.
 
-    Each run has its own as a leaf of its state. A number that was read from the settings would be
-    part of the program and so the first run's for all of them, which this refuses.
+    Each lane has its own value as a leaf of its state. A number read from the settings would become
+    part of the program, and so the first lane's value for all of them; any such read raises.
     """
 
     def __init__(self, name: str) -> None:
@@ -115,45 +130,49 @@ class PerLane:
     def __repr__(self) -> str:
         return f"<{self._name} of each lane>"
 
-    def refuse(self, *_: Any) -> NoReturn:
-        """Raise a sentence that says where the number is to be read."""
+    def refuse(self, *_: object) -> NoReturn:
+        """Raise an error that names where to read the number instead.
+
+        Raises:
+            ConfigError: Always.
+        """
         raise ConfigError(
             f"{self._name} was read from the settings, where it is part of the program, but lanes "
-            "with other values share that program: read it from the state, as "
+            "with other values share that program; read it from the state, as "
             f"current_values(state.hparams, progress)['{self._name}']."
         )
 
 
-for _reading in (
+for _operator in (
     *("float", "int", "index", "bool", "complex", "array", "jax_array", "iter", "len", "getitem"),
     *("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "round", "format"),
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
     *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow"),
 ):
-    setattr(PerLane, f"__{_reading}__", PerLane.refuse)
+    setattr(PerLane, f"__{_operator}__", PerLane.refuse)
 
 
-def per_lane_settings(settings: Any, names: Collection[str]) -> Any:
-    """The settings for a program of lanes that differ in these numbers, none of which can be read."""
+def mark_per_lane(settings: S, names: Collection[str]) -> S:
+    """Replace the named numbers, in which lanes differ, by placeholders that cannot be read."""
     return dataclasses.replace(settings, **{name: PerLane(name) for name in names})
 
 
 def current_values(hparams: Mapping[str, Hyperparameter], progress: Progress) -> dict[str, Any]:
-    """Each hyperparameter at the run's present number of environment steps."""
+    """Evaluate each hyperparameter at the run's current number of environment steps."""
 
-    def now(value: Hyperparameter) -> Float[Array, ""] | Counter:
+    def evaluate(value: Hyperparameter) -> Float[Array, ""] | Counter:
         if isinstance(value, Schedule):
             return value.value_at(progress.env_steps)
         if isinstance(value, ScheduleFunction):
             return value.value_at(progress.env_steps.as_float())
         return value
 
-    return {name: now(value) for name, value in hparams.items()}
+    return {name: evaluate(value) for name, value in hparams.items()}
 
 
-def abstract_values(settings: Any) -> dict[str, Any]:
-    """The shapes of `current_values`, whatever the settings' values are."""
-    number, count = jax.ShapeDtypeStruct((), jnp.float32), jax.eval_shape(Counter.zero)
+def get_abstract_values(settings: SettingsGroup) -> dict[str, Any]:
+    """Return the shapes of `current_values`, which do not depend on the settings' values."""
+    number, count = jax.ShapeDtypeStruct((), jnp.float32), jax.eval_shape(Counter.zeros)
     return {
         field.name: count if _is_counter(field) else number
         for field in dataclasses.fields(settings)
@@ -162,7 +181,7 @@ def abstract_values(settings: Any) -> dict[str, Any]:
 
 
 def _schedule_function(name: str, fn: Callable[[Any], Any]) -> ScheduleFunction:
-    """The function, traced once to see that it takes a count and gives a number."""
+    """Wrap a function, traced once to check that it maps a count to a number."""
     schedule = ScheduleFunction(fn=fn)
     try:
         value = jax.eval_shape(schedule.value_at, jax.ShapeDtypeStruct((), jnp.float32))
@@ -174,7 +193,7 @@ def _schedule_function(name: str, fn: Callable[[Any], Any]) -> ScheduleFunction:
         ) from error
     if value.shape != ():
         raise ConfigError(
-            f"{name} is {fn!r}, which gives an array of shape {value.shape} for a number of "
-            "environment steps; it must give one number."
+            f"{name} is {fn!r}, which returns an array of shape {value.shape} for a number of "
+            "environment steps; it must return a single number."
         )
     return schedule

@@ -1,70 +1,51 @@
-"""From a seed to what is drawn with: keys on the device, NumPy's entropy on the host.
+"""Seeds: their range, their words, and NumPy's seed sequences on the host.
 
-A seed has 64 bits. Those of 32 bits draw what `jax.random.key` and `numpy.random.SeedSequence`
-make of them; the high word of others is added to both, so that every seed has its own draws, with
-or without JAX's 64-bit types.
+A seed has 64 bits. Seeds of 32 bits give the same draws as `jax.random.key` and
+`numpy.random.SeedSequence`; the high word of larger ones is mixed into both, so that every seed has
+its own draws, with or without JAX's 64-bit types (`jaxrl.core.keys`). Nothing here imports JAX: the
+processes of host environments do without it.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import UInt32
 
-from jaxrl.core.types import Key
 from jaxrl.errors import ConfigError
 
+if TYPE_CHECKING:
+    from jaxtyping import UInt32
+
 NUM_SEEDS = 2**64
-"""Seeds count from 0 to one below."""
-SEEDS_IN_WORDS = "a whole number of at least 0 and below 2**64"
+"""Number of seeds; they range from 0 to `NUM_SEEDS - 1`."""
+SEED_DESCRIPTION = "a whole number of at least 0 and below 2**64"
 
 
 def is_seed(value: object) -> bool:
-    """Whether it is one, if it is a whole number at all."""
+    """Return whether a value is an integer in the range of seeds."""
     return isinstance(value, int | np.integer) and 0 <= int(value) < NUM_SEEDS
 
 
 def check_seed(value: object, name: str = "seed") -> None:
-    """Refuse what is no seed.
+    """Raise if a value is not a valid seed.
 
     Raises:
-        ConfigError: It is none, naming `name`.
+        ConfigError: If it is not; the message names `name`.
     """
     if not is_seed(value) or isinstance(value, bool):
-        raise ConfigError(f"{name} must be {SEEDS_IN_WORDS}, got {value!r}.")
+        raise ConfigError(f"{name} must be {SEED_DESCRIPTION}, got {value!r}.")
 
 
-def seed_words(seed: int) -> UInt32[np.ndarray, "2"]:
-    """The low and the high word of a seed, as `seed_key` takes them where seeds are traced."""
+def split_seed(seed: int) -> "UInt32[np.ndarray, '2']":
+    """Split a seed into its low and high word, as `make_key` takes them where seeds are traced."""
     return np.asarray([int(seed) % 2**32, int(seed) >> 32], np.uint32)
 
 
-def seed_key(seed: int | Any) -> Key:
-    """The key that everything drawn on the device derives from.
+def make_seed_sequence(seed: int, *stream_ids: int) -> np.random.SeedSequence:
+    """Make the seed sequence of one stream of draws on the host.
 
     Args:
-        seed: A number, or its words.
+        seed: Seed of the run.
+        stream_ids: Indices below 2**32 that identify the stream within the run.
     """
-    words: Any = seed_words(int(seed)) if isinstance(seed, int | np.integer) else seed
-    data = jax.random.key_data(jax.random.key(words[0]))
-    # Of every implementation's words, each first of two is 0 for a seed of 32 bits.
-    return jax.random.wrap_key_data(data.at[::2].set(jnp.asarray(words[1], data.dtype)))
-
-
-def folded(key: Key, number: int) -> Key:
-    """A key of its own for every number below 2**64."""
-    low, high = (int(word) for word in seed_words(number))
-    key = jax.random.fold_in(key, np.uint32(low))
-    return jax.random.fold_in(key, np.uint32(high)) if high else key
-
-
-def entropy_of(seed: int, *places: int) -> np.random.SeedSequence:
-    """What draws on the host derive from, another one for each of the places.
-
-    Args:
-        seed: Of the run.
-        places: What tells the draws from others of the run, each below 2**32.
-    """
-    low, high = (int(word) for word in seed_words(seed))
-    return np.random.SeedSequence((low, *places), spawn_key=(high,) if high else ())
+    low, high = (int(word) for word in split_seed(seed))
+    return np.random.SeedSequence((low, *stream_ids), spawn_key=(high,) if high else ())

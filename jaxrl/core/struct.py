@@ -1,4 +1,4 @@
-"""Frozen, typed pytrees: one decorator for every state and batch of the code base."""
+"""Frozen, typed pytrees: the decorator used for every state and batch of the library."""
 
 import dataclasses
 from typing import Any, TypeVar, dataclass_transform
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def static(**kwargs: Any) -> Any:
-    """A field that is part of the tree's structure (hashed by jit), not a leaf."""
+    """Declare a field that is part of the tree's structure (hashed by jit) instead of a leaf."""
     return dataclasses.field(metadata={"static": True}, **kwargs)
 
 
@@ -28,8 +28,8 @@ def pytree(cls: type[T]) -> type[T]:
 replace = dataclasses.replace
 
 
-def where_rows(condition: Bool[Array, " B"], new: Any, old: Any) -> Any:
-    """Rows of the tree `new` where the condition holds, else of `old`; leaves are `[B, ...]`."""
+def where_rows(condition: Bool[Array, " B"], new: T, old: T) -> T:
+    """Select rows of tree `new` where the condition holds, else of `old`; leaves are `[B, ...]`."""
 
     def select(x: Array, y: Array) -> Array:
         return jnp.where(condition.reshape(condition.shape + (1,) * (x.ndim - 1)), x, y)

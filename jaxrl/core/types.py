@@ -1,12 +1,12 @@
-"""The shared vocabulary.
+"""Types shared by the whole library.
 
 Shapes: `[T, B, ...]` in rollouts, `[B, ...]` in batches, no batch axis in `ops`. Keys are typed
 (`jax.random.key`), split once into named keys and passed last.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,20 +19,33 @@ Key: TypeAlias = PRNGKeyArray
 Params: TypeAlias = Any
 PyTree: TypeAlias = Any
 Device: TypeAlias = Any
-"""A `jax.Device`, which type checkers do not take for a class."""
+"""A `jax.Device`, which type checkers do not accept as a class."""
 Metrics: TypeAlias = dict[str, Array]
 
 
-def strongly_typed(tree: PyTree) -> PyTree:
-    """The tree without weakly typed leaves, which arrays read from a file are not.
+class TreeStructure(Protocol):
+    """Structure of a pytree: a `jax.tree_util.PyTreeDef`, which type checkers do not know."""
 
-    A program that was traced for a weak type is another one, to be compiled again.
+    def unflatten(self, leaves: Iterable[PyTree], /) -> PyTree:
+        """Return the tree with these leaves."""
+        ...
+
+    def flatten_up_to(self, tree: PyTree, /) -> list[PyTree]:
+        """Return the parts of a tree at the places of the leaves."""
+        ...
+
+
+def strip_weak_types(tree: PyTree) -> PyTree:
+    """Convert weakly typed leaves to strongly typed ones.
+
+    Arrays read from a file are strongly typed, and a program traced for a weak type would have to
+    be compiled again for them.
     """
 
-    def strong(leaf: Any) -> Any:
+    def strengthen(leaf: Array) -> Array:
         return jnp.asarray(leaf, leaf.dtype) if jax.typeof(leaf).weak_type else leaf
 
-    return jax.tree.map(strong, tree)
+    return jax.tree.map(strengthen, tree)
 
 
 class Columns:
@@ -55,24 +68,24 @@ class Columns:
     LOSS_MASK = "loss_mask"
 
 
-def _never() -> Any:
-    """A constant of NumPy's, which does not start JAX's backend."""
+def _make_false() -> Any:
+    """Return NumPy's False, a constant that does not start JAX's backend."""
     return np.False_
 
 
 @pytree
 class TimeStep:
-    """What one step of one environment returns, before any reset.
+    """Result of one step of one environment, before any reset.
 
     `obs` is the successor of the state that was acted on, also at an episode's end. There is no
     `done`: `terminated` ends the task (nothing follows), `truncated` only ends the recording, which
-    an environment leaves to its time limit unless it has a reason of its own.
+    an environment leaves to its time limit unless it truncates for a reason of its own.
     """
 
     obs: PyTree
     reward: Float[Array, "*batch"]
     terminated: Bool[Array, "*batch"]
-    truncated: Bool[Array, "*batch"] = dataclasses.field(default_factory=_never)
+    truncated: Bool[Array, "*batch"] = dataclasses.field(default_factory=_make_false)
     info: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
 
@@ -80,9 +93,9 @@ class TimeStep:
 class Rollout:
     """Consecutive transitions of `B` environments, `[T, B, ...]`.
 
-    `final_obs[t]` is the successor of `obs[t]` before auto-reset: at an end it differs from
-    `obs[t + 1]`, elsewhere it is equal. `mask` is False where a row is no transition (a host
-    environment's reset row, padding, an environment that returned a non-finite value); losses,
+    `final_obs[t]` is the successor of `obs[t]` before auto-reset: at an episode's end it differs
+    from `obs[t + 1]`, elsewhere it is equal. `mask` is False where a row is not a transition (a
+    host environment's reset row, padding, an environment that returned a non-finite value); losses,
     targets and statistics are masked means. `carry_in` is the module's recurrent state at `t = 0`.
     """
 
@@ -102,13 +115,13 @@ class Rollout:
 class Transition:
     """Rows for one gradient step of an algorithm with replay, `[N, ...]`, as the module sees them.
 
-    `reward` is the sum of the discounted rewards of up to n steps and `discount` what the value of
-    `next_obs` is multiplied with, `gamma ** steps * (1 - terminated)`. `next_obs` comes after the
-    last of these steps, before any reset, so that truncated episodes bootstrap. `weight` is the
-    row's importance weight, 0 where a row is no transition.
+    `reward` is the sum of the discounted rewards of up to n steps and `discount` the factor of the
+    value of `next_obs`, `gamma ** steps * (1 - terminated)`. `next_obs` comes after the last of
+    these steps, before any reset, so that truncated episodes bootstrap. `weight` is the row's
+    importance weight, 0 where a row is not a transition.
 
-    For a module that remembers, every row is one of a sequence's, `[N, L]`; then `obs` is a Sequence
-    and `next_obs` are Successors.
+    For a recurrent module, rows come in sequences, `[N, L]`; `obs` is then a `Sequence` and
+    `next_obs` are `SuccessorObs`.
     """
 
     obs: PyTree
@@ -120,10 +133,10 @@ class Transition:
 
 
 @pytree
-class Remembered:
-    """Observations `[N, ...]` and what is remembered before each; None is an episode's start.
+class ObsWithCarry:
+    """Observations `[N, ...]` with the carry before each; None is the carry of an episode's start.
 
-    Like a Sequence and Successors it stands where modules take bare observations.
+    Like `Sequence` and `SuccessorObs` it is accepted wherever modules take bare observations.
     """
 
     obs: PyTree
@@ -131,17 +144,17 @@ class Remembered:
 
     @property
     def rows(self) -> PyTree:
-        """The observations that outputs are for."""
+        """Observations for which outputs are computed."""
         return self.obs
 
 
 @pytree
-class Sequence:
-    """Consecutive observations `[N, W, ...]`, whose first rows, the burn-in, give no outputs.
+class ObsSequence:
+    """Consecutive observations `[N, W, ...]`, of which the first `burn_in` rows give no outputs.
 
-    `carry` `[N, ...]` is what was remembered before the first row; None is an episode's start. It
-    starts anew before every row with `is_first`. Outputs are `[N, W - burn_in, ...]`, and no
-    gradient goes through the burn-in.
+    `carry` `[N, ...]` is the carry before the first row; None is that of an episode's start. It is
+    reset before every row with `is_first`. Outputs are `[N, W - burn_in, ...]`, and no gradient
+    flows through the burn-in.
     """
 
     obs: PyTree
@@ -151,38 +164,38 @@ class Sequence:
 
     @property
     def rows(self) -> PyTree:
-        """The observations that outputs are for."""
+        """Observations for which outputs are computed."""
         return jax.tree.map(lambda x: x[:, self.burn_in :], self.obs)
 
 
 @pytree
-class Successors:
-    """Observations `[N, L, ...]`, each with what a sequence has left behind after one of its rows.
+class SuccessorObs:
+    """Observations `[N, L, ...]`, each with the carry after one row of a sequence.
 
-    `after` counts the rows behind the burn-in.
+    `after` is the index of that row, counted from the end of the burn-in.
     """
 
     obs: PyTree
     after: Int[Array, "N L"]
-    sequence: Sequence
+    sequence: ObsSequence
 
     @property
     def rows(self) -> PyTree:
-        """The observations that outputs are for."""
+        """Observations for which outputs are computed."""
         return self.obs
 
 
-def bare(obs: PyTree) -> PyTree:
-    """The observations that outputs are for, with or without a past."""
-    return obs.rows if isinstance(obs, Remembered | Sequence | Successors) else obs
+def obs_only(obs: PyTree) -> PyTree:
+    """Return the observations for which outputs are computed, without their carries."""
+    return obs.rows if isinstance(obs, ObsWithCarry | ObsSequence | SuccessorObs) else obs
 
 
 def map_obs(function: Callable[[PyTree], PyTree], obs: PyTree) -> PyTree:
-    """A function of bare observations, of those inside where they have a past."""
+    """Apply a function to bare observations, or to those inside a container with carries."""
     match obs:
-        case Remembered() | Sequence():
+        case ObsWithCarry() | ObsSequence():
             return replace(obs, obs=function(obs.obs))
-        case Successors():
+        case SuccessorObs():
             sequence = map_obs(function, obs.sequence)
             return replace(obs, obs=function(obs.obs), sequence=sequence)
         case _:
@@ -191,18 +204,18 @@ def map_obs(function: Callable[[PyTree], PyTree], obs: PyTree) -> PyTree:
 
 @pytree
 class Counter:
-    """A lifetime count of 64 bits as two words, exact where JAX has no 64-bit integers."""
+    """Lifetime count of 64 bits as two words, exact where JAX has no 64-bit integers."""
 
     low: UInt32[Array, ""]
     high: UInt32[Array, ""]
 
     @staticmethod
-    def zero() -> "Counter":
+    def zeros() -> "Counter":
         return Counter(low=jnp.zeros((), jnp.uint32), high=jnp.zeros((), jnp.uint32))
 
     @staticmethod
-    def of(number: "int | float | Array") -> "Counter":
-        """A whole number below 2**64: of Python's to the last step, of an array's as it holds it."""
+    def from_number(number: "int | float | Array") -> "Counter":
+        """Convert a whole number below 2**64; one of Python is converted exactly."""
         if isinstance(number, int | float | np.number):
             count = int(number)
             return Counter(
@@ -214,16 +227,16 @@ class Counter:
         return Counter(low=low.astype(jnp.uint32), high=high.astype(jnp.uint32))
 
     def is_below(self, other: "Counter") -> Bool[Array, ""]:
-        """Whether it counts less than another, to the last step."""
+        """Return whether this count is strictly less than another."""
         return (self.high < other.high) | ((self.high == other.high) & (self.low < other.low))
 
     def add(self, amount: int | Int[Array, ""]) -> "Counter":
-        """The count plus a non-negative amount below 2**32."""
+        """Return the count plus a non-negative amount below 2**32."""
         low = self.low + jnp.asarray(amount, jnp.uint32)
         return Counter(low=low, high=self.high + (low < self.low).astype(jnp.uint32))
 
     def as_float(self) -> Float[Array, ""]:
-        """The count in float32 (24 significant bits), for schedules."""
+        """Return the count as float32 (24 significant bits), for schedules."""
         return self.high.astype(jnp.float32) * 2.0**32 + self.low.astype(jnp.float32)
 
     def __int__(self) -> int:
@@ -233,14 +246,14 @@ class Counter:
 
 @pytree
 class Progress:
-    """How far a run has come; what schedules and exploration read."""
+    """Progress of a run, read by schedules and exploration."""
 
     env_steps: Counter
     updates: Counter
     train_batches: Counter
 
     @staticmethod
-    def zero() -> "Progress":
+    def zeros() -> "Progress":
         return Progress(
-            env_steps=Counter.zero(), updates=Counter.zero(), train_batches=Counter.zero()
+            env_steps=Counter.zeros(), updates=Counter.zeros(), train_batches=Counter.zeros()
         )

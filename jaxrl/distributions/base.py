@@ -6,7 +6,7 @@ entropy, KL and gradients stay finite. A distribution can be vmapped over, one k
 """
 
 import math
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -19,46 +19,52 @@ from jaxrl.core.types import Key, PyTree
 ILLEGAL_LOGIT = -1e9
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 MAX_SQUASHED_LOG_STD = 2.0
-"""Above it nearly every sample is at a bound; the limit in the code of Haarnoja et al. 2018."""
-_TANH_EDGE = 1.0 - 1e-6  # atanh of it is 7.25 in float32; one step further it is infinite
+"""Upper limit of the log standard deviation, as in the code of Haarnoja et al. 2018.
+
+Above it nearly every sample is at a bound.
+"""
+_TANH_EDGE = 1.0 - 1e-6  # its atanh is 7.25 in float32; that of the next float32 is infinite
 
 
 class Distribution(Protocol):
-    """What every action distribution can do; results have the batch's shape."""
+    """Interface of action distributions; results have the batch's shape."""
 
-    def noise(self, key: Key) -> PyTree:
-        """What a sample draws; it depends on shapes alone. Consumes the key."""
+    def sample_noise(self, key: Key) -> PyTree:
+        """Draw the noise of a sample, which depends on shapes alone. Consumes the key."""
         ...
 
-    def pick(self, noise: Any) -> PyTree:
-        """The action that the noise chooses."""
+    def from_noise(self, noise: PyTree) -> PyTree:
+        """Return the action that the noise selects."""
         ...
 
     def sample(self, key: Key) -> PyTree:
-        """One action per batch element, independent: `pick(noise(key))`. Consumes the key."""
+        """Sample one action per batch element as `from_noise(sample_noise(key))`. Consumes the key."""
         ...
 
-    def log_prob(self, action: Any) -> Float[Array, "*batch"]:
-        """Log of the probability (or density) of `action`."""
+    def log_prob(self, action: PyTree) -> Float[Array, "*batch"]:
+        """Compute the log of the probability (or density) of `action`."""
         ...
 
     def entropy(self) -> Float[Array, "*batch"]:
-        """Entropy in nats."""
+        """Compute the entropy in nats."""
         ...
 
     def kl(self, other: Self) -> Float[Array, "*batch"]:
-        """KL(self || other) in nats."""
+        """Compute KL(self || other) in nats."""
         ...
 
     def mode(self) -> PyTree:
-        """The most likely action, which inference plays."""
+        """Return the most likely action, which inference uses."""
         ...
 
 
 def mask_logits(
     logits: Float[Array, "*batch n"], mask: Bool[Array, "*batch n"] | None
 ) -> Float[Array, "*batch n"]:
-    """Logits with the illegal entries (mask 0 or False) at -1e9; all illegal is uniform."""
+    """Set the logits of illegal entries (mask 0 or False) to -1e9.
+
+    If all are illegal, the distribution is uniform.
+    """
     if mask is None:
         return logits
     return jnp.where(mask.astype(jnp.bool_), logits, ILLEGAL_LOGIT)
@@ -68,7 +74,8 @@ def mask_logits(
 class Categorical:
     """One of n actions, 0 .. n-1.
 
-    The start of a `Discrete(n, start=...)` is added outside: `jaxrl.distributions.from_space.action_start`.
+    The start of a `Discrete(n, start=...)` is added by a connector, see
+    `jaxrl.distributions.from_space.get_action_start`.
     """
 
     logits: Float[Array, "*batch n"]
@@ -79,19 +86,19 @@ class Categorical:
     ) -> "Categorical":
         return cls(logits=mask_logits(inputs, mask))
 
-    def noise(self, key: Key) -> Float[Array, "*batch n"]:
-        """Gumbel noise: the largest perturbed logit is a sample (Maddison et al. 2014)."""
+    def sample_noise(self, key: Key) -> Float[Array, "*batch n"]:
+        """Draw Gumbel noise: the largest perturbed logit is a sample (Maddison et al. 2014)."""
         return jax.random.gumbel(key, self.logits.shape, self.logits.dtype)
 
-    def pick(self, noise: Float[Array, "*batch n"]) -> Int[Array, "*batch"]:
+    def from_noise(self, noise: Float[Array, "*batch n"]) -> Int[Array, "*batch"]:
         return jnp.argmax(self.logits + noise, axis=-1).astype(jnp.int32)
 
     def sample(self, key: Key) -> Int[Array, "*batch"]:
-        return self.pick(self.noise(key))
+        return self.from_noise(self.sample_noise(key))
 
     def log_prob(self, action: Int[Array, "*batch"]) -> Float[Array, "*batch"]:
-        """The log-probability of `action`, which must lie in 0 .. n-1 (it is not checked)."""
-        # A sum against the one-hot: the gradient of a gather is a serial scatter on a CPU.
+        """Compute the log-probability of `action`, which must lie in 0 .. n-1 (not checked)."""
+        # Sum against the one-hot: the gradient of a gather is a serial scatter on a CPU.
         chosen = jax.nn.one_hot(action, self.logits.shape[-1], dtype=jnp.bool_)
         return jnp.sum(jnp.where(chosen, self.log_probs(), 0.0), axis=-1)
 
@@ -110,7 +117,7 @@ class Categorical:
         return jnp.exp(self.log_probs())
 
     def log_probs(self) -> Float[Array, "*batch n"]:
-        """Of every action."""
+        """Return the log-probabilities of all actions."""
         return jax.nn.log_softmax(self.logits, axis=-1)
 
 
@@ -133,7 +140,7 @@ class MultiCategorical:
         num_choices: tuple[int, ...],
         event_shape: tuple[int, ...],
     ) -> "MultiCategorical":
-        """From the choices' logits one after another (`total` is the sum of `num_choices`)."""
+        """Build from the concatenated logits of the choices (`total` = sum of `num_choices`)."""
         flat = mask_logits(inputs, mask)
         largest = max(num_choices)
         if min(num_choices) == largest:
@@ -149,14 +156,14 @@ class MultiCategorical:
         ]
         return cls(logits=jnp.stack(rows, axis=-2), event_shape=event_shape)
 
-    def noise(self, key: Key) -> Float[Array, "*batch k n"]:
-        return self._choices().noise(key)
+    def sample_noise(self, key: Key) -> Float[Array, "*batch k n"]:
+        return self._choices().sample_noise(key)
 
-    def pick(self, noise: Float[Array, "*batch k n"]) -> Int[Array, "*batch_and_event"]:
-        return self._to_event(self._choices().pick(noise))
+    def from_noise(self, noise: Float[Array, "*batch k n"]) -> Int[Array, "*batch_and_event"]:
+        return self._to_event(self._choices().from_noise(noise))
 
     def sample(self, key: Key) -> Int[Array, "*batch_and_event"]:
-        return self.pick(self.noise(key))
+        return self.from_noise(self.sample_noise(key))
 
     def log_prob(self, action: Int[Array, "*batch_and_event"]) -> Float[Array, "*batch"]:
         flat = action.reshape(self.logits.shape[:-1])
@@ -185,7 +192,7 @@ def _sum_event(x: Array, event_shape: tuple[int, ...]) -> Array:
 def _split_mean_log_std(
     inputs: Float[Array, "*batch m"], event_shape: tuple[int, ...], log_std_clip: float
 ) -> tuple[Array, Array]:
-    """Halves of the inputs in the event's shape, log_std clamped to [-clip, clip]."""
+    """Split the inputs into halves of the event's shape, log_std clamped to [-clip, clip]."""
     mean, log_std = jnp.split(inputs, 2, axis=-1)
     if math.isfinite(log_std_clip):
         log_std = jnp.clip(log_std, -log_std_clip, log_std_clip)
@@ -195,7 +202,7 @@ def _split_mean_log_std(
 
 @pytree
 class DiagGaussian:
-    """Independent normal actions, unbounded: a connector clips them or maps them to the space."""
+    """Independent normal actions, unbounded; a connector clips them or maps them to the space."""
 
     mean: Float[Array, "*batch_and_event"]
     log_std: Float[Array, "*batch_and_event"]
@@ -210,18 +217,20 @@ class DiagGaussian:
         event_shape: tuple[int, ...],
         log_std_clip: float = 20.0,
     ) -> "DiagGaussian":
-        """From all means, then all log standard deviations (clamped to +-`log_std_clip`)."""
+        """Build from all means, then all log standard deviations (clamped to ±`log_std_clip`)."""
         mean, log_std = _split_mean_log_std(inputs, event_shape, log_std_clip)
         return cls(mean=mean, log_std=log_std, event_shape=event_shape)
 
-    def noise(self, key: Key) -> Float[Array, "*batch_and_event"]:
+    def sample_noise(self, key: Key) -> Float[Array, "*batch_and_event"]:
         return jax.random.normal(key, self.mean.shape, self.mean.dtype)
 
-    def pick(self, noise: Float[Array, "*batch_and_event"]) -> Float[Array, "*batch_and_event"]:
+    def from_noise(
+        self, noise: Float[Array, "*batch_and_event"]
+    ) -> Float[Array, "*batch_and_event"]:
         return self.mean + jnp.exp(self.log_std) * noise
 
     def sample(self, key: Key) -> Float[Array, "*batch_and_event"]:
-        return self.pick(self.noise(key))
+        return self.from_noise(self.sample_noise(key))
 
     def log_prob(self, action: Float[Array, "*batch_and_event"]) -> Float[Array, "*batch"]:
         z = (action - self.mean) * jnp.exp(-self.log_std)
@@ -231,7 +240,7 @@ class DiagGaussian:
         return _sum_event(self.log_std + (0.5 + _HALF_LOG_2PI), self.event_shape)
 
     def kl(self, other: "DiagGaussian") -> Float[Array, "*batch"]:
-        """Σ log σ₂/σ₁ + (σ₁² + (μ₁ − μ₂)²) / 2σ₂² − 1/2."""
+        """Compute Σ log σ₂/σ₁ + (σ₁² + (μ₁ − μ₂)²) / 2σ₂² − 1/2."""
         log_ratio = self.log_std - other.log_std
         z = (self.mean - other.mean) * jnp.exp(-other.log_std)
         kl = 0.5 * (jnp.exp(2.0 * log_ratio) + jnp.square(z) - 1.0) - log_ratio
@@ -243,9 +252,10 @@ class DiagGaussian:
 
 @pytree
 class SquashedGaussian:
-    """A normal squashed by tanh into [low, high]: `a = low + (high - low) (tanh(u) + 1) / 2`.
+    """Normal distribution squashed by tanh into [low, high].
 
-    `low` and `high` are the bounds of the flattened event, or a single number for all of it.
+    `a = low + (high - low) (tanh(u) + 1) / 2`, with u normal. `low` and `high` are the bounds of
+    the flattened event, or a single number for all of it.
     """
 
     mean: Float[Array, "*batch_and_event"]
@@ -265,48 +275,50 @@ class SquashedGaussian:
         event_shape: tuple[int, ...],
         log_std_clip: float = 20.0,
     ) -> "SquashedGaussian":
-        """From all means, then all log standard deviations.
+        """Build from all means, then all log standard deviations.
 
-        These are clamped to +-`log_std_clip` and to `MAX_SQUASHED_LOG_STD` from above.
+        These are clamped to ±`log_std_clip`, and from above to `MAX_SQUASHED_LOG_STD`.
         """
         mean, log_std = _split_mean_log_std(inputs, event_shape, log_std_clip)
         log_std = jnp.minimum(log_std, MAX_SQUASHED_LOG_STD)
         return cls(mean=mean, log_std=log_std, low=low, high=high, event_shape=event_shape)
 
-    def noise(self, key: Key) -> Float[Array, "*batch_and_event"]:
-        return self._gaussian().noise(key)
+    def sample_noise(self, key: Key) -> Float[Array, "*batch_and_event"]:
+        return self._gaussian().sample_noise(key)
 
-    def pick(self, noise: Float[Array, "*batch_and_event"]) -> Float[Array, "*batch_and_event"]:
-        return self._squash(self._gaussian().pick(noise))
+    def from_noise(
+        self, noise: Float[Array, "*batch_and_event"]
+    ) -> Float[Array, "*batch_and_event"]:
+        return self._squash(self._gaussian().from_noise(noise))
 
     def sample(self, key: Key) -> Float[Array, "*batch_and_event"]:
-        return self.pick(self.noise(key))
+        return self.from_noise(self.sample_noise(key))
 
     def sample_and_log_prob(
         self, key: Key
     ) -> tuple[Float[Array, "*batch_and_event"], Float[Array, "*batch"]]:
-        """A sample and its log density, exact also where tanh saturates. Consumes the key."""
-        return self.pick_and_log_prob(self.noise(key))
+        """Sample with the log density, exact even where tanh saturates. Consumes the key."""
+        return self.from_noise_and_log_prob(self.sample_noise(key))
 
-    def pick_and_log_prob(
+    def from_noise_and_log_prob(
         self, noise: Float[Array, "*batch_and_event"]
     ) -> tuple[Float[Array, "*batch_and_event"], Float[Array, "*batch"]]:
-        """The action that the noise chooses and its log density, exact where tanh saturates."""
-        u = self._gaussian().pick(noise)
-        # By the noise itself: u - mean would lose digits where the deviation is small beside it.
+        """Return the action of the noise and its log density, exact even where tanh saturates."""
+        u = self._gaussian().from_noise(noise)
+        # From the noise: u - mean loses digits where the deviation is small compared to the mean.
         gaussian = -0.5 * jnp.square(noise) - self.log_std - _HALF_LOG_2PI
         log_slope = _log_tanh_slope(u) + self._log_half_width()
         return self._squash(u), _sum_event(gaussian - log_slope, self.event_shape)
 
     def log_prob(self, action: Float[Array, "*batch_and_event"]) -> Float[Array, "*batch"]:
-        """Log density of `action`; at a bound, that of the nearest action inside."""
+        """Compute the log density of `action`; at a bound, that of the nearest action inside."""
         low, width = self._bounds()
         unit = 2.0 * (action - low) / width - 1.0
         u = jnp.arctanh(jnp.clip(unit, -_TANH_EDGE, _TANH_EDGE))
-        return self._log_prob_of_unsquashed(u)
+        return self._unsquashed_log_prob(u)
 
     def entropy(self) -> Float[Array, "*batch"]:
-        """H(u) + E[log da/du], the expectation by Gauss-Hermite quadrature on 64 nodes."""
+        """Compute H(u) + E[log da/du], the expectation by Gauss-Hermite quadrature on 64 nodes."""
         nodes, weights = np.polynomial.hermite_e.hermegauss(64)
         weights = weights / weights.sum()
         column = (-1,) + (1,) * self.mean.ndim
@@ -317,18 +329,21 @@ class SquashedGaussian:
         return self._gaussian().entropy() + _sum_event(log_slope, self.event_shape)
 
     def kl(self, other: "SquashedGaussian") -> Float[Array, "*batch"]:
-        """That of the two normals: a bijection leaves it as it is (equal bounds are assumed)."""
+        """Compute the KL of the base normals, which the shared bijection leaves unchanged.
+
+        Equal bounds are assumed.
+        """
         return self._gaussian().kl(other._gaussian())
 
     def mode(self) -> Float[Array, "*batch_and_event"]:
-        """The squashed mean, as RLlib plays it (the density's true maximum has no closed form)."""
+        """Return the squashed mean, as RLlib does (the density's mode has no closed form)."""
         return self._squash(self.mean)
 
     def _gaussian(self) -> DiagGaussian:
         return DiagGaussian(mean=self.mean, log_std=self.log_std, event_shape=self.event_shape)
 
     def _bounds(self) -> tuple[Array, Array]:
-        """Low and width, with as many axes as `mean`."""
+        """Return low and width, with as many axes as `mean`."""
         low, high = np.asarray(self.low, np.float32), np.asarray(self.high, np.float32)
         batch_ndim = self.mean.ndim - len(self.event_shape)
         event = self.event_shape if low.size > 1 else (1,) * len(self.event_shape)
@@ -340,22 +355,22 @@ class SquashedGaussian:
 
     def _squash(self, u: Array) -> Array:
         low, width = self._bounds()
-        # Rounding may step over the upper bound by one unit, which the space would refuse.
+        # Rounding may exceed the upper bound by one ulp, which is outside of the space.
         return jnp.clip(low + 0.5 * width * (jnp.tanh(u) + 1.0), low, low + width)
 
-    def _log_prob_of_unsquashed(self, u: Array) -> Array:
+    def _unsquashed_log_prob(self, u: Array) -> Array:
         log_slope = _log_tanh_slope(u) + self._log_half_width()
         return self._gaussian().log_prob(u) - _sum_event(log_slope, self.event_shape)
 
 
 def _log_tanh_slope(u: Array) -> Array:
-    """log(1 − tanh²u) = 2 (log 2 − u − softplus(−2u)), finite for any finite u."""
+    """Compute log(1 − tanh²u) = 2 (log 2 − u − softplus(−2u)), finite for any finite u."""
     return 2.0 * (math.log(2.0) - u - jax.nn.softplus(-2.0 * u))
 
 
 @pytree
 class Deterministic:
-    """A point mass. Its log-probability is 0 at the value and -inf elsewhere, its entropy 0."""
+    """Point mass: the log-probability is 0 at the value and -inf elsewhere, the entropy 0."""
 
     value: Float[Array, "*batch_and_event"]
     event_shape: tuple[int, ...] = static()
@@ -371,30 +386,32 @@ class Deterministic:
         value = inputs.reshape(*inputs.shape[:-1], *event_shape)
         return cls(value=value, event_shape=event_shape)
 
-    def noise(self, key: Key) -> Float[Array, "*batch_and_event"]:
-        """Zeros; the key is not consumed."""
+    def sample_noise(self, key: Key) -> Float[Array, "*batch_and_event"]:
+        """Return zeros; the key is not consumed."""
         return jnp.zeros_like(self.value)
 
-    def pick(self, noise: Float[Array, "*batch_and_event"]) -> Float[Array, "*batch_and_event"]:
+    def from_noise(
+        self, noise: Float[Array, "*batch_and_event"]
+    ) -> Float[Array, "*batch_and_event"]:
         return self.value
 
     def sample(self, key: Key) -> Float[Array, "*batch_and_event"]:
-        """The value; the key is not consumed."""
+        """Return the value; the key is not consumed."""
         return self.value
 
     def log_prob(self, action: Float[Array, "*batch_and_event"]) -> Float[Array, "*batch"]:
-        return jnp.where(self._equal(action), 0.0, -jnp.inf)
+        return jnp.where(self._is_equal(action), 0.0, -jnp.inf)
 
     def entropy(self) -> Float[Array, "*batch"]:
         batch_ndim = self.value.ndim - len(self.event_shape)
         return jnp.zeros(self.value.shape[:batch_ndim], self.value.dtype)
 
     def kl(self, other: "Deterministic") -> Float[Array, "*batch"]:
-        return jnp.where(self._equal(other.value), 0.0, jnp.inf)
+        return jnp.where(self._is_equal(other.value), 0.0, jnp.inf)
 
     def mode(self) -> Float[Array, "*batch_and_event"]:
         return self.value
 
-    def _equal(self, value: Array) -> Array:
-        axes: Any = tuple(range(-len(self.event_shape), 0))
+    def _is_equal(self, value: Array) -> Array:
+        axes = tuple(range(-len(self.event_shape), 0))
         return jnp.all(self.value == value, axis=axes)

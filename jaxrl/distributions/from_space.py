@@ -1,4 +1,4 @@
-"""From an action space to its distribution, and to the numbers a module must give it."""
+"""Mapping from an action space to its distribution and the inputs that a module must provide."""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from jaxtyping import Array, Float
 from jaxrl.core.spaces import (
     ACTION_SPACE,
     check_supported,
-    children,
+    get_children,
+    get_leaf_spaces,
     is_nested,
-    leaf_spaces,
     map_leaves,
 )
-from jaxrl.core.types import Key, PyTree
+from jaxrl.core.types import Key, PyTree, TreeStructure
 from jaxrl.distributions.base import (
     Categorical,
     Deterministic,
@@ -29,24 +29,24 @@ from jaxrl.distributions.base import (
     MultiCategorical,
     SquashedGaussian,
 )
-from jaxrl.distributions.joint import Bits, Joint
+from jaxrl.distributions.joint import IndependentBernoulli, Joint
 from jaxrl.errors import SpaceError
 
-Continuous: TypeAlias = Literal["gaussian", "squashed", "deterministic"]
+ContinuousFamily: TypeAlias = Literal["gaussian", "squashed", "deterministic"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActionDistribution:
-    """How the actions of one space are distributed.
+    """Distribution of the actions of one space.
 
     Attributes:
-        family: The distribution class.
-        input_dim: Numbers per action that a policy network gives.
+        family: Distribution class.
+        input_dim: Number of network outputs per action.
         event_shape: Shape of one action.
-        maskable: Whether an action mask is understood: of `input_dim` entries, or for a Dict or
+        maskable: Whether an action mask is supported: of `input_dim` entries, or for a Dict or
             Tuple one of its structure.
-        build: `(inputs [..., input_dim], mask | None) -> distribution`.
-        mask_dim: Entries of a mask, where they are not `input_dim`.
+        build: Function `(inputs [..., input_dim], mask | None) -> distribution`.
+        mask_dim: Number of entries of a mask; None if it is `input_dim`.
         is_exact: Whether entropy and KL are exact.
     """
 
@@ -59,31 +59,31 @@ class ActionDistribution:
     is_exact: bool = True
 
     def from_inputs(self, inputs: Float[Array, "*batch n"], mask: PyTree = None) -> Distribution:
-        """The distribution of a batch of network outputs."""
+        """Build the distribution of a batch of network outputs."""
         return self.build(inputs, mask)
 
-    def noise(self, key: Key) -> PyTree:
-        """What one action's sample draws, before the network's outputs are known."""
-        return self.build(jnp.zeros((self.input_dim,), jnp.float32), None).noise(key)
+    def sample_noise(self, key: Key) -> PyTree:
+        """Draw the noise of one action's sample, which does not depend on network outputs."""
+        return self.build(jnp.zeros((self.input_dim,), jnp.float32), None).sample_noise(key)
 
 
-def action_distribution(
+def make_action_distribution(
     space: gymnasium.Space[Any],
     *,
-    continuous: Continuous = "gaussian",
+    continuous: ContinuousFamily = "gaussian",
     log_std_clip: float = 20.0,
 ) -> ActionDistribution:
-    """The distribution of an action space.
+    """Return the distribution of an action space.
 
     Args:
         space: Discrete, MultiDiscrete, MultiBinary, a Box of floats, or a Dict or Tuple of these,
             whose parts are independent.
-        continuous: What a Box is acted in with: "gaussian" (unbounded), "squashed" (tanh into the
+        continuous: Distribution of a Box: "gaussian" (unbounded), "squashed" (by tanh into the
             bounds, which must be finite) or "deterministic".
         log_std_clip: Clamp of the log standard deviation; infinity for none.
 
     Raises:
-        SpaceError: For any other space, naming the part that is not supported.
+        SpaceError: If the space is any other; the message names the unsupported part.
     """
     match space:
         case spaces.Discrete():
@@ -97,30 +97,29 @@ def action_distribution(
         case spaces.MultiDiscrete():
             return _multi_categorical(space)
         case spaces.MultiBinary():
-            return _bits(space)
+            return _multi_binary(space)
         case spaces.Box():
             return _continuous(space, continuous, log_std_clip)
         case spaces.Dict() | spaces.Tuple():
             return _joint(space, continuous, log_std_clip)
         case _:
             raise SpaceError(
-                f"The action space {describe_unsupported(space)} is not supported; use Discrete, "
+                f"The action space {describe_space(space)} is not supported; use Discrete, "
                 "MultiDiscrete, MultiBinary, a Box of floats, or a Dict or Tuple of these."
             )
 
 
-def required_input_dim(space: gymnasium.Space[Any], *, continuous: Continuous = "gaussian") -> int:
-    """Numbers per action that a policy network must give for `space`."""
-    return action_distribution(space, continuous=continuous).input_dim
+def get_input_dim(space: gymnasium.Space[Any], *, continuous: ContinuousFamily = "gaussian") -> int:
+    """Return the number of network outputs per action that a policy for `space` needs."""
+    return make_action_distribution(space, continuous=continuous).input_dim
 
 
-def action_start(space: gymnasium.Space[Any]) -> PyTree:
-    """What must be added to a module's action to lie in `space`; 0 for most spaces.
-
-    Of a Dict or Tuple, that of each part.
+def get_action_start(space: gymnasium.Space[Any]) -> PyTree:
+    """Return the offset from a module's action to one in `space`; 0 for most spaces.
 
     Modules act in 0 .. n-1, losses and replay keep those numbers, and the last module-to-env
-    connector adds `start` of a Discrete or MultiDiscrete space.
+    connector adds `start` of a Discrete or MultiDiscrete space. For a Dict or Tuple the result is a
+    tree with the offset of each part.
     """
     match space:
         case spaces.Discrete():
@@ -129,13 +128,13 @@ def action_start(space: gymnasium.Space[Any]) -> PyTree:
             start = np.asarray(space.start, np.int32)
             return start if start.any() else 0
         case spaces.Dict() | spaces.Tuple():
-            return map_leaves(action_start, space)
+            return map_leaves(get_action_start, space)
         case _:
             return 0
 
 
-def describe_unsupported(space: object, path: str = "") -> str:
-    """The space for a message; of a Dict or Tuple, its parts with their paths."""
+def describe_space(space: object, path: str = "") -> str:
+    """Describe a space for a message; for a Dict or Tuple, its parts with their paths."""
     match space:
         case spaces.Dict():
             parts = [(f"{path}['{name}']", part) for name, part in space.spaces.items()]
@@ -143,7 +142,7 @@ def describe_unsupported(space: object, path: str = "") -> str:
             parts = [(f"{path}[{i}]", part) for i, part in enumerate(space.spaces)]
         case _:
             return f"{path}: {space}" if path else str(space)
-    listed = ", ".join(describe_unsupported(part, name) for name, part in parts)
+    listed = ", ".join(describe_space(part, name) for name, part in parts)
     return listed if path else f"{type(space).__name__} with the parts {listed}"
 
 
@@ -161,32 +160,32 @@ def _multi_categorical(space: spaces.MultiDiscrete) -> ActionDistribution:
     )
 
 
-def _bits(space: spaces.MultiBinary) -> ActionDistribution:
+def _multi_binary(space: spaces.MultiBinary) -> ActionDistribution:
     shape = tuple(int(n) for n in space.shape)
     return ActionDistribution(
-        family=Bits,
+        family=IndependentBernoulli,
         input_dim=2 * int(np.prod(shape)),
         event_shape=shape,
         maskable=True,
-        build=partial(Bits.from_inputs, event_shape=shape),
+        build=partial(IndependentBernoulli.from_inputs, event_shape=shape),
     )
 
 
 def _joint(
-    space: spaces.Dict | spaces.Tuple, continuous: Continuous, log_std_clip: float
+    space: spaces.Dict | spaces.Tuple, continuous: ContinuousFamily, log_std_clip: float
 ) -> ActionDistribution:
     check_supported(space, ACTION_SPACE)
     parts = [
-        action_distribution(leaf, continuous=continuous, log_std_clip=log_std_clip)
-        for _, leaf in leaf_spaces(space)
+        make_action_distribution(leaf, continuous=continuous, log_std_clip=log_std_clip)
+        for _, leaf in get_leaf_spaces(space)
     ]
     ends = np.cumsum([part.input_dim for part in parts]).tolist()
-    structure = structure_of(space)
+    structure = get_action_structure(space)
 
     def build(inputs: Float[Array, "*batch n"], mask: PyTree) -> Joint:
         built = [
-            part.from_inputs(inputs[..., end - part.input_dim : end], own)
-            for part, end, own in zip(parts, ends, masks_of(space, mask), strict=True)
+            part.from_inputs(inputs[..., end - part.input_dim : end], part_mask)
+            for part, end, part_mask in zip(parts, ends, split_mask(space, mask), strict=True)
         ]
         return Joint(parts=tuple(built), structure=structure)
 
@@ -199,37 +198,37 @@ def _joint(
     )
 
 
-def structure_of(space: gymnasium.Space[Any]) -> Any:
-    """The tree structure of an action."""
+def get_action_structure(space: gymnasium.Space[Any]) -> TreeStructure:
+    """Return the tree structure of an action."""
     return jax.tree.structure(map_leaves(lambda leaf: 0, space))
 
 
-def masks_of(space: gymnasium.Space[Any], mask: PyTree) -> list[Array | None]:
-    """The mask of each simple part of an action; None for those that it leaves out."""
+def split_mask(space: gymnasium.Space[Any], mask: PyTree) -> list[Array | None]:
+    """Return the mask of each simple part of an action; None for parts without a mask."""
     masks: list[Array | None] = []
-    for path, _ in leaf_spaces(space):
-        own = mask
+    for path, _ in get_leaf_spaces(space):
+        part_mask = mask
         for key in path:
-            if own is None or (isinstance(own, dict) and key not in own):
-                own = None
+            if part_mask is None or (isinstance(part_mask, dict) and key not in part_mask):
+                part_mask = None
                 break
-            own = own[key]
-        masks.append(own)
+            part_mask = part_mask[key]
+        masks.append(part_mask)
     return masks
 
 
 def check_mask(mask: gymnasium.Space[Any], space: gymnasium.Space[Any], size: int) -> None:
-    """Hold the space of an action mask against that of the actions, part by part.
+    """Raise if the space of an action mask does not fit that of the actions, part by part.
 
-    A Dict of actions has a Dict of masks, which may leave parts out; a Tuple a Tuple of all.
+    A Dict of actions has a Dict of masks, which may leave parts out; a Tuple has a Tuple of all.
 
     Args:
-        mask: Of the observation's mask, or of a part of it.
-        space: Of what it masks.
-        size: Entries that the mask of a simple space must have.
+        mask: Space of the observation's mask, or of a part of it.
+        space: Space of the actions that it masks.
+        size: Number of entries that the mask of a simple space must have.
 
     Raises:
-        SpaceError: They do not fit.
+        SpaceError: If they do not fit.
     """
     if not is_nested(space):
         if isinstance(space, spaces.Box):
@@ -244,7 +243,7 @@ def check_mask(mask: gymnasium.Space[Any], space: gymnasium.Space[Any], size: in
                 f"{space} needs ({size},)."
             )
         return
-    parts, masks = dict(children(space)), dict(children(mask)) if is_nested(mask) else {}
+    parts, masks = dict(get_children(space)), dict(get_children(mask)) if is_nested(mask) else {}
     fits = masks and set(masks) <= set(parts) and type(mask) is type(space)
     if not fits or (isinstance(space, spaces.Tuple) and len(masks) != len(parts)):
         raise SpaceError(
@@ -255,16 +254,16 @@ def check_mask(mask: gymnasium.Space[Any], space: gymnasium.Space[Any], size: in
         simple = None if is_nested(parts[key]) else parts[key]
         needed = 0
         if simple is not None and not isinstance(simple, spaces.Box):
-            needed = action_distribution(simple).input_dim
+            needed = make_action_distribution(simple).input_dim
         check_mask(part, parts[key], needed)
 
 
 def _continuous(
-    space: spaces.Box, continuous: Continuous, log_std_clip: float
+    space: spaces.Box, continuous: ContinuousFamily, log_std_clip: float
 ) -> ActionDistribution:
     if not np.issubdtype(space.dtype, np.floating):
         raise SpaceError(
-            f"The action space {space} holds integers, which no continuous distribution gives; "
+            f"The action space {space} holds integers, which no continuous distribution returns; "
             "use Discrete or MultiDiscrete, or a Box of dtype float32."
         )
     shape = tuple(int(n) for n in space.shape)
@@ -275,7 +274,7 @@ def _continuous(
             build = partial(DiagGaussian.from_inputs, event_shape=shape, log_std_clip=log_std_clip)
         case "squashed":
             family, input_dim = SquashedGaussian, 2 * size
-            low, high = finite_bounds(space)
+            low, high = get_finite_bounds(space)
             build = partial(
                 SquashedGaussian.from_inputs,
                 low=low,
@@ -291,11 +290,11 @@ def _continuous(
     )
 
 
-def finite_bounds(space: spaces.Box) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The bounds of the flattened action.
+def get_finite_bounds(space: spaces.Box) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the bounds of the flattened action.
 
     Raises:
-        SpaceError: One is infinite, or there is nothing between two.
+        SpaceError: If a bound is infinite, or low is not below high.
     """
     low, high = np.asarray(space.low).flatten(), np.asarray(space.high).flatten()
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):

@@ -1,4 +1,4 @@
-"""Episodes as Python objects, for callbacks and custom code; nothing that is compiled needs them."""
+"""Episodes as Python objects, for callbacks and custom code; compiled code does not use them."""
 
 from jaxrl.episodes.lookback import LookbackBuffer
 from jaxrl.episodes.single_agent import SingleAgentEpisode

@@ -1,17 +1,17 @@
-"""What an episode holds, and how it is read and overwritten."""
+"""Data of an episode, with accessors to read and overwrite it."""
 
 from typing import Any, Self
 
 import gymnasium
 import numpy as np
 
-from jaxrl.core.types import Columns
+from jaxrl.core.types import Columns, PyTree
 from jaxrl.episodes.lookback import Indices, LookbackBuffer
 from jaxrl.errors import EpisodeError, did_you_mean
 
 
 class EpisodeData:
-    """The data of a part of an episode, with RLlib's accessors.
+    """Data of an episode chunk, with RLlib's accessors.
 
     The accessors take `indices` (an index, a list, a slice, or None for everything),
     `neg_index_as_lookback`, `fill` and `one_hot_discrete`; see `LookbackBuffer.get`.
@@ -29,12 +29,12 @@ class EpisodeData:
     t: int
 
     def __len__(self) -> int:
-        """Steps of this part."""
+        """Return the number of steps of this chunk."""
         return self.t - self.t_started
 
     @property
     def observation_space(self) -> gymnasium.Space[Any] | None:
-        """For `fill` and `one_hot_discrete`."""
+        """Observation space, used by `fill` and `one_hot_discrete`."""
         return self.observations.space
 
     @observation_space.setter
@@ -43,7 +43,7 @@ class EpisodeData:
 
     @property
     def action_space(self) -> gymnasium.Space[Any] | None:
-        """For `fill` and `one_hot_discrete`."""
+        """Action space, used by `fill` and `one_hot_discrete`."""
         return self.actions.space
 
     @action_space.setter
@@ -51,37 +51,38 @@ class EpisodeData:
         self.actions.space = space
 
     def validate(self) -> None:
-        """Hold the lengths of the data against one another.
+        """Check that the lengths of the data are consistent.
 
         Raises:
-            EpisodeError: They do not fit together.
+            EpisodeError: If they are not.
         """
         steps = len(self.rewards)
         has_begun = self.observations.len_incl_lookback() or self.rewards.len_incl_lookback()
         states = steps + 1 if has_begun else 0
-        wanted = {"observations": states, "infos": states, "actions": steps}
-        lengths = {name: len(vars(self)[name]) for name in wanted}
+        expected = {"observations": states, "infos": states, "actions": steps}
+        lengths = {name: len(vars(self)[name]) for name in expected}
         for name, data in self.extra_model_outputs.items():
-            wanted[name], lengths[name] = steps, len(data)
-        if lengths != wanted:
+            expected[name], lengths[name] = steps, len(data)
+        if lengths != expected:
             raise EpisodeError(
-                f"The episode {self.id_} has {steps} rewards; that goes with {wanted}, not {lengths}."
+                f"The episode {self.id_} has {steps} rewards: expected the lengths {expected}, got "
+                f"{lengths}."
             )
 
     @property
     def is_numpy(self) -> bool:
-        """Whether the data are arrays."""
+        """Whether the data are stored as arrays."""
         return self.rewards.finalized
 
     def to_numpy(self) -> Self:
-        """Stack lists to arrays, in place; infos stay a list of dictionaries."""
+        """Stack lists to arrays in place; infos remain a list of dictionaries."""
         self.validate()
         for buffer in self._buffers():
             buffer.finalize()
         return self
 
     def _buffers(self) -> list[LookbackBuffer]:
-        """All but the infos."""
+        """Return all buffers except for the infos."""
         return [self.observations, self.actions, self.rewards, *self.extra_model_outputs.values()]
 
     def get_observations(
@@ -89,10 +90,10 @@ class EpisodeData:
         indices: Indices = None,
         *,
         neg_index_as_lookback: bool = False,
-        fill: Any = None,
+        fill: object = None,
         one_hot_discrete: bool = False,
-    ) -> Any:
-        """Observations, of which 0 is what the first action saw."""
+    ) -> PyTree:
+        """Return observations; index 0 is the one before the first action."""
         return self.observations.get(
             indices,
             neg_index_as_lookback=neg_index_as_lookback,
@@ -105,9 +106,9 @@ class EpisodeData:
         indices: Indices = None,
         *,
         neg_index_as_lookback: bool = False,
-        fill: Any = None,
-    ) -> Any:
-        """The environment's infos, of which 0 came with the first observation."""
+        fill: object = None,
+    ) -> PyTree:
+        """Return the environment's infos; index 0 belongs to the first observation."""
         return self.infos.get(
             indices,
             neg_index_as_lookback=neg_index_as_lookback,
@@ -119,10 +120,10 @@ class EpisodeData:
         indices: Indices = None,
         *,
         neg_index_as_lookback: bool = False,
-        fill: Any = None,
+        fill: object = None,
         one_hot_discrete: bool = False,
-    ) -> Any:
-        """Actions."""
+    ) -> PyTree:
+        """Return actions."""
         return self.actions.get(
             indices,
             neg_index_as_lookback=neg_index_as_lookback,
@@ -135,9 +136,9 @@ class EpisodeData:
         indices: Indices = None,
         *,
         neg_index_as_lookback: bool = False,
-        fill: Any = None,
-    ) -> Any:
-        """Rewards."""
+        fill: object = None,
+    ) -> PyTree:
+        """Return rewards."""
         return self.rewards.get(
             indices,
             neg_index_as_lookback=neg_index_as_lookback,
@@ -150,10 +151,10 @@ class EpisodeData:
         indices: Indices = None,
         *,
         neg_index_as_lookback: bool = False,
-        fill: Any = None,
-    ) -> Any:
-        """What the module put out beside actions, by name."""
-        return self._extra(key).get(
+        fill: object = None,
+    ) -> PyTree:
+        """Return the module's outputs of a name, other than actions."""
+        return self._get_extra(key).get(
             indices,
             neg_index_as_lookback=neg_index_as_lookback,
             fill=fill,
@@ -162,11 +163,11 @@ class EpisodeData:
     def set_observations(
         self,
         *,
-        new_data: Any,
+        new_data: PyTree,
         at_indices: Indices = None,
         neg_index_as_lookback: bool = False,
     ) -> None:
-        """Put other observations in the place of those at `at_indices`."""
+        """Replace the observations at `at_indices`."""
         self.observations.set(
             new_data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback
         )
@@ -174,11 +175,11 @@ class EpisodeData:
     def set_actions(
         self,
         *,
-        new_data: Any,
+        new_data: PyTree,
         at_indices: Indices = None,
         neg_index_as_lookback: bool = False,
     ) -> None:
-        """Put other actions in the place of those at `at_indices`."""
+        """Replace the actions at `at_indices`."""
         self.actions.set(
             new_data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback
         )
@@ -186,11 +187,11 @@ class EpisodeData:
     def set_rewards(
         self,
         *,
-        new_data: Any,
+        new_data: PyTree,
         at_indices: Indices = None,
         neg_index_as_lookback: bool = False,
     ) -> None:
-        """Put other rewards in the place of those at `at_indices`."""
+        """Replace the rewards at `at_indices`."""
         self.rewards.set(
             new_data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback
         )
@@ -199,16 +200,16 @@ class EpisodeData:
         self,
         *,
         key: str,
-        new_data: Any,
+        new_data: PyTree,
         at_indices: Indices = None,
         neg_index_as_lookback: bool = False,
     ) -> None:
-        """Put other outputs in the place of those of this name at `at_indices`."""
-        self._extra(key).set(
+        """Replace the module's outputs of a name at `at_indices`."""
+        self._get_extra(key).set(
             new_data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback
         )
 
-    def _extra(self, key: str) -> LookbackBuffer:
+    def _get_extra(self, key: str) -> LookbackBuffer:
         if key not in self.extra_model_outputs:
             raise EpisodeError(
                 f"The episode {self.id_} has no model output '{key}'."
@@ -217,18 +218,18 @@ class EpisodeData:
         return self.extra_model_outputs[key]
 
     def get_return(self) -> float:
-        """The sum of this part's rewards."""
+        """Return the sum of this chunk's rewards."""
         return float(np.sum(np.asarray(self.get_rewards(), np.float64)))
 
     def get_data_dict(self) -> dict[str, Any]:
-        """One entry a step of everything, by RLlib's column names."""
+        """Return all data with one entry per step, by RLlib's column names."""
         steps = len(self)
-        ends = [False] * max(steps - 1, 0)
+        not_done = [False] * max(steps - 1, 0)
         rows: dict[str, Any] = {
             "eps_id": [self.id_] * steps,
             "t": list(range(self.t_started, self.t)),
-            Columns.TERMINATEDS: [*ends, self.is_terminated][:steps],
-            Columns.TRUNCATEDS: [*ends, self.is_truncated][:steps],
+            Columns.TERMINATEDS: [*not_done, self.is_terminated][:steps],
+            Columns.TRUNCATEDS: [*not_done, self.is_truncated][:steps],
         }
         if self.is_numpy:
             rows = {name: np.asarray(column) for name, column in rows.items()}

@@ -1,4 +1,4 @@
-"""From the rows of a rollout to the episodes, or parts of them, that they are of."""
+"""Conversion of rollouts to episodes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium
 import jax
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Array, Bool, Int
 
 from jaxrl.core.types import PyTree, Rollout
 from jaxrl.episodes.single_agent import SingleAgentEpisode
@@ -19,22 +19,22 @@ def episodes_from_rollout(
     observation_space: gymnasium.Space[Any] | None = None,
     action_space: gymnasium.Space[Any] | None = None,
 ) -> list[SingleAgentEpisode]:
-    """The episodes of a rollout, environment by environment, in order of time, as arrays.
+    """Convert a rollout to episodes with array data, ordered by environment, then by time.
 
-    One that goes on after the last row is not done; one that a fault ended is neither, and its
-    faulty row is left out.
+    Episodes that continue after the last row are not done. Neither are those that a fault ended,
+    whose faulty row is omitted.
 
     Args:
-        rollout: `[T, B, ...]`, NumPy, or of the compiled loop.
-        t_started: Steps that each environment's first episode had before the first row.
-        observation_space: For the accessors of the episodes.
-        action_space: Likewise.
+        rollout: Rollout `[T, B, ...]` of NumPy or JAX arrays.
+        t_started: Number of steps of each environment's first episode before the first row, `[B]`.
+        observation_space: Observation space, for the episodes' accessors.
+        action_space: Action space, for the episodes' accessors.
     """
     host = jax.tree.map(np.asarray, rollout)
     episodes: list[SingleAgentEpisode] = []
     for column in range(host.mask.shape[1]):
-        for first, end in _parts(host, column):
-            begins = bool(host.is_first[first, column]) or t_started is None or first > 0
+        for first, end in _find_segments(host, column):
+            is_start = bool(host.is_first[first, column]) or t_started is None or first > 0
 
             def rows(tree: PyTree, start: int = first, stop: int = end, b: int = column) -> PyTree:
                 return jax.tree.map(lambda leaf: leaf[start:stop, b], tree)
@@ -54,17 +54,17 @@ def episodes_from_rollout(
                     terminated=bool(host.terminated[end - 1, column]),
                     truncated=bool(host.truncated[end - 1, column]),
                     extra_model_outputs=rows(host.extras),
-                    t_started=0 if begins or t_started is None else int(t_started[column]),
+                    t_started=0 if is_start or t_started is None else int(t_started[column]),
                     len_lookback_buffer=0,
                 )
             )
     return episodes
 
 
-def _parts(rollout: Any, column: int) -> Iterator[tuple[int, int]]:
-    """First and end of each run of transitions of one episode."""
-    mask: Bool[np.ndarray, " T"] = rollout.mask[:, column]
-    over = (rollout.terminated[:, column] | rollout.truncated[:, column]) & mask
+def _find_segments(rollout: Rollout, column: int) -> Iterator[tuple[int, int]]:
+    """Yield the first row and the end of each consecutive sequence of rows of one episode."""
+    mask: Bool[Array | np.ndarray, " T"] = rollout.mask[:, column]
+    is_last = (rollout.terminated[:, column] | rollout.truncated[:, column]) & mask
     first: int | None = None
     for t in range(len(mask)):
         if first is not None and (not mask[t] or rollout.is_first[t, column]):
@@ -72,7 +72,7 @@ def _parts(rollout: Any, column: int) -> Iterator[tuple[int, int]]:
             first = None
         if mask[t] and first is None:
             first = t
-        if first is not None and over[t]:
+        if first is not None and is_last[t]:
             yield first, t + 1
             first = None
     if first is not None:

@@ -1,80 +1,81 @@
-"""An episode of one agent, or a part of one, with RLlib's accessors."""
+"""Episode of one agent, or a chunk of one, with RLlib's accessors."""
 
 import copy
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, SupportsFloat
 
 import gymnasium
 import jax
 import numpy as np
 from gymnasium import spaces
 
+from jaxrl.core.types import PyTree
 from jaxrl.episodes.data import EpisodeData
-from jaxrl.episodes.lookback import LookbackBuffer, unstacked
+from jaxrl.episodes.lookback import LookbackBuffer, unstack_items
 from jaxrl.errors import EpisodeError
 
 _REWARDS = spaces.Box(-np.inf, np.inf, (), np.float32)
 
 
 class SingleAgentEpisode(EpisodeData):
-    """Observations, actions, rewards and what the module put out, step by step.
+    """Observations, actions, rewards and module outputs of an episode chunk.
 
-    A part of an episode that was `cut` can look back: it has the last steps of the part before, in
-    front of its own, which count for nothing but the accessors. There is one observation (and info)
-    more than there are actions and rewards.
+    A chunk returned by `cut` has a lookback buffer: the last steps of the previous chunk precede
+    its own and are visible to the accessors only. There is one more observation (and info) than
+    actions and rewards.
 
     Attributes:
-        id_: The same in all parts of an episode.
-        t_started: Steps of the episode before this part.
-        t: Steps of the episode up to now.
-        is_terminated: The task has ended.
-        is_truncated: The recording has ended.
-        custom_data: For callbacks; goes on in the next part.
+        id_: Identifier shared by all chunks of an episode.
+        t_started: Number of steps of the episode before this chunk.
+        t: Number of steps of the episode so far.
+        is_terminated: Whether the task has ended.
+        is_truncated: Whether the episode was cut off before its task ended.
+        custom_data: Data of callbacks, which is copied to the next chunk.
     """
 
     def __init__(
         self,
         id_: str | None = None,
         *,
-        observations: Any = None,
+        observations: PyTree = None,
         observation_space: gymnasium.Space[Any] | None = None,
-        infos: Any = None,
-        actions: Any = None,
+        infos: list[dict[str, Any]] | LookbackBuffer | None = None,
+        actions: PyTree = None,
         action_space: gymnasium.Space[Any] | None = None,
-        rewards: Any = None,
+        rewards: PyTree = None,
         terminated: bool = False,
         truncated: bool = False,
         extra_model_outputs: Mapping[str, Any] | None = None,
         t_started: int | None = None,
         len_lookback_buffer: int | Literal["auto"] = "auto",
     ) -> None:
-        """An empty episode, or one of given data.
+        """Initialize an empty episode, or one with data.
 
         Args:
-            id_: None draws one.
-            observations: A list, or a tree of arrays; so are the others.
-            observation_space: For `fill` and `one_hot_discrete`.
-            infos: A list of dictionaries; empty ones if None.
-            actions: One fewer than observations.
-            action_space: As `observation_space`.
-            rewards: As many as actions.
-            terminated: The last observation ends the task.
-            truncated: The last observation ends the recording.
-            extra_model_outputs: By name, as many as actions.
-            t_started: Steps of the episode before the data that are no look-back.
-            len_lookback_buffer: So many of the steps given are only for looking back; "auto" is all.
+            id_: Identifier of the episode; None generates one.
+            observations: List of observations, or a tree of arrays, as are the other data.
+            observation_space: Observation space, used by `fill` and `one_hot_discrete`.
+            infos: List of dictionaries, one per observation; None for empty ones.
+            actions: Actions, one fewer than observations.
+            action_space: Action space, used like `observation_space`.
+            rewards: Rewards, as many as actions.
+            terminated: Whether the last observation ends the task.
+            truncated: Whether the episode is cut off after the last observation.
+            extra_model_outputs: Module outputs by name, as many as actions.
+            t_started: Number of steps of the episode before this chunk's own, without lookback.
+            len_lookback_buffer: Number of the given steps that are lookback; "auto" is all of them.
 
         Raises:
-            EpisodeError: The lengths do not fit together.
+            EpisodeError: If the lengths are inconsistent.
         """
         number = 0 if rewards is None else len(LookbackBuffer(rewards))
         lookback = number if len_lookback_buffer == "auto" else min(len_lookback_buffer, number)
         if infos is None:
             infos = [{} for _ in range(len(LookbackBuffer(observations)))]
 
-        def buffer(data: Any, space: gymnasium.Space[Any] | None = None) -> LookbackBuffer:
+        def buffer(data: PyTree, space: gymnasium.Space[Any] | None = None) -> LookbackBuffer:
             if isinstance(data, LookbackBuffer):
                 return data
             return LookbackBuffer(data, lookback, space)
@@ -95,33 +96,34 @@ class SingleAgentEpisode(EpisodeData):
         self._last_step_time: float | None = None
         self.validate()
 
-    def add_env_reset(self, observation: Any, infos: dict[str, Any] | None = None) -> None:
-        """Add what the environment's `reset` returned.
+    def add_env_reset(self, observation: PyTree, infos: dict[str, Any] | None = None) -> None:
+        """Add the return values of the environment's `reset`.
 
         Raises:
-            EpisodeError: The episode has begun already.
+            EpisodeError: If the episode has already begun.
         """
         if self.is_reset:
-            raise EpisodeError(f"The episode {self.id_} has begun already; make a new one.")
+            raise EpisodeError(f"The episode {self.id_} has already begun; create a new one.")
         self.observations.append(observation)
         self.infos.append(infos or {})
         self._start_time = time.perf_counter()
 
     def add_env_step(
         self,
-        observation: Any,
-        action: Any,
-        reward: Any,
+        observation: PyTree,
+        action: PyTree,
+        reward: SupportsFloat,
         infos: dict[str, Any] | None = None,
         *,
         terminated: bool = False,
         truncated: bool = False,
         extra_model_outputs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add an action and what the environment's `step` returned.
+        """Add an action and the return values of the environment's `step`.
 
         Raises:
-            EpisodeError: The episode has not begun, or is done, or had other model outputs before.
+            EpisodeError: If the episode has not begun or is done, or previous steps had other model
+                outputs.
         """
         if not self.is_reset or self.is_done:
             state = "is done" if self.is_done else "has not begun"
@@ -148,7 +150,7 @@ class SingleAgentEpisode(EpisodeData):
 
     @property
     def is_reset(self) -> bool:
-        """Whether there is a first observation."""
+        """Whether the episode has a first observation."""
         return len(self.observations) > 0
 
     @property
@@ -157,27 +159,27 @@ class SingleAgentEpisode(EpisodeData):
         return self.is_terminated or self.is_truncated
 
     def concat_episode(self, other: "SingleAgentEpisode") -> None:
-        """Add the part of the same episode that comes after this one.
+        """Append the next chunk of the same episode.
 
         Raises:
-            EpisodeError: It is of another episode or does not come right after.
+            EpisodeError: If `other` belongs to another episode or does not follow directly.
         """
         if other.id_ != self.id_ or self.is_done or other.t_started != self.t:
             raise EpisodeError(
-                f"The part of {other.id_} from step {other.t_started} on cannot go on from "
-                f"{self.id_}, which {'is done' if self.is_done else 'stands'} at step {self.t}."
+                f"The chunk of {other.id_} from step {other.t_started} on cannot be appended to "
+                f"{self.id_}, which {'is done' if self.is_done else 'ends'} at step {self.t}."
             )
         first, last = other.get_observations(0), self.get_observations(-1)
-        same = map(np.array_equal, jax.tree.leaves(first), jax.tree.leaves(last))
-        if jax.tree.structure(first) != jax.tree.structure(last) or not all(same):
+        is_same = map(np.array_equal, jax.tree.leaves(first), jax.tree.leaves(last))
+        if jax.tree.structure(first) != jax.tree.structure(last) or not all(is_same):
             raise EpisodeError(
-                f"The part of {self.id_} from step {self.t} on does not begin with the observation "
-                "that this one ends with."
+                f"The chunk of {self.id_} from step {self.t} on does not begin with the last "
+                "observation of this one."
             )
         if other.extra_model_outputs.keys() != self.extra_model_outputs.keys() and len(other):
             raise EpisodeError(
-                f"The parts of {self.id_} have the model outputs {list(self.extra_model_outputs)} "
-                f"and {list(other.extra_model_outputs)}."
+                f"The chunks of {self.id_} have different model outputs: "
+                f"{list(self.extra_model_outputs)} and {list(other.extra_model_outputs)}."
             )
         self.observations.pop()
         self.infos.pop()
@@ -194,100 +196,101 @@ class SingleAgentEpisode(EpisodeData):
         self.validate()
 
     def cut(self, len_lookback_buffer: int = 0) -> "SingleAgentEpisode":
-        """The part of the episode that comes next, without a step of its own yet.
+        """Return the next chunk of the episode, which has no steps yet.
 
         Args:
-            len_lookback_buffer: So many steps of this part it can look back to, or as many as
-                there are.
+            len_lookback_buffer: Maximum number of steps of this chunk in the lookback buffer of the
+                next one.
 
         Raises:
-            EpisodeError: The episode is done or has not begun.
+            EpisodeError: If the episode is done or has not begun.
         """
         if self.is_done or not self.is_reset or len_lookback_buffer < 0:
             raise EpisodeError(
-                f"The episode {self.id_} cannot be cut with a look-back of {len_lookback_buffer}: "
-                "it must be going on."
+                f"The episode {self.id_} cannot be cut with a lookback of {len_lookback_buffer}: "
+                "the episode must be ongoing and the lookback at least 0."
             )
-        kept = min(len_lookback_buffer, self.rewards.len_incl_lookback())
+        lookback = min(len_lookback_buffer, self.rewards.len_incl_lookback())
 
-        def last(buffer: LookbackBuffer, number: int) -> list[Any]:
+        def get_last(buffer: LookbackBuffer, number: int) -> list[Any]:
             total = buffer.len_incl_lookback()
-            taken = buffer.get(slice(-number, None)) if number and total else []
-            return taken if isinstance(taken, list) else unstacked(taken)
+            items = buffer.get(slice(-number, None)) if number and total else []
+            return items if isinstance(items, list) else unstack_items(items)
 
-        part = SingleAgentEpisode(
+        chunk = SingleAgentEpisode(
             self.id_,
-            observations=last(self.observations, kept + 1),
+            observations=get_last(self.observations, lookback + 1),
             observation_space=self.observation_space,
-            infos=last(self.infos, kept + 1),
-            actions=last(self.actions, kept),
+            infos=get_last(self.infos, lookback + 1),
+            actions=get_last(self.actions, lookback),
             action_space=self.action_space,
-            rewards=last(self.rewards, kept),
+            rewards=get_last(self.rewards, lookback),
             extra_model_outputs={
-                name: last(buffer, kept) for name, buffer in self.extra_model_outputs.items()
+                name: get_last(buffer, lookback)
+                for name, buffer in self.extra_model_outputs.items()
             },
             t_started=self.t,
         )
-        part.custom_data = copy.deepcopy(self.custom_data)
-        return part
+        chunk.custom_data = copy.deepcopy(self.custom_data)
+        return chunk
 
     def slice(
         self, slice_: slice, *, len_lookback_buffer: int | None = None
     ) -> "SingleAgentEpisode":
-        """The steps of a slice as an episode of its own; `episode[a:b]` is the same.
+        """Return the steps of a slice as an episode; equivalent to `episode[a:b]`.
 
         Args:
-            slice_: Of the steps of this part, without its look-back.
-            len_lookback_buffer: Steps before the slice to look back to, or as many as there are;
-                None is as many as this part has.
+            slice_: Slice of the steps of this chunk, without its lookback.
+            len_lookback_buffer: Maximum number of steps before the slice in its lookback buffer;
+                None uses the length of this chunk's lookback.
 
         Raises:
-            EpisodeError: The slice leaves out steps in between.
+            EpisodeError: If the slice's step is not 1.
         """
         if slice_.step not in (None, 1):
-            raise EpisodeError(f"Consecutive steps make an episode; {slice_} is not of such.")
+            raise EpisodeError(f"An episode has consecutive steps, but the slice is {slice_}.")
         start, stop, _ = slice_.indices(len(self))
         stop = max(start, stop)
         lookback = self.rewards.lookback if len_lookback_buffer is None else len_lookback_buffer
         lookback = min(lookback, self.rewards.lookback + start)
 
-        def part(buffer: LookbackBuffer, more: int = 0) -> LookbackBuffer:
-            indices = slice(start - lookback, stop + more)
+        def slice_buffer(buffer: LookbackBuffer, num_extra: int = 0) -> LookbackBuffer:
+            indices = slice(start - lookback, stop + num_extra)
             data = buffer.get(indices, neg_index_as_lookback=True)
             return LookbackBuffer(data, lookback, buffer.space)
 
         ends_here = stop == len(self)
         return SingleAgentEpisode(
             self.id_,
-            observations=part(self.observations, 1),
+            observations=slice_buffer(self.observations, 1),
             observation_space=self.observation_space,
-            infos=part(self.infos, 1),
-            actions=part(self.actions),
+            infos=slice_buffer(self.infos, 1),
+            actions=slice_buffer(self.actions),
             action_space=self.action_space,
-            rewards=part(self.rewards),
-            extra_model_outputs={k: part(v) for k, v in self.extra_model_outputs.items()},
+            rewards=slice_buffer(self.rewards),
+            extra_model_outputs={k: slice_buffer(v) for k, v in self.extra_model_outputs.items()},
             terminated=self.is_terminated and ends_here,
             truncated=self.is_truncated and ends_here,
             t_started=self.t_started + start,
         )
 
     def get_duration_s(self) -> float:
-        """Seconds from the first observation to the latest step."""
+        """Return the seconds from the first observation to the latest step."""
         if self._start_time is None or self._last_step_time is None:
             return 0.0
         return self._last_step_time - self._start_time
 
     def env_steps(self) -> int:
-        """Steps of this part."""
+        """Return the number of environment steps of this chunk."""
         return len(self)
 
     def agent_steps(self) -> int:
-        """The same as `env_steps`."""
+        """Return the number of agent steps, which equals that of environment steps."""
         return len(self)
 
     def __getitem__(self, item: "slice") -> "SingleAgentEpisode":
         if not isinstance(item, slice):
-            raise EpisodeError(f"An episode takes slices such as episode[2:5], not {item!r}.")
+            raise EpisodeError(f"Index an episode by a slice such as episode[2:5], got {item!r}.")
         return self.slice(item)
 
     def __repr__(self) -> str:
@@ -297,32 +300,32 @@ class SingleAgentEpisode(EpisodeData):
         )
 
     def get_state(self) -> dict[str, Any]:
-        """What `from_state` makes an equal episode of; can be pickled."""
+        """Return a picklable state, from which `from_state` creates an equal episode."""
         return {
-            **{name: vars(self)[name].get_state() for name in _BUFFERS},
+            **{name: vars(self)[name].get_state() for name in _BUFFER_ATTRIBUTES},
             "extra_model_outputs": {k: v.get_state() for k, v in self.extra_model_outputs.items()},
-            **{name: vars(self)[name] for name in _PLAIN},
+            **{name: vars(self)[name] for name in _STATE_ATTRIBUTES},
             "custom_data": dict(self.custom_data),
         }
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> "SingleAgentEpisode":
-        """The episode of a state."""
+        """Return the episode with the state that `get_state` returned."""
         episode = SingleAgentEpisode(state["id_"])
-        for name in _BUFFERS:
+        for name in _BUFFER_ATTRIBUTES:
             setattr(episode, name, LookbackBuffer.from_state(state[name]))
         episode.extra_model_outputs = {
             name: LookbackBuffer.from_state(part)
             for name, part in state["extra_model_outputs"].items()
         }
-        for name in (*_PLAIN, "custom_data"):
+        for name in (*_STATE_ATTRIBUTES, "custom_data"):
             setattr(episode, name, state[name])
         episode.validate()
         return episode
 
 
-_BUFFERS = ("observations", "infos", "actions", "rewards")
-_PLAIN = (
+_BUFFER_ATTRIBUTES = ("observations", "infos", "actions", "rewards")
+_STATE_ATTRIBUTES = (
     "id_",
     "is_terminated",
     "is_truncated",

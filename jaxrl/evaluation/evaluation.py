@@ -1,4 +1,4 @@
-"""Evaluation as the config asks for it: compiled, by a runner in this process, or by actors."""
+"""Evaluation: compiled, by a runner in this process, or by Ray actors, as configured."""
 
 import contextlib
 import dataclasses
@@ -7,45 +7,53 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from jaxrl.assembly.assemble import Assembly, in_one_line, make_env, spaces_of
-from jaxrl.config.fields import evaluation_arguments
+from jaxrl.assembly.assemble import Assembly, format_space, get_spaces, make_env
+from jaxrl.config.fields import count_evaluation_arguments
 from jaxrl.core.types import PyTree
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.envs.vector import VectorEnv
-from jaxrl.envs.wrappers import OwnTimeLimit
+from jaxrl.envs.wrappers import HasTimeLimit
 from jaxrl.errors import ConfigError, JaxrlError
-from jaxrl.evaluation.host import EvaluationRunners, HostPlan, LocalEvaluation
-from jaxrl.evaluation.recording import Camera
+from jaxrl.evaluation.host import EvaluationRunners, HostEvaluationPlan, LocalEvaluation
+from jaxrl.evaluation.recording import VideoRecorder
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.hooks import NoHooks, RunnerHooks
-from jaxrl.runtime.program import Program, shapes_of
-from jaxrl.training.evaluate import DEFAULT_STEP_CAP, EPISODES_BY_STEPS, Evaluated, Evaluator
-from jaxrl.training.report import evaluation_metrics, to_host
-from jaxrl.training.rollout import Sampler
+from jaxrl.runtime.program import Program, to_shape_structs
+from jaxrl.training.evaluate import (
+    DEFAULT_MAX_EPISODE_STEPS,
+    MIN_EPISODES_PER_ENV,
+    EvaluationInputs,
+    Evaluator,
+)
+from jaxrl.training.report import compute_evaluation_metrics, to_host
+from jaxrl.training.rollout import RolloutWorker
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.settings.training import Auto
     from jaxrl.evaluation.on_ray import RayEvaluation
 
 MAX_EVALUATION_ENVS = 64
-MAX_RECORDED = 1024
+"""Maximum number of environments of a compiled evaluation with `evaluation_num_envs="auto"`."""
+MAX_RECORDED_EPISODES = 1024
+"""Maximum number of recorded episodes per environment in an evaluation by timesteps."""
 ENV_SETTINGS = ("env", "env_config", "max_episode_steps")
-"""What makes another environment of the evaluation's."""
+"""Settings of `evaluation_config` that require a separate evaluation environment."""
 
 
 class Evaluation:
-    """Plays episodes with the trained module under the evaluation's own settings.
+    """Evaluator of the trained module under the evaluation's settings.
 
     Args:
-        config: The run's config; `evaluation_config` overrides are applied to a copy.
-        assembly: The run's functions, whose module and connectors are used.
-        hooks: What runners on the host call on the way.
-        programs: Of evaluations that share them, by their numbers of episodes.
+        config: Config of the run; `evaluation_config` overrides are applied to a copy.
+        assembly: Functions of the run, whose module and connectors are used.
+        hooks: Callbacks of host runners.
+        programs: Compiled programs by number of episodes, for evaluations that share them.
 
     Raises:
-        JaxrlError: The environment of `evaluation_config` cannot be made or has other spaces, or
-            it is to be filmed and cannot be.
+        JaxrlError: If the environment of `evaluation_config` cannot be made or has different
+            spaces, or videos are requested and it cannot be rendered.
     """
 
     def __init__(
@@ -58,36 +66,42 @@ class Evaluation:
         changed = config.get_evaluation_config_object()
         assert changed is not None
         self._config = changed
-        self._made = made = evaluation_env(config, changed, assembly.made)
+        self._made = made = make_evaluation_env(config, changed, assembly.made)
         self._assembly = dataclasses.replace(assembly, made=made)
         self._hooks = NoHooks() if hooks is None else hooks
         self._trained_limit = assembly.made.max_episode_steps
-        # Runners on the host have parameters of their own, which cannot be changed here.
-        self._same_env = assembly.in_graph and not _has_overrides(config, ("env", "env_config"))
-        self._compiled: dict[int | None, Program] = {} if programs is None else programs
-        self._count = 0
+        # Host runners have their own environment parameters, which cannot be changed here.
+        self._is_same_env = assembly.is_in_graph and not _has_overrides(
+            config, ("env", "env_config")
+        )
+        self._programs: dict[int | None, Program] = {} if programs is None else programs
+        self._num_versions = 0
         self._local: LocalEvaluation | None = None
         self._remote: RayEvaluation | None = None
-        self._beside: _Beside | None = None
-        self._compiling: threading.Thread | None = None
+        self._parallel: _ParallelEvaluation | None = None
+        self._compile_thread: threading.Thread | None = None
         settings = changed.evaluation_settings
         self._num_env_runners = settings.evaluation_num_env_runners
         if self._num_env_runners > 0:
-            HostPlan.of(changed, made)  # what does not fit is told now, the actors come later
+            HostEvaluationPlan.from_config(
+                changed, made
+            )  # checks the settings early; the actors start later
         elif isinstance(made, MadeHostEnv):
             self._local = LocalEvaluation(changed, made, self._hooks)
-        self._camera = Camera(changed, made, assembly.acting) if settings.record_video else None
+        self._recorder = (
+            VideoRecorder(changed, made, assembly.policy_step) if settings.record_video else None
+        )
 
     @property
     def programs(self) -> list[Program]:
-        """One for each duration that was asked for."""
-        return list(self._compiled.values())
+        """Compiled programs, one per requested number of episodes."""
+        return list(self._programs.values())
 
     def start(self) -> None:
-        """Start the actors, if it has any, so that what is wrong with them is told now."""
-        self._ray()
+        """Start the actors, if there are any, so that their errors are raised early."""
+        self._get_remote()
 
-    def _ray(self) -> "RayEvaluation | None":
+    def _get_remote(self) -> "RayEvaluation | None":
         if self._remote is None and self._num_env_runners > 0:
             from jaxrl.evaluation.on_ray import RayEvaluation
 
@@ -95,146 +109,152 @@ class Evaluation:
         return self._remote
 
     def run(
-        self, policy: Evaluated, num_episodes: int | None = None, folder: Path | None = None
+        self, policy: EvaluationInputs, num_episodes: int | None = None, folder: Path | None = None
     ) -> dict[str, Any]:
-        """The result of one evaluation.
+        """Run one evaluation and return its result.
 
         Args:
-            policy: What is evaluated; the environment's parameters count here too unless this is
-                another environment.
-            num_episodes: Instead of `evaluation_duration`.
-            folder: Where videos go, if the config asks for some.
+            policy: Policy to evaluate, with the parameters of the training environment, which are
+                used unless the evaluation has a different environment.
+            num_episodes: Number of episodes, instead of `evaluation_duration`.
+            folder: Folder for videos, if the config requests some; None records none.
         """
-        self._wait()
-        on_host = self._ray() or self._local
+        self._join_parallel()
+        on_host = self._get_remote() or self._local
         if on_host is not None:
-            result = on_host.run(self._weights(policy), policy.seed, num_episodes)
+            result = on_host.run(self._make_weights(policy), policy.seed, num_episodes)
         else:
             result = {"env_runners": self._run_compiled(policy, num_episodes)}
-        return self.filmed(result, policy, folder)
+        return self.add_videos(result, policy, folder)
 
-    def filmed(
-        self, result: dict[str, Any], policy: Evaluated, folder: Path | None
+    def add_videos(
+        self, result: dict[str, Any], policy: EvaluationInputs, folder: Path | None
     ) -> dict[str, Any]:
-        """A result with the videos that the config asks for."""
-        if self._camera is None or folder is None:
+        """Return a result with the paths of the videos that the config requests."""
+        if self._recorder is None or folder is None:
             return result
-        seen = dataclasses.replace(policy, env_params=self._params(policy.env_params))
-        return {**result, "videos": self._camera.record(seen, folder)}
+        policy = dataclasses.replace(policy, env_params=self._get_params(policy.env_params))
+        return {**result, "videos": self._recorder.record(policy, folder)}
 
-    # --- beside training ---
+    # --- parallel to training ---
 
-    def begin(self, policy: Evaluated) -> None:
-        """Begin to evaluate while this process does something else; `finish` ends it."""
-        self._wait()
-        remote = self._ray()
+    def start_parallel(self, policy: EvaluationInputs) -> None:
+        """Start an evaluation by actors in the background; `finish` returns its result."""
+        self._join_parallel()
+        remote = self._get_remote()
         assert remote is not None
-        still = dataclasses.replace(
+        policy = dataclasses.replace(
             policy, actor=to_host(policy.actor), env_params=to_host(policy.env_params)
         )
-        self._beside = _Beside(remote, self._config, self._weights(still), still)
+        weights = self._make_weights(policy)
+        self._parallel = _ParallelEvaluation(remote, self._config, weights, policy)
 
     @property
-    def is_under_way(self) -> bool:
-        """Whether `begin` was called and `finish` not yet."""
-        return self._beside is not None
+    def is_parallel_running(self) -> bool:
+        """Whether `begin` was called without `finish`."""
+        return self._parallel is not None
 
-    def finish(self, folder: Path | None = None) -> dict[str, Any]:
-        """The result of what `begin` began, as soon as it is done."""
-        beside, self._beside = self._beside, None
-        assert beside is not None
-        return self.filmed(beside.result(), beside.policy, folder)
+    def finish_parallel(self, folder: Path | None = None) -> dict[str, Any]:
+        """Wait for the evaluation that `begin` started and return its result."""
+        parallel, self._parallel = self._parallel, None
+        assert parallel is not None
+        return self.add_videos(parallel.result(), parallel.policy, folder)
 
-    def _wait(self) -> None:
-        """Let what is under way come to its end: actors do one thing after another."""
-        if self._beside is not None:
-            self._beside.end()
+    def _join_parallel(self) -> None:
+        """Wait for a parallel evaluation, because actors handle one evaluation at a time."""
+        if self._parallel is not None:
+            self._parallel.join()
 
-    # --- a function of the user's ---
+    # --- custom evaluation functions ---
 
-    def runners(self, policy: Evaluated) -> EvaluationRunners | None:
-        """The runners with this policy; None where evaluation is compiled."""
-        self._wait()
-        on_host = self._ray() or self._local
+    def get_runners(self, policy: EvaluationInputs) -> EvaluationRunners | None:
+        """Return the runners with the weights of a policy; None if evaluation is compiled."""
+        self._join_parallel()
+        on_host = self._get_remote() or self._local
         if on_host is None:
             return None
-        on_host.runners.publish(self._weights(policy))
+        on_host.runners.sync_weights(self._make_weights(policy))
         return on_host.runners
 
-    def _weights(self, policy: Evaluated) -> Weights:
-        self._count += 1
-        return Weights(version=self._count, actor=to_host(policy.actor))
+    def _make_weights(self, policy: EvaluationInputs) -> Weights:
+        self._num_versions += 1
+        return Weights(version=self._num_versions, actor=to_host(policy.actor))
 
     def stop(self) -> None:
-        """Let environments and actors go; may be called twice."""
+        """Release environments and actors; idempotent."""
         for part in (self._remote, self._local):
             if part is not None:
                 part.stop()
-        self._wait()
-        self._wait_for_compiling()
-        if self._camera is not None:
-            self._camera.close()
+        self._join_parallel()
+        self._join_compile_thread()
+        if self._recorder is not None:
+            self._recorder.close()
 
-    # --- the compiled evaluation ---
+    # --- compiled evaluation ---
 
-    def _run_compiled(self, policy: Evaluated, num_episodes: int | None) -> dict[str, Any]:
-        self._wait_for_compiling()
-        program = self._program(num_episodes)
-        return evaluation_metrics(to_host(program(*self._traced_with(policy))))
+    def _run_compiled(self, policy: EvaluationInputs, num_episodes: int | None) -> dict[str, Any]:
+        self._join_compile_thread()
+        program = self._get_program(num_episodes)
+        return compute_evaluation_metrics(to_host(program(*self._get_traced_args(policy))))
 
-    def compile(self, policy: Evaluated) -> None:
-        """Compile the program of the whole evaluation, where there is one, without running it."""
-        self._wait_for_compiling()
+    def compile(self, policy: EvaluationInputs) -> None:
+        """Compile the evaluation program, if there is one, without running it."""
+        self._join_compile_thread()
         if self._num_env_runners == 0 and self._local is None:
-            self._program(None).compiled_for(*self._traced_with(policy))
+            self._get_program(None).get_executable(*self._get_traced_args(policy))
 
-    def needs_later(self, policy: Callable[[], Evaluated]) -> list[Callable[[], None]]:
-        """What begins to compile the program of evaluations that are due at intervals, in a thread.
+    def get_deferred_tasks(
+        self, policy: Callable[[], EvaluationInputs]
+    ) -> list[Callable[[], None]]:
+        """Return functions to call once training runs.
 
-        The first evaluation waits for it. Nothing where none are due, or none is compiled.
+        If evaluations are due at intervals and compiled, this is a function that starts compiling
+        their program in a thread, for which the first evaluation waits.
 
         Args:
-            policy: What makes one to evaluate, of which only shapes are kept.
+            policy: Function that returns a policy to evaluate, of which only shapes are kept.
         """
         settings, learners = self._config.evaluation_settings, self._config.learners_settings
         is_ours = settings.custom_evaluation_function is None and not learners.num_learners
-        on_host = self._num_env_runners > 0 or not self._assembly.in_graph
+        on_host = self._num_env_runners > 0 or not self._assembly.is_in_graph
         if not settings.evaluation_interval or not is_ours or on_host:
             return []
-        shapes = shapes_of(self._traced_with(policy()))
+        shapes = to_shape_structs(self._get_traced_args(policy()))
 
-        def compile_quietly() -> None:
-            with contextlib.suppress(Exception):  # told by the evaluation, which tries again
-                self._program(None).compiled_for(*shapes)
+        def compile_program() -> None:
+            with contextlib.suppress(Exception):  # raised again when the evaluation compiles
+                self._get_program(None).get_executable(*shapes)
 
-        def begin() -> None:
-            self._compiling = threading.Thread(target=compile_quietly, name="jaxrl-compile")
-            self._compiling.start()
+        def start_thread() -> None:
+            thread = threading.Thread(target=compile_program, name="jaxrl-compile")
+            self._compile_thread = thread
+            thread.start()
 
-        return [begin]
+        return [start_thread]
 
-    def _wait_for_compiling(self) -> None:
-        thread, self._compiling = self._compiling, None
+    def _join_compile_thread(self) -> None:
+        thread, self._compile_thread = self._compile_thread, None
         if thread is not None:
             thread.join()
 
-    def _traced_with(self, policy: Evaluated) -> tuple[Any, ...]:
-        return policy.actor, self._params(policy.env_params), policy.key
+    def _get_traced_args(self, policy: EvaluationInputs) -> tuple[Any, ...]:
+        return policy.actor, self._get_params(policy.env_params), policy.key
 
-    def _params(self, trained: PyTree) -> PyTree:
+    def _get_params(self, trained: PyTree) -> PyTree:
+        """Return the evaluation environment's parameters, given those of the training one."""
         made = self._made
         if not isinstance(made, MadeEnv):
             return ()
         env, limit = made.env, made.max_episode_steps
-        if not self._same_env:
+        if not self._is_same_env:
             return made.params
-        if isinstance(env, OwnTimeLimit) and limit is not None and limit != self._trained_limit:
+        if isinstance(env, HasTimeLimit) and limit is not None and limit != self._trained_limit:
             return env.with_time_limit(trained, limit)
         return trained
 
-    def _program(self, num_episodes: int | None) -> Program:
-        if num_episodes in self._compiled:
-            return self._compiled[num_episodes]
+    def _get_program(self, num_episodes: int | None) -> Program:
+        if num_episodes in self._programs:
+            return self._programs[num_episodes]
         name, config, made = "evaluate", self._config, self._made
         assert isinstance(made, MadeEnv)
         if num_episodes is not None:
@@ -245,67 +265,67 @@ class Evaluation:
                 evaluation_num_envs="auto",
             )
         mode = config.environment_settings.reset_mode
-        acting = self._assembly.acting
-        sampler = Sampler(
+        policy_step = self._assembly.policy_step
+        rollout_worker = RolloutWorker(
             env=VectorEnv(made.env, made.env.reset_mode if mode == "auto" else mode),
-            module=acting.module,
-            obs_pipeline=acting.obs_pipeline,
-            action_pipeline=acting.action_pipeline,
+            module=policy_step.module,
+            obs_pipeline=policy_step.obs_pipeline,
+            action_pipeline=policy_step.action_pipeline,
         )
         program = Program(
             name,
-            self._function(make_evaluator(config, sampler, made)),
+            self._make_function(make_evaluator(config, rollout_worker, made)),
             max_retraces=config.debugging_settings.max_retraces,
-            kept=self._assembly.kept,
+            program_cache=self._assembly.program_cache,
             enabled=config.debugging_settings.jit,
         )
-        self._compiled[num_episodes] = program
+        self._programs[num_episodes] = program
         return program
 
-    def _function(self, evaluator: Evaluator) -> Callable[..., Any]:
-        """What is compiled, of `(actor, env_params, key)`."""
+    def _make_function(self, evaluator: Evaluator) -> Callable[..., Any]:
+        """Return the function of `(actor, env_params, key)` to compile."""
         return evaluator
 
 
-class _Beside:
-    """An evaluation in a thread of its own, which only asks actors and waits for them."""
+class _ParallelEvaluation:
+    """Evaluation in a thread that only sends requests to actors and waits for them."""
 
     def __init__(
         self,
         remote: "RayEvaluation",
         config: "AlgorithmConfig",
         weights: Weights,
-        policy: Evaluated,
+        policy: EvaluationInputs,
     ) -> None:
         self.policy = policy
         self._training_is_done = threading.Event()
         self._outcome: dict[str, Any] | BaseException | None = None
-        auto = config.evaluation_settings.evaluation_duration == "auto"
+        is_auto = config.evaluation_settings.evaluation_duration == "auto"
         seed = policy.seed
 
         def evaluate() -> None:
             try:
                 self._outcome = (
-                    remote.run_beside(weights, seed, self._training_is_done)
-                    if auto
+                    remote.run_parallel(weights, seed, self._training_is_done)
+                    if is_auto
                     else remote.run(weights, seed, None)
                 )
-            except BaseException as error:  # noqa: BLE001  (raised again where it is waited for)
+            except BaseException as error:  # noqa: BLE001  (raised again by `result`)
                 self._outcome = error
 
         self._thread = threading.Thread(target=evaluate, name="jaxrl-evaluation", daemon=True)
         self._thread.start()
 
     def result(self) -> dict[str, Any]:
-        """Wait for it; raises what it raised."""
-        self.end()
+        """Wait for the evaluation and return its result, or raise its error."""
+        self.join()
         assert self._outcome is not None
         if isinstance(self._outcome, BaseException):
             raise self._outcome
         return self._outcome
 
-    def end(self) -> None:
-        """Wait for the thread, whatever comes of it."""
+    def join(self) -> None:
+        """Wait for the thread, ignoring its outcome."""
         self._training_is_done.set()
         self._thread.join()
 
@@ -315,10 +335,19 @@ def _has_overrides(config: "AlgorithmConfig", names: tuple[str, ...]) -> bool:
     return any(name in overrides for name in names)
 
 
-def evaluation_env(
+def make_evaluation_env(
     config: "AlgorithmConfig", changed: "AlgorithmConfig", trained: MadeEnv | MadeHostEnv
 ) -> MadeEnv | MadeHostEnv:
-    """The environment to evaluate in, with the spaces that the module was built for."""
+    """Return the evaluation environment, whose spaces must be those of the training environment.
+
+    Args:
+        config: Config of the run.
+        changed: Config of the evaluation.
+        trained: Training environment, returned unless `evaluation_config` names another one.
+
+    Raises:
+        JaxrlError: If the environment cannot be made, or has different spaces.
+    """
     if not _has_overrides(config, ENV_SETTINGS):
         return trained
     try:
@@ -326,25 +355,25 @@ def evaluation_env(
     except JaxrlError as error:
         raise type(error)(f"evaluation_config: {error}") from error
     names = ("observation space", "action space")
-    for name, own, wanted in zip(names, spaces_of(made), spaces_of(trained), strict=True):
-        if own != wanted:
+    for name, actual, expected in zip(names, get_spaces(made), get_spaces(trained), strict=True):
+        if actual != expected:
             raise ConfigError(
-                f"evaluation_config: {made.id} has the {name} {in_one_line(own)}, but the module "
-                f"is trained for {in_one_line(wanted)} of {trained.id}; evaluate in an environment "
-                "with the same spaces."
+                f"evaluation_config: {made.id} has the {name} {format_space(actual)}, but the "
+                f"module is trained for {format_space(expected)} of {trained.id}; use an "
+                "evaluation environment with the same spaces."
             )
     return made
 
 
-def custom_evaluation(
-    function: Callable[..., Any], algorithm: Any, runners: EvaluationRunners | None = None
+def run_custom_evaluation(
+    function: Callable[..., Any], algorithm: object, runners: EvaluationRunners | None = None
 ) -> dict[str, Any]:
-    """What the user's function of `(algorithm)` or `(algorithm, eval_workers)` returns.
+    """Call the user's function of `(algorithm)` or `(algorithm, eval_workers)`; return its metrics.
 
     Raises:
-        ConfigError: It is no dictionary.
+        ConfigError: If it does not return a dictionary.
     """
-    metrics = function(algorithm, *[runners] * (evaluation_arguments(function) - 1))
+    metrics = function(algorithm, *[runners] * (count_evaluation_arguments(function) - 1))
     if not isinstance(metrics, Mapping):
         raise ConfigError(
             "custom_evaluation_function must return a dictionary of metrics, such as "
@@ -353,41 +382,50 @@ def custom_evaluation(
     return dict(cast(Mapping[str, Any], metrics))
 
 
-def make_evaluator(config: "AlgorithmConfig", sampler: Sampler, made: MadeEnv) -> Evaluator:
-    """The evaluation that an evaluation config asks for."""
+def make_evaluator(
+    config: "AlgorithmConfig", rollout_worker: RolloutWorker, made: MadeEnv
+) -> Evaluator:
+    """Return the compiled evaluation's function for an evaluation config.
+
+    Args:
+        config: Config of the evaluation.
+        rollout_worker: Functions that step the evaluation environments.
+        made: Evaluation environment.
+    """
     settings = config.evaluation_settings
     explore = config.env_runners_settings.explore
     duration = settings.evaluation_duration
     assert duration != "auto"
-    limit = made.max_episode_steps or DEFAULT_STEP_CAP
+    limit = made.max_episode_steps or DEFAULT_MAX_EPISODE_STEPS
     by_steps = settings.evaluation_duration_unit == "timesteps"
-    # By steps every environment must have room for several episodes, or short ones are favoured.
-    least = EPISODES_BY_STEPS * limit if by_steps else 1
-    envs = _num_envs(settings.evaluation_num_envs, duration, least)
-    share = -(-duration // envs)
+    # By timesteps, every environment must have room for several episodes, or short ones would be
+    # overrepresented.
+    min_duration = MIN_EPISODES_PER_ENV * limit if by_steps else 1
+    num_envs = _choose_num_envs(settings.evaluation_num_envs, duration, min_duration)
+    env_duration = -(-duration // num_envs)
     if by_steps:
         return Evaluator(
-            sampler=sampler,
-            num_envs=envs,
+            rollout_worker=rollout_worker,
+            num_envs=num_envs,
             episodes_per_env=None,
-            max_steps=share,
-            recorded=min(share, MAX_RECORDED),
+            max_steps=env_duration,
+            max_recorded_episodes=min(env_duration, MAX_RECORDED_EPISODES),
             explore=explore,
         )
     return Evaluator(
-        sampler=sampler,
-        num_envs=envs,
-        episodes_per_env=share,
-        max_steps=share * limit,
-        recorded=share,
+        rollout_worker=rollout_worker,
+        num_envs=num_envs,
+        episodes_per_env=env_duration,
+        max_steps=env_duration * limit,
+        max_recorded_episodes=env_duration,
         explore=explore,
     )
 
 
-def _num_envs(setting: Any, duration: int, least: int) -> int:
-    """The largest divisor of the duration that leaves each environment its least, else 1."""
+def _choose_num_envs(setting: "int | Auto", duration: int, min_duration: int) -> int:
+    """Return the largest divisor of the duration that leaves each environment enough, or else 1."""
     if setting != "auto":
         return setting
     candidates = range(2, min(duration, MAX_EVALUATION_ENVS) + 1)
-    fitting = (n for n in candidates if duration % n == 0 and duration // n >= least)
-    return max(fitting, default=1)
+    valid = (n for n in candidates if duration % n == 0 and duration // n >= min_duration)
+    return max(valid, default=1)

@@ -1,4 +1,4 @@
-"""Evaluation in environments on the host: how it is shared out, and how it is put together again."""
+"""Evaluation in host environments: division among runners, and aggregation of their results."""
 
 import dataclasses
 import logging
@@ -11,9 +11,15 @@ from jaxrl.errors import ConfigError
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.metrics_logger import MetricsLogger
-from jaxrl.runners.quotas import Played, Share, as_result, of_runner, quotas
-from jaxrl.training.evaluate import DEFAULT_STEP_CAP, EPISODES_BY_STEPS
-from jaxrl.training.report import evaluation_metrics
+from jaxrl.runners.quotas import (
+    EvalEpisodes,
+    EvalShare,
+    slice_for_runner,
+    split_evenly,
+    to_evaluation_result,
+)
+from jaxrl.training.evaluate import DEFAULT_MAX_EPISODE_STEPS, MIN_EPISODES_PER_ENV
+from jaxrl.training.report import compute_evaluation_metrics
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -22,117 +28,125 @@ if TYPE_CHECKING:
 logger = logging.getLogger("jaxrl")
 
 MAX_HOST_ENVS = 8
-"""Environments of one runner, if nothing is set: each is an object, and may be a large one."""
+"""Maximum number of environments per runner by default; each is an object that may be large."""
 DEFAULT_EPISODES = 10
-"""Of an evaluation that is asked for by itself where the duration is that of training."""
+"""Number of episodes of a separate evaluation if the configured duration is that of training."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HostPlan:
-    """How much one evaluation is, and over how many environments it is spread.
+class HostEvaluationPlan:
+    """Duration of an evaluation and its division among runners and environments.
 
     Args:
-        total: Episodes or steps.
-        by_steps: Which of them.
-        limit: Steps of the longest episode.
-        num_runners: How many runners.
-        num_envs: Environments of each.
-        timeout_s: Of the whole evaluation.
+        duration: Number of episodes or steps.
+        by_steps: Whether `duration` counts steps.
+        max_episode_steps: Maximum number of steps of an episode.
+        num_runners: Number of runners.
+        num_envs: Number of environments per runner.
+        timeout_s: Time limit of the whole evaluation in seconds.
     """
 
-    total: int
+    duration: int
     by_steps: bool
-    limit: int
+    max_episode_steps: int
     num_runners: int
     num_envs: int
     timeout_s: float
 
     @staticmethod
-    def of(config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv) -> "HostPlan":
-        """What an evaluation config asks for.
+    def from_config(config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv) -> "HostEvaluationPlan":
+        """Return the plan of an evaluation config.
 
         Raises:
-            ConfigError: The environments cannot be shared equally among the runners.
+            ConfigError: If the environments cannot be divided equally among the runners.
         """
         settings = config.evaluation_settings
-        runners, duration = max(1, settings.evaluation_num_env_runners), _duration(config)
-        limit = made.max_episode_steps or DEFAULT_STEP_CAP
+        runners, duration = max(1, settings.evaluation_num_env_runners), _get_duration(config)
+        limit = made.max_episode_steps or DEFAULT_MAX_EPISODE_STEPS
         by_steps = settings.evaluation_duration_unit == "timesteps"
         envs = settings.evaluation_num_envs
         if envs == "auto":
-            # By steps each needs room for several episodes, or short ones are favoured.
-            least = EPISODES_BY_STEPS * limit if by_steps else 1
+            # By timesteps, each environment needs room for several episodes, or short ones would
+            # be overrepresented.
+            min_duration = MIN_EPISODES_PER_ENV * limit if by_steps else 1
             share = -(-duration // runners)
-            fitting = (n for n in range(2, MAX_HOST_ENVS + 1) if share % n == 0)
-            each = max((n for n in fitting if share // n >= least), default=1)
+            divisors = (n for n in range(2, MAX_HOST_ENVS + 1) if share % n == 0)
+            num_envs = max((n for n in divisors if share // n >= min_duration), default=1)
         elif envs % runners:
             raise ConfigError(
-                f"evaluation_num_envs={envs} are spread over evaluation_num_env_runners={runners}, "
-                f"which must divide them; use {-(-envs // runners) * runners}, or 'auto'."
+                f"evaluation_num_envs={envs} must be a multiple of "
+                f"evaluation_num_env_runners={runners}; use {-(-envs // runners) * runners}, or "
+                "'auto'."
             )
         else:
-            each = envs // runners
-        return HostPlan(
-            total=duration,
+            num_envs = envs // runners
+        return HostEvaluationPlan(
+            duration=duration,
             by_steps=by_steps,
-            limit=limit,
+            max_episode_steps=limit,
             num_runners=runners,
-            num_envs=each,
+            num_envs=num_envs,
             timeout_s=settings.evaluation_sample_timeout_s,
         )
 
-    def of_episodes(self, num_episodes: int | None) -> "HostPlan":
-        """The same with another number of episodes; None changes nothing."""
+    def with_num_episodes(self, num_episodes: int | None) -> "HostEvaluationPlan":
+        """Return the plan with another number of episodes; None changes nothing."""
         if num_episodes is None:
             return self
-        return dataclasses.replace(self, total=num_episodes, by_steps=False)
+        return dataclasses.replace(self, duration=num_episodes, by_steps=False)
 
-    def shares(self, seed: int) -> list[Share]:
-        """What each runner plays; one that would have nothing to do is left out."""
-        every = quotas(self.total, self.num_runners * self.num_envs)
-        shares: list[Share] = []
+    def make_shares(self, seed: int) -> list[EvalShare]:
+        """Divide the evaluation among the runners; runners without any work are omitted.
+
+        Args:
+            seed: Seed of the evaluation.
+        """
+        env_quotas = split_evenly(self.duration, self.num_runners * self.num_envs)
+        shares: list[EvalShare] = []
         for runner in range(self.num_runners):
-            own = of_runner(every, runner, self.num_envs)
-            if not any(own):
+            quota = slice_for_runner(env_quotas, runner, self.num_envs)
+            if not any(quota):
                 continue
             shares.append(
-                Share(
+                EvalShare(
                     seed=seed,
                     first_index=runner * self.num_envs,
-                    episodes=None if self.by_steps else own,
-                    steps=own if self.by_steps else tuple(n * self.limit for n in own),
+                    episodes=None if self.by_steps else quota,
+                    steps=quota
+                    if self.by_steps
+                    else tuple(n * self.max_episode_steps for n in quota),
                     timeout_s=self.timeout_s,
                 )
             )
         return shares
 
 
-def _duration(config: "AlgorithmConfig") -> int:
+def _get_duration(config: "AlgorithmConfig") -> int:
     duration = config.evaluation_settings.evaluation_duration
     return DEFAULT_EPISODES if duration == "auto" else duration
 
 
 class EvaluationRunners(Protocol):
-    """The runners of an evaluation, as a `custom_evaluation_function` gets them."""
+    """Runners of an evaluation, as passed to a `custom_evaluation_function`."""
 
     @property
     def num_healthy_env_runners(self) -> int:
-        """Runners that answer in time."""
+        """Number of runners that respond in time."""
         ...
 
     def foreach_env_runner(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """What a function of each runner returns."""
+        """Call a function with each runner and return the results."""
         ...
 
 
-class LocalRunners:
-    """The one runner of an evaluation in this process, made when it is first needed.
+class LocalEvaluationRunners:
+    """Single evaluation runner in this process, created on first use.
 
     Args:
-        config: The evaluation's.
-        made: Its environment.
-        num_envs: Copies of it.
-        hooks: What to call on the way.
+        config: Config of the evaluation.
+        made: Evaluation environment.
+        num_envs: Number of copies of the environment.
+        hooks: Callbacks of the runner.
     """
 
     num_healthy_env_runners = 1
@@ -150,7 +164,7 @@ class LocalRunners:
 
     @property
     def runner(self) -> "EnvRunner":
-        """The runner, with the weights that were published last."""
+        """Runner with the latest published weights."""
         from jaxrl.runners.env_runner import make_env_runner
 
         if self._runner is None:
@@ -165,89 +179,89 @@ class LocalRunners:
                 self._runner.set_weights(self._weights)
         return self._runner
 
-    def publish(self, weights: Weights) -> None:
-        """The weights to act with from now on."""
+    def sync_weights(self, weights: Weights) -> None:
+        """Set the weights of the runner."""
         self._weights = weights
         if self._runner is not None:
             self._runner.set_weights(weights)
 
     def foreach_env_runner(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """What a function of the runner returns."""
+        """Call a function with the runner and return the result in a list."""
         return [fn(self.runner)]
 
     def stop(self) -> None:
-        """Close the environments; may be called twice, and the next use makes them anew."""
+        """Close the environments; idempotent. The next use creates them again."""
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.close()
 
 
 class LocalEvaluation:
-    """Evaluates with a runner in this process.
+    """Evaluation with a runner in this process.
 
     Args:
-        config: The evaluation's.
-        made: Its environment.
-        hooks: What to call on the way.
+        config: Config of the evaluation.
+        made: Evaluation environment.
+        hooks: Callbacks of the runner.
     """
 
     def __init__(
         self, config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv, hooks: RunnerHooks
     ) -> None:
-        self._plan = HostPlan.of(config, made)
-        self.runners = LocalRunners(config, made, self._plan.num_envs, hooks)
-        self._logged = MetricsLogger()
+        self._plan = HostEvaluationPlan.from_config(config, made)
+        self.runners = LocalEvaluationRunners(config, made, self._plan.num_envs, hooks)
+        self._metrics_logger = MetricsLogger()
 
     def run(self, weights: Weights, seed: int, num_episodes: int | None) -> dict[str, Any]:
-        """One evaluation; see `Evaluation.run`."""
-        plan = self._plan.of_episodes(num_episodes)
-        self.runners.publish(weights)
+        """Run one evaluation; see `Evaluation.run`."""
+        plan = self._plan.with_num_episodes(num_episodes)
+        self.runners.sync_weights(weights)
         try:
-            parts = [self.runners.runner.run_episodes(share) for share in plan.shares(seed)]
+            parts = [self.runners.runner.run_episodes(share) for share in plan.make_shares(seed)]
         except BaseException:
-            self.runners.stop()  # whatever it was in the middle of
+            self.runners.stop()  # the environments may be in the middle of a step
             raise
-        return host_result(parts, plan, self._logged)
+        return aggregate_parts(parts, plan, self._metrics_logger)
 
     def stop(self) -> None:
-        """Close the environments; may be called twice."""
+        """Close the environments; idempotent."""
         self.runners.stop()
 
 
-def host_result(
-    parts: Sequence[Played],
-    plan: HostPlan,
-    logged: MetricsLogger,
+def aggregate_parts(
+    parts: Sequence[EvalEpisodes],
+    plan: HostEvaluationPlan,
+    metrics_logger: MetricsLogger,
     num_missing: int = 0,
     num_late: int = 0,
 ) -> dict[str, Any]:
-    """The result of an evaluation on the host, with a warning if its time was too short.
+    """Aggregate the results of a host evaluation; log a warning if it exceeded its time limit.
 
     Args:
-        parts: What was heard of.
-        plan: What was asked for.
-        logged: Reduces what callbacks logged.
-        num_missing: Episodes that nothing was heard of.
-        num_late: Runners that nothing was heard of in time.
+        parts: Results that arrived in time.
+        plan: Requested evaluation.
+        metrics_logger: Logger that reduces the metrics logged by callbacks.
+        num_missing: Number of episodes without a result.
+        num_late: Number of runners without a result in time.
     """
-    metrics = evaluation_metrics(as_result(parts, num_missing))
+    metrics = compute_evaluation_metrics(to_evaluation_result(parts, num_missing))
     late = num_late + sum(part.timed_out for part in parts)
     if late:
         unit = "timesteps" if plan.by_steps else "episodes"
-        done = metrics["num_env_steps_sampled" if plan.by_steps else "num_episodes"]
+        num_completed = metrics["num_env_steps_sampled" if plan.by_steps else "num_episodes"]
         logger.warning(
-            "evaluation_sample_timeout_s=%g seconds were over after %d of %d %s, which are what "
-            "this evaluation reports: set evaluation_num_env_runners=%d, a shorter "
-            "evaluation_duration, or a longer evaluation_sample_timeout_s.",
+            "The evaluation reached evaluation_sample_timeout_s=%g after %d of %d %s and reports "
+            "only these: set evaluation_num_env_runners=%d, a shorter evaluation_duration, or a "
+            "longer evaluation_sample_timeout_s.",
             plan.timeout_s,
-            done,
-            plan.total,
+            num_completed,
+            plan.duration,
             unit,
             2 * plan.num_runners,
         )
     restarts = sum(part.num_sub_env_restarts for part in parts)
-    logged.merge(entry for part in parts for entry in part.metrics)
+    metrics_logger.aggregate(entry for part in parts for entry in part.metrics)
     return {
-        "env_runners": {**logged.reduce(), **metrics},
+        "env_runners": {**metrics_logger.reduce(), **metrics},
         "fault_tolerance": {"num_env_runners_late": late, "num_sub_env_restarts": restarts},
     }

@@ -1,13 +1,13 @@
-"""Episodes of an evaluation, played once more in an environment of their own that is rendered.
+"""Video recordings of evaluation episodes, replayed in a separate environment that is rendered.
 
-They start and are drawn from as the evaluation's: the episode i is that which the evaluation's
-environment i begins with, wherever the same code plays both. They count nowhere.
+Recorded episodes start from and are drawn with the keys of the evaluation: episode i is the first
+one of the evaluation's environment i, if both run the same code. They do not count in any result.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat
 
 import gymnasium
 import jax
@@ -24,257 +24,282 @@ from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.envs.vector import VectorEnv, VectorState
 from jaxrl.errors import EnvError, JaxrlError
-from jaxrl.evaluation.video import DEFAULT_FPS, check_can_write, checked_picture, write_video
+from jaxrl.evaluation.video import DEFAULT_FPS, check_ffmpeg, check_frame, write_video
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.hooks import NoHooks
 from jaxrl.runtime.program import Program
-from jaxrl.training.evaluate import DEFAULT_STEP_CAP, Evaluated
+from jaxrl.training.evaluate import DEFAULT_MAX_EPISODE_STEPS, EvaluationInputs
 from jaxrl.training.report import to_host
-from jaxrl.training.rollout import Acting, Carry, Sampler
+from jaxrl.training.rollout import ActorCarry, ActorState, PolicyStep, RolloutWorker
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
     from jaxrl.runners.env_runner import EnvRunner
 
 
-class Film(Protocol):
-    """Pictures of episodes."""
+class EpisodeRecording(Protocol):
+    """Source of the frames of episodes."""
 
     @property
     def fps(self) -> float:
-        """Pictures a second."""
+        """Frames per second."""
         ...
 
     def check(self) -> None:
-        """Raises EnvError if the environment cannot be rendered."""
+        """Raise EnvError if the environment cannot be rendered."""
         ...
 
-    def pictures(self, policy: Evaluated, episode: int) -> Iterator[np.ndarray]:
-        """The first to the last state of an episode, counted from 0."""
+    def render_episode(self, policy: EvaluationInputs, episode: int) -> Iterator[np.ndarray]:
+        """Run an episode and yield a frame of each state, from the first to the last.
+
+        Args:
+            policy: Policy to evaluate.
+            episode: Index of the episode, from 0.
+        """
         ...
 
     def close(self) -> None:
-        """Let everything go; may be called twice."""
+        """Release all resources; idempotent."""
         ...
 
 
-class Camera:
-    """Writes videos of an evaluation's first episodes.
+class VideoRecorder:
+    """Recorder of an evaluation's first episodes.
 
     Args:
-        config: The evaluation's.
-        made: Its environment.
-        acting: The module and the connectors around it.
+        config: Config of the evaluation.
+        made: Evaluation environment.
+        policy_step: Module and connectors.
 
     Raises:
-        JaxrlError: The environment has no pictures, or what writes videos is not installed.
+        JaxrlError: If the environment cannot be rendered, or the video encoder is not installed.
     """
 
     def __init__(
-        self, config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv, acting: Acting
+        self, config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv, policy_step: PolicyStep
     ) -> None:
-        check_can_write()
-        self._number = int(config.evaluation_settings.record_video)
-        self._film: Film = (
-            JaxFilm(config, made, acting)
+        check_ffmpeg()
+        self._num_episodes = int(config.evaluation_settings.record_video)
+        self._recording: EpisodeRecording = (
+            JaxEpisodeRecording(config, made, policy_step)
             if isinstance(made, MadeEnv)
-            else HostFilm(config, made.id)
+            else HostEpisodeRecording(config, made.id)
         )
-        self._film.check()
+        self._recording.check()
 
-    def record(self, policy: Evaluated, folder: Path) -> list[str]:
+    def record(self, policy: EvaluationInputs, folder: Path) -> list[str]:
         """Write the videos and return their paths."""
         paths: list[str] = []
-        for episode in range(self._number):
+        for episode in range(self._num_episodes):
             name = f"iteration_{policy.iteration:06d}_episode_{episode + 1}.mp4"
-            pictures = self._film.pictures(policy, episode)
-            paths.append(str(write_video(folder / name, pictures, self._film.fps)))
+            frames = self._recording.render_episode(policy, episode)
+            paths.append(str(write_video(folder / name, frames, self._recording.fps)))
         return paths
 
     def close(self) -> None:
-        """Let everything go; may be called twice."""
-        self._film.close()
+        """Release all resources; idempotent."""
+        self._recording.close()
 
 
 # --- JAX environments ---
 
 
 @pytree
-class _Shown:
-    """A state, and whether the episode ended with it."""
+class _EpisodeState:
+    """State of an environment, and whether the episode ended with it."""
 
     inner: PyTree
     ended: Bool[Array, "*batch"]
 
 
-class _OneEpisode(JaxEnv[_Shown, Any]):
-    """An environment whose end is not told to what would reset it: its last state is to be seen."""
+class _NoAutoReset(JaxEnv[_EpisodeState, Any]):
+    """Environment wrapper that hides episode ends from auto-reset, so that final states remain."""
 
     def __init__(self, env: JaxEnv[Any, Any]) -> None:
         self.env = env
 
-    def reset(self, key: Key, params: PyTree) -> tuple[_Shown, PyTree]:
+    def reset(self, key: Key, params: PyTree) -> tuple[_EpisodeState, PyTree]:
         inner, obs = self.env.reset(key, params)
-        return _Shown(inner=inner, ended=jnp.zeros((), bool)), obs
+        return _EpisodeState(inner=inner, ended=jnp.zeros((), bool)), obs
 
     def step(
-        self, key: Key, state: _Shown, action: PyTree, params: PyTree
-    ) -> tuple[_Shown, TimeStep]:
+        self, key: Key, state: _EpisodeState, action: PyTree, params: PyTree
+    ) -> tuple[_EpisodeState, TimeStep]:
         inner, step = self.env.step(key, state.inner, action, params)
         never = jnp.zeros((), bool)
-        shown = _Shown(inner=inner, ended=step.terminated | step.truncated)
-        return shown, replace(step, terminated=never, truncated=never)
+        state = _EpisodeState(inner=inner, ended=step.terminated | step.truncated)
+        return state, replace(step, terminated=never, truncated=never)
 
 
-class JaxFilm:
-    """Films a JAX environment, step by step."""
+class JaxEpisodeRecording:
+    """Recording of a JAX environment.
 
-    def __init__(self, config: "AlgorithmConfig", made: MadeEnv, acting: Acting) -> None:
+    Args:
+        config: Config of the evaluation.
+        made: Evaluation environment.
+        policy_step: Module and connectors.
+    """
+
+    def __init__(self, config: "AlgorithmConfig", made: MadeEnv, policy_step: PolicyStep) -> None:
         self._made = made
         self._explore = config.env_runners_settings.explore
-        self._sampler = Sampler(
-            module=acting.module,
-            obs_pipeline=acting.obs_pipeline,
-            action_pipeline=acting.action_pipeline,
-            env=VectorEnv(_OneEpisode(made.env), made.env.reset_mode),
+        self._rollout_worker = RolloutWorker(
+            module=policy_step.module,
+            obs_pipeline=policy_step.obs_pipeline,
+            action_pipeline=policy_step.action_pipeline,
+            env=VectorEnv(_NoAutoReset(made.env), made.env.reset_mode),
         )
         jit = config.debugging_settings.jit
-        self._reset = Program("film_reset", self._first, enabled=jit)
-        self._step = Program("film_step", self._next, enabled=jit)
+        self._reset_program = Program("film_reset", self._reset, enabled=jit)
+        self._step_program = Program("film_step", self._step, enabled=jit)
 
     @property
     def fps(self) -> float:
         return float(self._made.env.render_fps)
 
     def check(self) -> None:
-        first = self._reset(jax.random.key(0), np.zeros(1, np.int32), self._made.params)
-        self._render(first[0], self._made.params)
+        env_state, _ = self._reset_program(
+            jax.random.key(0), np.zeros(1, np.int32), self._made.params
+        )
+        self._render(env_state, self._made.params)
 
-    def pictures(self, policy: Evaluated, episode: int) -> Iterator[np.ndarray]:
+    def render_episode(self, policy: EvaluationInputs, episode: int) -> Iterator[np.ndarray]:
         params, index = policy.env_params, np.array([episode], np.int32)
-        # The evaluation has drawn from this key: the same is to be seen again.
-        shown, state = self._reset(jax.random.clone(policy.key), index, params)
-        carry = self._sampler.initial_carry(1)
-        yield self._render(shown, params)
-        for _ in range(self._made.max_episode_steps or DEFAULT_STEP_CAP):
-            shown, over, state, carry = self._step(policy.actor, state, carry, params)
-            yield self._render(shown, params)
-            if over:
+        # The evaluation has consumed this key; the clone reproduces its draws.
+        env_state, state = self._reset_program(jax.random.clone(policy.key), index, params)
+        carry = self._rollout_worker.initial_carry(1)
+        yield self._render(env_state, params)
+        for _ in range(self._made.max_episode_steps or DEFAULT_MAX_EPISODE_STEPS):
+            env_state, is_over, state, carry = self._step_program(
+                policy.actor, state, carry, params
+            )
+            yield self._render(env_state, params)
+            if is_over:
                 return
 
     def close(self) -> None:
-        """There is nothing to let go."""
+        """Do nothing: there are no resources to release."""
 
-    def _first(self, key: Key, index: Array, params: PyTree) -> tuple[PyTree, VectorState]:
-        state = self._sampler.env.reset(key, jnp.asarray(index), params)
-        return _row(state.env.inner), state
+    def _reset(self, key: Key, index: Array, params: PyTree) -> tuple[PyTree, VectorState]:
+        state = self._rollout_worker.env.reset(key, jnp.asarray(index), params)
+        return _get_first_row(state.env.inner), state
 
-    def _next(
-        self, actor: Any, state: VectorState, carry: Carry, params: PyTree
-    ) -> tuple[PyTree, Array, VectorState, Carry]:
-        row = jax.tree.map(lambda x: x[0], self._sampler.inputs(state, 1, params))
-        state, carry, _, _ = self._sampler.step(actor, state, carry, row, params, self._explore)
-        return _row(state.env.inner), (state.env.ended | state.is_first)[0], state, carry
+    def _step(
+        self, actor: ActorState, state: VectorState, carry: ActorCarry, params: PyTree
+    ) -> tuple[PyTree, Array, VectorState, ActorCarry]:
+        inputs = _get_first_row(self._rollout_worker.sample_inputs(state, 1, params))
+        state, carry, _, _ = self._rollout_worker.step(
+            actor, state, carry, inputs, params, self._explore
+        )
+        is_over = (state.env.ended | state.is_first)[0]
+        return _get_first_row(state.env.inner), is_over, state, carry
 
     def _render(self, state: PyTree, params: PyTree) -> np.ndarray:
         try:
-            picture = self._made.env.render(state, params)
+            frame = self._made.env.render(state, params)
         except NotImplementedError as error:
             raise EnvError(
-                f"record_video: {self._made.id} has no pictures ({error}); give its JaxEnv a "
+                f"record_video: {self._made.id} cannot be rendered ({error}); give its JaxEnv a "
                 "method render(state, params), or leave record_video out."
             ) from error
-        return checked_picture(self._made.id, picture)
+        return check_frame(self._made.id, frame)
 
 
-def _row(tree: PyTree) -> PyTree:
+def _get_first_row(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x[0], tree)
 
 
 # --- gymnasium environments ---
 
 
-class _Tape:
-    """The pictures of one episode, until they are taken."""
+class _FrameBuffer:
+    """Buffer for the frames of one episode."""
 
     def __init__(self) -> None:
         self.fps = DEFAULT_FPS
-        self.rewind()
+        self.clear()
 
-    def rewind(self) -> None:
-        self._pictures: list[Any] = []
-        self.episodes = 0
+    def clear(self) -> None:
+        self._frames: list[object] = []
+        self.num_episodes = 0
 
-    def add(self, picture: Any) -> None:
-        if self.episodes == 1:
-            self._pictures.append(picture)
+    def add(self, frame: object) -> None:
+        if self.num_episodes == 1:
+            self._frames.append(frame)
 
-    def take(self) -> list[Any]:
-        taken, self._pictures = self._pictures, []
-        return taken
+    def take(self) -> list[object]:
+        frames, self._frames = self._frames, []
+        return frames
 
 
-class _Filmed(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Renders after every reset and step, before anything resets the environment again."""
+class _RenderAfterStep(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Environment wrapper that renders after every reset and step, before any auto-reset."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], tape: _Tape) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], frames: _FrameBuffer) -> None:
         super().__init__(env)
-        self._tape = tape
-        tape.fps = float(env.metadata.get("render_fps") or DEFAULT_FPS)
+        self._frames = frames
+        frames.fps = float(env.metadata.get("render_fps") or DEFAULT_FPS)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         result = self.env.reset() if seed is None else self.env.reset(seed=seed)
-        self._tape.episodes += 1
-        self._tape.add(self.env.render())
+        self._frames.num_episodes += 1
+        self._frames.add(self.env.render())
         return result
 
-    def step(self, action: Any) -> Any:
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         result = self.env.step(action)
-        self._tape.add(self.env.render())
+        self._frames.add(self.env.render())
         return result
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _FilmedCreator:
-    """Makes what another creator makes, filmed."""
+class _RenderedEnvCreator:
+    """Environment creator that wraps another creator's environments for rendering."""
 
     create: Callable[[EnvContext], gymnasium.Env[Any, Any]]
-    tape: _Tape
+    frames: _FrameBuffer
 
     def __call__(self, context: EnvContext) -> gymnasium.Env[Any, Any]:
-        return _Filmed(self.create(context), self.tape)
+        return _RenderAfterStep(self.create(context), self.frames)
 
 
-class HostFilm:
-    """Films a gymnasium environment made with `render_mode="rgb_array"`."""
+class HostEpisodeRecording:
+    """Recording of a gymnasium environment made with `render_mode="rgb_array"`.
+
+    Args:
+        config: Config of the evaluation.
+        env_id: Name of the environment.
+    """
 
     def __init__(self, config: "AlgorithmConfig", env_id: str) -> None:
         self._id = env_id
-        self._tape = _Tape()
-        self._made = self._rendered(config)
+        self._frames = _FrameBuffer()
+        self._made = self._make_rendered_env(config)
         self._config = config.copy(copy_frozen=False).env_runners(
             gym_env_vectorize_mode="sync", env_runner_cls=None
         )
         self._runner: EnvRunner | None = None
 
-    def _rendered(self, config: "AlgorithmConfig") -> MadeHostEnv:
+    def _make_rendered_env(self, config: "AlgorithmConfig") -> MadeHostEnv:
         env_config = dict(config.environment_settings.env_config or {})
-        asked = config.copy(copy_frozen=False)
+        changed = config.copy(copy_frozen=False)
         if not isinstance(config.environment_settings.env, gymnasium.Env):
-            asked.environment(env_config={**env_config, "render_mode": "rgb_array"})
+            changed.environment(env_config={**env_config, "render_mode": "rgb_array"})
         try:
-            made = make_env(asked)
+            made = make_env(changed)
         except JaxrlError as error:
             raise EnvError(
                 f"record_video makes a copy of {self._id} with render_mode='rgb_array', which "
                 f"fails: {error}"
             ) from error
         assert isinstance(made, MadeHostEnv)
-        return dataclasses.replace(made, create=_FilmedCreator(made.create, self._tape))
+        return dataclasses.replace(made, create=_RenderedEnvCreator(made.create, self._frames))
 
     @property
     def fps(self) -> float:
-        return self._tape.fps
+        return self._frames.fps
 
     def check(self) -> None:
         env = self._made.create(EnvContext(self._made.env_config))
@@ -286,7 +311,7 @@ class HostFilm:
                     f"{mode!r}: pass the render_mode of env_config on to the environment."
                 )
             env.reset(seed=0)
-            (picture,) = self._tape.take()
+            (frame,) = self._frames.take()
         except JaxrlError:
             raise
         except Exception as error:
@@ -296,21 +321,21 @@ class HostFilm:
             ) from error
         finally:
             env.close()
-        checked_picture(self._id, picture)
+        check_frame(self._id, frame)
 
-    def pictures(self, policy: Evaluated, episode: int) -> Iterator[np.ndarray]:
-        runner = self._started()
+    def render_episode(self, policy: EvaluationInputs, episode: int) -> Iterator[np.ndarray]:
+        runner = self._get_runner()
         runner.set_weights(Weights(version=policy.iteration, actor=to_host(policy.actor)))
-        self._tape.rewind()
+        self._frames.clear()
         runner.restart(policy.seed, np.array([episode], np.int32))
-        for _ in range(self._made.max_episode_steps or DEFAULT_STEP_CAP):
+        for _ in range(self._made.max_episode_steps or DEFAULT_MAX_EPISODE_STEPS):
             runner.sample(1)
-            for picture in self._tape.take():
-                yield checked_picture(self._id, picture)
-            if self._tape.episodes > 1:
+            for frame in self._frames.take():
+                yield check_frame(self._id, frame)
+            if self._frames.num_episodes > 1:
                 return
 
-    def _started(self) -> "EnvRunner":
+    def _get_runner(self) -> "EnvRunner":
         from jaxrl.runners.env_runner import make_env_runner
 
         if self._runner is None:

@@ -1,10 +1,9 @@
-"""Videos: the pictures of an episode, one after another, into an mp4 file."""
+"""Encoding of an episode's frames as an mp4 file."""
 
 import importlib
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
@@ -12,61 +11,68 @@ from jaxtyping import UInt8
 from jaxrl.errors import ConfigError, EnvError, RunFolderError
 
 DEFAULT_FPS = 30.0
-"""Pictures a second, of environments that do not say."""
+"""Frames per second for environments that do not specify it."""
 
 
-def check_can_write() -> None:
-    """Refuse before anything runs what could not be written.
+def check_ffmpeg() -> None:
+    """Raise if videos cannot be written.
 
     Raises:
-        ConfigError: The package is not installed, or has no ffmpeg for this machine.
+        ConfigError: If imageio-ffmpeg is not installed, or has no ffmpeg for this machine.
     """
     try:
-        _ffmpeg()
+        _get_ffmpeg()
     except (ImportError, RuntimeError) as error:
         raise ConfigError(
-            f"record_video writes mp4 files with imageio-ffmpeg, which is not there ({error}): "
+            f"record_video writes mp4 files with imageio-ffmpeg, which is not available ({error}): "
             "pip install 'jaxrl[video]'."
         ) from error
 
 
-def checked_picture(name: str, picture: Any) -> UInt8[np.ndarray, "height width 3"]:
-    """A picture of an environment's.
+def check_frame(name: str, frame: object) -> UInt8[np.ndarray, "height width 3"]:
+    """Check a frame rendered by an environment and return it.
+
+    Args:
+        name: Name of the environment, for the error message.
+        frame: Return value of the environment's `render`.
 
     Raises:
-        EnvError: It is none.
+        EnvError: If it is not an RGB image.
     """
-    if not isinstance(picture, np.ndarray):
-        got = f"a {type(picture).__name__}"
-    elif picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
-        got = f"{picture.dtype}{list(picture.shape)}"
+    if not isinstance(frame, np.ndarray):
+        got = f"a {type(frame).__name__}"
+    elif frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+        got = f"{frame.dtype}{list(frame.shape)}"
     else:
-        return picture
+        return frame
     raise EnvError(
-        f"record_video: {name} must render pictures of type uint8 and shape [height, width, 3], "
+        f"record_video: {name} must render frames of type uint8 and shape [height, width, 3], "
         f"got {got}."
     )
 
 
-def write_video(path: Path, pictures: Iterable[np.ndarray], fps: float) -> Path:
-    """Write pictures as they come; the file appears when it is complete.
+def write_video(path: Path, frames: Iterable[np.ndarray], fps: float) -> Path:
+    """Write a video frame by frame; the file appears when it is complete.
 
-    A row or a column is added where there is an odd number of them, which most players need.
+    Frames are padded to an even height and width, which most players require.
 
     Args:
-        path: Of the file, ending in .mp4; its folder is made.
-        pictures: uint8 `[height, width, 3]`, at least one.
-        fps: Pictures a second.
+        path: Path of the file, ending in .mp4; its folder is created.
+        frames: Frames, uint8 `[height, width, 3]`, at least one.
+        fps: Frames per second.
+
+    Returns:
+        The path of the file.
 
     Raises:
-        EnvError: The pictures differ in size.
-        RunFolderError: The file cannot be written.
+        EnvError: If the frames differ in size.
+        RunFolderError: If the file cannot be written.
     """
     partial = path.with_name(f".{path.stem}.part{path.suffix}")
     encoder: _Encoder | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for picture in pictures:
+        for picture in frames:
             if encoder is None:
                 encoder = _Encoder(partial, picture.shape, fps)
             encoder.add(picture)
@@ -83,49 +89,50 @@ def write_video(path: Path, pictures: Iterable[np.ndarray], fps: float) -> Path:
 
 
 class _Encoder:
-    """An ffmpeg process that gets pictures.
+    """ffmpeg process that encodes frames.
 
-    It is started here and not by imageio-ffmpeg, which forks in a way that JAX warns of.
+    The process is started here because imageio-ffmpeg forks in a way that JAX warns about.
     """
 
     def __init__(self, path: Path, shape: tuple[int, ...], fps: float) -> None:
         self._shape = shape
         height, width = (length + length % 2 for length in shape[:2])
-        given = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{fps:g}"]
-        wanted = ["-an", "-vcodec", "libx264", "-crf", "23", "-pix_fmt", "yuv420p"]
+        source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}"]
+        target = ["-an", "-vcodec", "libx264", "-crf", "23", "-pix_fmt", "yuv420p"]
+        rate = ["-r", f"{fps:g}"]
         self._process = subprocess.Popen(
-            [_ffmpeg(), "-y", "-v", "error", *given, "-i", "-", *wanted, str(path)],
+            [_get_ffmpeg(), "-y", "-v", "error", *source, *rate, "-i", "-", *target, str(path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            process_group=0,  # Ctrl-C is ours
+            process_group=0,  # keeps Ctrl-C from reaching ffmpeg
         )
 
-    def add(self, picture: np.ndarray) -> None:
-        if picture.shape != self._shape:
+    def add(self, frame: np.ndarray) -> None:
+        if frame.shape != self._shape:
             raise EnvError(
-                f"record_video: the pictures of an episode must have one size, got "
-                f"{list(self._shape)} and then {list(picture.shape)}."
+                f"record_video: all frames of an episode must have the same size, got "
+                f"{list(self._shape)} and then {list(frame.shape)}."
             )
-        height, width = picture.shape[:2]
-        even = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+        height, width = frame.shape[:2]
+        even = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(even.tobytes())
         except BrokenPipeError:
-            self.finish()  # which says what ffmpeg said
+            self.finish()  # raises ffmpeg's error
 
     def finish(self) -> None:
-        _, said = self._process.communicate()
+        _, stderr = self._process.communicate()
         if self._process.returncode:
-            raise OSError(said.decode(errors="replace").strip() or "ffmpeg failed")
+            raise OSError(stderr.decode(errors="replace").strip() or "ffmpeg failed")
 
     def kill(self) -> None:
-        """End it, if it was not finished."""
+        """Kill the process unless it has ended."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()
 
 
-def _ffmpeg() -> str:
+def _get_ffmpeg() -> str:
     return importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe()

@@ -1,4 +1,4 @@
-"""Values of successors, which are not the next row where an episode ended."""
+"""Values of successor states, which are not the next row where an episode ended."""
 
 from collections.abc import Callable
 
@@ -8,45 +8,45 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import PyTree, Rollout
-from jaxrl.ops.search import find
+from jaxrl.ops.search import searchsorted
 
 ValueFn = Callable[[PyTree], Float[Array, " N"]]
 
 
 @pytree
-class _Loop:
+class _LoopState:
     done: Int[Array, ""]
     values: Float[Array, " N"]
 
 
-def values_and_successors(
+def compute_values_and_successors(
     value_fn: ValueFn, rollout: Rollout, values: Float[Array, "T B"] | None = None
 ) -> tuple[Float[Array, "T B"], Float[Array, "T B"]]:
-    """v(obs) of every row in one forward pass, and v of its successor (see below).
+    """Compute v(obs) of every row in one forward pass, and v of its successor.
 
-    `values` are the first where they are known.
+    See `compute_successor_values`. If `values` are given, they are used as v(obs).
     """
     if values is not None:
-        return values, successor_values(value_fn, rollout, values)
+        return values, compute_successor_values(value_fn, rollout, values)
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.obs)
     values = value_fn(flat).reshape(rollout.reward.shape)
-    return values, successor_values(value_fn, rollout, values)
+    return values, compute_successor_values(value_fn, rollout, values)
 
 
-def successor_values(
+def compute_successor_values(
     value_fn: ValueFn, rollout: Rollout, values: Float[Array, "T B"]
 ) -> Float[Array, "T B"]:
-    """v(final_obs) of every row, at little more than the cost of the truncated ones.
+    """Compute v(final_obs) of every row, at little more than the cost of the truncated ones.
 
     Within an episode the successor is the next row, whose value is known. The last row and the
     truncated ones are evaluated on `final_obs`; truncations are gathered a few rows at a time, so
     a rollout without them costs one forward pass of B rows. At terminations the result is not a
-    successor's value and must meet a discount of 0.
+    successor's value and must be multiplied by a discount of 0.
 
     Args:
-        value_fn: State values of a batch of the module's observations.
-        rollout: `[T, B, ...]`, holding the module's observations.
-        values: v(obs), `[T, B]`.
+        value_fn: Function from a batch of the module's observations to state values.
+        rollout: Transitions `[T, B, ...]`, holding the module's observations.
+        values: State values v(obs), `[T, B]`.
     """
     last = value_fn(jax.tree.map(lambda x: x[-1], rollout.final_obs))
     shifted = jnp.concatenate([values[1:], last[None]])
@@ -57,21 +57,21 @@ def successor_values(
 
 
 def evaluate_rows(
-    value_fn: ValueFn, obs: PyTree, wanted: Bool[Array, " N"], values: Float[Array, " N"]
+    value_fn: ValueFn, obs: PyTree, is_wanted: Bool[Array, " N"], values: Float[Array, " N"]
 ) -> Float[Array, " N"]:
-    """`values` with the wanted rows replaced by `value_fn` of their observations."""
-    rows = wanted.shape[0]
+    """Replace the wanted rows of `values` by `value_fn` of their observations."""
+    rows = is_wanted.shape[0]
     chunk = max(1, rows // 32)
-    ordinal = jnp.cumsum(wanted.astype(jnp.int32))
+    ordinal = jnp.cumsum(is_wanted.astype(jnp.int32))
 
-    def body(carry: _Loop) -> _Loop:
+    def body(carry: _LoopState) -> _LoopState:
         nth = carry.done + jnp.arange(1, chunk + 1, dtype=jnp.int32)
-        row = find(ordinal, nth)  # `rows`, which is dropped, past the last one
+        row = searchsorted(ordinal, nth)  # past the last one: `rows`, which is dropped
         picked = jax.tree.map(lambda x: jnp.take(x, row, axis=0, mode="clip"), obs)
-        return _Loop(
+        return _LoopState(
             done=carry.done + chunk,
             values=carry.values.at[row].set(value_fn(picked), mode="drop"),
         )
 
-    start = _Loop(done=jnp.zeros((), jnp.int32), values=values)
+    start = _LoopState(done=jnp.zeros((), jnp.int32), values=values)
     return jax.lax.while_loop(lambda carry: carry.done < ordinal[-1], body, start).values

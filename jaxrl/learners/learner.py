@@ -1,7 +1,8 @@
-"""The optimiser step: the only place where a loss becomes an update."""
+"""Learner interface, optimizers, and the gradient step that turns a loss into an update."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -10,67 +11,84 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
+from jaxrl.core.hparams import HParams
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree, Rollout, Transition
+from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree, Rollout
 from jaxrl.errors import LossError
 from jaxrl.learners.microbatches import Gradients
 
+if TYPE_CHECKING:
+    from jaxrl.config.settings.training import Training
+
 S = TypeVar("S")
 B = TypeVar("B")
+B_contra = TypeVar("B_contra", contravariant=True)
 
-NONFINITE = "num_nonfinite_updates"
+NUM_NONFINITE_UPDATES = "num_nonfinite_updates"
 
 
-class Learner(Protocol[S, B]):
-    """What an algorithm file defines. All four are pure; `S` holds parameters, optimiser, targets.
+class LearnerState(Protocol):
+    """Common part of all learners' states: parameters with their optimizer, and hyperparameters."""
 
-    `axis_name` is the mesh axis over which gradients and moments are reduced, or None.
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    @property
+    def sgd(self) -> "SgdState": ...
+    @property
+    def hparams(self) -> HParams: ...
+
+
+class Learner(Protocol[S, B_contra]):
+    """Interface of an algorithm: a frozen dataclass whose methods are pure.
+
+    `S` is its state (a `LearnerState`), `B` a minibatch: for algorithms with replay a `Transition`.
+    `settings` is the training group of its config, and `axis_name` the mesh axis over which
+    gradients and moments are reduced, or None.
     """
 
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    @property
+    def settings(self) -> Any: ...
+    @property
+    def axis_name(self) -> str | None: ...
+
     def init(self, key: Key) -> S:
-        """The first state. Consumes the key."""
+        """Create the initial state. Consumes the key."""
         ...
+
+    def update(self, state: S, batch: B_contra, progress: Progress, key: Key) -> tuple[S, Metrics]:
+        """Take one gradient step on one minibatch, `[N, ...]`, target networks included.
+
+        With replay, the metrics have a `td_error` `[N]`. The key is the same on every device, and the
+        draws of a row must not depend on the number of devices
+        (`learners.multi_optimizer.draw_normal_rows`).
+        """
+        ...
+
+
+@runtime_checkable
+class OnPolicyLearner(Learner[S, B], Protocol[S, B]):
+    """Interface of an algorithm that trains on whole train batches instead of replayed rows."""
 
     def prepare(self, state: S, rollout: Rollout, progress: Progress) -> tuple[B, Metrics]:
-        """Targets for a whole train batch, `[T, B, ...]` as the rollout, and their statistics."""
-        ...
+        """Compute targets of a whole train batch, and their statistics.
 
-    def update(self, state: S, batch: B, progress: Progress, key: Key) -> tuple[S, Metrics]:
-        """One gradient step on one minibatch, `[N, ...]`."""
+        The batch is `[T, B, ...]` like the rollout.
+        """
         ...
 
     def finish(self, state: S, metrics: Metrics, progress: Progress) -> S:
-        """Once a train batch: adaptive KL, targets.
+        """Update what changes once per train batch, such as an adaptive KL weight.
 
         `metrics` are means over the last epoch's updates, NaN if all of them were skipped.
         """
         ...
 
 
-class ReplayLearner(Protocol[S]):
-    """What the file of an algorithm with replay defines. Both are pure.
-
-    `S` has `sgd`, whose `params` are the module's, and `hparams`, with `gamma` among them.
-    """
-
-    def init(self, key: Key) -> S:
-        """The first state. Consumes the key."""
-        ...
-
-    def update(
-        self, state: S, batch: Transition, progress: Progress, key: Key
-    ) -> tuple[S, Metrics]:
-        """One gradient step, target networks included; the metrics have a `td_error` `[N]`.
-
-        The key is the same on every device, and rows draw alike on any number of them
-        (`core.parts.normal_rows`).
-        """
-        ...
-
-
 @pytree
 class SgdState:
-    """Parameters and the optimiser's state that belongs to them."""
+    """Parameters and their optimizer state."""
 
     params: Params
     opt_state: PyTree
@@ -79,58 +97,58 @@ class SgdState:
 _NUMBERS = (jax.Array, np.ndarray, np.generic, int, float)
 
 
-def checked_loss(what: str, returned: Any) -> tuple[Float[Array, ""], Metrics]:
-    """What a loss returned, if it is a number and numbers by name.
+def validate_loss(loss_name: str, output: Any) -> tuple[Float[Array, ""], Metrics]:
+    """Validate the output of a loss: a scalar and a dictionary of numbers.
 
     Args:
-        what: The loss, for the message.
-        returned: By it, traced.
+        loss_name: Name of the loss, for the message.
+        output: Traced output of the loss.
 
     Raises:
-        LossError: It is anything else.
+        LossError: If the output has any other form.
     """
-    if not isinstance(returned, tuple):
-        raise LossError(f"{what} must return (loss, metrics), got a {type(returned).__name__}.")
-    both = cast(tuple[Any, ...], returned)
-    if len(both) != 2:
-        raise LossError(f"{what} must return (loss, metrics), got a tuple of {len(both)}.")
-    loss, metrics = both
+    if not isinstance(output, tuple):
+        raise LossError(f"{loss_name} must return (loss, metrics), got a {type(output).__name__}.")
+    pair = cast(tuple[Any, ...], output)
+    if len(pair) != 2:
+        raise LossError(f"{loss_name} must return (loss, metrics), got a tuple of {len(pair)}.")
+    loss, metrics = pair
     if not isinstance(loss, jax.Array):
         raise LossError(
-            f"{what} must return a loss that is computed from the parameters, got {loss!r}."
+            f"{loss_name} must return a loss that is computed from the parameters, got {loss!r}."
         )
     if loss.shape != () or not jnp.issubdtype(loss.dtype, jnp.floating):
         raise LossError(
-            f"{what} returned a loss that is {loss.dtype} of shape {loss.shape}; it must be one "
+            f"{loss_name} returned a loss that is {loss.dtype} of shape {loss.shape}; it must be one "
             "floating number, such as jnp.mean(batch.weight * x)."
         )
     if not isinstance(metrics, dict):
         raise LossError(
-            f"{what} must return its metrics as a dictionary, got a {type(metrics).__name__}."
+            f"{loss_name} must return its metrics as a dictionary, got a {type(metrics).__name__}."
         )
-    given = cast(dict[Any, Any], metrics)
-    for name, value in given.items():
+    by_name = cast(dict[Any, Any], metrics)
+    for name, value in by_name.items():
         if not isinstance(name, str) or not isinstance(value, _NUMBERS):
             raise LossError(
-                f"{what} must return its metrics as numbers by name, got {name!r}: {value!r}."
+                f"{loss_name} must return its metrics as numbers by name, got {name!r}: {value!r}."
             )
-    return loss, {name: jnp.asarray(value) for name, value in given.items()}
+    return loss, {name: jnp.asarray(value) for name, value in by_name.items()}
 
 
-def check_scalars(what: str, metrics: Mapping[str, Any]) -> None:
-    """Refuse a metric that is no single number.
+def check_scalar_metrics(owner: str, metrics: Mapping[str, Any]) -> None:
+    """Raise if a metric is not a scalar.
 
     Args:
-        what: Whose they are, for the message.
-        metrics: Traced.
+        owner: Owner of the metrics, for the message.
+        metrics: Traced metrics by name.
 
     Raises:
-        LossError: Names the metric.
+        LossError: If a metric has axes; the message names it.
     """
     for name, value in metrics.items():
         if jnp.shape(value) != ():
             raise LossError(
-                f"{what}'s metric {name!r} has shape {jnp.shape(value)}; a metric is one number, "
+                f"{owner}'s metric {name!r} has shape {jnp.shape(value)}; a metric is one number, "
                 "such as the mean."
             )
 
@@ -142,33 +160,41 @@ def sgd_step(
     axis_name: str | None = None,
     log_gradients: bool = False,
 ) -> tuple[SgdState, Metrics]:
-    """One step of `tx` down the gradient of the mean loss over all shards.
+    """Take one step of `tx` down the gradient of the mean loss over all shards.
 
     A non-finite loss or gradient (after the reduction, so that all devices agree) leaves
-    parameters and optimiser as they were; the metric `num_nonfinite_updates` is 1 then, and the
-    others, which may be NaN, are left out of the means.
+    parameters and optimizer unchanged. The metric `num_nonfinite_updates` is then 1, and the
+    others, which may be NaN, are excluded from the means.
 
     Args:
-        loss_fn: Mean loss of this device's rows, and metrics.
-        tx: The optimiser, built from the hyperparameters' current values.
-        state: Parameters and optimiser state.
+        loss_fn: Function from parameters to the mean loss of this device's rows, and metrics.
+        tx: Optimizer, built from the hyperparameters' current values.
+        state: Parameters and optimizer state.
         axis_name: Mesh axis to average gradients over; None on one device.
-        log_gradients: Also report the L2 norm of every gradient tensor, as `grad_norm/<path>`.
+        log_gradients: Whether to report the L2 norm of every gradient tensor as `grad_norm/<path>`.
     """
     found = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
-    return step_along(found, tx, state, axis_name, log_gradients)
+    return apply_gradients(found, tx, state, axis_name, log_gradients)
 
 
-def step_along(
-    found: Gradients,
+def apply_gradients(
+    gradients: Gradients,
     tx: optax.GradientTransformation,
     state: SgdState,
     axis_name: str | None = None,
     log_gradients: bool = False,
 ) -> tuple[SgdState, Metrics]:
-    """`sgd_step` where loss, metrics and gradients of this device's rows are known."""
-    (loss, metrics), grads = found
-    # One vector: a single collective and a single norm, whatever the number of tensors.
+    """Apply gradients that are already computed; otherwise as `sgd_step`.
+
+    Args:
+        gradients: Loss, metrics and gradients of this device's rows.
+        tx: Optimizer, built from the hyperparameters' current values.
+        state: Parameters and optimizer state.
+        axis_name: Mesh axis to average gradients over; None on one device.
+        log_gradients: Whether to report the L2 norm of every gradient tensor as `grad_norm/<path>`.
+    """
+    (loss, metrics), grads = gradients
+    # Raveled: a single collective and a single norm, whatever the number of tensors.
     flat, unravel = ravel_pytree(grads)
     if axis_name is not None:
         reduced = jax.lax.pmean(jnp.append(flat, loss), axis_name)
@@ -176,20 +202,20 @@ def step_along(
     grads = unravel(flat)
     grad_norm = jnp.sqrt(jnp.sum(jnp.square(flat)))
     if log_gradients:
-        metrics = {**metrics, **tensor_norms(grads)}
-    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+        metrics = {**metrics, **compute_gradient_norms(grads)}
+    is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    return select(finite, SgdState(params=params, opt_state=opt_state), state), {
+    return select(is_finite, SgdState(params=params, opt_state=opt_state), state), {
         **jax.lax.stop_gradient(metrics),
         "total_loss": loss,
         "grad_norm": grad_norm,
-        NONFINITE: 1.0 - finite.astype(jnp.float32),
+        NUM_NONFINITE_UPDATES: 1.0 - is_finite.astype(jnp.float32),
     }
 
 
-def tensor_norms(grads: PyTree) -> Metrics:
-    """The L2 norm of every tensor, as `grad_norm/<path>`."""
+def compute_gradient_norms(grads: PyTree) -> Metrics:
+    """Compute the L2 norm of every tensor, as `grad_norm/<path>`."""
     return {
         f"grad_norm/{jax.tree_util.keystr(path, simple=True, separator='.')}": optax.tree.norm(leaf)
         for path, leaf in jax.tree_util.tree_flatten_with_path(grads)[0]
@@ -197,17 +223,18 @@ def tensor_norms(grads: PyTree) -> Metrics:
 
 
 def select(condition: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
-    """`new` where the scalar condition holds, else `old`, leaf by leaf."""
+    """Select `new` where the scalar condition holds, else `old`, leaf by leaf."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
 
 
 def clip_gradients(by: str, limit: Float[Array, ""] | None) -> optax.GradientTransformation:
-    """RLlib's three kinds of clipping, each as its name says.
+    """Build RLlib's gradient clipping of the given kind.
 
     Args:
-        by: "value" clamps each entry to `[-limit, limit]`; "norm" scales each tensor to an L2 norm
-            of at most `limit`; "global_norm" scales all of them by their common L2 norm.
-        limit: The bound, None for no clipping.
+        by: Kind of clipping: "value" clamps each entry to `[-limit, limit]`; "norm" scales each
+            tensor to an L2 norm of at most `limit`; "global_norm" scales all tensors by their
+            common L2 norm.
+        limit: Bound, or None for no clipping.
     """
     if limit is None:
         return optax.identity()
@@ -235,16 +262,20 @@ OptimizerSetting = str | Mapping[str, Any] | Callable[..., optax.GradientTransfo
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "lion", "radam", "nadam", "adabelief", "lamb")
 
 
-def optimizer_of(
-    settings: Any, values: Mapping[str, Float[Array, ""]]
+def build_optimizer(
+    settings: "Training", values: Mapping[str, Float[Array, ""]]
 ) -> optax.GradientTransformation:
-    """The optimiser of a training group, `Training`, at the hyperparameters' current values.
+    """Build the optimizer of a training group (`Training`), gradient clipping included.
 
-    Where everything works entry by entry, it works on one vector of all parameters: a few
-    operations instead of a few for each tensor.
+    If every step is elementwise, it works on one vector of all parameters: a few operations instead
+    of a few for each tensor.
+
+    Args:
+        settings: Training settings.
+        values: Current hyperparameters by name.
     """
     clip = clip_gradients(settings.grad_clip_by, values.get("grad_clip"))
-    optimizer = make_optimizer(settings.optimizer, values["lr"])
+    optimizer = make_base_optimizer(settings.optimizer, values["lr"])
     if not _is_elementwise(settings.optimizer):
         return optax.chain(clip, optimizer)
     if settings.grad_clip_by == "norm":
@@ -252,24 +283,29 @@ def optimizer_of(
     return optax.flatten(optax.chain(clip, optimizer))
 
 
-ELEMENTWISE = frozenset(("adam", "adamw", "sgd", "rmsprop", "lion", "radam", "nadam", "adabelief"))
-"""Optimisers that treat every entry for itself."""
+ELEMENTWISE_OPTIMIZERS = frozenset(
+    ("adam", "adamw", "sgd", "rmsprop", "lion", "radam", "nadam", "adabelief")
+)
+"""Optimizers that treat every entry independently."""
 
 
 def _is_elementwise(setting: OptimizerSetting) -> bool:
     if callable(setting):
         return False
     if isinstance(setting, str):
-        return setting in ELEMENTWISE
-    return setting["name"] in ELEMENTWISE and "mask" not in setting
+        return setting in ELEMENTWISE_OPTIMIZERS
+    return setting["name"] in ELEMENTWISE_OPTIMIZERS and "mask" not in setting
 
 
-def make_optimizer(setting: OptimizerSetting, lr: Float[Array, ""]) -> optax.GradientTransformation:
-    """The optimiser that the setting names, at a traced rate.
+def make_base_optimizer(
+    setting: OptimizerSetting, lr: Float[Array, ""]
+) -> optax.GradientTransformation:
+    """Build the optimizer named by a setting, at a traced learning rate.
 
     Args:
-        setting: optax's name, `{"name": ..., **keyword arguments}`, or a callable of `lr`.
-        lr: The current learning rate.
+        setting: Name in optax, `{"name": ..., **keyword arguments}`, or a function of the learning
+            rate.
+        lr: Current learning rate.
     """
     if callable(setting):
         return setting(lr)

@@ -1,4 +1,4 @@
-"""Gradients of a minibatch taken part by part: the mean over parts is that over all rows."""
+"""Gradient accumulation: the mean over microbatches equals the mean over all rows."""
 
 import math
 from collections.abc import Callable
@@ -12,78 +12,90 @@ from jaxtyping import Array, Float
 from jaxrl.core.types import Key, Metrics, Params
 
 B = TypeVar("B")
-Loss = Callable[[Params, B, Key], tuple[Float[Array, ""], Metrics]]
+LossFn = Callable[[Params, B, Key], tuple[Float[Array, ""], Metrics]]
 Gradients = tuple[tuple[Float[Array, ""], Metrics], Params]
-Size = int | Literal["auto"] | None
+MicrobatchSize = int | Literal["auto"] | None
 
 ROWS_IN_CACHE = 256
-"""Rows whose activations a core's second-level cache holds, in the networks of this field: parts of
-256 make 1.4 times the steps of 4,096 rows at once (docs/performance.md). Fewer rows are slower products."""
-MIN_PARTS = 4
-"""Fewer parts are not worth it by themselves: with two the network's size decides."""
+"""Number of rows whose activations fit a core's second-level cache, for typical RL networks.
+
+Microbatches of 256 rows are 1.4 times as fast as 4,096 rows at once (docs/performance.md); fewer
+rows make slower matrix products.
+"""
+MIN_MICROBATCHES = 4
+"""Smallest number of microbatches of "auto"; with two, the gain depends on the network's size."""
 
 
-def gradients(loss_fn: Loss[B], params: Params, batch: B, key: Key, size: Size) -> Gradients:
-    """`jax.value_and_grad(loss_fn, has_aux=True)`, over parts of the batch one after another.
+def accumulate_gradients(
+    loss_fn: LossFn[B], params: Params, batch: B, key: Key, microbatch_size: MicrobatchSize
+) -> Gradients:
+    """Compute `jax.value_and_grad(loss_fn, has_aux=True)` over microbatches in sequence.
 
-    The same up to rounding for a loss and metrics that are means over rows; each part has a key of
-    its own.
+    The result is the same up to rounding for a loss and metrics that are means over rows. Each
+    microbatch has its own key.
 
     Args:
-        loss_fn: Of parameters, rows and a key.
-        params: What the gradients are taken for.
+        loss_fn: Function of parameters, rows and a key.
+        params: Parameters to differentiate with respect to.
         batch: Leaves `[N, ...]`, or `[N, L, ...]` of sequences.
-        key: For losses that draw. Consumed.
-        size: The setting `microbatch_size`.
+        key: Key of losses that draw. Consumed.
+        microbatch_size: Setting `microbatch_size`.
     """
     num_rows = jax.tree.leaves(batch)[0].shape[0]
-    at_once = jax.value_and_grad(loss_fn, has_aux=True)
-    parts, anywhere = (num_parts(num_rows, size, platform) for platform in ("cpu", "another"))
-    in_parts = partial(_accumulated, at_once, parts)
-    if parts == 1:
-        return at_once(params, batch, key)
-    if parts == anywhere:
-        return in_parts(params, batch, key)
-    return jax.lax.platform_dependent(params, batch, key, cpu=in_parts, default=at_once)
+    grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
+    num_on_cpu, num_elsewhere = (
+        get_num_microbatches(num_rows, microbatch_size, platform) for platform in ("cpu", "another")
+    )
+    accumulate = partial(_accumulate, grad_fn, num_on_cpu)
+    if num_on_cpu == 1:
+        return grad_fn(params, batch, key)
+    if num_on_cpu == num_elsewhere:
+        return accumulate(params, batch, key)
+    return jax.lax.platform_dependent(params, batch, key, cpu=accumulate, default=grad_fn)
 
 
-def num_parts(num_rows: int, size: Size, platform: str) -> int:
-    """In how many equal parts the gradient of a device's rows is taken.
+def get_num_microbatches(num_rows: int, microbatch_size: MicrobatchSize, platform: str) -> int:
+    """Return the number of equal microbatches into which a device's rows are split.
 
     Args:
-        num_rows: Rows of a minibatch that the device has; sequences count once each.
-        size: Rows of a part, at most; None takes all at once. "auto" takes all at once, but on a
-            CPU parts of `ROWS_IN_CACHE` rows, or somewhat fewer, if that makes `MIN_PARTS`.
-        platform: What the device is.
+        num_rows: Rows of a minibatch on the device; a sequence counts as one.
+        microbatch_size: Maximum rows of a microbatch; None for all at once. "auto" takes all at once, except
+            on a CPU, where it takes microbatches of at most `ROWS_IN_CACHE` rows if there are at
+            least `MIN_MICROBATCHES` of them.
+        platform: Platform of the device.
     """
-    if size != "auto":
-        return 1 if size is None else _fewest_parts(num_rows, size)
-    parts = _fewest_parts(num_rows, ROWS_IN_CACHE)
-    worth_it = parts >= MIN_PARTS and 2 * num_rows // parts >= ROWS_IN_CACHE
-    return parts if platform == "cpu" and worth_it else 1
+    if microbatch_size != "auto":
+        return 1 if microbatch_size is None else _fewest_microbatches(num_rows, microbatch_size)
+    count = _fewest_microbatches(num_rows, ROWS_IN_CACHE)
+    is_worthwhile = count >= MIN_MICROBATCHES and 2 * num_rows // count >= ROWS_IN_CACHE
+    return count if platform == "cpu" and is_worthwhile else 1
 
 
-def _fewest_parts(num_rows: int, most: int) -> int:
-    """Equal parts of at most so many rows."""
-    low = [n for n in range(1, math.isqrt(num_rows) + 1) if num_rows % n == 0]
-    return min(n for n in (*low, *(num_rows // n for n in low)) if num_rows // n <= most)
+def _fewest_microbatches(num_rows: int, max_rows: int) -> int:
+    """Return the smallest number of equal parts with at most `max_rows` rows each."""
+    small_divisors = [n for n in range(1, math.isqrt(num_rows) + 1) if num_rows % n == 0]
+    return min(
+        n
+        for n in (*small_divisors, *(num_rows // n for n in small_divisors))
+        if num_rows // n <= max_rows
+    )
 
 
-def _accumulated(
-    at_once: Callable[..., Gradients], num_parts: int, params: Params, batch: Any, key: Key
+def _accumulate(
+    grad_fn: Callable[..., Gradients], num_microbatches: int, params: Params, batch: Any, key: Key
 ) -> Gradients:
-    """The mean of the parts' losses, metrics and gradients."""
+    """Compute the mean of the microbatches' losses, metrics and gradients."""
 
     def split(x: Array) -> Array:
-        return x.reshape((num_parts, x.shape[0] // num_parts, *x.shape[1:]))
+        return x.reshape((num_microbatches, x.shape[0] // num_microbatches, *x.shape[1:]))
 
-    def add(total: Params, part: tuple[Any, Array]) -> tuple[Params, tuple[Array, Metrics]]:
-        rows, i = part
-        said, grads = at_once(params, rows, jax.random.fold_in(key, i))
-        return jax.tree.map(jnp.add, total, grads), said
+    def add(total: Params, microbatch: tuple[Any, Array]) -> tuple[Params, tuple[Array, Metrics]]:
+        rows, i = microbatch
+        outputs, grads = grad_fn(params, rows, jax.random.fold_in(key, i))
+        return jax.tree.map(jnp.add, total, grads), outputs
 
     zero = jax.tree.map(jnp.zeros_like, params)
-    parts = (jax.tree.map(split, batch), jnp.arange(num_parts))
-    total, said = jax.lax.scan(add, zero, parts)
-    mean = jax.tree.map(lambda x: jnp.mean(x, axis=0), said)
-    return mean, jax.tree.map(lambda x: x / num_parts, total)
+    microbatches = (jax.tree.map(split, batch), jnp.arange(num_microbatches))
+    total, outputs = jax.lax.scan(add, zero, microbatches)
+    mean = jax.tree.map(lambda x: jnp.mean(x, axis=0), outputs)
+    return mean, jax.tree.map(lambda x: x / num_microbatches, total)

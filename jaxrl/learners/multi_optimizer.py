@@ -1,8 +1,8 @@
-"""Parameters that learn in parts, each with a loss, a rate and an optimiser state of its own."""
+"""Several optimizers: parts of the parameters with their own loss, learning rate and state."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -10,121 +10,141 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxrl.core.types import Columns, Key, Metrics, Params
-from jaxrl.learners.learner import NONFINITE, SgdState, checked_loss, optimizer_of, sgd_step
+from jaxrl.learners.learner import (
+    NUM_NONFINITE_UPDATES,
+    SgdState,
+    build_optimizer,
+    sgd_step,
+    validate_loss,
+)
 from jaxrl.ops.losses import huber_loss, masked_mean
 
+if TYPE_CHECKING:
+    from jaxrl.config.settings.actor_critic import ActorCriticTraining
+
 POLICY, CRITIC, LOG_ALPHA = "policy", "critic", "log_alpha"
-RATES = {POLICY: "actor_lr", CRITIC: "critic_lr", LOG_ALPHA: "alpha_lr"}
-"""The setting that is the learning rate of a part."""
-JOINED = ("total_loss", "grad_norm", NONFINITE)
+LR_NAMES = {POLICY: "actor_lr", CRITIC: "critic_lr", LOG_ALPHA: "alpha_lr"}
+"""Setting that is the learning rate of each part."""
+COMBINED_METRICS = ("total_loss", "grad_norm", NUM_NONFINITE_UPDATES)
 
 
-def first_parts(
-    params: Mapping[str, Params], settings: Any, values: Mapping[str, Float[Array, ""]]
+def init_parts(
+    params: Mapping[str, Params],
+    settings: "ActorCriticTraining",
+    values: Mapping[str, Float[Array, ""]],
 ) -> SgdState:
-    """The parameters `{part: ...}` with `{part: optimiser state}`.
+    """Initialize one optimizer per part; `opt_state` is `{part: optimizer state}`.
 
     Args:
-        params: Of every part.
-        settings: Of the optimisers.
-        values: Hyperparameters by name.
+        params: Parameters by part.
+        settings: Settings of the optimizers.
+        values: Current hyperparameters by name.
     """
     states = {
-        part: _optimizer(part, settings, values).init({part: own}) for part, own in params.items()
+        part: _optimizer(part, settings, values).init({part: part_params})
+        for part, part_params in params.items()
     }
     return SgdState(params=dict(params), opt_state=states)
 
 
 def _optimizer(
-    part: str, settings: Any, values: Mapping[str, Float[Array, ""]]
+    part: str, settings: "ActorCriticTraining", values: Mapping[str, Float[Array, ""]]
 ) -> optax.GradientTransformation:
-    return optimizer_of(settings, {**values, "lr": values[RATES[part]]})
+    return build_optimizer(settings, {**values, "lr": values[LR_NAMES[part]]})
 
 
-class LearnerOfParts(Protocol):
-    """What a step depends on besides the loss."""
+class MultiOptimizerLearner(Protocol):
+    """Attributes of a learner on which a step depends besides the loss."""
 
     @property
-    def settings(self) -> Any: ...
+    def settings(self) -> "ActorCriticTraining": ...
     @property
     def axis_name(self) -> str | None: ...
     @property
     def log_gradients(self) -> bool: ...
 
 
-def step_part(
-    learner: LearnerOfParts,
+def step_one(
+    learner: MultiOptimizerLearner,
     part: str,
     loss_fn: Callable[[Params], tuple[Float[Array, ""], Metrics]],
     state: SgdState,
     values: Mapping[str, Float[Array, ""]],
 ) -> tuple[SgdState, Metrics]:
-    """`sgd_step` of one part; the others are as they were.
+    """Take an `sgd_step` of one part; the others are unchanged.
 
     Args:
-        learner: Its settings are those of the optimiser.
-        part: Its name.
-        loss_fn: Of that part's parameters.
-        state: From `first_parts`.
+        learner: Learner with the optimizer's settings.
+        part: Name of the part.
+        loss_fn: Function from that part's parameters to the loss and metrics.
+        state: State made by `init_parts`.
         values: Current hyperparameters by name.
     """
-    what = f"{type(learner).__name__}'s loss of the {part}"
-    own, metrics = sgd_step(
-        lambda params: checked_loss(what, loss_fn(params[part])),
+    loss_name = f"{type(learner).__name__}'s loss of the {part}"
+    new_part, metrics = sgd_step(
+        lambda params: validate_loss(loss_name, loss_fn(params[part])),
         _optimizer(part, learner.settings, values),
-        part_of(state, part),
+        get_part(state, part),
         learner.axis_name,
         learner.log_gradients,
     )
-    return with_part(state, part, own), metrics
+    return replace_part(state, part, new_part), metrics
 
 
-def part_of(state: SgdState, part: str) -> SgdState:
-    """One part alone, `{part: ...}`, with its own optimiser state."""
+def get_part(state: SgdState, part: str) -> SgdState:
+    """Return one part alone, `{part: ...}`, with its own optimizer state."""
     return SgdState(params={part: state.params[part]}, opt_state=state.opt_state[part])
 
 
-def with_part(state: SgdState, part: str, own: SgdState) -> SgdState:
-    """All parts, of which one is as in `own`, from `part_of`."""
+def replace_part(state: SgdState, part: str, new_part: SgdState) -> SgdState:
+    """Replace one part by `new_part`, as returned by `get_part`."""
     return SgdState(
-        params={**state.params, **own.params},
-        opt_state={**state.opt_state, part: own.opt_state},
+        params={**state.params, **new_part.params},
+        opt_state={**state.opt_state, part: new_part.opt_state},
     )
 
 
-def joined(*steps: Metrics) -> Metrics:
-    """The metrics of an update of several steps.
+def combine_metrics(*steps: Metrics) -> Metrics:
+    """Combine the metrics of an update that consists of several steps.
 
-    The sum of the losses, the norm of all gradients together, and whether any was non-finite;
-    other names are each step's own.
+    The loss is the sum of the losses, the gradient norm that of all gradients together, and the
+    update is non-finite if any step is; all other metrics are merged.
     """
-    losses, norms, flags = ([step[name] for step in steps] for name in JOINED)
-    own = {name: x for step in steps for name, x in step.items() if name not in JOINED}
+    step_losses, grad_norms, is_nonfinite = (
+        [step[name] for step in steps] for name in COMBINED_METRICS
+    )
+    other_metrics = {
+        name: x for step in steps for name, x in step.items() if name not in COMBINED_METRICS
+    }
     return {
-        **own,
-        "total_loss": sum(losses[1:], losses[0]),
-        "grad_norm": jnp.sqrt(sum((jnp.square(x) for x in norms[1:]), jnp.square(norms[0]))),
-        NONFINITE: jnp.max(jnp.stack(flags)),
+        **other_metrics,
+        "total_loss": sum(step_losses[1:], step_losses[0]),
+        "grad_norm": jnp.sqrt(
+            sum((jnp.square(x) for x in grad_norms[1:]), jnp.square(grad_norms[0]))
+        ),
+        NUM_NONFINITE_UPDATES: jnp.max(jnp.stack(is_nonfinite)),
     }
 
 
-def normal_rows(key: Key, shape: tuple[int, ...], axis_name: str | None) -> Float[Array, "N ..."]:
-    """Standard normal draws for this device's rows, those of all devices lying one after another.
+def draw_normal_rows(
+    key: Key, shape: tuple[int, ...], axis_name: str | None
+) -> Float[Array, "N ..."]:
+    """Draw standard normals for this device's rows. Consumes the key.
 
-    Every device draws all of them, which is cheap, so that a row's draw does not depend on how many
-    devices there are. Consumes the key.
+    The rows of all devices form one array. Every device draws all of it, which is cheap, so that a
+    row's draw does not depend on the number of devices.
 
     Args:
-        key: The same on all devices.
-        shape: Of this device's draws, rows first.
+        key: Key, the same on all devices.
+        shape: Shape of this device's draws, rows first.
         axis_name: Mesh axis that the rows are divided over, or None.
     """
     if axis_name is None:
         return jax.random.normal(key, shape, jnp.float32)
-    num_rows, first = shape[0], jax.lax.axis_index(axis_name) * shape[0]
+    num_rows, first_row = shape[0], jax.lax.axis_index(axis_name) * shape[0]
     total = num_rows * jax.lax.axis_size(axis_name)
     rows = jax.random.normal(key, (total, *shape[1:]), jnp.float32)
-    return jax.lax.dynamic_slice_in_dim(rows, first, num_rows)
+    return jax.lax.dynamic_slice_in_dim(rows, first_row, num_rows)
 
 
 def critic_loss(
@@ -134,30 +154,30 @@ def critic_loss(
     td_error_loss_fn: str,
     axis_name: str | None,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Σₖ E[w l(Qₖ(s, a) − y)], with metrics and the mean |TD error| of each row.
+    """Compute Σₖ E[w l(Qₖ(s, a) − y)], with metrics and the mean |TD error| of each row.
 
     Args:
-        q: Qₖ(s, a).
-        targets: y, which get no gradient.
-        weight: Of each row.
-        td_error_loss_fn: "huber" or "mse".
+        q: Action values Qₖ(s, a).
+        targets: Targets y, which must carry no gradient.
+        weight: Weight of each row.
+        td_error_loss_fn: Loss l, "huber" or "mse".
         axis_name: Mesh axis that the rows are divided over, or None.
     """
     error = q - targets[None]
-    each = huber_loss(error) if td_error_loss_fn == "huber" else jnp.square(error)
-    loss = jnp.sum(jnp.mean(weight[None] * each, axis=tuple(range(1, q.ndim))))
+    losses = huber_loss(error) if td_error_loss_fn == "huber" else jnp.square(error)
+    loss = jnp.sum(jnp.mean(weight[None] * losses, axis=tuple(range(1, q.ndim))))
     value, td_error = jnp.mean(q, axis=0), jnp.mean(jnp.abs(error), axis=0)
-    return loss, critic_metrics(loss, value, td_error, weight, axis_name)
+    return loss, compute_critic_metrics(loss, value, td_error, weight, axis_name)
 
 
-def critic_metrics(
+def compute_critic_metrics(
     loss: Float[Array, ""],
     value: Float[Array, " N *L"],
     td_error: Float[Array, " N *L"],
     weight: Float[Array, " N *L"],
     axis_name: str | None,
 ) -> Metrics:
-    """What a step of the critics reports; means are of the rows of all devices that are transitions."""
+    """Compute the metrics of a critic step, averaged over the transitions of all devices."""
     mean = partial(masked_mean, mask=weight > 0.0, axis_name=axis_name)
     return {
         "qf_loss": loss,

@@ -1,26 +1,29 @@
-"""What algorithms that learn from advantages have in common: the first state, weights, the step."""
+"""Shared steps of policy-gradient algorithms: initial state, advantage weights, gradient step."""
 
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxrl.core.hparams import HParams, Values, current_values, hyperparameters
+from jaxrl.core.hparams import HParams, HParamValues, build_hparams, current_values
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Key, Metrics, Params, Progress
-from jaxrl.learners.learner import SgdState, checked_loss, optimizer_of, step_along
-from jaxrl.learners.microbatches import gradients
+from jaxrl.learners.learner import SgdState, apply_gradients, build_optimizer, validate_loss
+from jaxrl.learners.microbatches import accumulate_gradients
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.ops import losses
+
+if TYPE_CHECKING:
+    from jaxrl.config.settings.training import AdvantageTraining, OnPolicyTraining, Training
 
 S = TypeVar("S")
 
 
 class LossLearner(Protocol):
-    """A Learner with one loss over minibatches that have a `weight`."""
+    """Learner with one loss over minibatches that have a `weight`."""
 
     @property
-    def settings(self) -> Any: ...
+    def settings(self) -> "OnPolicyTraining": ...
     @property
     def axis_name(self) -> str | None: ...
     @property
@@ -29,31 +32,40 @@ class LossLearner(Protocol):
     def compute_loss(
         self, params: Params, batch: Any, values: dict[str, Float[Array, ""]], key: Key
     ) -> tuple[Float[Array, ""], Metrics]:
-        """The mean loss of a minibatch's rows, or of a part of them, and its metrics."""
+        """Compute the mean loss of a minibatch, or of a microbatch of it, and its metrics."""
         ...
 
 
-def first_state(module: RLModule, settings: Any, key: Key) -> tuple[SgdState, HParams]:
-    """First parameters with their optimiser, and the hyperparameters. Consumes the key."""
-    params, hparams = module.init(key), hyperparameters(settings)
-    optimizer = optimizer_of(settings, current_values(hparams, Progress.zero()))
+class AdvantageLearner(LossLearner, Protocol):
+    """Learner whose minibatches have `advantages`, too."""
+
+    @property
+    def settings(self) -> "AdvantageTraining": ...
+
+
+def init_sgd_and_hparams(
+    module: RLModule, settings: "Training", key: Key
+) -> tuple[SgdState, HParams]:
+    """Initialize parameters, optimizer state and hyperparameters. Consumes the key."""
+    params, hparams = module.init(key), build_hparams(settings)
+    optimizer = build_optimizer(settings, current_values(hparams, Progress.zeros()))
     return SgdState(params=params, opt_state=optimizer.init(params)), hparams
 
 
-def weighted_advantages(
+def weight_advantages(
     advantages: Float[Array, "T B"],
     mask: Bool[Array, "T B"],
     normalize: bool | str,
     axis_name: str | None,
 ) -> tuple[Float[Array, "T B"], Float[Array, "T B"]]:
-    """A train batch's advantages, standardised if it is its turn, and the weights of its rows.
+    """Return a train batch's advantages, standardized if set so, and the weights of its rows.
 
-    A weight is 0 where no transition is, and 1 on average over all devices.
+    A weight is 0 where a row is not a transition, and 1 on average over all devices.
 
     Args:
-        advantages: Of every row.
-        mask: Which rows count.
-        normalize: The setting `normalize_advantages`; "minibatch" is left to `descend`.
+        advantages: Advantage of every row.
+        mask: Whether each row counts.
+        normalize: Setting `normalize_advantages`; "minibatch" is left to `policy_gradient_step`.
         axis_name: Mesh axis that the environments are divided over, or None.
     """
     moments = losses.masked_moments(advantages, mask, axis_name)
@@ -62,42 +74,50 @@ def weighted_advantages(
     return advantages, mask.astype(jnp.float32) / jnp.maximum(moments.fraction, 1e-8)
 
 
-def descend(
-    learner: LossLearner, state: S, batch: Any, values: dict[str, Float[Array, ""]], key: Key
+def policy_gradient_step(
+    learner: AdvantageLearner, state: S, batch: Any, values: dict[str, Float[Array, ""]], key: Key
 ) -> tuple[S, Metrics]:
-    """The state after one step down the learner's loss of a minibatch, `[N, ...]`.
+    """Take one gradient step on a minibatch, `[N, ...]`, with advantages standardized if set so.
 
     Args:
-        learner: Its loss and settings.
-        state: With the parameters and optimiser as `sgd`.
-        batch: With `advantages` and `weight`.
+        learner: Learner with the loss and its settings.
+        state: State with parameters and optimizer state as `sgd`.
+        batch: Minibatch with `advantages` and `weight`.
         values: Current hyperparameters by name.
-        key: For losses that draw. Consumed.
+        key: Key of losses that draw. Consumed.
     """
     if learner.settings.normalize_advantages == "minibatch":
         rows = (batch.advantages, batch.weight > 0.0)
-        batch = replace(batch, advantages=losses.standardized(*rows, learner.axis_name))
-    return step_down(learner, state, batch, values, key)
+        batch = replace(batch, advantages=losses.standardize_masked(*rows, learner.axis_name))
+    return loss_step(learner, state, batch, values, key)
 
 
-def step_down(
+def loss_step(
     learner: LossLearner, state: S, batch: Any, values: dict[str, Float[Array, ""]], key: Key
 ) -> tuple[S, Metrics]:
-    """`descend` for minibatches that have a `weight`, and no advantages to standardise."""
-    holder: Any = state
-    named = Values(values)
-    found = gradients(
-        lambda params, rows, key: checked_loss(
+    """Take one gradient step on a minibatch that has a `weight`.
+
+    Args:
+        learner: Learner with the loss and its settings.
+        state: State with parameters and optimizer state as `sgd`.
+        batch: Minibatch, `[N, ...]`.
+        values: Current hyperparameters by name.
+        key: Key of losses that draw. Consumed.
+    """
+    learner_state: Any = state
+    named_values = HParamValues(values)
+    found = accumulate_gradients(
+        lambda params, rows, key: validate_loss(
             f"{type(learner).__name__}.compute_loss",
-            learner.compute_loss(params, rows, named, key),
+            learner.compute_loss(params, rows, named_values, key),
         ),
-        holder.sgd.params,
+        learner_state.sgd.params,
         batch,
         key,
         learner.settings.microbatch_size,
     )
-    optimizer = optimizer_of(learner.settings, values)
-    sgd, metrics = step_along(
-        found, optimizer, holder.sgd, learner.axis_name, learner.log_gradients
+    optimizer = build_optimizer(learner.settings, values)
+    sgd, metrics = apply_gradients(
+        found, optimizer, learner_state.sgd, learner.axis_name, learner.log_gradients
     )
-    return replace(holder, sgd=sgd), metrics
+    return replace(learner_state, sgd=sgd), metrics

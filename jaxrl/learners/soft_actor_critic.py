@@ -1,87 +1,93 @@
-"""Soft actor-critic learning: critics, policy and temperature, one after another (SAC and TQC)."""
+"""Soft actor-critic learning, shared by SAC and TQC: critics, policy and temperature in turn."""
 
 import abc
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxrl.core.hparams import HParams, current_values, hyperparameters
+from jaxrl.core.hparams import HParams, build_hparams, current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree, Transition
 from jaxrl.distributions.base import Categorical, SquashedGaussian
-from jaxrl.learners.learner import NONFINITE, SgdState, select
+from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState, select
 from jaxrl.learners.multi_optimizer import (
     CRITIC,
     LOG_ALPHA,
     POLICY,
-    first_parts,
-    joined,
-    normal_rows,
-    step_part,
+    combine_metrics,
+    draw_normal_rows,
+    init_parts,
+    step_one,
 )
-from jaxrl.learners.target_network import Target, first_target, followed
+from jaxrl.learners.target_network import TargetNetwork, init_target, update_target
 from jaxrl.modules.policy_and_critics import StochasticPolicyModule
 from jaxrl.ops.losses import masked_mean
 
+if TYPE_CHECKING:
+    from jaxrl.config.settings.actor_critic import SoftActorCriticTraining
+
 LOG_PROB = "log_prob"
-DISCRETE_ENTROPY = 0.98
-"""Share of the largest entropy that 'auto' aims at (Christodoulou 2019, appendix; RLlib's too)."""
+DISCRETE_ENTROPY_FRACTION = 0.98
+"""Fraction of the maximum entropy that 'auto' aims at.
+
+Christodoulou 2019, appendix; RLlib uses the same.
+"""
 
 
 @pytree
-class SoftState:
-    """What is learned; `temperature` is log α with its optimiser, `target` that of the critics."""
+class SoftActorCriticState:
+    """Learner state; `temperature` is log α with its optimizer, `target` that of the critics."""
 
     sgd: SgdState
     temperature: SgdState
-    target: Target
+    target: TargetNetwork
     hparams: HParams
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SoftActorCritic(abc.ABC):
-    """The base of SAC's and TQC's learners, which say what critics learn and are trusted with."""
+    """Base of SAC's and TQC's learners, which define the critics' targets and value estimate."""
 
     module: StochasticPolicyModule
-    settings: Any
+    settings: "SoftActorCriticTraining"
     axis_name: str | None = None
     log_gradients: bool = False
 
     @abc.abstractmethod
-    def estimate(self, q: Float[Array, "critics N *n"]) -> Float[Array, " N *n"]:
-        """The value that the policy is improved by, of the output of all critics."""
+    def reduce_critics(self, q: Float[Array, "critics N *n"]) -> Float[Array, " N *n"]:
+        """Reduce the outputs of all critics to the value that the policy maximizes."""
 
     @abc.abstractmethod
-    def targets(
-        self, state: SoftState, batch: Transition, alpha: Float[Array, ""], key: Key
+    def compute_td_targets(
+        self, state: SoftActorCriticState, batch: Transition, alpha: Float[Array, ""], key: Key
     ) -> Float[Array, " N *n"]:
-        """What the critics learn; no gradient is taken. Consumes the key."""
+        """Compute the targets of the critics; they carry no gradient. Consumes the key."""
 
     @abc.abstractmethod
     def critic_loss(
         self, critic: Params, batch: Transition, targets: Float[Array, " N *n"]
     ) -> tuple[Float[Array, ""], Metrics]:
-        """The mean loss of the critics, and metrics with the `td_error` `[N]`."""
+        """Compute the mean loss of the critics, and metrics with the `td_error` `[N]`."""
 
-    def init(self, key: Key) -> SoftState:
-        params, hparams = self.module.init(key), hyperparameters(self.settings)
-        values = current_values(hparams, Progress.zero())
+    def init(self, key: Key) -> SoftActorCriticState:
+        params, hparams = self.module.init(key), build_hparams(self.settings)
+        values = current_values(hparams, Progress.zeros())
         log_alpha = jnp.log(jnp.asarray(self.settings.initial_alpha, jnp.float32))
-        return SoftState(
-            sgd=first_parts(params, self.settings, values),
-            temperature=first_parts({LOG_ALPHA: log_alpha}, self.settings, values),
-            target=first_target(params[CRITIC]),
+        return SoftActorCriticState(
+            sgd=init_parts(params, self.settings, values),
+            temperature=init_parts({LOG_ALPHA: log_alpha}, self.settings, values),
+            target=init_target(params[CRITIC]),
             hparams=hparams,
         )
 
     def update(
-        self, state: SoftState, batch: Transition, progress: Progress, key: Key
-    ) -> tuple[SoftState, Metrics]:
-        """Critics, then the policy by the new critics, then the temperature by the policy's entropy.
+        self, state: SoftActorCriticState, batch: Transition, progress: Progress, key: Key
+    ) -> tuple[SoftActorCriticState, Metrics]:
+        """Step the critics, then the policy by the new critics, then the temperature.
 
         If anything is non-finite, nothing changes.
         """
@@ -89,8 +95,8 @@ class SoftActorCritic(abc.ABC):
         values = current_values(state.hparams, progress)
         log_alpha = state.temperature.params[LOG_ALPHA]
         alpha = jnp.exp(log_alpha)
-        targets = self.targets(state, batch, alpha, target_key)
-        sgd, critic = step_part(
+        targets = self.compute_td_targets(state, batch, alpha, target_key)
+        sgd, critic = step_one(
             self,
             CRITIC,
             lambda critic: self.critic_loss(critic, batch, targets),
@@ -98,7 +104,7 @@ class SoftActorCritic(abc.ABC):
             values,
         )
         critics = sgd.params[CRITIC]
-        sgd, actor = step_part(
+        sgd, actor = step_one(
             self,
             POLICY,
             lambda policy: self.actor_loss(policy, critics, batch, alpha, actor_key),
@@ -106,18 +112,18 @@ class SoftActorCritic(abc.ABC):
             values,
         )
         log_prob = actor.pop(LOG_PROB)
-        temperature, entropy = step_part(
+        temperature, entropy = step_one(
             self,
             LOG_ALPHA,
             lambda log_alpha: self.alpha_loss(log_alpha, batch, log_prob),
             state.temperature,
             values,
         )
-        metrics = joined(critic, actor, entropy)
+        metrics = combine_metrics(critic, actor, entropy)
         frequency = self.settings.target_network_update_freq
-        target = followed(state.target, critics, metrics, progress, values["tau"], frequency)
-        learned = replace(state, sgd=sgd, temperature=temperature)
-        state = select(metrics[NONFINITE] < 0.5, learned, state)
+        target = update_target(state.target, critics, metrics, progress, values["tau"], frequency)
+        updated = replace(state, sgd=sgd, temperature=temperature)
+        state = select(metrics[NUM_NONFINITE_UPDATES] < 0.5, updated, state)
         return replace(state, target=target), {
             **metrics,
             "alpha_value": alpha,
@@ -126,33 +132,35 @@ class SoftActorCritic(abc.ABC):
             "curr_critic_lr": values["critic_lr"],
         }
 
-    def soft_value(
+    def compute_soft_value(
         self, policy: Params, critic: Params, obs: PyTree, alpha: Float[Array, ""], key: Key
     ) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
-        """E_a[Q(s, a) − α log π(a|s)] and E_a[log π(a|s)] of observations `[N, ...]`.
+        """Compute E_a[Q(s, a) − α log π(a|s)] and E_a[log π(a|s)] of observations `[N, ...]`.
 
         The expectation is exact over discrete actions (Christodoulou 2019, eq. 10), and one
-        reparametrised sample of continuous ones. Consumes the key.
+        reparameterized sample of continuous ones. Consumes the key.
         """
         if self.module.is_discrete:
             dist = self.module.policy_dist(policy, obs)
             assert isinstance(dist, Categorical)
             log_probs = dist.log_probs()
             probs = jnp.exp(log_probs)
-            q = jnp.sum(probs * self.estimate(self.module.q_values(critic, obs)), axis=-1)
+            q = jnp.sum(
+                probs * self.reduce_critics(self.module.compute_q_values(critic, obs)), axis=-1
+            )
             log_prob = jnp.sum(probs * log_probs, axis=-1)
         else:
-            action, log_prob = self.sample(policy, obs, key)
-            q = self.estimate(self.module.q_values(critic, obs, action))
+            action, log_prob = self.sample_action(policy, obs, key)
+            q = self.reduce_critics(self.module.compute_q_values(critic, obs, action))
         return q - alpha * log_prob, log_prob
 
-    def sample(
+    def sample_action(
         self, policy: Params, obs: PyTree, key: Key
     ) -> tuple[Float[Array, "N ..."], Float[Array, " N"]]:
-        """A continuous action for each observation, and its log density. Consumes the key."""
+        """Sample a continuous action and its log density per observation. Consumes the key."""
         dist = self.module.policy_dist(policy, obs)
         assert isinstance(dist, SquashedGaussian)
-        return dist.pick_and_log_prob(normal_rows(key, dist.mean.shape, self.axis_name))
+        return dist.from_noise_and_log_prob(draw_normal_rows(key, dist.mean.shape, self.axis_name))
 
     def actor_loss(
         self,
@@ -162,16 +170,16 @@ class SoftActorCritic(abc.ABC):
         alpha: Float[Array, ""],
         key: Key,
     ) -> tuple[Float[Array, ""], Metrics]:
-        """E[w (α log π(a|s) − Q(s, a))], a ~ π(·|s)  (Haarnoja et al. 2018b, eq. 9).
+        """Compute E[w (α log π(a|s) − Q(s, a))], a ~ π(·|s)  (Haarnoja et al. 2018b, eq. 9).
 
         Args:
-            policy: What the gradient is taken for.
-            critic: Of all critics.
-            batch: `[N, ...]`.
-            alpha: The temperature.
-            key: Consumed.
+            policy: Policy parameters, which the gradient is taken for.
+            critic: Parameters of all critics.
+            batch: Minibatch, `[N, ...]`.
+            alpha: Temperature.
+            key: Key of the action samples. Consumed.
         """
-        value, log_prob = self.soft_value(policy, critic, batch.obs, alpha, key)
+        value, log_prob = self.compute_soft_value(policy, critic, batch.obs, alpha, key)
         loss = -jnp.mean(batch.weight * value)
         logps = masked_mean(log_prob, batch.weight > 0.0, self.axis_name)
         return loss, {"policy_loss": loss, "logps": logps, LOG_PROB: log_prob}
@@ -179,21 +187,23 @@ class SoftActorCritic(abc.ABC):
     def alpha_loss(
         self, log_alpha: Float[Array, ""], batch: Transition, log_prob: Float[Array, " N"]
     ) -> tuple[Float[Array, ""], Metrics]:
-        """−log α E[w (log π(a|s) + H̄)]: α falls while there is more entropy than H̄.
+        """Compute −log α E[w (log π(a|s) + H̄)]: α falls while the entropy exceeds H̄.
 
         Haarnoja et al. 2018b, eq. 18, with log α for α as in their code and RLlib's.
 
         Args:
-            log_alpha: What the gradient is taken for.
-            batch: `[N, ...]`.
-            log_prob: Of the policy at each row.
+            log_alpha: Log temperature, which the gradient is taken for.
+            batch: Minibatch, `[N, ...]`.
+            log_prob: Log-probability of the policy at each row.
         """
-        target = self.target_entropy(batch.obs, log_prob)
+        target = self.compute_target_entropy(batch.obs, log_prob)
         loss = -log_alpha * jnp.mean(batch.weight * (log_prob + target))
         return loss, {"alpha_loss": loss, "target_entropy": jnp.mean(target)}
 
-    def target_entropy(self, obs: PyTree, log_prob: Float[Array, " N"]) -> Float[Array, " N"]:
-        """H̄ of each row."""
+    def compute_target_entropy(
+        self, obs: PyTree, log_prob: Float[Array, " N"]
+    ) -> Float[Array, " N"]:
+        """Compute the target entropy H̄ of each row."""
         setting = self.settings.target_entropy
         if setting != "auto":
             return jnp.full_like(log_prob, setting)
@@ -201,7 +211,7 @@ class SoftActorCritic(abc.ABC):
             return jnp.full_like(log_prob, -math.prod(self.module.distribution.event_shape))
         mask = self.module.action_mask(obs)
         if mask is None:
-            number = self.module.distribution.input_dim
-            return jnp.full_like(log_prob, DISCRETE_ENTROPY * math.log(number))
-        legal = jnp.sum(mask.astype(jnp.float32), axis=-1)
-        return DISCRETE_ENTROPY * jnp.log(jnp.maximum(legal, 1.0))
+            num_actions = self.module.distribution.input_dim
+            return jnp.full_like(log_prob, DISCRETE_ENTROPY_FRACTION * math.log(num_actions))
+        num_legal = jnp.sum(mask.astype(jnp.float32), axis=-1)
+        return DISCRETE_ENTROPY_FRACTION * jnp.log(jnp.maximum(num_legal, 1.0))

@@ -1,4 +1,4 @@
-"""V-trace targets of a rollout: what IMPALA and APPO have in common."""
+"""V-trace targets of a rollout, shared by IMPALA and APPO."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -9,15 +9,15 @@ from jaxtyping import Array, Float
 
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Columns, Metrics, Params, Rollout
-from jaxrl.learners.bootstrap import successor_values
-from jaxrl.learners.policy_gradient import weighted_advantages
+from jaxrl.learners.bootstrap import compute_successor_values
+from jaxrl.learners.policy_gradient import weight_advantages
 from jaxrl.modules.rl_module import RLModule
-from jaxrl.modules.sequences import with_memory
+from jaxrl.modules.sequences import attach_final_carries
 from jaxrl.ops import losses, returns
 
 
 class VTraceSettings(Protocol):
-    """What the targets depend on that shapes the program."""
+    """Settings that shape the program of the targets."""
 
     @property
     def vtrace(self) -> bool: ...
@@ -27,14 +27,14 @@ class VTraceSettings(Protocol):
 
 @pytree
 class VTraceTargets:
-    """What a loss needs of every row; `weight` is 0 where no transition is and 1 on average."""
+    """Targets of every row; `weight` is 0 where a row is not a transition, and 1 on average."""
 
     value_targets: Float[Array, "T B"]
     advantages: Float[Array, "T B"]
     weight: Float[Array, "T B"]
 
 
-def vtrace_targets(
+def compute_vtrace_targets(
     module: RLModule,
     params: Params,
     out: dict[str, Any],
@@ -44,30 +44,30 @@ def vtrace_targets(
     settings: VTraceSettings,
     axis_name: str | None,
 ) -> tuple[VTraceTargets, Metrics]:
-    """Targets and advantages of Espeholt et al. 2018 (eq. 1, section 4.2), and their statistics.
+    """Compute the targets and advantages of Espeholt et al. 2018 (eq. 1, section 4.2).
 
     Episodes are cut at terminations and truncations; a truncated row, and the last one, bootstraps
-    from the value of its final observation.
+    from the value of its final observation. Statistics are returned as metrics.
 
     Args:
-        module: Gives the values of successors.
-        params: Its parameters.
-        out: `forward_rollout` by the same parameters.
-        log_prob: log π(a|s) of the target policy, in ρ = π / μ; the acting policy's log μ(a|s) is
-            the rollout's.
-        rollout: `[T, B, ...]`, holding the module's observations.
-        values: gamma, lambda_, vtrace_clip_rho_threshold and vtrace_clip_pg_rho_threshold.
-        settings: Without `vtrace`, ρ is 1, as if the target policy had acted.
+        module: Module that computes the values of successors.
+        params: Parameters of the module.
+        out: Outputs of `forward_rollout` with the same parameters.
+        log_prob: Log-probability log π(a|s) of the target policy, in ρ = π / μ; that of the acting
+            policy, log μ(a|s), is in the rollout.
+        rollout: Transitions `[T, B, ...]`, holding the module's observations.
+        values: Current gamma, lambda_, vtrace_clip_rho_threshold and vtrace_clip_pg_rho_threshold.
+        settings: Settings; without `vtrace`, ρ is 1, as if the target policy had acted.
         axis_name: Mesh axis that the environments are divided over, or None.
     """
     log_ratio = log_prob - rollout.extras[Columns.ACTION_LOGP]
     rho = jnp.exp(log_ratio) if settings.vtrace else jnp.ones_like(log_ratio)
-    estimates, seen = out[Columns.VF_PREDS], with_memory(rollout, out)
+    estimates, seen = out[Columns.VF_PREDS], attach_final_carries(rollout, out)
     mask, clip_rho = rollout.mask, values["vtrace_clip_rho_threshold"]
     value_targets, advantages = returns.vtrace(
         rollout.reward,
         estimates,
-        successor_values(partial(module.compute_values, params), seen, estimates),
+        compute_successor_values(partial(module.compute_values, params), seen, estimates),
         rho,
         rollout.terminated,
         rollout.truncated,
@@ -78,7 +78,7 @@ def vtrace_targets(
         values["vtrace_clip_pg_rho_threshold"],
     )
     normalize = settings.normalize_advantages
-    advantages, weight = weighted_advantages(advantages, mask, normalize, axis_name)
+    advantages, weight = weight_advantages(advantages, mask, normalize, axis_name)
 
     def mean(x: Float[Array, "T B"]) -> Float[Array, ""]:
         return losses.masked_moments(x, mask, axis_name).mean

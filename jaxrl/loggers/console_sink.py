@@ -1,4 +1,4 @@
-"""The sink "console": results as lines on standard output, or as a panel in a notebook."""
+"""Console sink: results as lines on standard output, or as a panel in a notebook."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,13 +11,13 @@ from jaxrl.runs import results
 
 
 class ConsoleSink:
-    """For scripts and notebooks that call `train()` or `fit()` themselves.
+    """Sink for scripts and notebooks that call `train()` or `fit()` themselves.
 
-    A line every few seconds; in a notebook one panel that is drawn anew.
+    Prints a line every few seconds; in a notebook, redraws a single panel.
 
     Args:
-        title: Of the panel.
-        stop: The stop criterion, for the panel's progress bar.
+        title: Title of the panel.
+        stop: Stop criterion, for the panel's progress bar.
     """
 
     def __init__(self, title: str = "", stop: Mapping[str, Any] | None = None) -> None:
@@ -29,7 +29,7 @@ class ConsoleSink:
             self._display = PlainDisplay("", {}, console=console)
 
     def write(self, result: results.Result) -> None:
-        self._display.iteration(result)
+        self._display.update(result)
 
     def close(self) -> None:
         self._display.flush()

@@ -1,4 +1,4 @@
-"""`progress.csv`: the scalars of every result, one row each, under flat names."""
+"""CSV sink: `progress.csv` holds the scalars of each result as one row, under flat names."""
 
 import csv
 import io
@@ -9,39 +9,39 @@ from jaxrl.runs import files, results
 
 
 class CsvSink:
-    """Appends each result's scalars to a table.
+    """Sink that appends the scalars of each result to a table.
 
-    A column that appears later (the first evaluation, say) rewrites the file with the longer
-    header and empty cells in the rows before it; the file is whole at every moment.
+    When a new column appears (at the first evaluation, for example), the file is rewritten with
+    the longer header and empty cells in earlier rows. The file on disk is always complete.
 
     Args:
-        path: The file; made if missing.
-        start_iteration: The iteration that the run goes on from; later rows are dropped.
+        path: Path of the file; created if missing.
+        start_iteration: Iteration that the run resumes from; later rows are dropped.
     """
 
     def __init__(self, path: Path, *, start_iteration: int = 0) -> None:
         self._path = path
         self._columns: dict[str, None] = {}
-        with files.one_sentence("write", path):
+        with files.translate_os_errors("write", path):
             if path.exists():
                 self._restore(start_iteration)
             self._open()
 
     def write(self, result: results.Result) -> None:
-        row = results.flat_scalars(result)
-        new = (
+        row = results.flatten_scalars(result)
+        added = (
             [] if row.keys() <= self._columns.keys() else [n for n in row if n not in self._columns]
         )
-        with files.one_sentence("write", self._path):
-            if new:
+        with files.translate_os_errors("write", self._path):
+            if added:
                 self._file.close()
-                self._rewrite([*self._columns, *new], self._rows())
+                self._rewrite([*self._columns, *added], self._read_rows())
                 self._open()
             self._writer.writerow([row.get(name, "") for name in self._columns])
             self._file.flush()
 
     def close(self) -> None:
-        with files.one_sentence("write", self._path):
+        with files.translate_os_errors("write", self._path):
             self._file.close()
 
     def _open(self) -> None:
@@ -52,26 +52,28 @@ class CsvSink:
         text = self._path.read_bytes().decode("utf-8", errors="replace")
         rows = list(csv.reader(io.StringIO(text, newline="")))
         if rows and not text.endswith("\n"):
-            rows.pop()  # a killed process did not finish it
+            rows.pop()  # left incomplete by a killed process
         if not rows:
             self._rewrite([], iter(()))
             return
         header, *body = rows
         column = header.index(results.ITERATION) if results.ITERATION in header else None
-        kept = [row for row in body if len(row) == len(header) and _until(row, column, iteration)]
+        kept = [
+            row for row in body if len(row) == len(header) and _is_up_to(row, column, iteration)
+        ]
         if len(kept) < len(body) or not text.endswith("\n"):
             self._rewrite(header, iter(kept))
         self._columns = dict.fromkeys(header)
 
-    def _rows(self) -> Iterator[Sequence[str]]:
-        """The rows as they stand in the file, without the header."""
+    def _read_rows(self) -> Iterator[Sequence[str]]:
+        """Yield the rows of the file, without the header."""
         with self._path.open(encoding="utf-8", newline="") as file:
             reader = csv.reader(file)
             next(reader, None)
             yield from reader
 
     def _rewrite(self, columns: list[str], rows: Iterator[Sequence[str]]) -> None:
-        with files.replacing(self._path) as file:
+        with files.open_atomic(self._path) as file:
             if columns:
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(columns)
@@ -80,7 +82,7 @@ class CsvSink:
         self._columns = dict.fromkeys(columns)
 
 
-def _until(row: Sequence[str], column: int | None, iteration: int) -> bool:
+def _is_up_to(row: Sequence[str], column: int | None, iteration: int) -> bool:
     if column is None:
         return True
     try:

@@ -1,4 +1,4 @@
-"""What a user sees while a run goes on: a live panel, or plain lines where there is no terminal."""
+"""Displays of a running experiment: a live panel on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -18,8 +18,8 @@ from jaxrl.loggers import text
 from jaxrl.loggers.status import RunStatus
 from jaxrl.runs import results
 
-_PLAIN_EVERY_S = 2.0
-_COLOURS = {
+_PLAIN_INTERVAL_S = 2.0
+_COLORS = {
     "building": "cyan",
     "compiling": "yellow",
     "training": "green",
@@ -29,7 +29,7 @@ _COLOURS = {
 
 
 class Display(Protocol):
-    """Follows a run from `with` to its end."""
+    """Display of a run, entered as a context manager for the duration of the run."""
 
     def __enter__(self) -> Self: ...
 
@@ -40,20 +40,20 @@ class Display(Protocol):
         trace: TracebackType | None,
     ) -> None: ...
 
-    def phase(self, name: str) -> None:
-        """The run is now building, compiling, training, evaluating or saving."""
+    def set_phase(self, name: str) -> None:
+        """Set the current phase: building, compiling, training, evaluating or saving."""
         ...
 
-    def goes_on_from(self, result: results.Result) -> None:
-        """A run that was restored has this result already; empty for a new one."""
+    def resume_from(self, result: results.Result) -> None:
+        """Show the latest result of a restored run; it is empty for a new run."""
         ...
 
-    def iteration(self, result: results.Result) -> None:
-        """An iteration ended."""
+    def update(self, result: results.Result) -> None:
+        """Show the result of an iteration."""
         ...
 
-    def message(self, words: str) -> None:
-        """A line that stays."""
+    def print_message(self, message: str) -> None:
+        """Print a line that stays on screen."""
         ...
 
 
@@ -62,24 +62,24 @@ def open_display(
     stop: Mapping[str, Any],
     *,
     console: Console | None = None,
-    device: Callable[[], str] = str,
+    describe_devices: Callable[[], str] = str,
 ) -> Display:
-    """The live panel on a terminal, plain lines elsewhere.
+    """Return a live panel on a terminal, or a display of plain lines elsewhere.
 
     Args:
-        title: What is trained, on what.
-        stop: The stop criterion, for the progress bar.
-        console: Where to draw; standard output by default.
-        device: Says on what the run computes; asked at every drawing.
+        title: Title, such as "PPO on CartPole-v1".
+        stop: Stop criterion, for the progress bar.
+        console: Console to draw on; standard output by default.
+        describe_devices: Function that describes the devices in use; called at every redraw.
     """
     console = console or Console()
     if console.is_terminal and not console.is_dumb_terminal:
-        return LiveDisplay(title, stop, console=console, device=device)
-    return PlainDisplay(title, stop, console=console, device=device)
+        return LiveDisplay(title, stop, console=console, describe_devices=describe_devices)
+    return PlainDisplay(title, stop, console=console, describe_devices=describe_devices)
 
 
 class PlainDisplay:
-    """At most one line every two seconds, plus one per evaluation and a last one."""
+    """Display of at most one line every two seconds, plus one per evaluation and a final one."""
 
     def __init__(
         self,
@@ -87,17 +87,22 @@ class PlainDisplay:
         stop: Mapping[str, Any],
         *,
         console: Console,
-        device: Callable[[], str] = str,
+        describe_devices: Callable[[], str] = str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.status = RunStatus(stop, clock)
-        self._title, self._console, self._device, self._clock = title, console, device, clock
+        self._title, self._console, self._device, self._clock = (
+            title,
+            console,
+            describe_devices,
+            clock,
+        )
         self._printed_at = float("-inf")
         self._is_waiting = False
         self._announced = False
 
     def __enter__(self) -> Self:
-        self.message(self._title)
+        self.print_message(self._title)
         return self
 
     def __exit__(
@@ -108,21 +113,21 @@ class PlainDisplay:
     ) -> None:
         self.flush()
 
-    def phase(self, name: str) -> None:
+    def set_phase(self, name: str) -> None:
         if self.status.phase == "compiling" and name != "compiling":
-            self.message(f"compiled in {text.duration(self.status.phase_s)}")
+            self.print_message(f"compiled in {text.format_duration(self.status.phase_s)}")
         if name == "compiling" and self.status.phase != "compiling":
             device = self._device()
-            self.message("compiling" + (f" for {device}" if device else "") + " ...")
-        self.status.enter(name)
+            self.print_message("compiling" + (f" for {device}" if device else "") + " ...")
+        self.status.set_phase(name)
 
-    def goes_on_from(self, result: results.Result) -> None:
-        self.status.goes_on_from(result)
+    def resume_from(self, result: results.Result) -> None:
+        self.status.resume_from(result)
 
-    def iteration(self, result: results.Result) -> None:
+    def update(self, result: results.Result) -> None:
         self.status.update(result)
         self._is_waiting = True
-        if results.new_evaluation(result) or self._is_due():
+        if results.get_new_evaluation(result) or self._is_due():
             self._printed_at = self._clock()
             self.flush()
 
@@ -130,29 +135,29 @@ class PlainDisplay:
         """Print the latest iteration if its line was held back."""
         if self._is_waiting:
             self._is_waiting = False
-            line = text.line(self.status.result, self.status.steps_per_s)
-            self.message(line + self._remaining())
+            line = text.format_line(self.status.result, self.status.steps_per_s)
+            self.print_message(line + self._format_remaining())
 
-    def message(self, words: str) -> None:
-        self._console.print(words, markup=False, highlight=False, soft_wrap=True)
+    def print_message(self, message: str) -> None:
+        self._console.print(message, markup=False, highlight=False, soft_wrap=True)
 
     def _is_due(self) -> bool:
-        return self._clock() - self._printed_at >= _PLAIN_EVERY_S
+        return self._clock() - self._printed_at >= _PLAIN_INTERVAL_S
 
-    def _remaining(self) -> str:
-        progress = self.status.progress()
+    def _format_remaining(self) -> str:
+        progress = self.status.compute_progress()
         if progress is None or progress.fraction is None:
             return ""
-        left = (
-            f", {text.duration(progress.eta_s)} left"
+        time_left = (
+            f", {text.format_duration(progress.eta_s)} left"
             if progress.eta_s and progress.fraction < 1.0
             else ""
         )
-        return f"  {progress.fraction:.0%}{left}"
+        return f"  {progress.fraction:.0%}{time_left}"
 
 
 class LiveDisplay:
-    """A panel redrawn four times a second, also while XLA compiles."""
+    """Panel that is redrawn four times a second, even while XLA compiles."""
 
     def __init__(
         self,
@@ -160,11 +165,11 @@ class LiveDisplay:
         stop: Mapping[str, Any],
         *,
         console: Console,
-        device: Callable[[], str] = str,
+        describe_devices: Callable[[], str] = str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.status = RunStatus(stop, clock)
-        self._title, self._console, self._device = title, console, device
+        self._title, self._console, self._device = title, console, describe_devices
         self._spinner = Spinner("dots")
         self._ended = False
         self._live = Live(console=console, get_renderable=self.render, refresh_per_second=4)
@@ -182,54 +187,56 @@ class LiveDisplay:
         self._ended = True
         self._live.stop()
 
-    def phase(self, name: str) -> None:
-        self.status.enter(name)
+    def set_phase(self, name: str) -> None:
+        self.status.set_phase(name)
 
-    def goes_on_from(self, result: results.Result) -> None:
-        self.status.goes_on_from(result)
+    def resume_from(self, result: results.Result) -> None:
+        self.status.resume_from(result)
 
-    def iteration(self, result: results.Result) -> None:
+    def update(self, result: results.Result) -> None:
         self.status.update(result)
 
-    def message(self, words: str) -> None:
-        self._console.print(words, markup=False, highlight=False)
+    def print_message(self, message: str) -> None:
+        self._console.print(message, markup=False, highlight=False)
 
     def render(self) -> RenderableType:
-        """The panel as it is now."""
+        """Render the panel in its current state."""
         table = Table.grid(padding=(0, 2), expand=True)
         table.add_column(style="dim", no_wrap=True)
         table.add_column(ratio=1)
-        for label, value in self._rows():
+        for label, value in self._render_rows():
             table.add_row(label, value)
         return Panel(
-            Group(self._headline(), *self._bar(), table),
+            Group(self._render_headline(), *self._render_progress(), table),
             title=Text(self._title, style="bold"),
             title_align="left",
             border_style="dim",
-            # The terminal writes ^C behind the last character: on a full line it would break it.
+            # The terminal echoes ^C after the last character, which would wrap a full line.
             width=max(self._console.width - 3, 20),
         )
 
-    def _headline(self) -> RenderableType:
+    def _render_headline(self) -> RenderableType:
         status = self.status
         if self._ended:
-            return Text(f"ended after {text.duration(status.elapsed_s)}", style="bold")
-        words = Text(status.phase, style=f"bold {_COLOURS.get(status.phase, 'white')}")
+            return Text(f"ended after {text.format_duration(status.elapsed_s)}", style="bold")
+        headline = Text(status.phase, style=f"bold {_COLORS.get(status.phase, 'white')}")
         if status.phase in ("building", "compiling"):
-            words.append(f"  {text.duration(status.phase_s)}", style="not bold")
-        words.append(f"   {text.duration(status.elapsed_s)} elapsed", style="dim not bold")
-        self._spinner.update(text=words)
+            headline.append(f"  {text.format_duration(status.phase_s)}", style="not bold")
+        headline.append(
+            f"   {text.format_duration(status.elapsed_s)} elapsed", style="dim not bold"
+        )
+        self._spinner.update(text=headline)
         return self._spinner
 
-    def _bar(self) -> list[RenderableType]:
-        progress = self.status.progress()
+    def _render_progress(self) -> list[RenderableType]:
+        progress = self.status.compute_progress()
         if progress is None:
             return []
-        words = f"{progress.name} {text.number(progress.value)} of {text.number(progress.target)}"
+        label = f"{progress.name} {text.format_number(progress.value)} of {text.format_number(progress.target)}"
         if progress.fraction is None:
-            return [Text(words, style="dim")]
+            return [Text(label, style="dim")]
         eta = (
-            f"  {text.duration(progress.eta_s)} left"
+            f"  {text.format_duration(progress.eta_s)} left"
             if progress.eta_s and progress.fraction < 1.0
             else ""
         )
@@ -238,48 +245,54 @@ class LiveDisplay:
         grid.add_column()
         bar = ProgressBar(total=1.0, completed=progress.fraction, width=24)
         grid.add_row(bar, Text(f"{progress.fraction:4.0%}{eta}"))
-        return [grid, Text(words, style="dim")]
+        return [grid, Text(label, style="dim")]
 
-    def _rows(self) -> list[tuple[str, RenderableType]]:
+    def _render_rows(self) -> list[tuple[str, RenderableType]]:
         status, result = self.status, self.status.result
         rows: list[tuple[str, RenderableType]] = [
-            ("steps", self._steps()),
-            ("return", self._return()),
+            ("steps", self._render_steps()),
+            ("return", self._render_return()),
         ]
-        evaluated = text.returns(status.evaluation)
+        evaluated = text.format_returns(status.evaluation)
         if evaluated:
-            words = f"{evaluated}   at iteration {text.number(status.evaluated_at)}"
-            rows.append(("evaluated", Text(words, style="magenta")))
-        stats = [f"{name} {text.number(value)}" for name, value in text.learner_stats(result)]
+            summary = f"{evaluated}   at iteration {text.format_number(status.evaluated_at)}"
+            rows.append(("evaluated", Text(summary, style="magenta")))
+        stats = [
+            f"{name} {text.format_number(value)}" for name, value in text.learner_stats(result)
+        ]
         if stats:
             rows.append(("learner", Text("   ".join(stats))))
-        troubles = [f"{text.number(value)} {name}" for name, value in text.troubles(result)]
-        if troubles:
-            rows.append(("trouble", Text("   ".join(troubles), style="bold red")))
+        faults = [
+            f"{text.format_number(value)} {name}" for name, value in text.fault_counts(result)
+        ]
+        if faults:
+            rows.append(("trouble", Text("   ".join(faults), style="bold red")))
         compiled = status.seconds_in("compiling")
         if compiled:
-            rows.append(("compile", Text(text.duration(compiled))))
+            rows.append(("compile", Text(text.format_duration(compiled))))
         device = self._device()
         if device:
             rows.append(("device", Text(device)))
         return rows
 
-    def _steps(self) -> Text:
+    def _render_steps(self) -> Text:
         status = self.status
-        iteration = text.number(results.number(status.result, results.ITERATION) or 0)
-        words = Text(f"{text.number(results.env_steps(status.result))}   iteration {iteration}")
+        iteration = text.format_number(results.get_number(status.result, results.ITERATION) or 0)
+        content = Text(
+            f"{text.format_number(results.get_env_steps(status.result))}   iteration {iteration}"
+        )
         if status.steps_per_s:
-            words.append(f"   {text.rate(status.steps_per_s)} steps/s", style="bold")
-        return words
+            content.append(f"   {text.format_rate(status.steps_per_s)} steps/s", style="bold")
+        return content
 
-    def _return(self) -> Text:
+    def _render_return(self) -> Text:
         stats = metrics.lookup(self.status.result, "env_runners")
-        shown = text.returns(stats) if isinstance(stats, Mapping) else None
-        if shown is None:
+        returns = text.format_returns(stats) if isinstance(stats, Mapping) else None
+        if returns is None:
             return Text("no episode has ended yet", style="dim")
-        words = Text(shown, style="bold")
-        words.append(f"   {text.sparkline(self.status.returns)}", style="green not bold")
-        length = results.number(self.status.result, results.LEN_MEAN)
+        content = Text(returns, style="bold")
+        content.append(f"   {text.format_sparkline(self.status.returns)}", style="green not bold")
+        length = results.get_number(self.status.result, results.LEN_MEAN)
         if length is not None:
-            words.append(f"   length {text.number(length)}", style="not bold")
-        return words
+            content.append(f"   length {text.format_number(length)}", style="not bold")
+        return content

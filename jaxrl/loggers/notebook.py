@@ -1,4 +1,4 @@
-"""The panel of a run in a notebook: one output, drawn anew as the run goes on."""
+"""Notebook display of a run: one output that is redrawn as the run proceeds."""
 
 import importlib
 import io
@@ -12,27 +12,27 @@ from rich.console import Console
 from jaxrl.loggers.display import LiveDisplay
 from jaxrl.runs import results
 
-DRAWN_EVERY_S = 0.25
+REDRAW_INTERVAL_S = 0.25
 WIDTH = 88
-PAGE = '<pre style="line-height: 1.2; white-space: pre">{code}</pre>'
+HTML_TEMPLATE = '<pre style="line-height: 1.2; white-space: pre">{code}</pre>'
 
 
 class NotebookDisplay:
-    """Shows results as the terminal's live panel does, where cells have outputs instead of lines.
+    """Panel of results in the output of a notebook cell, like the terminal's live panel.
 
-    It needs no widgets, and what it drew last stays in the saved notebook. A run that goes on in
-    another cell is shown there.
+    It needs no widgets, and the last drawing stays in the saved notebook. A run that is continued
+    in another cell is shown there.
 
     Args:
-        title: Of the panel.
-        stop: The stop criterion, for the progress bar.
-        clock: Seconds from any origin.
+        title: Title of the panel.
+        stop: Stop criterion, for the progress bar.
+        clock: Function that returns seconds since an arbitrary origin.
     """
 
     def __init__(
         self, title: str, stop: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._paper = Console(
+        self._console = Console(
             file=io.StringIO(),
             record=True,
             width=WIDTH,
@@ -40,38 +40,40 @@ class NotebookDisplay:
             force_terminal=True,
             color_system="truecolor",
         )
-        self._panel = LiveDisplay(title, stop, console=self._paper, clock=clock)
+        self._panel = LiveDisplay(title, stop, console=self._console, clock=clock)
         self._clock = clock
-        self._drawn_at = float("-inf")
-        self._place: tuple[Any, str] | None = None
+        self._last_drawn_at = float("-inf")
+        self._output: tuple[Any, str] | None = None
 
-    def iteration(self, result: results.Result) -> None:
-        """An iteration ended: draw, unless that was done just now."""
+    def update(self, result: results.Result) -> None:
+        """Show the result of an iteration; skip the redraw if the last one was just now."""
         if self._panel.status.phase != "training":
-            self._panel.phase("training")
-        self._panel.iteration(result)
-        progress = self._panel.status.progress()
-        is_there = progress is not None and progress.fraction == 1.0
-        if is_there or self._clock() - self._drawn_at >= DRAWN_EVERY_S:
+            self._panel.set_phase("training")
+        self._panel.update(result)
+        progress = self._panel.status.compute_progress()
+        is_done = progress is not None and progress.fraction == 1.0
+        if is_done or self._clock() - self._last_drawn_at >= REDRAW_INTERVAL_S:
             self._draw()
 
     def flush(self) -> None:
-        """The run is over: draw what it ended with."""
-        if self._place is not None:
+        """Redraw the panel with the final result of the run."""
+        if self._output is not None:
             self._panel.__exit__(None, None, None)
             self._draw(in_place=True)
 
     def _draw(self, *, in_place: bool = False) -> None:
-        self._drawn_at = self._clock()
-        self._paper.print(self._panel.render())
+        self._last_drawn_at = self._clock()
+        self._console.print(self._panel.render())
         page = {
-            "text/html": self._paper.export_html(inline_styles=True, code_format=PAGE, clear=False),
-            "text/plain": self._paper.export_text(),
+            "text/html": self._console.export_html(
+                inline_styles=True, code_format=HTML_TEMPLATE, clear=False
+            ),
+            "text/plain": self._console.export_text(),
         }
-        cells = importlib.import_module("IPython.display")
+        ipython = importlib.import_module("IPython.display")
         cell = importlib.import_module("IPython").get_ipython().execution_count
-        if self._place is None or (self._place[0] != cell and not in_place):
-            self._place = (cell, uuid.uuid4().hex)
-            cells.display(page, raw=True, display_id=self._place[1])
+        if self._output is None or (self._output[0] != cell and not in_place):
+            self._output = (cell, uuid.uuid4().hex)
+            ipython.display(page, raw=True, display_id=self._output[1])
         else:
-            cells.update_display(page, raw=True, display_id=self._place[1])
+            ipython.update_display(page, raw=True, display_id=self._output[1])

@@ -1,4 +1,4 @@
-"""The learning curve as a picture."""
+"""Plots of learning curves."""
 
 import csv
 import dataclasses
@@ -6,11 +6,14 @@ import importlib
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxrl.loggers.json_sink import parse
+from jaxrl.loggers.json_sink import parse_line
 from jaxrl.runs import files, results
 from jaxrl.runs.run_folder import PROGRESS_FILE, RESULT_FILE, RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _MAX_POINTS = 5_000
 
@@ -19,59 +22,59 @@ Points = list[tuple[int, float]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearningCurve:
-    """Returns against environment steps; a run without an evaluation has no `evaluated`."""
+    """Episode returns against environment steps; `evaluations` is empty without evaluations."""
 
     steps: list[int]
     mean: list[float]
     low: list[float]
     high: list[float]
-    evaluated: Points
+    evaluations: Points
 
 
 def read_learning_curve(folder: Path) -> LearningCurve:
-    """The curve from a folder's `result.json`, or from `progress.csv` if there is no other."""
+    """Read the curve from a folder's `result.json`, or from `progress.csv` if there is none."""
     steps: list[int] = []
     band: list[tuple[float, float, float]] = []
     evaluated: Points = []
-    for row in _rows(folder):
-        step = results.env_steps(row)
-        mean = results.number(row, results.RETURN_MEAN)
+    for row in _read_rows(folder):
+        step = results.get_env_steps(row)
+        mean = results.get_number(row, results.RETURN_MEAN)
         if mean is not None:
             low, high = (
-                results.number(row, results.RETURN_MIN),
-                results.number(row, results.RETURN_MAX),
+                results.get_number(row, results.RETURN_MIN),
+                results.get_number(row, results.RETURN_MAX),
             )
             steps.append(step)
             band.append((mean, mean if low is None else low, mean if high is None else high))
-        score = results.number(results.new_evaluation(row), "episode_return_mean")
+        score = results.get_number(results.get_new_evaluation(row), "episode_return_mean")
         if score is not None:
             evaluated.append((step, score))
     mean, low, high = (list(column) for column in zip(*band, strict=True)) if band else ([], [], [])
-    return LearningCurve(steps=steps, mean=mean, low=low, high=high, evaluated=evaluated)
+    return LearningCurve(steps=steps, mean=mean, low=low, high=high, evaluations=evaluated)
 
 
-def import_for_pictures() -> None:
-    """Begin, in a thread, to import what draws: it takes a second, and compiled programs go on."""
+def preload_matplotlib() -> None:
+    """Start importing matplotlib in a thread; it takes a second, and programs keep running."""
     threading.Thread(
         target=lambda: importlib.import_module("matplotlib.figure"), name="jaxrl-import"
     ).start()
 
 
 def draw_learning_curve(folder: RunFolder, *, title: str | None = None) -> Path | None:
-    """Draws `plots/learning_curve.png`: mean return with its range, evaluations as marks.
+    """Draw `plots/learning_curve.png`: mean return with its range, and evaluations as markers.
 
     Args:
-        folder: The run; its `result.json` or `progress.csv` is read.
-        title: Above the picture; the run's name by default.
+        folder: Run folder whose `result.json` or `progress.csv` is read.
+        title: Title of the plot; the run's name by default.
 
     Returns:
-        The picture's path, or None if no episode has ended yet or nothing was logged.
+        Path of the image, or None if no episode has ended yet or nothing was logged.
 
     Raises:
-        RunFolderError: If the picture cannot be written.
+        RunFolderError: If the image cannot be written.
     """
     curve = read_learning_curve(folder.path)
-    if not curve.steps and not curve.evaluated:
+    if not curve.steps and not curve.evaluations:
         return None
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import
     from matplotlib.figure import Figure
@@ -84,23 +87,23 @@ def draw_learning_curve(folder: RunFolder, *, title: str | None = None) -> Path 
         curve.steps, curve.low, curve.high, color="C0", alpha=0.15, linewidth=0, label="min to max"
     )
     axes.plot(curve.steps, curve.mean, color="C0", marker=marker, label="training, mean")
-    if curve.evaluated:
-        steps, scores = zip(*curve.evaluated, strict=True)
+    if curve.evaluations:
+        steps, scores = zip(*curve.evaluations, strict=True)
         axes.plot(steps, scores, "D", color="C3", markersize=5, label="evaluation, mean")
     axes.set(xlabel="environment steps", ylabel="episode return", title=title or folder.name)
     axes.grid(alpha=0.25)
-    axes.xaxis.set_major_formatter(lambda value, _: engineering(value))
+    axes.xaxis.set_major_formatter(lambda value, _: format_steps(value))
     axes.legend(loc="best", frameon=False)
-    return write_picture(figure, folder.learning_curve)
+    return save_figure(figure, folder.learning_curve)
 
 
-def write_picture(figure: Any, path: Path) -> Path:
-    """A matplotlib figure as a PNG, whole or not at all; its folder is made.
+def save_figure(figure: "Figure", path: Path) -> Path:
+    """Write a matplotlib figure as a PNG atomically, creating its folder if missing.
 
     Raises:
-        RunFolderError: It cannot be written.
+        RunFolderError: If the image cannot be written.
     """
-    with files.one_sentence("write", path):
+    with files.translate_os_errors("write", path):
         path.parent.mkdir(exist_ok=True)
         part = path.with_suffix(".part")
         figure.savefig(part, format="png")
@@ -108,42 +111,42 @@ def write_picture(figure: Any, path: Path) -> Path:
     return path
 
 
-def engineering(value: float) -> str:
-    """A number of steps as an axis shows it: `300k`, `2M`."""
+def format_steps(value: float) -> str:
+    """Format a number of steps for an axis: `300k`, `2M`."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
             return f"{value / limit:g}{unit}"
     return f"{value:g}"
 
 
-def _rows(folder: Path) -> Iterator[Mapping[str, Any]]:
+def _read_rows(folder: Path) -> Iterator[Mapping[str, Any]]:
     if (folder / RESULT_FILE).is_file():
-        yield from _thinned(folder / RESULT_FILE)
+        yield from _read_thinned(folder / RESULT_FILE)
     elif (folder / PROGRESS_FILE).is_file():
         with (folder / PROGRESS_FILE).open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
-                yield _nested({name: _cell(value) for name, value in row.items() if value})
+                yield _nest({name: _parse_cell(value) for name, value in row.items() if value})
 
 
-def _thinned(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Every result of a short run; of a long one some thousands, and those with evaluations."""
+def _read_thinned(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield all results of a short run; of a long one, some thousands and all evaluations."""
     with path.open("rb") as file:
-        every = 1 + sum(1 for _ in file) // _MAX_POINTS
+        stride = 1 + sum(1 for _ in file) // _MAX_POINTS
     with path.open(encoding="utf-8", errors="replace") as file:
         for i, line in enumerate(file):
-            row = parse(line) if i % every == 0 or '"evaluation_s"' in line else None
+            row = parse_line(line) if i % stride == 0 or '"evaluation_s"' in line else None
             if row is not None:
                 yield row
 
 
-def _cell(value: str) -> float | str:
+def _parse_cell(value: str) -> float | str:
     try:
         return float(value)
     except ValueError:
         return value
 
 
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for path, value in flat.items():
         *parents, last = path.split("/")

@@ -1,4 +1,4 @@
-"""Python's log of what the library does, beside the results of a run."""
+"""Python logging of the library's own messages, and resource usage of the process."""
 
 import logging
 import os
@@ -10,8 +10,8 @@ from typing import Any
 from jaxrl.core.types import Device
 
 
-class _OnlyIfNobodyListens(logging.StreamHandler[Any]):
-    """Writes to standard error until the program configures logging of its own."""
+class _FallbackHandler(logging.StreamHandler[Any]):
+    """Handler that writes to standard error until the program configures its own logging."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
@@ -20,17 +20,17 @@ class _OnlyIfNobodyListens(logging.StreamHandler[Any]):
 
 
 def set_log_level(level: str) -> None:
-    """Let jaxrl's loggers speak from this level on, on standard error if nobody else listens."""
-    ours = logging.getLogger("jaxrl")
-    ours.setLevel(level)
-    if not ours.hasHandlers():
-        handler = _OnlyIfNobodyListens()
+    """Set the level of jaxrl's loggers, which use standard error if there is no other handler."""
+    logger = logging.getLogger("jaxrl")
+    logger.setLevel(level)
+    if not logger.hasHandlers():
+        handler = _FallbackHandler()
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-        ours.addHandler(handler)
+        logger.addHandler(handler)
 
 
-def system_usage(devices: Sequence[Device]) -> dict[str, Any]:
-    """Load of the machine, memory of the process and, where it is known, of each device."""
+def get_system_usage(devices: Sequence[Device]) -> dict[str, Any]:
+    """Return machine load, CPU time and memory of the process and, if known, device memory."""
     unit = 1 if sys.platform == "darwin" else 1024
     usage = resource.getrusage(resource.RUSAGE_SELF)
     result: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What a run writes down: its folder, its sinks and its checkpoints, opened when first needed."""
+"""Recorder of a run: its folder, sinks and checkpoint writer, opened on first use."""
 
 import contextlib
 import dataclasses
@@ -11,35 +11,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxrl.core.types import PyTree
-from jaxrl.errors import JaxrlError, RunFolderError, in_one_line
-from jaxrl.loggers import OWN_SINKS, RunFolder, Sink, close_sinks, open_sinks
+from jaxrl.errors import JaxrlError, RunFolderError, summarize_exception
+from jaxrl.loggers import FILE_SINKS, RunFolder, Sink, close_sinks, open_sinks
 from jaxrl.loggers.plots import draw_learning_curve
 from jaxrl.metrics import lookup
 from jaxrl.runs import results
-from jaxrl.runs.checkpoint import CheckpointWriter, complete_checkpoints
-from jaxrl.runs.run_folder import check_name, results_root
+from jaxrl.runs.checkpoint import CheckpointWriter, list_checkpoints
+from jaxrl.runs.run_folder import check_name, resolve_results_dir
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
-    from jaxrl.config.settings.run import Checkpointing
+    from jaxrl.config.settings.run import CheckpointingSettings
 
 
-MIN_TRAINING_SHARE = 20.0
-"""So many times as long as saving takes is trained in between, at least, where a clock decides."""
+MIN_TRAIN_TO_SAVE_RATIO = 20.0
+"""Minimum ratio of training time to saving time where checkpoints follow a time interval."""
 
 
 logger = logging.getLogger("jaxrl")
 
 
 @dataclasses.dataclass
-class _Open:
-    """What must be closed, apart from the Recorder, so that it can be when that is gone."""
+class _Resources:
+    """Resources to close, held apart from the Recorder so that its finalizer can close them."""
 
     sinks: list[Sink] | None = None
     writer: CheckpointWriter | None = None
 
     def close(self) -> None:
-        """Finish what is being written; nothing is lost if one of them fails."""
+        """Finish pending writes and close both resources, even if one of them fails."""
         sinks, writer = self.sinks, self.writer
         self.sinks = self.writer = None
         try:
@@ -51,32 +51,32 @@ class _Open:
 
 
 @contextlib.contextmanager
-def closing_after(error: BaseException | None) -> Generator[None]:
-    """Let what fails in closing not take the place of the error that it follows."""
+def note_close_failure(error: BaseException | None) -> Generator[None]:
+    """Add a failure to close as a note to the original error instead of replacing it."""
     try:
         yield
     except Exception as problem:
         if error is None:
             raise
-        error.add_note(f"What was open could not be closed either ({in_one_line(problem)}).")
+        error.add_note(f"Closing the run failed as well ({summarize_exception(problem)}).")
 
 
-class SaveTimes:
-    """When `fit` saves on the way: every so many iterations, or every so many seconds.
+class SaveSchedule:
+    """Schedule by which `fit` saves: every so many iterations, or every so many seconds.
 
     Args:
-        settings: Of checkpointing.
-        clock: Gives seconds.
+        settings: Checkpointing settings.
+        clock: Function that returns seconds since an arbitrary origin.
     """
 
     def __init__(
-        self, settings: "Checkpointing", clock: Callable[[], float] = time.monotonic
+        self, settings: "CheckpointingSettings", clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._settings, self._clock = settings, clock
-        self._latest, self._took = clock(), 0.0
+        self._saved_at, self._save_s = clock(), 0.0
 
     def is_due(self, iteration: int) -> bool:
-        """Whether to save after this iteration."""
+        """Return whether to save after this iteration."""
         frequency, interval = (
             self._settings.checkpoint_frequency,
             self._settings.checkpoint_interval_s,
@@ -85,27 +85,31 @@ class SaveTimes:
             return True
         if interval is None:
             return False
-        # A state that takes long to write is written more seldom.
-        return self._clock() - self._latest >= max(interval, MIN_TRAINING_SHARE * self._took)
+        # States that are slow to write are saved less often.
+        return self._clock() - self._saved_at >= max(
+            interval, MIN_TRAIN_TO_SAVE_RATIO * self._save_s
+        )
 
     @contextlib.contextmanager
-    def saving(self) -> Generator[None]:
-        """Surround a save, which counts from its beginning."""
-        self._latest = self._clock()
+    def time_save(self) -> Generator[None]:
+        """Time a save; the interval to the next one counts from its beginning."""
+        self._saved_at = self._clock()
         yield
-        self._took = self._clock() - self._latest
+        self._save_s = self._clock() - self._saved_at
 
 
 class Recorder:
-    """The run folder appears with the first result or checkpoint, not with the Algorithm.
+    """Writer of a run's results and checkpoints.
 
-    What it opened is closed by `close` or, at the latest, when it is garbage or Python ends.
+    The run folder is created with the first result or checkpoint, not with the Algorithm. Open
+    files are closed by `close` or, at the latest, when the recorder is garbage-collected or Python
+    exits.
 
     Args:
-        config: The run's config.
-        run_folder: The folder of the run that goes on; None for a new one.
-        start_iteration: The iteration that was restored; logs are cut off behind it.
-        start_env_steps: Environment steps until then.
+        config: Config of the run.
+        run_folder: Folder of a resumed run; None for a new one.
+        start_iteration: Iteration that was restored; later log entries are dropped.
+        start_env_steps: Environment steps sampled up to that iteration.
     """
 
     def __init__(
@@ -117,81 +121,81 @@ class Recorder:
     ) -> None:
         self._config = config
         self._folder = run_folder
-        self._open = _Open()
+        self._open = _Resources()
         self._start = (start_iteration, start_env_steps)
         self._latest_checkpoint: Path | None = None
-        self._kept: set[int] = set()
+        self._protected: set[int] = set()
         weakref.finalize(self, self._open.close)
 
     def check_writable(self) -> None:
-        """Refuse, before anything is compiled, a run folder that could not be made.
+        """Raise, before anything is compiled, if the run folder could not be created.
 
         Raises:
-            ConfigError: `run_name` cannot be a folder's name.
-            RunFolderError: The results folder cannot be written.
+            ConfigError: If `run_name` is not a valid folder name.
+            RunFolderError: If the results folder is not writable.
         """
         if self._folder is not None:
             return
         debugging = self._config.debugging_settings
         if debugging.run_name is not None:
             check_name(debugging.run_name)
-        root = results_root(debugging.results_dir)
+        root = resolve_results_dir(debugging.results_dir)
         parent = next(path for path in (root, *root.parents) if path.exists())
         if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
             raise RunFolderError(
                 f"results_dir={str(root)!r} cannot be written, because {parent} is "
-                f"{'not writable' if parent.is_dir() else 'no folder'}; choose another with "
+                f"{'not writable' if parent.is_dir() else 'not a folder'}; choose another with "
                 ".debugging(results_dir=...)."
             )
 
-    def starts_at(self, iteration: int, env_steps: int) -> None:
-        """Set where logs go on, before the first result is written."""
+    def set_start(self, iteration: int, env_steps: int) -> None:
+        """Set the iteration and steps that logs resume from, before the first write."""
         self._start = (iteration, env_steps)
 
     @property
     def folder(self) -> RunFolder:
-        """The run's folder, made if there is none yet."""
+        """Run folder, created if there is none yet."""
         if self._folder is None:
             self._folder = RunFolder.create(self._config)
-        elif self._folder.make_again(self._config):
+        elif self._folder.recreate(self._config):
             self._latest_checkpoint = None
-            self._forget()
+            self._discard_resources()
         return self._folder
 
-    def _forget(self) -> None:
-        """Let go what writes into files that were removed; it is opened anew when it is needed."""
+    def _discard_resources(self) -> None:
+        """Close files that were removed from disk; they are reopened when needed."""
         opened = dataclasses.replace(self._open)
         self._open.writer = self._open.sinks = None
         try:
             opened.close()
-        except Exception as error:  # noqa: BLE001  (what was lost is lost; the run goes on)
-            logger.warning("What was being written into removed files is lost: %s", error)
+        except Exception as error:  # noqa: BLE001  (the data is lost; training continues)
+            logger.warning("Data being written to removed files is lost: %s", error)
 
     @property
     def has_folder(self) -> bool:
-        """Whether anything was written yet."""
+        """Whether the run has a folder, which the first write creates."""
         return self._folder is not None
 
     def write(self, result: Mapping[str, Any]) -> None:
-        """Pass one iteration's result to every sink."""
+        """Write the result of an iteration to every sink."""
         folder = self.folder
         if self._open.sinks is None:
             self._open.sinks = open_sinks(self._config, folder, *self._start)
-        plain = results.plain_result(result)
+        plain = results.to_plain_result(result)
         for sink in self._open.sinks:
-            sink.write(plain if isinstance(sink, OWN_SINKS) else dict(result))
-        self._start = (int(result[results.ITERATION]), results.env_steps(result))
+            sink.write(plain if isinstance(sink, FILE_SINKS) else dict(result))
+        self._start = (int(result[results.ITERATION]), results.get_env_steps(result))
 
-    def saved_or_why_not(self, save: Callable[[], Path]) -> str:
-        """Save after an error, and say where; or why not, and where the latest checkpoint is."""
+    def try_save(self, save: Callable[[], Path]) -> str:
+        """Save after an error and return a sentence with the path of the latest checkpoint."""
         try:
             return f"The run is saved in {save()}."
-        except Exception as problem:  # noqa: BLE001  (the error itself is what has to be told)
+        except Exception as problem:  # noqa: BLE001  (the original error is raised)
             with contextlib.suppress(JaxrlError):
                 self.wait()
-            whole = complete_checkpoints(self.folder.checkpoints)
-            where = f"the latest checkpoint is {whole[-1]}" if whole else "there is no checkpoint"
-            return f"The run could not be saved after it ({in_one_line(problem)}); {where}."
+            saved = list_checkpoints(self.folder.checkpoints)
+            where = f"the latest checkpoint is {saved[-1]}" if saved else "there is no checkpoint"
+            return f"The run could not be saved after this error ({summarize_exception(problem)}); {where}."
 
     def save(
         self,
@@ -202,7 +206,7 @@ class Recorder:
         *,
         wait: bool,
     ) -> Path:
-        """A checkpoint in the run's folder, under the settings' rules of what is kept."""
+        """Save a checkpoint in the run folder; the settings decide which ones are kept."""
         settings, folder = self._config.checkpointing_settings, self.folder
         writer = self._open.writer
         if writer is None:
@@ -211,7 +215,7 @@ class Recorder:
                 max_to_keep=settings.max_to_keep,
                 scored=settings.checkpoint_score_attribute is not None,
                 score_order=settings.checkpoint_score_order,
-                kept=self._kept,
+                protected=self._protected,
                 asynchronous=settings.async_checkpointing,
             )
         score = None
@@ -224,26 +228,26 @@ class Recorder:
         return path
 
     def wait(self) -> None:
-        """Wait until the checkpoint that is being written is complete, if there is one."""
+        """Wait until the checkpoint being written, if any, is complete."""
         if self._open.writer is not None:
             self._open.writer.wait()
 
-    def keep(self, iteration: int) -> None:
-        """Let the checkpoint of an iteration stay, whatever else, until another is named."""
-        self._kept.clear()
-        self._kept.add(iteration)
+    def protect_checkpoint(self, iteration: int) -> None:
+        """Protect the checkpoint of an iteration from removal until another one is named."""
+        self._protected.clear()
+        self._protected.add(iteration)
 
     @property
     def latest_checkpoint(self) -> Path | None:
-        """The newest checkpoint of this session that was asked for; None before the first."""
+        """Newest checkpoint saved by this recorder; None before the first."""
         return self._latest_checkpoint
 
     def draw_learning_curve(self) -> Path | None:
-        """The picture of what was logged; None if that is nothing (yet)."""
+        """Draw the learning curve and return its path; None if nothing was logged yet."""
         return draw_learning_curve(self.folder) if self.has_folder else None
 
     def close(self) -> None:
-        """Finish what is being written and let the folder go."""
+        """Finish pending writes and release the run folder."""
         self._open.close()
         if self._folder is not None:
             self._folder.close()

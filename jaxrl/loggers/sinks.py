@@ -1,10 +1,10 @@
-"""Where results go: the `Sink` protocol, and the sinks that a config names."""
+"""The `Sink` protocol and the sinks that a config can name."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-from jaxrl.config.serialize import describable_dict
+from jaxrl.config.serialize import serialize_for_display
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 from jaxrl.loggers.csv_sink import CsvSink
 from jaxrl.loggers.json_sink import JsonSink
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 SINK_NAMES = ("json", "csv", "tensorboard", "console", "wandb")
-OWN_SINKS = (JsonSink, CsvSink, TensorBoardSink)
-"""They read results and change none, so they share one in Python's own types."""
+FILE_SINKS = (JsonSink, CsvSink, TensorBoardSink)
+"""Sinks that do not modify results, so they share one converted to plain Python types."""
 
 
 @runtime_checkable
 class Sink(Protocol):
-    """What takes every result of a run; one class per format."""
+    """Destination of the results of a run; one class per format."""
 
     def write(self, result: results.Result) -> None:
-        """Records one iteration's (nested) result; it is on disk when this returns."""
+        """Write the nested result of an iteration; it must be on disk on return."""
         ...
 
     def close(self) -> None:
-        """Called once, when the run stops."""
+        """Close the sink; called once, when the run stops."""
         ...
 
 
@@ -42,11 +42,11 @@ def open_sinks(
     start_iteration: int = 0,
     start_env_steps: int = 0,
 ) -> list[Sink]:
-    """Opens the sinks of `debugging(loggers=[...])`; see `open_all`."""
+    """Open the sinks of `debugging(loggers=[...])`; see `open_all`."""
     return open_all(
         config.debugging_settings.loggers,
         folder,
-        describable_dict(config),
+        serialize_for_display(config),
         start_iteration=start_iteration,
         start_env_steps=start_env_steps,
     )
@@ -60,18 +60,18 @@ def open_all(
     start_iteration: int = 0,
     start_env_steps: int = 0,
 ) -> list[Sink]:
-    """Opens every sink in a run's folder, cutting off what lies past `start_iteration`.
+    """Open every sink in a run folder, dropping entries later than `start_iteration`.
 
     Args:
-        specs: Names of `SINK_NAMES`, sinks, or classes of sinks (called with the `RunFolder`).
-        folder: The run's folder.
-        params: The config as a dictionary, for sinks that show it.
-        start_iteration: The iteration that a resumed run goes on from; 0 for a new run.
-        start_env_steps: Environment steps sampled until then.
+        specs: Names from `SINK_NAMES`, sinks, or sink classes (called with the `RunFolder`).
+        folder: Run folder.
+        params: Config as a dictionary, for sinks that show it.
+        start_iteration: Iteration that a resumed run continues from; 0 for a new run.
+        start_env_steps: Environment steps sampled up to that iteration.
 
     Raises:
-        UnknownNameError: If no sink has such a name.
-        ConfigError: If something else than a sink was given, or its package is missing.
+        UnknownNameError: If a name is not in `SINK_NAMES`.
+        ConfigError: If an entry is not a sink, or the package of a sink is missing.
         RunFolderError: If a file cannot be written.
     """
     with contextlib.ExitStack() as on_failure:
@@ -85,7 +85,7 @@ def open_all(
 
 
 def close_sinks(sinks: Sequence[Sink]) -> None:
-    """Closes all of them, also if one fails; the first failure is raised."""
+    """Close all sinks, even if one fails, and raise the first failure."""
     failures: list[Exception] = []
     for sink in sinks:
         try:
@@ -104,12 +104,12 @@ def _open(
     sink: Any = spec
     if isinstance(spec, type):
         if not issubclass(spec, Sink):
-            raise ConfigError(f"A logger has the methods write(result) and close(), got {spec!r}.")
+            raise ConfigError(f"A logger must have write(result) and close(), got {spec!r}.")
         sink = sink(folder)
     if not isinstance(sink, Sink):
         raise ConfigError(
-            f"A logger has the methods write(result) and close(), got {sink!r}; "
-            f"the named ones are {', '.join(SINK_NAMES)}."
+            f"A logger must have write(result) and close(), got {sink!r}; "
+            f"the built-in ones are {', '.join(SINK_NAMES)}."
         )
     return sink
 

@@ -1,4 +1,4 @@
-"""What a display knows about a run: phases, progress toward the stop criterion, throughput."""
+"""Status of a run for displays: phase, progress toward the stop criterion, throughput."""
 
 import dataclasses
 import time
@@ -8,22 +8,20 @@ from typing import Any
 from jaxrl.runs import results
 
 PHASES: tuple[str, ...] = ("building", "compiling", "training", "evaluating", "saving")
-_MEASURED_S = (
-    0.5  # of training, at least, over which a rate is taken: several iterations may come at once
-)
-_HISTORY = 240  # points of the sparkline; halved when full, so it spans the whole run
+_MIN_RATE_WINDOW_S = 0.5  # of training per rate estimate; several iterations may arrive at once
+_MAX_HISTORY = 240  # points of the sparkline; halved when full, so that it spans the whole run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How near the run is to the criterion that it will meet first.
+class StopProgress:
+    """Progress toward the stop criterion that is closest to being met.
 
     Attributes:
-        name: The criterion's key in the result.
-        value: Where the run is.
-        target: Where it stops.
-        fraction: `value / target`, between 0 and 1; None for what is no count (a return).
-        eta_s: Seconds until then at the present pace, or None if that is unknown.
+        name: Result key of the criterion.
+        value: Current value.
+        target: Value at which the run stops.
+        fraction: `value / target`, clipped to [0, 1]; None if it is not a count (a return).
+        eta_s: Estimated seconds until the target is reached, or None if unknown.
     """
 
     name: str
@@ -34,11 +32,11 @@ class Progress:
 
 
 class RunStatus:
-    """Takes phases and results as they come; knows no terminal.
+    """Phases and results of a run as they arrive, independent of any terminal.
 
     Args:
-        stop: The stop criterion, `{"num_env_steps_sampled_lifetime": 500_000, ...}`.
-        clock: Seconds from any origin.
+        stop: Stop criterion, `{"num_env_steps_sampled_lifetime": 500_000, ...}`.
+        clock: Function that returns seconds since an arbitrary origin.
     """
 
     def __init__(
@@ -54,7 +52,7 @@ class RunStatus:
         self._clock = clock
         self._started = self._phase_started = clock()
         self._seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
-        self._every, self._seen = 1, 0
+        self._stride, self._num_returns = 1, 0
         self._first: tuple[float, results.Result] | None = None
         self._last_steps: int | None = None
         self._last_trained = 0.0
@@ -66,91 +64,91 @@ class RunStatus:
 
     @property
     def phase_s(self) -> float:
-        """Seconds since the present phase began."""
+        """Seconds since the current phase began."""
         return self._clock() - self._phase_started
 
     def seconds_in(self, phase: str) -> float:
-        """Seconds spent in a phase, the present one included."""
+        """Return the seconds spent in a phase, including the current one."""
         return self._seconds.get(phase, 0.0) + (self.phase_s if phase == self.phase else 0.0)
 
-    def enter(self, phase: str) -> None:
-        """The run is now in this phase."""
+    def set_phase(self, phase: str) -> None:
+        """Set the current phase."""
         self._seconds[self.phase] = self.seconds_in(self.phase)
         self.phase, self._phase_started = phase, self._clock()
         self._seconds.setdefault(phase, 0.0)
 
-    def goes_on_from(self, result: results.Result) -> None:
-        """A restored run begins with these figures; no rate and no time follows from them."""
+    def resume_from(self, result: results.Result) -> None:
+        """Start from the result of a restored run, without a rate or a remaining time."""
         if result:
             self.result = result
-            self._last_steps = results.env_steps(result)
+            self._last_steps = results.get_env_steps(result)
 
     def update(self, result: results.Result) -> None:
-        """An iteration ended with this result."""
+        """Record the result of an iteration."""
         self.result = result
         if self._first is None:
             self._first = (self._clock(), result)
-        evaluation = results.new_evaluation(result)
+        evaluation = results.get_new_evaluation(result)
         if evaluation:
             self.evaluation = evaluation
-            self.evaluated_at = int(results.number(result, results.ITERATION) or 0)
-        value = results.number(result, results.RETURN_MEAN)
+            self.evaluated_at = int(results.get_number(result, results.ITERATION) or 0)
+        value = results.get_number(result, results.RETURN_MEAN)
         if value is not None:
-            self._remember(value)
-        self._measure(result)
+            self._append_return(value)
+        self._update_rate(result)
 
-    def progress(self) -> Progress | None:
-        """The criterion nearest to being met; counts go before returns."""
-        known = [self._toward(name, target) for name, target in self.stop.items()]
+    def compute_progress(self) -> StopProgress | None:
+        """Return progress toward the criterion closest to being met; counts precede returns."""
+        known = [self._progress_toward(name, target) for name, target in self.stop.items()]
         counts = [item for item in known if item is not None and item.fraction is not None]
         if counts:
             return max(counts, key=lambda item: item.fraction or 0.0)
         return next((item for item in known if item is not None), None)
 
-    def _toward(self, name: str, target: Any) -> Progress | None:
-        value = results.number(self.result, name)
+    def _progress_toward(self, name: str, target: object) -> StopProgress | None:
+        value = results.get_number(self.result, name)
         if not isinstance(target, int | float):
             return None
         if not _is_count(name):
             if value is None:
                 return None
-            return Progress(name=name, value=value, target=target, fraction=None, eta_s=None)
+            return StopProgress(name=name, value=value, target=target, fraction=None, eta_s=None)
         value = value or 0.0
         fraction = min(max(value / target, 0.0), 1.0) if target > 0 else 1.0
-        eta = self._eta(name, value, target)
-        return Progress(name=name, value=value, target=target, fraction=fraction, eta_s=eta)
+        eta = self._estimate_eta_s(name, value, target)
+        return StopProgress(name=name, value=value, target=target, fraction=fraction, eta_s=eta)
 
-    def _eta(self, name: str, value: float, target: float) -> float | None:
+    def _estimate_eta_s(self, name: str, value: float, target: float) -> float | None:
         if self._first is None:
             return None
         since, first = self._first
-        gained = value - (results.number(first, name) or 0.0)
-        passed = self._clock() - since
-        return max(target - value, 0.0) * passed / gained if gained > 0 else None
+        gain = value - (results.get_number(first, name) or 0.0)
+        elapsed = self._clock() - since
+        return max(target - value, 0.0) * elapsed / gain if gain > 0 else None
 
-    def _measure(self, result: results.Result) -> None:
-        """Steps per second of training: without compiling, evaluating and saving."""
-        steps, trained = results.env_steps(result), self.seconds_in("training")
-        if trained <= 0.0:  # nobody tells of phases, as in a script
-            trained = results.number(result, results.TIME_TOTAL) or 0.0
-        if self._last_steps is None:  # a resumed run had sampled before
-            sampled = results.number(result, "env_runners/num_env_steps_sampled") or 0.0
-            seconds = self.seconds_in("training") or results.number(result, "time_this_iter_s")
+    def _update_rate(self, result: results.Result) -> None:
+        """Update the steps per second of training, excluding other phases."""
+        steps, trained = results.get_env_steps(result), self.seconds_in("training")
+        if trained <= 0.0:  # no phases are set, as in a script
+            trained = results.get_number(result, results.TIME_TOTAL) or 0.0
+        if self._last_steps is None:  # a resumed run has sampled earlier steps
+            sampled = results.get_number(result, "env_runners/num_env_steps_sampled") or 0.0
+            seconds = self.seconds_in("training") or results.get_number(result, "time_this_iter_s")
         else:
             sampled, seconds = float(steps - self._last_steps), trained - self._last_trained
-            if self.steps_per_s is not None and seconds < _MEASURED_S:
+            if self.steps_per_s is not None and seconds < _MIN_RATE_WINDOW_S:
                 return
         if sampled and seconds and seconds > 0.0:
             self.steps_per_s = sampled / seconds
         self._last_steps, self._last_trained = steps, trained
 
-    def _remember(self, value: float) -> None:
-        if self._seen % self._every == 0:
+    def _append_return(self, value: float) -> None:
+        if self._num_returns % self._stride == 0:
             self.returns.append(value)
-        self._seen += 1
-        if len(self.returns) > _HISTORY:
+        self._num_returns += 1
+        if len(self.returns) > _MAX_HISTORY:
             self.returns = self.returns[::2]
-            self._every *= 2
+            self._stride *= 2
 
 
 def _is_count(name: str) -> bool:

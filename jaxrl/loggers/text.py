@@ -1,4 +1,4 @@
-"""Numbers, durations and sparklines as short text."""
+"""Formatting of numbers, durations and results as short text."""
 
 import itertools
 import math
@@ -27,8 +27,8 @@ _LEARNER_STATS = (
 )
 
 
-def number(value: float) -> str:
-    """`1,234,567`, `123.4`, `0.0312`, `3e-05`, `nan`: as short as four digits allow."""
+def format_number(value: float) -> str:
+    """Format a number with up to four digits: `1,234,567`, `123.4`, `0.0312`, `3e-05`, `nan`."""
     if not math.isfinite(value):
         return str(value)
     if value == int(value) and abs(value) < 1e15:
@@ -38,16 +38,16 @@ def number(value: float) -> str:
     return f"{value:.4g}" if abs(value) >= 1 else f"{value:.3g}"
 
 
-def rate(value: float) -> str:
-    """`812`, `45.1k`, `3.21M`."""
+def format_rate(value: float) -> str:
+    """Format a rate: `812`, `45.1k`, `3.21M`."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= limit:
             return f"{value / limit:.3g}{unit}"
     return f"{value:.3g}"
 
 
-def duration(seconds: float) -> str:
-    """`3.2 s`, `1:05`, `2:03:04`."""
+def format_duration(seconds: float) -> str:
+    """Format a duration: `3.2 s`, `1:05`, `2:03:04`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(int(seconds), 60)
@@ -55,8 +55,8 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def sparkline(values: Sequence[float], width: int = 30) -> str:
-    """The values as bars of eight heights, averaged down to `width` characters."""
+def format_sparkline(values: Sequence[float], width: int = 30) -> str:
+    """Format values as bars of eight heights, averaged down to `width` characters."""
     if not values:
         return ""
     parts = min(width, len(values))
@@ -68,7 +68,7 @@ def sparkline(values: Sequence[float], width: int = 30) -> str:
 
 
 def learner_stats(result: results.Result) -> Iterator[tuple[str, float]]:
-    """The well-known figures of each module's learner that the result has, under short names."""
+    """Yield the well-known learner statistics of each module, under short names."""
     learners = metrics.lookup(result, "learners")
     if not isinstance(learners, Mapping):
         return
@@ -79,11 +79,11 @@ def learner_stats(result: results.Result) -> Iterator[tuple[str, float]]:
         losses = [name for name in stats if name.endswith("_loss") and name not in _LEARNER_STATS]
         for name in (*losses, *_LEARNER_STATS):
             value = results.to_plain(stats.get(name))
-            if isinstance(value, int | float):  # also one that is not finite
+            if isinstance(value, int | float):  # may be non-finite
                 yield prefix + _SHORT_NAMES.get(name, name.replace("_", " ")), value
 
 
-_TROUBLES = frozenset(
+_FAULT_COUNTS = frozenset(
     (
         "num_nonfinite_updates",
         "num_rollbacks",
@@ -95,44 +95,46 @@ _TROUBLES = frozenset(
 )
 
 
-def troubles(result: results.Result) -> Iterator[tuple[str, float]]:
-    """What went wrong so far: the counts under `fault_tolerance` that are not zero."""
+def fault_counts(result: results.Result) -> Iterator[tuple[str, float]]:
+    """Yield the nonzero fault counts under `fault_tolerance`, under short names."""
     counts = metrics.lookup(result, "fault_tolerance")
     if isinstance(counts, Mapping):
         for name in counts:
-            value = results.number(counts, name)
-            if value and name in _TROUBLES:
+            value = results.get_number(counts, name)
+            if value and name in _FAULT_COUNTS:
                 yield name.removeprefix("num_").replace("_", " "), value
 
 
-def returns(stats: Mapping[str, object]) -> str | None:
-    """`123.4 (20 to 500)` from an `env_runners` dictionary, or None if no episode ended."""
-    mean = results.number(stats, "episode_return_mean")
+def format_returns(stats: Mapping[str, object]) -> str | None:
+    """Format the returns of an `env_runners` dictionary: `123.4 (20 to 500)`; None without any."""
+    mean = results.get_number(stats, "episode_return_mean")
     if mean is None:
         return None
-    low, high = (results.number(stats, f"episode_return_{end}") for end in ("min", "max"))
-    band = "" if low is None or high is None else f" ({number(low)} to {number(high)})"
-    return number(mean) + band
+    low, high = (results.get_number(stats, f"episode_return_{end}") for end in ("min", "max"))
+    band = (
+        "" if low is None or high is None else f" ({format_number(low)} to {format_number(high)})"
+    )
+    return format_number(mean) + band
 
 
-def line(result: results.Result, steps_per_s: float | None = None) -> str:
-    """One iteration as one line for logs."""
-    parts = [f"iteration {number(results.number(result, results.ITERATION) or 0)}"]
-    parts.append(f"steps {number(results.env_steps(result))}")
+def format_line(result: results.Result, steps_per_s: float | None = None) -> str:
+    """Format the result of an iteration as one line for logs."""
+    parts = [f"iteration {format_number(results.get_number(result, results.ITERATION) or 0)}"]
+    parts.append(f"steps {format_number(results.get_env_steps(result))}")
     stats = metrics.lookup(result, "env_runners")
-    shown = returns(stats) if isinstance(stats, Mapping) else None
-    parts.append(f"return {shown}" if shown else "no episode has ended yet")
-    length = results.number(result, results.LEN_MEAN)
+    band = format_returns(stats) if isinstance(stats, Mapping) else None
+    parts.append(f"return {band}" if band else "no episode has ended yet")
+    length = results.get_number(result, results.LEN_MEAN)
     if length is not None:
-        parts.append(f"length {number(length)}")
-    parts += [f"{name} {number(value)}" for name, value in learner_stats(result)]
+        parts.append(f"length {format_number(length)}")
+    parts += [f"{name} {format_number(value)}" for name, value in learner_stats(result)]
     if steps_per_s:
-        parts.append(f"{rate(steps_per_s)} steps/s")
-    seconds = results.number(result, results.TIME_TOTAL)
+        parts.append(f"{format_rate(steps_per_s)} steps/s")
+    seconds = results.get_number(result, results.TIME_TOTAL)
     if seconds is not None:
-        parts.append(duration(seconds))
-    parts += [f"{name.upper()} {number(value)}" for name, value in troubles(result)]
-    evaluated = returns(results.new_evaluation(result))
+        parts.append(format_duration(seconds))
+    parts += [f"{name.upper()} {format_number(value)}" for name, value in fault_counts(result)]
+    evaluated = format_returns(results.get_new_evaluation(result))
     if evaluated:
         parts.append(f"evaluated return {evaluated}")
     return "  ".join(parts)

@@ -1,13 +1,14 @@
-"""Weights & Biases as an optional sink."""
+"""Optional Weights & Biases sink."""
 
 import importlib
 import logging
 import os
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 from jaxrl.errors import ConfigError
-from jaxrl.loggers.tensorboard_sink import curves
+from jaxrl.loggers.tensorboard_sink import extract_curves
 from jaxrl.runs import results
 from jaxrl.runs.run_folder import RunFolder
 
@@ -15,15 +16,15 @@ _log = logging.getLogger(__name__)
 
 
 class WandbSink:
-    """Logs each result to a W&B run of the run folder's name.
+    """Sink that logs each result to a W&B run named after the run folder.
 
     W&B's own settings apply (`WANDB_PROJECT`, `WANDB_ENTITY`, `WANDB_MODE`, ...). If W&B cannot be
-    reached or nobody is logged in, the run is recorded offline in the run folder, to be sent later
-    with `wandb sync`. A resumed run goes on with the same W&B run.
+    reached or no user is logged in, the run is recorded offline in the run folder and can be
+    uploaded later with `wandb sync`. A resumed run continues the same W&B run.
 
     Args:
-        folder: The run folder; its name and id become the run's.
-        params: The config, shown with the run.
+        folder: Run folder, whose name and id become those of the W&B run.
+        params: Config, shown with the run.
 
     Raises:
         ConfigError: If the package `wandb` is not installed.
@@ -43,7 +44,7 @@ class WandbSink:
             self._run = wandb.init(**settings)
         except wandb.Error as error:
             _log.warning(
-                "Weights & Biases cannot be used now (%s); the run is recorded offline in %s.",
+                "Weights & Biases is unavailable (%s); the run is recorded offline in %s.",
                 error,
                 folder.path,
             )
@@ -54,8 +55,8 @@ class WandbSink:
     def write(self, result: results.Result) -> None:
         self._run.log(
             {
-                **curves(result),
-                results.ENV_STEPS: results.env_steps(result),
+                **extract_curves(result),
+                results.ENV_STEPS: results.get_env_steps(result),
             }
         )
 
@@ -63,11 +64,11 @@ class WandbSink:
         self._run.finish()
 
 
-def _import_wandb() -> Any:
+def _import_wandb() -> ModuleType:
     try:
         return importlib.import_module("wandb")
     except ImportError as error:
         raise ConfigError(
             "The logger 'wandb' needs the package wandb: install it with "
-            "\"pip install 'jaxrl[wandb]'\", or take 'wandb' out of the loggers."
+            "\"pip install 'jaxrl[wandb]'\", or remove 'wandb' from the loggers."
         ) from error

@@ -1,4 +1,4 @@
-"""The default module: an MLP or CNN encoder, a policy head and a value head."""
+"""Default module: an MLP or CNN encoder, a policy head and a value head."""
 
 from typing import Any, cast
 
@@ -14,10 +14,10 @@ from jaxrl.modules.networks import Head
 
 
 class ActorCriticNetwork(nn.Module):
-    """Policy and value networks, apart or on one encoder.
+    """Policy and value networks, with separate encoders or a shared one.
 
     Parameters: `pi_encoder`, `pi_head`, `vf_encoder`, `vf_head`, or `encoder`, `pi_head`,
-    `vf_head`; and `log_std` where it is free.
+    `vf_head`; and `log_std` if it is state-independent.
     """
 
     pi_encoder: AnyEncoder | None
@@ -32,54 +32,57 @@ class ActorCriticNetwork(nn.Module):
             self.log_std = self.param("log_std", nn.initializers.zeros, (self.num_free_log_std,))
 
     def __call__(self, obs: Array) -> dict[str, Array]:
-        pi, vf = self._embed(obs)
-        return {Columns.ACTION_DIST_INPUTS: self._act(pi), Columns.VF_PREDS: self._evaluate(vf)}
+        pi, vf = self._encode(obs)
+        return {
+            Columns.ACTION_DIST_INPUTS: self._compute_dist_inputs(pi),
+            Columns.VF_PREDS: self._compute_values(vf),
+        }
 
     def policy(self, obs: Array) -> Float[Array, "*batch n"]:
-        """The distribution's inputs, without touching the value network."""
+        """Compute the distribution's inputs, without evaluating the value network."""
         encoder = self.encoder or self.pi_encoder
-        return self._act(cast(AnyEncoder, encoder)(obs))
+        return self._compute_dist_inputs(cast(AnyEncoder, encoder)(obs))
 
     def value(self, obs: Array) -> Float[Array, "*batch"]:
-        """The values, without touching the policy network."""
+        """Compute the values, without evaluating the policy network."""
         encoder = self.encoder or self.vf_encoder
-        return self._evaluate(cast(AnyEncoder, encoder)(obs))
+        return self._compute_values(cast(AnyEncoder, encoder)(obs))
 
-    def _embed(self, obs: Array) -> tuple[Array, Array]:
+    def _encode(self, obs: Array) -> tuple[Array, Array]:
         if self.encoder is not None:
             embedding = self.encoder(obs)
             return embedding, embedding
         return cast(AnyEncoder, self.pi_encoder)(obs), cast(AnyEncoder, self.vf_encoder)(obs)
 
-    def _act(self, embedding: Array) -> Array:
+    def _compute_dist_inputs(self, embedding: Array) -> Array:
         inputs = self.pi_head(embedding)
         if not self.num_free_log_std:
             return inputs
         log_std = jnp.broadcast_to(self.log_std, (*inputs.shape[:-1], self.num_free_log_std))
         return jnp.concatenate([inputs, log_std], axis=-1)
 
-    def _evaluate(self, embedding: Array) -> Array:
+    def _compute_values(self, embedding: Array) -> Array:
         return self.vf_head(embedding)[..., 0]
 
 
 class ActorCriticModule(EncoderModule):
-    """The default module; `model_config` is a `DefaultModelConfig` or a dict of its settings."""
+    """Default module; `model_config` is a `DefaultModelConfig` or a dict of its settings."""
 
     def setup(self) -> None:
         num_free = self._num_free_log_std()
-        shared = self.settings.vf_share_layers
+        is_shared = self.settings.vf_share_layers
         self.network = ActorCriticNetwork(
-            pi_encoder=None if shared else self.make_encoder(),
-            vf_encoder=None if shared else self.make_encoder(),
-            encoder=self.make_encoder() if shared else None,
+            pi_encoder=None if is_shared else self.make_encoder(),
+            vf_encoder=None if is_shared else self.make_encoder(),
+            encoder=self.make_encoder() if is_shared else None,
             pi_head=self.make_head("pi_head", self.distribution.input_dim - num_free),
             vf_head=self.make_head("vf_head", 1),
             num_free_log_std=num_free,
         )
 
     def _forward(self, params: Params, obs: PyTree) -> dict[str, Any]:
-        out, after = self.recall("__call__", params, obs)
-        return {**out, **after}
+        out, carries = self.apply_recurrent("__call__", params, obs)
+        return {**out, **carries}
 
     def _forward_policy(self, params: Params, obs: PyTree) -> Float[Array, "*batch n"]:
         return self.apply("policy", params, obs)

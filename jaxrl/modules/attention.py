@@ -1,6 +1,4 @@
-"""Memory by attention over the last rows of an episode: GTrXL (Parisotto et al. 2020)."""
-
-from typing import Any
+"""Attention over the last rows of an episode: GTrXL (Parisotto et al. 2020)."""
 
 import flax.linen as nn
 import jax
@@ -8,30 +6,30 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxrl.core.struct import pytree
-from jaxrl.modules.recurrent import Memory
+from jaxrl.modules.recurrent import RecurrentCore
 
 
 @pytree
 class GTrXLCarry:
-    """Of each unit the inputs of the last rows, oldest first; zeros where the episode is younger."""
+    """Inputs of the last rows for each unit, oldest first; zeros before the episode's start."""
 
     inputs: Float[Array, "*batch units memory dim"]
     count: Float[Array, "*batch"]
-    """How many of them are rows of this episode: the last ones."""
+    """Number of rows that belong to this episode, which are the last ones."""
 
 
-def distance_encoding(num_distances: int, dim: int) -> Float[Array, "n dim"]:
-    """Sinusoids of the distances n - 1, ..., 1, 0 (Dai et al. 2019, appendix B)."""
+def encode_distances(num_distances: int, dim: int) -> Float[Array, "n dim"]:
+    """Compute sinusoids of the distances n - 1, ..., 1, 0 (Dai et al. 2019, appendix B)."""
     frequency = 10000.0 ** (-2.0 * jnp.arange((dim + 1) // 2) / dim)
     angle = jnp.arange(num_distances - 1, -1, -1.0)[:, None] * frequency[None]
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)[:, :dim]
 
 
-def place_by_distance(scores: Float[Array, "*b T n"]) -> Float[Array, "*b T n+T-1"]:
-    """Moves row t of the scores t columns to the right, so that a column is a row that is seen.
+def shift_by_distance(scores: Float[Array, "*b T n"]) -> Float[Array, "*b T n+T-1"]:
+    """Shift row t of the scores t columns to the right, so that columns are attended rows.
 
-    Padding, and reading the same numbers in rows that are one shorter: no gather, which would be a
-    scatter in the gradient. What lies outside of the band is 0 and to be masked.
+    This pads the scores and reads the same numbers in rows that are one shorter: unlike a gather,
+    it is not a scatter in the gradient. Entries outside of the band are 0 and must be masked.
     """
     *batch, num_rows, num_distances = scores.shape
     padding = [(0, 0)] * (scores.ndim - 1) + [(0, num_rows)]
@@ -49,23 +47,23 @@ class RelativeAttention(nn.Module):
     def __call__(
         self, rows: Float[Array, "J B n"], visible: Bool[Array, "B T J"]
     ) -> Float[Array, "T B n"]:
-        """What the last T of the J rows see of all.
+        """Attend from the last T of the J rows to all rows.
 
         Args:
-            rows: M remembered rows and T present ones.
-            visible: The rows that each present one sees: of the M before it and itself.
+            rows: M rows of the carry followed by T present rows.
+            visible: Rows that each present row attends to, among the M before it and itself.
         """
         dim, num_present = rows.shape[-1], visible.shape[1]
         num_distances = len(rows) - num_present + 1
         query = self._heads("query", rows[-num_present:])
         key, value = self._heads("key", rows), self._heads("value", rows)
-        distance = self._heads("distance", distance_encoding(num_distances, dim))
+        distance = self._heads("distance", encode_distances(num_distances, dim))
         by_content = jnp.einsum("tbhd,jbhd->bhtj", query + self._bias("content_bias"), key)
         by_distance = jnp.einsum("tbhd,jhd->bhtj", query + self._bias("distance_bias"), distance)
-        scores = (by_content + place_by_distance(by_distance)) * self.head_dim**-0.5
+        scores = (by_content + shift_by_distance(by_distance)) * self.head_dim**-0.5
         scores = jnp.where(visible[:, None], scores, jnp.finfo(scores.dtype).min)
-        seen = jnp.einsum("bhtj,jbhd->tbhd", nn.softmax(scores), value)
-        return nn.Dense(dim, use_bias=False, name="out")(seen.reshape(*seen.shape[:2], -1))
+        attended = jnp.einsum("bhtj,jbhd->tbhd", nn.softmax(scores), value)
+        return nn.Dense(dim, use_bias=False, name="out")(attended.reshape(*attended.shape[:2], -1))
 
     def _heads(self, name: str, x: Float[Array, "*batch n"]) -> Float[Array, "*batch h d"]:
         y = nn.Dense(self.num_heads * self.head_dim, use_bias=False, name=name)(x)
@@ -77,7 +75,7 @@ class RelativeAttention(nn.Module):
 
 
 class GRUGate(nn.Module):
-    """A gate in place of a residual sum (Parisotto et al. 2020, section 3.2).
+    """Gate that replaces a residual sum (Parisotto et al. 2020, section 3.2).
 
     r = σ(W_r y + U_r x), z = σ(W_z y + U_z x - b), g = (1 - z) x + z tanh(W_g y + U_g (r x)). With
     b > 0 it starts near the identity.
@@ -102,7 +100,7 @@ class GRUGate(nn.Module):
 
 
 class GTrXLUnit(nn.Module):
-    """Attention and a position-wise MLP, each normalised before and gated after."""
+    """Attention and a position-wise MLP, each normalized before and gated after."""
 
     num_heads: int
     head_dim: int
@@ -115,8 +113,8 @@ class GTrXLUnit(nn.Module):
     ) -> Float[Array, "T B n"]:
         x = rows[-visible.shape[1] :]
         attention = RelativeAttention(self.num_heads, self.head_dim, name="attention")
-        seen = attention(nn.LayerNorm(name="norm_attention")(rows), visible)
-        y = GRUGate(self.init_gru_gate_bias, name="gate_attention")(x, nn.relu(seen))
+        attended = attention(nn.LayerNorm(name="norm_attention")(rows), visible)
+        y = GRUGate(self.init_gru_gate_bias, name="gate_attention")(x, nn.relu(attended))
         hidden = nn.Dense(self.position_wise_mlp_dim, name="mlp_hidden")(
             nn.LayerNorm(name="norm_mlp")(y)
         )
@@ -124,13 +122,15 @@ class GTrXLUnit(nn.Module):
         return GRUGate(self.init_gru_gate_bias, name="gate_mlp")(y, nn.relu(out))
 
 
-class GTrXL(Memory):
-    """Gated Transformer-XL: each row sees itself and the `memory` rows before it of its episode.
+class GTrXL(RecurrentCore):
+    """Gated Transformer-XL: each row attends to itself and up to `memory` earlier ones.
 
-    Units see further together, since each remembers its own inputs. A sequence is computed in
+    Only rows of the same episode are attended to.
+
+    Stacked units look back further, since each keeps its own inputs. A sequence is computed in
     parallel over time; its scores are `[T, memory + T]` for each head. The carries of a sequence
-    are windows of `memory` inputs for each row: index or reduce them in the same program, which
-    then makes only those that are used.
+    are windows of `memory` inputs for each row: index or reduce them in the same program, so that
+    only those that are used are computed.
 
     No gradient is stopped. The paper's stop at the memory of earlier segments follows from the
     carry being an input.
@@ -165,39 +165,42 @@ class GTrXL(Memory):
         self, x: Float[Array, "B n"], carry: GTrXLCarry
     ) -> tuple[Float[Array, "B m"], GTrXLCarry]:
         starts = jnp.zeros((1, len(x)), bool)
-        after: Any = self.sequence(x[None], carry, starts)
-        return jax.tree.map(lambda leaf: leaf[0], after)
+        output = self.sequence(x[None], carry, starts)
+        return jax.tree.map(lambda leaf: leaf[0], output)
 
     def sequence(
         self, x: Float[Array, "T B n"], carry: GTrXLCarry, is_first: Bool[Array, "T B"]
     ) -> tuple[Float[Array, "T B m"], GTrXLCarry]:
         episode = jnp.cumsum(is_first, axis=0, dtype=jnp.int32)
-        owner = jnp.concatenate([self._remembered_episode(carry.count), episode])
+        row_episode = jnp.concatenate([self._get_memory_episode(carry.count), episode])
         y = self.features(x)
         inputs: list[Array] = []
-        visible = self._visible(owner, episode)
+        visible = self._compute_visibility(row_episode, episode)
         for i, unit in enumerate(self.units):
             inputs.append(jnp.concatenate([jnp.moveaxis(carry.inputs[:, i], 1, 0), y]))
             y = unit(inputs[-1], visible)
-        return y, self._windows(jnp.stack(inputs, axis=2), owner, episode)
+        return y, self._make_carry(jnp.stack(inputs, axis=2), row_episode, episode)
 
-    def _remembered_episode(self, count: Float[Array, " B"]) -> Array:
-        """Episode 0, the one before any start, for the last `count` rows of the memory; else -1."""
+    def _get_memory_episode(self, count: Float[Array, " B"]) -> Array:
+        """Return episode 0, that before any start, for the last `count` rows of the memory.
+
+        The other rows belong to no episode, which is -1.
+        """
         age = jnp.arange(self.memory, 0, -1)[:, None]
         return jnp.where(age <= count[None], 0, -1)
 
-    def _visible(self, owner: Array, episode: Array) -> Bool[Array, "B T J"]:
-        """Whether row t sees row j: of the same episode, and no more than `memory` rows older."""
-        ahead = jnp.arange(len(owner))[None] - jnp.arange(len(episode))[:, None]
-        near = (ahead >= 0) & (ahead <= self.memory)
-        return near[None] & (episode.T[:, :, None] == owner.T[:, None, :])
+    def _compute_visibility(self, row_episode: Array, episode: Array) -> Bool[Array, "B T J"]:
+        """Return whether row t attends to row j: same episode, at most `memory` rows older."""
+        ahead = jnp.arange(len(row_episode))[None] - jnp.arange(len(episode))[:, None]
+        is_near = (ahead >= 0) & (ahead <= self.memory)
+        return is_near[None] & (episode.T[:, :, None] == row_episode.T[:, None, :])
 
-    def _windows(
-        self, inputs: Float[Array, "J B units dim"], owner: Array, episode: Array
+    def _make_carry(
+        self, inputs: Float[Array, "J B units dim"], row_episode: Array, episode: Array
     ) -> GTrXLCarry:
-        """What is remembered after each row: the last `memory` inputs, where of its episode."""
+        """Return the carry after each row: the last `memory` inputs of its episode."""
         rows = jnp.arange(len(episode))[:, None] + 1 + jnp.arange(self.memory)[None]
-        mine = owner[rows] == episode[:, None]
-        windows = jnp.where(mine[..., None, None], inputs[rows], 0.0)
-        count = jnp.sum(mine, axis=1, dtype=jnp.float32)
+        is_same_episode = row_episode[rows] == episode[:, None]
+        windows = jnp.where(is_same_episode[..., None, None], inputs[rows], 0.0)
+        count = jnp.sum(is_same_episode, axis=1, dtype=jnp.float32)
         return GTrXLCarry(inputs=windows.transpose(0, 2, 3, 1, 4), count=count)

@@ -1,8 +1,8 @@
-"""Convolutions of images that lie as `[C, H, W, N]`, channels first and the batch last.
+"""Convolutions of images laid out as `[C, H, W, N]`, channels first and the batch last.
 
-On a CPU each is one product of matrices with long rows over the batch. The step of a small network
-takes a tenth of the time there that it takes with XLA's own convolutions, whose gradients are slow.
-Elsewhere they are XLA's.
+On a CPU each is one matrix product with long rows over the batch: the step of a small network takes
+a tenth of the time of XLA's own convolutions, whose gradients are slow. On other platforms they are
+XLA's.
 """
 
 import math
@@ -17,11 +17,11 @@ from jaxtyping import Array, Float
 Pair = tuple[int, int]
 
 MAX_PRODUCT_BYTES = 2**28
-"""The largest matrix that is made of an image batch; beyond it the convolution is XLA's."""
+"""Maximum bytes of the matrix made of an image batch; larger convolutions use XLA's."""
 
 
 class Conv(nn.Module):
-    """A convolution with the parameters of `flax.linen.Conv`, over images `[C, H, W, N]`."""
+    """Convolution with the parameters of `flax.linen.Conv`, over images `[C, H, W, N]`."""
 
     features: int
     kernel_size: Pair
@@ -35,52 +35,55 @@ class Conv(nn.Module):
         shape = (*self.kernel_size, x.shape[0], self.features)
         kernel = self.param("kernel", self.kernel_init, shape)
         bias = self.param("bias", self.bias_init, (self.features,))
-        how = {"strides": self.strides, "padding": self.padding.upper()}
+        options = {"strides": self.strides, "padding": self.padding.upper()}
         y = lax.platform_dependent(
-            x, kernel, cpu=partial(on_cpu, **how), default=partial(by_convolution, **how)
+            x,
+            kernel,
+            cpu=partial(convolve_on_cpu, **options),
+            default=partial(convolve_with_xla, **options),
         )
         return y + bias[:, None, None, None]
 
 
-def on_cpu(
+def convolve_on_cpu(
     x: Float[Array, "c h w n"], kernel: Float[Array, "i j c f"], strides: Pair, padding: str
 ) -> Float[Array, "f h2 w2 n"]:
-    """The product, unless its matrix would be too large."""
-    rows, columns = _places(x, kernel, strides, padding)
+    """Convolve by a matrix product, or by XLA if its matrix would be too large."""
+    rows, columns = _output_size(x, kernel, strides, padding)
     size = math.prod(kernel.shape[:3]) * rows * columns * x.shape[3] * x.dtype.itemsize
-    convolve = by_product if size <= MAX_PRODUCT_BYTES else by_convolution
+    convolve = convolve_by_matmul if size <= MAX_PRODUCT_BYTES else convolve_with_xla
     return convolve(x, kernel, strides, padding)
 
 
-def by_convolution(
+def convolve_with_xla(
     x: Float[Array, "c h w n"], kernel: Float[Array, "i j c f"], strides: Pair, padding: str
 ) -> Float[Array, "f h2 w2 n"]:
-    """The convolution as one of XLA."""
+    """Convolve with XLA's convolution."""
     layout = ("CHWN", "HWIO", "CHWN")
     return lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=layout)
 
 
-def by_product(
+def convolve_by_matmul(
     x: Float[Array, "c h w n"], kernel: Float[Array, "i j c f"], strides: Pair, padding: str
 ) -> Float[Array, "f h2 w2 n"]:
-    """The convolution as the product of its kernel and what it covers at each place."""
-    rows, columns = _places(x, kernel, strides, padding)
-    x = jnp.pad(x, ((0, 0), *_pads(x, kernel, strides, padding), (0, 0)))
+    """Convolve by one product of the kernel and the patches that it covers."""
+    rows, columns = _output_size(x, kernel, strides, padding)
+    x = jnp.pad(x, ((0, 0), *_get_padding(x, kernel, strides, padding), (0, 0)))
 
-    def met_by(i: int, j: int) -> Array:
-        """What the kernel's entry (i, j) meets, `[C, rows, columns, N]`."""
+    def slice_patch_entry(i: int, j: int) -> Array:
+        """Slice what the kernel's entry (i, j) covers, `[C, rows, columns, N]`."""
         last = (i + (rows - 1) * strides[0] + 1, j + (columns - 1) * strides[1] + 1)
         return lax.slice(x, (0, i, j, 0), (x.shape[0], *last, x.shape[3]), (1, *strides, 1))
 
     height, width, _, features = kernel.shape
-    covered = jnp.stack([met_by(i, j) for i in range(height) for j in range(width)])
-    y = kernel.reshape(-1, features).T @ covered.reshape(-1, rows * columns * x.shape[3])
+    patches = jnp.stack([slice_patch_entry(i, j) for i in range(height) for j in range(width)])
+    y = kernel.reshape(-1, features).T @ patches.reshape(-1, rows * columns * x.shape[3])
     return y.reshape(features, rows, columns, x.shape[3])
 
 
-def _places(x: Array, kernel: Array, strides: Pair, padding: str) -> Pair:
-    """Rows and columns of the result."""
-    pads = _pads(x, kernel, strides, padding)
+def _output_size(x: Array, kernel: Array, strides: Pair, padding: str) -> Pair:
+    """Return the rows and columns of the result."""
+    pads = _get_padding(x, kernel, strides, padding)
     rows, columns = (
         (size + sum(pad) - covered) // stride + 1
         for size, pad, covered, stride in zip(
@@ -90,5 +93,5 @@ def _places(x: Array, kernel: Array, strides: Pair, padding: str) -> Pair:
     return rows, columns
 
 
-def _pads(x: Array, kernel: Array, strides: Pair, padding: str) -> list[Pair]:
+def _get_padding(x: Array, kernel: Array, strides: Pair, padding: str) -> list[Pair]:
     return lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, padding)

@@ -1,4 +1,4 @@
-"""The part that modules of the library's own networks share: an MLP or CNN encoder, heads."""
+"""Base of the library's own modules: encoders of observations, heads, and recurrent cores."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias, cast
@@ -11,23 +11,23 @@ from gymnasium import spaces
 from jaxtyping import Array, Float
 
 from jaxrl.core.spaces import OBSERVATION_SPACE, check_supported
-from jaxrl.core.types import Columns, Key, Params, PyTree, Remembered, Sequence, map_obs
+from jaxrl.core.types import Columns, Key, ObsSequence, ObsWithCarry, Params, PyTree, map_obs
 from jaxrl.distributions.from_space import (
     ActionDistribution,
-    action_distribution,
-    describe_unsupported,
+    describe_space,
+    make_action_distribution,
 )
 from jaxrl.errors import ConfigError
-from jaxrl.modules.autoregressive import autoregressive_distribution
+from jaxrl.modules.autoregressive import make_autoregressive_distribution
 from jaxrl.modules.encoders import (
     CARRY,
-    REMEMBERED,
+    CARRY_OUT,
     MultiInput,
     RecurrentEncoder,
+    get_carry_collection,
     is_image,
-    memory_of,
-    parts_of,
-    remembered_before,
+    make_core_from_config,
+    split_obs_parts,
 )
 from jaxrl.modules.model_config import DefaultModelConfig
 from jaxrl.modules.networks import (
@@ -35,20 +35,23 @@ from jaxrl.modules.networks import (
     MLP,
     ConvFilter,
     Head,
-    default_conv_filters,
     get_activation,
+    get_default_conv_filters,
 )
 from jaxrl.modules.rl_module import (
     ACTION_MASK,
     RLModule,
     check_action_mask,
     has_action_mask,
-    zeros_of,
+    make_zeros,
 )
 
 
 class Encoder(nn.Module):
-    """Scaling, optional convolutions, dense layers; of several parts, `streams` joins them."""
+    """Encoder of scaling, optional convolutions, and dense layers.
+
+    Observations of several parts are joined by `streams` instead.
+    """
 
     obs_ndim: int
     scale: float | None
@@ -57,10 +60,10 @@ class Encoder(nn.Module):
     streams: MultiInput | None = None
 
     def __call__(self, obs: PyTree) -> Float[Array, "*batch n"]:
-        x = self._features(obs) if self.streams is None else self.streams(obs)
+        x = self._compute_features(obs) if self.streams is None else self.streams(obs)
         return self.mlp(x)
 
-    def _features(self, obs: Float[Array, "*batch_and_obs"]) -> Float[Array, "*batch n"]:
+    def _compute_features(self, obs: Float[Array, "*batch_and_obs"]) -> Float[Array, "*batch n"]:
         x = obs.astype(jnp.float32)
         if self.scale is not None:
             x = x * self.scale
@@ -77,13 +80,13 @@ AnyEncoder: TypeAlias = Encoder | RecurrentEncoder
 
 
 class EncoderModule(RLModule):
-    """The base of modules with an encoder; `model_config` is a `DefaultModelConfig` or a dict.
+    """Base of modules with an encoder; `model_config` is a `DefaultModelConfig` or a dict.
 
-    Of a Box, images `[H, W, C]` go through convolutions, anything else is flattened; integers are
-    scaled by their upper bound. Of any other space every part is encoded by its kind, and dense
-    layers join them (`MultiInput`). Of a Dict with an `action_mask` (0 or 1 for each action, the
-    choices of a MultiDiscrete one after another) the mask goes to the distribution, and the rest
-    is observed. A subclass makes its network in `setup` of `make_encoder()` and `make_head(...)`,
+    Of a Box, images `[H, W, C]` pass through convolutions, anything else is flattened; integers are
+    scaled by their upper bound. For any other space, every part is encoded by its kind, and dense
+    layers join them (`MultiInput`). If a Dict has an `action_mask` (0 or 1 for each action, the
+    choices of a MultiDiscrete concatenated), the mask goes to the distribution, and the rest is
+    observed. A subclass builds its network in `setup` from `make_encoder()` and `make_head(...)`,
     and calls it by `apply`.
     """
 
@@ -92,147 +95,153 @@ class EncoderModule(RLModule):
     settings: DefaultModelConfig
 
     def make_distribution(self) -> ActionDistribution:
-        config: Any = self.model_config
+        config = self.model_config
         if not isinstance(config, DefaultModelConfig):
             config = DefaultModelConfig.from_dict(config)
         self.settings = config
         if config.autoregressive_actions:
-            return autoregressive_distribution(
+            return make_autoregressive_distribution(
                 self.action_space, log_std_clip=config.log_std_clip_param
             )
-        return action_distribution(self.action_space, log_std_clip=config.log_std_clip_param)
+        return make_action_distribution(self.action_space, log_std_clip=config.log_std_clip_param)
 
     def init(self, key: Key) -> Params:
-        return cast(Params, self.network.init(key, self.blank_obs())["params"])
+        return cast(Params, self.network.init(key, self.make_dummy_obs())["params"])
 
-    def blank_obs(self) -> PyTree:
-        """Zeros for what the network sees of one observation, with a past if it remembers."""
-        space = self.observed_space()
+    def make_dummy_obs(self) -> PyTree:
+        """Return zeros shaped like the network's input for one observation.
+
+        For a recurrent network they come as `ObsWithCarry`.
+        """
+        space = self.get_network_obs_space()
         is_box = isinstance(space, spaces.Box)
-        obs = jnp.zeros((1, *space.shape), jnp.float32) if is_box else zeros_of(space, (1,))
-        return Remembered(obs=obs, carry=None) if self.is_stateful else obs
+        obs = jnp.zeros((1, *space.shape), jnp.float32) if is_box else make_zeros(space, (1,))
+        return ObsWithCarry(obs=obs, carry=None) if self.is_stateful else obs
 
     @property
     def is_stateful(self) -> bool:
-        """Whether the encoders have a memory."""
-        return self.settings.remembers
+        """Whether the encoders have a recurrent core."""
+        return self.settings.is_recurrent
 
     def initial_carry(self, batch_size: int) -> PyTree:
-        """The memories of the network's encoders at an episode's start, by the encoders' names."""
+        """Return the carries of the network's encoders at an episode's start, by encoder name."""
         if not self.is_stateful:
             return None
         return {
-            name: {CARRY: part.memory.initial_carry(batch_size)}
-            for name, part in vars(self.network).items()
-            if isinstance(part, RecurrentEncoder)
+            name: {CARRY: encoder.memory.initial_carry(batch_size)}
+            for name, encoder in vars(self.network).items()
+            if isinstance(encoder, RecurrentEncoder)
         }
 
     def _forward_step(self, params: Params, obs: PyTree, carry: PyTree) -> dict[str, Any]:
-        return self._forward(params, Remembered(obs=obs, carry=carry))
+        return self._forward(params, ObsWithCarry(obs=obs, carry=carry))
 
-    def unroll(self, params: Params, sequence: Sequence) -> dict[str, Any]:
+    def unroll(self, params: Params, sequence: ObsSequence) -> dict[str, Any]:
         return self._forward(params, sequence)
 
-    def _outputs(self, params: Params, obs: PyTree) -> dict[str, Any]:
+    def _dispatch_forward(self, params: Params, obs: PyTree) -> dict[str, Any]:
         return self._forward(params, obs)
 
     def apply(
         self, method: str, params: Params, obs: PyTree, *args: PyTree, **collections: PyTree
     ) -> Any:
-        """What the network's method gives for the observations and further arguments."""
-        variables = {"params": params, **remembered_before(obs), **collections}
-        return self.network.apply(variables, self.observed(obs), *args, method=method)
+        """Apply a method of the network to the observations and further arguments."""
+        variables = {"params": params, **get_carry_collection(obs), **collections}
+        return self.network.apply(variables, self.select_network_obs(obs), *args, method=method)
 
-    def recall(
+    def apply_recurrent(
         self, method: str, params: Params, obs: PyTree, *args: PyTree, **collections: PyTree
     ) -> tuple[Any, dict[str, PyTree]]:
-        """`apply`, and what is remembered then as `STATE_OUT` if the network remembers."""
-        if not isinstance(obs, Remembered | Sequence):
+        """Apply a method of the network and return its result and carry.
+
+        The carry is in a dict as `STATE_OUT`, which is empty for a network without one.
+        """
+        if not isinstance(obs, ObsWithCarry | ObsSequence):
             return self.apply(method, params, obs, *args, **collections), {}
-        variables = {"params": params, **remembered_before(obs), **collections}
-        out, after = self.network.apply(
-            variables, self.observed(obs), *args, method=method, mutable=[REMEMBERED]
+        variables = {"params": params, **get_carry_collection(obs), **collections}
+        out, collections_out = self.network.apply(
+            variables, self.select_network_obs(obs), *args, method=method, mutable=[CARRY_OUT]
         )
-        return out, {Columns.STATE_OUT: after[REMEMBERED]}
+        return out, {Columns.STATE_OUT: collections_out[CARRY_OUT]}
 
-    def observed(self, obs: PyTree) -> PyTree:
-        """The part of the observations that the network sees."""
-        return map_obs(self._seen_part, obs)
+    def select_network_obs(self, obs: PyTree) -> PyTree:
+        """Return the part of the observations that the network sees."""
+        return map_obs(self._drop_action_mask, obs)
 
-    def _seen_part(self, obs: PyTree) -> PyTree:
+    def _drop_action_mask(self, obs: PyTree) -> PyTree:
         if not has_action_mask(self.observation_space):
             return obs
-        beside = {name: value for name, value in obs.items() if name != ACTION_MASK}
-        return beside if len(beside) > 1 else next(iter(beside.values()))
+        unmasked = {name: value for name, value in obs.items() if name != ACTION_MASK}
+        return unmasked if len(unmasked) > 1 else next(iter(unmasked.values()))
 
-    def observed_space(self) -> gymnasium.Space[Any]:
-        """The space of what the network sees.
+    def get_network_obs_space(self) -> gymnasium.Space[Any]:
+        """Return the space of what the network sees.
 
         Raises:
-            SpaceError: A part of it is not supported.
+            SpaceError: If a part of it is not supported.
         """
         space: gymnasium.Space[Any] = self.observation_space
         if isinstance(space, spaces.Dict) and has_action_mask(space):
             check_action_mask(self)
-            beside = {name: part for name, part in space.spaces.items() if name != ACTION_MASK}
-            space = next(iter(beside.values())) if len(beside) == 1 else spaces.Dict(beside)
+            unmasked = {name: part for name, part in space.spaces.items() if name != ACTION_MASK}
+            space = next(iter(unmasked.values())) if len(unmasked) == 1 else spaces.Dict(unmasked)
         check_supported(space, OBSERVATION_SPACE)
         return space
 
     def make_dense(self) -> Callable[..., nn.Module]:
-        """What makes the dense layers of encoders and heads; called as `flax.linen.Dense` is."""
+        """Return the dense layer class of encoders and heads, called like `flax.linen.Dense`."""
         return nn.Dense
 
     def make_encoder(self) -> AnyEncoder:
-        """An encoder of the observations, with a memory if the model settings say so."""
-        features = self.make_features()
-        memory = memory_of(self.settings)
+        """Build an encoder of the observations, with a recurrent core if the settings have one."""
+        features = self.make_feature_encoder()
+        memory = make_core_from_config(self.settings)
         return features if memory is None else RecurrentEncoder(features, memory)
 
-    def make_features(self) -> Encoder:
-        """An encoder of single observations, as the model settings say.
+    def make_feature_encoder(self) -> Encoder:
+        """Build an encoder of single observations from the model settings.
 
         Raises:
-            ConfigError: The settings do not fit the observations.
-            SpaceError: A part of the observations is not supported.
+            ConfigError: If the settings do not fit the observations.
+            SpaceError: If a part of the observations is not supported.
         """
-        space = self.observed_space()
+        space = self.get_network_obs_space()
         if isinstance(space, spaces.Box):
             self._refuse_embedding(space)
-            self._refuse_joining(space)
-            return self._box_encoder(space, self._make_mlp("fcnet"))
+            self._refuse_fusionnet(space)
+            return self._make_box_encoder(space, self._make_mlp("fcnet"))
         return Encoder(
             obs_ndim=0,
             scale=None,
             cnn=None,
             mlp=self._make_mlp("fusionnet"),
-            streams=self._make_streams(space),
+            streams=self._make_multi_input(space),
         )
 
     def _make_mlp(self, name: str) -> MLP:
-        """Dense layers by the settings that begin with a name."""
+        """Build dense layers from the settings that begin with a name."""
         config = self.settings
         return MLP(
             hiddens=tuple(config[f"{name}_hiddens"]),
             activation=get_activation(config[f"{name}_activation"]),
-            kernel_init=config.initializer(f"{name}_kernel_initializer"),
-            bias_init=config.initializer(f"{name}_bias_initializer"),
+            kernel_init=config.make_initializer(f"{name}_kernel_initializer"),
+            bias_init=config.make_initializer(f"{name}_bias_initializer"),
             use_layernorm=config[f"{name}_use_layernorm"],
             dense=self.make_dense(),
         )
 
-    def _make_streams(self, space: gymnasium.Space[Any]) -> MultiInput:
-        parts = parts_of(space, with_images=self.settings.conv_filters != ())
+    def _make_multi_input(self, space: gymnasium.Space[Any]) -> MultiInput:
+        parts = split_obs_parts(space, with_images=self.settings.conv_filters != ())
         if self.settings.conv_filters and not parts.images:
             raise ConfigError(
                 f"conv_filters need an image [H, W, C] among the parts of the observation, but "
-                f"they are {describe_unsupported(space)}; leave conv_filters out."
+                f"they are {describe_space(space)}; leave conv_filters out."
             )
         if not parts.chosen:
             self._refuse_embedding(space)
         return MultiInput(
             images=tuple(
-                self._box_encoder(box, self._make_mlp("fcnet")) for _, box in parts.images
+                self._make_box_encoder(box, self._make_mlp("fcnet")) for _, box in parts.images
             ),
             image_paths=tuple(path for path, _ in parts.images),
             numbers=parts.numbers,
@@ -246,55 +255,55 @@ class EncoderModule(RLModule):
         if size is not None:
             raise ConfigError(
                 f"embedding_size={size} embeds the Discrete and MultiDiscrete parts of a Dict or "
-                f"Tuple, but the module observes {describe_unsupported(space)} (a Discrete space "
+                f"Tuple, but the module observes {describe_space(space)} (a Discrete space "
                 "alone reaches it one-hot); leave embedding_size out."
             )
 
-    def _refuse_joining(self, box: spaces.Box) -> None:
+    def _refuse_fusionnet(self, box: spaces.Box) -> None:
         hiddens = list(self.settings.fusionnet_hiddens)
         if hiddens != list(DefaultModelConfig.fusionnet_hiddens):
             raise ConfigError(
                 f"fusionnet_hiddens={hiddens} join the parts of a Dict or Tuple, but the module "
-                f"observes {describe_unsupported(box)}; set fcnet_hiddens instead."
+                f"observes {describe_space(box)}; set fcnet_hiddens instead."
             )
 
-    def _box_encoder(self, box: spaces.Box, mlp: MLP) -> Encoder:
+    def _make_box_encoder(self, box: spaces.Box, mlp: MLP) -> Encoder:
         config = self.settings
-        filters = self._conv_filters(box)
+        filters = self._resolve_conv_filters(box)
         cnn = CNN(
             filters=filters,
             activation=get_activation(config.conv_activation),
-            kernel_init=config.initializer("conv_kernel_initializer"),
-            bias_init=config.initializer("conv_bias_initializer"),
+            kernel_init=config.make_initializer("conv_kernel_initializer"),
+            bias_init=config.make_initializer("conv_bias_initializer"),
             use_layernorm=config.conv_use_layernorm,
         )
-        integer = not np.issubdtype(box.dtype, np.floating)
+        is_integer = not np.issubdtype(box.dtype, np.floating)
         return Encoder(
             obs_ndim=len(box.shape),
-            scale=1.0 / max(float(np.max(box.high)), 1.0) if integer else None,
+            scale=1.0 / max(float(np.max(box.high)), 1.0) if is_integer else None,
             cnn=cnn if filters else None,
             mlp=mlp,
         )
 
     def make_head(self, name: str, num_outputs: int) -> Head:
-        """A head whose output layer starts as `<name>_kernel_initializer` says."""
+        """Build a head whose output layer is initialized by `<name>_kernel_initializer`."""
         return Head(
             num_outputs=num_outputs,
             hidden=self._make_mlp("head_fcnet"),
-            kernel_init=self.settings.initializer(f"{name}_kernel_initializer"),
+            kernel_init=self.settings.make_initializer(f"{name}_kernel_initializer"),
             dense=self.make_dense(),
         )
 
-    def _conv_filters(self, box: spaces.Box) -> tuple[ConvFilter, ...]:
-        """The convolutions to build; none for vectors.
+    def _resolve_conv_filters(self, box: spaces.Box) -> tuple[ConvFilter, ...]:
+        """Return the convolutions to build; none for vectors.
 
         Raises:
-            ConfigError: For an image of a size without a default, filters for a vector, or
-                filters that leave nothing of the image.
+            ConfigError: If an image has no default filters, a vector is given filters, or the
+                filters leave nothing of the image.
         """
         filters, shape = self.settings.conv_filters, box.shape
         if filters is None:
-            filters = default_conv_filters(shape) if is_image(box) else ()
+            filters = get_default_conv_filters(shape) if is_image(box) else ()
             if filters is None:
                 raise ConfigError(
                     f"There are no default conv_filters for observations of shape {shape} (there "
@@ -311,7 +320,7 @@ class EncoderModule(RLModule):
 
 
 def _check_filters_fit(filters: tuple[ConvFilter, ...], shape: tuple[int, ...]) -> None:
-    """Refuse "valid" filters that are larger than what the layers before leave."""
+    """Raise if a "valid" filter is larger than the output of the layers before it."""
     size = tuple(shape[:2])
     for i, (_, kernel, stride, padding) in enumerate(filters):
         if padding == "same":

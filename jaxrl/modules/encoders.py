@@ -1,7 +1,7 @@
-"""Observations of several parts: the features of each, side by side."""
+"""Encoders of observations with several parts, and of recurrent policies."""
 
 import dataclasses
-from typing import Any, cast
+from typing import cast
 
 import flax.linen as nn
 import gymnasium
@@ -11,96 +11,88 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Float
 
-from jaxrl.core.spaces import (
-    Choices,
-    Leaf,
-    Path,
-    at_path,
-    choices,
-    flat,
-    leaf_spaces,
-    one_hot_entries,
-)
-from jaxrl.core.types import PyTree, Remembered, Sequence, Successors
+from jaxrl.core.space_arrays import Choices, flatten_last_axes, get_choices, one_hot_entries
+from jaxrl.core.spaces import LeafSpace, SpacePath, get_at_path, get_leaf_spaces
+from jaxrl.core.types import ObsSequence, ObsWithCarry, PyTree, SuccessorObs
 from jaxrl.modules.attention import GTrXL
 from jaxrl.modules.model_config import DefaultModelConfig
-from jaxrl.modules.networks import MLP, SMALLEST_IMAGE
-from jaxrl.modules.recurrent import Memory, make_memory
-from jaxrl.modules.unroll import at_rows, swapped
+from jaxrl.modules.networks import MIN_IMAGE_SIZE, MLP
+from jaxrl.modules.recurrent import RecurrentCore, make_recurrent_core
+from jaxrl.modules.unroll import gather_rows, swap_leading_axes
 
-LARGEST_SCALED = 2**16
-"""Integers up to it are scaled to [-1, 1]; beyond it, small ones would be lost beside the bound."""
+MAX_SCALED_BOUND = 2**16
+"""Largest bound of integers that are scaled to [-1, 1]; above it, small ones would vanish."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Numbers:
-    """Where a part that is taken as numbers lies, its rank, and what it is multiplied with."""
+class NumericPart:
+    """Path of a part that is encoded as numbers, its rank, and its scale."""
 
-    path: Path
+    path: SpacePath
     ndim: int
     scale: float | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Chosen:
-    """Where a part that is a choice lies, and among what."""
+class ChoicePart:
+    """Path of a part that is a discrete choice, and its choices."""
 
-    path: Path
+    path: SpacePath
     among: Choices
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
-    """The parts of an observation by how they are encoded."""
+class ObsParts:
+    """Parts of an observation by kind of encoding."""
 
-    images: tuple[Leaf, ...]
-    numbers: tuple[Numbers, ...]
-    chosen: tuple[Chosen, ...]
+    images: tuple[LeafSpace, ...]
+    numbers: tuple[NumericPart, ...]
+    chosen: tuple[ChoicePart, ...]
 
 
-def parts_of(space: gymnasium.Space[object], *, with_images: bool = True) -> Parts:
-    """How each part of a space is encoded: as an image, as numbers, or as a choice.
+def split_obs_parts(space: gymnasium.Space[object], *, with_images: bool = True) -> ObsParts:
+    """Split the parts of a space by kind of encoding: as an image, as numbers, or as a choice.
 
     Args:
-        space: Of what is observed.
-        with_images: False takes the pixels of images as numbers.
+        space: Space of the observations.
+        with_images: Whether images are encoded as such; otherwise their pixels are numbers.
     """
-    images: list[Leaf] = []
-    numbers: list[Numbers] = []
-    chosen: list[Chosen] = []
-    for path, leaf in leaf_spaces(space):
+    images: list[LeafSpace] = []
+    numbers: list[NumericPart] = []
+    chosen: list[ChoicePart] = []
+    for path, leaf in get_leaf_spaces(space):
         if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
-            chosen.append(Chosen(path, choices(leaf)))
+            chosen.append(ChoicePart(path, get_choices(leaf)))
         elif with_images and isinstance(leaf, spaces.Box) and is_image(leaf):
             images.append((path, leaf))
         elif np.prod(leaf.shape):
-            numbers.append(Numbers(path, len(leaf.shape), _scale(leaf)))
-    return Parts(tuple(images), tuple(numbers), tuple(chosen))
+            numbers.append(NumericPart(path, len(leaf.shape), _get_scale(leaf)))
+    return ObsParts(tuple(images), tuple(numbers), tuple(chosen))
 
 
 def is_image(box: spaces.Box) -> bool:
-    """Whether a Box is `[H, W, C]` and large enough for a filter."""
-    return len(box.shape) == 3 and min(box.shape[:2]) >= SMALLEST_IMAGE
+    """Return whether a Box is `[H, W, C]` and large enough for a filter."""
+    return len(box.shape) == 3 and min(box.shape[:2]) >= MIN_IMAGE_SIZE
 
 
-def _scale(space: spaces.Box | spaces.MultiBinary) -> float | None:
+def _get_scale(space: spaces.Box | spaces.MultiBinary) -> float | None:
     if not isinstance(space, spaces.Box) or space.dtype.kind not in "iu":
         return None
     largest = max(abs(int(space.low.min())), abs(int(space.high.max())))
-    return 1.0 / largest if 1 < largest <= LARGEST_SCALED else None
+    return 1.0 / largest if 1 < largest <= MAX_SCALED_BOUND else None
 
 
 class MultiInput(nn.Module):
-    """Each image by its own encoder, all numbers by one MLP, choices one-hot or embedded.
+    """Encoder of several parts: images by one encoder each, all numbers by an MLP, choices one-hot.
 
-    Parameters: `images_0`, ... in the order of the parts, `mlp`, and `embedding_0`, ... for each
-    entry of each choice, where they are embedded.
+    Choices may be embedded instead. Parameters: `images_0`, ... in the order of the parts, `mlp`,
+    and `embedding_0`, ... for each entry of each choice, if they are embedded.
     """
 
     images: tuple[nn.Module, ...]
-    image_paths: tuple[Path, ...]
-    numbers: tuple[Numbers, ...]
-    chosen: tuple[Chosen, ...]
+    image_paths: tuple[SpacePath, ...]
+    numbers: tuple[NumericPart, ...]
+    chosen: tuple[ChoicePart, ...]
     mlp: MLP
     embedding_size: int | None = None
 
@@ -108,99 +100,100 @@ class MultiInput(nn.Module):
     def __call__(self, obs: PyTree) -> Float[Array, "*batch n"]:
         features: list[Array] = []
         for encode, path in zip(self.images, self.image_paths, strict=True):
-            features.append(encode(at_path(obs, path)))
+            features.append(encode(get_at_path(obs, path)))
         if self.numbers:
-            features.append(self.mlp(self._side_by_side(obs)))
+            features.append(self.mlp(self._concat_numbers(obs)))
         entries = [
             entry
             for part in self.chosen
-            for entry in one_hot_entries(part.among, at_path(obs, part.path))
+            for entry in one_hot_entries(part.among, get_at_path(obs, part.path))
         ]
         if self.embedding_size is not None:
-            entries = [self._embedded(i, entry) for i, entry in enumerate(entries)]
+            entries = [self._embed(i, entry) for i, entry in enumerate(entries)]
         return jnp.concatenate([*features, *entries], axis=-1)
 
-    def _embedded(self, number: int, entry: Float[Array, "*batch n"]) -> Float[Array, "*batch m"]:
+    def _embed(self, number: int, entry: Float[Array, "*batch n"]) -> Float[Array, "*batch m"]:
         shape = (entry.shape[-1], self.embedding_size)
-        # Times the one-hot: the gradient of a gather is a serial scatter on a CPU.
+        # Product with the one-hot: the gradient of a gather is a serial scatter on a CPU.
         return entry @ self.param(f"embedding_{number}", nn.initializers.normal(1.0), shape)
 
-    def _side_by_side(self, obs: PyTree) -> Float[Array, "*batch n"]:
+    def _concat_numbers(self, obs: PyTree) -> Float[Array, "*batch n"]:
         vectors: list[Array] = []
         for part in self.numbers:
-            vector = flat(at_path(obs, part.path), part.ndim).astype(jnp.float32)
+            vector = flatten_last_axes(get_at_path(obs, part.path), part.ndim).astype(jnp.float32)
             vectors.append(vector if part.scale is None else vector * part.scale)
         return jnp.concatenate(vectors, axis=-1)
 
 
-MEMORY, REMEMBERED, CARRY = "memory", "remembered", "carry"
-"""The collections of what is remembered before and after, and the name in both."""
+CARRY_IN, CARRY_OUT, CARRY = "memory", "remembered", "carry"
+"""Collections of the carry before and after a forward pass, and its name in both."""
 
 
 class RecurrentEncoder(nn.Module):
-    """The memory of an encoder's features. Parameters: `features`, `memory`.
+    """Encoder followed by a recurrent core. Parameters: `features`, `memory`.
 
-    Its carry comes as `carry` in the collection "memory", that of an episode's start if there is
-    none, and goes to the collection "remembered" if that is mutable: `[N, ...]` after one step,
-    `[N, L, ...]` after each row of a sequence.
+    The carry is read as `carry` from the collection "memory", and is that of an episode's start if
+    it is absent. The new carry is written to the collection "remembered" if that is mutable: `[N,
+    ...]` after one step, `[N, L, ...]` after each row of a sequence.
     """
 
     features: nn.Module
-    memory: Memory
+    memory: RecurrentCore
 
-    def __call__(self, obs: Any) -> Float[Array, "*batch n"]:
-        """For observations with a past: Remembered, a Sequence or Successors."""
-        past: Remembered | Sequence | Successors = obs
-        match past:
-            case Remembered():
-                y, carry = self.memory(self._features(past.obs), self._start(past))
-                self._keep(carry)
+    def __call__(self, obs: PyTree) -> Float[Array, "*batch n"]:
+        """Encode observations with a carry: `ObsWithCarry`, a `Sequence` or `SuccessorObs`."""
+        history: ObsWithCarry | ObsSequence | SuccessorObs = obs
+        match history:
+            case ObsWithCarry():
+                y, carry = self.memory(
+                    self._compute_features(history.obs), self._get_carry(history)
+                )
+                self._sow_carry(carry)
                 return y
-            case Sequence():
-                y, carries = self._through(past)
-                self._keep(carries)
+            case ObsSequence():
+                y, carries = self._unroll(history)
+                self._sow_carry(carries)
                 return y
-            case Successors():
-                carry = at_rows(self._through(past.sequence)[1], past.after)
-                x = self._features(past.obs)
+            case SuccessorObs():
+                carry = gather_rows(self._unroll(history.sequence)[1], history.after)
+                x = self._compute_features(history.obs)
                 y, _ = self.memory(x.reshape(-1, x.shape[-1]), carry)
                 return y.reshape(*x.shape[:-1], -1)
 
-    def _features(self, obs: PyTree) -> Float[Array, "*batch m"]:
-        features: Any = self.features
-        return features(obs)
+    def _compute_features(self, obs: PyTree) -> Float[Array, "*batch m"]:
+        return self.features(obs)
 
-    def _start(self, obs: Remembered | Sequence) -> PyTree:
-        if self.has_variable(MEMORY, CARRY):
-            return cast(PyTree, self.get_variable(MEMORY, CARRY))
+    def _get_carry(self, obs: ObsWithCarry | ObsSequence) -> PyTree:
+        if self.has_variable(CARRY_IN, CARRY):
+            return cast(PyTree, self.get_variable(CARRY_IN, CARRY))
         return self.memory.initial_carry(jax.tree.leaves(obs.obs)[0].shape[0])
 
-    def _keep(self, carry: PyTree) -> None:
-        self.sow(REMEMBERED, CARRY, carry, reduce_fn=lambda _, new: new, init_fn=lambda: None)
+    def _sow_carry(self, carry: PyTree) -> None:
+        self.sow(CARRY_OUT, CARRY, carry, reduce_fn=lambda _, new: new, init_fn=lambda: None)
 
-    def _through(self, sequence: Sequence) -> tuple[Float[Array, "N L n"], PyTree]:
-        """The memory's outputs and carries at every row behind the burn-in."""
-        carry, is_first, cut = self._start(sequence), sequence.is_first, sequence.burn_in
+    def _unroll(self, sequence: ObsSequence) -> tuple[Float[Array, "N L n"], PyTree]:
+        """Compute the core's outputs and carries at every row after the burn-in."""
+        carry, is_first, cut = self._get_carry(sequence), sequence.is_first, sequence.burn_in
         if cut:
             head = jax.tree.map(lambda x: x[:, :cut], sequence.obs)
-            x = self._features(head)
-            _, carries = self.memory.sequence(swapped(x), carry, is_first[:, :cut].T)
+            x = self._compute_features(head)
+            _, carries = self.memory.sequence(swap_leading_axes(x), carry, is_first[:, :cut].T)
             carry = jax.lax.stop_gradient(jax.tree.map(lambda leaf: leaf[-1], carries))
-        x = self._features(sequence.rows)
-        y, carries = self.memory.sequence(swapped(x), carry, is_first[:, cut:].T)
-        return swapped(y), swapped(carries)
+        x = self._compute_features(sequence.rows)
+        y, carries = self.memory.sequence(swap_leading_axes(x), carry, is_first[:, cut:].T)
+        return swap_leading_axes(y), swap_leading_axes(carries)
 
 
-def remembered_before(obs: PyTree) -> dict[str, PyTree]:
-    """What the observations say is remembered before them, as a collection."""
-    if isinstance(obs, Successors):
+def get_carry_collection(obs: PyTree) -> dict[str, PyTree]:
+    """Return the carry of the observations as a flax collection; empty if there is none."""
+    if isinstance(obs, SuccessorObs):
         obs = obs.sequence
-    has_past = isinstance(obs, Remembered | Sequence) and obs.carry is not None
-    return {MEMORY: obs.carry} if has_past else {}
+    has_past = isinstance(obs, ObsWithCarry | ObsSequence) and obs.carry is not None
+    return {CARRY_IN: obs.carry} if has_past else {}
 
 
-def memory_of(config: DefaultModelConfig) -> Memory | None:
-    """What an encoder remembers with, as the model settings say; None for nothing."""
+def make_core_from_config(config: DefaultModelConfig) -> RecurrentCore | None:
+    """Build the recurrent core of the model settings; None if there is none."""
     if config.use_attention:
         return GTrXL(
             num_units=config.attention_num_transformer_units,
@@ -213,5 +206,5 @@ def memory_of(config: DefaultModelConfig) -> Memory | None:
         )
     if config.use_lstm:
         kind, layers = config.recurrent_layer_type, config.recurrent_num_layers
-        return make_memory(kind, config.lstm_cell_size, layers)
+        return make_recurrent_core(kind, config.lstm_cell_size, layers)
     return None

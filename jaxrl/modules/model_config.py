@@ -1,21 +1,23 @@
-"""The default module's settings, with RLlib's `DefaultModelConfig` names."""
+"""Settings of the default module, with RLlib's `DefaultModelConfig` names."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from jaxrl.errors import ConfigError, UnknownSettingError, did_you_mean
 from jaxrl.modules import model_checks as check
 from jaxrl.modules.model_checks import Check, InitializerSetting
 from jaxrl.modules.networks import get_initializer
 
+T = TypeVar("T")
 
-def _setting(default: Any, check: Check, doc: str) -> Any:
+
+def _setting(default: T, check: Check, doc: str) -> T:
     return dataclasses.field(default=default, metadata={"doc": doc, "check": check})
 
 
-def memory_switch(name: str) -> tuple[str, ...]:
-    """The settings of which one must be on for this one to have an effect."""
+def get_required_switches(name: str) -> tuple[str, ...]:
+    """Return the settings of which one must be on for the named setting to have an effect."""
     if name == "max_seq_len":
         return "use_lstm", "use_attention"
     if name.startswith(("lstm_", "recurrent_")):
@@ -25,20 +27,20 @@ def memory_switch(name: str) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DefaultModelConfig:
-    """The architecture of the default modules.
+    """Architecture of the default modules.
 
-    Names and defaults are RLlib's; what differs, and why:
+    Names and defaults are RLlib's, except:
 
     - `vf_share_layers` is False, as RLlib's PPO has it when settings are given as a dict (its
-      dataclass says True, so there the same settings mean two networks).
+      dataclass says True, so that there the same settings mean two networks).
     - `fcnet_hiddens` is stacked on the convolutions too, where RLlib ignores it.
     - 84 x 84 images get Mnih et al.'s filters, small ones a single layer.
-    - `head_fcnet_*initializer` take effect (in RLlib's PPO nothing reads them), and
-      `pi_head_kernel_initializer` and `vf_head_kernel_initializer`, which are ours, are those of
-      the output layers: a policy head of `orthogonal` with gain 0.01 starts near uniform.
-    - `conv_use_layernorm` is ours too: RLlib has it in its encoders (`cnn_use_layernorm`), but not
-      among these settings. So are `fusionnet_use_layernorm`,
-      `embedding_size` and `autoregressive_actions`.
+    - `head_fcnet_*initializer` take effect (RLlib's PPO never reads them). The additional
+      `pi_head_kernel_initializer` and `vf_head_kernel_initializer` initialize the output layers: a
+      policy head of `orthogonal` with gain 0.01 starts near uniform.
+    - `conv_use_layernorm` is additional: RLlib's encoders have it (`cnn_use_layernorm`), but not
+      these settings. So are `fusionnet_use_layernorm`, `embedding_size` and
+      `autoregressive_actions`.
     - `fusionnet_*` join the parts of a Dict or Tuple, for every algorithm; RLlib has one such
       encoder, of observations and actions, in SAC's critics.
     """
@@ -48,26 +50,26 @@ class DefaultModelConfig:
     )
     fcnet_activation: str | None = _setting("tanh", check.activation, "Activation of the encoder.")
     fcnet_kernel_initializer: InitializerSetting = _setting(
-        None, check.initializer, "Initialiser of the encoder's kernels; None is torch's default."
+        None, check.initializer, "Initializer of the encoder's kernels; None is torch's default."
     )
     fcnet_kernel_initializer_kwargs: dict[str, Any] | None = _setting(
-        None, check.kwargs, "Its keywords, such as {'gain': 1.41}."
+        None, check.kwargs, "Keyword arguments of that initializer, such as {'gain': 1.41}."
     )
     fcnet_bias_initializer: InitializerSetting = _setting(
         None,
         check.initializer,
-        "Initialiser of the encoder's biases; None is zeros, 'default' torch's.",
+        "Initializer of the encoder's biases; None is zeros, 'default' torch's.",
     )
     fcnet_bias_initializer_kwargs: dict[str, Any] | None = _setting(
-        None, check.kwargs, "Its keywords."
+        None, check.kwargs, "Keyword arguments of that initializer."
     )
     fcnet_use_layernorm: bool = _setting(
-        False, check.flag, "LayerNorm after each dense layer of the encoder."
+        False, check.flag, "Whether to apply LayerNorm after each dense layer of the encoder."
     )
     conv_filters: Any = _setting(
         None,
         check.conv_filters,
-        "Convolutions as [channels, kernel, stride(, 'same' | 'valid')] each; None is a default "
+        "Convolutions, each [channels, kernel, stride(, 'same' | 'valid')]; None is a default "
         "for the image's size, [] is none (the image is flattened).",
     )
     conv_activation: str | None = _setting(
@@ -76,46 +78,52 @@ class DefaultModelConfig:
     conv_kernel_initializer: InitializerSetting = _setting(
         None,
         check.initializer,
-        "Initialiser of the convolutions' kernels; None is torch's default.",
+        "Initializer of the convolutions' kernels; None is torch's default.",
     )
     conv_kernel_initializer_kwargs: dict[str, Any] | None = _setting(
-        None, check.kwargs, "Its keywords."
+        None, check.kwargs, "Keyword arguments of that initializer."
     )
     conv_bias_initializer: InitializerSetting = _setting(
         None,
         check.initializer,
-        "Initialiser of the convolutions' biases; None is zeros, 'default' torch's.",
+        "Initializer of the convolutions' biases; None is zeros, 'default' torch's.",
     )
     conv_bias_initializer_kwargs: dict[str, Any] | None = _setting(
-        None, check.kwargs, "Its keywords."
+        None, check.kwargs, "Keyword arguments of that initializer."
     )
     conv_use_layernorm: bool = _setting(
-        False, check.flag, "LayerNorm over the channels after each convolution."
+        False, check.flag, "Whether to apply LayerNorm over the channels after each convolution."
     )
     fusionnet_hiddens: tuple[int, ...] | list[int] = _setting(
         (256, 256),
         check.hiddens,
         "Sizes of the dense layers that join the parts of a Dict or Tuple.",
     )
-    fusionnet_activation: str | None = _setting("tanh", check.activation, "Their activation.")
+    fusionnet_activation: str | None = _setting(
+        "tanh", check.activation, "Activation of these layers."
+    )
     fusionnet_kernel_initializer: InitializerSetting = _setting(
-        None, check.initializer, "Initialiser of their kernels; None is torch's default."
+        None, check.initializer, "Initializer of these layers' kernels; None is torch's default."
     )
     fusionnet_kernel_initializer_kwargs: dict[str, Any] | None = _setting(
-        None, check.kwargs, "Its keywords."
+        None, check.kwargs, "Keyword arguments of that initializer."
     )
     fusionnet_bias_initializer: InitializerSetting = _setting(
-        None, check.initializer, "Initialiser of their biases; None is zeros, 'default' torch's."
+        None,
+        check.initializer,
+        "Initializer of these layers' biases; None is zeros, 'default' torch's.",
     )
     fusionnet_bias_initializer_kwargs: dict[str, Any] | None = _setting(
-        None, check.kwargs, "Its keywords."
+        None, check.kwargs, "Keyword arguments of that initializer."
     )
-    fusionnet_use_layernorm: bool = _setting(False, check.flag, "LayerNorm after each of them.")
+    fusionnet_use_layernorm: bool = _setting(
+        False, check.flag, "Whether to apply LayerNorm after each of these layers."
+    )
     embedding_size: int | None = _setting(
         None,
         check.size_or_none,
-        "Numbers that stand for each choice of a Discrete or MultiDiscrete part of a Dict or "
-        "Tuple, learned; None is one-hot.",
+        "Size of the learned embedding of each choice of a Discrete or MultiDiscrete part of a "
+        "Dict or Tuple; None is one-hot.",
     )
     head_fcnet_hiddens: tuple[int, ...] | list[int] = _setting(
         (), check.hiddens, "Sizes of the hidden layers of each head."
@@ -126,44 +134,46 @@ class DefaultModelConfig:
     head_fcnet_kernel_initializer: InitializerSetting = _setting(
         None,
         check.initializer,
-        "Initialiser of the heads' hidden kernels; None is torch's default.",
+        "Initializer of the heads' hidden kernels; None is torch's default.",
     )
     head_fcnet_kernel_initializer_kwargs: dict[str, Any] | None = _setting(
-        None, check.kwargs, "Its keywords."
+        None, check.kwargs, "Keyword arguments of that initializer."
     )
     head_fcnet_bias_initializer: InitializerSetting = _setting(
-        None, check.initializer, "Initialiser of the heads' hidden biases; None is zeros."
+        None, check.initializer, "Initializer of the heads' hidden biases; None is zeros."
     )
     head_fcnet_bias_initializer_kwargs: dict[str, Any] | None = _setting(
-        None, check.kwargs, "Its keywords."
+        None, check.kwargs, "Keyword arguments of that initializer."
     )
     head_fcnet_use_layernorm: bool = _setting(
-        False, check.flag, "LayerNorm after each hidden layer of the heads."
+        False, check.flag, "Whether to apply LayerNorm after each hidden layer of the heads."
     )
     pi_head_kernel_initializer: InitializerSetting = _setting(
         None,
         check.initializer,
-        "Initialiser of the policy's output kernel; None is torch's default.",
+        "Initializer of the policy's output kernel; None is torch's default.",
     )
     pi_head_kernel_initializer_kwargs: dict[str, Any] | None = _setting(
-        None, check.kwargs, "Its keywords."
+        None, check.kwargs, "Keyword arguments of that initializer."
     )
     vf_head_kernel_initializer: InitializerSetting = _setting(
         None,
         check.initializer,
-        "Initialiser of the value's output kernel; None is torch's default.",
+        "Initializer of the value's output kernel; None is torch's default.",
     )
     vf_head_kernel_initializer_kwargs: dict[str, Any] | None = _setting(
-        None, check.kwargs, "Its keywords."
+        None, check.kwargs, "Keyword arguments of that initializer."
     )
     autoregressive_actions: bool = _setting(
         False,
         check.flag,
-        "The parts of an action are chosen one after another, each knowing those before it, "
-        "instead of independently.",
+        "Whether to choose the parts of an action one after another, each conditioned on those "
+        "before it, instead of independently.",
     )
     free_log_std: bool = _setting(
-        False, check.flag, "The log standard deviation is a parameter instead of a network output."
+        False,
+        check.flag,
+        "Whether the log standard deviation is a parameter instead of a network output.",
     )
     log_std_clip_param: float = _setting(
         20.0, check.log_std_clip, "Clamp of the log standard deviation; infinity for none."
@@ -171,12 +181,13 @@ class DefaultModelConfig:
     vf_share_layers: bool = _setting(
         False, check.flag, "Whether policy and value share the encoder."
     )
-    use_lstm: bool = _setting(False, check.flag, "A recurrent layer behind the encoder's.")
+    use_lstm: bool = _setting(False, check.flag, "Whether a recurrent layer follows the encoder.")
     max_seq_len: int = _setting(
         20,
         check.at_least(1),
-        "Rows of the sequences that a module that remembers learns from: the largest number up to "
-        "this that divides the rollout into whole minibatches; of a replayed one, all that learn.",
+        "Maximum rows of the sequences that a recurrent module learns from: on-policy, the largest "
+        "number up to this that divides the rollout into whole minibatches; with replay, exactly "
+        "this many after the burn-in.",
     )
     lstm_cell_size: int = _setting(256, check.at_least(1), "Size of the recurrent layers.")
     recurrent_layer_type: str | type[Any] = _setting(
@@ -186,35 +197,43 @@ class DefaultModelConfig:
         "flax.linen.RNNCellBase.",
     )
     recurrent_num_layers: int = _setting(
-        1, check.at_least(1), "Recurrent layers one after another."
+        1, check.at_least(1), "Number of stacked recurrent layers."
     )
-    lstm_use_prev_action: bool = _setting(False, check.flag, "Observe the previous action too.")
-    lstm_use_prev_reward: bool = _setting(False, check.flag, "Observe the previous reward too.")
+    lstm_use_prev_action: bool = _setting(
+        False, check.flag, "Whether to observe the previous action."
+    )
+    lstm_use_prev_reward: bool = _setting(
+        False, check.flag, "Whether to observe the previous reward."
+    )
     use_attention: bool = _setting(
         False,
         check.flag,
-        "Attention over the episode's latest features (GTrXL, Parisotto et al. 2020).",
+        "Whether to attend over the episode's latest features (GTrXL, Parisotto et al. 2020).",
     )
-    attention_num_transformer_units: int = _setting(1, check.at_least(1), "Blocks of attention.")
+    attention_num_transformer_units: int = _setting(
+        1, check.at_least(1), "Number of attention blocks."
+    )
     attention_dim: int = _setting(64, check.at_least(1), "Width of the blocks.")
-    attention_num_heads: int = _setting(1, check.at_least(1), "Heads of each block.")
+    attention_num_heads: int = _setting(1, check.at_least(1), "Number of heads of each block.")
     attention_head_dim: int = _setting(32, check.at_least(1), "Width of each head.")
     attention_memory_inference: int = _setting(
-        50, check.at_least(1), "Steps that each block looks back, in acting and in learning."
+        50,
+        check.at_least(1),
+        "Number of past steps that each block attends to, in acting and in learning.",
     )
     attention_position_wise_mlp_dim: int = _setting(
-        32, check.at_least(1), "Width of the hidden layer behind each block's attention."
+        32, check.at_least(1), "Width of the hidden layer after each block's attention."
     )
     attention_init_gru_gate_bias: float = _setting(
         2.0,
         check.number,
-        "First bias of the gates: the larger, the more a block starts as an identity.",
+        "Initial bias of the gates: the larger, the closer a block starts to the identity.",
     )
     attention_use_n_prev_actions: int = _setting(
-        0, check.at_least(0), "How many previous actions are observed too."
+        0, check.at_least(0), "Number of previous actions to observe."
     )
     attention_use_n_prev_rewards: int = _setting(
-        0, check.at_least(0), "How many previous rewards are observed too."
+        0, check.at_least(0), "Number of previous rewards to observe."
     )
 
     def __post_init__(self) -> None:
@@ -222,7 +241,7 @@ class DefaultModelConfig:
             value = field.metadata["check"](field.name, self[field.name])
             object.__setattr__(self, field.name, value)
         for name in INITIALIZER_SETTINGS:
-            self.initializer(name)
+            self.make_initializer(name)
         self._check_memory()
 
     def _check_memory(self) -> None:
@@ -231,21 +250,25 @@ class DefaultModelConfig:
                 "use_lstm=True and use_attention=True exclude each other; set one of them to False."
             )
         for field in dataclasses.fields(self):
-            name, needs = field.name, memory_switch(field.name)
-            if needs and not any(self[switch] for switch in needs) and self[name] != field.default:
+            name, switches = field.name, get_required_switches(field.name)
+            if (
+                switches
+                and not any(self[switch] for switch in switches)
+                and self[name] != field.default
+            ):
                 raise ConfigError(
-                    f"{name}={self[name]!r} has no effect without {' or '.join(needs)}; set "
-                    f"{needs[0]}=True, or leave it out."
+                    f"{name}={self[name]!r} has no effect without {' or '.join(switches)}; set "
+                    f"{switches[0]}=True, or leave it out."
                 )
 
     @property
-    def remembers(self) -> bool:
-        """Whether there is a memory behind the encoder."""
+    def is_recurrent(self) -> bool:
+        """Whether a recurrent core follows the encoder."""
         return self.use_lstm or self.use_attention
 
     @property
-    def num_previous(self) -> tuple[int, int]:
-        """How many previous actions and rewards are observed."""
+    def num_prev_actions_and_rewards(self) -> tuple[int, int]:
+        """Number of previous actions and of previous rewards that are observed."""
         if self.use_attention:
             return self.attention_use_n_prev_actions, self.attention_use_n_prev_rewards
         return int(self.lstm_use_prev_action), int(self.lstm_use_prev_reward)
@@ -253,22 +276,22 @@ class DefaultModelConfig:
     def __getitem__(self, name: str) -> Any:
         return self.__dict__[name]
 
-    def initializer(self, name: str) -> Callable[..., Any]:
-        """The initialiser that the settings `name` and `name + "_kwargs"` describe."""
+    def make_initializer(self, name: str) -> Callable[..., Any]:
+        """Return the initializer described by the settings `name` and `name + "_kwargs"`."""
         kwargs = self.__dict__.get(f"{name}_kwargs")
         return get_initializer(self[name], kwargs, name, for_bias="_bias_" in name)
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as plain data (lists, not tuples), for YAML and JSON."""
+        """Convert the settings to plain data (lists, not tuples), for YAML and JSON."""
         return {f.name: _to_lists(self[f.name]) for f in dataclasses.fields(self)}
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> "DefaultModelConfig":
-        """From RLlib's names, old ones included (see `resolve_model_settings`).
+        """Build from RLlib's names, old ones included (see `resolve_model_settings`).
 
         Raises:
-            UnknownSettingError: For an unknown name.
-            ConfigError: For a wrong value, or a setting that this version has not.
+            UnknownSettingError: If a name is unknown.
+            ConfigError: If a value is wrong, or a setting is not supported.
         """
         return cls(**resolve_model_settings(settings)[0])
 
@@ -282,9 +305,9 @@ TORCH_BIASES: Mapping[str, str] = {
     f"{layers}_bias_initializer": "default"
     for layers in ("fcnet", "conv", "fusionnet", "head_fcnet")
 }
-"""All biases start as torch's do."""
-RELU: Mapping[str, str] = {"fcnet_activation": "relu", "fusionnet_activation": "relu"}
-"""The activations of algorithms whose papers have no tanh."""
+"""Settings that initialize all biases as torch does."""
+RELU_ACTIVATIONS: Mapping[str, str] = {"fcnet_activation": "relu", "fusionnet_activation": "relu"}
+"""Activations of algorithms whose papers do not use tanh."""
 
 RENAMED_MODEL_SETTINGS: dict[str, str] = {
     "fcnet_weights_initializer": "fcnet_kernel_initializer",
@@ -300,11 +323,11 @@ RENAMED_MODEL_SETTINGS: dict[str, str] = {
     "post_fcnet_bias_initializer_config": "head_fcnet_bias_initializer_kwargs",
 }
 
-_RECURRENT = "recurrent layers have their own initialisers, in time-major order inside the module"
-_ATTENTION = "training looks back as far as acting: set attention_memory_inference"
-_ATARI = "image preprocessing is the environment's own, by a wrapper"
-_CUSTOM = "give the class to rl_module(rl_module_spec=RLModuleSpec(module_class=...)) instead"
-# Settings of RLlib that have no reader here; accepting them in silence would be a lie.
+_RECURRENT = "recurrent layers have fixed initializers and are time-major inside the module"
+_ATTENTION = "training attends as far back as acting does: set attention_memory_inference"
+_ATARI = "image preprocessing is done by an environment wrapper"
+_CUSTOM = "pass the class to rl_module(rl_module_spec=RLModuleSpec(module_class=...)) instead"
+# Settings of RLlib that have no effect here; accepting them silently would be misleading.
 _REFUSED_PREFIXES = {
     "lstm_": _RECURRENT,
     "attention_": _ATTENTION,
@@ -326,26 +349,26 @@ _REFUSED = {
 
 
 def resolve_model_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The settings under today's names, and a sentence for each that had an old one.
+    """Return the settings under their current names, and a note for each given by an old name.
 
     Raises:
-        UnknownSettingError: For an unknown name.
-        ConfigError: For one that this version has not, or one given under both names.
+        UnknownSettingError: If a name is unknown.
+        ConfigError: If a setting is not supported, or is given under both names.
     """
     resolved: dict[str, Any] = {}
     notes: list[str] = []
     for name, value in settings.items():
-        new = RENAMED_MODEL_SETTINGS.get(name, name)
+        current = RENAMED_MODEL_SETTINGS.get(name, name)
         _refuse_unsupported(name)
-        if new not in MODEL_SETTINGS:
+        if current not in MODEL_SETTINGS:
             raise UnknownSettingError(
                 f"There is no model setting {name!r}.{did_you_mean(name, MODEL_SETTINGS)}"
             )
-        if new in resolved:
-            raise ConfigError(f"The model setting {new!r} is given twice, once by an old name.")
-        if new != name:
-            notes.append(f"The model setting {name!r} is called {new!r} now.")
-        resolved[new] = value
+        if current in resolved:
+            raise ConfigError(f"The model setting {current!r} is given twice, once by an old name.")
+        if current != name:
+            notes.append(f"The model setting {name!r} is called {current!r} now.")
+        resolved[current] = value
     return resolved, notes
 
 
@@ -353,14 +376,14 @@ def _refuse_unsupported(name: str) -> None:
     if name in MODEL_SETTINGS:
         return
     reason = _REFUSED.get(name)
-    for prefix, why in _REFUSED_PREFIXES.items():
+    for prefix, prefix_reason in _REFUSED_PREFIXES.items():
         if name.startswith(prefix):
-            reason = why
+            reason = prefix_reason
     if reason is not None:
         raise ConfigError(f"The model setting {name!r} is not supported: {reason}.")
 
 
-def _to_lists(value: Any) -> Any:
+def _to_lists(value: object) -> object:
     if isinstance(value, tuple):
         return [_to_lists(item) for item in cast(tuple[Any, ...], value)]
     return value

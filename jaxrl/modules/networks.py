@@ -1,24 +1,25 @@
-"""flax linen encoders and heads, their activations and initialisers by name."""
+"""Flax linen encoders and heads, with activations and initializers by name."""
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxrl.core.types import Params
+from jaxrl.core.types import Key, Params
 from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.modules.convolution import Conv
 
 Activation: TypeAlias = Callable[[Array], Array]
 Initializer: TypeAlias = Callable[..., Array]
 ConvFilter: TypeAlias = tuple[int, tuple[int, int], tuple[int, int], str]
-"""Channels, kernel, stride, "same" or "valid"."""
+"""Channels, kernel, stride, and padding ("same" or "valid")."""
 
 _init = jax.nn.initializers
 
@@ -42,32 +43,32 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def get_activation(name: str | None, setting: str = "activation") -> Activation:
-    """The activation called `name` (None is "linear").
+    """Return the activation called `name` (None is "linear").
 
     Raises:
-        ConfigError: If there is none, naming `setting` and the closest one.
+        ConfigError: If it is unknown; the message names `setting` and the closest name.
     """
     if name is None:
         return _identity
     if not isinstance(name, str) or name.lower() not in ACTIVATIONS:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
-            f"{setting} is {name!r}, which is no known activation."
+            f"{setting} is {name!r}, which is not a known activation."
             f"{did_you_mean(str(name), ACTIVATIONS)} Known: {', '.join(ACTIVATIONS)}."
         )
     return ACTIVATIONS[name.lower()]
 
 
-def _shifted(draw: Initializer, mean: float) -> Initializer:
-    """`draw` plus a constant."""
+def _shift(draw: Initializer, mean: float) -> Initializer:
+    """Add a constant to the values of an initializer."""
 
-    def initialise(key: Any, shape: Any, dtype: Any = jnp.float32) -> Array:
+    def initialize(key: Key, shape: Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
         return mean + draw(key, shape, dtype)
 
-    return initialise
+    return initialize
 
 
 def _default() -> Initializer:
-    """U(-1/sqrt(fan_in), 1/sqrt(fan_in)), torch's and so RLlib's default for layers."""
+    """Return U(-1/sqrt(fan_in), 1/sqrt(fan_in)), torch's and so RLlib's default for layers."""
     return _init.variance_scaling(1.0 / 3.0, "fan_in", "uniform")
 
 
@@ -80,34 +81,35 @@ def _xavier_normal(*, gain: float = 1.0) -> Initializer:
 
 
 def orthogonal(*, gain: float = 1.0) -> Initializer:
-    """Orthogonal rows or columns (Saxe et al. 2014, https://arxiv.org/abs/1312.6120).
+    """Return an initializer of orthogonal rows or columns (Saxe et al. 2014).
 
-    Under `jax.vmap` one matrix after another: batches of QR decompositions can make the threads of
-    XLA wait for one another for ever on the CPU (jaxlib 0.10).
+    https://arxiv.org/abs/1312.6120. Under `jax.vmap` matrices are made one after another: batches
+    of QR decompositions can deadlock the threads of XLA on the CPU (jaxlib 0.10).
     """
     draw = _init.orthogonal(gain)
 
-    def initialise(key: Any, shape: Any, dtype: Any = jnp.float32) -> Array:
+    def initialize(key: Key, shape: Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
         return jax.custom_batching.sequential_vmap(lambda k: draw(k, shape, dtype))(key)
 
-    return initialise
+    return initialize
 
 
 def _normal(*, mean: float = 0.0, std: float = 1.0) -> Initializer:
-    return _shifted(_init.normal(std), mean)
+    return _shift(_init.normal(std), mean)
 
 
 def _truncated_normal(
     *, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0
 ) -> Initializer:
-    """Torch's: cut at the values a and b (which jax measures from the mean, in deviations)."""
-    return _shifted(
-        _init.truncated_normal(std, lower=(a - mean) / std, upper=(b - mean) / std), mean
-    )
+    """Return torch's truncated normal, cut at the values a and b.
+
+    JAX measures its bounds from the mean, in standard deviations.
+    """
+    return _shift(_init.truncated_normal(std, lower=(a - mean) / std, upper=(b - mean) / std), mean)
 
 
 def _uniform(*, a: float = 0.0, b: float = 1.0) -> Initializer:
-    return _shifted(_init.uniform(b - a), a)
+    return _shift(_init.uniform(b - a), a)
 
 
 def _constant(*, val: float) -> Initializer:
@@ -135,7 +137,7 @@ INITIALIZERS: dict[str, Callable[..., Initializer]] = {
     "zeros": lambda: _init.zeros,
     "ones": lambda: _init.ones,
 }
-# The others need a fan-in or orthogonal columns, which a vector has not.
+# The others need a fan-in or orthogonal columns, which a vector does not have.
 _FOR_VECTORS = (
     "normal",
     "trunc_normal",
@@ -154,49 +156,55 @@ def get_initializer(
     *,
     for_bias: bool = False,
 ) -> Initializer:
-    """The initialiser called `name`, torch's spelling with a trailing "_" included.
+    """Return the initializer called `name`; torch's spelling with a trailing "_" is accepted.
 
-    None is torch's default for kernels and zeros for biases, for which "default" is torch's. A callable `(key, shape, dtype)` is
-    taken as it is.
+    None is torch's default for kernels and zeros for biases; "default" is torch's default for both.
+    A callable `(key, shape, dtype)` is returned unchanged.
 
     Raises:
-        ConfigError: For an unknown name or keyword, or one that cannot fill a vector.
+        ConfigError: If the name or a keyword is unknown, or the initializer cannot fill a vector.
     """
     if callable(name):
         if kwargs:
             raise ConfigError(
-                f"{setting}_kwargs cannot be given beside a callable; bind them into {setting}."
+                f"{setting}_kwargs cannot be combined with a callable; bind them into {setting}."
             )
         return name
     if name is None:
         name = "zeros" if for_bias else "default"
     known = ("default", *_FOR_VECTORS) if for_bias else tuple(INITIALIZERS)
-    plain = name.rstrip("_").lower() if isinstance(name, str) else str(name)  # pyright: ignore[reportUnnecessaryIsInstance]
-    if plain not in known:
-        what = "no initialiser for a bias" if for_bias and plain in INITIALIZERS else "unknown"
+    normalized = name.rstrip("_").lower() if isinstance(name, str) else str(name)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if normalized not in known:
+        problem = (
+            "not an initializer of biases" if for_bias and normalized in INITIALIZERS else "unknown"
+        )
         raise ConfigError(
-            f"{setting} is {name!r}, which is {what}.{did_you_mean(plain, known)} "
+            f"{setting} is {name!r}, which is {problem}.{did_you_mean(normalized, known)} "
             f"Known: {', '.join(known)}."
         )
-    if for_bias and plain == "default" and not kwargs:
-        return bias_by_inputs
-    return _call_initializer(plain, dict(kwargs or {}), setting)
+    if for_bias and normalized == "default" and not kwargs:
+        return torch_bias_init
+    return _call_initializer(normalized, dict(kwargs or {}), setting)
 
 
-def bias_by_inputs(key: Any, shape: Any, dtype: Any = jnp.float32) -> Array:
-    """Torch's default for biases, U(-1/sqrt(inputs), 1/sqrt(inputs)), in layers that know it.
+def torch_bias_init(key: Key, shape: Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
+    """Mark torch's default for biases, U(-1/sqrt(inputs), 1/sqrt(inputs)).
 
-    It stands for what `bias_of` makes, since a bias alone does not tell the number of inputs.
+    Layers replace this marker by the initializer that `resolve_bias_init` makes, since the shape of a bias
+    does not give the number of inputs.
+
+    Raises:
+        ConfigError: If it is called, by a layer that does not replace it.
     """
     raise ConfigError(
-        "The bias initialiser 'default' is for the dense layers and convolutions of jaxrl's own "
-        "networks; in another layer use 'uniform' with the bounds that it shall have."
+        "The bias initializer 'default' is for the dense layers and convolutions of jaxrl's own "
+        "networks; in another layer use 'uniform' with explicit bounds."
     )
 
 
-def bias_of(initializer: Initializer, num_inputs: int) -> Initializer:
-    """The initialiser of a layer's bias, where it goes by the number of inputs of each output."""
-    if initializer is not bias_by_inputs:
+def resolve_bias_init(initializer: Initializer, num_inputs: int) -> Initializer:
+    """Return the initializer of a layer's bias, which may depend on the number of inputs."""
+    if initializer is not torch_bias_init:
         return initializer
     bound = num_inputs**-0.5
     return _uniform(a=-bound, b=bound)
@@ -204,7 +212,7 @@ def bias_of(initializer: Initializer, num_inputs: int) -> Initializer:
 
 def _call_initializer(name: str, kwargs: dict[str, Any], setting: str) -> Initializer:
     factory = INITIALIZERS[name]
-    # jax's own he_* and lecun_* take layout arguments that mean nothing to a user of the name.
+    # JAX's own he_* and lecun_* take layout arguments, which are not settings.
     is_ours = factory.__module__ == __name__
     allowed = inspect.signature(factory).parameters if is_ours else {}
     for key, value in kwargs.items():
@@ -222,14 +230,14 @@ def _call_initializer(name: str, kwargs: dict[str, Any], setting: str) -> Initia
         if p.default is inspect.Parameter.empty and key not in kwargs
     ]
     if missing:
-        raise ConfigError(f"{setting}_kwargs lacks {missing[0]!r}, which '{name}' needs.")
+        raise ConfigError(f"{setting}_kwargs lacks {missing[0]!r}, which '{name}' requires.")
     return factory(**kwargs)
 
 
 class MLP(nn.Module):
     """Dense layers, each followed by an optional LayerNorm and the activation.
 
-    `dense` makes the layers, called as `flax.linen.Dense` is.
+    `dense` is the class of the layers, called like `flax.linen.Dense`.
     """
 
     hiddens: tuple[int, ...]
@@ -245,7 +253,7 @@ class MLP(nn.Module):
             x = self.dense(
                 size,
                 kernel_init=self.kernel_init,
-                bias_init=bias_of(self.bias_init, x.shape[-1]),
+                bias_init=resolve_bias_init(self.bias_init, x.shape[-1]),
                 name=f"dense_{i}",
             )(x)
             if self.use_layernorm:
@@ -277,7 +285,7 @@ class CNN(nn.Module):
                 strides=stride,
                 padding=padding,
                 kernel_init=self.kernel_init,
-                bias_init=bias_of(self.bias_init, math.prod(kernel) * x.shape[0]),
+                bias_init=resolve_bias_init(self.bias_init, math.prod(kernel) * x.shape[0]),
                 name=f"conv_{i}",
             )(x)
             if self.use_layernorm:
@@ -287,7 +295,7 @@ class CNN(nn.Module):
 
 
 class Head(nn.Module):
-    """Optional hidden layers and a linear output."""
+    """Optional hidden layers and a linear output layer."""
 
     num_outputs: int
     hidden: MLP
@@ -303,29 +311,29 @@ class Head(nn.Module):
 _NATURE = ((32, 8, 4, "valid"), (64, 4, 2, "valid"), (64, 3, 1, "valid"))
 _DREAMER = ((16, 4, 2, "same"), (32, 4, 2, "same"), (64, 4, 2, "same"), (128, 4, 2, "same"))
 _SMALL = ((16, 3, 1, "valid"),)
-SMALLEST_IMAGE, LARGEST_SMALL_IMAGE = 3, 20
+MIN_IMAGE_SIZE, MAX_SMALL_IMAGE_SIZE = 3, 20
 
 
-def default_conv_filters(shape: tuple[int, ...]) -> tuple[ConvFilter, ...] | None:
-    """Filters for an image `[H, W, C]`, None if there is no default for its size.
+def get_default_conv_filters(shape: tuple[int, ...]) -> tuple[ConvFilter, ...] | None:
+    """Return filters for an image `[H, W, C]`; None if there is no default for its size.
 
-    84 x 84: Mnih et al. 2015. 64 x 64: as in DreamerV3, RLlib's too. 3 to 20 pixels: one layer of
+    84 x 84: Mnih et al. 2015. 64 x 64: as in DreamerV3 and RLlib. 3 to 20 pixels: one layer of
     16 3 x 3 filters (Young & Tian 2019, for MinAtar's 10 x 10).
     """
     height, width = shape[:2]
     if (height, width) == (84, 84):
-        rows = _NATURE
+        filters = _NATURE
     elif (height, width) == (64, 64):
-        rows = _DREAMER
-    elif min(height, width) >= SMALLEST_IMAGE and max(height, width) <= LARGEST_SMALL_IMAGE:
-        rows = _SMALL
+        filters = _DREAMER
+    elif min(height, width) >= MIN_IMAGE_SIZE and max(height, width) <= MAX_SMALL_IMAGE_SIZE:
+        filters = _SMALL
     else:
         return None
-    return tuple((c, (k, k), (s, s), padding) for c, k, s, padding in rows)
+    return tuple((c, (k, k), (s, s), padding) for c, k, s, padding in filters)
 
 
 def parse_conv_filters(value: object, setting: str = "conv_filters") -> tuple[ConvFilter, ...]:
-    """RLlib's lists `[channels, kernel, stride(, "same" | "valid")]`, "same" by default.
+    """Parse RLlib's lists `[channels, kernel, stride(, "same" | "valid")]`, "same" by default.
 
     Raises:
         ConfigError: If an entry has another form.
@@ -348,39 +356,39 @@ def parse_conv_filters(value: object, setting: str = "conv_filters") -> tuple[Co
     return tuple(filters)
 
 
-def _parse_filter(row: Any) -> ConvFilter | None:
+def _parse_filter(row: object) -> ConvFilter | None:
     if not isinstance(row, list | tuple) or len(cast(list[Any], row)) not in (3, 4):
         return None
     parts: list[Any] = [*cast(list[Any], row), "same"]
     channels, padding = parts[0], parts[3]
-    kernel, stride = _pair(parts[1]), _pair(parts[2])
-    valid = _is_positive_int(channels) and padding in ("same", "valid")
-    return (channels, kernel, stride, padding) if valid and kernel and stride else None
+    kernel, stride = _parse_pair(parts[1]), _parse_pair(parts[2])
+    is_valid = _is_positive_int(channels) and padding in ("same", "valid")
+    return (channels, kernel, stride, padding) if is_valid and kernel and stride else None
 
 
-def _pair(value: Any) -> tuple[int, int] | None:
-    both: list[Any] = list(value) if isinstance(value, list | tuple) else [value, value]
-    return (both[0], both[1]) if len(both) == 2 and all(map(_is_positive_int, both)) else None
+def _parse_pair(value: object) -> tuple[int, int] | None:
+    pair: list[Any] = list(value) if isinstance(value, list | tuple) else [value, value]
+    return (pair[0], pair[1]) if len(pair) == 2 and all(map(_is_positive_int, pair)) else None
 
 
 def _is_positive_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def parameter_table(title: str, params: Params) -> str:
-    """A table of parameters (or their shapes), one row an array, with totals."""
+def format_parameter_table(title: str, params: Params) -> str:
+    """Format a table of parameters (or their shapes), one row per array, with totals."""
     leaves = jax.tree_util.tree_flatten_with_path(params)[0]
     rows = [("layer", "parameter", "shape", "number", "trainable")]
     trainable = total = 0
     for path, leaf in leaves:
         names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
-        number = int(np.prod(leaf.shape, dtype=np.int64))
+        size = int(np.prod(leaf.shape, dtype=np.int64))
         is_trainable = bool(jnp.issubdtype(leaf.dtype, jnp.floating))
-        total += number
-        trainable += number if is_trainable else 0
+        total += size
+        trainable += size if is_trainable else 0
         shape = " x ".join(map(str, leaf.shape)) or "scalar"
         layer = "/".join(names[:-1]) or "-"
-        rows.append((layer, names[-1], shape, f"{number:,}", "yes" if is_trainable else "no"))
+        rows.append((layer, names[-1], shape, f"{size:,}", "yes" if is_trainable else "no"))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
     rule = "-" * (sum(widths) + 8)

@@ -1,10 +1,11 @@
-"""Modules with a policy and several critics, Q(s, a): those of SAC, TQC, TD3 and DDPG."""
+"""Modules with a policy and several critics Q(s, a), for SAC, TQC, TD3 and DDPG."""
 
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, cast
 
 import flax.linen as nn
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,24 +13,24 @@ from gymnasium import spaces
 from jaxtyping import Array, Float, Int
 
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import Columns, Key, Params, PyTree
+from jaxrl.core.types import Columns, Key, Params, Progress, PyTree
 from jaxrl.distributions.base import Distribution
 from jaxrl.distributions.from_space import (
     ActionDistribution,
-    action_distribution,
-    describe_unsupported,
-    finite_bounds,
+    describe_space,
+    get_finite_bounds,
+    make_action_distribution,
 )
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.learners.multi_optimizer import CRITIC, POLICY
 from jaxrl.modules.encoder_module import AnyEncoder, Encoder, EncoderModule
-from jaxrl.modules.exploration import draw_random, random_action, warming_up
+from jaxrl.modules.exploration import draw_random_noise, is_warming_up, make_random_action
 from jaxrl.modules.networks import MLP, Head
-from jaxrl.modules.rl_module import zeros_of
+from jaxrl.modules.rl_module import make_zeros
 
 
 class PolicyNetwork(nn.Module):
-    """Parameters: `encoder`, `head`."""
+    """Policy network with the parameters `encoder` and `head`."""
 
     encoder: AnyEncoder
     head: Head
@@ -39,7 +40,7 @@ class PolicyNetwork(nn.Module):
 
 
 class Critic(nn.Module):
-    """One Q function: of observations, and of actions where they join before the dense layers."""
+    """Q function of observations, and of actions where these are joined before the dense layers."""
 
     encoder: AnyEncoder
     joint: MLP | None
@@ -55,9 +56,9 @@ class Critic(nn.Module):
 
 
 class Critics(nn.Module):
-    """Parameters: `critics_0`, `critics_1`, ...
+    """Ensemble of critics with the parameters `critics_0`, `critics_1`, ...
 
-    Each has matrices of its own: one batched product of all is a tenth slower on a CPU.
+    Each has its own matrices: one batched product of all is a tenth slower on a CPU.
     """
 
     critics: tuple[Critic, ...]
@@ -75,21 +76,21 @@ class Critics(nn.Module):
 
 @pytree
 class PolicyDraws:
-    """What exploration draws for each environment, `[B, ...]`."""
+    """Random draws of exploration for each environment, `[B, ...]`."""
 
     noise: PyTree
     random: PyTree
 
 
 class PolicyQModule(EncoderModule):
-    """A policy and critics, networks apart; the base of the two kinds of policy.
+    """Policy and critics with separate networks; base of the two kinds of policy.
 
-    The parameters are `{"policy": ..., "critic": ...}`. `algorithm_config` says how many critics
-    there are, `num_critics`, and of how many quantiles of the return each is, `num_quantiles`;
-    without it a critic is one value.
+    The parameters are `{"policy": ..., "critic": ...}`. `algorithm_config` has the number of
+    critics, `num_critics`, and the number of quantiles of the return that each of them outputs,
+    `num_quantiles`; without it a critic outputs one value.
 
-    Where the policy remembers, so do the critics, each for itself. Nobody evaluates critics while
-    acting, so they know nothing of what came before a sequence: give them a burn-in.
+    If the policy is recurrent, so is each critic, with its own carry. Critics are not evaluated
+    while acting, so a sequence has no stored carry for them: use a burn-in.
     """
 
     def setup(self) -> None:
@@ -97,7 +98,7 @@ class PolicyQModule(EncoderModule):
             if self.settings[name]:
                 raise ConfigError(
                     f"{name}=True is for actor-critic modules with state values; the policy and "
-                    "the critics of this algorithm have networks of their own: leave it out."
+                    "the critics of this algorithm have separate networks: leave it out."
                 )
         self.num_critics: int = self.algorithm_config.get("num_critics", 2)
         self.num_quantiles: int | None = self.algorithm_config.get("num_quantiles")
@@ -114,92 +115,104 @@ class PolicyQModule(EncoderModule):
         head = self.make_head("vf_head", self.num_quantiles or 1)
         if isinstance(encoder, Encoder):
             return Critic(encoder.clone(mlp=MLP(hiddens=())), encoder.mlp, head)
-        return Critic(encoder, self.make_features().mlp, head)
+        return Critic(encoder, self.make_feature_encoder().mlp, head)
 
     @property
     def is_discrete(self) -> bool:
-        """Whether critics give a value for each action instead of taking one."""
+        """Whether critics output a value for each action instead of taking one as input."""
         return isinstance(self.action_space, spaces.Discrete)
 
     def init(self, key: Key) -> Params:
         policy_key, critic_key = jax.random.split(key)
-        obs = self.blank_obs()
-        action = None if self.is_discrete else self._flat(zeros_of(self.action_space, (1,)))
+        obs = self.make_dummy_obs()
+        action = (
+            None if self.is_discrete else self._flatten_action(make_zeros(self.action_space, (1,)))
+        )
         policy = self.network.init(policy_key, obs)
         critics = cast(Any, self.critics.init(critic_key, obs, action))
         return {POLICY: cast(Any, policy)["params"], CRITIC: critics["params"]}
 
     def _forward(self, params: Params, obs: PyTree) -> dict[str, Any]:
-        out, after = self.recall("__call__", params[POLICY], obs)
-        return {Columns.ACTION_DIST_INPUTS: self.as_inputs(out), **after}
+        out, state = self.apply_recurrent("__call__", params[POLICY], obs)
+        return {Columns.ACTION_DIST_INPUTS: self.to_dist_inputs(out), **state}
 
-    def as_inputs(self, out: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
-        """The distribution's inputs, of the policy network's outputs."""
+    def to_dist_inputs(self, out: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+        """Convert the policy network's outputs to the distribution's inputs."""
         return out
 
     def policy_dist(self, policy: Params, obs: PyTree) -> Distribution:
-        """The distribution of actions, masked.
+        """Return the distribution of actions, masked.
 
         Args:
-            policy: That part of the parameters.
-            obs: With leading batch axes.
+            policy: Parameters of the policy.
+            obs: Observations with leading batch axes.
         """
         return self.action_dist(self._forward_policy({POLICY: policy}, obs), obs)
 
-    def q_values(
+    def compute_q_values(
         self, critic: Params, obs: PyTree, action: PyTree = None
     ) -> Float[Array, " critics *batch"]:
-        """Of all critics, `[critics, *batch]`; with quantiles, or for each action, `[..., n]`.
+        """Compute the values of all critics, `[critics, *batch]`.
+
+        With quantiles, or for each discrete action, they are `[critics, *batch, n]`.
 
         Args:
-            critic: That part of the parameters.
-            obs: With leading batch axes.
-            action: The module's; not read where actions are discrete.
+            critic: Parameters of the critics.
+            obs: Observations with leading batch axes.
+            action: The module's actions; unused where actions are discrete.
         """
-        return self._q("__call__", critic, obs, action)
+        return self._apply_critics("__call__", critic, obs, action)
 
-    def first_q_values(
+    def compute_first_q_values(
         self, critic: Params, obs: PyTree, action: PyTree = None
     ) -> Float[Array, "*batch"]:
-        """`q_values` of the first critic alone."""
-        return self._q("first", critic, obs, action)
+        """Compute `q_values` of the first critic alone."""
+        return self._apply_critics("first", critic, obs, action)
 
-    def _q(self, method: str, critic: Params, obs: PyTree, action: PyTree) -> Array:
-        flat = None if self.is_discrete else self._flat(action)
+    def _apply_critics(self, method: str, critic: Params, obs: PyTree, action: PyTree) -> Array:
+        flat_action = None if self.is_discrete else self._flatten_action(action)
         variables = {"params": critic}
-        out = self.critics.apply(variables, self.observed(obs), flat, method=method)
+        out = self.critics.apply(
+            variables, self.select_network_obs(obs), flat_action, method=method
+        )
         q = cast(Array, out)
         return q if self.is_discrete or self.num_quantiles else q[..., 0]
 
-    def _flat(self, action: Array) -> Float[Array, "*batch a"]:
+    def _flatten_action(self, action: Array) -> Float[Array, "*batch a"]:
         batch_ndim = action.ndim - len(self.distribution.event_shape)
         return action.reshape(*action.shape[:batch_ndim], -1)
 
     def draw(self, keys: Key) -> PolicyDraws:
         split = jax.vmap(jax.random.split)(keys)
         return PolicyDraws(
-            noise=self.draw_noise(split[:, 0]), random=draw_random(self.action_space, split[:, 1])
+            noise=self.draw_noise(split[:, 0]),
+            random=draw_random_noise(self.action_space, split[:, 1]),
         )
 
     def draw_noise(self, keys: Key) -> PyTree:
-        """What the policy's exploration draws, of typed keys `[B]`. Consumes the keys."""
+        """Draw the noise of the policy's exploration from typed keys `[B]`. Consumes the keys."""
         return super().draw(keys)
 
-    def with_warm_up(
-        self, out: dict[str, Any], obs: PyTree, hparams: Mapping[str, Any], progress: Any, draw: Any
+    def apply_warm_up(
+        self,
+        out: dict[str, Any],
+        obs: PyTree,
+        hparams: Mapping[str, Any],
+        progress: Progress,
+        draw: PyTree,
     ) -> dict[str, Any]:
-        """The output of exploration, with uniformly random actions while the run warms up."""
-        random, log_prob = random_action(self.action_space, draw, self.action_mask(obs))
-        warm = warming_up(hparams, progress)
+        """Replace actions by uniformly random ones while the run warms up."""
+        random, log_prob = make_random_action(self.action_space, draw, self.action_mask(obs))
+        is_warm_up = is_warming_up(hparams, progress)
         return {
             **out,
-            Columns.ACTIONS: jnp.where(warm, random, out[Columns.ACTIONS]),
-            Columns.ACTION_LOGP: jnp.where(warm, log_prob, out[Columns.ACTION_LOGP]),
+            Columns.ACTIONS: jnp.where(is_warm_up, random, out[Columns.ACTIONS]),
+            Columns.ACTION_LOGP: jnp.where(is_warm_up, log_prob, out[Columns.ACTION_LOGP]),
         }
 
 
 class StochasticPolicyModule(PolicyQModule):
-    """A normal squashed into a Box, or probabilities of discrete actions: SAC's and TQC's."""
+    """Module of SAC and TQC: a normal squashed into a Box, or probabilities of discrete actions."""
 
     def make_distribution(self) -> ActionDistribution:
         super().make_distribution()  # reads the model settings
@@ -208,9 +221,9 @@ class StochasticPolicyModule(PolicyQModule):
                 raise SpaceError(
                     f"TQC acts in a Box, not in {self.action_space}; use SAC or DQN there."
                 )
-            return action_distribution(self.action_space)
-        return action_distribution(
-            _box(self.action_space),
+            return make_action_distribution(self.action_space)
+        return make_action_distribution(
+            _require_box(self.action_space),
             continuous="squashed",
             log_std_clip=self.settings.log_std_clip_param,
         )
@@ -221,31 +234,31 @@ class StochasticPolicyModule(PolicyQModule):
         obs: PyTree,
         carry: PyTree,
         hparams: Mapping[str, Any],
-        progress: Any,
+        progress: Progress,
         env_index: Int[Array, " B"],
         draws: PolicyDraws,
     ) -> dict[str, Any]:
-        """Sampled actions, uniformly random ones during `hparams["initial_random_timesteps"]`."""
+        """Sample actions, uniformly at random during `hparams["initial_random_timesteps"]`."""
         out = super().forward_exploration(
             params, obs, carry, hparams, progress, env_index, draws.noise
         )
-        return self.with_warm_up(out, obs, hparams, progress, draws.random)
+        return self.apply_warm_up(out, obs, hparams, progress, draws.random)
 
 
 @pytree
-class ProcessAndMemory:
-    """What a policy with both carries, `[B, ...]`."""
+class ProcessAndCarry:
+    """Carry of a recurrent policy with an Ornstein-Uhlenbeck process, `[B, ...]`."""
 
     process: Float[Array, "B ..."]
     memory: PyTree
 
 
 class DeterministicPolicyModule(PolicyQModule):
-    """One action for each observation, with noise to explore: TD3's and DDPG's.
+    """Module of TD3 and DDPG: one action for each observation, with noise to explore.
 
     The network's output is squashed by tanh into the Box, which must have finite bounds.
-    `algorithm_config["exploration_noise"]` is "gaussian", drawn anew at every step, or "ou", an
-    Ornstein-Uhlenbeck process that starts at 0 in every episode. Noise is counted in halves of the
+    `algorithm_config["exploration_noise"]` is "gaussian", independent at every step, or "ou", an
+    Ornstein-Uhlenbeck process that starts at 0 in every episode. Noise is in units of half the
     action range.
     """
 
@@ -253,35 +266,37 @@ class DeterministicPolicyModule(PolicyQModule):
 
     def make_distribution(self) -> ActionDistribution:
         super().make_distribution()  # reads the model settings
-        space = _box(self.action_space)
-        low, high = (np.asarray(bound, np.float32) for bound in finite_bounds(space))
+        space = _require_box(self.action_space)
+        low, high = (np.asarray(bound, np.float32) for bound in get_finite_bounds(space))
         self._low, self._high = low.reshape(space.shape), high.reshape(space.shape)
-        return action_distribution(space, continuous="deterministic")
+        return make_action_distribution(space, continuous="deterministic")
 
-    def as_inputs(self, out: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+    def to_dist_inputs(self, out: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
         unit = jnp.tanh(out)
         batch = unit.shape[:-1]
-        low, high = self._bounds(len(batch))
+        low, high = self._broadcast_bounds(len(batch))
         unit = unit.reshape(*batch, *self.distribution.event_shape)
         action = low + 0.5 * (high - low) * (unit + 1.0)
-        # Rounding may step over the upper bound by one unit, which the space would refuse.
-        return self._flat(jnp.clip(action, low, high))
+        # Rounding may exceed the upper bound by one ulp, which is outside of the space.
+        return self._flatten_action(jnp.clip(action, low, high))
 
-    def policy_action(self, policy: Params, obs: PyTree) -> Float[Array, "*batch_and_event"]:
-        """The actions of that part of the parameters."""
+    def compute_policy_action(
+        self, policy: Params, obs: PyTree
+    ) -> Float[Array, "*batch_and_event"]:
+        """Compute the policy's actions."""
         return self.policy_dist(policy, obs).mode()
 
-    def perturbed(
+    def perturb(
         self,
         action: Float[Array, "*batch_and_event"],
         noise: Float[Array, "*batch_and_event"],
     ) -> Float[Array, "*batch_and_event"]:
-        """The actions with noise, in halves of the range, clipped into the space."""
-        low, high = self._bounds(action.ndim - len(self.distribution.event_shape))
+        """Add noise, in units of half the range, to the actions and clip them to the space."""
+        low, high = self._broadcast_bounds(action.ndim - len(self.distribution.event_shape))
         return jnp.clip(action + 0.5 * (high - low) * noise, low, high)
 
-    def _bounds(self, batch_ndim: int) -> tuple[Array, Array]:
-        """Low and high, with so many leading axes."""
+    def _broadcast_bounds(self, batch_ndim: int) -> tuple[Array, Array]:
+        """Return low and high, with the given number of leading axes."""
         shape = (1,) * batch_ndim + self._low.shape
         return jnp.asarray(self._low.reshape(shape)), jnp.asarray(self._high.reshape(shape))
 
@@ -290,21 +305,24 @@ class DeterministicPolicyModule(PolicyQModule):
         return self.algorithm_config.get("exploration_noise", "gaussian") == "ou"
 
     def initial_carry(self, batch_size: int) -> PyTree:
-        """The memory and the Ornstein-Uhlenbeck process at an episode's start, if there are any."""
+        """Return the recurrent state and the Ornstein-Uhlenbeck process at an episode's start.
+
+        The result is None if the module has neither.
+        """
         memory = super().initial_carry(batch_size)
         if not self._has_process:
             return memory
-        process = zeros_of(self.action_space, (batch_size,))
-        return process if memory is None else ProcessAndMemory(process=process, memory=memory)
+        process = make_zeros(self.action_space, (batch_size,))
+        return process if memory is None else ProcessAndCarry(process=process, memory=memory)
 
-    def memory_of(self, carry: PyTree) -> PyTree:
-        return carry.memory if isinstance(carry, ProcessAndMemory) else carry
+    def get_recurrent_carry(self, carry: PyTree) -> PyTree:
+        return carry.memory if isinstance(carry, ProcessAndCarry) else carry
 
     def _policy_step(
         self, params: Params, obs: PyTree, carry: PyTree
     ) -> tuple[Float[Array, "B n"], PyTree]:
-        """Of inference, which leaves the process as it is."""
-        if not isinstance(carry, ProcessAndMemory):
+        """Compute the distribution's inputs and the next carry, without advancing the process."""
+        if not isinstance(carry, ProcessAndCarry):
             return super()._policy_step(params, obs, carry)
         inputs, memory = super()._policy_step(params, obs, carry.memory)
         return inputs, replace(carry, memory=memory)
@@ -319,47 +337,47 @@ class DeterministicPolicyModule(PolicyQModule):
         obs: PyTree,
         carry: PyTree,
         hparams: Mapping[str, Any],
-        progress: Any,
+        progress: Progress,
         env_index: Int[Array, " B"],
         draws: PolicyDraws,
     ) -> dict[str, Any]:
-        """The policy's actions with noise, uniformly random ones while the run warms up.
+        """Return the policy's actions with noise, uniformly random ones while the run warms up.
 
-        σ ε, or x + σ ε − θ x of the process at x (Uhlenbeck & Ornstein 1930, a step of 1).
-        `ACTION_LOGP` is 0: a policy that is one action has no density.
+        The noise is σ ε, or x + σ ε − θ x of the process at x (Uhlenbeck & Ornstein 1930, a step of
+        1). `ACTION_LOGP` is 0: a deterministic policy has no density.
 
         Args:
-            params: The module's.
-            obs: `[B, ...]`.
-            carry: The process, or None.
+            params: Parameters of the module.
+            obs: Observations, `[B, ...]`.
+            carry: Recurrent state, the process, both, or None.
             hparams: `exploration_sigma`, `initial_random_timesteps`, and `ou_theta` of a process.
-            progress: Of the run.
-            env_index: Not read.
-            draws: What `draw` made.
+            progress: Progress of the run.
+            env_index: Unused.
+            draws: Random draws made by `draw`.
         """
-        both = isinstance(carry, ProcessAndMemory)
-        inputs, memory = super()._policy_step(params, obs, carry.memory if both else carry)
+        has_both = isinstance(carry, ProcessAndCarry)
+        inputs, memory = super()._policy_step(params, obs, carry.memory if has_both else carry)
         noise = hparams["exploration_sigma"] * draws.noise
         if self._has_process:
-            before = carry.process if both else carry
-            noise = (1.0 - hparams["ou_theta"]) * before + noise
-            carry = replace(carry, process=noise, memory=memory) if both else noise
+            previous = carry.process if has_both else carry
+            noise = (1.0 - hparams["ou_theta"]) * previous + noise
+            carry = replace(carry, process=noise, memory=memory) if has_both else noise
         else:
             carry = memory
-        action = self.perturbed(self.action_dist(inputs, obs).mode(), noise)
+        action = self.perturb(self.action_dist(inputs, obs).mode(), noise)
         out = {
             Columns.ACTIONS: action,
             Columns.ACTION_DIST_INPUTS: inputs,
             Columns.ACTION_LOGP: jnp.zeros(action.shape[:1], jnp.float32),
             Columns.STATE_OUT: carry,
         }
-        return self.with_warm_up(out, obs, hparams, progress, draws.random)
+        return self.apply_warm_up(out, obs, hparams, progress, draws.random)
 
 
-def _box(space: Any) -> spaces.Box:
+def _require_box(space: gymnasium.Space[Any]) -> spaces.Box:
     if not isinstance(space, spaces.Box):
         raise SpaceError(
             f"Critics of this algorithm take actions of a Box, but action_space is "
-            f"{describe_unsupported(space)}; use DQN for Discrete actions, and PPO for any."
+            f"{describe_space(space)}; use DQN for Discrete actions, and PPO for any."
         )
     return space

@@ -1,6 +1,6 @@
-"""The module of value-based algorithms: one value, or a distribution of returns, for each action."""
+"""Module of value-based algorithms: a value or a return distribution for each action."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,33 +11,33 @@ from gymnasium import spaces
 from jaxtyping import Array, Float, Int
 
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import Columns, Key, Params, PyTree, Remembered
-from jaxrl.distributions.from_space import ActionDistribution, describe_unsupported
+from jaxrl.core.types import Columns, Key, ObsWithCarry, Params, Progress, PyTree
+from jaxrl.distributions.from_space import ActionDistribution, describe_space
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.learners.multi_optimizer import normal_rows
+from jaxrl.learners.multi_optimizer import draw_normal_rows
 from jaxrl.modules.encoder_module import AnyEncoder, EncoderModule
 from jaxrl.modules.exploration import (
     NOISE,
     NoisyDense,
     as_noise,
     draw_noise,
-    draw_random,
-    noise_sizes,
-    noise_width,
-    random_action,
-    warming_up,
+    draw_random_noise,
+    get_noise_sizes,
+    get_noise_width,
+    is_warming_up,
+    make_random_action,
 )
 from jaxrl.modules.networks import Head
-from jaxrl.ops.value_losses import at_action
+from jaxrl.ops.value_losses import batched_index
 
 ATOM_LOGITS = "atom_logits"
 QUANTILES = "quantiles"
 
 
 class QNetwork(nn.Module):
-    """An encoder with a head, or with the two heads of a dueling network.
+    """Encoder with one head, or with the two heads of a dueling network.
 
-    Parameters: `encoder`, `q_head`; with dueling `vf_head` too, and `q_head` gives advantages.
+    Parameters: `encoder`, `q_head`; with dueling `vf_head` too, and `q_head` outputs advantages.
     """
 
     encoder: AnyEncoder
@@ -47,7 +47,7 @@ class QNetwork(nn.Module):
     width: int
 
     def __call__(self, obs: Array) -> Float[Array, "*batch actions width"]:
-        """Q = V + A − mean A  (Wang et al. 2016, eq. 9), atom by atom where there are several."""
+        """Compute Q = V + A − mean A  (Wang et al. 2016, eq. 9), per atom or quantile."""
         x = self.encoder(obs)
         advantage = self.q_head(x)
         advantage = advantage.reshape(*advantage.shape[:-1], self.num_actions, self.width)
@@ -59,7 +59,7 @@ class QNetwork(nn.Module):
 
 @pytree
 class QDraws:
-    """What exploration draws for each environment, `[B, ...]`."""
+    """Random draws of exploration for each environment, `[B, ...]`."""
 
     coin: Float[Array, " B"]
     random: PyTree
@@ -69,19 +69,19 @@ class QDraws:
 class QModule(EncoderModule):
     """Action values of a Discrete action space; greedy, or epsilon-greedy to explore.
 
-    `algorithm_config` says what the values are: `dueling`; `num_atoms` above 1 for probabilities
+    `algorithm_config` selects the kind of values: `dueling`; `num_atoms` above 1 for probabilities
     of the returns `support` (C51); `num_quantiles` above 1 for quantiles of the return (QR-DQN);
-    `noisy` dense layers with `sigma0`. `ACTION_DIST_INPUTS` are always the expected values, so
-    that the most likely action is the best one, and `ATOM_LOGITS` or `QUANTILES`,
-    `[*batch, actions, width]`, stand beside them. In exploration every environment has its own
-    noise; in inference there is none.
+    `noisy` dense layers with `sigma0`. `ACTION_DIST_INPUTS` are always the expected values, so that
+    the most likely action is the best one; `ATOM_LOGITS` or `QUANTILES` are returned in addition,
+    as `[*batch, actions, width]`. In exploration every environment has its own noise; in inference
+    there is none.
     """
 
     def make_distribution(self) -> ActionDistribution:
         if not isinstance(self.action_space, spaces.Discrete):
             raise SpaceError(
                 "Action values need a Discrete action space, but action_space is "
-                f"{describe_unsupported(self.action_space)}; use an algorithm with a policy, such "
+                f"{describe_space(self.action_space)}; use an algorithm with a policy, such "
                 "as PPO."
             )
         return super().make_distribution()
@@ -93,8 +93,8 @@ class QModule(EncoderModule):
         self.is_noisy: bool = config.get("noisy", False)
         if self.is_noisy and self.is_stateful:
             raise ConfigError(
-                "noisy=True is for networks without a memory: explore with epsilon, or leave out "
-                "use_lstm and use_attention."
+                "noisy=True is not supported for recurrent networks; explore with epsilon, or "
+                "leave out use_lstm and use_attention."
             )
         width = max(self.num_atoms, self.num_quantiles)
         num_actions = self.distribution.input_dim
@@ -106,25 +106,25 @@ class QModule(EncoderModule):
             width=width,
         )
         shapes = jax.eval_shape(self.init, jax.random.key(0))
-        self._noise_sizes = noise_sizes(shapes)
+        self._noise_sizes = get_noise_sizes(shapes)
 
-    def make_dense(self) -> Any:
+    def make_dense(self) -> Callable[..., nn.Module]:
         if not self.algorithm_config.get("noisy", False):
             return super().make_dense()
         return partial(NoisyDense, sigma0=self.algorithm_config.get("sigma0", 0.5))
 
     @property
     def support(self) -> Float[Array, " atoms"]:
-        """The returns whose probabilities C51 learns, from v_min to v_max."""
+        """Returns whose probabilities C51 learns, from v_min to v_max."""
         config = self.algorithm_config
         return jnp.linspace(config.get("v_min", -10.0), config.get("v_max", 10.0), self.num_atoms)
 
     def draw_noise(self, key: Key, num_rows: int, axis_name: str | None = None) -> PyTree:
-        """The noise of a forward pass for so many rows here; None without noisy layers."""
+        """Draw the noise of a forward pass of this device's rows; None without noisy layers."""
         if not self.is_noisy:
             return None
-        shape = (num_rows, noise_width(self._noise_sizes))
-        return as_noise(self._noise_sizes, normal_rows(key, shape, axis_name))
+        shape = (num_rows, get_noise_width(self._noise_sizes))
+        return as_noise(self._noise_sizes, draw_normal_rows(key, shape, axis_name))
 
     def draw(self, keys: Key) -> QDraws:
         split = jax.vmap(partial(jax.random.split, num=3))(keys)
@@ -133,32 +133,32 @@ class QModule(EncoderModule):
             noise = jax.vmap(partial(draw_noise, self._noise_sizes))(split[:, 2])
         return QDraws(
             coin=jax.vmap(jax.random.uniform)(split[:, 0]),
-            random=draw_random(self.action_space, split[:, 1]),
+            random=draw_random_noise(self.action_space, split[:, 1]),
             noise=noise,
         )
 
     def _forward(self, params: Params, obs: PyTree, noise: PyTree = None) -> dict[str, Any]:
         collections = {} if noise is None else {NOISE: noise}
-        out, after = self.recall("__call__", params, obs, **collections)
+        out, state = self.apply_recurrent("__call__", params, obs, **collections)
         if self.num_atoms > 1:
             expected = jnp.sum(jax.nn.softmax(out) * self._broadcast_support(out.ndim), axis=-1)
-            return {Columns.ACTION_DIST_INPUTS: expected, ATOM_LOGITS: out, **after}
+            return {Columns.ACTION_DIST_INPUTS: expected, ATOM_LOGITS: out, **state}
         if self.num_quantiles > 1:
-            return {Columns.ACTION_DIST_INPUTS: jnp.mean(out, axis=-1), QUANTILES: out, **after}
-        return {Columns.ACTION_DIST_INPUTS: out[..., 0], **after}
+            return {Columns.ACTION_DIST_INPUTS: jnp.mean(out, axis=-1), QUANTILES: out, **state}
+        return {Columns.ACTION_DIST_INPUTS: out[..., 0], **state}
 
     def _broadcast_support(self, ndim: int) -> Float[Array, "..."]:
         return self.support.reshape((1,) * (ndim - 1) + (-1,))
 
     def forward_train(self, params: Params, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """All outputs for `batch["obs"]`, with the noise `batch["noise"]` if there is any."""
+        """Compute all outputs for `batch["obs"]`, with the noise `batch["noise"]` if present."""
         return self._forward(params, batch[Columns.OBS], batch.get(NOISE))
 
     def compute_values(self, params: Params, obs: PyTree) -> Float[Array, "*batch"]:
-        """The values of the best legal actions."""
+        """Compute the values of the best legal actions."""
         values = self._forward_policy(params, obs)
         best = self.action_dist(values, obs).mode()
-        return at_action(values, best)
+        return batched_index(values, best)
 
     def forward_inference(
         self,
@@ -166,11 +166,11 @@ class QModule(EncoderModule):
         obs: PyTree,
         carry: PyTree = None,
         hparams: Mapping[str, Any] | None = None,
-        progress: Any = None,
+        progress: Progress | None = None,
         env_index: Int[Array, " B"] | None = None,
         draws: PyTree = None,
     ) -> dict[str, Any]:
-        """The best legal actions `[B]`, by the mean weights; their probability is 1."""
+        """Return the best legal actions `[B]` by the mean weights; their log-probability is 0."""
         out = super().forward_inference(params, obs, carry, hparams, progress, env_index, draws)
         return {**out, Columns.ACTION_LOGP: jnp.zeros(out[Columns.ACTIONS].shape, jnp.float32)}
 
@@ -180,30 +180,32 @@ class QModule(EncoderModule):
         obs: PyTree,
         carry: PyTree,
         hparams: Mapping[str, Any],
-        progress: Any,
+        progress: Progress,
         env_index: Int[Array, " B"],
         draws: QDraws,
     ) -> dict[str, Any]:
-        """Epsilon-greedy actions `[B]`, all of them random while the run warms up.
+        """Return epsilon-greedy actions `[B]`, all of them random while the run warms up.
 
         Args:
-            params: The network's.
-            obs: `[B, ...]`.
-            carry: What is remembered.
-            hparams: `epsilon`, `initial_random_timesteps` where there is a warm-up, and
-                `epsilon_ladder` where epsilon differs from environment to environment.
-            progress: Of the run.
-            env_index: Places of the environments among all of the run.
-            draws: What `draw` made.
+            params: Parameters of the network.
+            obs: Observations, `[B, ...]`.
+            carry: Recurrent state.
+            hparams: `epsilon`, `initial_random_timesteps` if there is a warm-up, and
+                `epsilon_ladder` if epsilon differs between environments.
+            progress: Progress of the run.
+            env_index: Indices of the environments among all of the run.
+            draws: Random draws made by `draw`.
         """
-        seen = Remembered(obs=obs, carry=carry) if self.is_stateful else obs
-        out = self._forward(params, seen, draws.noise)
+        network_obs = ObsWithCarry(obs=obs, carry=carry) if self.is_stateful else obs
+        out = self._forward(params, network_obs, draws.noise)
         values = out[Columns.ACTION_DIST_INPUTS]
         greedy = self.action_dist(values, obs).mode()
-        random, random_log_prob = random_action(
+        random, random_log_prob = make_random_action(
             self.action_space, draws.random, self.action_mask(obs)
         )
-        epsilon = jnp.where(warming_up(hparams, progress), 1.0, self.epsilons(hparams, env_index))
+        epsilon = jnp.where(
+            is_warming_up(hparams, progress), 1.0, self.compute_epsilons(hparams, env_index)
+        )
         actions = jnp.where(draws.coin < epsilon, random, greedy)
         probability = epsilon * jnp.exp(random_log_prob) + (1.0 - epsilon) * (actions == greedy)
         return {
@@ -213,13 +215,13 @@ class QModule(EncoderModule):
             Columns.STATE_OUT: out.get(Columns.STATE_OUT, carry),
         }
 
-    def epsilons(
+    def compute_epsilons(
         self, hparams: Mapping[str, Any], env_index: Int[Array, " B"]
     ) -> Float[Array, " B"]:
-        """ε, or ε^(1 + α i / (N − 1)) of the i-th of N environments (Horgan et al. 2018)."""
+        """Compute ε, or ε^(1 + α i / (N − 1)) of environment i of N (Horgan et al. 2018)."""
         epsilon = jnp.broadcast_to(hparams["epsilon"], env_index.shape)
         if "epsilon_ladder" not in hparams:
             return epsilon
         last = max(self.algorithm_config["num_envs"] - 1, 1)
-        place = jnp.minimum(env_index, last).astype(jnp.float32) / last
-        return epsilon ** (1.0 + hparams["epsilon_ladder"] * place)
+        position = jnp.minimum(env_index, last).astype(jnp.float32) / last
+        return epsilon ** (1.0 + hparams["epsilon_ladder"] * position)

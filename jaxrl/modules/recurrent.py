@@ -1,17 +1,18 @@
-"""What a policy remembers within an episode: recurrent layers with one interface for every kind.
+"""Recurrent cores with one interface: LSTM, GRU, LRU and any cell of flax.
 
 `__call__` is one step, as the policy acts. `sequence` is a whole `[T, B]` block, as the learner
-replays it: the same parameters, the same numbers, with a fresh memory wherever an episode starts.
+replays it: the same parameters and results, with the carry reset wherever an episode starts.
 """
 
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Complex, Float
 
 from jaxrl.core.struct import pytree, where_rows
@@ -20,37 +21,40 @@ from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.modules.networks import Initializer, orthogonal
 
 C = TypeVar("C")
-FULL_CIRCLE = 2.0 * math.pi
+RecurrentLayer: TypeAlias = str | type[nn.RNNCellBase]
+"""Name of one of `RECURRENT_CORES`, or a class with flax's cell interface."""
+TWO_PI = 2.0 * math.pi
 
 
-class Memory(nn.Module):
-    """The base of memories; `Stack` puts several one after another."""
+class RecurrentCore(nn.Module):
+    """Base of recurrent cores; `RecurrentStack` composes several."""
 
     @nn.nowrap
     def initial_carry(self, batch_size: int) -> PyTree:
-        """What is remembered at an episode's start: float32 leaves `[B, ...]`, no parameters.
+        """Return the carry at an episode's start: float32 leaves `[B, ...]`, no parameters.
 
         It is the same for every row, whatever their number.
         """
         raise NotImplementedError
 
     def __call__(self, x: Float[Array, "B n"], carry: PyTree) -> tuple[Float[Array, "B m"], PyTree]:
-        """One step: the features of `x`, and what is remembered after it."""
+        """Take one step: return the features of `x` and the next carry."""
         raise NotImplementedError
 
     def sequence(
         self, x: Float[Array, "T B n"], carry: PyTree, is_first: Bool[Array, "T B"]
     ) -> tuple[Float[Array, "T B m"], PyTree]:
-        """T steps, each from the carry that the one before left.
+        """Take T steps, each from the carry of the one before.
 
         Args:
             x: Consecutive rows.
-            carry: What was remembered before row 0, leaves `[B, ...]`.
-            is_first: Rows that start an episode: the carry is `initial_carry` before them.
+            carry: Carry before row 0, leaves `[B, ...]`.
+            is_first: Whether a row starts an episode: the carry before it is `initial_carry`.
 
         Returns:
-            The features, and the carry after each row, leaves `[T, B, ...]`: `carries[t]` still
-            belongs to row t's episode, also where row t + 1 starts another.
+            Features, and the carry after each row, leaves `[T, B, ...]`: `carries[t]` still belongs
+                to row
+            t's episode, even where row t + 1 starts another.
         """
         raise NotImplementedError
 
@@ -58,37 +62,37 @@ class Memory(nn.Module):
 def scan_rows(
     step: Callable[[C, Array], C], initial: C, carry: C, rows: Array, is_first: Bool[Array, "T B"]
 ) -> C:
-    """The carries after each row of `carry = step(initial if is_first else carry, row)`."""
+    """Return the carries after each row of `carry = step(initial if is_first else carry, row)`."""
 
-    def one_row(carry: C, inputs: tuple[Array, Array]) -> tuple[C, C]:
+    def scan_step(carry: C, inputs: tuple[Array, Array]) -> tuple[C, C]:
         row, first = inputs
         carry = step(where_rows(first, initial, carry), row)
         return carry, carry
 
-    return jax.lax.scan(one_row, carry, (rows, is_first))[1]
+    return jax.lax.scan(scan_step, carry, (rows, is_first))[1]
 
 
-def gate_blocks(initializer: Callable[..., Array], num_gates: int) -> Callable[..., Array]:
-    """Initialises a kernel `[n, num_gates * size]` block by block, as so many kernels `[n, size]`."""
+def make_per_gate_init(initializer: Callable[..., Array], num_gates: int) -> Callable[..., Array]:
+    """Return an initializer of kernels `[n, num_gates * size]` that draws gate by gate."""
 
-    def initialise(key: Key, shape: tuple[int, int], dtype: Any = jnp.float32) -> Array:
+    def initialize(key: Key, shape: tuple[int, int], dtype: DTypeLike = jnp.float32) -> Array:
         block = (shape[0], shape[1] // num_gates)
         keys = jax.random.split(key, num_gates)
         return jnp.concatenate([initializer(k, block, dtype) for k in keys], axis=-1)
 
-    return initialise
+    return initialize
 
 
 @pytree
 class LSTMCarry:
-    """The cell and the hidden state of an LSTM."""
+    """Cell and hidden state of an LSTM."""
 
     cell: Float[Array, "*batch m"]
     hidden: Float[Array, "*batch m"]
 
 
-def _forget_gate_is_open(key: Key, shape: tuple[int], dtype: Any = jnp.float32) -> Array:
-    """Biases of the gates i, f, g, o: 1 for f, else 0."""
+def _init_forget_bias(key: Key, shape: tuple[int], dtype: DTypeLike = jnp.float32) -> Array:
+    """Initialize the biases of the gates i, f, g, o: 1 for f, else 0."""
     del key
     return jnp.repeat(jnp.array([0.0, 1.0, 0.0, 0.0], dtype), shape[0] // 4)
 
@@ -96,26 +100,26 @@ def _forget_gate_is_open(key: Key, shape: tuple[int], dtype: Any = jnp.float32) 
 def lstm_step(
     kernel: Float[Array, "m 4*m"], carry: LSTMCarry, row: Float[Array, "B 4*m"]
 ) -> LSTMCarry:
-    """One step: c' = σ(f) c + σ(i) tanh(g), h' = σ(o) tanh(c')  for i, f, g, o = row + h U."""
+    """Compute c' = σ(f) c + σ(i) tanh(g), h' = σ(o) tanh(c')  for i, f, g, o = row + h U."""
     i, f, g, o = jnp.split(row + carry.hidden @ kernel, 4, axis=-1)
     cell = nn.sigmoid(f) * carry.cell + nn.sigmoid(i) * jnp.tanh(g)
     return LSTMCarry(cell=cell, hidden=nn.sigmoid(o) * jnp.tanh(cell))
 
 
-class LSTM(Memory):
+class LSTM(RecurrentCore):
     """Long short-term memory with a forget gate (Gers et al. 2000); features are its hidden state.
 
     Recurrent kernels start orthogonal, gate by gate (Saxe et al. 2014), and the forget gate's bias
     at 1 (Jozefowicz et al. 2015, section 2.2). Inputs are projected for all rows at once, so a step
-    of the scan is one product and what is elementwise.
+    of the scan is one matrix product and elementwise operations.
     """
 
     size: int
 
     def setup(self) -> None:
         width = 4 * self.size
-        self.inputs = nn.Dense(width, bias_init=_forget_gate_is_open)
-        blocks = gate_blocks(orthogonal(), 4)
+        self.inputs = nn.Dense(width, bias_init=_init_forget_bias)
+        blocks = make_per_gate_init(orthogonal(), 4)
         self.recurrent_kernel = self.param("recurrent_kernel", blocks, (self.size, width))
 
     @nn.nowrap
@@ -144,7 +148,7 @@ def gru_step(
     hidden: Float[Array, "B m"],
     row: Float[Array, "B 3*m"],
 ) -> Float[Array, "B m"]:
-    """One step: h' = (1 - z) tanh(n + r (h U_n + b)) + z h  with gates r, z = σ(row + h U)."""
+    """Compute h' = (1 - z) tanh(n + r (h U_n + b)) + z h  with gates r, z = σ(row + h U)."""
     size = hidden.shape[-1]
     recurrent = hidden @ kernel
     r, z = jnp.split(nn.sigmoid(row[:, : 2 * size] + recurrent[:, : 2 * size]), 2, axis=-1)
@@ -152,8 +156,8 @@ def gru_step(
     return (1.0 - z) * new + z * hidden
 
 
-class GRU(Memory):
-    """Gated recurrent unit (Cho et al. 2014), the reset gate after the product as in cuDNN.
+class GRU(RecurrentCore):
+    """Gated recurrent unit (Cho et al. 2014), with the reset gate after the product as in cuDNN.
 
     Recurrent kernels start orthogonal, gate by gate (Saxe et al. 2014). Inputs are projected for
     all rows at once.
@@ -164,7 +168,7 @@ class GRU(Memory):
     def setup(self) -> None:
         width = 3 * self.size
         self.inputs = nn.Dense(width)
-        blocks = gate_blocks(orthogonal(), 3)
+        blocks = make_per_gate_init(orthogonal(), 3)
         self.recurrent_kernel = self.param("recurrent_kernel", blocks, (self.size, width))
         self.recurrent_bias = self.param("recurrent_bias", nn.initializers.zeros, (self.size,))
 
@@ -189,32 +193,32 @@ class GRU(Memory):
 
 @pytree
 class LRUCarry:
-    """The complex state of a linear recurrent unit."""
+    """Complex state of a linear recurrent unit."""
 
     real: Float[Array, "*batch m"]
     imag: Float[Array, "*batch m"]
 
 
-class LRU(Memory):
-    """Linear recurrent unit (Orvieto et al. 2023), its rows computed in parallel over time.
+class LRU(RecurrentCore):
+    """Linear recurrent unit (Orvieto et al. 2023), computed in parallel over time.
 
-    A block of the paper's figure 1: the recurrence on normalised features, a gated linear unit
-    after it, which makes it nonlinear, and the features added to that. Eigenvalues start uniform
-    on the ring between the radii: with the defaults, a unit remembers 10 to 1000 steps.
+    A block of the paper's figure 1: the recurrence on normalized features, a gated linear unit
+    after it, which makes it nonlinear, and a residual connection. Eigenvalues start uniform on the
+    ring between the radii: with the defaults, the time scales are 10 to 1000 steps.
     """
 
     size: int
     min_radius: float = 0.9
     max_radius: float = 0.999
-    max_phase: float = FULL_CIRCLE
+    max_phase: float = TWO_PI
 
     def setup(self) -> None:
         n, normal = self.size, nn.initializers.normal
-        decay = log_decay_in_ring(self.min_radius, self.max_radius)
+        decay = make_log_decay_init(self.min_radius, self.max_radius)
         self.log_decay = self.param("log_decay", decay, (n,), jnp.float32)
-        phase = log_phase_below(self.max_phase)
+        phase = make_log_phase_init(self.max_phase)
         self.log_phase = self.param("log_phase", phase, (n,), jnp.float32)
-        self.log_gamma = self.param("log_gamma", lambda _: log_normaliser(self.log_decay))
+        self.log_gamma = self.param("log_gamma", lambda _: compute_log_normalizer(self.log_decay))
         self.features = nn.Dense(n)
         self.norm = nn.LayerNorm()
         self.to_state = nn.Dense(2 * n, use_bias=False, kernel_init=normal((2 * n) ** -0.5))
@@ -231,29 +235,29 @@ class LRU(Memory):
         self, x: Float[Array, "B n"], carry: LRUCarry
     ) -> tuple[Float[Array, "B m"], LRUCarry]:
         features = self.features(x)
-        decay = eigenvalues(self.log_decay, self.log_phase)[None]
-        state = decay * jax.lax.complex(carry.real, carry.imag) + self._drive(features)
-        return self._read(features, state)
+        decay = compute_eigenvalues(self.log_decay, self.log_phase)[None]
+        state = decay * jax.lax.complex(carry.real, carry.imag) + self._project_inputs(features)
+        return self._read_out(features, state)
 
     def sequence(
         self, x: Float[Array, "T B n"], carry: LRUCarry, is_first: Bool[Array, "T B"]
     ) -> tuple[Float[Array, "T B m"], LRUCarry]:
         features = self.features(x)
-        decay = eigenvalues(self.log_decay, self.log_phase)
-        before = jax.lax.complex(carry.real, carry.imag)
-        states = diagonal_recurrence(decay, self._drive(features), before, is_first)
-        return self._read(features, states)
+        decay = compute_eigenvalues(self.log_decay, self.log_phase)
+        state = jax.lax.complex(carry.real, carry.imag)
+        states = scan_diagonal_recurrence(decay, self._project_inputs(features), state, is_first)
+        return self._read_out(features, states)
 
-    def _drive(self, features: Float[Array, "*batch m"]) -> Complex[Array, "*batch m"]:
-        """γ B u, what each row adds to the state."""
+    def _project_inputs(self, features: Float[Array, "*batch m"]) -> Complex[Array, "*batch m"]:
+        """Compute γ B u, the input that each row adds to the state."""
         real, imag = jnp.split(self.to_state(self.norm(features)), 2, axis=-1)
         gamma = jnp.exp(self.log_gamma).reshape((1,) * (features.ndim - 1) + (-1,))
         return jax.lax.complex(gamma * real, gamma * imag)
 
-    def _read(
+    def _read_out(
         self, features: Float[Array, "*batch m"], state: Complex[Array, "*batch m"]
     ) -> tuple[Float[Array, "*batch m"], LRUCarry]:
-        """The features u + GLU(gelu(Re(C x) + D u)), and the state x as a carry."""
+        """Compute the features u + GLU(gelu(Re(C x) + D u)), and convert the state x to a carry."""
         carry = LRUCarry(real=state.real, imag=state.imag)
         skip = self.skip.reshape((1,) * (features.ndim - 1) + (-1,)) * self.norm(features)
         y = self.from_state(jnp.concatenate([carry.real, carry.imag], axis=-1)) + skip
@@ -261,10 +265,10 @@ class LRU(Memory):
         return features + value * nn.sigmoid(gate), carry
 
 
-class Cell(Memory):
-    """Any recurrent cell of flax's interface, a custom one included, scanned over the rows.
+class FlaxCell(RecurrentCore):
+    """Any recurrent cell with flax's interface, custom ones included, scanned over the rows.
 
-    Every episode starts from what its `initialize_carry` makes for one row, of a fixed key.
+    Every episode starts from the carry that `initialize_carry` makes for one row with a fixed key.
     """
 
     cell: nn.RNNCellBase
@@ -275,7 +279,7 @@ class Cell(Memory):
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch_size, *x.shape[1:])), row)
 
     def __call__(self, x: Float[Array, "B n"], carry: PyTree) -> tuple[Float[Array, "B m"], PyTree]:
-        carry, y = cast(Any, self.cell)(carry, x)
+        carry, y = self.cell(carry, x)
         return y, carry
 
     def sequence(
@@ -283,19 +287,21 @@ class Cell(Memory):
     ) -> tuple[Float[Array, "T B m"], PyTree]:
         initial = self.initial_carry(x.shape[1])
 
-        def one_row(cell: Any, carry: PyTree, inputs: tuple[Array, Array]) -> Any:
+        def scan_step(
+            cell: nn.RNNCellBase, carry: PyTree, inputs: tuple[Array, Array]
+        ) -> tuple[PyTree, tuple[Array, PyTree]]:
             row, first = inputs
             carry, y = cell(where_rows(first, initial, carry), row)
             return carry, (y, carry)
 
-        scan: Any = nn.scan(one_row, variable_broadcast="params", split_rngs={"params": False})
+        scan = nn.scan(scan_step, variable_broadcast="params", split_rngs={"params": False})
         return scan(self.cell, carry, (x, is_first))[1]
 
 
-class Stack(Memory):
-    """Memories one after another: each takes the features of the one before."""
+class RecurrentStack(RecurrentCore):
+    """Sequence of recurrent cores: each takes the features of the one before."""
 
-    layers: tuple[Memory, ...]
+    layers: tuple[RecurrentCore, ...]
 
     @nn.nowrap
     def initial_carry(self, batch_size: int) -> tuple[PyTree, ...]:
@@ -304,113 +310,112 @@ class Stack(Memory):
     def __call__(
         self, x: Float[Array, "B n"], carry: tuple[PyTree, ...]
     ) -> tuple[Float[Array, "B m"], tuple[PyTree, ...]]:
-        after: list[PyTree] = []
-        for layer, before in zip(self.layers, carry, strict=True):
-            x, new = layer(x, before)
-            after.append(new)
-        return x, tuple(after)
+        carries: list[PyTree] = []
+        for layer, layer_carry in zip(self.layers, carry, strict=True):
+            x, new_carry = layer(x, layer_carry)
+            carries.append(new_carry)
+        return x, tuple(carries)
 
     def sequence(
         self, x: Float[Array, "T B n"], carry: tuple[PyTree, ...], is_first: Bool[Array, "T B"]
     ) -> tuple[Float[Array, "T B m"], tuple[PyTree, ...]]:
         carries: list[PyTree] = []
-        for layer, before in zip(self.layers, carry, strict=True):
-            x, new = layer.sequence(x, before, is_first)
-            carries.append(new)
+        for layer, layer_carry in zip(self.layers, carry, strict=True):
+            x, layer_carries = layer.sequence(x, layer_carry, is_first)
+            carries.append(layer_carries)
         return x, tuple(carries)
 
 
-MEMORIES: dict[str, Callable[[int], Memory]] = {"lstm": LSTM, "gru": GRU, "lru": LRU}
+RECURRENT_CORES: dict[str, Callable[[int], RecurrentCore]] = {"lstm": LSTM, "gru": GRU, "lru": LRU}
 
 
-def make_memory(kind: str | type[nn.RNNCellBase], size: int, num_layers: int = 1) -> Memory:
-    """`num_layers` recurrent layers of `size` features, one after another.
+def make_recurrent_core(kind: RecurrentLayer, size: int, num_layers: int = 1) -> RecurrentCore:
+    """Build `num_layers` recurrent layers of `size` features, one after another.
 
     Args:
-        kind: A name of `MEMORIES`, or a class of flax's cell interface, made as
+        kind: A name of `MEMORIES`, or a class with flax's cell interface, constructed as
             `kind(features=size)`.
-        size: Features of each layer.
-        num_layers: A single layer is no `Stack`: its carry is no tuple.
+        size: Number of features of each layer.
+        num_layers: Number of layers. One layer is not wrapped in a `RecurrentStack`: its carry is not a
+            tuple.
 
     Raises:
-        ConfigError: If there is no such kind, or its class cannot be made so.
+        ConfigError: If the kind is unknown, or its class cannot be constructed that way.
     """
-    layers = tuple(_layer(kind, size) for _ in range(num_layers))
-    return layers[0] if num_layers == 1 else Stack(layers)
+    layers = tuple(_make_layer(kind, size) for _ in range(num_layers))
+    return layers[0] if num_layers == 1 else RecurrentStack(layers)
 
 
-def _layer(kind: Any, size: int) -> Memory:
+def _make_layer(kind: object, size: int) -> RecurrentCore:
     if isinstance(kind, type) and issubclass(kind, nn.RNNCellBase):
         try:
-            return Cell(cast(Any, kind)(features=size))
+            return FlaxCell(cast(Any, kind)(features=size))
         except TypeError as error:
             raise ConfigError(
-                f"recurrent_layer_type is {kind.__name__}, which cannot be made with features={size} "
-                f"alone ({error}); give a subclass whose other fields have defaults."
+                f"recurrent_layer_type is {kind.__name__}, which cannot be constructed with "
+                f"features={size} alone ({error}); use a subclass whose other fields have defaults."
             ) from error
-    if not isinstance(kind, str) or kind not in MEMORIES:
+    if not isinstance(kind, str) or kind not in RECURRENT_CORES:
         raise ConfigError(
-            f"recurrent_layer_type is {kind!r}, which is no known recurrent layer."
-            f"{did_you_mean(str(kind), MEMORIES)} Known: {', '.join(MEMORIES)}, and subclasses of "
+            f"recurrent_layer_type is {kind!r}, which is not a known recurrent layer."
+            f"{did_you_mean(str(kind), RECURRENT_CORES)} Known: {', '.join(RECURRENT_CORES)}, and subclasses of "
             "flax.linen.RNNCellBase."
         )
-    return MEMORIES[kind](size)
+    return RECURRENT_CORES[kind](size)
 
 
-def diagonal_recurrence(
+def scan_diagonal_recurrence(
     decay: Complex[Array, " m"],
     inputs: Complex[Array, "T B m"],
     state: Complex[Array, "B m"],
     is_first: Bool[Array, "T B"],
 ) -> Complex[Array, "T B m"]:
-    """xₜ = λ xₜ₋₁ + uₜ for all rows at once, from `state`, and from 0 where an episode starts.
+    """Compute xₜ = λ xₜ₋₁ + uₜ for all rows at once, from `state`, and from 0 at episode starts.
 
-    A start is a factor of 0 in place of λ: the operator of Lu et al. 2023, which sets
-    the state anew there, for a new state of 0.
+    At a start, λ is replaced by 0: the operator of Lu et al. 2023, which resets the state there,
+    for a reset to 0.
     """
     factors = jnp.where(is_first[..., None], 0.0, decay[None, None])
     inputs = inputs.at[0].add(factors[0] * state)
 
-    def one_after_another(
-        earlier: tuple[Array, Array], later: tuple[Array, Array]
-    ) -> tuple[Array, Array]:
+    def compose(earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:
         (a, u), (b, v) = earlier, later
         return b * a, b * u + v
 
-    return jax.lax.associative_scan(one_after_another, (factors, inputs))[1]
+    return jax.lax.associative_scan(compose, (factors, inputs))[1]
 
 
-def log_decay_in_ring(min_radius: float, max_radius: float) -> Initializer:
-    """Initialises ν with exp(-exp(ν)) = |λ|, λ uniform on the ring between the radii.
+def make_log_decay_init(min_radius: float, max_radius: float) -> Initializer:
+    """Return an initializer of ν with exp(-exp(ν)) = |λ|, λ uniform on the ring between the radii.
 
     Orvieto et al. 2023, lemma 3.2.
     """
 
-    def initialise(key: Key, shape: tuple[int, ...], dtype: jnp.dtype) -> Float[Array, " m"]:
+    def initialize(key: Key, shape: tuple[int, ...], dtype: jnp.dtype) -> Float[Array, " m"]:
         inner, outer = min_radius**2, max_radius**2
         squared = jax.random.uniform(key, shape, dtype, inner, outer)
         return jnp.log(-0.5 * jnp.log(squared))
 
-    return initialise
+    return initialize
 
 
-def log_phase_below(max_phase: float) -> Initializer:
-    """Initialises θ with exp(θ) = arg λ, uniform between 0 and `max_phase`."""
+def make_log_phase_init(max_phase: float) -> Initializer:
+    """Return an initializer of θ with exp(θ) = arg λ, uniform between 0 and `max_phase`."""
 
-    def initialise(key: Key, shape: tuple[int, ...], dtype: jnp.dtype) -> Float[Array, " m"]:
-        smallest = 1e-6 * max_phase  # log(0) would be no parameter
+    def initialize(key: Key, shape: tuple[int, ...], dtype: jnp.dtype) -> Float[Array, " m"]:
+        smallest = 1e-6 * max_phase  # avoids log(0)
         return jnp.log(jax.random.uniform(key, shape, dtype, smallest, max_phase))
 
-    return initialise
+    return initialize
 
 
-def eigenvalues(
+def compute_eigenvalues(
     log_decay: Float[Array, " m"], log_phase: Float[Array, " m"]
 ) -> Complex[Array, " m"]:
-    """λ = exp(-exp(ν) + i exp(θ)): inside of the unit circle whatever the parameters are."""
+    """Compute λ = exp(-exp(ν) + i exp(θ)), inside the unit circle for any parameters."""
     return jnp.exp(jax.lax.complex(-jnp.exp(log_decay), jnp.exp(log_phase)))
 
 
-def log_normaliser(log_decay: Float[Array, " m"]) -> Float[Array, " m"]:
-    """The logarithm of γ = sqrt(1 - |λ|²), with which states have the inputs' variance."""
+def compute_log_normalizer(log_decay: Float[Array, " m"]) -> Float[Array, " m"]:
+    """Compute log γ for γ = sqrt(1 - |λ|²), which gives states the variance of the inputs."""
     return 0.5 * jnp.log(-jnp.expm1(-2.0 * jnp.exp(log_decay)))

@@ -1,9 +1,10 @@
-"""RLModule: networks behind pure methods, the same in every runner and learner."""
+"""RLModule: networks behind pure methods, shared by all runners and learners."""
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import flax.linen as nn
 import gymnasium
@@ -12,38 +13,40 @@ import jax.numpy as jnp
 from gymnasium import spaces
 from jaxtyping import Array, Float, Int
 
-from jaxrl.core.spaces import check_supported, leaf_dtype, map_leaves
+from jaxrl.core.space_arrays import get_leaf_dtype
+from jaxrl.core.spaces import check_supported, map_leaves
 from jaxrl.core.types import (
     Columns,
     Key,
+    ObsSequence,
+    ObsWithCarry,
     Params,
+    Progress,
     PyTree,
-    Remembered,
-    Sequence,
-    Successors,
-    bare,
+    SuccessorObs,
+    obs_only,
 )
 from jaxrl.distributions.base import Distribution
-from jaxrl.distributions.from_space import ActionDistribution, action_distribution, check_mask
+from jaxrl.distributions.from_space import ActionDistribution, check_mask, make_action_distribution
 from jaxrl.errors import (
     TRACING_ERRORS,
     JaxrlError,
     ModuleError,
     SpaceError,
-    in_one_line,
-    where_raised,
+    locate_in_user_code,
+    summarize_exception,
 )
-from jaxrl.modules.networks import parameter_table
-from jaxrl.modules.unroll import at_rows, unroll_steps
+from jaxrl.modules.networks import format_parameter_table
+from jaxrl.modules.unroll import gather_rows, unroll_steps
 
 ACTION_MASK = "action_mask"
 
 
 class RLModule:
-    """A policy, and a value function where an algorithm needs one.
+    """Policy, and a value function where an algorithm needs one.
 
-    A custom module sets `self.network` (a flax linen module) in `setup` and gives its outputs by
-    RLlib's names in `_forward`; whatever is not needed (the value while acting) XLA leaves out:
+    A custom module sets `self.network` (a flax linen module) in `setup` and returns its outputs by
+    RLlib's names in `_forward`; XLA removes what is not needed (the value while acting):
 
         class MyModule(RLModule):
             def setup(self):
@@ -56,22 +59,22 @@ class RLModule:
     A module without flax overrides `init` instead of setting `network`. Every method is pure; the
     object holds spaces and settings only. Observations have leading batch axes.
 
-    A module that remembers gives what it starts from in `initial_carry` and one step in
-    `_forward_step`, instead of `_forward`.
+    A recurrent module defines its initial carry in `initial_carry` and one step in `_forward_step`,
+    instead of `_forward`.
 
     Attributes:
-        distribution: How the actions of `action_space` are distributed; set before `setup`.
-        network: The flax module whose parameters `init` makes.
+        distribution: Distribution of the actions of `action_space`; set before `setup`.
+        network: Flax module whose parameters `init` makes.
         algorithm_config: Settings of the algorithm that shape its modules, such as `dueling`.
-        sequence_length: Rows of the sequences that a module that remembers learns from; set when
-            the run is put together, None for a whole rollout.
+        sequence_length: Number of rows of the sequences that a recurrent module learns from; None
+            for a whole rollout.
     """
 
     log_std_clip: ClassVar[float] = 20.0
     trains_on_sequences: ClassVar[bool] = True
     """Whether a carry matters to the loss; False where it only shapes the noise of exploration."""
     model_config_class: ClassVar[type[Any] | None] = None
-    """What checks `model_config`; None leaves that to the module."""
+    """Class that validates `model_config`; None leaves that to the module."""
 
     network: nn.Module
     distribution: ActionDistribution
@@ -92,78 +95,90 @@ class RLModule:
         self.distribution = self.make_distribution()
         self.setup()
 
+    def with_sequence_length(self, length: int | None) -> Self:
+        """Return the module for learning from sequences of another length."""
+        module = copy.copy(self)
+        module.sequence_length = length
+        return module
+
     def setup(self) -> None:
         """Build the networks; the spaces, `model_config` and `distribution` are set."""
 
     def make_distribution(self) -> ActionDistribution:
-        """The action distribution; override for another family, such as a squashed one."""
-        return action_distribution(self.action_space, log_std_clip=self.log_std_clip)
+        """Return the action distribution; override for another family, such as a squashed one."""
+        return make_action_distribution(self.action_space, log_std_clip=self.log_std_clip)
 
     def init(self, key: Key) -> Params:
-        """Fresh parameters, a nested dict of arrays. Consumes the key."""
+        """Make fresh parameters, a nested dict of arrays. Consumes the key."""
         network = getattr(self, "network", None)
         if not isinstance(network, nn.Module):
             raise ModuleError(
                 f"{type(self).__name__}.network is {network!r}, not a flax linen module: set it in "
-                "setup, override init and _forward, or give an nnx class to rl_module(network=...)."
+                "setup, override init and _forward, or pass an nnx class to rl_module(network=...)."
             )
-        variables = network.init(key, zeros_of(self.observation_space, (1,)))
+        variables = network.init(key, make_zeros(self.observation_space, (1,)))
         return cast(Params, variables["params"])
 
     def initial_carry(self, batch_size: int) -> PyTree:
-        """The recurrent state at an episode's start; None for a module without one."""
+        """Return the recurrent state at an episode's start; None for a module without one."""
         return None
 
     @property
     def is_stateful(self) -> bool:
-        """Whether the module remembers, and learns from sequences."""
-        own_step = type(self)._forward_step is not RLModule._forward_step
-        return own_step and self.initial_carry(1) is not None
+        """Whether the module is recurrent, and learns from sequences."""
+        has_own_step = type(self)._forward_step is not RLModule._forward_step
+        return has_own_step and self.initial_carry(1) is not None
 
-    def memory_of(self, carry: PyTree) -> PyTree:
-        """The part of a carry that matters to the loss."""
+    def get_recurrent_carry(self, carry: PyTree) -> PyTree:
+        """Return the part of a carry that matters to the loss."""
         return carry
 
     def _forward(self, params: Params, obs: PyTree) -> dict[str, Any]:
-        """All outputs for observations with leading batch axes."""
+        """Compute all outputs for observations with leading batch axes."""
         return cast(dict[str, Any], self.network.apply({"params": params}, obs))
 
     def _forward_step(self, params: Params, obs: PyTree, carry: PyTree) -> dict[str, Any]:
-        """All outputs for observations `[B, ...]`, and the carry after them as `STATE_OUT`.
+        """Compute all outputs for observations `[B, ...]`, and the next carry as `STATE_OUT`.
 
-        For modules that remember. `carry` is that of an episode's start where one begins.
+        Recurrent modules define this. Where an episode begins, `carry` is that of its start.
         """
         raise NotImplementedError
 
-    def unroll(self, params: Params, sequence: Sequence) -> dict[str, Any]:
-        """All outputs for a sequence, `[N, L, ...]`, and the carry after each row as `STATE_OUT`."""
+    def unroll(self, params: Params, sequence: ObsSequence) -> dict[str, Any]:
+        """Compute all outputs for a sequence, `[N, L, ...]`.
+
+        `STATE_OUT` is the carry after each row.
+        """
         blank = self.initial_carry(sequence.is_first.shape[0])
         return unroll_steps(partial(self._forward_step, params), blank, sequence)
 
-    def _outputs(self, params: Params, obs: PyTree) -> dict[str, Any]:
-        """All outputs for observations with or without a past."""
+    def _dispatch_forward(self, params: Params, obs: PyTree) -> dict[str, Any]:
+        """Compute all outputs for observations with or without a carry."""
         match obs:
-            case Remembered():
+            case ObsWithCarry():
                 return self._forward_step(params, obs.obs, obs.carry)
-            case Sequence():
+            case ObsSequence():
                 return self.unroll(params, obs)
-            case Successors():
+            case SuccessorObs():
                 carries = self.unroll(params, obs.sequence)[Columns.STATE_OUT]
                 shape = obs.after.shape
                 flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs.obs)
-                out = self._forward_step(params, flat, at_rows(carries, obs.after))
+                out = self._forward_step(params, flat, gather_rows(carries, obs.after))
                 return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), out)
             case _:
                 return self._forward(params, obs)
 
     def _forward_policy(self, params: Params, obs: PyTree) -> Float[Array, "*batch n"]:
-        """The distribution's inputs alone; override to spare work that acting does not need."""
-        return self._outputs(params, obs)[Columns.ACTION_DIST_INPUTS]
+        """Compute the distribution's inputs alone.
+
+        Override it to avoid work that acting does not need.
+        """
+        return self._dispatch_forward(params, obs)[Columns.ACTION_DIST_INPUTS]
 
     def _policy_step(
         self, params: Params, obs: PyTree, carry: PyTree
     ) -> tuple[Float[Array, "B n"], PyTree]:
-        """The distribution's inputs and the carry after them."""
+        """Compute the distribution's inputs and the next carry."""
         if not self.is_stateful:
             return self._forward_policy(params, obs), carry
         out = self._forward_step(params, obs, carry)
@@ -172,23 +187,23 @@ class RLModule:
     def action_dist(
         self, inputs: Float[Array, "*batch n"], obs: PyTree | None = None
     ) -> Distribution:
-        """The distribution of network outputs, masked by the observation's action mask if any."""
+        """Build the distribution of network outputs, with the observation's action mask if any."""
         return self.distribution.from_inputs(inputs, self.action_mask(obs))
 
     def action_mask(self, obs: PyTree | None) -> PyTree:
-        """`obs["action_mask"]` where the observation space is a Dict that has one, else None."""
+        """Return `obs["action_mask"]` if the observation space has one, else None."""
         if obs is None or not has_action_mask(self.observation_space):
             return None
-        return bare(obs)[ACTION_MASK]
+        return obs_only(obs)[ACTION_MASK]
 
     def draw(self, keys: Key) -> PyTree:
-        """All randomness of exploration, for typed keys `[B]`, one per environment.
+        """Draw all randomness of exploration from typed keys `[B]`, one per environment.
 
-        It is drawn for a whole rollout at once, which costs a fraction of drawing it step by step.
-        A module that explores in another way overrides this with what its `forward_exploration`
-        takes, or returns the keys themselves. Consumes the keys.
+        It is drawn for a whole rollout at once, at a fraction of the cost of drawing it step by
+        step. A module that explores in another way overrides this with what its
+        `forward_exploration` takes, or returns the keys themselves. Consumes the keys.
         """
-        return jax.vmap(self.distribution.noise)(keys)
+        return jax.vmap(self.distribution.sample_noise)(keys)
 
     def forward_inference(
         self,
@@ -196,11 +211,11 @@ class RLModule:
         obs: PyTree,
         carry: PyTree = None,
         hparams: Mapping[str, Any] | None = None,
-        progress: Any = None,
+        progress: Progress | None = None,
         env_index: Int[Array, " B"] | None = None,
         draws: PyTree = None,
     ) -> dict[str, Any]:
-        """The most likely actions `[B, ...]`; the draws are not used."""
+        """Return the most likely actions `[B, ...]`; the draws are unused."""
         inputs, carry = self._policy_step(params, obs, carry)
         actions = self.action_dist(inputs, obs).mode()
         return {
@@ -215,17 +230,17 @@ class RLModule:
         obs: PyTree,
         carry: PyTree,
         hparams: Mapping[str, Any],
-        progress: Any,
+        progress: Progress,
         env_index: Int[Array, " B"],
         draws: PyTree,
     ) -> dict[str, Any]:
-        """Sampled actions `[B, ...]` and their log-probabilities; values are not computed.
+        """Sample actions `[B, ...]` with their log-probabilities; values are not computed.
 
-        `draws` is what `draw` made of one key per environment.
+        `draws` is the result of `draw` for one key per environment.
         """
         inputs, carry = self._policy_step(params, obs, carry)
         distribution = self.action_dist(inputs, obs)
-        actions = distribution.pick(draws)
+        actions = distribution.from_noise(draws)
         return {
             Columns.ACTIONS: actions,
             Columns.ACTION_DIST_INPUTS: inputs,
@@ -234,24 +249,26 @@ class RLModule:
         }
 
     def forward_train(self, params: Params, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """All outputs for `batch["obs"]`, whose leading axes they keep.
+        """Compute all outputs for `batch["obs"]`, with the same leading axes.
 
-        These may be observations with a past: Remembered, a Sequence or Successors.
+        Observations may have a carry: `ObsWithCarry`, a `Sequence` or `SuccessorObs`.
         """
-        return self._outputs(params, batch[Columns.OBS])
+        return self._dispatch_forward(params, batch[Columns.OBS])
 
     def compute_values(self, params: Params, obs: PyTree) -> Float[Array, "*batch"]:
-        """State values, with the observations' leading axes."""
-        return self._outputs(params, obs)[Columns.VF_PREDS]
+        """Compute state values, with the observations' leading axes."""
+        return self._dispatch_forward(params, obs)[Columns.VF_PREDS]
 
     def summary(self) -> str:
-        """The parameter table as plain text: layers, shapes, counts, trainable or not."""
-        return parameter_table(type(self).__name__, jax.eval_shape(self.init, jax.random.key(0)))
+        """Format the parameter table as plain text: layers, shapes, counts, whether trainable."""
+        return format_parameter_table(
+            type(self).__name__, jax.eval_shape(self.init, jax.random.key(0))
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RLModuleSpec:
-    """What to build a module from; what is None is filled in by the algorithm's config."""
+    """Specification to build a module from; the algorithm's config fills in what is None."""
 
     module_class: type[RLModule] | None = None
     observation_space: gymnasium.Space[Any] | None = None
@@ -260,7 +277,7 @@ class RLModuleSpec:
     algorithm_config: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
     def build(self) -> RLModule:
-        """The module, checked against its spaces by `check_module`.
+        """Build the module and check it against its spaces by `check_module`.
 
         Raises:
             ModuleError: If a space is missing, or the class or its outputs do not fit.
@@ -276,12 +293,12 @@ class RLModuleSpec:
                     f"RLModuleSpec.{name} is {space!r}; it must be a gymnasium space."
                 )
         module_class = self._resolve_class()
-        given = {"algorithm_config": self.algorithm_config} if self.algorithm_config else {}
+        kwargs = {"algorithm_config": self.algorithm_config} if self.algorithm_config else {}
         module = module_class(
             observation_space=cast(Any, self.observation_space),
             action_space=cast(Any, self.action_space),
             model_config=self.model_config,
-            **given,
+            **kwargs,
         )
         check_module(module)
         return module
@@ -300,22 +317,22 @@ class RLModuleSpec:
 
 
 def check_module(module: RLModule, *, needs_values: bool = False) -> None:
-    """Trace the module (nothing is compiled) and hold its outputs against its spaces.
+    """Trace the module (without compiling) and check its outputs against its spaces.
 
     Raises:
-        ModuleError: In one sentence, what does not fit.
-        SpaceError: The observation's action mask does not fit the action space.
+        ModuleError: If an output does not fit.
+        SpaceError: If the observation's action mask does not fit the action space.
     """
     name, rows = type(module).__name__, 3
     check_action_mask(module)
 
-    def observations() -> PyTree:
-        obs = zeros_of(module.observation_space, (rows,))
+    def make_obs() -> PyTree:
+        obs = make_zeros(module.observation_space, (rows,))
         if not module.is_stateful:
             return obs
-        return Remembered(obs=obs, carry=module.memory_of(module.initial_carry(rows)))
+        return ObsWithCarry(obs=obs, carry=module.get_recurrent_carry(module.initial_carry(rows)))
 
-    obs = jax.eval_shape(observations)
+    obs = jax.eval_shape(make_obs)
     try:
         params = jax.eval_shape(module.init, jax.random.key(0))
         outputs = jax.eval_shape(module.forward_train, params, {Columns.OBS: obs})
@@ -324,7 +341,7 @@ def check_module(module: RLModule, *, needs_values: bool = False) -> None:
     except TRACING_ERRORS as error:
         raise ModuleError(
             f"{name} cannot be traced with observations of {module.observation_space}: "
-            f"{in_one_line(error)}{where_raised(error)}."
+            f"{summarize_exception(error)}{locate_in_user_code(error)}."
         ) from error
     expected: dict[str, tuple[int, ...]] = {
         Columns.ACTION_DIST_INPUTS: (rows, module.distribution.input_dim)
@@ -336,32 +353,37 @@ def check_module(module: RLModule, *, needs_values: bool = False) -> None:
 
 
 def _check_output(
-    name: str, module: RLModule, outputs: Any, column: str, shape: tuple[int, ...]
+    name: str,
+    module: RLModule,
+    outputs: dict[str, jax.ShapeDtypeStruct],
+    column: str,
+    shape: tuple[int, ...],
 ) -> None:
     if not isinstance(outputs, dict) or column not in outputs:
-        has = ", ".join(map(str, outputs)) if isinstance(outputs, dict) else repr(outputs)
-        raise ModuleError(f"{name}._forward gives no {column!r}; it gives: {has}.")
-    got = tuple(outputs[column].shape)
-    if got != shape:
-        why = (
-            f"the action space {module.action_space} needs {shape[-1]} numbers an action"
+        outputs_found = ", ".join(map(str, outputs)) if isinstance(outputs, dict) else repr(outputs)
+        raise ModuleError(f"{name}._forward returns no {column!r}; it returns: {outputs_found}.")
+    actual = tuple(outputs[column].shape)
+    if actual != shape:
+        reason = (
+            f"the action space {module.action_space} needs {shape[-1]} numbers per action"
             if column == Columns.ACTION_DIST_INPUTS
-            else "values are one number an observation"
+            else "values are one number per observation"
         )
         raise ModuleError(
-            f"{name} gives {column!r} of shape {got} for {shape[0]} observations, not {shape}: {why}."
+            f"{name} returns {column!r} of shape {actual} for {shape[0]} observations, not "
+            f"{shape}: {reason}."
         )
     if not jnp.issubdtype(outputs[column].dtype, jnp.floating):
         raise ModuleError(
-            f"{name} gives {column!r} of dtype {outputs[column].dtype}; it must be floating."
+            f"{name} returns {column!r} of dtype {outputs[column].dtype}; it must be floating."
         )
 
 
 def check_action_mask(module: RLModule) -> None:
-    """Hold the observation's action mask, if it has one, against the action space.
+    """Check the observation's action mask, if it has one, against the action space.
 
     Raises:
-        SpaceError: Actions that cannot be masked, or a mask of another size.
+        SpaceError: If the actions cannot be masked, or the mask has another size.
     """
     space, distribution = module.observation_space, module.distribution
     if not (isinstance(space, spaces.Dict) and has_action_mask(space)):
@@ -377,17 +399,19 @@ def check_action_mask(module: RLModule) -> None:
 
 
 def has_action_mask(space: gymnasium.Space[Any]) -> bool:
-    """Whether observations are a Dict with an `action_mask` part."""
+    """Return whether observations are a Dict with an `action_mask` part."""
     return isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces
 
 
-def zeros_of(space: gymnasium.Space[Any], batch_shape: tuple[int, ...]) -> PyTree:
-    """Zeros shaped and typed as values of `space` inside a program, with leading batch axes.
+def make_zeros(space: gymnasium.Space[Any], batch_shape: tuple[int, ...]) -> PyTree:
+    """Return zeros shaped and typed as values of `space` in a program, with leading batch axes.
 
-    64-bit types become those of 32 bits.
+    64-bit types become 32-bit types.
 
     Raises:
-        SpaceError: For a space without a fixed shape.
+        SpaceError: If the space has no fixed shape.
     """
     check_supported(space, "space")
-    return map_leaves(lambda leaf: jnp.zeros((*batch_shape, *leaf.shape), leaf_dtype(leaf)), space)
+    return map_leaves(
+        lambda leaf: jnp.zeros((*batch_shape, *leaf.shape), get_leaf_dtype(leaf)), space
+    )

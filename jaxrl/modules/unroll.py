@@ -1,49 +1,52 @@
-"""Going through sequences step by step, for modules that remember."""
+"""Stepwise unrolling of recurrent modules over sequences."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from jaxrl.core.struct import where_rows
-from jaxrl.core.types import Columns, PyTree, Sequence
+from jaxrl.core.types import Columns, ObsSequence, PyTree
+
+T = TypeVar("T")
 
 
-def swapped(tree: PyTree) -> Any:
-    """The first two axes of each leaf exchanged."""
+def swap_leading_axes(tree: T) -> T:
+    """Swap the first two axes of each leaf."""
     return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), tree)
 
 
 def unroll_steps(
-    step: Callable[[PyTree, PyTree], dict[str, Any]], blank: PyTree, sequence: Sequence
+    step: Callable[[PyTree, PyTree], dict[str, Any]], initial_carry: PyTree, sequence: ObsSequence
 ) -> dict[str, Any]:
-    """The outputs of a function of one step, `[N, L, ...]`, for a sequence; `STATE_OUT` among them.
+    """Unroll a function of one step over a sequence; outputs `[N, L, ...]` include `STATE_OUT`.
 
     Args:
-        step: Outputs of an observation and a carry, `[N, ...]`; the carry after it is `STATE_OUT`.
-        blank: The carry at an episode's start, `[N, ...]`.
-        sequence: Of which the burn-in is gone through without outputs.
+        step: Function from an observation and a carry, `[N, ...]`, to outputs, with the next carry
+            as `STATE_OUT`.
+        initial_carry: Carry at an episode's start, `[N, ...]`.
+        sequence: Sequence whose burn-in is unrolled without outputs.
     """
 
     def body(carry: PyTree, row: tuple[PyTree, Bool[Array, " N"]]) -> tuple[PyTree, dict[str, Any]]:
         obs, is_first = row
-        out = step(obs, where_rows(is_first, blank, carry))
+        out = step(obs, where_rows(is_first, initial_carry, carry))
         return out[Columns.STATE_OUT], out
 
-    start = blank if sequence.carry is None else sequence.carry
-    rows = swapped((sequence.obs, sequence.is_first))
+    start = initial_carry if sequence.carry is None else sequence.carry
+    rows = swap_leading_axes((sequence.obs, sequence.is_first))
     cut = sequence.burn_in
     if cut:
         carry, _ = jax.lax.scan(body, start, jax.tree.map(lambda x: x[:cut], rows))
         start = jax.lax.stop_gradient(carry)
         rows = jax.tree.map(lambda x: x[cut:], rows)
-    return swapped(jax.lax.scan(body, start, rows)[1])
+    return swap_leading_axes(jax.lax.scan(body, start, rows)[1])
 
 
-def at_rows(carries: PyTree, row: Int[Array, "N L"]) -> PyTree:
-    """The carries `[N, L, ...]` after the given rows of each sequence, as `[N * L, ...]`."""
+def gather_rows(carries: PyTree, row: Int[Array, "N L"]) -> PyTree:
+    """Gather the carries `[N, L, ...]` after given rows of each sequence, as `[N * L, ...]`."""
 
     def take(x: Array) -> Array:
         index = row.reshape(*row.shape, *(1,) * (x.ndim - 2))

@@ -1,5 +1,6 @@
-"""Loss formulas, element by element, and the masked means that reduce them over a mesh."""
+"""Elementwise loss formulas, and the masked means that reduce them over a mesh."""
 
+import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -12,7 +13,9 @@ def clipped_surrogate(
     advantage: Float[Array, "*n"],
     clip_param: float | Float[Array, ""],
 ) -> Float[Array, "*n"]:
-    """−min(r A, clip(r, 1 − ε, 1 + ε) A)  (Schulman et al. 2017, eq. 7), to be minimised."""
+    """Compute −min(r A, clip(r, 1 − ε, 1 + ε) A)  (Schulman et al. 2017, eq. 7, negated)."""
+    _check_floats(ratio, advantage)
+    chex.assert_rank(clip_param, 0)
     clipped = jnp.clip(ratio, 1.0 - clip_param, 1.0 + clip_param)
     return -jnp.minimum(ratio * advantage, clipped * advantage)
 
@@ -22,24 +25,30 @@ def clipped_value_loss(
     target: Float[Array, "*n"],
     vf_clip_param: float | Float[Array, ""],
 ) -> Float[Array, "*n"]:
-    """min((v − G)², c): RLlib's clip is of the squared error, not of the change of the value.
+    """Compute min((v − G)², c).
 
-    Where it clips the gradient is 0; infinity turns it off.
+    As in RLlib, the squared error is clipped, not the change of the value. Where it is clipped the
+    gradient is 0; an infinite `vf_clip_param` disables clipping.
     """
+    _check_floats(value, target)
+    chex.assert_rank(vf_clip_param, 0)
     return jnp.minimum(jnp.square(value - target), vf_clip_param)
 
 
 def policy_gradient_loss(
     log_prob: Float[Array, "*n"], advantage: Float[Array, "*n"]
 ) -> Float[Array, "*n"]:
-    """−log π(a|s) A  (Williams 1992); no gradient passes through the advantage."""
+    """Compute −log π(a|s) A  (Williams 1992); no gradient flows through the advantage."""
+    _check_floats(log_prob, advantage)
     return -log_prob * jax.lax.stop_gradient(advantage)
 
 
 def huber_loss(
     error: Float[Array, "*n"], delta: float | Float[Array, ""] = 1.0
 ) -> Float[Array, "*n"]:
-    """½ e² within ±δ, δ (|e| − ½ δ) outside (Huber 1964)."""
+    """Compute ½ e² within ±δ, δ (|e| − ½ δ) outside (Huber 1964)."""
+    _check_floats(error)
+    chex.assert_rank(delta, 0)
     size = jnp.abs(error)
     inside = jnp.minimum(size, delta)
     return inside * (size - 0.5 * inside)
@@ -53,7 +62,7 @@ class Moments:
     std: Float[Array, ""]
     count: Float[Array, ""]
     fraction: Float[Array, ""]
-    """Unmasked elements over all elements."""
+    """Number of unmasked elements divided by the number of all elements."""
 
 
 def masked_mean(
@@ -61,12 +70,13 @@ def masked_mean(
     mask: Bool[Array, "*n"] | None = None,
     axis_name: str | None = None,
 ) -> Float[Array, ""]:
-    """Σ x over the unmasked elements, over their number; 0 if there are none.
+    """Compute the mean of the unmasked elements; 0 if there are none.
 
-    With `axis_name` the sum is this device's, over the mean number a device has: its `pmean` over
-    the axis, and that of its gradients, is the masked mean over all devices, also where they have
-    different numbers of unmasked elements.
+    With `axis_name` the result is this device's sum divided by the mean number of unmasked elements
+    per device. The `pmean` of it over the axis, and of its gradients, is the masked mean over all
+    devices, even where they have different numbers of unmasked elements.
     """
+    _check_masked(x, mask)
     if mask is None:
         return jnp.mean(x)
     total = jnp.sum(jnp.where(mask, x, 0.0))
@@ -82,7 +92,8 @@ def masked_moments(
     mask: Bool[Array, "*n"] | None = None,
     axis_name: str | None = None,
 ) -> Moments:
-    """Moments of the unmasked elements, the same on every device of `axis_name`."""
+    """Compute the moments of the unmasked elements, identical on every device of `axis_name`."""
+    _check_masked(x, mask)
     valid = jnp.ones(x.shape, jnp.bool_) if mask is None else mask
     size = jnp.asarray(x.size, x.dtype)
     total, count, size = _sum_over(
@@ -95,28 +106,32 @@ def masked_moments(
 
 
 def standardize(x: Float[Array, "*n"], moments: Moments) -> Float[Array, "*n"]:
-    """(x − mean) / std, with a floor of 1e-4 under the deviation, as RLlib has it."""
+    """Compute (x − mean) / std, with std floored at 1e-4 as in RLlib."""
+    _check_floats(x)
+    chex.assert_rank([moments.mean, moments.std], 0)
     return (x - moments.mean) / jnp.maximum(moments.std, 1e-4)
 
 
-def standardized(
+def standardize_masked(
     x: Float[Array, "*n"],
     mask: Bool[Array, "*n"] | None = None,
     axis_name: str | None = None,
 ) -> Float[Array, "*n"]:
-    """Mean 0 and deviation 1 over the unmasked elements of all devices."""
+    """Standardize to mean 0 and deviation 1 over the unmasked elements of all devices."""
     return standardize(x, masked_moments(x, mask, axis_name))
 
 
-def adapted_kl_coeff(
+def adapt_kl_coeff(
     kl_coeff: Float[Array, ""], kl: Float[Array, ""], kl_target: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """The KL penalty's weight: x1.5 above twice the target, x0.5 below half of it.
+    """Scale the KL penalty's weight by 1.5 above twice the target, by 0.5 below half of it.
 
-    Schulman et al. 2017, section 4, with RLlib's numbers. A KL of NaN changes nothing.
+    The rule of Schulman et al. 2017, section 4, with RLlib's constants. A KL of NaN changes
+    nothing.
     """
-    high, low = kl > 2.0 * kl_target, kl < 0.5 * kl_target
-    return kl_coeff * jnp.where(high, 1.5, jnp.where(low, 0.5, 1.0))
+    chex.assert_rank([kl_coeff, kl, kl_target], 0)
+    is_high, is_low = kl > 2.0 * kl_target, kl < 0.5 * kl_target
+    return kl_coeff * jnp.where(is_high, 1.5, jnp.where(is_low, 0.5, 1.0))
 
 
 def explained_variance(
@@ -125,15 +140,33 @@ def explained_variance(
     mask: Bool[Array, "*n"] | None = None,
     axis_name: str | None = None,
 ) -> Float[Array, ""]:
-    """1 − Var(target − prediction) / Var(target), at least −1 as in RLlib; 0 for a constant."""
+    """Compute 1 − Var(target − prediction) / Var(target), floored at −1 as in RLlib.
+
+    The result is 0 if the target is constant.
+    """
+    _check_floats(target, prediction)
     residual = jnp.square(masked_moments(target - prediction, mask, axis_name).std)
     spread = jnp.square(masked_moments(target, mask, axis_name).std)
     explained = 1.0 - residual / jnp.where(spread > 0.0, spread, 1.0)
     return jnp.where(spread > 0.0, jnp.maximum(explained, -1.0), 0.0)
 
 
+def _check_floats(*numbers: float | Array) -> None:
+    """Raise AssertionError unless all are floating and of one shape."""
+    chex.assert_type(numbers, float)
+    chex.assert_shape(numbers, jnp.shape(numbers[0]))
+
+
+def _check_masked(x: Array, mask: Array | None) -> None:
+    """Raise AssertionError unless `x` is floating, and the mask boolean and of the same shape."""
+    chex.assert_type(x, float)
+    if mask is not None:
+        chex.assert_type(mask, bool)
+        chex.assert_equal_shape([x, mask])
+
+
 def _sum_over(axis_name: str | None, *values: Array) -> tuple[Array, ...]:
-    """Scalars summed over the mesh axis in one collective."""
+    """Sum scalars over the mesh axis in one collective."""
     if axis_name is None:
         return values
     return tuple(jax.lax.psum(jnp.stack(values), axis_name))

@@ -16,9 +16,9 @@ from jaxrl.errors import ConfigError
 
 @pytree
 class Schedule:
-    """Values at times (environment steps), linear between them, constant after the last.
+    """Values at times (environment steps), linear in between, constant after the last.
 
-    Times are counts of 64 bits, `[K]`, so that steps count one by one however late they come.
+    Times are 64-bit counts, `[K]`, so that single steps are resolved however long the run.
     """
 
     times: Counter
@@ -26,12 +26,12 @@ class Schedule:
 
     @classmethod
     def from_setting(cls, setting: object, name: str = "schedule") -> "Schedule":
-        """From a number, or RLlib's `[[t, v], ...]` that starts at t = 0.
+        """Build a schedule from a number, or from RLlib's `[[t, v], ...]` that starts at t = 0.
 
         Raises:
-            ConfigError: If it is neither, naming `name`.
+            ConfigError: If it is neither; the message names `name`.
         """
-        knots = check_schedule(setting, name)
+        knots = parse_schedule(setting, name)
         times = [round(time) for time, _ in knots]
         return cls(
             times=Counter(
@@ -42,20 +42,20 @@ class Schedule:
         )
 
     def value_at(self, step: Counter | float | Float[Array, ""]) -> Float[Array, ""]:
-        """The value at a number of environment steps: a counter, or a number as float32 holds it."""
+        """Evaluate at a number of environment steps: a counter, or a number held as float32."""
         number = self.values.shape[0]
         if number == 1:
             return self.values[0]
         if not isinstance(step, Counter):
-            step = Counter.of(jnp.asarray(step, jnp.float32))
-        has_come = ~Counter(low=step.low[None], high=step.high[None]).is_below(self.times)
-        last = jnp.maximum(has_come.sum(dtype=jnp.int32) - 1, 0)
+            step = Counter.from_number(jnp.asarray(step, jnp.float32))
+        is_reached = ~Counter(low=step.low[None], high=step.high[None]).is_below(self.times)
+        last = jnp.maximum(is_reached.sum(dtype=jnp.int32) - 1, 0)
         following = jnp.minimum(last + 1, number - 1)
-        since = _between(self._time(last), step)
-        until = _between(step, self._time(following))
-        length = jnp.maximum(_between(self._time(last), self._time(following)), 1.0)
+        since = _steps_between(self._time_at(last), step)
+        until = _steps_between(step, self._time_at(following))
+        length = jnp.maximum(_steps_between(self._time_at(last), self._time_at(following)), 1.0)
         before, after = self.values[last], self.values[following]
-        # From the nearer knot, so that what is left of a long way is not lost in its length.
+        # From the nearer knot: far from one, float32 would round small differences away.
         value = jnp.where(
             since <= until,
             before + since / length * (after - before),
@@ -63,23 +63,23 @@ class Schedule:
         )
         return jnp.where(last == number - 1, before, value)
 
-    def _time(self, index: Int[Array, ""]) -> Counter:
+    def _time_at(self, index: Int[Array, ""]) -> Counter:
         return Counter(low=self.times.low[index], high=self.times.high[index])
 
 
-def _between(earlier: Counter, later: Counter) -> Float[Array, ""]:
-    """The steps from one count to another that is not lower, exact before it is rounded."""
+def _steps_between(earlier: Counter, later: Counter) -> Float[Array, ""]:
+    """Return the steps from one count to a later one, exact before it is rounded to float32."""
     borrowed = (later.low < earlier.low).astype(jnp.uint32)
     difference = Counter(low=later.low - earlier.low, high=later.high - earlier.high - borrowed)
     return difference.as_float()
 
 
-def check_schedule(setting: object, name: str = "schedule") -> list[tuple[float, float]]:
-    """The knots of a number or a `[[t, v], ...]`, on the host.
+def parse_schedule(setting: object, name: str = "schedule") -> list[tuple[float, float]]:
+    """Parse a number or `[[t, v], ...]` into knots, on the host.
 
     Raises:
-        ConfigError: Unless times start at 0 and increase, are counts of less than 64 bits, and all
-            numbers are finite.
+        ConfigError: If times do not start at 0, do not increase or reach 2**63, or a number is not
+            finite.
     """
     if _is_number(setting):
         return [(0.0, float(cast(float, setting)))]

@@ -1,4 +1,4 @@
-"""Looking things up in sorted arrays, and sorting short ones."""
+"""Search in sorted arrays, and selection from short ones."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -6,26 +6,28 @@ from jaxtyping import Array, Float, Int
 MAX_COMPARISONS = 2**17
 
 
-def find(ordinal: Int[Array, " N"], wanted: Int[Array, " K"]) -> Int[Array, " K"]:
-    """The first place where the ascending `ordinal` reaches each wanted value; N past the last.
+def searchsorted(sorted_values: Int[Array, " N"], wanted: Int[Array, " K"]) -> Int[Array, " K"]:
+    """Return the first index where the ascending `sorted_values` reaches each wanted value.
 
-    Small problems are done by comparing everything: on a CPU a loop of a binary search costs more
-    than a hundred thousand comparisons at once.
+    The index is N where no entry reaches it.
+
+    Small problems compare everything with everything: on a CPU the loop of a binary search costs
+    more than a hundred thousand comparisons at once.
     """
-    small = ordinal.shape[0] * wanted.shape[0] <= MAX_COMPARISONS
-    return jnp.searchsorted(ordinal, wanted, method="compare_all" if small else "scan")
+    is_small = sorted_values.shape[0] * wanted.shape[0] <= MAX_COMPARISONS
+    return jnp.searchsorted(sorted_values, wanted, method="compare_all" if is_small else "scan")
 
 
-def smallest(x: Float[Array, "*batch n"], number: int) -> Float[Array, "*batch k"]:
-    """The smallest of the last axis, ascending.
+def smallest_k(x: Float[Array, "*batch n"], k: int) -> Float[Array, "*batch k"]:
+    """Return the `k` smallest entries of the last axis, ascending.
 
-    By counting for each how many are smaller: n² comparisons, which for the few dozen that it is
-    for take a fraction of the time that XLA sorts rows in on a CPU.
+    The rank of each entry is counted, with n² comparisons: for the few dozen entries this is meant
+    for, a fraction of the time that XLA takes to sort rows on a CPU.
     """
     places = jnp.arange(x.shape[-1], dtype=jnp.int32)
     one = (1,) * (x.ndim - 1)
-    earlier = (places[:, None] > places[None, :]).reshape(*one, *2 * places.shape)
-    this, other = x[..., :, None], x[..., None, :]
-    rank = jnp.sum((other < this) | ((other == this) & earlier), axis=-1, dtype=jnp.int32)
-    wanted = jnp.arange(number, dtype=jnp.int32).reshape(*one, -1, 1)
+    is_earlier = (places[:, None] > places[None, :]).reshape(*one, *2 * places.shape)
+    entry, other = x[..., :, None], x[..., None, :]
+    rank = jnp.sum((other < entry) | ((other == entry) & is_earlier), axis=-1, dtype=jnp.int32)
+    wanted = jnp.arange(k, dtype=jnp.int32).reshape(*one, -1, 1)
     return jnp.sum(jnp.where(rank[..., None, :] == wanted, x[..., None, :], 0.0), axis=-1)

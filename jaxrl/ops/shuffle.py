@@ -1,4 +1,4 @@
-"""A shuffle without a sort: a random bijection of [0, size), computed for any index by itself.
+"""Shuffle without a sort: a random bijection of [0, size), computed independently for each index.
 
 `jax.random.permutation` sorts, which on a CPU took a third of a whole PPO run; this costs a few
 integer operations per index and needs no array of the whole permutation.
@@ -13,21 +13,24 @@ from jaxrl.core.types import Key
 _ROUNDS = 4
 
 
-def shuffle_constants(key: Key) -> UInt32[Array, "2 rounds"]:
-    """What chooses one shuffle among many; drawn once for all of its indices. Consumes the key."""
+def draw_shuffle_constants(key: Key) -> UInt32[Array, "2 rounds"]:
+    """Draw the constants that select one shuffle, for all of its indices. Consumes the key."""
     return jax.random.bits(key, (2, _ROUNDS), jnp.uint32)
 
 
-def shuffled_index(
+def shuffle_index(
     constants: UInt32[Array, "2 rounds"], positions: UInt32[Array, "*n"], size: int
 ) -> UInt32[Array, "*n"]:
-    """Where each of `positions` (below `size`) comes from in the shuffle that `constants` choose.
+    """Return the source index of each of `positions` (below `size`) in the shuffle of `constants`.
 
     Four rounds of `x ← x · odd + addend`, `x ← x ^ (x >> s)` modulo a power of two, each a
-    bijection; other sizes by cycle-walking: an index outside goes round again until it is inside,
-    which is a bijection of the inside (Black & Rogaway 2002). Not all size! orders can occur: with
-    4 or 8 indices the share of keys that put two of them into one half is off by up to an eighth
-    of itself, from 16 on by a twentieth to a tenth; each index alone is uniform.
+    bijection. Other sizes use cycle-walking: an index outside of the range is mapped again until it
+    is inside, which is a bijection of the range (Black & Rogaway 2002). Not all size! orders can
+    occur: with 4 or 8 indices the share of keys that put two of them into one half is off by up to
+    an eighth of its value, from 16 on by a twentieth to a tenth; each index alone is uniform.
+
+    Raises:
+        ValueError: If `size` is not between 1 and 2**31.
     """
     if not 1 <= size <= 2**31:
         raise ValueError(f"size is {size}; a shuffle needs between 1 and 2**31 indices.")
@@ -48,7 +51,7 @@ def shuffled_index(
 
 
 def _permute(x: Array, constants: UInt32[Array, "2 rounds"], num_bits: int) -> Array:
-    """A bijection of [0, 2**num_bits)."""
+    """Apply a bijection of [0, 2**num_bits)."""
     inside = jnp.uint32(2**num_bits - 1)
     shift = jnp.uint32(max(1, num_bits // 2))
     for i in range(_ROUNDS):

@@ -9,11 +9,11 @@ from jaxrl.core.struct import pytree
 
 @pytree
 class RunningMoments:
-    """Count, mean and sum of squared deviations, merged in pairs (Chan et al. 1983, eq. 2.1).
+    """Count, mean and sum of squared deviations, merged pairwise (Chan et al. 1983, eq. 2.1).
 
-    All float32: squares are taken around each batch's own mean and merged by ratios of counts, so
-    nothing cancels. A batch of n rows still counts until `count` exceeds n · 2²⁴ (3e10 rows for
-    n = 2048); from there on the moments stand still.
+    All are float32: squares are taken around each batch's own mean and merged by ratios of counts,
+    so nothing cancels. A batch of n rows contributes until `count` exceeds n · 2²⁴ (3e10 rows for n
+    = 2048); from there on the moments no longer change.
     """
 
     count: Float[Array, ""]
@@ -21,8 +21,8 @@ class RunningMoments:
     m2: Float[Array, "*shape"]
 
     @staticmethod
-    def zero(shape: tuple[int, ...]) -> "RunningMoments":
-        """Moments of nothing: mean 0, standard deviation 1."""
+    def zeros(shape: tuple[int, ...]) -> "RunningMoments":
+        """Return the moments of an empty stream: mean 0, standard deviation 1."""
         return RunningMoments(
             count=jnp.zeros((), jnp.float32),
             mean=jnp.zeros(shape, jnp.float32),
@@ -35,9 +35,9 @@ class RunningMoments:
         mask: Bool[Array, "*batch"] | None = None,
         axis_name: str | None = None,
     ) -> "RunningMoments":
-        """With the unmasked rows of a batch added, those of all devices of `axis_name`.
+        """Add the unmasked rows of a batch, those of all devices of `axis_name`.
 
-        Non-finite values of masked rows do no harm.
+        Masked rows may be non-finite.
         """
         x = batch.astype(jnp.float32)
         batch_ndim = x.ndim - self.mean.ndim
@@ -47,12 +47,12 @@ class RunningMoments:
         count = _psum(jnp.sum(valid.astype(jnp.float32)), axis_name)
         total = _psum(jnp.sum(jnp.where(row_valid, x, 0.0), axis=axes), axis_name)
         mean = total / jnp.maximum(count, 1.0)
-        deviation = jnp.where(row_valid, x - _like(mean, x), 0.0)
+        deviation = jnp.where(row_valid, x - _expand_like(mean, x), 0.0)
         m2 = _psum(jnp.sum(jnp.square(deviation), axis=axes), axis_name)
         return self.merge(RunningMoments(count=count, mean=mean, m2=m2))
 
     def merge(self, other: "RunningMoments") -> "RunningMoments":
-        """The moments of both streams together; with an empty one, the other's."""
+        """Return the moments of both streams together; either may be empty."""
         count = self.count + other.count
         share = other.count / jnp.maximum(count, 1.0)
         delta = other.mean - self.mean
@@ -63,25 +63,28 @@ class RunningMoments:
         )
 
     def variance(self) -> Float[Array, "*shape"]:
-        """The sample variance (over count − 1, as RLlib's filter); 1 before there are two rows."""
+        """Return the sample variance (over count − 1, as in RLlib's filter).
+
+        It is 1 for fewer than two rows.
+        """
         return jnp.where(self.count > 1.0, self.m2 / jnp.maximum(self.count - 1.0, 1.0), 1.0)
 
     def std(self) -> Float[Array, "*shape"]:
-        """The square root of `variance`."""
+        """Return the square root of `variance`."""
         return jnp.sqrt(self.variance())
 
     def normalize(
         self, x: Float[Array, "*batch_and_shape"], clip: float = 10.0
     ) -> Float[Array, "*batch_and_shape"]:
-        """`(x − mean) / std`, clipped to ±`clip`."""
-        # A floor relative to the mean: in a constant entry the rounding of the mean is not signal.
+        """Compute `(x − mean) / std`, clipped to ±`clip`."""
+        # Floored relative to the mean: in a constant entry, rounding of the mean is not signal.
         scale = 1.0 / (self.std() + 1e-5 * jnp.abs(self.mean) + 1e-8)
         x = x.astype(jnp.float32)
-        return jnp.clip((x - _like(self.mean, x)) * _like(scale, x), -clip, clip)
+        return jnp.clip((x - _expand_like(self.mean, x)) * _expand_like(scale, x), -clip, clip)
 
 
-def _like(value: Array, x: Array) -> Array:
-    """`value` with leading axes of size 1, as many axes as `x`."""
+def _expand_like(value: Array, x: Array) -> Array:
+    """Reshape `value` to as many axes as `x`, with leading axes of size 1."""
     return value.reshape((1,) * (x.ndim - value.ndim) + value.shape)
 
 

@@ -1,8 +1,10 @@
 """Formulas of value-based learning: values, distributions and quantiles of returns.
 
-The axis of actions, atoms or quantiles is the last one, or as said; all others are batch axes.
+Actions, atoms or quantiles are on the last axis unless stated otherwise; all other axes are batch
+axes.
 """
 
+import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -10,21 +12,31 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl.ops.losses import huber_loss
 
 
-def at_action(x: Float[Array, "*n actions"], action: Int[Array, "*n"]) -> Float[Array, "*n"]:
-    """x[a], row by row, of values `[*n, actions]`."""
+def batched_index(x: Float[Array, "*n actions"], action: Int[Array, "*n"]) -> Float[Array, "*n"]:
+    """Return x[a] row by row, of values `[*n, actions]`."""
+    chex.assert_rank(x, action.ndim + 1)
+    _check_indexed(x, action)
     return jnp.sum(jnp.where(_is_action(x, action), x, 0.0), axis=-1)
 
 
-def rows_at_action(
+def batched_index_rows(
     x: Float[Array, "*n actions m"], action: Int[Array, "*n"]
 ) -> Float[Array, "*n m"]:
-    """x[a], row by row, of several numbers for each action."""
+    """Return x[a] row by row, of several numbers per action."""
+    chex.assert_rank(x, action.ndim + 2)
+    _check_indexed(x, action)
     chosen = _is_action(x[..., 0], action)[..., None]
     return jnp.sum(jnp.where(chosen, x, 0.0), axis=-2)
 
 
+def _check_indexed(x: Array, action: Array) -> None:
+    """Raise AssertionError unless `action` is an integer for each row of `x`."""
+    chex.assert_type([x, action], [float, int])
+    chex.assert_equal_shape_prefix([x, action], action.ndim)
+
+
 def _is_action(x: Float[Array, "*n actions"], action: Int[Array, "*n"]) -> Bool[Array, "..."]:
-    # A sum against the one-hot: the gradient of a gather is a serial scatter on a CPU.
+    # Used in a sum against the one-hot: the gradient of a gather is a serial scatter on a CPU.
     return jax.nn.one_hot(action, x.shape[-1], dtype=jnp.bool_)
 
 
@@ -34,17 +46,22 @@ def categorical_projection(
     probs: Float[Array, "*n atoms"],
     support: Float[Array, " atoms"],
 ) -> Float[Array, "*n atoms"]:
-    """Φ(r + γ Z), the probabilities of returns brought back onto the support.
+    """Project Φ(r + γ Z), the shifted return distribution, onto the support.
 
-    mᵢ = Σⱼ [1 − |clip(r + γ zⱼ, v_min, v_max) − zᵢ| / Δz]₀¹ pⱼ  (Bellemare et al. 2017, eq. 7;
-    the paper's algorithm 1 is the same, a scatter there). No gradient passes.
+    mᵢ = Σⱼ [1 − |clip(r + γ zⱼ, v_min, v_max) − zᵢ| / Δz]₀¹ pⱼ  (Bellemare et al. 2017, eq. 7; the
+    paper's algorithm 1 computes the same by a scatter). No gradient flows.
 
     Args:
-        reward: The sum of discounted rewards until the bootstrap.
-        discount: What multiplies the return after it, 0 after a termination.
-        probs: Of that return, on the support.
-        support: Equally spaced from v_min to v_max.
+        reward: Sum of discounted rewards until the bootstrap.
+        discount: Factor of the return after it, 0 after a termination.
+        probs: Probabilities of that return on the support.
+        support: Atoms, equally spaced from v_min to v_max.
     """
+    chex.assert_type([reward, discount, probs, support], float)
+    chex.assert_equal_shape([reward, discount])
+    chex.assert_rank([probs, support], [reward.ndim + 1, 1])
+    chex.assert_equal_shape_prefix([probs, reward], reward.ndim)
+    chex.assert_equal_shape([probs, support], dims=-1)
     one = (1,) * reward.ndim
     low, high = support[0], support[-1]
     spacing = (high - low) / (support.shape[0] - 1)
@@ -58,7 +75,9 @@ def categorical_projection(
 def cross_entropy(
     logits: Float[Array, "*n atoms"], probs: Float[Array, "*n atoms"]
 ) -> Float[Array, "*n"]:
-    """−Σᵢ mᵢ log pᵢ: KL(m || p), which C51 minimises, plus the entropy of m."""
+    """Compute −Σᵢ mᵢ log pᵢ: KL(m || p), which C51 minimizes, plus the entropy of m."""
+    chex.assert_type([logits, probs], float)
+    chex.assert_equal_shape([logits, probs])
     return -jnp.sum(probs * jax.nn.log_softmax(logits, axis=-1), axis=-1)
 
 
@@ -67,13 +86,19 @@ def quantile_huber_loss(
     target: Float[Array, "*n m"],
     kappa: float | Float[Array, ""] = 1.0,
 ) -> Float[Array, "*n"]:
-    """Σᵢ Eⱼ |τᵢ − 1{uᵢⱼ < 0}| L_κ(uᵢⱼ) / κ, uᵢⱼ = target_j − θᵢ  (Dabney et al. 2018, eq. 9-10).
+    """Compute the quantile Huber loss  (Dabney et al. 2018, eq. 9-10).
+
+    Σᵢ Eⱼ |τᵢ − 1{uᵢⱼ < 0}| L_κ(uᵢⱼ) / κ, uᵢⱼ = target_j − θᵢ.
 
     Args:
-        quantiles: θᵢ, the estimates at the midpoints τᵢ = (2 i + 1) / 2 k, i from 0.
-        target: Samples of the return, which get no gradient.
-        kappa: Where the loss turns from quadratic to linear.
+        quantiles: Estimates θᵢ at the midpoints τᵢ = (2 i + 1) / 2 k, i from 0.
+        target: Samples of the return, through which no gradient flows.
+        kappa: Error at which the loss turns from quadratic to linear.
     """
+    chex.assert_type([quantiles, target], float)
+    chex.assert_equal_rank([quantiles, target])
+    chex.assert_equal_shape_prefix([quantiles, target], quantiles.ndim - 1)
+    chex.assert_rank(kappa, 0)
     number = quantiles.shape[-1]
     midpoints = (jnp.arange(number, dtype=quantiles.dtype) + 0.5) / number
     midpoints = midpoints.reshape((1,) * (quantiles.ndim - 1) + (-1, 1))
@@ -82,12 +107,17 @@ def quantile_huber_loss(
     return jnp.sum(jnp.mean(weight * huber_loss(error, kappa) / kappa, axis=-1), axis=-1)
 
 
-def rescaled(x: Float[Array, "*n"], epsilon: float) -> Float[Array, "*n"]:
-    """h(x) = sign(x) (√(|x| + 1) − 1) + ε x  (Pohlen et al. 2018, proposition A.2)."""
+def signed_hyperbolic(x: Float[Array, "*n"], epsilon: float) -> Float[Array, "*n"]:
+    """Compute h(x) = sign(x) (√(|x| + 1) − 1) + ε x  (Pohlen et al. 2018, proposition A.2)."""
+    chex.assert_type(x, float)
     return jnp.sign(x) * (jnp.sqrt(jnp.abs(x) + 1.0) - 1.0) + epsilon * x
 
 
-def unscaled(x: Float[Array, "*n"], epsilon: float) -> Float[Array, "*n"]:
-    """h⁻¹(x) = sign(x) (((√(1 + 4 ε (|x| + 1 + ε)) − 1) / 2 ε)² − 1)  (likewise)."""
+def signed_parabolic(x: Float[Array, "*n"], epsilon: float) -> Float[Array, "*n"]:
+    """Compute h⁻¹(x), the inverse of `signed_hyperbolic`  (Pohlen et al. 2018, proposition A.2).
+
+    h⁻¹(x) = sign(x) (((√(1 + 4 ε (|x| + 1 + ε)) − 1) / 2 ε)² − 1).
+    """
+    chex.assert_type(x, float)
     root = jnp.sqrt(1.0 + 4.0 * epsilon * (jnp.abs(x) + 1.0 + epsilon))
     return jnp.sign(x) * (jnp.square((root - 1.0) / (2.0 * epsilon)) - 1.0)

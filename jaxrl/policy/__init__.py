@@ -1,4 +1,4 @@
-"""What acts: the deployable policy, and actions computed for observations from outside."""
+"""Inference: the deployable policy, and actions for external observations."""
 
 from jaxrl.policy.policy import Policy
 

@@ -1,4 +1,4 @@
-"""Actions for observations from outside, by what a run has learned."""
+"""Methods of an Algorithm that compute actions for external observations."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -8,66 +8,68 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.config.base import AlgorithmConfig
-from jaxrl.core.seeds import check_seed, folded
+from jaxrl.core.keys import fold_in_uint64
+from jaxrl.core.seeds import check_seed
 from jaxrl.core.types import Key, PyTree
 from jaxrl.errors import UnknownNameError
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.policy.inference import Inference
 from jaxrl.policy.policy import Policy
-from jaxrl.policy.requests import Asked, Fetched, by_name, refuse_inputs, row
-from jaxrl.runs.host_state import HostState
-from jaxrl.runtime.exclusive import Exclusive, one_thread
-from jaxrl.training.rollout import Actor
+from jaxrl.policy.requests import ActionRequest, ActionResult, check_inputs, split_by_name, take_row
+from jaxrl.runs.host_state import RunMetadata
+from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded
+from jaxrl.training.rollout import ActorState
 
 _ACTIONS, _POLICY = 0x61637473, 0x706F6C69
-"""Far from what else the seed's key is folded with."""
+"""Constants folded into the seed's key; far from all others that are."""
 
 
-class ComputesActions(ABC):
-    """The methods of an Algorithm that act on observations of the caller's."""
+class ComputeActionsMixin(ABC):
+    """Mixin of Algorithm with the methods that act on the caller's observations."""
 
     config: AlgorithmConfig
     _inference: Inference
-    _host: HostState
-    _use: Exclusive
+    _host: RunMetadata
+    _use: ExclusiveLock
 
     @abstractmethod
-    def _actor(self) -> Actor:
-        """The present parameters and connector statistics, on one device."""
+    def _get_actor_state(self) -> ActorState:
+        """Return the current parameters and connector statistics, on one device."""
 
     @abstractmethod
-    def _stream(self, purpose: int) -> Key:
-        """What the keys of a purpose's draws are folded from."""
+    def _get_purpose_key(self, purpose: int) -> Key:
+        """Return the base key for a purpose, from which the keys of its draws are folded."""
 
-    @one_thread
+    @single_threaded
     def get_policy(
         self, policy_id: str = DEFAULT_MODULE, *, explore: bool | None = None, seed: int = 0
     ) -> Policy:
-        """What was learned so far, as an object that plays episodes and remembers them.
+        """Return the current policy as an object that keeps the state of an episode.
 
-        Later training does not change it.
+        It has a copy of the parameters, so later training does not change it.
 
         Args:
-            policy_id: The module; there is one.
-            explore: Sample, or take the mode; None for the config's `explore`.
-            seed: Of what is sampled.
+            policy_id: Name of the module; there is only one.
+            explore: Whether to sample actions; False takes the mode, None uses the config's
+                `explore`.
+            seed: Seed of the sampled actions.
 
         Raises:
-            UnknownNameError: There is no such module.
-            ConfigError: The seed is none.
+            UnknownNameError: If there is no such module.
+            ConfigError: If the seed is invalid.
         """
         check_module_id(policy_id)
         check_seed(seed)
         return Policy(
             self._inference,
-            jax.tree.map(jnp.copy, self._actor()),
-            key=folded(self._stream(_POLICY), seed),
-            explore=self._explores(explore),
+            jax.tree.map(jnp.copy, self._get_actor_state()),
+            key=fold_in_uint64(self._get_purpose_key(_POLICY), seed),
+            explore=self._resolve_explore(explore),
         )
 
     def compute_single_action(
         self,
-        obs: Any,
+        obs: object,
         state: PyTree = None,
         *,
         explore: bool | None = None,
@@ -75,48 +77,50 @@ class ComputesActions(ABC):
         policy_id: str = DEFAULT_MODULE,
         unsquash_action: bool | None = None,
         clip_action: bool | None = None,
-        prev_action: Any = None,
+        prev_action: object = None,
         prev_reward: float | None = None,
         **unused: None,
-    ) -> Any:
-        """The action for one observation of the environment, through the whole pipeline.
+    ) -> PyTree:
+        """Compute the action for one observation, including all connectors.
 
         Args:
-            obs: As the environment gives it, NumPy.
-            state: What `full_fetch` returned for the observation before, where the module or a
-                connector (stacked frames, previous rewards) remembers; None at an episode's start.
-            explore: Sample, or take the mode; None for the config's `explore`.
-            full_fetch: Also return the state after it and the module's outputs.
-            policy_id: The module; there is one.
-            unsquash_action: None as configured; False leaves a Box action in the module's range.
-            clip_action: Clip a Box action that is not unsquashed; None as configured.
-            prev_action: For connectors that read it: what the environment was given since, if
-                not the action that `state` came with.
-            prev_reward: For connectors that read it: what the environment returned since.
-            **unused: RLlib's other inputs (`info`, `episode`, ...) pass if they are None.
+            obs: Observation as returned by the environment, NumPy.
+            state: State that `full_fetch` returned for the previous observation, if the module or
+                a connector (stacked frames, previous rewards) is stateful; None at an episode's
+                start.
+            explore: Whether to sample the action; False takes the mode, None uses the config's
+                `explore`.
+            full_fetch: Whether to also return the new state and the module's outputs.
+            policy_id: Name of the module; there is only one.
+            unsquash_action: Whether to unsquash a Box action; False leaves it in the module's
+                range, None is as configured.
+            clip_action: Whether to clip a Box action that is not unsquashed; None is as configured.
+            prev_action: Action that the environment executed, if it is not the one computed with
+                `state`; for connectors that read it.
+            prev_reward: Reward of the previous step, for connectors that read it.
+            **unused: RLlib's other inputs (`info`, `episode`, ...), which must be None.
 
         Returns:
-            The action as the environment takes it; `(action, state_out, outputs)` with
-            `full_fetch` or a `state`.
+            The environment action; `(action, state_out, outputs)` with `full_fetch` or a `state`.
 
         Raises:
-            SpaceError: The observation is not in the observation space.
-            ConfigError: An input that nothing reads, or a state that a connector needs is missing.
+            SpaceError: If the observation is not in the observation space.
+            ConfigError: If an input is not used, or a state that a connector needs is missing.
         """
         past = {"prev_action": prev_action, "prev_reward": prev_reward}
-        refuse_inputs("compute_single_action", {**past, **unused}, self._inference.reads())
-        asked = Asked.of_one(
+        check_inputs("compute_single_action", {**past, **unused}, self._inference.get_read_inputs())
+        request = ActionRequest.from_single(
             obs,
             state,
             past,
-            explore=self._explores(explore),
+            explore=self._resolve_explore(explore),
             unsquash=unsquash_action,
             clip=clip_action,
-            keeps_state=full_fetch or state is not None,
-            wants_outputs=full_fetch or state is not None,
+            should_return_state=full_fetch or state is not None,
+            should_return_outputs=full_fetch or state is not None,
         )
-        fetched = self._act(asked, policy_id)
-        return row(fetched if asked.keeps_state else fetched[0], 0)
+        result = self._act(request, policy_id)
+        return take_row(result if request.should_return_state else result[0], 0)
 
     def compute_actions(
         self,
@@ -128,44 +132,45 @@ class ComputesActions(ABC):
         policy_id: str = DEFAULT_MODULE,
         unsquash_action: bool | None = None,
         clip_action: bool | None = None,
-        prev_action: Any = None,
-        prev_reward: Any = None,
+        prev_action: object = None,
+        prev_reward: object = None,
         **unused: None,
-    ) -> Any:
-        """Actions for several observations: a dictionary for a dictionary, else a batch.
+    ) -> PyTree:
+        """Compute actions for several observations: a dictionary for a dictionary, else a batch.
 
-        `state`, `prev_action` and `prev_reward` (and what `full_fetch` returns) are by name too, or
-        have a leading batch axis; the other arguments are those of `compute_single_action`.
+        `state`, `prev_action`, `prev_reward` and the values that `full_fetch` returns are also by
+        name, or have a leading batch axis. The other arguments are those of
+        `compute_single_action`.
         """
         past = {"prev_action": prev_action, "prev_reward": prev_reward}
-        refuse_inputs("compute_actions", {**past, **unused}, self._inference.reads())
-        asked = Asked.of_several(
+        check_inputs("compute_actions", {**past, **unused}, self._inference.get_read_inputs())
+        request = ActionRequest.from_batch(
             observations,
             state,
             past,
-            explore=self._explores(explore),
+            explore=self._resolve_explore(explore),
             unsquash=unsquash_action,
             clip=clip_action,
-            keeps_state=full_fetch or state is not None,
-            wants_outputs=full_fetch or state is not None,
+            should_return_state=full_fetch or state is not None,
+            should_return_outputs=full_fetch or state is not None,
         )
         names = list(observations) if isinstance(observations, Mapping) else None
-        fetched = by_name(self._act(asked, policy_id), names)
-        return fetched if asked.keeps_state else fetched[0]
+        result = split_by_name(self._act(request, policy_id), names)
+        return result if request.should_return_state else result[0]
 
-    @one_thread
-    def _act(self, asked: Asked, policy_id: str) -> Fetched:
+    @single_threaded
+    def _act(self, request: ActionRequest, policy_id: str) -> ActionResult:
         check_module_id(policy_id)
         self._host.actions_drawn += 1
-        stream, number = self._stream(_ACTIONS), self._host.actions_drawn
-        return self._inference(self._actor, asked, stream, number)
+        base_key, number = self._get_purpose_key(_ACTIONS), self._host.actions_drawn
+        return self._inference(self._get_actor_state, request, base_key, number)
 
-    def _explores(self, asked: bool | None) -> bool:
-        return self.config.env_runners_settings.explore if asked is None else asked
+    def _resolve_explore(self, explore: bool | None) -> bool:
+        return self.config.env_runners_settings.explore if explore is None else explore
 
 
 def check_module_id(module_id: str) -> None:
-    """Refuse a name other than that of the one module."""
+    """Raise UnknownNameError unless the name is that of the only module."""
     if module_id != DEFAULT_MODULE:
         raise UnknownNameError(
             f"There is no module '{module_id}'; the only one is '{DEFAULT_MODULE}'."

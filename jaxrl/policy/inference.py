@@ -1,4 +1,4 @@
-"""Actions for observations that come from outside: the whole pipeline, on NumPy arrays."""
+"""Compiled inference for external observations: all connectors and the module, on NumPy arrays."""
 
 import functools
 import weakref
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
+from jax.typing import ArrayLike
 from jaxtyping import Array, UInt32
 
 from jaxrl.connectors.actions import ClipActions, UnsquashActions, has_box
@@ -20,17 +21,17 @@ from jaxrl.core.spaces import map_spaces
 from jaxrl.core.struct import pytree, replace, where_rows
 from jaxrl.core.types import Columns, Key, PyTree
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.policy.observations import TOLERANCE, conformer
-from jaxrl.policy.requests import Asked, Fetched, as_batch, mapped
+from jaxrl.policy.observations import BOUNDS_TOLERANCE, make_conformer
+from jaxrl.policy.requests import ActionRequest, ActionResult, map_tree, stack_trees
 from jaxrl.runtime.program import Program
-from jaxrl.training.rollout import Acting, Actor, Carry, initial_env_index
+from jaxrl.training.rollout import ActorCarry, ActorState, PolicyStep, make_env_index
 
 
 @pytree
 class _Inputs:
     obs: PyTree
-    carry: Carry
-    is_first: Any  # of NumPy's before the program
+    carry: ActorCarry
+    is_first: Any  # a NumPy array outside of the program
     prev_action: PyTree
 
 
@@ -38,114 +39,132 @@ class Inference:
     """Compiled forward passes of a module, connectors included.
 
     Args:
-        acting: Module and connectors of the run.
-        observation_space: The environment's.
-        max_retraces: See `Program`; another number of observations is another program.
-        jit: False runs operation by operation.
+        policy_step: Module and connectors of the run.
+        observation_space: Observation space of the environment.
+        max_retraces: Maximum number of retraces, see `Program`; another number of observations
+            requires a retrace.
+        jit: Whether to compile; False runs operation by operation.
     """
 
     def __init__(
         self,
-        acting: Acting,
+        policy_step: PolicyStep,
         observation_space: gymnasium.Space[Any],
         *,
         max_retraces: int | None = None,
         jit: bool = True,
     ) -> None:
-        self._acting = acting
-        self._conform = conformer(observation_space, "obs")
+        self._policy_step = policy_step
+        self._conform = make_conformer(observation_space, "obs")
         self._max_retraces = max_retraces
         self._jit = jit
         self._programs: dict[tuple[bool, bool | None, bool | None, bool], Program] = {}
-        self._known: dict[tuple[Any, ...], tuple[weakref.ref[Actor], Callable[..., Fetched]]] = {}
-        self._starts: dict[int, Carry] = {}
+        self._executables: dict[
+            tuple[Any, ...], tuple[weakref.ref[ActorState], Callable[..., ActionResult]]
+        ] = {}
+        """Latest actor and the executable for it, by program and shapes."""
+        self._initial_carries: dict[int, ActorCarry] = {}
 
     @property
     def programs(self) -> list[Program]:
-        """One for each way of acting that was asked for."""
+        """Programs, one per requested combination of options."""
         return list(self._programs.values())
 
-    def _program(self, asked: Asked) -> Program:
-        way = _way(asked)
-        if way not in self._programs:
-            pipeline = adjusted(self._acting.action_pipeline, asked.unsquash, asked.clip)
-            name = f"compute_actions_{'sample' if asked.explore else 'mode'}"
-            name += "" if asked.unsquash is None else f"_unsquash_{asked.unsquash}"
-            name += "" if asked.clip is None else f"_clip_{asked.clip}"
-            name += "" if asked.prev_action is None else "_after_action"
-            self._programs[way] = Program(
+    def _get_program(self, request: ActionRequest) -> Program:
+        options = _get_options(request)
+        if options not in self._programs:
+            pipeline = adjust_pipeline(
+                self._policy_step.action_pipeline, request.unsquash, request.clip
+            )
+            name = f"compute_actions_{'sample' if request.explore else 'mode'}"
+            name += "" if request.unsquash is None else f"_unsquash_{request.unsquash}"
+            name += "" if request.clip is None else f"_clip_{request.clip}"
+            name += "" if request.prev_action is None else "_after_action"
+            self._programs[options] = Program(
                 name,
-                self._fn(bool(asked.explore), pipeline),
+                self._make_function(bool(request.explore), pipeline),
                 max_retraces=self._max_retraces,
-                waited_for=True,
+                low_latency=True,
                 enabled=self._jit,
             )
-        return self._programs[way]
+        return self._programs[options]
 
-    def _fn(self, explore: bool, pipeline: ActionPipeline) -> Any:
-        acting = self._acting
+    def _make_function(
+        self, explore: bool, pipeline: ActionPipeline
+    ) -> Callable[..., ActionResult]:
+        policy_step = self._policy_step
 
         def compute(
-            actor: Actor, inputs: _Inputs, stream: Key, number: UInt32[Array, ""]
-        ) -> Fetched:
+            actor: ActorState, inputs: _Inputs, base_key: Key, number: UInt32[Array, ""]
+        ) -> ActionResult:
             num = inputs.is_first.shape[0]
-            keys = jax.random.split(jax.random.fold_in(stream, number), num)
-            index = initial_env_index(num)
-            carry = with_previous(inputs.carry, inputs.prev_action, pipeline)
-            draws = acting.module.draw(keys)
-            out = dict(acting.act(actor, inputs.obs, carry, inputs.is_first, index, draws, explore))
-            after: Carry = out.pop(Columns.STATE_OUT)
-            return pipeline(out[Columns.ACTIONS]), self._kept(after), out
+            keys = jax.random.split(jax.random.fold_in(base_key, number), num)
+            index = make_env_index(num)
+            carry = set_previous_action(inputs.carry, inputs.prev_action, pipeline)
+            draws = policy_step.module.draw(keys)
+            out = dict(
+                policy_step.act(actor, inputs.obs, carry, inputs.is_first, index, draws, explore)
+            )
+            carry_out: ActorCarry = out.pop(Columns.STATE_OUT)
+            return pipeline(out[Columns.ACTIONS]), self._to_state(carry_out), out
 
         return compute
 
     def __call__(
-        self, actor: Callable[[], Actor], asked: Asked, stream: Key, number: int
-    ) -> Fetched:
-        """What was computed, as NumPy arrays with a leading batch axis.
+        self,
+        get_actor_state: Callable[[], ActorState],
+        request: ActionRequest,
+        base_key: Key,
+        number: int,
+    ) -> ActionResult:
+        """Compute the requested actions, as NumPy arrays with a leading batch axis.
 
         Args:
-            actor: Gives parameters and connector statistics once the observations were checked;
-                they are never changed, others are another object.
-            asked: Observations are checked against the space.
-            stream: What the draw's key is folded from.
-            number: Of the draw; with it the key is consumed.
+            get_actor_state: Function that returns parameters and connector statistics, called after
+                the observations were validated. Its result is never mutated; changed values are a
+                new object.
+            request: Request, whose observations are validated against the space.
+            base_key: Base key from which the key of this call is folded.
+            number: Number of this call, which must be unique for the base key.
 
         Raises:
-            SpaceError: An observation, or a previous action, is not in its space.
-            ConfigError: Something that a connector remembers by is missing, or is of no use.
+            SpaceError: If an observation, or a previous action, is not in its space.
+            ConfigError: If an input that a connector needs is missing, or one has no effect.
         """
-        if not asked.observations:
-            raise SpaceError("The observations are empty; give at least one.")
-        inputs = self._inputs(asked)
-        args = (actor(), inputs, stream, np.uint32(number))
-        actions, state, out = self._compiled(asked, args)(*args)
+        if not request.observations:
+            raise SpaceError("The observations are empty; pass at least one.")
+        inputs = self._make_inputs(request)
+        args = (get_actor_state(), inputs, base_key, np.uint32(number))
+        actions, state, out = self._get_executable(request, args)(*args)
         return (
-            mapped(np.asarray, actions),
-            jax.tree.map(np.asarray, state) if asked.keeps_state else None,
-            jax.tree.map(np.asarray, out) if asked.wants_outputs else {},
+            map_tree(np.asarray, actions),
+            jax.tree.map(np.asarray, state) if request.should_return_state else None,
+            jax.tree.map(np.asarray, out) if request.should_return_outputs else {},
         )
 
-    def _compiled(self, asked: Asked, args: tuple[Any, ...]) -> Callable[..., Fetched]:
-        """The executable for what is asked; that of the same actor and shapes is known.
+    def _get_executable(
+        self, request: ActionRequest, args: tuple[Any, ...]
+    ) -> Callable[..., ActionResult]:
+        """Return the executable for a request, cached for the same actor and shapes.
 
-        What the space and the number of observations do not fix are the shapes of a state.
+        The cache key has the shapes of the state because, unlike the other shapes, they do not
+        follow from the space and the number of observations.
         """
         leaves, structure = jax.tree.flatten(args[1].carry)
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        way = (*_way(asked), len(asked.observations), structure, shapes)
-        known = self._known.get(way)
-        if known is None or known[0]() is not args[0]:
-            known = weakref.ref(args[0]), self._program(asked).compiled_for(*args)
-            self._known[way] = known
-        return known[1]
+        cache_key = (*_get_options(request), len(request.observations), structure, shapes)
+        cached = self._executables.get(cache_key)
+        if cached is None or cached[0]() is not args[0]:
+            cached = weakref.ref(args[0]), self._get_program(request).get_executable(*args)
+            self._executables[cache_key] = cached
+        return cached[1]
 
-    def reads(self) -> Collection[str]:
-        """Which of RLlib's arguments `prev_action` and `prev_reward` a connector looks at."""
-        return self._reads
+    def get_read_inputs(self) -> Collection[str]:
+        """Return which of `prev_action` and `prev_reward` some connector reads."""
+        return self._read_inputs
 
     @functools.cached_property
-    def _reads(self) -> frozenset[str]:
+    def _read_inputs(self) -> frozenset[str]:
         temporal = self._temporal
         read = {"prev_action"} if any(c.reads_action for c in temporal) else set[str]()
         return frozenset(
@@ -154,157 +173,175 @@ class Inference:
 
     @functools.cached_property
     def _temporal(self) -> tuple[TemporalConnector, ...]:
-        """The connectors that remember the episode."""
-        return self._acting.obs_pipeline.temporal
+        """Connectors with a state per episode."""
+        return self._policy_step.obs_pipeline.temporal
 
     @functools.cached_property
-    def _remembers(self) -> tuple[str, ...]:
-        """The names of the connectors and of the module that remember the episode."""
-        module = self._acting.module
+    def _stateful_names(self) -> tuple[str, ...]:
+        """Names of the connectors and the module with a state per episode."""
+        module = self._policy_step.module
         names = [c.name for c in self._temporal]
         return (*names, type(module).__name__) if module.is_stateful else tuple(names)
 
     @functools.cached_property
     def _conform_action(self) -> Callable[[Any], PyTree]:
-        """The check of a previous action; a Box's may lie outside its bounds."""
+        """Validation of a previous action; that of a Box may be out of bounds."""
         unbounded = map_spaces(
             lambda leaf: (
                 spaces.Box(-np.inf, np.inf, leaf.shape, leaf.dtype.type)
                 if isinstance(leaf, spaces.Box)
                 else leaf
             ),
-            self._acting.action_pipeline.space,
+            self._policy_step.action_pipeline.space,
         )
-        return conformer(unbounded, "prev_action")
+        return make_conformer(unbounded, "prev_action")
 
     def initial_state(self) -> PyTree:
-        """What one episode begins with, `[1, ...]`."""
-        return self._kept(self._acting.initial_carry(1))
+        """Return the state at an episode's start, `[1, ...]`."""
+        return self._to_state(self._policy_step.initial_carry(1))
 
-    def _kept(self, carry: Carry) -> PyTree:
-        """What callers keep from one observation to the next."""
+    def _to_state(self, carry: ActorCarry) -> PyTree:
+        """Return the part of a carry that callers keep from one observation to the next."""
         return carry if self._temporal else carry.module
 
-    def _start(self, num: int) -> Carry:
-        """The carry at the start of so many episodes, made once for each number of them."""
-        if num not in self._starts:
-            carry = self._acting.initial_carry(num)
-            self._starts[num] = jax.tree.map(np.asarray, carry)
-        return self._starts[num]
+    def _get_initial_carry(self, num: int) -> ActorCarry:
+        """Return the carry at the start of `num` episodes, cached by `num`."""
+        if num not in self._initial_carries:
+            carry = self._policy_step.initial_carry(num)
+            self._initial_carries[num] = jax.tree.map(np.asarray, carry)
+        return self._initial_carries[num]
 
-    def _inputs(self, asked: Asked) -> _Inputs:
-        num = len(asked.observations)
-        obs = _stacked([self._conform(obs) for obs in asked.observations])
-        starts = asked.state is None
-        carry = self._start(num)
-        self._check_kept(asked)
+    def _make_inputs(self, request: ActionRequest) -> _Inputs:
+        num = len(request.observations)
+        obs = _stack([self._conform(obs) for obs in request.observations])
+        is_first = request.state is None
+        carry = self._get_initial_carry(num)
+        self._check_state_is_kept(request)
         if self._temporal:
-            self._check_remembered(asked)
-            carry = carry if starts else jax.tree.map(_narrow, asked.state)
-            if asked.prev_reward is not None:
-                reward = np.asarray(list(asked.prev_reward), np.float32)
+            self._check_temporal_inputs(request)
+            carry = carry if is_first else jax.tree.map(_canonicalize, request.state)
+            if request.prev_reward is not None:
+                reward = np.asarray(list(request.prev_reward), np.float32)
                 if reward.shape != (num,):
                     raise SpaceError(
-                        f"prev_reward must be one number an observation, got shape {reward.shape} "
+                        f"prev_reward must be one number per observation, got shape {reward.shape} "
                         f"for {num}."
                     )
                 carry = replace(carry, reward=reward)
-        elif not starts:
-            carry = replace(carry, module=jax.tree.map(_narrow, asked.state))
+        elif not is_first:
+            carry = replace(carry, module=jax.tree.map(_canonicalize, request.state))
         actions = None
-        if asked.prev_action is not None:
-            actions = _stacked([self._conform_action(action) for action in asked.prev_action])
-        return _Inputs(obs=obs, carry=carry, is_first=np.full(num, starts), prev_action=actions)
+        if request.prev_action is not None:
+            actions = _stack([self._conform_action(action) for action in request.prev_action])
+        return _Inputs(obs=obs, carry=carry, is_first=np.full(num, is_first), prev_action=actions)
 
-    def _check_kept(self, asked: Asked) -> None:
-        """Who asks an agent that remembers has to keep what it remembers."""
-        names = self._remembers
-        if names and asked.state is None and not asked.keeps_state:
+    def _check_state_is_kept(self, request: ActionRequest) -> None:
+        """Raise ConfigError if a stateful module or connector is called without its state."""
+        names = self._stateful_names
+        if names and request.state is None and not request.should_return_state:
             raise ConfigError(
-                f"{' and '.join(names)} {'remembers' if len(names) == 1 else 'remember'} the "
-                "episode: let get_policy() keep that, or call with full_fetch=True, and pass the "
-                "state that is returned along with the next observation."
+                f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} stateful: use "
+                "get_policy(), which keeps the state of the episode, or call with full_fetch=True "
+                "and pass the returned state along with the next observation."
             )
 
-    def _check_remembered(self, asked: Asked) -> None:
-        """What connectors remember has to come along from the observation before."""
+    def _check_temporal_inputs(self, request: ActionRequest) -> None:
+        """Raise ConfigError if the inputs of temporal connectors are missing or inconsistent."""
         names = ", ".join(c.name for c in self._temporal)
-        if asked.state is None:
+        if request.state is None:
             for name in ("prev_action", "prev_reward"):
-                if vars(asked)[name] is not None:
+                if vars(request)[name] is not None:
                     raise ConfigError(
-                        f"{name} is given without a state, which is an episode's start and has "
-                        "nothing before it: pass the state that full_fetch=True returned for the "
-                        "observation before."
+                        f"{name} has no effect without a state, which means the start of an "
+                        "episode: pass the state that full_fetch=True returned for the previous "
+                        "observation."
                     )
             return
-        if not isinstance(asked.state, Carry):
+        if not isinstance(request.state, ActorCarry):
             raise ConfigError(
-                f"state must be what full_fetch=True returned, since {names} remembers the "
-                f"episode in it; got {type(asked.state).__name__}."
+                f"state must be the one that full_fetch=True returned, with the state of {names}, "
+                f"got {type(request.state).__name__}."
             )
-        if "prev_reward" in self.reads() and asked.prev_reward is None:
+        if "prev_reward" in self.get_read_inputs() and request.prev_reward is None:
             raise ConfigError(
-                f"{names} reads the reward of the step before: give prev_reward along with state."
+                f"{names} reads the reward of the previous step: pass prev_reward along with state."
             )
-        if asked.prev_action is not None:
-            for connector in self._acting.action_pipeline:
+        if request.prev_action is not None:
+            for connector in self._policy_step.action_pipeline:
                 if type(connector).inverse is ActionConnector.inverse:
                     raise ConfigError(
-                        f"prev_action cannot be read back through {connector.name}, which has no "
-                        "inverse; leave it out where it is the action that was computed, which the "
-                        "state holds."
+                        f"prev_action cannot be converted back by {connector.name}, which has no "
+                        "inverse; leave prev_action out if it is the action that was computed, "
+                        "which the state contains."
                     )
 
 
-def with_previous(carry: Carry, prev_action: PyTree, pipeline: ActionPipeline) -> Carry:
-    """The carry after the environment's action, which is that of the carry or another one."""
+def set_previous_action(
+    carry: ActorCarry, prev_action: PyTree, pipeline: ActionPipeline
+) -> ActorCarry:
+    """Set a carry's previous action to the one that the environment executed.
+
+    Args:
+        carry: Carry with the action that was computed.
+        prev_action: Environment action that was executed; None for the computed one.
+        pipeline: Action pipeline, whose inverse converts environment actions.
+    """
     if prev_action is None:
         return carry
     computed = pipeline(carry.action)
-    same = jnp.stack(
+    is_same = jnp.stack(
         [
-            jnp.isclose(a, b, rtol=TOLERANCE, atol=TOLERANCE).all(axis=tuple(range(1, a.ndim)))
+            jnp.isclose(a, b, rtol=BOUNDS_TOLERANCE, atol=BOUNDS_TOLERANCE).all(
+                axis=tuple(range(1, a.ndim))
+            )
             for a, b in zip(jax.tree.leaves(computed), jax.tree.leaves(prev_action), strict=True)
         ]
     ).all(axis=0)
     other = jax.tree.map(
         lambda new, old: new.astype(old.dtype), pipeline.inverse(prev_action), carry.action
     )
-    return replace(carry, action=where_rows(same, carry.action, other))
+    return replace(carry, action=where_rows(is_same, carry.action, other))
 
 
-def _way(asked: Asked) -> tuple[bool, bool | None, bool | None, bool]:
-    """What of a question takes a program of its own."""
-    return bool(asked.explore), asked.unsquash, asked.clip, asked.prev_action is not None
+def _get_options(request: ActionRequest) -> tuple[bool, bool | None, bool | None, bool]:
+    """Return the options of a request that require a separate program."""
+    has_action = request.prev_action is not None
+    return bool(request.explore), request.unsquash, request.clip, has_action
 
 
-def _stacked(trees: Sequence[PyTree]) -> PyTree:
+def _stack(trees: Sequence[PyTree]) -> PyTree:
     if len(trees) == 1:
-        return mapped(lambda leaf: leaf[None], trees[0])
-    return as_batch(trees)
+        return map_tree(lambda leaf: leaf[None], trees[0])
+    return stack_trees(trees)
 
 
-def _narrow(leaf: Any) -> np.ndarray:
-    """A leaf of a caller's state, of 32 bits at most as everything in a program."""
+def _canonicalize(leaf: ArrayLike) -> np.ndarray:
+    """Convert a leaf of a caller's state to JAX's canonical dtype (at most 32 bits by default)."""
     array = np.asarray(leaf)
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
-def adjusted(pipeline: ActionPipeline, unsquash: bool | None, clip: bool | None) -> ActionPipeline:
-    """The pipeline with unsquashing and clipping switched for Boxes; None leaves them as they are.
+def adjust_pipeline(
+    pipeline: ActionPipeline, unsquash: bool | None, clip: bool | None
+) -> ActionPipeline:
+    """Return the pipeline with unsquashing and clipping of Box actions switched on or off.
 
-    An action is unsquashed or else, if asked, clipped; connectors of the user's always stay.
+    An action is unsquashed or else, if requested, clipped. User connectors are always kept.
+
+    Args:
+        pipeline: Action pipeline of the run.
+        unsquash: Whether to unsquash; None is as configured.
+        clip: Whether to clip actions that are not unsquashed; None is as configured.
 
     Raises:
-        ConfigError: To unsquash what the module does not squash.
+        ConfigError: If `unsquash` is True but the module's actions are not squashed.
     """
     space = pipeline.space
     if not has_box(space) or (unsquash is None and clip is None):
         return pipeline
-    squashed = any(isinstance(c, UnsquashActions) for c in pipeline.connectors)
-    clipped = any(isinstance(c, ClipActions) for c in pipeline.connectors)
-    if unsquash and not squashed:
+    is_squashed = any(isinstance(c, UnsquashActions) for c in pipeline.connectors)
+    is_clipped = any(isinstance(c, ClipActions) for c in pipeline.connectors)
+    if unsquash and not is_squashed:
         raise ConfigError(
             "unsquash_action=True has nothing to unsquash: this module acts in the environment's "
             "own range (normalize_actions=False, or an infinite bound); leave it out."
@@ -313,10 +350,10 @@ def adjusted(pipeline: ActionPipeline, unsquash: bool | None, clip: bool | None)
     for connector in pipeline.connectors:
         if isinstance(connector, UnsquashActions | ClipActions):
             unsquashes = isinstance(connector, UnsquashActions) and unsquash is not False
-            if not unsquashes and not (clip or (clip is None and clipped)):
+            if not unsquashes and not (clip or (clip is None and is_clipped)):
                 continue
             connector = connector if unsquashes else ClipActions(connector.space)
         kept.append(connector)
-    if clip and not (squashed or clipped):
+    if clip and not (is_squashed or is_clipped):
         kept.append(ClipActions(space))
     return ActionPipeline(tuple(kept), space)

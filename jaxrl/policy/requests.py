@@ -1,4 +1,4 @@
-"""What is asked where actions are computed for observations from outside, and the answers' shape."""
+"""Requests for actions and their results, as used by `compute_actions` and `Policy`."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -10,30 +10,30 @@ import numpy as np
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError, did_you_mean
 
-NOT_READ = ("prev_action", "prev_reward", "info", "input_dict", "timestep", "episode")
-"""Arguments of RLlib's that no module here reads; a connector may read the first two."""
+UNREAD_INPUTS = ("prev_action", "prev_reward", "info", "input_dict", "timestep", "episode")
+"""Arguments of RLlib's methods that modules do not read; a connector may read the first two."""
 
-Fetched = tuple[PyTree, PyTree, dict[str, Any]]
-"""The environment's actions, the module's state after them, and the module's outputs.
+ActionResult = tuple[PyTree, PyTree, dict[str, Any]]
+"""Environment actions, module state after them, and module outputs.
 
-Of the last two, what was not asked for is left out.
+The last two are None and empty, respectively, unless requested.
 """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
-    """Actions that someone asks for, of several environments at once.
+class ActionRequest:
+    """Request for the actions of one or more environments.
 
     Args:
-        observations: Unbatched.
-        state: What was returned for the observations before, batched; None at episode starts.
-        prev_action: The environments' actions of the step before, None for those of `state`.
-        prev_reward: The rewards of the step before.
-        explore: Sample, or take the mode.
-        unsquash: See `adjusted`.
-        clip: See `adjusted`.
-        keeps_state: Whether the state is returned to who asks.
-        wants_outputs: Whether the module's outputs are.
+        observations: Observations, unbatched.
+        state: State returned for the previous observations, batched; None at episode starts.
+        prev_action: Environment actions of the previous step; None for those of `state`.
+        prev_reward: Rewards of the previous step.
+        explore: Whether to sample actions; False takes the mode of the distribution.
+        unsquash: Whether to unsquash actions, see `adjust_pipeline`.
+        clip: Whether to clip actions, see `adjust_pipeline`.
+        should_return_state: Whether to return the state.
+        should_return_outputs: Whether to return the module's outputs.
     """
 
     observations: list[Any]
@@ -43,84 +43,93 @@ class Asked:
     explore: bool | None = None
     unsquash: bool | None = None
     clip: bool | None = None
-    keeps_state: bool = False
-    wants_outputs: bool = False
+    should_return_state: bool = False
+    should_return_outputs: bool = False
 
     @staticmethod
-    def of_one(obs: Any, state: PyTree, past: Mapping[str, Any], **how: Any) -> "Asked":
-        """For one observation.
+    def from_single(
+        obs: object, state: PyTree, past: Mapping[str, Any], **options: Any
+    ) -> "ActionRequest":
+        """Return the request for one observation.
 
         Args:
-            obs: The observation.
-            state: Of the observation before, unbatched.
-            past: The previous action and reward, unbatched.
-            **how: The other fields.
+            obs: Observation.
+            state: State returned for the previous observation, unbatched.
+            past: Previous action and reward, unbatched.
+            **options: Other fields of the request.
         """
-        before = {name: None if value is None else [value] for name, value in past.items()}
-        batch = None if state is None else as_batch([state])
-        return Asked(observations=[obs], state=batch, **before, **how)
+        past = {name: None if value is None else [value] for name, value in past.items()}
+        batch = None if state is None else stack_trees([state])
+        return ActionRequest(observations=[obs], state=batch, **past, **options)
 
     @staticmethod
-    def of_several(
+    def from_batch(
         observations: Sequence[Any] | Mapping[Any, Any],
         state: PyTree,
         past: Mapping[str, Any],
-        **how: Any,
-    ) -> "Asked":
-        """For several observations, in order of their names if they have some.
+        **options: Any,
+    ) -> "ActionRequest":
+        """Return the request for several observations.
 
-        `state` and `past` have the same names, or a batch axis; `how` are the other fields.
+        Args:
+            observations: Sequence of observations, or a mapping by name.
+            state: State returned for the previous observations, by name if the observations are,
+                else batched.
+            past: Previous actions and rewards, likewise.
+            **options: Other fields of the request.
         """
         if not isinstance(observations, Mapping):
-            return Asked(observations=list(observations), state=state, **past, **how)
+            return ActionRequest(observations=list(observations), state=state, **past, **options)
         names = list(observations)
-        batch = None if state is None else as_batch([state[name] for name in names])
-        before = {
-            given: None if value is None else [value[name] for name in names]
-            for given, value in past.items()
+        batch = None if state is None else stack_trees([state[name] for name in names])
+        past = {
+            argument: None if value is None else [value[name] for name in names]
+            for argument, value in past.items()
         }
         rows = [observations[name] for name in names]
-        return Asked(observations=rows, state=batch, **before, **how)
+        return ActionRequest(observations=rows, state=batch, **past, **options)
 
 
-def refuse_inputs(method: str, given: Mapping[str, Any], read: Collection[str] = ()) -> None:
-    """Let RLlib's inputs that nothing here reads pass if they are None.
+def check_inputs(method: str, inputs: Mapping[str, Any], read_inputs: Collection[str] = ()) -> None:
+    """Raise if an input of RLlib's has a value but no connector reads it.
 
     Args:
-        method: For messages.
-        given: By name.
-        read: Those that a connector of this run reads.
+        method: Name of the called method, for the error message.
+        inputs: Inputs by name.
+        read_inputs: Names of the inputs that a connector of this run reads.
 
     Raises:
-        ConfigError: One has a value, or is no argument at all.
+        ConfigError: If an unread input is not None, or there is no such argument.
     """
-    for name, value in given.items():
-        if name not in NOT_READ:
-            raise ConfigError(f"{method}() has no argument '{name}'.{did_you_mean(name, NOT_READ)}")
-        if value is not None and name not in read:
+    for name, value in inputs.items():
+        if name not in UNREAD_INPUTS:
+            raise ConfigError(
+                f"{method}() has no argument '{name}'.{did_you_mean(name, UNREAD_INPUTS)}"
+            )
+        if value is not None and name not in read_inputs:
             raise ConfigError(
                 f"{method}({name}={value!r}) has no effect here: a module reads the observation "
                 f"and its state; leave {name} out."
             )
 
 
-def as_batch(trees: Sequence[PyTree]) -> PyTree:
-    """Equal trees stacked along a new leading axis."""
+def stack_trees(trees: Sequence[PyTree]) -> PyTree:
+    """Stack trees of the same structure along a new leading axis."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
-def row(batch: PyTree, place: int) -> PyTree:
-    """One entry of a batch."""
-    return mapped(lambda leaf: leaf[place], batch)
+def take_row(batch: PyTree, index: int) -> PyTree:
+    """Return one entry of a batch."""
+    return map_tree(lambda leaf: leaf[index], batch)
 
 
-def mapped(fn: Callable[[Any], Any], tree: PyTree) -> PyTree:
-    """Map one tree as `jax.tree.map` does, in a tenth of the time where it is a single array."""
+def map_tree(fn: Callable[[Any], Any], tree: PyTree) -> PyTree:
+    """Map a tree like `jax.tree.map`, but in a tenth of the time if it is a single array."""
     return fn(tree) if isinstance(tree, np.ndarray | jax.Array) else jax.tree.map(fn, tree)
 
 
-def by_name(fetched: Fetched, names: Sequence[Hashable] | None) -> PyTree:
-    """Each part of a batch as a dictionary of its rows; as it is if there are no names."""
+def split_by_name(result: ActionResult, names: Sequence[Hashable] | None) -> PyTree:
+    """Convert each part of a result to a dictionary of its rows; return it as is without names."""
     if names is None:
-        return fetched
-    return tuple({name: row(part, i) for i, name in enumerate(names)} for part in fetched)
+        return result
+    return tuple({name: take_row(part, i) for i, name in enumerate(names)} for part in result)

@@ -1,123 +1,128 @@
-"""Iterations that are computed before they are asked for, and how many of them are worth it.
+"""Lookahead: computing several iterations in one dispatch, before they are requested.
 
-One dispatch of the compiled program runs several iterations and reports on each, so that a user who
-asks for one iteration a call pays for dispatching and fetching once in many calls. The state is then
-further than the results that were given out. Whoever looks at it gets the state of the latest result
-nevertheless: the iterations that were given out are run again from a copy of the state before the
-dispatch, which gives the same bits. How often the state is looked at decides how far to go ahead.
+A dispatch of the compiled program may run several iterations and report on each (a row), so that a
+user who requests one iteration per call pays the overhead of dispatching and fetching only once in
+many calls. The state is then ahead of the results that were returned. A read of the state still
+yields that of the latest result: the returned iterations are rerun from a copy of the state before
+the dispatch, with the same results to the bit. How often the state is read determines how many
+iterations are computed ahead.
 
-The next dispatch runs in a thread while the rows of the last one are given out, so that results are
-written and callbacks called beside it. It too is undone by a copy where the state is looked at.
+The next dispatch runs in a thread while the rows of the previous one are returned, so results are
+written and callbacks called in parallel to it. It is undone by a copy as well if the state is read.
 """
 
 import dataclasses
 
 import numpy as np
 
-from jaxrl.training.train_state import Row, TrainState
+from jaxrl.training.train_state import ReportRow, TrainState
 
 AHEAD_SECONDS = 0.5
-"""What is computed ahead takes no longer; nor does computing it again."""
+"""Time limit for computing ahead, and hence for computing the same iterations again."""
 MAX_COPY_BYTES = 64 * 2**20
-"""A larger state is not copied, so nothing is computed ahead of it."""
+"""Maximum size of a state to copy; nothing is computed ahead of larger ones."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Window:
-    """The rows of one dispatch, each the report on an iteration.
+    """Rows of one dispatch, each the report on an iteration.
 
     Attributes:
-        state: After all of them.
-        rows: `[R, ...]`, fetched at once, of which `number` are filled.
-        number: Rows of the dispatch.
-        batches: Train batches of each.
-        before: The state before the dispatch; None if it was not kept.
-        seconds: What computing each row took.
-        waited: What was waited for each of them, in the end.
-        taken: Rows that were given out.
+        state: State after all rows.
+        rows: Reports `[R, ...]`, fetched in one transfer; only those of the dispatch are filled.
+        num_rows: Number of rows.
+        num_batches: Number of train batches per row.
+        state_before: State before the dispatch; None if it was not copied.
+        seconds: Computation time per row.
+        wait_seconds: Time per row that the caller waited.
+        num_taken: Number of rows that were returned.
     """
 
     state: TrainState
-    rows: Row
-    number: int
-    batches: int
-    before: TrainState | None
+    rows: ReportRow
+    num_rows: int
+    num_batches: int
+    state_before: TrainState | None
     seconds: float
-    waited: float = 0.0
-    taken: int = 0
+    wait_seconds: float = 0.0
+    num_taken: int = 0
 
-    def has(self, batches: int) -> bool:
-        """Tell whether another row of so many train batches is there to be given out."""
-        return self.taken < self.number and self.batches == batches
+    def has_row(self, num_batches: int) -> bool:
+        """Return whether another row with this number of train batches is available."""
+        return self.num_taken < self.num_rows and self.num_batches == num_batches
 
     @property
     def updates(self) -> int:
-        """Updates of the last row."""
-        return int(np.asarray(self.rows.summary.updates)[self.number - 1])
+        """Number of updates of the last row."""
+        return int(np.asarray(self.rows.summary.updates)[self.num_rows - 1])
 
 
 class Pace:
-    """Decide how many rows the next dispatch computes.
+    """Controller of the number of rows per dispatch.
 
-    They are doubled from dispatch to dispatch, as long as nobody looks at the state. Where it was
-    looked at after so many rows, a dispatch ends there the next time.
+    The number doubles with each dispatch as long as the state is not read. Once the state was read
+    after some number of rows, later dispatches end where the next such read is expected.
 
     Args:
-        max_rows: Rows of a dispatch, at most.
-        seconds: Of a dispatch, at most.
+        max_rows: Maximum number of rows per dispatch.
+        seconds: Maximum duration of a dispatch.
     """
 
     def __init__(self, max_rows: int, seconds: float = AHEAD_SECONDS) -> None:
         self._max_rows, self._seconds = max_rows, seconds
         self._grown = 1
-        self._since_look = 0
+        self._since_read = 0
         self._interval: int | None = None
         self._seconds_per_row: float | None = None
 
-    def rows(self, at_most: int) -> int:
-        """Rows of the next dispatch; `at_most` so many are known to be wanted."""
-        if self._seconds_per_row is None:
-            return 1  # how long a row takes is not known yet
-        until_look = at_most
-        if self._interval is not None:
-            while self._interval <= self._since_look:
-                self._interval *= 2  # the look that was due did not come
-            until_look = self._interval - self._since_look
-        return max(1, min(self._grown, self._max_rows, self._in_time, at_most, until_look))
-
-    def rows_after(self, number: int, at_most: int) -> int:
-        """Rows of a dispatch to run while `number` rows are given out, 0 if there is to be none.
+    def choose_num_rows(self, max_rows: int) -> int:
+        """Return the number of rows of the next dispatch.
 
         Args:
-            number: Rows that are there.
-            at_most: As many are known to be wanted after them.
+            max_rows: Number of rows that are known to be requested.
+        """
+        if self._seconds_per_row is None:
+            return 1  # the duration of a row is not known yet
+        until_read = max_rows
+        if self._interval is not None:
+            while self._interval <= self._since_read:
+                self._interval *= 2  # the expected read did not happen
+            until_read = self._interval - self._since_read
+        return max(1, min(self._grown, self._max_rows, self._max_in_time, max_rows, until_read))
+
+    def choose_num_rows_ahead(self, num_available: int, max_rows: int) -> int:
+        """Return the number of rows to dispatch while earlier rows are returned; 0 for none.
+
+        Args:
+            num_available: Number of rows that are available already.
+            max_rows: Number of further rows that are known to be requested.
         """
         if self._seconds_per_row is None or self._max_rows == 1:
             return 0
-        since = self._since_look + number
-        until_look = at_most if self._interval is None else self._interval - since
-        return max(0, min(2 * self._grown, self._max_rows, self._in_time, at_most, until_look))
+        since = self._since_read + num_available
+        until_read = max_rows if self._interval is None else self._interval - since
+        return max(0, min(2 * self._grown, self._max_rows, self._max_in_time, max_rows, until_read))
 
     @property
-    def _in_time(self) -> int:
-        """Rows that a dispatch has time for."""
+    def _max_in_time(self) -> int:
+        """Number of rows that fit into the time limit."""
         assert self._seconds_per_row is not None
         return int(self._seconds / max(self._seconds_per_row, 1e-9))
 
-    def ran(self, seconds_per_row: float) -> None:
-        """Note how long the rows of a dispatch took."""
+    def record_duration(self, seconds_per_row: float) -> None:
+        """Record the duration of a dispatch's rows."""
         self._seconds_per_row = seconds_per_row
 
-    def took(self, *, is_last: bool) -> None:
-        """Note that a row was given out, perhaps the last of its dispatch."""
-        self._since_look += 1
+    def record_taken(self, *, is_last: bool) -> None:
+        """Record that a row was returned, and whether it is the last of its dispatch."""
+        self._since_read += 1
         if is_last:
             self._grown = min(2 * self._grown, self._max_rows)
 
-    def looked(self, *, in_vain: bool) -> None:
-        """Note that somebody looks at the state, for which rows were perhaps computed in vain."""
-        if self._since_look:
-            self._interval = self._since_look
-        self._since_look = 0
-        if in_vain:
+    def record_state_read(self, *, has_wasted_rows: bool) -> None:
+        """Record a read of the state, and whether it made computed rows useless."""
+        if self._since_read:
+            self._interval = self._since_read
+        self._since_read = 0
+        if has_wasted_rows:
             self._grown = 1

@@ -1,4 +1,4 @@
-"""From the fragments of host runners to a train batch on the learner's devices: one copy each."""
+"""Assembly of train batches on the learner's devices from fragments, with one copy per array."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,17 +8,17 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl.core.struct import replace
-from jaxrl.core.types import Device, PyTree
+from jaxrl.core.types import Device
 from jaxrl.runners.fragment import Fragment
-from jaxrl.training.sharding import AXIS, WHOLE, data_specs
-from jaxrl.training.train_state import Sampled
+from jaxrl.training.sharding import DEVICE_AXIS, REPLICATED, data_specs
+from jaxrl.training.train_state import RolloutBatch
 
 
-def as_sampled(fragment: Fragment) -> Sampled:
-    """A fragment's data, NumPy, as the learner takes it."""
+def as_rollout_batch(fragment: Fragment) -> RolloutBatch:
+    """Convert a fragment to the NumPy data that the learner consumes."""
     env_index: Any = np.asarray(fragment.env_index, np.int32)
     num_env_steps: Any = np.uint32(fragment.num_env_steps)
-    return Sampled(
+    return RolloutBatch(
         rollout=fragment.rollout,
         record=fragment.record,
         env_index=env_index,
@@ -26,97 +26,101 @@ def as_sampled(fragment: Fragment) -> Sampled:
     )
 
 
-def equally_long(parts: Sequence[Sampled]) -> list[Sampled]:
-    """All as long as the longest: fragments of whole episodes differ, and are padded.
+def pad_to_longest(parts: Sequence[RolloutBatch]) -> list[RolloutBatch]:
+    """Pad all parts to the length of the longest; fragments of complete episodes differ in length.
 
-    What is added repeats the last row and is no transition.
+    The padding repeats the last row and is masked.
     """
     longest = max(len(part.rollout.mask) for part in parts)
-    return [_padded(part, longest) for part in parts]
+    return [_pad(part, longest) for part in parts]
 
 
-def _padded(part: Sampled, length: int) -> Sampled:
+def _pad(part: RolloutBatch, length: int) -> RolloutBatch:
     more = length - len(part.rollout.mask)
     if more == 0:
         return part
 
-    def last_again(leaf: Any) -> Any:
+    def repeat_last(leaf: np.ndarray) -> np.ndarray:
         return np.concatenate([leaf, np.repeat(leaf[-1:], more, axis=0)])
 
-    def nothing(leaf: Any) -> Any:
+    def pad_zeros(leaf: np.ndarray | jax.Array) -> np.ndarray:
         return np.concatenate([leaf, np.zeros((more, *leaf.shape[1:]), leaf.dtype)])
 
     rollout, record = part.rollout, part.record
-    longer = jax.tree.map(last_again, replace(rollout, carry_in=None))
+    padded = jax.tree.map(repeat_last, replace(rollout, carry_in=None))
     return replace(
         part,
         rollout=replace(
-            longer,
-            reward=nothing(rollout.reward),
-            terminated=nothing(rollout.terminated),
-            truncated=nothing(rollout.truncated),
-            mask=nothing(rollout.mask),
+            padded,
+            reward=pad_zeros(rollout.reward),
+            terminated=pad_zeros(rollout.terminated),
+            truncated=pad_zeros(rollout.truncated),
+            mask=pad_zeros(rollout.mask),
             carry_in=rollout.carry_in,
         ),
         record=replace(
-            jax.tree.map(last_again, record),
-            ended=nothing(record.ended),
-            fault=nothing(record.fault),
+            jax.tree.map(repeat_last, record),
+            ended=pad_zeros(record.ended),
+            fault=pad_zeros(record.fault),
         ),
     )
 
 
-def side_by_side(fragments: Sequence[Fragment]) -> Sampled:
-    """The fragments, in the order of the columns, as one train batch in the host's memory."""
-    parts = equally_long([as_sampled(fragment) for fragment in fragments])
+def concatenate_fragments(fragments: Sequence[Fragment]) -> RolloutBatch:
+    """Concatenate fragments, in the order of the columns, to a train batch in host memory."""
+    parts = pad_to_longest([as_rollout_batch(fragment) for fragment in fragments])
     if len(parts) == 1:
         return parts[0]
 
-    def join(spec: PartitionSpec, *leaves: Any) -> Any:
-        return _total(leaves) if spec == WHOLE else np.concatenate(leaves, axis=len(spec) - 1)
+    def join(spec: PartitionSpec, *leaves: Any) -> np.ndarray:
+        return (
+            _sum_leaves(leaves)
+            if spec == REPLICATED
+            else np.concatenate(leaves, axis=len(spec) - 1)
+        )
 
     return jax.tree.map(join, data_specs(parts[0]), *parts)
 
 
-def _total(leaves: Sequence[Any]) -> Any:
+def _sum_leaves(leaves: Sequence[np.uint32]) -> np.ndarray:
     return np.asarray(sum(leaves), np.asarray(leaves[0]).dtype)
 
 
-def to_devices(fragments: Sequence[Fragment], devices: Sequence[Device]) -> Sampled:
-    """The fragments side by side as one train batch, its columns divided over the devices.
+def to_devices(fragments: Sequence[Fragment], devices: Sequence[Device]) -> RolloutBatch:
+    """Concatenate fragments to a train batch whose columns are divided over the devices.
 
     Fragments may be read-only views of shared memory: every array is copied once, into the block of
     its device.
 
     Args:
-        fragments: In the order of the columns.
-        devices: The learner's, in the order of the mesh; their number divides the columns.
+        fragments: Fragments in the order of the columns.
+        devices: Devices of the learner in the order of the mesh; their number divides the columns.
     """
     if len(devices) == 1:
-        return jax.device_put(side_by_side(fragments), devices[0])
-    parts = equally_long([as_sampled(fragment) for fragment in fragments])
-    mesh = Mesh(np.asarray(devices), (AXIS,))
+        return jax.device_put(concatenate_fragments(fragments), devices[0])
+    parts = pad_to_longest([as_rollout_batch(fragment) for fragment in fragments])
+    mesh = Mesh(np.asarray(devices), (DEVICE_AXIS,))
 
     def place(spec: PartitionSpec, *leaves: Any) -> jax.Array:
-        if spec == WHOLE:
-            return jax.device_put(_total(leaves), NamedSharding(mesh, spec))
-        return _divided(leaves, len(spec) - 1, spec, mesh, devices)
+        if spec == REPLICATED:
+            return jax.device_put(_sum_leaves(leaves), NamedSharding(mesh, spec))
+        return _shard_columns(leaves, len(spec) - 1, spec, mesh, devices)
 
     return jax.tree.map(place, data_specs(parts[0]), *parts)
 
 
-def _divided(
-    leaves: Sequence[Any],
+def _shard_columns(
+    leaves: Sequence[np.ndarray],
     axis: int,
     spec: PartitionSpec,
     mesh: Mesh,
     devices: Sequence[Device],
 ) -> jax.Array:
-    """The leaves joined along an axis, an equal part of it on each device."""
+    """Concatenate leaves along an axis that is divided equally over the devices."""
     columns = sum(leaf.shape[axis] for leaf in leaves)
-    share = columns // len(devices)
+    size = columns // len(devices)
     blocks = [
-        jax.device_put(_columns(leaves, axis, i * share, (i + 1) * share), device)
+        jax.device_put(_slice_columns(leaves, axis, i * size, (i + 1) * size), device)
         for i, device in enumerate(devices)
     ]
     shape = list(leaves[0].shape)
@@ -124,8 +128,8 @@ def _divided(
     return jax.make_array_from_single_device_arrays(tuple(shape), NamedSharding(mesh, spec), blocks)
 
 
-def _columns(leaves: Sequence[Any], axis: int, first: int, end: int) -> PyTree:
-    """The columns from `first` to `end` of the leaves side by side, as an array of their own."""
+def _slice_columns(leaves: Sequence[np.ndarray], axis: int, first: int, end: int) -> np.ndarray:
+    """Copy the columns from `first` to `end` of the concatenated leaves."""
     pieces: list[np.ndarray] = []
     start = 0
     for leaf in leaves:
@@ -136,16 +140,16 @@ def _columns(leaves: Sequence[Any], axis: int, first: int, end: int) -> PyTree:
     return np.ascontiguousarray(pieces[0]) if len(pieces) == 1 else np.concatenate(pieces, axis)
 
 
-def columns_of(fragments: Sequence[Fragment], first: int, end: int) -> Sampled:
-    """The columns from `first` to `end` of the fragments side by side, for one of many learners.
+def slice_fragment_columns(fragments: Sequence[Fragment], first: int, end: int) -> RolloutBatch:
+    """Return the columns from `first` to `end` of the concatenated fragments, for one learner.
 
-    `num_env_steps` is that of all columns.
+    `num_env_steps` is the count over all columns.
     """
-    parts = equally_long([as_sampled(fragment) for fragment in fragments])
+    parts = pad_to_longest([as_rollout_batch(fragment) for fragment in fragments])
 
-    def cut(spec: PartitionSpec, *leaves: Any) -> Any:
-        if spec == WHOLE:
-            return _total(leaves)
-        return _columns(leaves, len(spec) - 1, first, end)
+    def cut(spec: PartitionSpec, *leaves: Any) -> np.ndarray:
+        if spec == REPLICATED:
+            return _sum_leaves(leaves)
+        return _slice_columns(leaves, len(spec) - 1, first, end)
 
     return jax.tree.map(cut, data_specs(parts[0]), *parts)

@@ -1,78 +1,82 @@
-"""What runners on the host have counted, as a checkpoint has it: checked before it is believed."""
+"""Validation of the counts of host runners that are read from a checkpoint."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from jaxrl.runners.metrics_logger import problem_of_state
-from jaxrl.runners.step_ledger import Ledger
+from jaxrl.runners.metrics_logger import find_state_problem
+from jaxrl.runners.step_ledger import StepLedger
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
-    """What a value of JSON must be, in words and as a test."""
+class ValueKind:
+    """Required kind of a JSON value, as a description and a predicate."""
 
-    wants: str
-    holds: Callable[[Any], bool]
+    requirement: str
+    is_satisfied: Callable[[object], bool]
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _are_counts(values: Any) -> bool:
+def _are_counts(values: object) -> bool:
     return isinstance(values, list) and all(map(_is_count, cast(list[Any], values)))
 
 
-def _are_named_counts(values: Any) -> bool:
+def _are_named_counts(values: object) -> bool:
     return isinstance(values, dict) and all(map(_is_count, cast(dict[Any, Any], values).values()))
 
 
-COUNT = Kind("a whole number from 0 to 2**63 - 1", _is_count)
-NAMED_COUNTS = Kind("a mapping of names to whole numbers of at least 0", _are_named_counts)
-MAPPING = Kind("a mapping", lambda value: isinstance(value, dict))
+COUNT = ValueKind("a whole number from 0 to 2**63 - 1", _is_count)
+NAMED_COUNTS = ValueKind("a mapping of names to whole numbers of at least 0", _are_named_counts)
+MAPPING = ValueKind("a mapping", lambda value: isinstance(value, dict))
 
 WEIGHTS_VERSION = "weights_version"
-"""The name of the version of the weights that are acted with, where they outlast an iteration."""
+"""Key of the version of the acting weights, for runs that keep them longer than an iteration."""
 
-_COUNTS: Mapping[str, Kind] = {
+_COUNTS: Mapping[str, ValueKind] = {
     "num_sub_env_restarts": COUNT,
     "num_env_runner_restarts": COUNT,
-    "env_steps": Kind("a list of whole numbers of at least 0", _are_counts),
+    "env_steps": ValueKind("a list of whole numbers of at least 0", _are_counts),
     "ledger": MAPPING,
     "logged": MAPPING,
     WEIGHTS_VERSION: COUNT,
 }
-_LEDGER: Mapping[str, Kind] = {
+_LEDGER: Mapping[str, ValueKind] = {
     **dict.fromkeys(("received", "trained", "queued", "maybe_lost"), COUNT),
     "discarded": NAMED_COUNTS,
 }
 
 
-def problem_of(counts: Mapping[str, Any], prefix: str) -> str | None:
-    """What is wrong with what `Loop.get_counts` is said to have returned; None if nothing is.
+def find_problem(counts: Mapping[str, Any], prefix: str) -> str | None:
+    """Return a message about invalid counts of `Loop.get_counts`; None if they are valid.
 
     Args:
-        counts: From a checkpoint.
-        prefix: Before the names, as in "host.runner_counts.".
+        counts: Counts read from a checkpoint.
+        prefix: Prefix of their names in the message, e.g. "host.runner_counts.".
     """
     ledger = counts.get("ledger", {})
-    problem = mismatch(counts, _COUNTS, prefix) or mismatch(ledger, _LEDGER, f"{prefix}ledger.")
+    problem = find_mismatch(counts, _COUNTS, prefix) or find_mismatch(
+        ledger, _LEDGER, f"{prefix}ledger."
+    )
     if problem is not None:
         return problem
     try:
-        Ledger.from_state(ledger)
+        StepLedger.from_state(ledger)
     except ValueError as error:
-        return f"{prefix}ledger is none: {error}".removesuffix(".")
-    problem = problem_of_state(counts.get("logged", {}))
+        return f"{prefix}ledger is invalid: {error}".removesuffix(".")
+    problem = find_state_problem(counts.get("logged", {}))
     return None if problem is None else f"{prefix}logged {problem}"
 
 
-def mismatch(values: Mapping[str, Any], kinds: Mapping[str, Kind], prefix: str) -> str | None:
-    """The first of the values that is of another kind, or of no name that is known; None without."""
+def find_mismatch(
+    values: Mapping[str, Any], kinds: Mapping[str, ValueKind], prefix: str
+) -> str | None:
+    """Return a message about the first value of a wrong kind or unknown name; None if all match."""
     for name, value in values.items():
         if name not in kinds:
-            return f"{prefix}{name} has no place here"
-        if not kinds[name].holds(value):
-            return f"{prefix}{name} must be {kinds[name].wants}, got {str(value)[:80]!r}"
+            return f"{prefix}{name} is not a known entry"
+        if not kinds[name].is_satisfied(value):
+            return f"{prefix}{name} must be {kinds[name].requirement}, got {str(value)[:80]!r}"
     return None

@@ -1,29 +1,28 @@
-"""What environments on the host draw from: it depends on their place and on nothing else."""
-
-from typing import Any
+"""Random keys and seeds of host environments, which depend only on seed, index and count."""
 
 import jax
 import numpy as np
 from jaxtyping import Int
 
-from jaxrl.core.seeds import entropy_of, seed_key
+from jaxrl.core.keys import make_key, split_run_key
+from jaxrl.core.seeds import make_seed_sequence
 from jaxrl.core.types import Device, Key
-from jaxrl.envs.vector import copy_keys
+from jaxrl.envs.vector import derive_env_keys
 
 
-def stream_keys(seed: int, env_index: Int[np.ndarray, " B"], device: Device) -> Key:
-    """The keys that the environments' draws are folded from, as in the compiled loop."""
-    env_key = jax.random.split(seed_key(seed), 3)[1]
-    keys = jax.jit(copy_keys)(env_key, np.asarray(env_index, np.int32))[1]
+def make_env_keys(seed: int, env_index: Int[np.ndarray, " B"], device: Device) -> Key:
+    """Return the base keys of the environments, the same as in the compiled loop."""
+    env_key = split_run_key(make_key(seed)).env
+    keys = jax.jit(derive_env_keys)(env_key, np.asarray(env_index, np.int32))[1]
     return jax.device_put(keys, device)
 
 
-def episode_seeds(
+def make_episode_seeds(
     seed: int, env_index: Int[np.ndarray, " B"], count: Int[np.ndarray, " B"] | None = None
 ) -> list[int]:
-    """Seeds, 31 bits, of new episodes, of each count of transitions another one."""
-    parts: list[Any] = [env_index] if count is None else [env_index, count]
+    """Return 31-bit seeds for new episodes, which differ for every count of transitions."""
+    parts: list[Int[np.ndarray, " B"]] = [env_index] if count is None else [env_index, count]
     return [
-        int(entropy_of(seed, *map(int, places)).generate_state(1)[0] >> 1)
-        for places in zip(*parts, strict=True)
+        int(make_seed_sequence(seed, *map(int, words)).generate_state(1)[0] >> 1)
+        for words in zip(*parts, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""An EnvRunner: it steps environments on the host and returns what a compiled rollout would."""
+"""`EnvRunner`, which steps environments on the host and returns rollouts of the compiled form."""
 
 import dataclasses
 import time
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jaxrl.assembly.assemble import make_acting, make_env
+from jaxrl.assembly.assemble import make_env, make_policy_step
 from jaxrl.callbacks import CallbackList
 from jaxrl.core.types import PyTree
 from jaxrl.envs.context import EnvContext
@@ -17,41 +17,41 @@ from jaxrl.envs.host import HostFault, HostVector, MadeHostEnv
 from jaxrl.envs.host_vector import make_vector
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import EnvError
-from jaxrl.runners.env_keys import episode_seeds, stream_keys
+from jaxrl.runners.env_keys import make_env_keys, make_episode_seeds
 from jaxrl.runners.episode_tracker import EPISODE_HOOKS, EnvsView, EpisodeTracker
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hooks import RunnerHooks
-from jaxrl.runners.host_policy import HostActing, Last
+from jaxrl.runners.host_policy import HostPolicy, PrevStep
 from jaxrl.runners.metrics_logger import MetricsLogger
-from jaxrl.runners.quotas import Played, Share, play
-from jaxrl.runners.rows import Part, Rows
+from jaxrl.runners.quotas import EvalEpisodes, EvalShare, play_share
+from jaxrl.runners.rows import FragmentBuilder, PartialFragment
 from jaxrl.runtime.program import Program
-from jaxrl.training.rollout import Acting
+from jaxrl.training.rollout import PolicyStep
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 MAX_EPISODE_STEPS = 100_000
-"""So many steps an episode is waited for, unless the environment has a limit."""
+"""Maximum steps to wait for the end of an episode if the environment has no time limit."""
 
 
 class EnvRunner:
-    """Steps its environments with one compiled call for each vector step.
+    """Runner that steps its environments with one compiled call per vector step.
 
-    Fragments go on where the last one ended, also within an episode. For the same seed, index and
-    weights a JAX environment gives the same transitions as in the compiled loop.
+    A fragment continues where the previous one ended, possibly within an episode. With equal seed,
+    index and weights, a JAX environment produces the same transitions as in the compiled loop.
 
     Args:
-        config: The run's.
-        vector: The environments; closed with the runner.
-        acting: The module and the connectors around it.
-        env_index: The environments' places among all of the run.
-        worker_index: 0 for the runner of the main process, from 1 on for actors.
-        num_workers: How many actors there are.
-        seed: Of the run; with `env_index` it determines every draw.
-        explore: Sample actions, or take the mode; None leaves it to the config.
-        max_episode_steps: The environments' time limit, None for none.
-        hooks: What to call on the way, None for nothing.
+        config: Config of the run.
+        vector: Vector environment, closed together with the runner.
+        policy_step: Module and its connectors.
+        env_index: Indices of the environments among all environments of the run, `[B]`.
+        worker_index: 0 for the runner of the main process, 1 and up for actors.
+        num_workers: Number of actors.
+        seed: Seed of the run, which together with `env_index` determines every random draw.
+        explore: Whether to sample actions instead of taking the mode; None for the config's value.
+        max_episode_steps: Time limit of the environments; None for no limit.
+        hooks: Callbacks; None for none.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class EnvRunner:
         *,
         config: "AlgorithmConfig",
         vector: HostVector,
-        acting: Acting,
+        policy_step: PolicyStep,
         env_index: Int[np.ndarray, " B"],
         worker_index: int = 0,
         num_workers: int = 0,
@@ -75,30 +75,30 @@ class EnvRunner:
         self.worker_index, self.num_workers = worker_index, num_workers
         self.num_envs = len(self.env_index)
         self.seed = debugging.seed if seed is None else seed
-        self.acting, self.module = acting, acting.module
+        self.policy_step, self.module = policy_step, policy_step.module
         self.weights_version = -1
-        self._limit = max_episode_steps
-        self._acting = HostActing(
-            acting,
+        self._max_episode_steps = max_episode_steps
+        self._policy = HostPolicy(
+            policy_step,
             self.env_index,
             explore=config.env_runners_settings.explore if explore is None else explore,
             max_retraces=debugging.max_retraces,
             jit=debugging.jit,
         )
-        self._key = stream_keys(self.seed, self.env_index, self._acting.device)
+        self._env_keys = make_env_keys(self.seed, self.env_index, self._policy.device)
         self._obs: list[np.ndarray] | None = None
-        self._number = 0
+        self._next_number = 0
         self._env_seconds = 0.0
         self._faults: list[RunnerFault] = []
-        self._forget()
+        self._reset_bookkeeping()
         self.metrics = MetricsLogger()
         self.env = EnvsView(vector)
         self._tracker: EpisodeTracker | None = None
         if hooks is not None:
-            self._listen(hooks)
+            self._init_hooks(hooks)
 
-    def _listen(self, hooks: RunnerHooks) -> None:
-        if any(hooks.wants(hook) for hook in EPISODE_HOOKS):
+    def _init_hooks(self, hooks: RunnerHooks) -> None:
+        if any(hooks.has_listeners(hook) for hook in EPISODE_HOOKS):
             lookback = self.config.env_runners_settings.episode_lookback_horizon
             self._tracker = EpisodeTracker(self, hooks, lookback)
         context = EnvContext(
@@ -116,104 +116,114 @@ class EnvRunner:
 
     @property
     def programs(self) -> list[Program]:
-        """What the runner compiled."""
-        return self._acting.programs
+        """Compiled programs of the runner."""
+        return self._policy.programs
 
     def set_weights(self, weights: Weights) -> None:
-        """Act with these from now on."""
-        self._acting.set_actor(weights.actor)
+        """Set the weights to act with."""
+        self._policy.set_actor(weights.actor)
         self.weights_version = weights.version
 
     def sample(self, num_steps: int) -> Fragment:
-        """The next `num_steps` steps of every environment."""
-        part = self._begin(num_steps)
+        """Sample the next `num_steps` steps of every environment."""
+        part = self._begin_fragment(num_steps)
         for _ in range(num_steps):
             self._step(part.rows)
-        return self._fragment(part, np.where(self._last.held, 0, num_steps))
+        return self._make_fragment(part, np.where(self._last.paused, 0, num_steps))
 
-    def sample_complete(self, num_steps: int) -> Fragment:
-        """At least `num_steps` steps of every environment, up to the end of its episode.
+    def sample_complete_episodes(self, num_steps: int) -> Fragment:
+        """Sample at least `num_steps` steps of every environment, up to the end of an episode.
 
-        An environment that is done waits at the start of its next episode for the others. The
-        length is `num_steps` times a power of two; rows past an environment's end are none.
+        A finished environment is paused at the start of its next episode until the others have
+        finished. The length of the fragment is `num_steps` times a power of two; rows after an
+        environment has finished are masked.
 
         Raises:
-            EnvError: An episode does not end, or the environments can only be stepped together.
+            EnvError: If an episode does not end, or environments can only be stepped together.
         """
-        part = self._begin(num_steps)
+        part = self._begin_fragment(num_steps)
         rows = part.rows
         taken = np.zeros(self.num_envs, np.int64)
-        while not self._last.held.all():
+        while not self._last.paused.all():
             if rows.length == rows.capacity:
-                self._check_length(rows.length - num_steps)
-                count = self._count + np.uint32(rows.length)
-                self._acting.begin(self._key, count, num_steps, self._last)
+                self._check_episode_length(rows.length - num_steps)
+                count = self._transition_count + np.uint32(rows.length)
+                self._policy.begin_fragment(self._env_keys, count, num_steps, self._last)
                 rows.grow(num_steps)
             self._step(rows)
-            done = self._last.starts & ~self._last.held & (rows.length >= num_steps)
+            done = self._last.is_first & ~self._last.paused & (rows.length >= num_steps)
             if done.any():
                 taken[done] = rows.length
-                self.hold(self._last.held | done)
-        self.hold(np.zeros(self.num_envs, np.bool_))
+                self.pause(self._last.paused | done)
+        self.pause(np.zeros(self.num_envs, np.bool_))
         fragments = -(-rows.length // num_steps)
         rows.pad(num_steps << (fragments - 1).bit_length())
-        return self._fragment(part, taken)
+        return self._make_fragment(part, taken)
 
-    def hold(self, held: Bool[np.ndarray, " B"]) -> None:
-        """Neither act in nor step these environments, until told otherwise.
+    def pause(self, paused: Bool[np.ndarray, " B"]) -> None:
+        """Pause the marked environments and resume all others.
+
+        Args:
+            paused: Whether to neither act in nor step each environment, `[B]`.
 
         Raises:
-            EnvError: The environments can only be stepped together.
+            EnvError: If environments can only be stepped together.
         """
-        self.vector.hold(held)
-        self._last = dataclasses.replace(self._last, held=held)
+        self.vector.pause(paused)
+        self._last = dataclasses.replace(self._last, paused=paused)
 
-    def _check_length(self, waited: int) -> None:
-        """Refuse to wait for ever: without a limit of the environment's, for so many steps."""
-        if waited <= (self._limit or MAX_EPISODE_STEPS):
+    def _check_episode_length(self, waited: int) -> None:
+        """Raise if an episode exceeds the time limit, `MAX_EPISODE_STEPS` if there is none."""
+        if waited <= (self._max_episode_steps or MAX_EPISODE_STEPS):
             return
-        index = self.env_index[int(np.argmin(self._last.held))]
+        index = self.env_index[int(np.argmin(self._last.paused))]
         raise EnvError(
             f"batch_mode='complete_episodes': an episode of the environment {index} has not ended "
             f"after {waited} steps; set max_episode_steps, or batch_mode='truncate_episodes'."
         )
 
-    def _begin(self, num_steps: int) -> Part:
-        """Get ready for so many steps."""
+    def _begin_fragment(self, num_steps: int) -> PartialFragment:
+        """Prepare a fragment of `num_steps` steps."""
         begin = time.perf_counter()
         if self._obs is None:
             self._reset(None)
         assert self._obs is not None
-        carry = self._acting.begin(self._key, self._count, num_steps, self._last)
+        carry = self._policy.begin_fragment(
+            self._env_keys, self._transition_count, num_steps, self._last
+        )
         self._env_seconds, self._faults = 0.0, []
-        rows = Rows(num_steps, self._obs, self._acting.width, self._acting.leaves)
-        return Part(rows=rows, carry_in=carry, starts=self._last.starts, begin=begin)
+        rows = FragmentBuilder(
+            num_steps, self._obs, self._policy.num_words, self._policy.flatten_obs
+        )
+        return PartialFragment(
+            rows=rows, carry_in=carry, is_first=self._last.is_first, start_time=begin
+        )
 
-    def _step(self, rows: Rows) -> None:
-        """Act once in every environment and add what came of it to `rows`."""
+    def _step(self, rows: FragmentBuilder) -> None:
+        """Act once in every environment and add the results to `rows`."""
         last = self._last
-        words = self._acting.act(rows.current(), last)
-        action = self._acting.env_action(words)
+        words = self._policy.act(rows.get_current_obs(), last)
+        action = self._policy.unpack_env_action(words)
         begin = time.perf_counter()
         step = self.vector.step(action)
         self._env_seconds += time.perf_counter() - begin
         rows.add(words, step)
-        self._last = self._came(rows, last)
+        self._last = self._make_last(rows, last)
         if step.faults:
-            self._faults += [self._runner_fault(fault) for fault in step.faults]
+            self._faults += [self._make_runner_fault(fault) for fault in step.faults]
         if self._tracker is not None:
-            self._tracker.step(self._acting.recorded(words), step, last.held)
+            self._tracker.add_step(self._policy.unpack_recorded(words), step, last.paused)
 
-    def _came(self, rows: Rows, before: Last) -> Last:
-        """What came with the latest observations; with those of held environments nothing did."""
-        now, held = rows.length - 1, before.held
-        reward, starts = rows.reward[now], rows.starts[now]
+    def _make_last(self, rows: FragmentBuilder, before: PrevStep) -> PrevStep:
+        """Return the reward and flags of the latest step, unchanged for paused environments."""
+        t, held = rows.length - 1, before.paused
+        reward, starts = rows.reward[t], rows.starts[t]
         if np.count_nonzero(held):
             reward = np.where(held, before.reward, reward)
-            starts = np.where(held, before.starts, starts)
-        return Last(reward=reward, starts=starts, held=held)
+            starts = np.where(held, before.is_first, starts)
+        return PrevStep(reward=reward, is_first=starts, paused=held)
 
-    def _runner_fault(self, fault: HostFault) -> RunnerFault:
+    def _make_runner_fault(self, fault: HostFault) -> RunnerFault:
         return RunnerFault(
             worker_index=self.worker_index,
             env_index=int(self.env_index[fault.row]),
@@ -222,28 +232,32 @@ class EnvRunner:
             silent=fault.silent,
         )
 
-    def _fragment(self, part: Part, taken: Int[np.ndarray, " B"]) -> Fragment:
-        """What was gathered, of which each environment has `taken` rows; it goes on from there."""
+    def _make_fragment(self, part: PartialFragment, taken: Int[np.ndarray, " B"]) -> Fragment:
+        """Build the fragment and advance each environment's transition count by `taken`."""
         rows = part.rows
-        recorded = self._acting.recorded(rows.words[: rows.length])
+        recorded = self._policy.unpack_recorded(rows.words[: rows.length])
         recorded = jax.tree.map(np.ascontiguousarray, recorded)
-        rollout = rows.rollout(self._acting.tree, recorded, part.starts, part.carry_in)
-        record = rows.record(self._count, self._return, self._length)
-        self._obs = rows.latest_obs()
-        self._count = self._count + taken.astype(np.uint32)
+        rollout = rows.build_rollout(
+            self._policy.unflatten_obs, recorded, part.is_first, part.carry_in
+        )
+        record = rows.build_record(
+            self._transition_count, self._episode_return, self._episode_length
+        )
+        self._obs = rows.copy_current_obs()
+        self._transition_count = self._transition_count + taken.astype(np.uint32)
         self._last = jax.tree.map(np.copy, self._last)
         if self._tracker is not None:
-            self._tracker.finish()
-        self._number += 1
+            self._tracker.finish_fragment()
+        self._next_number += 1
         return Fragment(
             worker_index=self.worker_index,
-            number=self._number - 1,
+            number=self._next_number - 1,
             weights_version=self.weights_version,
             rollout=rollout,
             record=record,
             env_index=self.env_index,
             num_env_steps=int(rollout.mask.sum()),
-            seconds=time.perf_counter() - part.begin,
+            seconds=time.perf_counter() - part.start_time,
             env_seconds=self._env_seconds,
             faults=tuple(self._faults),
             metrics=self.metrics.take(),
@@ -251,93 +265,96 @@ class EnvRunner:
 
     def _reset(self, seeds: list[int] | None) -> None:
         if self._tracker is not None:
-            self._tracker.create()
+            self._tracker.create_episodes()
         obs = self.vector.reset(seeds)
-        self._obs = self._as_leaves(obs)
+        self._obs = self._cast_obs(obs)
         if self._tracker is not None:
-            self._tracker.start(self._acting.tree(self._obs))
+            self._tracker.start_episodes(self._policy.unflatten_obs(self._obs))
 
-    def _as_leaves(self, obs: PyTree) -> list[np.ndarray]:
-        """Observations in the types that modules see."""
-        leaves = zip(self._acting.leaves(obs), self._acting.obs_shapes, strict=True)
+    def _cast_obs(self, obs: PyTree) -> list[np.ndarray]:
+        """Return the leaves of observations, cast to the types of the module's input."""
+        leaves = zip(self._policy.flatten_obs(obs), self._policy.obs_shapes, strict=True)
         return [np.array(leaf, shape.dtype) for leaf, shape in leaves]
 
     def get_state(self) -> dict[str, PyTree]:
-        """Where the environments are and what they draw next, with a leading axis B, NumPy.
+        """Return the state of the environments and their random keys, in NumPy with leading axis B.
 
-        `env` is None where the environments themselves cannot tell.
+        `env` is None if the environments cannot save their state.
         """
         if self._obs is None:
             self._reset(None)
         assert self._obs is not None
         return {
-            "key": np.asarray(jax.random.key_data(self._key)),
-            "count": self._count.copy(),
-            "starts": self._last.starts.copy(),
+            "key": np.asarray(jax.random.key_data(self._env_keys)),
+            "count": self._transition_count.copy(),
+            "starts": self._last.is_first.copy(),
             "reward": self._last.reward.copy(),
-            "episode_return": self._return.copy(),
-            "episode_length": self._length.copy(),
-            "obs": self._acting.tree(self._obs),
-            "carry": self._acting.carry,
+            "episode_return": self._episode_return.copy(),
+            "episode_length": self._episode_length.copy(),
+            "obs": self._policy.unflatten_obs(self._obs),
+            "carry": self._policy.carry,
             "env": self.vector.get_state(),
         }
 
     def set_state(self, state: dict[str, PyTree] | None) -> None:
-        """Go on from what `get_state` returned; from None as from the start.
+        """Restore a state returned by `get_state`; None restarts the environments.
 
-        Those that cannot be restored start new episodes, seeded by the run, their index and count.
+        Environments that cannot be restored start new episodes, seeded by the seed of the run,
+        their index and their transition count.
         """
         if state is None:
-            self._key = stream_keys(self.seed, self.env_index, self._acting.device)
-            self._forget()
+            self._env_keys = make_env_keys(self.seed, self.env_index, self._policy.device)
+            self._reset_bookkeeping()
             self._reset(None)
             return
         key = jax.random.wrap_key_data(jnp.asarray(state["key"], jnp.uint32))
-        self._key = jax.device_put(key, self._acting.device)
-        self._forget()
-        self._count = np.array(state["count"], np.uint32)
+        self._env_keys = jax.device_put(key, self._policy.device)
+        self._reset_bookkeeping()
+        self._transition_count = np.array(state["count"], np.uint32)
         if state["env"] is None:
-            self._reset(episode_seeds(self.seed, self.env_index, self._count))
+            self._reset(make_episode_seeds(self.seed, self.env_index, self._transition_count))
             return
         self.vector.reset()
         self.vector.set_state(state["env"])
-        self._obs = self._as_leaves(state["obs"])
-        self._last = Last(
+        self._obs = self._cast_obs(state["obs"])
+        self._last = PrevStep(
             reward=np.array(state["reward"], np.float32),
-            starts=np.array(state["starts"], np.bool_),
-            held=self._last.held,
+            is_first=np.array(state["starts"], np.bool_),
+            paused=self._last.paused,
         )
-        self._return = np.array(state["episode_return"], np.float32)
-        self._length = np.array(state["episode_length"], np.int32)
-        self._acting.set_carry(state["carry"])
+        self._episode_return = np.array(state["episode_return"], np.float32)
+        self._episode_length = np.array(state["episode_length"], np.int32)
+        self._policy.set_carry(state["carry"])
         if self._tracker is not None:
-            self._tracker.go_on(self._acting.tree(self._obs), self._length)
+            self._tracker.resume_episodes(
+                self._policy.unflatten_obs(self._obs), self._episode_length
+            )
 
     def restart(self, seed: int, env_index: Int[np.ndarray, " B"]) -> None:
-        """Start new episodes in all environments, with the draws of these places of another run."""
-        self._key = stream_keys(seed, env_index, self._acting.device)
-        self._forget()
-        self._reset(episode_seeds(seed, env_index))
+        """Start new episodes in all environments with another seed and other indices."""
+        self._env_keys = make_env_keys(seed, env_index, self._policy.device)
+        self._reset_bookkeeping()
+        self._reset(make_episode_seeds(seed, env_index))
 
-    def run_episodes(self, share: Share) -> Played:
-        """Play a share of an evaluation, in environments that start anew."""
+    def run_episodes(self, share: EvalShare) -> EvalEpisodes:
+        """Play a share of an evaluation."""
         mode = self.config.env_runners_settings.gym_env_vectorize_mode
-        return play(self, share, can_hold=mode != "vector_entry_point")
+        return play_share(self, share, can_pause=mode != "vector_entry_point")
 
-    def _forget(self) -> None:
-        """Every environment is at the start of its first episode."""
-        self._count = np.zeros(self.num_envs, np.uint32)
-        self._return = np.zeros(self.num_envs, np.float32)
-        self._length = np.zeros(self.num_envs, np.int32)
-        self._last = Last(
+    def _reset_bookkeeping(self) -> None:
+        """Reset counts, flags and carry to the start of each environment's first episode."""
+        self._transition_count = np.zeros(self.num_envs, np.uint32)
+        self._episode_return = np.zeros(self.num_envs, np.float32)
+        self._episode_length = np.zeros(self.num_envs, np.int32)
+        self._last = PrevStep(
             reward=np.zeros(self.num_envs, np.float32),
-            starts=np.ones(self.num_envs, np.bool_),
-            held=np.zeros(self.num_envs, np.bool_),
+            is_first=np.ones(self.num_envs, np.bool_),
+            paused=np.zeros(self.num_envs, np.bool_),
         )
-        self._acting.set_carry(None)
+        self._policy.set_carry(None)
 
     def close(self) -> None:
-        """Close the environments; may be called twice."""
+        """Close the environments; safe to call more than once."""
         self.vector.close()
 
 
@@ -353,21 +370,21 @@ def make_env_runner(
     made: MadeEnv | MadeHostEnv | None = None,
     hooks: RunnerHooks | None = None,
 ) -> EnvRunner:
-    """A runner with everything that the config asks for, in this process or in an actor.
+    """Create the runner that a config specifies, in this process or in an actor.
 
     Args:
-        config: The run's, or its evaluation's.
-        worker_index: 0 for the runner of the main process, from 1 on for actors.
-        num_workers: How many actors there are.
-        num_envs: Environments of this runner.
-        first_env_index: Place of the first of them among all of the run.
-        seed: Of the draws; None takes the config's.
-        explore: Sample actions, or take the mode; None leaves it to the config.
-        made: The environment, if it is at hand.
-        hooks: What to call; None takes the config's callbacks.
+        config: Config of the run or of its evaluation.
+        worker_index: 0 for the runner of the main process, 1 and up for actors.
+        num_workers: Number of actors.
+        num_envs: Number of environments of this runner.
+        first_env_index: Index of its first environment among all environments of the run.
+        seed: Seed of all random draws; None for the config's seed.
+        explore: Whether to sample actions instead of taking the mode; None for the config's value.
+        made: Environment, if it has been made already.
+        hooks: Callbacks; None for those of the config.
 
     Raises:
-        JaxrlError: The environment or the module cannot be made, in one sentence.
+        JaxrlError: If the environment or the module cannot be created.
     """
     made = make_env(config) if made is None else made
     environment = config.environment_settings
@@ -389,7 +406,7 @@ def make_env_runner(
     return runner_class(
         config=config,
         vector=vector,
-        acting=make_acting(config, made),
+        policy_step=make_policy_step(config, made),
         env_index=np.arange(first_env_index, first_env_index + num_envs, dtype=np.int32),
         worker_index=worker_index,
         num_workers=num_workers,

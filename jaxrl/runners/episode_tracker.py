@@ -1,4 +1,4 @@
-"""The episodes of a runner as Python objects, kept only where callbacks want them."""
+"""Episodes of a runner as Python objects, tracked only if callbacks need them."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,11 @@ EPISODE_HOOKS = (
     "on_episode_end",
     "on_sample_end",
 )
-"""Whoever listens to one of these makes a runner keep its episodes."""
+"""Hooks whose listeners require a runner to track its episodes."""
 
 
 class EnvsView:
-    """What callbacks get as `env`: the copies of a runner as far as they are in its process."""
+    """Value of `env` in callbacks: the environments of a runner that are in its process."""
 
     def __init__(self, vector: HostVector) -> None:
         self._vector = vector
@@ -33,86 +33,90 @@ class EnvsView:
 
     @property
     def envs(self) -> list[Any]:
-        """The environments, in the order of `env_index`; empty where they are elsewhere."""
-        return self._vector.envs()
+        """Environments in the order of `env_index`; empty if they are in other processes."""
+        return self._vector.get_sub_environments()
 
     @property
     def unwrapped(self) -> "EnvsView":
-        """Itself."""
+        """The view, for compatibility with gymnasium's vector environments."""
         return self
 
 
 class EpisodeTracker:
-    """Builds each environment's episode step by step and calls the hooks of episodes.
+    """Builder of each environment's episode, step by step, that calls the episode hooks.
 
-    The order is RLlib's: created, start (after the reset), step (after each, also the last), end.
-    An episode that a fault ended is dropped, and another is created.
+    The order is RLlib's: created, start (after the reset), step (after each one, including the
+    last), end. An episode that ends with a fault is dropped, and a new one is created.
     """
 
     def __init__(self, runner: "EnvRunner", hooks: RunnerHooks, lookback: int) -> None:
         self._runner, self._hooks, self._lookback = runner, hooks, lookback
         self._ongoing: list[SingleAgentEpisode] = []
-        self._earlier: list[list[SingleAgentEpisode]] = []
+        self._earlier_chunks: list[list[SingleAgentEpisode]] = []
         self._done: list[SingleAgentEpisode] = []
 
-    def create(self) -> None:
-        """A new episode in every environment, before they are reset."""
+    def create_episodes(self) -> None:
+        """Create a new episode for every environment, before the reset."""
         rows = range(self._runner.num_envs)
-        self._ongoing = [self._new() for _ in rows]
-        self._earlier = [[] for _ in rows]
+        self._ongoing = [self._make_episode() for _ in rows]
+        self._earlier_chunks = [[] for _ in rows]
         for row in rows:
-            self._call("on_episode_created", row)
+            self._call_hook("on_episode_created", row)
 
-    def start(self, obs: PyTree) -> None:
-        """The environments have been reset."""
+    def start_episodes(self, obs: PyTree) -> None:
+        """Start all episodes with the observations of the reset."""
         for row in range(self._runner.num_envs):
-            self._start(row, obs, {})
+            self._start_episode(row, obs, {})
 
-    def go_on(self, obs: PyTree, lengths: np.ndarray) -> None:
-        """The environments stand within episodes that were begun elsewhere."""
+    def resume_episodes(self, obs: PyTree, lengths: np.ndarray) -> None:
+        """Continue episodes that began before the environments' state was restored."""
         self._ongoing = [
-            self._new(observations=[_row(obs, row)], t_started=int(length), len_lookback_buffer=0)
+            self._make_episode(
+                observations=[_copy_row(obs, row)], t_started=int(length), len_lookback_buffer=0
+            )
             for row, length in enumerate(lengths)
         ]
-        self._earlier = [[] for _ in self._ongoing]
+        self._earlier_chunks = [[] for _ in self._ongoing]
 
-    def step(
-        self, outputs: dict[str, PyTree], step: HostStep, held: Bool[np.ndarray, " B"]
+    def add_step(
+        self, outputs: dict[str, PyTree], step: HostStep, paused: Bool[np.ndarray, " B"]
     ) -> None:
-        """One vector step.
+        """Add a vector step.
 
         Args:
-            outputs: What the module put out, `[B, ...]`, by column.
-            step: What the environments returned.
-            held: Environments that did not take part.
+            outputs: Outputs of the module by column, `[B, ...]`.
+            step: Results of the environments.
+            paused: Whether each environment was paused, `[B]`.
         """
         rows = range(self._runner.num_envs)
-        taking_part = [row for row in rows if not held[row]]
-        for row in taking_part:
+        active = [row for row in rows if not paused[row]]
+        for row in active:
             if step.mask[row]:
-                self._add(row, outputs, step)
+                self._add_step(row, outputs, step)
             elif step.truncated[row]:
-                self._replace(row)
-        for row in taking_part:
+                self._replace_episode(row)
+        for row in active:
             if step.mask[row]:
-                self._call("on_episode_step", row)
+                self._call_hook("on_episode_step", row)
                 if self._ongoing[row].is_done:
-                    self._call("on_episode_end", row, prev_episode_chunks=self._earlier[row])
+                    self._call_hook(
+                        "on_episode_end", row, prev_episode_chunks=self._earlier_chunks[row]
+                    )
                     self._done.append(self._ongoing[row].to_numpy())
-                    self._replace(row)
+                    self._replace_episode(row)
             if step.starts[row]:
-                self._start(row, step.obs, {} if step.mask[row] else step.infos(row))
+                self._start_episode(row, step.obs, {} if step.mask[row] else step.infos(row))
 
-    def finish(self) -> list[SingleAgentEpisode]:
-        """The episodes, and parts of them, since the last call; ongoing ones are cut here."""
+    def finish_fragment(self) -> list[SingleAgentEpisode]:
+        """Return the episodes and chunks since the last call; ongoing episodes are cut here."""
         samples, self._done = self._done, []
         for row, episode in enumerate(self._ongoing):
             if len(episode) == 0:
                 continue
             self._ongoing[row] = episode.cut(self._lookback)
-            part = episode.to_numpy()
-            self._earlier[row].append(part)
-            samples.append(part)
+            chunk = episode.to_numpy()
+            self._earlier_chunks[row].append(chunk)
+            samples.append(chunk)
         self._hooks.call(
             "on_sample_end",
             env_runner=self._runner,
@@ -121,27 +125,27 @@ class EpisodeTracker:
         )
         return samples
 
-    def _new(self, **data: Any) -> SingleAgentEpisode:
-        acting = self._runner.acting
+    def _make_episode(self, **data: Any) -> SingleAgentEpisode:
+        acting = self._runner.policy_step
         return SingleAgentEpisode(
             observation_space=acting.obs_pipeline.space,
             action_space=acting.action_pipeline.module_space,
             **data,
         )
 
-    def _replace(self, row: int) -> None:
-        self._ongoing[row], self._earlier[row] = self._new(), []
-        self._call("on_episode_created", row)
+    def _replace_episode(self, row: int) -> None:
+        self._ongoing[row], self._earlier_chunks[row] = self._make_episode(), []
+        self._call_hook("on_episode_created", row)
 
-    def _start(self, row: int, obs: PyTree, infos: dict[str, Any]) -> None:
-        self._ongoing[row].add_env_reset(_row(obs, row), infos)
-        self._call("on_episode_start", row)
+    def _start_episode(self, row: int, obs: PyTree, infos: dict[str, Any]) -> None:
+        self._ongoing[row].add_env_reset(_copy_row(obs, row), infos)
+        self._call_hook("on_episode_start", row)
 
-    def _add(self, row: int, outputs: dict[str, PyTree], step: HostStep) -> None:
-        extra = {name: _row(x, row) for name, x in outputs.items() if name != Columns.ACTIONS}
+    def _add_step(self, row: int, outputs: dict[str, PyTree], step: HostStep) -> None:
+        extra = {name: _copy_row(x, row) for name, x in outputs.items() if name != Columns.ACTIONS}
         self._ongoing[row].add_env_step(
-            _row(step.final_obs, row),
-            _row(outputs[Columns.ACTIONS], row),
+            _copy_row(step.final_obs, row),
+            _copy_row(outputs[Columns.ACTIONS], row),
             step.reward[row],
             step.infos(row),
             terminated=step.terminated[row],
@@ -149,7 +153,7 @@ class EpisodeTracker:
             extra_model_outputs=extra,
         )
 
-    def _call(self, hook: str, row: int, **more: Any) -> None:
+    def _call_hook(self, hook: str, row: int, **more: object) -> None:
         runner = self._runner
         self._hooks.call(
             hook,
@@ -163,6 +167,6 @@ class EpisodeTracker:
         )
 
 
-def _row(tree: PyTree, row: int) -> PyTree:
-    """One environment's part, in memory of its own."""
+def _copy_row(tree: PyTree, row: int) -> PyTree:
+    """Copy the row of one environment."""
     return jax.tree.map(lambda leaf: np.array(leaf[row]), tree)

@@ -1,4 +1,4 @@
-"""What passes between a runner on the host and the learner: weights one way, fragments the other."""
+"""Messages between host runners and learners: weights and rollout fragments."""
 
 import dataclasses
 from typing import Any
@@ -8,23 +8,24 @@ from jaxtyping import Int
 
 from jaxrl.core.types import Rollout
 from jaxrl.training.episode_stats import EpisodeRecord
-from jaxrl.training.rollout import Actor
+from jaxrl.training.rollout import ActorState
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Weights:
-    """What acting depends on, and which version of it.
+    """Actor state and its version.
 
-    To other processes it goes as NumPy arrays; within one, as arrays that nobody else overwrites.
+    Other processes receive it as NumPy arrays. Within a process, the arrays are copies, so that
+    donation of the learner state does not overwrite them.
     """
 
     version: int
-    actor: Actor
+    actor: ActorState
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunnerFault:
-    """A copy of an environment that was restarted, as results name it."""
+    """Restart of an environment, as reported in results."""
 
     worker_index: int
     env_index: int
@@ -35,12 +36,13 @@ class RunnerFault:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fragment:
-    """Consecutive steps of a runner's `n` environments, NumPy, `[T, n, ...]`.
+    """Consecutive steps of a runner's `n` environments, in NumPy, `[T, n, ...]`.
 
-    `rollout` holds the environments' own observations, what the module did, and the module's carry
-    at the start; `record` says which episodes ended. `num_env_steps` counts the rows that are
-    transitions. `number` counts the runner's fragments from 0 since it was (re)started. `metrics`
-    is what callbacks logged, in the form that `runners.metrics_logger` merges.
+    `rollout` holds the raw observations of the environments, the outputs of the module and the
+    module's carry at the start; `record` marks the episodes that ended. `num_env_steps` is the
+    number of rows that are transitions. `number` counts the runner's fragments from 0 since its
+    last (re)start. `metrics` holds the metrics logged by callbacks, in the form that
+    `MetricsLogger` merges.
     """
 
     worker_index: int

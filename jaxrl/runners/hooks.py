@@ -1,62 +1,66 @@
-"""What runners need of the user's callbacks."""
+"""Callback interface of env runners."""
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 
 class RunnerHooks(Protocol):
-    """What the user wants to be told of; `jaxrl.callbacks.CallbackList` is one."""
+    """Interface for calling user callbacks, implemented by `jaxrl.callbacks.CallbackList`."""
 
-    def wants(self, hook: str) -> bool:
-        """Whether anything listens to a hook."""
+    def has_listeners(self, hook: str) -> bool:
+        """Return whether a hook has listeners."""
         ...
 
-    def call(self, hook: str, **kwargs: Any) -> None:
-        """Call what listens to a hook."""
+    def call(self, hook: str, **kwargs: object) -> None:
+        """Call the listeners of a hook."""
         ...
 
 
 class NoHooks:
-    """Nothing listens."""
+    """Hooks without listeners."""
 
-    def wants(self, hook: str) -> bool:
-        """Never."""
+    def has_listeners(self, hook: str) -> bool:
+        """Return False."""
         del hook
         return False
 
-    def call(self, hook: str, **kwargs: Any) -> None:
-        """Calls nothing."""
+    def call(self, hook: str, **kwargs: object) -> None:
+        """Do nothing."""
         del hook, kwargs
 
 
-OF_GROUPS = ("on_env_runners_recreated",)
-"""Hooks of groups of runners that get the Algorithm."""
-OF_DISPATCHES = ("on_episode_end", "on_sample_end")
-"""Hooks that get it where they are called after a dispatch of the compiled program."""
+GROUP_HOOKS = ("on_env_runners_recreated",)
+"""Hooks called by runner groups that receive the Algorithm."""
+DISPATCH_HOOKS = ("on_episode_end", "on_sample_end")
+"""Hooks that receive the Algorithm when called after a dispatch of the compiled program."""
 
 
 class AlgorithmHooks:
-    """The user's callbacks, some of which get the Algorithm.
+    """User callbacks, some of which receive the Algorithm as an argument.
 
     Args:
-        hooks: The user's.
-        algorithm: Held weakly: a group shall not keep the run that it belongs to.
-        getting_it: The hooks that get it.
+        hooks: Callbacks of the user.
+        algorithm: Algorithm to pass. Only a weak reference is kept, to avoid a cycle between it
+            and the runner group.
+        getting_it: Names of the hooks that receive the Algorithm.
     """
 
     def __init__(
-        self, hooks: RunnerHooks, algorithm: object, getting_it: Sequence[str] = OF_GROUPS
+        self,
+        hooks: RunnerHooks,
+        algorithm: object,
+        hooks_with_algorithm: Sequence[str] = GROUP_HOOKS,
     ) -> None:
         self._hooks, self._algorithm = hooks, weakref.ref(algorithm)
-        self._getting_it = getting_it
+        self._hooks_with_algorithm = hooks_with_algorithm
 
-    def wants(self, hook: str) -> bool:
-        """Whether anything listens to a hook."""
-        return self._hooks.wants(hook)
+    def has_listeners(self, hook: str) -> bool:
+        """Return whether a hook has listeners."""
+        return self._hooks.has_listeners(hook)
 
-    def call(self, hook: str, **kwargs: Any) -> None:
-        """Call what listens to a hook."""
-        if hook in self._getting_it:
+    def call(self, hook: str, **kwargs: object) -> None:
+        """Call the listeners of a hook."""
+        if hook in self._hooks_with_algorithm:
             kwargs["algorithm"] = self._algorithm()
         self._hooks.call(hook, **kwargs)

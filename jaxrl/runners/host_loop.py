@@ -1,8 +1,8 @@
-"""The loop over runners on the host: sample, learn, publish the weights, in that order for ever.
+"""Training loop over host runners: broadcast the weights, sample, update.
 
-Synchronous and asynchronous runs say the same words; the group of runners makes the difference. A
-synchronous group samples when it is asked for a batch, with the newest weights; an asynchronous one
-samples all the time and hands over what is ready.
+Synchronous and asynchronous runs share this loop and differ only in the runner group. A synchronous
+group samples a batch on request, with the newest weights; an asynchronous one samples continuously
+and returns the fragments that are ready.
 """
 
 import time
@@ -16,26 +16,26 @@ from jaxrl.runners.counts import WEIGHTS_VERSION as _VERSION
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runners.metrics_logger import MetricsLogger
-from jaxrl.runners.protocols import EnvRunnerGroup, Fill, steps_left
+from jaxrl.runners.protocols import EnvRunnerGroup, Fill, count_steps_left
 from jaxrl.runtime.program import Program
-from jaxrl.training.report import Dispatched, IterationTotals, Report, merged
+from jaxrl.training.report import DispatchResult, IterationTotals, TrainReport, merge_results
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
-    from jaxrl.config.settings.run import Reporting
+    from jaxrl.config.settings.run import ReportingSettings
 
 
-_OWN = ("env.", "behaviour.")
-"""What a checkpoint has of the loop's beside the learners' state."""
+_LOOP_PREFIXES = ("env.", "behaviour.")
+"""Prefixes of the checkpoint leaves that belong to the loop and not to the learner state."""
 
 
 class HostLoop:
-    """One train batch a dispatch, from a group of runners to a group of learners.
+    """Loop that runs one train batch per dispatch, from a runner group to a learner group.
 
     Args:
-        make_runners: Makes the group that fragments come from, when it is first needed.
-        learners: Where they are learned from.
-        broadcast_interval: Train batches between two publications of the weights.
+        make_runners: Function that creates the runner group on first use.
+        learners: Learners to update.
+        broadcast_interval: Number of train batches between weight broadcasts.
     """
 
     def __init__(
@@ -46,138 +46,140 @@ class HostLoop:
     ) -> None:
         self._make_runners, self._learners = make_runners, learners
         self._runners: EnvRunnerGroup | None = None
-        self._restore: Callable[[EnvRunnerGroup], None] | None = None
+        self._pending_restore: Callable[[EnvRunnerGroup], None] | None = None
         self._interval = broadcast_interval
-        self._published: tuple[int | None, int] | None = None
-        self._acting: Weights | None = None
+        self._last_broadcast: tuple[int | None, int] | None = None
+        self._acting_weights: Weights | None = None
         self._restored: tuple[int, Weights] | None = None
         self._generation: int | None = None
         self._version = 0
-        self.metrics = MetricsLogger()
+        self.metrics_logger = MetricsLogger()
         self._timers = {"sample_s": 0.0, "learn_s": 0.0, "synch_weights_s": 0.0}
 
     @property
     def runners(self) -> EnvRunnerGroup:
-        """The group, made and put where it shall go on if that was not done yet."""
+        """Runner group, created and restored on first access."""
         if self._runners is None:
             self._runners = self._make_runners()
-        if self._restore is not None:
-            restore, self._restore = self._restore, None
+        if self._pending_restore is not None:
+            restore, self._pending_restore = self._pending_restore, None
             restore(self._runners)
         return self._runners
 
     @property
     def programs(self) -> list[Program]:
-        """What the group compiled in this process."""
+        """Programs that the runner group compiled in this process."""
         return [] if self._runners is None else self._runners.programs
 
     @property
     def notes(self) -> list[str]:
-        """The group's, once it is there."""
+        """Messages of the runner group for `explain()`; empty before it is created."""
         return [] if self._runners is None else list(self._runners.notes)
 
     def prepare(self) -> None:
-        """Make the group."""
+        """Create the runner group."""
         _ = self.runners
 
-    def wanted(self, reporting: "Reporting", totals: IterationTotals, elapsed: float) -> int:
-        """1 or 0."""
-        more = max(steps_left(reporting, totals, totals.env_steps)) > 0
+    def next_num_batches(
+        self, reporting: "ReportingSettings", totals: IterationTotals, elapsed: float
+    ) -> int:
+        """Return 1 if the iteration needs another train batch, else 0."""
+        more = max(count_steps_left(reporting, totals, totals.env_steps)) > 0
         return int(more or elapsed < (reporting.min_time_s_per_iteration or 0.0))
 
-    def expect(self, iterations: int) -> None:
-        """Nothing is computed ahead: runners act with what was learned from what they sampled."""
+    def set_lookahead(self, num_iterations: int) -> None:
+        """Do nothing; no iteration can be computed ahead, as sampling needs the updated weights."""
 
-    def dispatch(self, batches: int, on_phase: Callable[[str], None]) -> Dispatched:
-        """Publish weights if that is due, gather a train batch and learn from it.
+    def run_batches(self, num_batches: int, on_phase: Callable[[str], None]) -> DispatchResult:
+        """Broadcast the weights if due, sample a train batch and update the learners.
 
-        The group tells the hooks, where it happens.
+        The runners call the hooks for episodes and samples.
         """
-        del batches
+        del num_batches
         started = begin = time.perf_counter()
-        self._publish_if_due()
-        begin = self._lap("synch_weights_s", begin)
+        self._broadcast_if_due()
+        begin = self._add_time("synch_weights_s", begin)
         fragments = self.runners.next_batch()
-        begin = self._lap("sample_s", begin)
-        self.metrics.merge(fragment.metrics for fragment in fragments)
-        pending = self._learners.learn(fragments, on_phase)
+        begin = self._add_time("sample_s", begin)
+        self.metrics_logger.aggregate(fragment.metrics for fragment in fragments)
+        pending = self._learners.update(fragments, on_phase)
         self._version += 1
         self._learners.wait(pending)
-        now = self._lap("learn_s", begin)
-        return Dispatched(
+        now = self._add_time("learn_s", begin)
+        return DispatchResult(
             pending=pending,
             train_batches=1,
             env_steps=sum(fragment.num_env_steps for fragment in fragments),
             seconds=now - started,
-            waited=now - started,
+            wait_seconds=now - started,
         )
 
-    def _publish_if_due(self) -> None:
+    def _broadcast_if_due(self) -> None:
         if self._generation != self._learners.generation:
             self._generation = self._learners.generation
             self._version = int(self._learners.state.progress.train_batches)
-            self._published = None
+            self._last_broadcast = None
         due = self._version // self._interval
-        if self._published == (self._generation, due):
+        if self._last_broadcast == (self._generation, due):
             return
-        weights = self._restored_weights() or self._learners.weights(self._version)
-        self.runners.publish(weights)
-        self._published = (self._generation, due)
-        self._acting = weights if self._interval > 1 else None
+        weights = self._take_restored_weights() or self._learners.get_weights(self._version)
+        self.runners.sync_weights(weights)
+        self._last_broadcast = (self._generation, due)
+        self._acting_weights = weights if self._interval > 1 else None
 
-    def _restored_weights(self) -> Weights | None:
-        """Those that a checkpoint says are acted with still, unless the state was replaced since."""
+    def _take_restored_weights(self) -> Weights | None:
+        """Return the acting weights of a restored checkpoint unless the state has been replaced."""
         restored, self._restored = self._restored, None
         if restored is None or self._interval == 1 or restored[0] != self._generation:
             return None
         return restored[1]
 
     @property
-    def _outlasting(self) -> Weights | None:
-        """Weights that the next batch is sampled with although there are newer ones."""
+    def _outdated_weights(self) -> Weights | None:
+        """Weights to sample the next batch with if they are not the newest; None otherwise."""
         now = self._learners.generation
         if self._restored is not None and self._restored[0] == now:
             return self._restored[1]
-        lasts = self._published == (now, self._version // self._interval)
-        return self._acting if lasts and self._generation == now else None
+        is_current = self._last_broadcast == (now, self._version // self._interval)
+        return self._acting_weights if is_current and self._generation == now else None
 
-    def _lap(self, timer: str, begin: float) -> float:
+    def _add_time(self, timer: str, begin: float) -> float:
         now = time.perf_counter()
         self._timers[timer] += now - begin
         return now
 
-    def report(self, pending: Sequence[Any]) -> Report:
-        return self._learners.report(pending)
+    def fetch_report(self, pending: Sequence[Any]) -> TrainReport:
+        return self._learners.fetch_report(pending)
 
-    def added_to(self, result: dict[str, Any]) -> dict[str, Any]:
-        """With the group's metrics, those that callbacks logged, and the seconds of each part."""
+    def extend_result(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Add the group's metrics, those logged by callbacks, and the seconds of each phase."""
         timers = dict(self._timers)
         self._timers = dict.fromkeys(timers, 0.0)
-        result = merged(result, {**self.runners.metrics(), TIMERS: timers})
-        return merged({ENV_RUNNERS: self.metrics.reduce()}, result)
+        result = merge_results(result, {**self.runners.get_metrics(), TIMERS: timers})
+        return merge_results({ENV_RUNNERS: self.metrics_logger.reduce()}, result)
 
-    def whole(self, state: TrainState) -> TrainState:
-        acting = self._outlasting
+    def full_state(self, state: TrainState) -> TrainState:
+        acting = self._outdated_weights
         return replace(
             state,
             env=self.runners.get_state(),
             behaviour=None if acting is None else acting.actor,
         )
 
-    def own_leaves(self, leaves: Mapping[str, Any], counts: Mapping[str, Any]) -> dict[str, Any]:
-        own = {name: leaf for name, leaf in leaves.items() if name.startswith(_OWN)}
+    def env_leaves(self, leaves: Mapping[str, Any], counts: Mapping[str, Any]) -> dict[str, Any]:
+        own = {name: leaf for name, leaf in leaves.items() if name.startswith(_LOOP_PREFIXES)}
         if any(name.startswith("behaviour.") for name in own) and _VERSION not in counts:
             raise CheckpointError(
-                "The state has the weights that were acted with, and no "
-                f"host.runner_counts.{_VERSION}, which says how old they are."
+                "The state has the weights of the behavior policy but no "
+                f"host.runner_counts.{_VERSION}, which gives their version."
             )
         return own
 
     def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
-        """Put the group where it shall go on: now, or when it is made."""
-        self.metrics.set_state(counts.get("logged", {}))
+        """Restore the runner group, now or as soon as it is created."""
+        self.metrics_logger.set_state(counts.get("logged", {}))
         own = {name: value for name, value in counts.items() if name not in ("logged", _VERSION)}
-        actor = fill("behaviour", lambda: self._learners.weights(0).actor)
+        actor = fill("behaviour", lambda: self._learners.get_weights(0).actor)
         self._restored = None
         if actor is not None:
             weights = Weights(version=int(counts[_VERSION]), actor=actor)
@@ -187,14 +189,14 @@ class HostLoop:
             runners.set_counts(own)
             runners.set_state(fill("env", runners.get_state))
 
-        self._restore = restore
+        self._pending_restore = restore
         if self._runners is not None:
             _ = self.runners
 
     def get_counts(self) -> dict[str, Any]:
-        """The group's counts, and what callbacks logged."""
-        counts = {**self.runners.get_counts(), "logged": self.metrics.get_state()}
-        acting = self._outlasting
+        """Return the counts of the runner group and the metrics logged by callbacks."""
+        counts = {**self.runners.get_counts(), "logged": self.metrics_logger.get_state()}
+        acting = self._outdated_weights
         return counts if acting is None else {**counts, _VERSION: acting.version}
 
     def stop(self) -> None:

@@ -1,8 +1,9 @@
-"""A replay buffer in host memory, for learners whose devices could not hold it.
+"""Replay buffer in host memory, for buffers that do not fit on the learner's devices.
 
-The functions are those of a buffer on the devices. A rollout's rows go to the host's memory, the
-rows of all its updates come to the devices in one transfer, and their errors go back. So what is
-drawn is the same, but that the updates of one rollout do not see each other's new priorities.
+It uses the functions of the buffer on devices. The rows of a rollout are moved to host memory, the
+rows of all its updates are moved to the devices in one transfer, and their TD errors are moved
+back. Samples are therefore the same, except that the updates of a rollout do not see each other's
+new priorities.
 """
 
 import dataclasses
@@ -14,36 +15,42 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jaxrl.buffers.replay import Drawn, ReplayState
-from jaxrl.buffers.sequence import AnyReplay
+from jaxrl.buffers.replay import ReplayState, SampledIndices
+from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.core.hparams import current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Device, Key, Progress, PyTree, Rollout, Transition
 from jaxrl.errors import ConfigError
 from jaxrl.runtime.program import Program
-from jaxrl.training.replay_updates import Dealt, step_keys
+from jaxrl.training.replay_updates import PresampledBatches, split_step_key
 from jaxrl.training.sharding import (
-    ALONG,
-    AXIS,
-    COLUMNS,
-    WHOLE,
+    COLUMN_SHARDED,
+    DEVICE_AXIS,
+    REPLICATED,
+    SHARDED,
     data_specs,
-    in_columns,
-    out_of_columns,
-    over,
-    per_device,
+    gather_columns,
+    scatter_columns,
+    shard_over_devices,
     state_specs,
     summary_specs,
+    to_per_device,
 )
-from jaxrl.training.train_state import Sampled, Summary, TrainState, summed, updates_between
-from jaxrl.training.train_step import Learning
+from jaxrl.training.train_state import (
+    RolloutBatch,
+    Summary,
+    TrainState,
+    add_to_summary,
+    count_updates_between,
+)
+from jaxrl.training.train_step import TrainStep
 
-ROWS = PartitionSpec(None, AXIS)
+ROW_SHARDED = PartitionSpec(None, DEVICE_AXIS)
 
 
 @pytree
-class Delivery:
-    """What a train batch brings to the buffer, and what its draws depend on."""
+class BufferInsert:
+    """Rollout to add to the buffer, and the inputs of the sampling that follows."""
 
     rollout: Rollout
     env_index: Int[Array, " B"]
@@ -53,16 +60,16 @@ class Delivery:
     key: Key
 
 
-def uses_host_memory(runner: Learning) -> bool:
-    """Whether the run has a replay buffer that is not on the learner's devices."""
-    return isinstance(runner.experience, AnyReplay) and runner.experience.in_host_memory
+def uses_host_replay(runner: TrainStep) -> bool:
+    """Return whether the run has a replay buffer in host memory."""
+    return isinstance(runner.experience, AnyReplayBuffer) and runner.experience.in_host_memory
 
 
-def host_device() -> Device:
-    """What computes in host memory.
+def get_host_device() -> Device:
+    """Return the CPU device, which computes in host memory.
 
     Raises:
-        ConfigError: JAX was told to leave it alone.
+        ConfigError: If JAX is configured without the CPU backend.
     """
     try:
         return jax.local_devices(backend="cpu")[0]
@@ -74,153 +81,179 @@ def host_device() -> Device:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class HostMemoryLearning:
-    """The parts of a train batch, each pure and in one place.
+class HostReplayStages:
+    """Stages of a train batch, each a pure function on either the host or the devices.
 
     Args:
-        runner: Where rollouts are received and learned from.
-        replay: The buffer.
+        runner: Train step of the run.
+        replay: Replay buffer.
     """
 
-    runner: Learning
-    replay: AnyReplay
+    runner: TrainStep
+    replay: AnyReplayBuffer
 
-    def deliver(self, state: TrainState, data: Sampled) -> Delivery:
-        """On the devices: what the buffer gets of a rollout."""
+    def make_insert(self, state: TrainState, data: RolloutBatch) -> BufferInsert:
+        """Prepare the data of a rollout that the buffer stores; runs on the devices."""
         steps = state.progress.env_steps.add(data.num_env_steps)
         progress = replace(state.progress, env_steps=steps)
-        return Delivery(
-            rollout=self.runner.to_store(state, data),
+        return BufferInsert(
+            rollout=self.runner.to_stored_rollout(state, data),
             env_index=data.env_index,
             env_step=data.record.env_step,
             gamma=current_values(state.learner.hparams, progress)["gamma"],
             progress=progress,
-            key=self.runner.batch_key(state),
+            key=self.runner.make_batch_key(state),
         )
 
-    def deal(self, buffer: ReplayState, delivery: Delivery) -> tuple[ReplayState, Drawn, Dealt]:
-        """On the host: store, and draw the rows of all updates."""
-        buffer = self.replay.add(buffer, delivery.rollout, delivery.env_index, delivery.env_step)
-        source = self.runner.from_buffer(buffer, delivery.progress)
+    def sample_batches(
+        self, buffer: ReplayState, insert: BufferInsert
+    ) -> tuple[ReplayState, SampledIndices, PresampledBatches]:
+        """Store a rollout and sample the rows of all updates; runs on the host."""
+        buffer = self.replay.add(buffer, insert.rollout, insert.env_index, insert.env_step)
+        source = self.runner.make_buffer_source(buffer, insert.progress)
 
-        def one(number: Int[Array, ""]) -> tuple[Drawn, Transition]:
-            row_key, _ = step_keys(delivery.key, number)
-            return source.rows(buffer.priorities, number, delivery.gamma, row_key)
+        def one(number: Int[Array, ""]) -> tuple[SampledIndices, Transition]:
+            row_key, _ = split_step_key(insert.key, number)
+            return source.sample_rows(buffer.priorities, number, insert.gamma, row_key)
 
         numbers = jnp.arange(self.replay.num_updates, dtype=jnp.int32)
         drawn, batches = jax.lax.map(one, numbers)
-        return buffer, drawn, Dealt(batches=batches, ready=self.replay.can_learn(buffer))
+        return (
+            buffer,
+            drawn,
+            PresampledBatches(batches=batches, is_ready=self.replay.can_learn(buffer)),
+        )
 
-    def learn(
-        self, state: TrainState, data: Sampled, dealt: Dealt
+    def train_step(
+        self, state: TrainState, data: RolloutBatch, presampled: PresampledBatches
     ) -> tuple[TrainState, Summary, Float[Array, "U N"]]:
-        """On the devices: everything else, and the rows' TD errors."""
-        after, metrics, errors = self.runner.learn_dealt(state, data, dealt)
-        updates = updates_between(state, after)
-        summary = summed(self.runner.no_summary(state, metrics), data, metrics, updates)
+        """Run the rest of the train step, on the devices; return also the TD errors of the rows."""
+        after, metrics, errors = self.runner.train_on_presampled(state, data, presampled)
+        updates = count_updates_between(state, after)
+        summary = add_to_summary(self.runner.empty_summary(state, metrics), data, metrics, updates)
         return after, summary, errors
 
-    def renew(
-        self, buffer: ReplayState, drawn: Drawn, errors: Float[Array, "U N"], ready: Bool[Array, ""]
+    def update_priorities(
+        self,
+        buffer: ReplayState,
+        indices: SampledIndices,
+        errors: Float[Array, "U N"],
+        ready: Bool[Array, ""],
     ) -> ReplayState:
-        """On the host: the priorities of what was learned from."""
+        """Update the priorities of the sampled rows; runs on the host."""
 
         def body(number: Int[Array, ""], priorities: PyTree) -> PyTree:
-            rows = jax.tree.map(lambda x: x[number], drawn)
-            return self.replay.prioritize(priorities, rows, errors[number])
+            rows = jax.tree.map(lambda x: x[number], indices)
+            return self.replay.update_priorities(priorities, rows, errors[number])
 
         number = jnp.where(ready, self.replay.num_updates, 0)
         return replace(buffer, priorities=jax.lax.fori_loop(0, number, body, buffer.priorities))
 
 
-class HostMemory:
-    """The compiled parts, and the way between them.
+class HostReplay:
+    """Compiled stages of a train batch, and the transfers between host and devices.
 
     Args:
-        runner: The run's pure functions.
-        devices: The learner's.
-        max_retraces: See `Program`.
-        jit: False runs everything op by op.
+        runner: Train step of the run.
+        devices: Devices of the learner.
+        max_retraces: Maximum number of retraces, see `Program`.
+        jit: Whether to compile; False runs operation by operation.
     """
 
     def __init__(
-        self, runner: Learning, devices: list[Device], *, max_retraces: int | None, jit: bool
+        self, runner: TrainStep, devices: list[Device], *, max_retraces: int | None, jit: bool
     ) -> None:
-        assert isinstance(runner.experience, AnyReplay)
+        assert isinstance(runner.experience, AnyReplayBuffer)
         self._replay = runner.experience
-        self._parts = parts = HostMemoryLearning(runner=runner, replay=self._replay)
-        self._devices, self._host = devices, SingleDeviceSharding(host_device())
+        self._stages = parts = HostReplayStages(runner=runner, replay=self._replay)
+        self._devices, self._host_sharding = devices, SingleDeviceSharding(get_host_device())
         options: dict[str, Any] = {"max_retraces": max_retraces, "enabled": jit}
-        self._deliver = Program("deliver", self._delivering, **options)
-        self._deal = Program("deal", parts.deal, donate=(0,), **options)
-        self.main = Program("learn", self._learning, donate=(0,), **options)
-        self._renew = Program("renew", parts.renew, donate=(0,), **options)
+        self._insert_program = Program("deliver", self._prepare_insert, **options)
+        self._sample_program = Program("deal", parts.sample_batches, donate_argnums=(0,), **options)
+        self.train_program = Program("learn", self._train, donate_argnums=(0,), **options)
+        self._priority_program = Program(
+            "renew", parts.update_priorities, donate_argnums=(0,), **options
+        )
 
     @property
     def programs(self) -> list[Program]:
-        """All that is compiled."""
-        renews = [self._renew] if self._replay.prioritization is not None else []
-        return [self._deliver, self._deal, self.main, *renews]
+        """Compiled programs."""
+        optional = [self._priority_program] if self._replay.prioritization is not None else []
+        return [self._insert_program, self._sample_program, self.train_program, *optional]
 
-    def empty(self, state: TrainState) -> ReplayState:
-        """A buffer with nothing in it."""
-        runner = self._parts.runner
-        return jax.jit(lambda: runner.empty_buffer(state), out_shardings=self._host)()
+    def init_buffer(self, state: TrainState) -> ReplayState:
+        """Create an empty buffer in host memory."""
+        runner = self._stages.runner
+        return jax.jit(lambda: runner.init_buffer(state), out_shardings=self._host_sharding)()
 
-    def deal(self, state: TrainState, data: Sampled) -> tuple[ReplayState, Drawn, Dealt]:
-        """The buffer with a train batch in it, in the memory of the state's; what was drawn.
+    def sample_batches(
+        self, state: TrainState, data: RolloutBatch
+    ) -> tuple[ReplayState, SampledIndices, PresampledBatches]:
+        """Add a train batch to the buffer and sample the rows of its updates.
 
-        The rows are on the learner's devices.
+        Returns:
+            The updated buffer, in the donated memory of the state's buffer; the sampled indices;
+            the sampled rows, on the learner's devices.
         """
-        delivery = self._deliver(replace(state, buffer=()), data)
-        buffer, drawn, dealt = self._deal(state.buffer, jax.device_put(delivery, self._host))
-        return buffer, drawn, jax.device_put(dealt, self._places(dealt))
+        delivery = self._insert_program(replace(state, buffer=()), data)
+        buffer, drawn, dealt = self._sample_program(
+            state.buffer, jax.device_put(delivery, self._host_sharding)
+        )
+        return buffer, drawn, jax.device_put(dealt, self._make_shardings(dealt))
 
-    def renew(self, buffer: ReplayState, drawn: Drawn, errors: Array, ready: Array) -> ReplayState:
-        """The buffer, in its own memory, with the priorities of what was learned from."""
+    def update_priorities(
+        self, buffer: ReplayState, indices: SampledIndices, errors: Array, ready: Array
+    ) -> ReplayState:
+        """Update the priorities of the sampled rows, in the donated memory of the buffer."""
         if self._replay.prioritization is None:
             return buffer
-        return self._renew(buffer, drawn, *jax.device_put((errors, ready), self._host))
+        return self._priority_program(
+            buffer, indices, *jax.device_put((errors, ready), self._host_sharding)
+        )
 
-    def _places(self, dealt: Dealt) -> Any:
+    def _make_shardings(self, dealt: PresampledBatches) -> PyTree:
         if len(self._devices) == 1:
             return SingleDeviceSharding(self._devices[0])
-        mesh = Mesh(np.asarray(self._devices), (AXIS,))
-        return jax.tree.map(lambda spec: NamedSharding(mesh, spec), _dealt_specs(dealt))
+        mesh = Mesh(np.asarray(self._devices), (DEVICE_AXIS,))
+        return jax.tree.map(lambda spec: NamedSharding(mesh, spec), _make_row_specs(dealt))
 
     @property
-    def _per_device(self) -> HostMemoryLearning:
-        return dataclasses.replace(self._parts, runner=per_device(self._parts.runner))
+    def _per_device_stages(self) -> HostReplayStages:
+        return dataclasses.replace(self._stages, runner=to_per_device(self._stages.runner))
 
-    def _delivering(self, state: TrainState, data: Sampled) -> Delivery:
-        state = in_columns(self._parts.runner, state, data)
+    def _prepare_insert(self, state: TrainState, data: RolloutBatch) -> BufferInsert:
+        state = gather_columns(self._stages.runner, state, data)
         if len(self._devices) == 1:
-            return self._parts.deliver(state, data)
-        shapes = jax.eval_shape(self._parts.deliver, state, data)
+            return self._stages.make_insert(state, data)
+        shapes = jax.eval_shape(self._stages.make_insert, state, data)
         out_specs = replace(
-            jax.tree.map(lambda _: WHOLE, shapes),
-            rollout=jax.tree.map(lambda _: COLUMNS, shapes.rollout),
-            env_index=ALONG,
-            env_step=COLUMNS,
+            jax.tree.map(lambda _: REPLICATED, shapes),
+            rollout=jax.tree.map(lambda _: COLUMN_SHARDED, shapes.rollout),
+            env_index=SHARDED,
+            env_step=COLUMN_SHARDED,
         )
         in_specs = state_specs(state), data_specs(data)
-        return over(self._devices, self._per_device.deliver, in_specs, out_specs)(state, data)
+        return shard_over_devices(
+            self._devices, self._per_device_stages.make_insert, in_specs, out_specs
+        )(state, data)
 
-    def _learning(
-        self, state: TrainState, data: Sampled, dealt: Dealt
+    def _train(
+        self, state: TrainState, data: RolloutBatch, dealt: PresampledBatches
     ) -> tuple[TrainState, Summary, Float[Array, "U N"]]:
-        columns = in_columns(self._parts.runner, state, data)
-        learn = self._parts.learn
+        columns = gather_columns(self._stages.runner, state, data)
+        learn = self._stages.train_step
         if len(self._devices) > 1:
             specs = state_specs(columns)
-            in_specs = specs, data_specs(data), _dealt_specs(dealt)
-            out_specs = specs, summary_specs(), ROWS
-            learn = over(self._devices, self._per_device.learn, in_specs, out_specs)
+            in_specs = specs, data_specs(data), _make_row_specs(dealt)
+            out_specs = specs, summary_specs(), ROW_SHARDED
+            learn = shard_over_devices(
+                self._devices, self._per_device_stages.train_step, in_specs, out_specs
+            )
         new_state, summary, errors = learn(columns, data, dealt)
-        return out_of_columns(state, new_state, data), summary, errors
+        return scatter_columns(state, new_state, data), summary, errors
 
 
-def _dealt_specs(dealt: Dealt) -> Dealt:
-    """Rows are divided: those of a device's shards lie next to each other."""
-    rows: Any = jax.tree.map(lambda _: ROWS, dealt)
-    return replace(rows, ready=WHOLE)
+def _make_row_specs(dealt: PresampledBatches) -> PresampledBatches:
+    """Return specs that divide the rows; those of a device's shards are contiguous."""
+    rows: PresampledBatches = jax.tree.map(lambda _: ROW_SHARDED, dealt)
+    return replace(rows, is_ready=REPLICATED)

@@ -1,4 +1,4 @@
-"""How many train batches go into one dispatch of the compiled program, and running them."""
+"""Training loop for environments in the compiled program: dispatches of bounded length."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,36 +8,36 @@ import numpy as np
 
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.learner_group import LearnerGroup
-from jaxrl.runners.protocols import Fill, steps_left
+from jaxrl.runners.protocols import Fill, count_steps_left
 from jaxrl.runtime.program import Program
 from jaxrl.training.report import (
-    Dispatched,
+    DispatchResult,
     IterationTotals,
-    Report,
-    counted,
-    new_episodes,
+    TrainReport,
+    collect_episodes,
+    counter_to_int,
     to_host,
 )
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
-    from jaxrl.config.settings.run import Reporting
+    from jaxrl.config.settings.run import ReportingSettings
 
 CHUNK_SECONDS = 1.0
-"""Length of one dispatch; stop signals and time targets are looked at in between."""
+"""Target duration of a dispatch; stop signals and time limits are checked in between."""
 
 
-class Dispatcher:
-    """Runs train batches in chunks of about a second.
+class InGraphLoop:
+    """Loop that runs train batches in chunks of about a second.
 
-    Splitting a run into other chunks changes no bit of it: the number of train batches is traced,
-    and every random draw depends on counters alone.
+    How a run is split into chunks does not change its results, to the bit: the number of train
+    batches is traced, and every random draw depends on counters alone.
 
     Args:
-        learners: Where the programs and the state are.
-        batch_steps: Environment steps of one train batch, where no environment is at fault.
-        trained_steps: Steps that it trains on, or none of them while that is too early.
-        hooks: Told of episodes and samples.
+        learners: Learners that own the programs and the state.
+        batch_steps: Number of environment steps per train batch, if no environment fails.
+        trained_steps: Number of steps trained on per train batch, once learning has started.
+        hooks: Callbacks for episodes and samples.
     """
 
     def __init__(
@@ -51,19 +51,21 @@ class Dispatcher:
         self._hooks = hooks
         self._seconds_per_batch: float | None = None
         self._started = 0.0
-        self._latest: tuple[int, np.ndarray] | None = None
-        self._iterations = 1
-        self._is_iteration = False
+        self._latest_counts: tuple[int, np.ndarray] | None = None
+        self._lookahead = 1
+        self._is_full_iteration = False
 
     def prepare(self) -> None:
-        """There is nothing to make."""
+        """Do nothing; no runners are needed."""
 
-    def wanted(self, reporting: "Reporting", totals: IterationTotals, elapsed: float) -> int:
-        to_sample, to_train = steps_left(reporting, totals, self._steps_that_count(totals))
+    def next_num_batches(
+        self, reporting: "ReportingSettings", totals: IterationTotals, elapsed: float
+    ) -> int:
+        to_sample, to_train = count_steps_left(reporting, totals, self._count_sampled_steps(totals))
         left = max(-(-to_sample // self._batch_steps), -(-to_train // self._trained_steps))
-        pace = self._seconds_per_batch
-        chunk = 1 if pace is None else max(1, int(CHUNK_SECONDS / pace))
-        self._is_iteration = (
+        batch_s = self._seconds_per_batch
+        chunk = 1 if batch_s is None else max(1, int(CHUNK_SECONDS / batch_s))
+        self._is_full_iteration = (
             totals.train_batches == 0
             and left <= chunk
             and not reporting.min_time_s_per_iteration
@@ -74,86 +76,88 @@ class Dispatcher:
         remaining = (reporting.min_time_s_per_iteration or 0.0) - elapsed
         if remaining <= 0:
             return 0
-        return max(1, min(chunk, int(remaining / (pace or CHUNK_SECONDS))))
+        return max(1, min(chunk, int(remaining / (batch_s or CHUNK_SECONDS))))
 
-    def expect(self, iterations: int) -> None:
-        self._iterations = iterations
+    def set_lookahead(self, num_iterations: int) -> None:
+        self._lookahead = num_iterations
 
-    def _steps_that_count(self, totals: IterationTotals) -> int:
-        """Those of the iteration so far, for what it was asked for."""
+    def _count_sampled_steps(self, totals: IterationTotals) -> int:
+        """Return the steps sampled so far that count towards the iteration's required number."""
         return totals.env_steps
 
-    def dispatch(self, batches: int, on_phase: Callable[[str], None]) -> Dispatched:
+    def run_batches(self, num_batches: int, on_phase: Callable[[str], None]) -> DispatchResult:
         def on_phase_and_clock(phase: str) -> None:
             on_phase(phase)
             self._started = time.perf_counter()
 
-        before = self._episode_counts() if self._hooks.wants("on_episode_end") else None
+        before = self._get_episode_counts() if self._hooks.has_listeners("on_episode_end") else None
         self._started = time.perf_counter()
-        rows = self._iterations if self._is_iteration else 1
-        pending = self._learners.run(batches, on_phase_and_clock, rows_at_most=rows)
-        report = self._learners.report([pending])
+        rows = self._lookahead if self._is_full_iteration else 1
+        pending = self._learners.run_batches(num_batches, on_phase_and_clock, max_iterations=rows)
+        report = self._learners.fetch_report([pending])
         spent = time.perf_counter() - self._started
         seconds, waited = spent, spent
-        if self._is_iteration and report.seconds is not None:
-            # A whole iteration may have been computed before it is asked for.
-            seconds, waited = report.seconds, report.waited
+        if self._is_full_iteration and report.seconds is not None:
+            # A whole iteration may have been computed before it was requested.
+            seconds, waited = report.seconds, report.wait_seconds
         summary = report.summaries[0]
         done, env_steps = int(summary.train_batches), int(summary.env_steps)
         self._seconds_per_batch = seconds / max(1, done)
-        self._latest = self._learners.generation, np.asarray(report.latest.ring.count)
-        return Dispatched(
+        self._latest_counts = self._learners.generation, np.asarray(report.latest.ring.count)
+        return DispatchResult(
             pending=report,
             train_batches=done,
             env_steps=env_steps,
             seconds=seconds,
-            waited=waited,
-            lent=waited - spent,
-            not_reported=self._tell(report, before, env_steps),
+            wait_seconds=waited,
+            ahead_seconds=waited - spent,
+            num_unreported_episodes=self._call_hooks(report, before, env_steps),
         )
 
-    def _tell(self, report: Report, before: np.ndarray | None, env_steps: int) -> int:
-        """Call the hooks of what was sampled; the episodes that are gone already."""
-        episodes, missed = ([], 0) if before is None else new_episodes(report.latest.ring, before)
+    def _call_hooks(self, report: TrainReport, before: np.ndarray | None, env_steps: int) -> int:
+        """Call the hooks for episodes and samples; return the number of episodes not reported."""
+        episodes, missed = (
+            ([], 0) if before is None else collect_episodes(report.latest.ring, before)
+        )
         for episode in episodes:
             self._hooks.call("on_episode_end", episode=episode)
         samples = {
             "num_env_steps_sampled": env_steps,
-            "num_env_steps_sampled_lifetime": counted(report.latest.env_steps),
+            "num_env_steps_sampled_lifetime": counter_to_int(report.latest.env_steps),
             "num_episodes": int(report.summaries[0].episodes.count.sum()),
         }
         self._hooks.call("on_sample_end", samples=samples)
         return missed
 
-    def _episode_counts(self) -> np.ndarray:
-        """How many episodes each shard has seen end until now.
+    def _get_episode_counts(self) -> np.ndarray:
+        """Return the number of episodes that have ended in each shard.
 
-        Known on the host since the last dispatch; fetched only where the state was restored or
-        replaced since.
+        It is known on the host from the last dispatch, and fetched only if the state has been
+        restored or replaced since.
         """
-        if self._latest is not None and self._latest[0] == self._learners.generation:
-            return self._latest[1]
+        if self._latest_counts is not None and self._latest_counts[0] == self._learners.generation:
+            return self._latest_counts[1]
         return to_host(self._learners.state.ring.count)
 
-    def report(self, pending: Sequence[Report]) -> Report:
-        return Report.joined(pending)
+    def fetch_report(self, pending: Sequence[TrainReport]) -> TrainReport:
+        return TrainReport.merge(pending)
 
-    def added_to(self, result: dict[str, Any]) -> dict[str, Any]:
+    def extend_result(self, result: dict[str, Any]) -> dict[str, Any]:
         return result
 
-    def whole(self, state: TrainState) -> TrainState:
+    def full_state(self, state: TrainState) -> TrainState:
         return state
 
-    def own_leaves(self, leaves: Mapping[str, Any], counts: Mapping[str, Any]) -> dict[str, Any]:
-        """None: the environments are in the learners' state."""
+    def env_leaves(self, leaves: Mapping[str, Any], counts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return no leaves: the environments are part of the learner state."""
         del leaves, counts
         return {}
 
     def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
-        """There is nothing beside the learners' state."""
+        """Do nothing; all state is in the learners."""
 
     def get_counts(self) -> dict[str, Any]:
         return {}
 
     def stop(self) -> None:
-        """There is nothing to let go."""
+        """Do nothing; there are no resources to release."""

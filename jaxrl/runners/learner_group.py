@@ -1,4 +1,4 @@
-"""Where the TrainState lives and learns: in this process, on its local devices."""
+"""Learner groups, which own the TrainState: the interface, and the one in this process."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -7,30 +7,31 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.assembly.assemble import Assembly
-from jaxrl.core.seeds import seed_key
+from jaxrl.core.keys import make_key
 from jaxrl.core.struct import replace
-from jaxrl.core.types import Device
-from jaxrl.runners.batches import side_by_side, to_devices
+from jaxrl.core.types import Device, Key
+from jaxrl.runners.batches import concatenate_fragments, to_devices
 from jaxrl.runners.fragment import Fragment, Weights
-from jaxrl.runners.host_replay import HostMemory, uses_host_memory
+from jaxrl.runners.host_replay import HostReplay, uses_host_replay
 from jaxrl.runtime.program import Program
-from jaxrl.training.report import Report
-from jaxrl.training.rollout import Actor
-from jaxrl.training.sharding import learn_program, state_shardings
-from jaxrl.training.train_state import Sampled, Summary, TrainState
+from jaxrl.training.replay_updates import PresampledBatches
+from jaxrl.training.report import TrainReport
+from jaxrl.training.rollout import ActorState
+from jaxrl.training.sharding import make_train_step_program, state_shardings
+from jaxrl.training.train_state import RolloutBatch, Summary, TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 
 class LearnerGroup(Protocol):
-    """The learners of a run: one that is this process, or processes of their own."""
+    """Learners of a run, either in this process or in processes of their own."""
 
     is_remote: bool
 
     @property
     def state(self) -> TrainState:
-        """The whole state; from other processes it is fetched when it is asked for."""
+        """Full TrainState; learners in other processes are queried for it on access."""
         ...
 
     @state.setter
@@ -38,60 +39,70 @@ class LearnerGroup(Protocol):
 
     @property
     def generation(self) -> int:
-        """How often the state was replaced from outside, rather than by learning."""
+        """Number of times the state was replaced from outside instead of by training."""
         ...
 
     @property
     def programs(self) -> list[Program]:
-        """What is compiled in this process."""
+        """Programs compiled in this process."""
         ...
 
-    def run(self, batches: int, on_phase: Callable[[str], None], *, rows_at_most: int = 1) -> Any:
-        """Run train batches of a run whose environments are in the program.
+    def run_batches(
+        self, num_batches: int, on_phase: Callable[[str], None], *, max_iterations: int = 1
+    ) -> object:
+        """Run train batches of a run whose environments are in the compiled program.
 
         Args:
-            batches: How many.
-            on_phase: Told of what happens.
-            rows_at_most: As many calls with the same `batches` may follow before anything else is
-                asked, this one counted, so that they may be computed at once.
+            num_batches: Number of train batches.
+            on_phase: Function called with the name of each phase.
+            max_iterations: Maximum number of equal calls, including this one, that may be computed
+                at once because nothing else is expected in between.
 
         Returns:
-            What `report` takes.
+            Handle of the computation.
         """
         ...
 
-    def learn(self, fragments: Sequence[Fragment], on_phase: Callable[[str], None]) -> Any:
-        """One train batch from what runners recorded; what `report` takes."""
+    def update(self, fragments: Sequence[Fragment], on_phase: Callable[[str], None]) -> object:
+        """Train on the fragments of one train batch.
+
+        Args:
+            fragments: Fragments recorded by the runners, in the order of the columns.
+            on_phase: Function called with the name of each phase.
+
+        Returns:
+            Handle of the computation.
+        """
         ...
 
     def wait(self, pending: Any) -> None:
-        """Wait for what `run` or `learn` began."""
+        """Wait for a computation, given its handle."""
         ...
 
-    def report(self, pending: Sequence[Any]) -> Report:
-        """What is to be known of all that `run` or `learn` began."""
+    def fetch_report(self, pending: Sequence[Any]) -> TrainReport:
+        """Fetch the report on computations, given their handles."""
         ...
 
-    def weights(self, version: int) -> Weights:
-        """What acting depends on now."""
+    def get_weights(self, version: int) -> Weights:
+        """Return the current actor state, labeled with a version."""
         ...
 
     def foreach_learner(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """What a function of each learner returns."""
+        """Call a function on each learner and return the results."""
         ...
 
     def stop(self) -> None:
-        """Let everything go; may be called twice."""
+        """Release all resources; safe to call more than once."""
         ...
 
 
 class LocalLearnerGroup:
-    """One learner, in this process, over its local devices, fed by runners on the host.
+    """Group of one learner in this process, trained on data of host runners.
 
     Args:
-        config: The run's.
-        assembly: Its pure functions.
-        devices: The local devices that share the work.
+        config: Config of the run.
+        assembly: Pure functions of the run.
+        devices: Local devices of the learner.
     """
 
     is_remote = False
@@ -102,35 +113,37 @@ class LocalLearnerGroup:
         self._jit, self._devices = config.debugging_settings.jit, devices
         self._runner = assembly.runner
         self._generation = 0
-        self._memory: HostMemory | None = None
+        self._host_memory: HostReplay | None = None
         self._init, self._main, self._state = self._build(config, assembly, devices)
-        self._actor = jax.jit(self._copied_actor)
+        self._actor = jax.jit(self._copy_actor)
 
     def _build(
         self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
     ) -> tuple[Program, Program, TrainState]:
-        """Make the programs that initialise and learn, and the first state."""
+        """Create the programs for initialization and training, and the initial state."""
         debugging, total_envs = config.debugging_settings, assembly.plan.total_envs
-        whole = config.env_runners_settings.batch_mode == "truncate_episodes"
-        # Whole episodes differ in length, so their fragments have several shapes.
-        retraces = debugging.max_retraces if whole else None
-        if uses_host_memory(assembly.runner):
-            self._memory = HostMemory(
+        has_fixed_shapes = config.env_runners_settings.batch_mode == "truncate_episodes"
+        # Complete episodes differ in length, so their fragments have several shapes.
+        retraces = debugging.max_retraces if has_fixed_shapes else None
+        if uses_host_replay(assembly.runner):
+            self._host_memory = HostReplay(
                 assembly.runner, devices, max_retraces=retraces, jit=debugging.jit
             )
-            main = self._memory.main
+            main = self._host_memory.train_program
         else:
-            main = learn_program(assembly.runner, devices, max_retraces=retraces, jit=debugging.jit)
+            main = make_train_step_program(
+                assembly.runner, devices, max_retraces=retraces, jit=debugging.jit
+            )
 
-        def init(key: Any) -> TrainState:
-            return assembly.runner.init_learning(key, total_envs)
+        def init(key: Key) -> TrainState:
+            return assembly.runner.init_without_envs(key, total_envs)
 
-        key = seed_key(debugging.seed)
+        key = make_key(debugging.seed)
         shardings = state_shardings(jax.eval_shape(init, key), devices)
         first = Program("init", init, out_shardings=shardings, enabled=debugging.jit)
         state = first(key)
-        if self._memory is not None:
-            state = replace(state, buffer=self._memory.empty(state))
+        if self._host_memory is not None:
+            state = replace(state, buffer=self._host_memory.init_buffer(state))
         return first, main, state
 
     @property
@@ -148,69 +161,81 @@ class LocalLearnerGroup:
 
     @property
     def programs(self) -> list[Program]:
-        return [self._init, *([self._main] if self._memory is None else self._memory.programs)]
+        return [
+            self._init,
+            *([self._main] if self._host_memory is None else self._host_memory.programs),
+        ]
 
-    def run(self, batches: int, on_phase: Callable[[str], None], *, rows_at_most: int = 1) -> Any:
-        """There is nothing to run: environments are stepped by runners on the host."""
-        raise NotImplementedError("Runners on the host feed this learner: call learn().")
+    def run_batches(
+        self, num_batches: int, on_phase: Callable[[str], None], *, max_iterations: int = 1
+    ) -> object:
+        """Raise; the environments are stepped by host runners."""
+        raise NotImplementedError("This learner is only trained on fragments of host runners.")
 
-    def learn(self, fragments: Sequence[Fragment], on_phase: Callable[[str], None]) -> Summary:
-        if self._memory is not None:
+    def update(self, fragments: Sequence[Fragment], on_phase: Callable[[str], None]) -> Summary:
+        if self._host_memory is not None:
             data = to_devices(fragments, self._devices)
-            return self._learn_from(self._memory, data, on_phase)
-        # One device gets the arrays with the call: placing them one by one would cost as much as it.
-        alone = self._jit and len(self._devices) == 1
-        data = side_by_side(fragments) if alone else to_devices(fragments, self._devices)
+            return self._learn_with_host_memory(self._host_memory, data, on_phase)
+        # A single device receives the arrays with the call: placing each one would double its cost.
+        is_single = self._jit and len(self._devices) == 1
+        data = (
+            concatenate_fragments(fragments) if is_single else to_devices(fragments, self._devices)
+        )
         self._state, summary = self._dispatch(self._state, data, on_phase=on_phase)
         return summary
 
-    def _learn_from(
-        self, memory: HostMemory, data: Sampled, on_phase: Callable[[str], None]
+    def _learn_with_host_memory(
+        self, memory: HostReplay, data: RolloutBatch, on_phase: Callable[[str], None]
     ) -> Summary:
-        """One train batch with the buffer in host memory."""
-        if self._jit and not self._main.figures:
+        """Train on one train batch, with the replay buffer in host memory."""
+        if self._jit and not self._main.compile_stats:
             on_phase("compiling")
-        buffer, drawn, dealt = memory.deal(self._state, data)
-        self._state, ready = replace(self._state, buffer=buffer), dealt.ready
+        buffer, drawn, dealt = memory.sample_batches(self._state, data)
+        self._state, ready = replace(self._state, buffer=buffer), dealt.is_ready
         state, summary, errors = self._dispatch(
             replace(self._state, buffer=()), data, dealt, on_phase=on_phase
         )
         self._state = replace(state, buffer=buffer)
-        self._state = replace(state, buffer=memory.renew(buffer, drawn, errors, ready))
+        self._state = replace(state, buffer=memory.update_priorities(buffer, drawn, errors, ready))
         return summary
 
     def _dispatch(
-        self, state: TrainState, *arguments: Any, on_phase: Callable[[str], None]
+        self,
+        state: TrainState,
+        *arguments: RolloutBatch | PresampledBatches,
+        on_phase: Callable[[str], None],
     ) -> tuple[Any, ...]:
-        if self._jit and not self._main.figures:
+        if self._jit and not self._main.compile_stats:
             on_phase("compiling")
-        compiled = self._main.compiled_for(state, *arguments)
+        compiled = self._main.get_executable(state, *arguments)
         on_phase("training")
         return compiled(state, *arguments)
 
-    def wait(self, pending: Any) -> None:
+    def wait(self, pending: Summary) -> None:
         jax.block_until_ready(pending.train_batches)
 
-    def report(self, pending: Sequence[Any]) -> Report:
-        return Report.fetch(self._state, pending)
+    def fetch_report(self, pending: Sequence[Any]) -> TrainReport:
+        return TrainReport.fetch(self._state, pending)
 
-    def weights(self, version: int) -> Weights:
-        return Weights(version=version, actor=self._actor(what_acts(self._state)))
+    def get_weights(self, version: int) -> Weights:
+        return Weights(version=version, actor=self._actor(prune_for_acting(self._state)))
 
-    def _copied_actor(self, state: TrainState) -> Actor:
-        """In memory of its own, since that of the state is given to the next."""
-        return jax.tree.map(lambda leaf: jnp.array(leaf, leaf.dtype), self._runner.actor(state))
+    def _copy_actor(self, state: TrainState) -> ActorState:
+        """Return a copy of the actor, since the memory of the state is donated to the next one."""
+        return jax.tree.map(
+            lambda leaf: jnp.array(leaf, leaf.dtype), self._runner.make_actor_state(state)
+        )
 
     def foreach_learner(self, fn: Callable[[Any], Any]) -> list[Any]:
         return [fn(self)]
 
     def stop(self) -> None:
-        """There is nothing to let go."""
+        """Do nothing; there are no resources to release."""
 
 
-def what_acts(state: TrainState) -> TrainState:
-    """The state without the parts that are large or many and that no actor is made of."""
-    unread: Any = ()
+def prune_for_acting(state: TrainState) -> TrainState:
+    """Return the state without the parts that acting does not need, which may be large."""
+    empty = ()
     return replace(
-        state, buffer=unread, ring=unread, faults=unread, guard=unread, env=unread, carry=unread
+        state, buffer=empty, ring=empty, faults=empty, guard=empty, env=empty, carry=empty
     )

@@ -1,4 +1,4 @@
-"""The one EnvRunner of a run without actors, in this process."""
+"""Group with a single EnvRunner in this process."""
 
 from collections import deque
 from collections.abc import Callable
@@ -15,24 +15,27 @@ from jaxrl.runtime.program import Program
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
-MAX_REPORTED = 20
-"""Restarts that a result names, the latest first."""
+MAX_REPORTED_RESTARTS = 20
+"""Maximum number of restarts listed in a result, latest first."""
 
 
 class LocalEnvRunnerGroup:
-    """Samples a train batch whenever it is asked for one, with the newest weights.
+    """Runner group of one local EnvRunner, which samples on request with the newest weights.
 
     Args:
-        config: The run's.
-        assembly: The environment that was made of it.
-        hooks: Told of episodes and samples.
+        config: Config of the run.
+        assembly: Assembled run, which provides the environment.
+        hooks: Callbacks for episodes and samples.
     """
 
     def __init__(self, config: "AlgorithmConfig", assembly: Assembly, hooks: RunnerHooks) -> None:
         plan = config.plan()
         self.notes: list[str] = []
-        self._fragments, self._steps = plan.fragments_per_batch, plan.rollout_fragment_length
-        self._complete = config.env_runners_settings.batch_mode == "complete_episodes"
+        self._fragments_per_batch, self._fragment_length = (
+            plan.fragments_per_batch,
+            plan.rollout_fragment_length,
+        )
+        self._complete_episodes = config.env_runners_settings.batch_mode == "complete_episodes"
         self.runner: EnvRunner = make_env_runner(
             config,
             num_envs=plan.envs_per_runner,
@@ -43,37 +46,39 @@ class LocalEnvRunnerGroup:
         limit = config.env_runners_settings.sample_timeout_s
         self._watch = HangWatch(assembly.made.id, limit)
         self._num_restarts = 0
-        self._latest: deque[RunnerFault] = deque(maxlen=MAX_REPORTED)
-        self._sampled, self._env_seconds, self._seconds = 0, 0.0, 0.0
+        self._latest_faults: deque[RunnerFault] = deque(maxlen=MAX_REPORTED_RESTARTS)
+        self._num_env_steps, self._env_seconds, self._seconds = 0, 0.0, 0.0
 
     @property
     def programs(self) -> list[Program]:
-        """What the runner compiled."""
+        """Compiled programs of the runner."""
         return self.runner.programs
 
-    def publish(self, weights: Weights) -> None:
+    def sync_weights(self, weights: Weights) -> None:
         self.runner.set_weights(weights)
 
     def next_batch(self) -> list[Fragment]:
-        sample = self.runner.sample_complete if self._complete else self.runner.sample
+        sample = (
+            self.runner.sample_complete_episodes if self._complete_episodes else self.runner.sample
+        )
         with self._watch:
-            fragments = [sample(self._steps) for _ in range(self._fragments)]
+            fragments = [sample(self._fragment_length) for _ in range(self._fragments_per_batch)]
         for fragment in fragments:
-            self._sampled += fragment.num_env_steps
+            self._num_env_steps += fragment.num_env_steps
             self._seconds += fragment.seconds
             self._env_seconds += fragment.env_seconds
             self._num_restarts += sum(fault.what == "raised" for fault in fragment.faults)
-            self._latest.extendleft(fragment.faults)
+            self._latest_faults.extendleft(fragment.faults)
         return fragments
 
-    def metrics(self) -> dict[str, Any]:
+    def get_metrics(self) -> dict[str, Any]:
         env_share = self._env_seconds / self._seconds if self._seconds else 0.0
         self._env_seconds = self._seconds = 0.0
         return {
             "env_runners": {"env_step_fraction": env_share},
             "fault_tolerance": {
                 "num_sub_env_restarts": self._num_restarts,
-                "restarts": [in_words(fault) for fault in self._latest],
+                "restarts": [describe_fault(fault) for fault in self._latest_faults],
             },
         }
 
@@ -97,8 +102,8 @@ class LocalEnvRunnerGroup:
         self.runner.close()
 
 
-def in_words(fault: RunnerFault) -> str:
-    """One restart of a copy of an environment, with the original traceback."""
+def describe_fault(fault: RunnerFault) -> str:
+    """Return a message about the restart of an environment, with the original traceback."""
     return (
         f"environment {fault.env_index} of runner {fault.worker_index} was restarted "
         f"({fault.what}): {fault.detail}"

@@ -1,10 +1,10 @@
-"""`num_envs_per_env_runner='auto'`: how many environments the compiled program steps, measured.
+"""Tuning of `num_envs_per_env_runner='auto'`: the number of environments is chosen by measurement.
 
-The widths tried leave the train batch, its minibatches and so the number of updates as they are: more
-environments make rollouts shorter. That is not free for learning (shorter rollouts bootstrap more), so
-rollouts keep at least `MIN_STEPS` steps, and of the widths that are about as fast as the fastest the
-narrowest is taken. What was measured is kept in a file, by machine and settings; what was chosen is
-written into the config, so that a run that goes on measures nothing.
+All candidates keep the train batch, the minibatches and hence the number of updates: with more
+environments, rollouts are shorter. Shorter rollouts bootstrap more, which affects learning, so
+rollouts keep a minimum length, and the fewest environments with about the fastest speed are chosen.
+Measurements are cached in a file by machine and settings. The choice is written to the config, so a
+resumed run measures nothing.
 """
 
 import dataclasses
@@ -14,42 +14,43 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import jax
 import numpy as np
 
 import jaxrl
 from jaxrl.assembly.assemble import Assembly, assemble
-from jaxrl.config.batch_plan.arithmetic import BatchPlan, divisors, nearest
+from jaxrl.config.batch_plan.arithmetic import BatchPlan, divisors, find_nearest
 from jaxrl.config.batch_plan.on_policy import choose_num_devices
-from jaxrl.config.serialize import describable_dict
-from jaxrl.core.seeds import seed_key
+from jaxrl.config.serialize import serialize_for_display
+from jaxrl.core.keys import make_key
+from jaxrl.core.types import Device
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError
 from jaxrl.runners.placement import choose_devices
-from jaxrl.runtime.compilation_cache import file_beside_programs
-from jaxrl.runtime.measurements import keep_entries, machine, read_entries
-from jaxrl.training.sharding import compile_runner
+from jaxrl.runtime.compilation_cache import get_cache_file
+from jaxrl.runtime.measurements import add_entries, describe_machine, read_entries
+from jaxrl.training.sharding import make_runner_programs
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
-Run = Callable[[], float]
-"""A short run; returns its environment steps a second."""
-Prepare = Callable[["AlgorithmConfig", int], Run]
-"""Compiles a config for so many devices."""
+TimedRun = Callable[[], float]
+"""Short run that returns its environment steps per second."""
+PrepareRun = Callable[["AlgorithmConfig", int], TimedRun]
+"""Function that compiles a config for a number of devices."""
 
 SETTING = "num_envs_per_env_runner"
-MIN_STEPS = 32
-"""Of a rollout: with a lambda of 0.95, what lies behind has a fifth of the weight."""
-MAX_WIDTHS = 5
-SLACK = 0.05
-"""A narrower width, or the rule's number of devices, may be so much slower than the fastest."""
+MIN_ROLLOUT_STEPS = 32
+"""Minimum steps of a rollout: with lambda = 0.95, later steps carry a fifth of GAE's weight."""
+MAX_CANDIDATES = 5
+MAX_SLOWDOWN = 0.05
+"""Relative slowdown accepted for fewer environments, or for the default number of devices."""
 TRIAL_S, REPEATS = 0.3, 3
-FILE = "widths.json"
-READ_BY_THE_PROGRAM = (
+CACHE_FILE = "widths.json"
+PROGRAM_SETTING_GROUPS = (
     "environment_settings",
     "env_runners_settings",
     "training_settings",
@@ -59,8 +60,8 @@ READ_BY_THE_PROGRAM = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One measurement."""
+class Measurement:
+    """Measured speed of a number of environments on a number of devices."""
 
     num_envs: int
     num_devices: int
@@ -70,83 +71,90 @@ class Trial:
         return f"{self.num_envs} on {self.num_devices}: {self.steps_per_s:,.0f}"
 
 
-def settle_width(config: ConfigT, prepare: Prepare | None = None) -> tuple[ConfigT, list[str]]:
-    """The config with a number in the place of 'auto', and a sentence on why it is this one.
+def resolve_num_envs(
+    config: ConfigT, prepare: PrepareRun | None = None
+) -> tuple[ConfigT, list[str]]:
+    """Replace 'auto' by a measured number of environments.
 
     Args:
-        config: Returned as it is where it has a number, or none; else a changed copy.
-        prepare: In place of trials on this machine.
+        config: Config of the run.
+        prepare: Replacement for measurements on this machine.
+
+    Returns:
+        A changed copy of the config and a message that explains the choice; the config itself and
+        no message if the setting is not 'auto'.
 
     Raises:
-        ConfigError: The environment is not part of the compiled program.
+        ConfigError: If the environment is not part of the compiled program.
     """
     if config.env_runners_settings.num_envs_per_env_runner != "auto":
         return config, []
     free = config.copy(copy_frozen=False).env_runners(num_envs_per_env_runner=None)
     assembly = assemble(free)
-    if not assembly.in_graph:
+    if not assembly.is_in_graph:
         raise ConfigError(
-            f"{SETTING}='auto' measures the compiled program, and {assembly.made.id} is stepped by "
-            "runners on the host: set a number, or leave it out for the one nearest to 16."
+            f"{SETTING}='auto' measures the compiled program, but {assembly.made.id} is stepped by "
+            "runners on the host: set a number, or leave it out for the default nearest to 16."
         )
-    widths = candidate_widths(free)
-    store = file_beside_programs(config.debugging_settings.compilation_cache_dir, FILE)
-    name = key_of(free, widths)
-    trials, where = _stored(store, name), "measured before on this machine"
+    widths = list_candidate_num_envs(free)
+    cache = get_cache_file(config.debugging_settings.compilation_cache_dir, CACHE_FILE)
+    name = make_cache_key(free, widths)
+    trials, source = _read_cached(cache, name), "measured before on this machine"
     if trials is None:
-        trials, where = _tried(free, widths, prepare or prepared), "measured just now"
-        keep_entries(store, {name: [dataclasses.asdict(trial) for trial in trials]})
-    chosen = best(trials)
-    settled = _with_width(free, chosen.num_envs)
-    if _free_devices(free):
-        settled.preferred_devices = (chosen.num_devices, f"as {SETTING}='auto' measured")
-    return settled, [_sentence(trials, chosen, where, settled.plan())]
+        trials, source = _measure(free, widths, prepare or prepare_run), "measured just now"
+        add_entries(cache, {name: [dataclasses.asdict(trial) for trial in trials]})
+    chosen = select_fastest(trials)
+    resolved = _with_num_envs(free, chosen.num_envs)
+    if _can_choose_devices(free):
+        resolved.preferred_devices = (chosen.num_devices, f"as {SETTING}='auto' measured")
+    return resolved, [_describe_choice(trials, chosen, source, resolved.plan())]
 
 
-def candidate_widths(free: "AlgorithmConfig") -> list[int]:
-    """Numbers of environments from the default on, each about twice the last, in ascending order.
+def list_candidate_num_envs(free: "AlgorithmConfig") -> list[int]:
+    """Return candidate numbers of environments in ascending order, starting from the default.
 
-    All of them keep the train batch, the minibatches and what remembers of them together, and leave
-    rollouts of `MIN_STEPS` steps; the default itself may be less than that.
+    Each is about twice the previous one. All keep the train batch, minibatch and sequence sizes
+    unchanged and leave rollouts of the minimum length; only the default may have shorter ones.
     """
     plan = free.plan()
     found = [plan.num_envs]
-    most = plan.train_batch_size // MIN_STEPS
-    possible = [n for n in divisors(plan.train_batch_size) if plan.num_envs < n <= most]
-    wanted = plan.num_envs * 2
-    while possible and wanted <= 2 * most:
-        width = nearest(possible, wanted)
-        assert width is not None
-        if width not in found and _keeps(plan, _with_width(free, width)):
-            found.append(width)
-        wanted *= 2
-    if len(found) <= MAX_WIDTHS:
+    largest = plan.train_batch_size // MIN_ROLLOUT_STEPS
+    possible = [n for n in divisors(plan.train_batch_size) if plan.num_envs < n <= largest]
+    target = plan.num_envs * 2
+    while possible and target <= 2 * largest:
+        num_envs = find_nearest(possible, target)
+        assert num_envs is not None
+        if num_envs not in found and _keeps_updates(plan, _with_num_envs(free, num_envs)):
+            found.append(num_envs)
+        target *= 2
+    if len(found) <= MAX_CANDIDATES:
         return found
-    places = np.linspace(0, len(found) - 1, MAX_WIDTHS).round().astype(int)
-    return [found[place] for place in places]
+    indices = np.linspace(0, len(found) - 1, MAX_CANDIDATES).round().astype(int)
+    return [found[index] for index in indices]
 
 
-def best(trials: Sequence[Trial]) -> Trial:
-    """The narrowest that is about as fast as the fastest, on its fastest devices.
+def select_fastest(trials: Sequence[Measurement]) -> Measurement:
+    """Return the fewest environments with about the fastest speed, on the fastest devices.
 
-    Of two numbers of devices that are about as fast, the one that was tried first: the rule's.
+    Among numbers of devices with about the same speed, the first one measured is preferred, which
+    is the default.
     """
-    enough = (1 - SLACK) * max(trial.steps_per_s for trial in trials)
-    width = min(trial.num_envs for trial in trials if trial.steps_per_s >= enough)
-    of_it = [trial for trial in trials if trial.num_envs == width]
-    enough = (1 - SLACK) * max(trial.steps_per_s for trial in of_it)
-    return next(trial for trial in of_it if trial.steps_per_s >= enough)
+    threshold = (1 - MAX_SLOWDOWN) * max(trial.steps_per_s for trial in trials)
+    num_envs = min(trial.num_envs for trial in trials if trial.steps_per_s >= threshold)
+    candidates = [trial for trial in trials if trial.num_envs == num_envs]
+    threshold = (1 - MAX_SLOWDOWN) * max(trial.steps_per_s for trial in candidates)
+    return next(trial for trial in candidates if trial.steps_per_s >= threshold)
 
 
-def prepared(config: "AlgorithmConfig", num_devices: int) -> Run:
-    """A run of rollouts and learning together, compiled and warm."""
+def prepare_run(config: "AlgorithmConfig", num_devices: int) -> TimedRun:
+    """Compile and warm up a run of rollouts and updates together."""
     assembly = assemble(config)
     runner, made = assembly.in_graph_runner, assembly.made
     assert isinstance(made, MadeEnv)
-    devices = _devices(config, assembly, num_devices)
-    key = seed_key(config.debugging_settings.seed)
-    shapes = jax.eval_shape(runner.first_state, key, made.params)
-    compiled = compile_runner(runner, shapes, devices, max_retraces=None, jit=True)
+    devices = _select_devices(config, assembly, num_devices)
+    key = make_key(config.debugging_settings.seed)
+    shapes = jax.eval_shape(runner.jitted_init, key, made.params)
+    compiled = make_runner_programs(runner, shapes, devices, max_retraces=None, jit=True)
     state = compiled.init(key, made.params)
 
     def seconds(batches: int) -> float:
@@ -160,69 +168,72 @@ def prepared(config: "AlgorithmConfig", num_devices: int) -> Run:
     return lambda: batches * runner.batch_steps / seconds(batches)
 
 
-def key_of(free: "AlgorithmConfig", widths: Sequence[int]) -> str:
-    """What the outcome of the trials depends on, as a name."""
-    settings, table = describable_dict(free)["settings"], free.name_table()
-    named = [name for group in READ_BY_THE_PROGRAM for name in table.groups[group]]
+def make_cache_key(free: "AlgorithmConfig", candidates: Sequence[int]) -> str:
+    """Return the cache key of the measurements: a hash of all that their outcome depends on."""
+    settings, table = serialize_for_display(free)["settings"], free.get_name_table()
+    named = [name for group in PROGRAM_SETTING_GROUPS for name in table.groups[group]]
     parts = {
         "algo": free.algo_name,
         "settings": {name: settings[name] for name in sorted(named)},
-        "widths": list(widths),
-        "machine": machine(),
+        "widths": list(candidates),
+        "machine": describe_machine(),
         "version": jaxrl.__version__,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _tried(free: "AlgorithmConfig", widths: Sequence[int], prepare: Prepare) -> list[Trial]:
-    """Each width on the devices of the rule, then the best one on other numbers of them."""
+def _measure(
+    free: "AlgorithmConfig", widths: Sequence[int], prepare: PrepareRun
+) -> list[Measurement]:
+    """Measure each candidate on the default devices, then the best on other numbers of devices."""
 
-    def run(width: int, num_devices: int) -> Run:
-        return prepare(_with_width(free, width), num_devices)
+    def run(num_envs: int, num_devices: int) -> TimedRun:
+        return prepare(_with_num_envs(free, num_envs), num_devices)
 
-    pairs = [(width, _rule(_with_width(free, width))) for width in widths]
+    pairs = [(n, _default_num_devices(_with_num_envs(free, n))) for n in widths]
     runs = {pair: run(*pair) for pair in pairs}
-    trials = _in_turn(runs)
-    chosen = best(trials)
-    width, rule = chosen.num_envs, chosen.num_devices
-    others = {(width, n): run(width, n) for n in _other_devices(_with_width(free, width), rule)}
+    trials = _run_in_turn(runs)
+    chosen = select_fastest(trials)
+    num_envs, default = chosen.num_envs, chosen.num_devices
+    config = _with_num_envs(free, num_envs)
+    others = {(num_envs, n): run(num_envs, n) for n in _other_num_devices(config, default)}
     if not others:
         return trials
-    again = _in_turn({(width, rule): runs[width, rule], **others})
+    again = _run_in_turn({(num_envs, default): runs[num_envs, default], **others})
     return [*(trial for trial in trials if trial != chosen), *again]
 
 
-def _in_turn(runs: Mapping[tuple[int, int], Run]) -> list[Trial]:
-    """The best of a few rounds: what else the machine does slows some runs down, and none up."""
+def _run_in_turn(runs: Mapping[tuple[int, int], TimedRun]) -> list[Measurement]:
+    """Measure all runs in turn; keep the best of a few rounds, since other load only slows down."""
     rounds = [{pair: run() for pair, run in runs.items()} for _ in range(REPEATS)]
     return [
-        Trial(num_envs=width, num_devices=number, steps_per_s=max(r[width, number] for r in rounds))
-        for width, number in runs
+        Measurement(num_envs=n, num_devices=devices, steps_per_s=max(r[n, devices] for r in rounds))
+        for n, devices in runs
     ]
 
 
-def _with_width(free: ConfigT, width: int) -> ConfigT:
-    return free.copy(copy_frozen=False).env_runners(num_envs_per_env_runner=width)
+def _with_num_envs(free: ConfigT, num_envs: int) -> ConfigT:
+    return free.copy(copy_frozen=False).env_runners(num_envs_per_env_runner=num_envs)
 
 
-def _keeps(plan: BatchPlan, config: "AlgorithmConfig") -> bool:
-    """Whether a config has the train batch and the updates of a plan, and can be run."""
+def _keeps_updates(plan: BatchPlan, config: "AlgorithmConfig") -> bool:
+    """Return whether a config is valid and has the same train batch and updates as a plan."""
     try:
         other = config.plan()
-        _rule(config)
+        _default_num_devices(config)
     except ConfigError:
         return False
     kept = ("train_batch_size", "minibatch_size", "updates_per_iteration", "sequence_length")
     return all(getattr(plan, name) == getattr(other, name) for name in kept)
 
 
-def _free_devices(config: "AlgorithmConfig") -> bool:
+def _can_choose_devices(config: "AlgorithmConfig") -> bool:
     learners = config.learners_settings
     return learners.num_devices == "auto" and learners.local_device_idx is None
 
 
-def _rule(config: "AlgorithmConfig") -> int:
-    """The number of devices that the config gets without a trial."""
+def _default_num_devices(config: "AlgorithmConfig") -> int:
+    """Return the number of devices that the config gets without measurements."""
     learners, devices = config.learners_settings, jax.local_devices()
     if learners.local_device_idx is not None:
         return 1
@@ -230,38 +241,41 @@ def _rule(config: "AlgorithmConfig") -> int:
     return choose_num_devices(config.plan(), devices[0].platform, len(devices), requested)[0]
 
 
-def _other_devices(config: "AlgorithmConfig", tried: int) -> Iterator[int]:
-    """Numbers of devices that the config could have as well."""
-    if _free_devices(config):
-        most = len(jax.local_devices())
-        yield from (n for n in divisors(config.plan().num_shards) if n <= most and n != tried)
+def _other_num_devices(config: "AlgorithmConfig", measured: int) -> Iterator[int]:
+    """Yield the other numbers of devices that the config could use."""
+    if _can_choose_devices(config):
+        available = len(jax.local_devices())
+        counts = divisors(config.plan().num_shards)
+        yield from (n for n in counts if n <= available and n != measured)
 
 
-def _devices(config: "AlgorithmConfig", assembly: Assembly, number: int) -> list[Any]:
+def _select_devices(config: "AlgorithmConfig", assembly: Assembly, number: int) -> list[Device]:
     if config.learners_settings.local_device_idx is not None:
         return choose_devices(config, assembly)[0]
     return jax.local_devices()[:number]
 
 
-def _sentence(trials: Sequence[Trial], chosen: Trial, where: str, plan: BatchPlan) -> str:
+def _describe_choice(
+    trials: Sequence[Measurement], chosen: Measurement, source: str, plan: BatchPlan
+) -> str:
     kept = (
-        f"train_batch_size={plan.train_batch_size} and its {plan.updates_per_iteration} updates stay, "
-        f"rollouts have {plan.rollout_fragment_length} steps"
+        f"train_batch_size={plan.train_batch_size} and its {plan.updates_per_iteration} updates "
+        f"stay, rollouts have {plan.rollout_fragment_length} steps"
     )
     rates = "; ".join(map(str, trials))
     return (
         f"{SETTING}='auto': {chosen.num_envs} on {chosen.num_devices} device"
-        f"{'s' * (chosen.num_devices > 1)}, the fewest within {100 * SLACK:.0f} % of the fastest "
-        f"({where}, steps/s by environments on devices: {rates}); {kept}."
+        f"{'s' * (chosen.num_devices > 1)}, the fewest within {100 * MAX_SLOWDOWN:.0f} % of the fastest "
+        f"({source}, steps/s by environments on devices: {rates}); {kept}."
     )
 
 
-# --- what was measured before ---
+# --- cache of measurements ---
 
 
-def _stored(store: Path | None, name: str) -> list[Trial] | None:
-    """The trials of this name; None where there are none, or none that can be read."""
+def _read_cached(cache: Path | None, name: str) -> list[Measurement] | None:
+    """Return the cached measurements of this key; None if they are missing or unreadable."""
     try:
-        return [Trial(**trial) for trial in read_entries(store)[name]]
+        return [Measurement(**trial) for trial in read_entries(cache)[name]]
     except (KeyError, TypeError):
         return None

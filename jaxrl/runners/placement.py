@@ -1,23 +1,23 @@
-"""Where a run goes: which local devices share it, and whether it fits there."""
+"""Device placement of a run: choice of local devices and memory checks."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import jax
 
-from jaxrl.assembly.assemble import Assembly, assemble, spaces_of
+from jaxrl.assembly.assemble import Assembly, assemble, get_spaces
 from jaxrl.assembly.device_trial import DeviceTrials
-from jaxrl.buffers.sequence import AnyReplay
+from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.config.batch_plan.on_policy import choose_num_devices
 from jaxrl.config.settings.training import OnPolicyTraining
-from jaxrl.core.spaces import num_bytes
-from jaxrl.core.types import Device
+from jaxrl.core.space_arrays import count_bytes
+from jaxrl.core.types import Device, PyTree
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError
-from jaxrl.learners.microbatches import num_parts
-from jaxrl.runners.host_replay import host_device
-from jaxrl.runtime.devices import memory_limit, warn_of_lost_devices
-from jaxrl.training.rollout import blank_rollout
+from jaxrl.learners.microbatches import get_num_microbatches
+from jaxrl.runners.host_replay import get_host_device
+from jaxrl.runtime.devices import get_memory_limit, warn_about_unused_cores
+from jaxrl.training.rollout import make_blank_rollout
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
@@ -30,25 +30,30 @@ ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
 def choose_devices(
     config: "AlgorithmConfig", assembly: Assembly, trials: DeviceTrials | None = None
 ) -> tuple[list[Device], str]:
-    """The local devices that share the work, by the rule of `choose_num_devices`, and why.
+    """Choose the local devices of a run, by the rule of `choose_num_devices`.
 
     Args:
-        config: Its `num_devices` counts, then its `preferred_devices`.
-        assembly: The run's functions.
-        trials: What decides where both leave it open; None for the rule alone.
+        config: Config of the run; `num_devices` has precedence over `preferred_devices`.
+        assembly: Pure functions of the run.
+        trials: Measurements that decide if the config does not; None to use the rule alone.
+
+    Returns:
+        The devices and the reason for choosing them.
 
     Raises:
-        ConfigError: Devices were set that there are not, or that do not divide the work.
+        ConfigError: If configured devices do not exist or do not divide the work.
     """
     devices = jax.local_devices()
     if config.learners_settings.num_learners:
         number = config.learners_settings.num_learners
-        return devices[:1], f"{number} learner process{'es' * (number > 1)}, as num_learners says."
+        return devices[
+            :1
+        ], f"{number} learner process{'es' * (number > 1)}, as set by num_learners."
     index = config.learners_settings.local_device_idx
     if index is not None:
         if index >= len(devices):
             raise ConfigError(
-                f"local_device_idx={index} is none of the {len(devices)} local devices; use a "
+                f"local_device_idx={index} is not one of the {len(devices)} local devices; use a "
                 f"number from 0 to {len(devices) - 1}."
             )
         return [devices[index]], f"Local device {index}, as set."
@@ -60,103 +65,106 @@ def choose_devices(
             return devices[
                 :number
             ], f"{number} {devices[0].platform} device{'s' * (number > 1)}, {why}."
-    measuring = trials if trials and trials.is_possible and assembly.in_graph else None
+    usable = trials if trials and trials.is_possible and assembly.is_in_graph else None
 
-    def chosen(count: int) -> tuple[int, str]:
+    def choose(count: int) -> tuple[int, str]:
         return choose_num_devices(
             assembly.plan,
             devices[0].platform,
             count if config.debugging_settings.jit else 1,
             None if requested == "auto" else requested,
-            on_host=not assembly.in_graph,
-            is_worth=measuring.is_worth if measuring else None,
+            is_on_host=not assembly.is_in_graph,
+            is_faster=usable.is_faster if usable else None,
         )
 
-    number, why = chosen(len(devices))
+    number, why = choose(len(devices))
     if requested == "auto":
-        warn_of_lost_devices(lambda count: chosen(count)[0])
+        warn_about_unused_cores(lambda count: choose(count)[0])
     return devices[:number], why
 
 
-def settle_parts(config: ConfigT, trials: DeviceTrials) -> ConfigT:
-    """The config with a number, or None, in the place of `microbatch_size="auto"` where it matters.
+def resolve_microbatch_size(config: ConfigT, trials: DeviceTrials) -> ConfigT:
+    """Replace `microbatch_size="auto"` by a number or None, if the choice makes a difference.
 
     Args:
-        config: Returned as it is where nothing is to be decided, or measured; else a changed copy.
-        trials: Those of this machine.
+        config: Config of the run.
+        trials: Measurements on this machine.
+
+    Returns:
+        A changed copy of the config; the config itself if nothing needs to be chosen or measured.
     """
     training = config.training_settings
     if not isinstance(training, OnPolicyTraining) or training.microbatch_size != "auto":
         return config
     plan = config.plan()
     rows = plan.minibatch_size // (plan.sequence_length or 1)
-    if num_parts(rows, "auto", "cpu") == 1 or not trials.is_possible:
+    if get_num_microbatches(rows, "auto", "cpu") == 1 or not trials.is_possible:
         return config
     devices, _ = choose_devices(config, assemble(config), trials)
     rows //= len(devices)
-    parts = num_parts(rows, "auto", "cpu")
+    parts = get_num_microbatches(rows, "auto", "cpu")
     if parts == 1:
         return config
-    size = rows // parts if trials.are_parts_worth(rows, parts, len(devices)) else None
+    size = rows // parts if trials.is_faster_in_parts(rows, parts, len(devices)) else None
     return config.copy(copy_frozen=False).update_from_dict({"microbatch_size": size})
 
 
 def check_memory(assembly: Assembly, devices: list[Device]) -> None:
-    """Refuse, before compiling, what cannot fit.
+    """Check before compiling that a run can fit into memory.
 
     Raises:
-        ConfigError: A lower bound of the memory needed is more than the device has.
+        ConfigError: If a lower bound of the required memory exceeds that of the device.
     """
-    check_buffer(assembly, devices)
+    check_buffer_size(assembly, devices)
     plan = assembly.plan
-    limit = memory_limit(devices[0])
+    limit = get_memory_limit(devices[0])
     if limit is not None and _is_tiny(assembly, limit):
         return
-    shared = devices[0].platform == "cpu"
-    needed = required_bytes(assembly) / (1 if shared else len(devices))
+    is_shared = devices[0].platform == "cpu"
+    needed = estimate_required_bytes(assembly) / (1 if is_shared else len(devices))
     if limit is None or needed <= limit:
         return
-    has = f"and the device has {limit / 2**30:.1f} GiB"
-    learned = learned_bytes(assembly)
+    available = f"and the device has {limit / 2**30:.1f} GiB"
+    learned = compute_learner_bytes(assembly)
     if learned > limit / 2:
         raise ConfigError(
             f"The module and its optimizer need at least {learned / 2**30:.1f} GiB of "
-            f"{needed / 2**30:.1f} GiB for one train batch, {has}: make the layers of model_config "
-            "smaller, or the observations that they read."
+            f"{needed / 2**30:.1f} GiB for one train batch, {available}: make the layers of "
+            "model_config or the observations smaller."
         )
     raise ConfigError(
         f"train_batch_size={plan.train_batch_size} needs at least {needed / 2**30:.1f} GiB for "
-        f"the state, the rollout and its targets, {has}: lower train_batch_size (or "
+        f"the state, the rollout and its targets, {available}: lower train_batch_size (or "
         "num_envs_per_env_runner)."
     )
 
 
 def _is_tiny(assembly: Assembly, limit: int) -> bool:
-    """Whether a thousand times the state and the observations fit, so that nothing else need be traced."""
-    if not assembly.in_graph:
+    """Return whether 1000 times the state and observations fit, which makes tracing unnecessary."""
+    if not assembly.is_in_graph:
         return False
-    rows = assembly.plan.train_batch_size * num_bytes(spaces_of(assembly.made)[0])
-    return 1000 * (state_bytes(assembly) + rows) < limit
+    rows = assembly.plan.train_batch_size * count_bytes(get_spaces(assembly.made)[0])
+    return 1000 * (compute_state_bytes(assembly) + rows) < limit
 
 
-def check_buffer(assembly: Assembly, devices: list[Device]) -> None:
-    """Refuse a replay buffer that is too large, before it is allocated.
+def check_buffer_size(assembly: Assembly, devices: list[Device]) -> None:
+    """Check the size of the replay buffer before it is allocated.
 
     Raises:
-        ConfigError: Names its size, and a capacity that fits.
+        ConfigError: If the buffer is too large; the message gives a capacity that fits.
     """
     replay = assembly.runner.experience
-    if not isinstance(replay, AnyReplay):
+    if not isinstance(replay, AnyReplayBuffer):
         return
     limit = assembly.max_buffer_bytes
     if limit == "auto":
-        places = [host_device()] if replay.in_host_memory else devices
-        memory = memory_limit(places[0])
-        shared = places[0].platform == "cpu"
-        limit = None if memory is None else memory * (1 if shared else len(places)) // 2
+        holders = [get_host_device()] if replay.in_host_memory else devices
+        memory = get_memory_limit(holders[0])
+        is_shared = holders[0].platform == "cpu"
+        limit = None if memory is None else memory * (1 if is_shared else len(holders)) // 2
     if limit is None or assembly.buffer_bytes <= limit:
         return
-    fits = _capacity_for(assembly, replay, limit)
+    fits = _find_capacity(assembly, replay, limit)
     lower = f"set the capacity to at most {fits}, or " if fits else ""
     raise ConfigError(
         f"replay_buffer_config['capacity']={replay.length * replay.num_envs} needs "
@@ -166,62 +174,64 @@ def check_buffer(assembly: Assembly, devices: list[Device]) -> None:
     )
 
 
-def _capacity_for(assembly: Assembly, replay: AnyReplay, limit: int) -> int:
-    """A number of transitions, in whole rollouts, that takes no more than so many bytes."""
+def _find_capacity(assembly: Assembly, replay: AnyReplayBuffer, limit: int) -> int:
+    """Return the largest capacity in whole rollouts that takes at most `limit` bytes."""
     unit = assembly.plan.num_envs * assembly.plan.rollout_fragment_length
-    least, most = 0, replay.length * replay.num_envs // unit
-    while least < most:  # a tree of priorities grows in jumps, so it is asked for its size
-        middle = (least + most + 1) // 2
+    low, high = 0, replay.length * replay.num_envs // unit
+    while low < high:  # bisection, because the tree of priorities grows in jumps
+        middle = (low + high + 1) // 2
         length = middle * assembly.plan.rollout_fragment_length
-        fits = assembly.buffer_bytes_of(dataclasses.replace(replay, length=length)) <= limit
-        least, most = (middle, most) if fits else (least, middle - 1)
-    return least * unit
+        fits = assembly.compute_buffer_bytes(dataclasses.replace(replay, length=length)) <= limit
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low * unit
 
 
-def required_bytes(assembly: Assembly) -> int:
-    """A lower bound of the memory of one train batch: the state, the rollout and the targets."""
-    if not assembly.in_graph:
-        return _state_and_rollout_bytes(assembly)
+def estimate_required_bytes(assembly: Assembly) -> int:
+    """Return a lower bound in bytes for one train batch: the state, the rollout and the targets."""
+    if not assembly.is_in_graph:
+        return _count_state_and_rollout_bytes(assembly)
     runner, made = assembly.in_graph_runner, assembly.made
     assert isinstance(made, MadeEnv)
 
-    def batch(state: TrainState) -> Any:
-        actor = runner.actor(state)
-        rollout = blank_rollout(runner.sampler, actor, runner.num_steps, runner.num_envs)
-        if isinstance(runner.experience, AnyReplay):
+    def batch(state: TrainState) -> PyTree:
+        actor = runner.make_actor_state(state)
+        rollout = make_blank_rollout(
+            runner.rollout_worker, actor, runner.num_steps, runner.num_envs
+        )
+        if isinstance(runner.experience, AnyReplayBuffer):
             return rollout
-        seen = runner.sampler.observed(state.connectors.obs, rollout)
-        return rollout, runner.learner.prepare(state.learner, seen, state.progress)[0]
+        seen = runner.rollout_worker.preprocess_rollout(state.connectors.obs, rollout)
+        return rollout, runner.on_policy_learner.prepare(state.learner, seen, state.progress)[0]
 
-    state = jax.eval_shape(runner.first_state, jax.random.key(0), made.params)
-    return _bytes((state, jax.eval_shape(batch, state)))
+    state = jax.eval_shape(runner.jitted_init, jax.random.key(0), made.params)
+    return _count_bytes((state, jax.eval_shape(batch, state)))
 
 
-def learned_bytes(assembly: Assembly) -> int:
-    """The size of the parameters and what the optimizer keeps of them."""
+def compute_learner_bytes(assembly: Assembly) -> int:
+    """Return the size in bytes of the parameters and the optimizer state."""
     runner, num_envs = assembly.runner, assembly.plan.total_envs
-    state = jax.eval_shape(lambda key: runner.init_learning(key, num_envs), jax.random.key(0))
-    return _bytes(state.learner)
+    state = jax.eval_shape(lambda key: runner.init_without_envs(key, num_envs), jax.random.key(0))
+    return _count_bytes(state.learner)
 
 
-def state_bytes(assembly: Assembly) -> int:
-    """The size of the state of a run whose environments are in the compiled program."""
+def compute_state_bytes(assembly: Assembly) -> int:
+    """Return the size in bytes of the state of a run with environments in the compiled program."""
     made = assembly.made
     assert isinstance(made, MadeEnv)
     runner = assembly.in_graph_runner
-    return _bytes(jax.eval_shape(runner.first_state, jax.random.key(0), made.params))
+    return _count_bytes(jax.eval_shape(runner.jitted_init, jax.random.key(0), made.params))
 
 
-def _bytes(shapes: Any) -> int:
+def _count_bytes(shapes: PyTree) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
-def _state_and_rollout_bytes(assembly: Assembly) -> int:
-    """The state, and the observations of a train batch and of its successors."""
+def _count_state_and_rollout_bytes(assembly: Assembly) -> int:
+    """Return the size of the state and of a train batch's observations and successors."""
     runner, plan = assembly.runner, assembly.plan
     state = jax.eval_shape(
-        lambda key: runner.init_learning(key, plan.total_envs), jax.random.key(0)
+        lambda key: runner.init_without_envs(key, plan.total_envs), jax.random.key(0)
     )
-    observation = num_bytes(spaces_of(assembly.made)[0])
+    observation = count_bytes(get_spaces(assembly.made)[0])
     rows = plan.num_envs * plan.rollout_fragment_length
-    return _bytes(state) + 2 * observation * rows
+    return _count_bytes(state) + 2 * observation * rows

@@ -1,4 +1,4 @@
-"""What a run's loop is to its Algorithm, wherever the environments are stepped."""
+"""Interfaces between an Algorithm, its training loop and its env runners."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,161 +7,173 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from jaxrl.core.types import PyTree
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runtime.program import Program
-from jaxrl.training.nonfinite import without_counts
-from jaxrl.training.report import Dispatched, IterationTotals, Report
+from jaxrl.training.nonfinite import drop_counts
+from jaxrl.training.report import DispatchResult, IterationTotals, TrainReport
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
-    from jaxrl.config.settings.run import Reporting
+    from jaxrl.config.settings.run import ReportingSettings
 
 
 Fill: TypeAlias = Callable[[str, Callable[[], PyTree]], PyTree]
-"""From a part's name and what gives it as it is to what was saved of it; None if nothing was."""
+"""Function that maps the name of a part of the state, and a function returning its current value,
+to the saved value; None if nothing was saved."""
 
 
 class EnvRunnerGroup(Protocol):
-    """The runners of a run: one that is in this process, or actors.
+    """Env runners of a run: one in this process, or actors.
 
-    `notes` are sentences for `explain()`.
+    `notes` holds messages for `explain()`.
     """
 
     notes: list[str]
 
     @property
     def programs(self) -> list[Program]:
-        """What was compiled in this process to act."""
+        """Programs compiled in this process for acting."""
         ...
 
-    def publish(self, weights: Weights) -> None:
-        """The weights to act with from now on."""
+    def sync_weights(self, weights: Weights) -> None:
+        """Set the weights to act with."""
         ...
 
     def next_batch(self) -> list[Fragment]:
-        """The fragments of one train batch, in the order of its columns."""
+        """Return the fragments of the next train batch, in the order of its columns."""
         ...
 
-    def metrics(self) -> dict[str, Any]:
-        """Parts of the result, since the last call where they are no lifetime counts."""
+    def get_metrics(self) -> dict[str, Any]:
+        """Return entries for the result, since the last call except for lifetime counts."""
         ...
 
     def get_state(self) -> PyTree:
-        """Where all the environments are, in the order of their indices."""
+        """Return the state of all environments, in the order of their indices."""
         ...
 
     def set_state(self, state: PyTree) -> None:
-        """Go on from what `get_state` returned."""
+        """Restore a state returned by `get_state`."""
         ...
 
     def get_counts(self) -> dict[str, Any]:
-        """Lifetime counts, as JSON takes them."""
+        """Return lifetime counts as JSON-compatible data."""
         ...
 
     def set_counts(self, counts: dict[str, Any]) -> None:
-        """Go on counting from what `get_counts` returned."""
+        """Restore counts returned by `get_counts`."""
         ...
 
     def foreach_env_runner(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """What a function of each runner returns."""
+        """Call a function on each runner and return the results."""
         ...
 
     def stop(self) -> None:
-        """Let everything go; may be called twice."""
+        """Release all resources; safe to call more than once."""
         ...
 
 
 class Loop(Protocol):
-    """Dispatches train batches: of the compiled program, or from runners on the host.
+    """Training loop of a run, either over the compiled program or over host runners.
 
-    What only one of the two knows, the other answers with nothing.
+    Members that apply to only one of the two return an empty value for the other.
     """
 
     @property
     def runners(self) -> EnvRunnerGroup | None:
-        """The runners on the host; None where the environments are in the program."""
+        """Host runners; None if the environments are part of the compiled program."""
         ...
 
     @property
     def notes(self) -> list[str]:
-        """Sentences for `explain()`."""
+        """Messages for `explain()`."""
         ...
 
     @property
     def programs(self) -> list[Program]:
-        """What was compiled beside the learners' programs."""
+        """Compiled programs other than those of the learners."""
         ...
 
     def prepare(self) -> None:
-        """Make what dispatching needs, so that whatever is wrong with it is told now."""
+        """Create everything that training needs, so that errors are raised early."""
         ...
 
-    def wanted(self, reporting: "Reporting", totals: IterationTotals, elapsed: float) -> int:
-        """Train batches of the next dispatch, 0 when the iteration has all it was asked for."""
-        ...
+    def next_num_batches(
+        self, reporting: "ReportingSettings", totals: IterationTotals, elapsed: float
+    ) -> int:
+        """Return the number of train batches to dispatch next, 0 if the iteration is complete.
 
-    def expect(self, iterations: int) -> None:
-        """Learn how many iterations may be computed before the state is to be looked at.
-
-        The one that begins is counted. Where more of them are asked for than that, or fewer, nothing
-        is wrong but some work.
+        Args:
+            reporting: Required minimum of steps and seconds per iteration.
+            totals: Totals of the iteration so far.
+            elapsed: Seconds since the start of the iteration.
         """
         ...
 
-    def dispatch(self, batches: int, on_phase: Callable[[str], None]) -> Dispatched:
-        """Run so many train batches, and tell the user's hooks of what they sampled."""
-        ...
-
-    def report(self, pending: Sequence[Any]) -> Report:
-        """What is to be known of several dispatches, by their `pending`, in one transfer."""
-        ...
-
-    def added_to(self, result: dict[str, Any]) -> dict[str, Any]:
-        """A result with what the loop knows since the last one, below `timers` its seconds."""
-        ...
-
-    def whole(self, state: TrainState) -> TrainState:
-        """The learners' state with that of environments which are kept apart from it."""
-        ...
-
-    def own_leaves(self, leaves: Mapping[str, Any], counts: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of the leaves of a saved `whole` state that are not the learners'.
+    def set_lookahead(self, num_iterations: int) -> None:
+        """Set the number of iterations that may be computed before the state is read.
 
         Args:
-            leaves: Of the state.
-            counts: What `get_counts` returned then.
+            num_iterations: Expected number, including the one that starts now. A wrong value costs
+                computation but does not change results.
+        """
+        ...
+
+    def run_batches(self, num_batches: int, on_phase: Callable[[str], None]) -> DispatchResult:
+        """Run train batches and call the hooks for their episodes and samples."""
+        ...
+
+    def fetch_report(self, pending: Sequence[Any]) -> TrainReport:
+        """Fetch the report on several dispatches, given their `pending`, in one transfer."""
+        ...
+
+    def extend_result(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Add the loop's metrics since the last result, including its `timers`, to a result."""
+        ...
+
+    def full_state(self, state: TrainState) -> TrainState:
+        """Return the learner state including environment states that are kept separately."""
+        ...
+
+    def env_leaves(self, leaves: Mapping[str, Any], counts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the leaves of a saved full state that do not belong to the learners.
+
+        Args:
+            leaves: Leaves of the saved state.
+            counts: Return value of `get_counts` at the time of saving.
 
         Raises:
-            CheckpointError: Leaves are there without the counts that belong to them.
+            CheckpointError: If the counts for these leaves are missing.
         """
         ...
 
     def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
-        """Go on where a checkpoint says.
+        """Continue from a checkpoint.
 
         Args:
-            fill: Fills a part of the `own_leaves`.
-            counts: What `get_counts` returned.
+            fill: Function that fills a part of the state from the saved leaves.
+            counts: Return value of `get_counts` at the time of saving.
         """
         ...
 
     def get_counts(self) -> dict[str, Any]:
-        """What lasts for the run's life and is in no state, as JSON takes it."""
+        """Return lifetime counts that are not part of the state, as JSON-compatible data."""
         ...
 
     def stop(self) -> None:
-        """Let everything go; may be called twice."""
+        """Release all resources; safe to call more than once."""
         ...
 
 
-def steps_left(reporting: "Reporting", totals: IterationTotals, env_steps: int) -> tuple[int, int]:
-    """The steps that an iteration has still to sample, and those that it has still to train on.
+def count_steps_left(
+    reporting: "ReportingSettings", totals: IterationTotals, env_steps: int
+) -> tuple[int, int]:
+    """Return the numbers of steps that an iteration still has to sample and to train on.
 
-    Negative where it has more than enough. What was trained on has to be fetched where it is not
-    what was sampled, so that is looked at only if a number is asked for.
+    They are negative if the iteration has more than enough. With replay, the number of trained
+    steps has to be fetched from the device, so it is only used if a minimum is set.
 
     Args:
-        reporting: What was asked for.
-        totals: Of the iteration so far.
-        env_steps: Those that count as sampled in it.
+        reporting: Required minimum of steps per iteration.
+        totals: Totals of the iteration so far.
+        env_steps: Number of steps that count as sampled in the iteration.
     """
     to_sample = max(reporting.min_sample_timesteps_per_iteration, 1) - env_steps
     to_train = reporting.min_train_timesteps_per_iteration
@@ -172,25 +184,25 @@ def steps_left(reporting: "Reporting", totals: IterationTotals, env_steps: int) 
 
 @dataclasses.dataclass(frozen=True)
 class LearnerMetrics(Mapping[str, float]):
-    """Means over the train batches of a dispatch that were learned from; empty if none was.
+    """Learner metrics, averaged over the train batches of a dispatch that were trained on.
 
-    They are fetched from the learners when they are looked at.
+    The mapping is empty if there were none. Values are fetched from the learners on access.
     """
 
     loop: Loop
-    dispatched: Dispatched
+    dispatched: DispatchResult
 
     def __getitem__(self, name: str) -> float:
-        return self._fetched()[name]
+        return self._fetch()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._fetched())
+        return iter(self._fetch())
 
     def __len__(self) -> int:
-        return len(self._fetched())
+        return len(self._fetch())
 
-    def _fetched(self) -> dict[str, float]:
-        summary = self.loop.report([self.dispatched.pending]).summaries[0]
+    def _fetch(self) -> dict[str, float]:
+        summary = self.loop.fetch_report([self.dispatched.pending]).summaries[0]
         learned = int(summary.learned_batches)
-        metrics = without_counts(summary.metrics)
+        metrics = drop_counts(summary.metrics)
         return {name: float(value) / learned for name, value in metrics.items() if learned}

@@ -1,7 +1,7 @@
-"""Episodes that a runner on the host plays for an evaluation: a fixed quota in each environment.
+"""Evaluation episodes on host runners, with a fixed quota per environment.
 
-Taking the first n episodes to end would favour short ones, so every environment has its own number
-of episodes or steps, whatever the others do.
+Using the first n episodes that end would favor short ones, so every environment plays its own
+number of episodes or steps, independently of the others.
 """
 
 import dataclasses
@@ -16,21 +16,21 @@ from jaxrl.envs.vector import NO_FAULT
 from jaxrl.runners.fragment import Fragment
 from jaxrl.training.evaluate import EvaluationResult
 
-CHUNK = 16
-"""Vector steps between two looks at which environments are done."""
+CHUNK_STEPS = 16
+"""Number of vector steps between checks of which environments are done."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Share:
-    """What one runner plays, the same in whichever runner plays it.
+class EvalShare:
+    """Part of an evaluation that one runner plays; the result does not depend on which runner.
 
     Args:
-        seed: Of the evaluation.
-        first_index: Place of the runner's first environment among all of the evaluation.
-        episodes: Of each environment, 0 for none; None plays steps instead.
-        steps: Of each environment; with `episodes` a bound, else as many as it plays.
-        timeout_s: After so many seconds it ends with what there is.
-        goes_on: Go on with the episodes of the share before rather than start anew.
+        seed: Seed of the evaluation.
+        first_index: Index of the runner's first environment among all those of the evaluation.
+        episodes: Number of episodes per environment, 0 for none; None to play steps instead.
+        steps: Number of steps per environment if `episodes` is None, else their upper bound.
+        timeout_s: Time limit in seconds, after which the episodes played so far are returned.
+        is_continuation: Whether to continue the episodes of the previous share instead of new ones.
     """
 
     seed: int
@@ -38,15 +38,16 @@ class Share:
     episodes: tuple[int, ...] | None
     steps: tuple[int, ...]
     timeout_s: float
-    goes_on: bool = False
+    is_continuation: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Played:
-    """Episodes that were played out, and what else happened.
+class EvalEpisodes:
+    """Completed episodes of an evaluation share, with counts and metrics.
 
-    `num_cut` episodes were asked for or begun and not played out; `timed_out` says that the time
-    ended first. `seconds` is what it took, `metrics` what callbacks logged, a part a fragment.
+    `num_cut` counts the episodes that were requested or begun but not completed. `timed_out` is
+    whether the time limit was reached first. `seconds` is the elapsed time. `metrics` holds the
+    metrics logged by callbacks, one entry per fragment.
     """
 
     episode_return: tuple[float, ...]
@@ -60,56 +61,56 @@ class Played:
     metrics: tuple[dict[str, Any], ...] = ()
 
 
-class Plays(Protocol):
-    """As much as is needed of an EnvRunner."""
+class EpisodePlayer(Protocol):
+    """Interface of an EnvRunner for playing evaluation shares."""
 
     num_envs: int
 
     def restart(self, seed: int, env_index: Int[np.ndarray, " B"]) -> None: ...
 
-    def hold(self, held: Bool[np.ndarray, " B"]) -> None: ...
+    def pause(self, paused: Bool[np.ndarray, " B"]) -> None: ...
 
     def sample(self, num_steps: int) -> Fragment: ...
 
 
-def play(runner: Plays, share: Share, *, can_hold: bool = True) -> Played:
-    """Plays a share out.
+def play_share(runner: EpisodePlayer, share: EvalShare, *, can_pause: bool = True) -> EvalEpisodes:
+    """Play all episodes of a share.
 
     Args:
-        runner: With weights.
-        share: For as many environments as it has.
-        can_hold: Environments that are done can wait for the others; else they play on, and it
-            does not count.
+        runner: Runner whose weights have been set.
+        share: Share for as many environments as the runner has.
+        can_pause: Whether finished environments can be paused; otherwise they keep playing and
+            their further episodes are ignored.
     """
     begin = time.perf_counter()
-    if not share.goes_on:
+    if not share.is_continuation:
         index = np.arange(runner.num_envs, dtype=np.int32) + share.first_index
         runner.restart(share.seed, index)
-    tally = _Tally(runner.num_envs, share)
+    tally = _QuotaTally(runner.num_envs, share)
     timed_out = False
     try:
         while not tally.done.all() and not timed_out:
-            if can_hold:
-                runner.hold(tally.done.copy())
+            if can_pause:
+                runner.pause(tally.done.copy())
             tally.add(runner.sample(tally.next_chunk))
             timed_out = time.perf_counter() - begin > share.timeout_s
     finally:
-        if can_hold:
-            runner.hold(np.zeros(runner.num_envs, np.bool_))
-    return tally.played(timed_out and not tally.done.all(), time.perf_counter() - begin)
+        if can_pause:
+            runner.pause(np.zeros(runner.num_envs, np.bool_))
+    return tally.to_played(timed_out and not tally.done.all(), time.perf_counter() - begin)
 
 
-class _Tally:
-    """What counts of the fragments of a share."""
+class _QuotaTally:
+    """Accumulator of the fragments of a share, up to the quota of each environment."""
 
-    def __init__(self, num_envs: int, share: Share) -> None:
-        self._by_steps = share.episodes is None
-        self._most = np.array(share.steps, np.int64)
-        self._wanted = np.array(share.steps if share.episodes is None else share.episodes, np.int64)
-        self._ended = np.zeros(num_envs, np.int64)
-        self._steps = np.zeros(num_envs, np.int64)
-        self._rows = np.zeros(num_envs, np.int64)
-        self._in_episode = np.zeros(num_envs, np.bool_)
+    def __init__(self, num_envs: int, share: EvalShare) -> None:
+        self._is_by_steps = share.episodes is None
+        self._max_steps = np.array(share.steps, np.int64)
+        self._quota = np.array(share.steps if share.episodes is None else share.episodes, np.int64)
+        self._num_ended = np.zeros(num_envs, np.int64)
+        self._num_steps = np.zeros(num_envs, np.int64)
+        self._num_rows = np.zeros(num_envs, np.int64)
+        self._is_in_episode = np.zeros(num_envs, np.bool_)
         self._returns: list[float] = []
         self._lengths: list[int] = []
         self._metrics: list[dict[str, Any]] = []
@@ -118,17 +119,21 @@ class _Tally:
 
     @property
     def done(self) -> Bool[np.ndarray, " B"]:
-        """Which environments have played what they should."""
-        # Rows that are no transitions must end some time, too.
-        spent = (self._steps >= self._most) | (self._rows >= 2 * self._most + CHUNK)
-        return spent | (self._ended >= self._wanted)
+        """Whether each environment has reached its quota, `[B]`."""
+        # The bound on rows ends environments that produce no valid transitions.
+        spent = (self._num_steps >= self._max_steps) | (
+            self._num_rows >= 2 * self._max_steps + CHUNK_STEPS
+        )
+        return spent | (self._num_ended >= self._quota)
 
     @property
     def next_chunk(self) -> int:
-        """Vector steps to go on with; few numbers occur, as each is compiled for."""
-        if not self._by_steps:
-            return CHUNK
-        return min(CHUNK, max(1, int((self._most - self._steps)[~self.done].max(initial=1))))
+        """Number of vector steps to sample next; few values occur, as each one is compiled."""
+        if not self._is_by_steps:
+            return CHUNK_STEPS
+        return min(
+            CHUNK_STEPS, max(1, int((self._max_steps - self._num_steps)[~self.done].max(initial=1)))
+        )
 
     def add(self, fragment: Fragment) -> None:
         record, mask = fragment.record, fragment.rollout.mask
@@ -136,30 +141,32 @@ class _Tally:
         self._num_restarts += sum(fault.what == "raised" for fault in fragment.faults)
         for b in np.flatnonzero(~self.done):
             for t in range(len(mask)):
-                self._rows[b] += 1
+                self._num_rows[b] += 1
                 self._num_nonfinite += int(record.fault[t, b] != NO_FAULT)
                 if mask[t, b]:
-                    self._steps[b] += 1
-                    self._in_episode[b] = not record.ended[t, b]
+                    self._num_steps[b] += 1
+                    self._is_in_episode[b] = not record.ended[t, b]
                 if record.ended[t, b]:
-                    self._ended[b] += 1
+                    self._num_ended[b] += 1
                     self._returns.append(float(record.episode_return[t, b]))
                     self._lengths.append(int(record.episode_length[t, b]))
                 if self._is_done(b):
                     break
 
-    def _is_done(self, b: Any) -> bool:
-        return bool(self._ended[b] >= self._wanted[b] or self._steps[b] >= self._most[b])
+    def _is_done(self, b: np.intp) -> bool:
+        return bool(
+            self._num_ended[b] >= self._quota[b] or self._num_steps[b] >= self._max_steps[b]
+        )
 
-    def played(self, timed_out: bool, seconds: float) -> Played:
-        if self._by_steps:
-            num_cut = int(self._in_episode.sum())
+    def to_played(self, timed_out: bool, seconds: float) -> EvalEpisodes:
+        if self._is_by_steps:
+            num_cut = int(self._is_in_episode.sum())
         else:
-            num_cut = int(np.maximum(self._wanted - self._ended, 0).sum())
-        return Played(
+            num_cut = int(np.maximum(self._quota - self._num_ended, 0).sum())
+        return EvalEpisodes(
             episode_return=tuple(self._returns),
             episode_length=tuple(self._lengths),
-            env_steps=int(self._steps.sum()),
+            env_steps=int(self._num_steps.sum()),
             num_nonfinite=self._num_nonfinite,
             num_cut=num_cut,
             num_sub_env_restarts=self._num_restarts,
@@ -169,12 +176,12 @@ class _Tally:
         )
 
 
-def as_result(parts: Iterable[Played], num_missing: int = 0) -> EvaluationResult:
-    """All parts as one, in the form of the compiled evaluation.
+def to_evaluation_result(parts: Iterable[EvalEpisodes], num_missing: int = 0) -> EvaluationResult:
+    """Merge the episodes of all runners into a result like that of the compiled evaluation.
 
     Args:
-        parts: Of all runners.
-        num_missing: Episodes that nothing was heard of.
+        parts: Episodes of each runner.
+        num_missing: Number of requested episodes for which no runner replied.
     """
     parts = list(parts)
     returns = [value for part in parts for value in part.episode_return]
@@ -190,12 +197,12 @@ def as_result(parts: Iterable[Played], num_missing: int = 0) -> EvaluationResult
     )
 
 
-def quotas(total: int, num_envs: int) -> tuple[int, ...]:
-    """`total` over so many environments, as equally as it goes, the first ones getting more."""
+def split_evenly(total: int, num_envs: int) -> tuple[int, ...]:
+    """Split `total` over the environments as evenly as possible; the first ones get the rest."""
     share, rest = divmod(total, num_envs)
-    return tuple(share + (place < rest) for place in range(num_envs))
+    return tuple(share + (index < rest) for index in range(num_envs))
 
 
-def of_runner(values: Sequence[int], runner: int, num_envs: int) -> tuple[int, ...]:
-    """The part of one runner, counted from 0."""
+def slice_for_runner(values: Sequence[int], runner: int, num_envs: int) -> tuple[int, ...]:
+    """Return the values of one runner's environments, with runners counted from 0."""
     return tuple(values[runner * num_envs : (runner + 1) * num_envs])

@@ -1,4 +1,4 @@
-"""The rows of a fragment as they come from host environments, NumPy."""
+"""NumPy buffer for the rows of a fragment, filled from host environments."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -13,55 +13,55 @@ from jaxrl.envs.vector import NO_FAULT, OBS_FAULT, REWARD_FAULT
 from jaxrl.training.episode_stats import EpisodeRecord
 
 FAULT_CODES = {"reward": REWARD_FAULT, "observation": OBS_FAULT, "raised": NO_FAULT}
-"""Only what is not finite is counted as such; what was raised is told of as a runner's fault."""
+"""Fault code of each `HostFault.what`. Exceptions are reported as runner faults instead."""
 
 
-class Rows:
-    """Consecutive vector steps, `[T, B, ...]`, kept at full width until the fragment is done.
+class FragmentBuilder:
+    """Consecutive vector steps `[T, B, ...]`, stored packed until the fragment is complete.
 
     Args:
-        capacity: Steps that fit before it grows.
-        obs: The leaves of the first observations, `[B, ...]`.
-        width: Words of a step.
-        leaves: From observations to their leaves.
+        capacity: Number of steps that fit before `grow` is needed.
+        obs: Leaves of the first observations, `[B, ...]`.
+        width: Number of words per environment and step.
+        leaves: Function that returns the leaves of observations.
     """
 
     def __init__(
         self,
         capacity: int,
         obs: Sequence[np.ndarray],
-        width: int,
-        leaves: Callable[[PyTree], list[Any]],
+        num_words: int,
+        flatten_obs: Callable[[PyTree], list[Any]],
     ) -> None:
         self.length = 0
-        self._leaves = leaves
+        self._flatten_obs = flatten_obs
         rows = len(obs[0])
         self.obs = [np.empty((capacity + 1, *leaf.shape), leaf.dtype) for leaf in obs]
         for buffer, leaf in zip(self.obs, obs, strict=True):
             buffer[0] = leaf
-        self.words = np.empty((capacity, rows, width), np.uint32)
+        self.words = np.empty((capacity, rows, num_words), np.uint32)
         self.reward = np.empty((capacity, rows), np.float32)
         self.terminated = np.empty((capacity, rows), np.bool_)
         self.truncated = np.empty((capacity, rows), np.bool_)
         self.mask = np.empty((capacity, rows), np.bool_)
         self.starts = np.empty((capacity, rows), np.bool_)
         self.fault = np.zeros((capacity, rows), np.int32)
-        self._final: list[tuple[int, Bool[np.ndarray, " B"], list[np.ndarray]]] = []
+        self._final_obs: list[tuple[int, Bool[np.ndarray, " B"], list[np.ndarray]]] = []
 
     @property
     def capacity(self) -> int:
-        """Steps that fit."""
+        """Number of steps that fit."""
         return len(self.reward)
 
-    def current(self) -> list[np.ndarray]:
-        """The leaves of the observations to act on."""
+    def get_current_obs(self) -> list[np.ndarray]:
+        """Return the leaves of the observations to act on."""
         return [buffer[self.length] for buffer in self.obs]
 
     def add(self, words: UInt32[np.ndarray, "B width"], step: HostStep) -> None:
-        """One vector step: what acting returned, and what the environments did."""
+        """Add a vector step: the packed outputs of acting and the results of the environments."""
         t = self.length
         self.words[t] = words
-        for buffer, leaf in zip(self.obs, self._leaves(step.obs), strict=True):
+        for buffer, leaf in zip(self.obs, self._flatten_obs(step.obs), strict=True):
             buffer[t + 1] = leaf
         self.reward[t] = step.reward
         self.terminated[t] = step.terminated
@@ -69,27 +69,28 @@ class Rows:
         self.mask[t] = step.mask
         self.starts[t] = step.starts
         for fault in step.faults:
-            # A fault beside a transition is one of the reset after it.
+            # A fault in a row that is a transition belongs to the reset after it.
             if not step.mask[fault.row]:
                 self.fault[t, fault.row] = FAULT_CODES[fault.what]
         over = self.terminated[t] | self.truncated[t]
         if np.count_nonzero(over):  # several times as fast as any()
-            final = [np.array(leaf) for leaf in self._leaves(step.final_obs)]
-            self._final.append((t, over, final))
+            final = [np.array(leaf) for leaf in self._flatten_obs(step.final_obs)]
+            self._final_obs.append((t, over, final))
         self.length = t + 1
 
-    def grow(self, more: int) -> None:
-        """Room for so many steps more."""
+    def grow(self, num_steps: int) -> None:
+        """Make room for more steps."""
         for name in ("words", "reward", "terminated", "truncated", "mask", "starts", "fault"):
             old = getattr(self, name)
-            empty = np.zeros((more, *old.shape[1:]), old.dtype)
+            empty = np.zeros((num_steps, *old.shape[1:]), old.dtype)
             setattr(self, name, np.concatenate([old, empty]))
         self.obs = [
-            np.concatenate([old, np.zeros((more, *old.shape[1:]), old.dtype)]) for old in self.obs
+            np.concatenate([old, np.zeros((num_steps, *old.shape[1:]), old.dtype)])
+            for old in self.obs
         ]
 
     def pad(self, length: int) -> None:
-        """Rows that are no transitions, observing what was observed last, up to a length."""
+        """Pad to a length with masked rows that repeat the last observation."""
         self.grow(max(length - self.capacity, 0))
         first, self.length = self.length, length
         for buffer in self.obs:
@@ -100,57 +101,57 @@ class Rows:
             flags[first:length] = False
         self.starts[first:length] = self.starts[first - 1]
 
-    def latest_obs(self) -> list[np.ndarray]:
-        """Copies of the leaves of what is to be acted on next."""
+    def copy_current_obs(self) -> list[np.ndarray]:
+        """Return copies of the leaves of the observations to act on next."""
         return [buffer[self.length].copy() for buffer in self.obs]
 
-    def rollout(
+    def build_rollout(
         self,
-        tree: Callable[[Sequence[np.ndarray]], PyTree],
+        unflatten_obs: Callable[[Sequence[np.ndarray]], PyTree],
         recorded: dict[str, PyTree],
-        starts: Bool[np.ndarray, " B"],
+        is_first: Bool[np.ndarray, " B"],
         carry_in: PyTree,
     ) -> Rollout:
-        """The rows as the compiled loop gives them.
+        """Build a rollout in the form of the compiled loop.
 
         Args:
-            tree: From leaves to observations.
-            recorded: The module's outputs, out of `words`.
-            starts: Whether the first observations start episodes.
-            carry_in: The carry before the first row.
+            unflatten_obs: Function that builds observations from their leaves.
+            recorded: Outputs of the module, unpacked from `words`.
+            is_first: Whether the first observations start episodes, `[B]`.
+            carry_in: Carry before the first row.
         """
         end = self.length
         final = [np.array(buffer[1 : end + 1]) for buffer in self.obs]
-        for t, over, leaves in self._final:
+        for t, over, leaves in self._final_obs:
             for buffer, leaf in zip(final, leaves, strict=True):
                 buffer[t][over] = leaf[over]
         extras = {name: column for name, column in recorded.items() if name != Columns.ACTIONS}
         rollout: Any = Rollout  # its fields hold arrays of either kind
         return rollout(
-            obs=tree([buffer[:end] for buffer in self.obs]),
+            obs=unflatten_obs([buffer[:end] for buffer in self.obs]),
             action=recorded[Columns.ACTIONS],
             reward=self.reward[:end],
             terminated=self.terminated[:end],
             truncated=self.truncated[:end],
-            final_obs=tree(final),
-            is_first=np.concatenate([starts[None], self.starts[: end - 1]]),
+            final_obs=unflatten_obs(final),
+            is_first=np.concatenate([is_first[None], self.starts[: end - 1]]),
             mask=self.mask[:end],
             extras=extras,
             carry_in=carry_in,
         )
 
-    def record(
+    def build_record(
         self,
         count: UInt32[np.ndarray, " B"],
         returns: Float[np.ndarray, " B"],
         lengths: Int[np.ndarray, " B"],
     ) -> EpisodeRecord:
-        """Which episodes ended.
+        """Build the record of ended episodes.
 
         Args:
-            count: Transitions of each environment before the first row.
-            returns: Of the episodes that go on; made those after the last row.
-            lengths: Theirs, likewise.
+            count: Number of transitions of each environment before the first row, `[B]`.
+            returns: Returns so far of the ongoing episodes, `[B]`; updated in place.
+            lengths: Lengths so far of the ongoing episodes, `[B]`; updated in place.
         """
         end = self.length
         over = self.terminated[:end] | self.truncated[:end]
@@ -175,10 +176,10 @@ class Rows:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Part:
-    """Rows in the making, and what was before the first of them."""
+class PartialFragment:
+    """Unfinished fragment, with the carry, flags and time at its start."""
 
-    rows: Rows
+    rows: FragmentBuilder
     carry_in: PyTree
-    starts: Bool[np.ndarray, " B"]
-    begin: float
+    is_first: Bool[np.ndarray, " B"]
+    start_time: float

@@ -1,23 +1,23 @@
-"""Exact accounts of sampled steps: every step that was received is in one place, and only one."""
+"""Exact accounting of sampled steps: each received step is counted exactly once."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 STALE = "stale"
-"""Sampled with weights that are no longer the newest, where only the newest may be trained on."""
+"""Reason: sampled with outdated weights in a run that trains only on data of the newest."""
 TIMEOUT = "timeout"
-"""Arrived after its batch had been filled by other runners."""
+"""Reason: arrived after other runners had filled its batch."""
 NOT_SAVED = "not_in_checkpoint"
-"""Waited in a queue when the checkpoint was written that the run was restored from."""
+"""Reason: queued when the checkpoint was written from which the run was restored."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ledger:
-    """Lifetime counts of environment steps; received = trained + discarded + queued, always.
+class StepLedger:
+    """Lifetime counts of environment steps, with received = trained + discarded + queued.
 
-    `maybe_lost` are steps that were asked for and never received, because their runner died: at
-    most the fragments it had in flight. They are no part of the balance.
+    `maybe_lost` counts steps that were requested but never received because their runner died: at
+    most the fragments that it had in flight. They are not part of the balance.
     """
 
     received: int = 0
@@ -33,25 +33,25 @@ class Ledger:
         if self.received != self.trained + self.queued + sum(self.discarded.values()):
             raise ValueError(f"The counts of steps do not balance: {self}.")
 
-    def receive(self, steps: int) -> "Ledger":
-        """A fragment arrived and waits."""
+    def receive(self, steps: int) -> "StepLedger":
+        """Count a fragment as received and queued."""
         return dataclasses.replace(self, received=self.received + steps, queued=self.queued + steps)
 
-    def train(self, steps: int) -> "Ledger":
-        """A fragment that waited goes to the learner."""
+    def train(self, steps: int) -> "StepLedger":
+        """Move a queued fragment to the trained steps."""
         return dataclasses.replace(self, queued=self.queued - steps, trained=self.trained + steps)
 
-    def discard(self, steps: int, reason: str) -> "Ledger":
-        """A fragment that waited is thrown away."""
+    def discard(self, steps: int, reason: str) -> "StepLedger":
+        """Move a queued fragment to the discarded steps, under the given reason."""
         discarded = {**self.discarded, reason: self.discarded.get(reason, 0) + steps}
         return dataclasses.replace(self, queued=self.queued - steps, discarded=discarded)
 
-    def lose(self, steps: int) -> "Ledger":
-        """A runner died that had been asked for so many."""
+    def lose(self, steps: int) -> "StepLedger":
+        """Count the requested steps of a runner that died as possibly lost."""
         return dataclasses.replace(self, maybe_lost=self.maybe_lost + steps)
 
-    def metrics(self) -> dict[str, Any]:
-        """As results name the counts, below `fault_tolerance`."""
+    def get_metrics(self) -> dict[str, Any]:
+        """Return the counts under their result keys, for `fault_tolerance`."""
         return {
             "num_env_steps_received_lifetime": self.received,
             "num_env_steps_trained_lifetime": self.trained,
@@ -61,29 +61,35 @@ class Ledger:
         }
 
     def to_state(self) -> dict[str, Any]:
-        """Plain data, for a checkpoint."""
+        """Return the counts as plain data, for a checkpoint."""
         return {**dataclasses.asdict(self), "discarded": dict(self.discarded)}
 
     @staticmethod
-    def from_state(state: Mapping[str, Any]) -> "Ledger":
-        """The accounts of a saved run; what was queued then is not in its checkpoint."""
-        ledger = Ledger(**state)
+    def from_state(state: Mapping[str, Any]) -> "StepLedger":
+        """Restore saved counts; steps queued at that time are discarded, as they were not saved."""
+        ledger = StepLedger(**state)
         return ledger.discard(ledger.queued, NOT_SAVED) if ledger.queued else ledger
 
 
 class DeliveryError(RuntimeError):
-    """A fragment came twice, or one between two is missing: a fault of this program."""
+    """Internal error: a fragment was delivered twice, or one is missing."""
 
 
 def check_delivery(worker_index: int, incarnation: int, last: int, number: int) -> int:
-    """The number of a runner's fragment, which follows that of its last one (-1 for none yet).
+    """Return the number of a runner's fragment after checking that it follows the last one.
+
+    Args:
+        worker_index: Index of the runner, for the message.
+        incarnation: Number of actors that filled its place before, for the message.
+        last: Number of the previous fragment, -1 before the first.
+        number: Number of the delivered fragment.
 
     Raises:
-        DeliveryError: It does not.
+        DeliveryError: If `number` is not `last + 1`.
     """
     if number != last + 1:
         raise DeliveryError(
             f"EnvRunner {worker_index} (start {incarnation}) delivered fragment {number} after "
-            f"{last}; fragments must come one by one and once."
+            f"{last}; fragments must arrive in order and exactly once."
         )
     return number

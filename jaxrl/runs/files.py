@@ -1,4 +1,4 @@
-"""Files that survive a crash: written beside, then renamed; OS errors become one sentence."""
+"""Atomic file writes, and translation of OS errors."""
 
 import contextlib
 import os
@@ -11,15 +11,15 @@ from jaxrl.errors import RunFolderError
 
 
 @contextlib.contextmanager
-def one_sentence(doing: str, path: Path) -> Generator[None]:
-    """Turns an OSError into a RunFolderError that names the path.
+def translate_os_errors(action: str, path: Path) -> Generator[None]:
+    """Translate an OSError to a RunFolderError that names the path.
 
     Args:
-        doing: What was tried, as in "create the run folder".
-        path: What it was tried on.
+        action: Attempted action, such as "create the run folder".
+        path: Path of the file or folder.
 
     Raises:
-        RunFolderError: For any OSError inside the block.
+        RunFolderError: If the block raises an OSError.
     """
     try:
         yield
@@ -31,19 +31,19 @@ def one_sentence(doing: str, path: Path) -> Generator[None]:
             "choose another place with debugging(results_dir=...), or --results-dir on the "
             "command line"
         )
-        raise RunFolderError(f"Cannot {doing} {path}: {reason}; {hint}.") from error
+        raise RunFolderError(f"Cannot {action} {path}: {reason}; {hint}.") from error
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Generator[IO[str]]:
-    """A text file that takes `path`'s place when the block ends well, and vanishes otherwise."""
+def open_atomic(path: Path) -> Generator[IO[str]]:
+    """Open a temporary text file that replaces `path` if the block succeeds, or else is removed."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
+        os.chmod(name, 0o666 & ~_get_umask())
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -51,8 +51,8 @@ def replacing(path: Path) -> Generator[IO[str]]:
         raise
 
 
-def _umask() -> int:
-    """The process's umask, which can only be read by setting it."""
+def _get_umask() -> int:
+    """Return the process's umask, which can only be read by setting it."""
     mask = os.umask(0o022)
     os.umask(mask)
     return mask

@@ -1,4 +1,4 @@
-"""What a run remembers on the host, and a checkpoint's metadata."""
+"""Host-side state of a run, and the metadata of its checkpoints."""
 
 import dataclasses
 import datetime
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jaxrl.config.coerce import MismatchError, coerce, describe
+from jaxrl.config.coerce import MismatchError, coerce, describe_type
 from jaxrl.config.imports import Trust, TrustSpec
-from jaxrl.config.serialize import restorable_dict
+from jaxrl.config.serialize import serialize_restorable
 from jaxrl.core.types import Device, PyTree
 from jaxrl.errors import CheckpointError, did_you_mean
-from jaxrl.metrics import NO_EPISODE, flatten
-from jaxrl.runners.counts import COUNT, MAPPING, Kind, mismatch, problem_of
+from jaxrl.metrics import EMPTY_EPISODE_METRICS, flatten
+from jaxrl.runners.counts import COUNT, MAPPING, ValueKind, find_mismatch, find_problem
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import results
 from jaxrl.runtime.process import prepare_process
@@ -37,36 +37,41 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
     "learner": ("learner",),
     "connectors": ("connectors.obs", "connectors.learner"),
 }
-"""Parts of a state that can be restored alone, as prefixes of their leaves' paths."""
+"""Components of a state that can be restored separately, as prefixes of their leaves' paths."""
 
-_OF_THIS_PROCESS = ("compile", "system", "timers", "pid", "hostname")
+_PROCESS_KEYS = ("compile", "system", "timers", "pid", "hostname")
+"""Keys of a result that describe the process and are not restored."""
 
 
 @dataclasses.dataclass(kw_only=True)
-class HostState:
-    """The few things of a run that are not in its TrainState; a checkpoint's JSON holds them."""
+class RunMetadata:
+    """State of a run outside its TrainState, stored in the JSON metadata of checkpoints."""
 
     iteration: int = 0
     time_total_s: float = 0.0
     actions_drawn: int = 0
     last_evaluation: dict[str, Any] = dataclasses.field(default_factory=dict)
     runner_counts: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """What runners on the host have counted over the run's life."""
+    """Lifetime counts of host runners."""
     last_result: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """The numbers of the latest result, which stop criteria and scores look at."""
+    """Numbers of the latest result, which stop criteria and scores use."""
 
-    def remember(self, result: Mapping[str, Any]) -> None:
-        """Keep what of a result outlives the process."""
-        lasting = {name: v for name, v in result.items() if name not in _OF_THIS_PROCESS}
-        self.last_result = _numbers(results.to_plain(lasting))
+    def record_result(self, result: Mapping[str, Any]) -> None:
+        """Store the numbers of a result, except for those of the current process."""
+        persistent = {name: v for name, v in result.items() if name not in _PROCESS_KEYS}
+        self.last_result = _keep_numbers(results.to_plain(persistent))
 
-    def auto_filled(self, elapsed: float) -> dict[str, Any]:
-        """What RLlib puts into every result; the iteration took so many seconds."""
+    def get_auto_filled_metrics(self, elapsed_s: float) -> dict[str, Any]:
+        """Return the metrics that RLlib adds to every result, and update the total time.
+
+        Args:
+            elapsed_s: Duration of the iteration in seconds.
+        """
         now = datetime.datetime.now()
-        self.time_total_s += elapsed
+        self.time_total_s += elapsed_s
         return {
             "training_iteration": self.iteration,
-            "time_this_iter_s": elapsed,
+            "time_this_iter_s": elapsed_s,
             "time_total_s": self.time_total_s,
             "timestamp": int(now.timestamp()),
             "date": now.strftime("%Y-%m-%d_%H-%M-%S"),
@@ -75,46 +80,52 @@ class HostState:
         }
 
     @staticmethod
-    def from_metadata(metadata: Mapping[str, Any]) -> "HostState":
-        """As a checkpoint's metadata has it.
+    def from_metadata(metadata: Mapping[str, Any]) -> "RunMetadata":
+        """Return the state stored in a checkpoint's metadata.
 
         Raises:
-            CheckpointError: It has it not, or not of these types.
+            CheckpointError: If a value is missing or has the wrong type.
         """
         check_metadata(metadata)
-        state = HostState(**metadata["host"])
-        state.last_result = _with_episodes(state.last_result)
-        state.last_evaluation = _with_episodes(state.last_evaluation)
+        state = RunMetadata(**metadata["host"])
+        state.last_result = _restore_nan(state.last_result)
+        state.last_evaluation = _restore_nan(state.last_evaluation)
         return state
 
 
-def _with_episodes(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result whose NaN the JSON of a checkpoint did not hold."""
+def _restore_nan(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Restore NaN in a result's episode statistics, which JSON cannot represent."""
     stats = result.get("env_runners")
     if not isinstance(stats, Mapping):
         return dict(result)
-    known = {name: math.nan if value is None else value for name, value in stats.items()}
-    missing = {name: value for name, value in NO_EPISODE.items() if name not in known}
-    return {**result, "env_runners": {**known, **missing}}
+    restored = {name: math.nan if value is None else value for name, value in stats.items()}
+    missing = {name: value for name, value in EMPTY_EPISODE_METRICS.items() if name not in restored}
+    return {**result, "env_runners": {**restored, **missing}}
 
 
-def _numbers(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A nested dictionary without its texts, lists and what is missing or not finite."""
+def _keep_numbers(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove all values but finite numbers from a nested dictionary."""
     return {
-        name: _numbers(value) if isinstance(value, dict) else value
+        name: _keep_numbers(value) if isinstance(value, dict) else value
         for name, value in tree.items()
         if isinstance(value, dict) or (isinstance(value, int | float) and math.isfinite(value))
     }
 
 
-def checkpoint_metadata(
-    config: "AlgorithmConfig", host: HostState, env_steps: int, devices: list[Device]
+def make_checkpoint_metadata(
+    config: "AlgorithmConfig", host: RunMetadata, env_steps: int, devices: list[Device]
 ) -> dict[str, Any]:
-    """All that a checkpoint says beside its leaves.
+    """Return the metadata of a checkpoint, without the description of its leaves.
 
-    Settings that cannot be imported again are left out and named under `not_saved`.
+    Settings that cannot be imported again are omitted and listed under `not_saved`.
+
+    Args:
+        config: Config of the run.
+        host: Host-side state of the run.
+        env_steps: Number of environment steps sampled so far.
+        devices: Devices of the run.
     """
-    saved, not_saved = restorable_dict(config)
+    saved, not_saved = serialize_restorable(config)
     return {
         "algorithm": config.algo_name,
         "config": saved,
@@ -126,11 +137,11 @@ def checkpoint_metadata(
         "env_steps": env_steps,
         "num_devices": len(devices),
         "platform": devices[0].platform,
-        "versions": versions(),
+        "versions": get_versions(),
     }
 
 
-_METADATA: dict[str, Any] = {
+_METADATA_TYPES: dict[str, Any] = {
     "algorithm": str,
     "config": dict[str, Any],
     "not_saved": list[str],
@@ -143,69 +154,71 @@ _METADATA: dict[str, Any] = {
 
 
 def check_metadata(metadata: Mapping[str, Any], source: object = "The state's metadata") -> None:
-    """Refuse metadata that `checkpoint_metadata` did not write.
+    """Check that metadata are valid output of `make_checkpoint_metadata`.
 
     Args:
-        metadata: Of a checkpoint.
-        source: What it belongs to, for the error.
+        metadata: Metadata of a checkpoint.
+        source: Object that the metadata belong to, for error messages.
 
     Raises:
-        CheckpointError: Something is missing or of another type; names the first.
+        CheckpointError: If an entry is missing or has the wrong type; names the first.
     """
     if not isinstance(metadata, Mapping):
-        raise CheckpointError(f"{source} cannot be loaded: it is no mapping, got {metadata!r}.")
-    _check_types(metadata, _METADATA, "", source)
+        raise CheckpointError(f"{source} cannot be loaded: it must be a mapping, got {metadata!r}.")
+    _check_types(metadata, _METADATA_TYPES, "", source)
     problem = (
-        mismatch({"env_steps": metadata["env_steps"]}, {"env_steps": COUNT}, "")
-        or mismatch(metadata["host"], _HOST, "host.")
-        or problem_of(metadata["host"].get("runner_counts", {}), "host.runner_counts.")
+        find_mismatch({"env_steps": metadata["env_steps"]}, {"env_steps": COUNT}, "")
+        or find_mismatch(metadata["host"], _HOST_KINDS, "host.")
+        or find_problem(metadata["host"].get("runner_counts", {}), "host.runner_counts.")
     )
     if problem is not None:
         raise CheckpointError(f"{source} cannot be loaded: {problem}.")
 
 
-def _is_result(value: Any) -> bool:
-    """Whether the counts and the figures of episodes of a result are such, if there are any."""
+def _is_result(value: object) -> typing.TypeGuard[dict[str, Any]]:
+    """Return whether the counts and episode statistics of a result are valid, if present."""
     if not isinstance(value, dict):
         return False
     result = typing.cast(dict[Any, Any], value)
     stats, lifetime = result.get("env_runners", {}), (results.ITERATION, results.ENV_STEPS)
     return (
         isinstance(stats, dict)
-        and all(_is_figure(stats.get(name)) for name in NO_EPISODE)
-        and all(COUNT.holds(result[name]) for name in lifetime if name in result)
+        and all(_is_number_or_none(stats.get(name)) for name in EMPTY_EPISODE_METRICS)
+        and all(COUNT.is_satisfied(result[name]) for name in lifetime if name in result)
     )
 
 
-def _are_numbers(value: Any) -> bool:
-    """Whether this is what `HostState.remember` keeps; nothing before the first result."""
-    if not _is_result(value) or not all(map(_is_figure, flatten(value).values())):
+def _are_numbers(value: object) -> bool:
+    """Return whether this is valid output of `RunMetadata.record_result`, or empty."""
+    if not _is_result(value) or not all(map(_is_number_or_none, flatten(value).values())):
         return False
     return not value or {results.ITERATION, results.ENV_STEPS} <= value.keys()
 
 
-def _is_figure(value: Any) -> bool:
-    return value is None or isinstance(value, float) or (isinstance(value, int) and _fits(value))
+def _is_number_or_none(value: object) -> bool:
+    if value is None or isinstance(value, float):
+        return True
+    return isinstance(value, int) and _fits_float(value)
 
 
 def _is_duration(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < math.inf and _fits(value)
+    return type(value) in (int, float) and 0 <= value < math.inf and _fits_float(value)
 
 
-def _fits(value: float) -> bool:
-    """Whether a float can hold a number: JSON's whole ones have any number of digits."""
+def _fits_float(value: float) -> bool:
+    """Return whether a number fits into a float: JSON integers have any number of digits."""
     return abs(value) <= sys.float_info.max
 
 
-_HOST: Mapping[str, Kind] = {
+_HOST_KINDS: Mapping[str, ValueKind] = {
     "iteration": COUNT,
-    "time_total_s": Kind("a finite number of at least 0", _is_duration),
+    "time_total_s": ValueKind("a finite number of at least 0", _is_duration),
     "actions_drawn": COUNT,
-    "last_evaluation": Kind("a result with numbers of episodes", _is_result),
+    "last_evaluation": ValueKind("a result with numbers of episodes", _is_result),
     "runner_counts": MAPPING,
-    "last_result": Kind("the numbers of a result", _are_numbers),
+    "last_result": ValueKind("the numbers of a result", _are_numbers),
 }
-"""The fields of a HostState, as JSON has them."""
+"""Kinds of the JSON values of the RunMetadata fields."""
 
 
 def _check_types(
@@ -220,13 +233,13 @@ def _check_types(
             coerce(values[name], kind)
         except (MismatchError, OverflowError, RecursionError):
             raise CheckpointError(
-                f"{source} cannot be loaded: {prefix}{name} must be {describe(kind)}, got "
+                f"{source} cannot be loaded: {prefix}{name} must be {describe_type(kind)}, got "
                 f"{str(values[name])[:80]!r}."
             ) from None
 
 
-def versions() -> dict[str, str]:
-    """What a bit-exact resume depends on."""
+def get_versions() -> dict[str, str]:
+    """Return the versions of packages that a bit-exact resume depends on."""
     import importlib.metadata
 
     names = ("jaxrl", "jax", "jaxlib", "flax", "optax", "gymnax")
@@ -235,82 +248,99 @@ def versions() -> dict[str, str]:
 
 
 def check_algorithm(metadata: Mapping[str, Any], algo_name: str, path: object) -> None:
-    """Refuse another algorithm's state."""
+    """Raise CheckpointError if the state belongs to another algorithm.
+
+    Args:
+        metadata: Metadata of the checkpoint.
+        algo_name: Name of the algorithm that restores it.
+        path: Path of the checkpoint, for error messages.
+    """
     check_metadata(metadata, path)
     if metadata["algorithm"] != algo_name:
         raise CheckpointError(
-            f"{path} is of algorithm {metadata['algorithm']}, this one is {algo_name}; "
-            "restore(..., component='rl_module') takes the module alone."
+            f"{path} was saved by {metadata['algorithm']}, but this algorithm is {algo_name}; "
+            "restore(..., component='rl_module') restores only the module."
         )
 
 
-def trust_in(checkpoint: Path, given: TrustSpec, *, quietly: bool = False) -> Trust:
-    """What the config of a checkpoint may do: all, if this user wrote it on this machine.
+def resolve_trust(checkpoint: Path, granted: TrustSpec, *, quietly: bool = False) -> Trust:
+    """Return the trust in the config of a checkpoint: full if this user wrote it on this machine.
 
     Args:
-        checkpoint: Its folder.
-        given: What the caller trusts beside that.
-        quietly: Do not log what is not taken.
+        checkpoint: Path of the checkpoint.
+        granted: Additional trust granted by the caller.
+        quietly: Whether to suppress log messages about ignored settings.
     """
     own = ckpt.is_own(checkpoint)
-    return dataclasses.replace(Trust.of(given, own=own, source=checkpoint), quietly=quietly)
+    return dataclasses.replace(
+        Trust.from_argument(granted, is_own=own, source=checkpoint), is_quiet=quietly
+    )
 
 
-def check_supplied(metadata: Mapping[str, Any], given: Mapping[str, Any], path: object) -> None:
-    """Refuse to build from a config of which a part was not saved and is not given.
+def check_missing_settings(
+    metadata: Mapping[str, Any], supplied: Mapping[str, Any], path: object
+) -> None:
+    """Raise if settings that could not be saved are not supplied.
 
     Args:
-        metadata: Of a checkpoint, or of a sweep.
-        given: The settings that are.
-        path: For the error.
+        metadata: Metadata of a checkpoint or a sweep.
+        supplied: Supplied settings by name.
+        path: Path of the checkpoint or sweep, for error messages.
+
+    Raises:
+        CheckpointError: If a setting is missing.
     """
-    missing = [name for name in metadata["not_saved"] if name not in given]
+    missing = [name for name in metadata["not_saved"] if name not in supplied]
     if missing:
         supply = ", ".join(f"{name}=..." for name in missing)
         raise CheckpointError(
-            f"{path} does not hold {' and '.join(missing)}, which had no import path: supply it "
+            f"{path} does not contain {' and '.join(missing)}, which had no import path: supply it "
             f"with from_checkpoint(..., {supply})."
         )
 
 
-def prepare_as_before(config: "AlgorithmConfig", metadata: Mapping[str, Any]) -> None:
-    """Settle the process for a run that goes on, with the devices that it had if there are as many."""
+def prepare_resumed_process(config: "AlgorithmConfig", metadata: Mapping[str, Any]) -> None:
+    """Prepare the process for a resumed run, with its previous devices if as many are available."""
     prepare_process(config)
     if metadata["platform"] == jax.default_backend():
         config.preferred_devices = (metadata["num_devices"], "as the run had before")
 
 
 def warn_of_differences(metadata: Mapping[str, Any], devices: list[Device]) -> None:
-    """Say why a resume will not be exact to the bit, if it will not."""
-    phrases = differences(metadata, devices)
+    """Log a warning if the resumed run will not be bit-exact."""
+    phrases = list_differences(metadata, devices)
     if phrases:
         logger.warning(
-            "The checkpoint was written with %s: the run goes on from the same state, but "
-            "not bit for bit as it would have.",
+            "The checkpoint was written with %s: the run continues from the same state, but is not "
+            "bit-identical to an uninterrupted one.",
             "; ".join(phrases),
         )
 
 
-def differences(metadata: Mapping[str, Any], devices: list[Device]) -> list[str]:
-    """What keeps a resume from being exact to the bit, a phrase each."""
-    here = {
+def list_differences(metadata: Mapping[str, Any], devices: list[Device]) -> list[str]:
+    """Return the differences that prevent a bit-exact resume, a phrase for each."""
+    current = {
         "num_devices": len(devices),
         "platform": devices[0].platform,
-        **{f"{name} version": version for name, version in versions().items()},
+        **{f"{name} version": version for name, version in get_versions().items()},
     }
-    then = {
+    saved = {
         **metadata,
         **{f"{name} version": version for name, version in metadata["versions"].items()},
     }
     return [
-        f"{name}={then.get(name)}, this run has {value}"
-        for name, value in here.items()
-        if then.get(name) != value
+        f"{name}={saved.get(name)}, this run has {value}"
+        for name, value in current.items()
+        if saved.get(name) != value
     ]
 
 
-def component_prefixes(name: str | None) -> tuple[str, ...]:
-    """The leaves of a part of a state, as prefixes of their paths; everything for None."""
+def get_component_prefixes(name: str | None) -> tuple[str, ...]:
+    """Return the prefixes of the leaf paths of a state's component; None selects all leaves.
+
+    Raises:
+        CheckpointError: If there is no such component.
+    """
     if name is None:
         return ("",)
     if name not in COMPONENTS:
@@ -321,59 +351,65 @@ def component_prefixes(name: str | None) -> tuple[str, ...]:
     return COMPONENTS[name]
 
 
-def fill_own(saved: Mapping[str, np.ndarray], part: str, own: Callable[[], PyTree]) -> PyTree:
-    """Fill a part that the loop over runners on the host keeps; None if the checkpoint has none.
+def restore_part(
+    saved: Mapping[str, np.ndarray], part: str, get_current: Callable[[], PyTree]
+) -> PyTree:
+    """Restore a part of the state that the loop over host runners holds.
 
     Args:
-        saved: The leaves of all such parts.
-        part: The name before their leaves' first dot.
-        own: Gives the part as it is now: the state of the environments that shall go on.
+        saved: Saved leaves of all such parts, by name.
+        part: Name of the part, which is the leaves' prefix.
+        get_current: Function that returns the current value of the part, such as the environments'
+            state.
+
+    Returns:
+        The restored part; None if the checkpoint does not have it.
 
     Raises:
-        CheckpointError: Those are other environments, or another number of them.
+        CheckpointError: If the environments, or their number, differ.
     """
     leaves = {name: leaf for name, leaf in saved.items() if name.startswith(f"{part}.")}
     if not leaves:
         return None
-    now = own()
+    current = get_current()
     if part == "env" and not any(name.startswith("env.env.") for name in leaves):
-        now = {**now, "env": None}  # they could not tell where they were, and start new episodes
-    state = {part: now}
-    problem = ckpt.first_difference(state, leaves, ("",))
+        current = {**current, "env": None}  # the state could not be saved: episodes start anew
+    state = {part: current}
+    problem = ckpt.find_first_difference(state, leaves, ("",))
     if problem is not None:
         raise CheckpointError(
             f"The environments of the checkpoint do not fit these runners: {problem}; restore with "
-            "the environment and with as many environments as were saved."
+            "the same environment and number of environments as were saved."
         )
     return ckpt.fill(state, leaves, ("",))[part]
 
 
-def with_overrides(
+def apply_overrides(
     leaves: Mapping[str, np.ndarray],
-    own: Mapping[str, np.ndarray],
+    current: Mapping[str, np.ndarray],
     config: "AlgorithmConfig",
     overrides: Mapping[str, Any],
 ) -> dict[str, np.ndarray]:
-    """The saved leaves, but for those of settings that are overridden, which are the new run's.
+    """Return the saved leaves, except that leaves of overridden settings are the new run's.
 
     Args:
-        leaves: What was saved.
-        own: The leaves of the new run's first state.
-        config: The new run's.
-        overrides: The settings that were given, under any name that they have.
+        leaves: Saved leaves by name.
+        current: Leaves of the new run's initial state, by name.
+        config: Config of the new run.
+        overrides: Overridden settings, under any of their names.
     """
-    table = config.name_table()
-    names = {table.current_name(name) or name for name in overrides}
-    kept = [f"{where}.{name}" for name in names for where in HYPERPARAMETERS]
+    table = config.get_name_table()
+    names = {table.find_current_name(name) or name for name in overrides}
+    prefixes = [f"{parent}.{name}" for name in names for parent in HYPERPARAMETER_PATHS]
     if "env_config" in names:
-        kept.append("env_params")
+        prefixes.append("env_params")
 
-    def is_kept(leaf: str) -> bool:
-        return any(leaf == prefix or leaf.startswith(f"{prefix}.") for prefix in kept)
+    def is_overridden(leaf: str) -> bool:
+        return any(leaf == prefix or leaf.startswith(f"{prefix}.") for prefix in prefixes)
 
-    saved = {name: leaf for name, leaf in leaves.items() if not is_kept(name)}
-    return {**saved, **{name: leaf for name, leaf in own.items() if is_kept(name)}}
+    saved = {name: leaf for name, leaf in leaves.items() if not is_overridden(name)}
+    return {**saved, **{name: leaf for name, leaf in current.items() if is_overridden(name)}}
 
 
-HYPERPARAMETERS = ("learner.hparams", "guard.snapshot.hparams")
-"""Where a state holds the values of the settings that enter arithmetic."""
+HYPERPARAMETER_PATHS = ("learner.hparams", "guard.snapshot.hparams")
+"""Paths of a state's hyperparameters: the values of traced settings."""

@@ -1,9 +1,9 @@
-"""What sinks and displays need of a result: numbers, cells of a table, plain JSON values."""
+"""Access to and conversion of results: numbers, table cells, plain and JSON values."""
 
 import enum
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from jaxrl import metrics
 
 Result = Mapping[str, Any]
 Scalar = int | float | bool | str
-_PLAIN = frozenset({int, float, bool, str, type(None)})
+_PLAIN_TYPES = frozenset({int, float, bool, str, type(None)})
 
 ITERATION = "training_iteration"
 ENV_STEPS = "num_env_steps_sampled_lifetime"
@@ -23,55 +23,55 @@ RETURN_MEAN = "env_runners/episode_return_mean"
 RETURN_MIN = "env_runners/episode_return_min"
 RETURN_MAX = "env_runners/episode_return_max"
 LEN_MEAN = "env_runners/episode_len_mean"
-EVALUATED = "evaluation/env_runners"
+EVALUATION_RESULT = "evaluation/env_runners"
 EVALUATION_SECONDS = "timers/evaluation_s"
 
 
 class PlainResult(dict[str, Any]):
-    """A result in Python's own types, converted and flattened once for all that look at it."""
+    """Result in builtin Python types, converted and flattened once for all sinks."""
 
     @functools.cached_property
     def scalars(self) -> dict[str, Scalar]:
-        """Every value that fits into one cell, under its path."""
+        """All scalar values by path."""
         flat = metrics.flatten(self)
         return {name: value for name, value in flat.items() if isinstance(value, Scalar)}
 
 
-def plain_result(result: Result) -> PlainResult:
-    """Convert a result, unless that was done before."""
+def to_plain_result(result: Result) -> PlainResult:
+    """Convert a result to a PlainResult, unless it is one."""
     return result if isinstance(result, PlainResult) else PlainResult(to_plain(result))
 
 
-def number(result: Result, path: str) -> float | None:
-    """The value at `path` as a finite float, or None."""
+def get_number(result: Result, path: str) -> float | None:
+    """Return the value at `path` as a float; None if it is not a finite number."""
     value = metrics.lookup(result, path)
-    value = value if type(value) in _PLAIN else to_plain(value)
+    value = value if type(value) in _PLAIN_TYPES else to_plain(value)
     if isinstance(value, int | float) and math.isfinite(value):
         return float(value)
     return None
 
 
-def env_steps(result: Result) -> int:
-    """Environment steps sampled since the run began."""
-    return int(number(result, ENV_STEPS) or 0)
+def get_env_steps(result: Result) -> int:
+    """Return the number of environment steps sampled since the run began."""
+    return int(get_number(result, ENV_STEPS) or 0)
 
 
-def new_evaluation(result: Result) -> Mapping[str, Any]:
-    """The evaluation that this result brought, empty if it has none or repeats an earlier one."""
+def get_new_evaluation(result: Result) -> Mapping[str, Any]:
+    """Return the evaluation of this iteration; empty if there is none or it is an earlier one."""
     if metrics.lookup(result, EVALUATION_SECONDS) is None:
         return {}
-    return metrics.lookup(result, EVALUATED) or {}
+    return metrics.lookup(result, EVALUATION_RESULT) or {}
 
 
-def flat_scalars(result: Result) -> dict[str, Scalar]:
-    """Every value that fits into one cell, under its path: no list, array or missing value."""
-    return plain_result(result).scalars
+def flatten_scalars(result: Result) -> dict[str, Scalar]:
+    """Return all scalar values by path, without lists, arrays and missing values."""
+    return to_plain_result(result).scalars
 
 
 def to_plain(value: Any) -> Any:
-    """The value in Python's own types; NaN and infinities stay what they are."""
-    kind = type(value)  # most are of these types, and asking for a Mapping costs much more
-    if kind in _PLAIN:
+    """Convert a value to builtin Python types; NaN and infinities are kept."""
+    kind = type(value)  # fast path: most values have these types, and Mapping checks are slow
+    if kind in _PLAIN_TYPES:
         return value
     if kind is dict:
         return {str(key): to_plain(item) for key, item in value.items()}
@@ -79,7 +79,7 @@ def to_plain(value: Any) -> Any:
         return value
     if isinstance(value, enum.Enum):
         return to_plain(value.value)
-    if isinstance(value, int | float):  # np.float64 is a float, and json writes it as one
+    if isinstance(value, int | float):  # np.float64 is a float, and serialized as one
         return float(value) if isinstance(value, float) else int(value)
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         return np.asarray(value).tolist()
@@ -90,25 +90,25 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, type) or callable(value):
-        return _import_path(value)
+        return _format_import_path(value)
     return repr(value)
 
 
-def to_json(value: Any) -> Any:
-    """`to_plain` for strict JSON, which has no NaN and no infinity: they become null."""
-    return _finite(to_plain(value))
+def to_json(value: object) -> Any:
+    """Convert a value like `to_plain`, but to strict JSON: NaN and infinities become null."""
+    return _replace_nonfinite(to_plain(value))
 
 
-def _finite(value: Any) -> Any:
+def _replace_nonfinite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _replace_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return [_replace_nonfinite(item) for item in value]
     return value
 
 
-def _import_path(value: Any) -> str:
-    named = isinstance(value, type) or hasattr(value, "__qualname__")
-    return f"{value.__module__}:{value.__qualname__}" if named else repr(value)
+def _format_import_path(value: type | Callable[..., object]) -> str:
+    has_name = isinstance(value, type) or hasattr(value, "__qualname__")
+    return f"{value.__module__}:{value.__qualname__}" if has_name else repr(value)

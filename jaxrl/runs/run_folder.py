@@ -1,4 +1,4 @@
-"""The folder of one run: what lies where, and that only one process writes to it."""
+"""Run folder: its layout, and a lock that admits only one writing process."""
 
 import contextlib
 import datetime
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxrl.config import signature
-from jaxrl.config.serialize import describable_dict
+from jaxrl.config.serialize import serialize_for_display
 from jaxrl.config.stop import parse_stop
 from jaxrl.errors import ConfigError, JaxrlError, RunFolderError
 from jaxrl.runs import files, results
@@ -29,46 +29,58 @@ logger = logging.getLogger("jaxrl")
 
 LOCK_FILE = ".lock"
 RESULT_FILE, PROGRESS_FILE = "result.json", "progress.csv"
-_MAX_NAME = 80
+_MAX_LABEL_LENGTH = 80
 
 
-def results_root(results_dir: str | os.PathLike[str] | None = None) -> Path:
-    """Where runs go: the setting or, if that is the default, `$JAXRL_RESULTS_DIR` if it is set."""
-    chosen = results_dir or DEFAULT_RESULTS_DIR
-    if str(chosen) == DEFAULT_RESULTS_DIR:
-        chosen = os.environ.get("JAXRL_RESULTS_DIR") or chosen
-    return Path(os.path.abspath(Path(chosen).expanduser()))
+def resolve_results_dir(results_dir: str | os.PathLike[str] | None = None) -> Path:
+    """Return the parent folder of runs.
+
+    Args:
+        results_dir: The setting; if it is the default, `$JAXRL_RESULTS_DIR` takes precedence.
+    """
+    path = results_dir or DEFAULT_RESULTS_DIR
+    if str(path) == DEFAULT_RESULTS_DIR:
+        path = os.environ.get("JAXRL_RESULTS_DIR") or path
+    return Path(os.path.abspath(Path(path).expanduser()))
 
 
 class RunFolder:
-    """One run's folder, held by one process until `close()` (or its end).
+    """Folder of one run, locked by one process until `close()` or the end of the process.
 
     ```
-    params.json    the config          checkpoints/               what `resume` continues from
-    run.json       id, stop criterion  plots/learning_curve.png   return against steps
-    result.json    a line per iteration
-    progress.csv   the same as a table events.out.tfevents.*      for TensorBoard
-                                       videos/                    of evaluations
+    params.json              config
+    run.json                 run id, stop criterion
+    result.json              results, one line per iteration
+    progress.csv             scalars of the results as a table
+    events.out.tfevents.*    scalars for TensorBoard
+    checkpoints/             checkpoints, from which `resume` continues
+    plots/learning_curve.png return against environment steps
+    videos/                  videos of evaluations
     ```
+
+    Args:
+        path: Path of the folder.
+        lock: File descriptor of the lock file.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self._lock, self._release = lock, weakref.finalize(self, os.close, lock)
-        self._known: dict[str, Any] = {"id": uuid.uuid4().hex[:12], "stop": None}
+        self._run_info: dict[str, Any] = {"id": uuid.uuid4().hex[:12], "stop": None}
+        """Latest known content of `run.json`."""
 
     @classmethod
     def create(cls, config: "AlgorithmConfig", *, checkpoints: bool = True) -> "RunFolder":
-        """The folder of a new run of this config; see `make`."""
+        """Create the folder of a new run of a config; see `make`."""
         debugging = config.debugging_settings
-        name = debugging.run_name or default_name(
+        name = debugging.run_name or make_default_name(
             config.algo_name or type(config).__name__.removesuffix("Config"),
             config.environment_settings.env,
             debugging.seed,
         )
         return cls.make(
             name,
-            describable_dict(config),
+            serialize_for_display(config),
             results_dir=debugging.results_dir,
             checkpoints=checkpoints,
         )
@@ -82,27 +94,27 @@ class RunFolder:
         results_dir: str | os.PathLike[str] | None = None,
         checkpoints: bool = True,
     ) -> "RunFolder":
-        """A new folder `<results_dir>/<name>`, or `<name>_2`, ... if that is taken.
+        """Create a folder `<results_dir>/<name>`, or `<name>_2`, ... if the name is taken.
 
         Args:
-            name: The run's name, without path separators.
-            params: The config as a dictionary, written to `params.json`.
-            results_dir: Parent folder; made if missing. None for the default.
-            checkpoints: Whether there will be some; a sweep's are those of its lanes.
+            name: Name of the run, without path separators.
+            params: Config as a dictionary, written to `params.json`.
+            results_dir: Parent folder, created if missing; None for the default.
+            checkpoints: Whether to create a folder for checkpoints; a sweep has those of its lanes.
 
         Raises:
-            ConfigError: If the name cannot be a folder's.
-            RunFolderError: If the folder cannot be made or written to.
+            ConfigError: If the name is not a valid folder name.
+            RunFolderError: If the folder cannot be created or written to.
         """
         check_name(name)
-        root = results_root(results_dir)
-        with files.one_sentence("create a run folder in", root):
+        root = resolve_results_dir(results_dir)
+        with files.translate_os_errors("create a run folder in", root):
             root.mkdir(parents=True, exist_ok=True)
             path = _make_unique(root, name)
         try:
-            with files.one_sentence("write to the run folder", path):
+            with files.translate_os_errors("write to the run folder", path):
                 folder = cls(path, _lock(path))
-                folder._fill(params, checkpoints=checkpoints)
+                folder._write_files(params, checkpoints=checkpoints)
         except BaseException:
             shutil.rmtree(path, ignore_errors=True)
             raise
@@ -110,129 +122,129 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "RunFolder":
-        """An existing run's folder, to go on writing to it.
+        """Open the folder of an existing run for writing.
 
         Raises:
-            RunFolderError: If there is none, if it cannot be written to, or if another process
-                (or an Algorithm of this one that was not stopped) is still writing to it.
+            RunFolderError: If it is not a run folder, cannot be written to, or is locked by another
+                process (or by an Algorithm of this process that was not stopped).
         """
         folder = Path(os.path.abspath(Path(path).expanduser()))
         if not is_run_folder(folder):
             raise RunFolderError(
-                f"{folder} is no run folder: it has no params.json; give the folder that "
-                "'jaxrl train' printed."
+                f"{folder} is not a run folder: params.json or run.json is missing; pass the "
+                "folder that 'jaxrl train' printed."
             )
-        with files.one_sentence("write to the run folder", folder):
+        with files.translate_os_errors("write to the run folder", folder):
             opened = cls(folder, _lock(folder))
-        with contextlib.suppress(RunFolderError):  # told when somebody asks for it
-            opened._run_info()
+        with contextlib.suppress(RunFolderError):  # raised again on first use
+            opened._read_run_info()
         return opened
 
-    def make_again(self, config: "AlgorithmConfig", *, checkpoints: bool = True) -> bool:
-        """Make the folder anew if somebody removed it, or its files, since it was made.
+    def recreate(self, config: "AlgorithmConfig", *, checkpoints: bool = True) -> bool:
+        """Create the folder again if it or its files were removed while the run continued.
 
-        The run has the same id and stop criterion; what it wrote until then is gone.
+        The run keeps its id and stop criterion; previously written data are lost.
 
         Args:
-            config: Of the run.
-            checkpoints: As for `make`.
+            config: Config of the run.
+            checkpoints: Whether to create a folder for checkpoints; see `make`.
 
         Returns:
-            Whether that was necessary.
+            Whether the folder was created.
 
         Raises:
-            RunFolderError: It cannot be made, or another process made it meanwhile.
+            RunFolderError: If it cannot be created, or another process has created it.
         """
-        if not self._release.alive or (self._is_ours() and is_run_folder(self.path)):
+        if not self._release.alive or (self._is_locked_folder() and is_run_folder(self.path)):
             return False
-        with files.one_sentence("create again the run folder", self.path):
+        with files.translate_os_errors("create again the run folder", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            if not self._is_ours():
+            if not self._is_locked_folder():
                 lock = _lock(self.path)
                 self._release()
                 self._lock, self._release = lock, weakref.finalize(self, os.close, lock)
-            self._fill(describable_dict(config), checkpoints=checkpoints)
+            self._write_files(serialize_for_display(config), checkpoints=checkpoints)
         logger.warning(
-            "The run folder %s was removed while the run went on: it was made again, without what "
-            "had been written until now.",
+            "The run folder %s was removed during the run: it was created again, but previously "
+            "written data are lost.",
             self.path,
         )
         return True
 
-    def _is_ours(self) -> bool:
-        """Whether the folder is the one that was locked, and not another of its name."""
+    def _is_locked_folder(self) -> bool:
+        """Return whether the path is the locked folder, and not another one of the same name."""
         try:
             return os.path.samestat(os.stat(self.path / LOCK_FILE), os.fstat(self._lock))
         except FileNotFoundError:
             return False
 
-    def _fill(self, params: Mapping[str, Any], *, checkpoints: bool) -> None:
+    def _write_files(self, params: Mapping[str, Any], *, checkpoints: bool) -> None:
         if checkpoints:
             self.checkpoints.mkdir(exist_ok=True)
         _write_json(self.params_file, params)
-        signed = signature.sign(self.params_file.read_bytes())
-        self._known = {**self._known, "params_signature": signed}
-        _write_json(self.run_file, self._known)
+        params_signature = signature.sign(self.params_file.read_bytes())
+        self._run_info = {**self._run_info, "params_signature": params_signature}
+        _write_json(self.run_file, self._run_info)
 
     @property
     def name(self) -> str:
-        """The folder's own name."""
+        """Name of the folder, without its parents."""
         return self.path.name
 
     @property
     def params_file(self) -> Path:
-        """The config, as JSON."""
+        """File with the config as JSON."""
         return self.path / "params.json"
 
     @property
     def run_file(self) -> Path:
-        """What belongs to the run and not to its config: its id and its stop criterion."""
+        """File with run data that are not part of the config: run id and stop criterion."""
         return self.path / "run.json"
 
     @property
     def result_file(self) -> Path:
-        """One JSON document per iteration and line."""
+        """File with the results, one JSON document per line and iteration."""
         return self.path / RESULT_FILE
 
     @property
     def progress_file(self) -> Path:
-        """The scalars of the results as a table."""
+        """File with the scalars of the results as a table."""
         return self.path / PROGRESS_FILE
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
+        """Folder of the checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def videos(self) -> Path:
-        """The folder of the videos of evaluations."""
+        """Folder of evaluation videos."""
         return self.path / "videos"
 
     @property
     def learning_curve(self) -> Path:
-        """The picture of return against environment steps."""
+        """Figure of the return against environment steps."""
         return self.path / "plots" / "learning_curve.png"
 
     @property
     def run_id(self) -> str:
-        """An identifier that stays the same when the run is resumed or moved."""
-        return str(self._run_info()["id"])
+        """Identifier that stays the same when the run is resumed or moved."""
+        return str(self._read_run_info()["id"])
 
     @property
     def stop_criterion(self) -> dict[str, float] | None:
-        """What the run was last told to stop at; None if nobody said."""
-        stop = self._run_info()["stop"]
+        """Latest stop criterion of the run; None if there was none."""
+        stop = self._read_run_info()["stop"]
         try:
             return None if stop is None else parse_stop(stop)
         except JaxrlError as error:
             raise RunFolderError(f"{self.run_file} is damaged: {error}") from error
 
     def save_stop_criterion(self, stop: Mapping[str, Any]) -> None:
-        """Remembers what the run is to stop at, for `jaxrl resume`."""
-        with files.one_sentence("write", self.run_file):
-            _write_json(self.run_file, {**self._run_info(), "stop": dict(stop)})
-        self._known["stop"] = dict(stop)
+        """Store the stop criterion, for `jaxrl resume`."""
+        with files.translate_os_errors("write", self.run_file):
+            _write_json(self.run_file, {**self._read_run_info(), "stop": dict(stop)})
+        self._run_info["stop"] = dict(stop)
 
     def __enter__(self) -> Self:
         return self
@@ -241,69 +253,69 @@ class RunFolder:
         self.close()
 
     def close(self) -> None:
-        """Lets others write to the folder; may be called twice."""
+        """Release the lock of the folder; idempotent."""
         self._release()
 
-    def _run_info(self) -> dict[str, Any]:
+    def _read_run_info(self) -> dict[str, Any]:
         try:
             info = json.loads(self.run_file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise RunFolderError(f"Cannot read {self.run_file}: {error}.") from error
         if not isinstance(info, dict) or "id" not in info or "stop" not in info:
-            raise RunFolderError(f"{self.run_file} is damaged: it has no 'id' and 'stop'.")
+            raise RunFolderError(f"{self.run_file} is damaged: it must have 'id' and 'stop'.")
         if not isinstance(info["id"], str) or not isinstance(info["stop"], dict | None):
             raise RunFolderError(
-                f"{self.run_file} is damaged: id must be a string and stop a dictionary or null, got "
-                f"{info['id']!r} and {info['stop']!r}."
+                f"{self.run_file} is damaged: id must be a string and stop a dictionary or null, "
+                f"got {info['id']!r} and {info['stop']!r}."
             )
-        self._known = info
+        self._run_info = info
         return info
 
 
 def check_name(name: str) -> None:
-    """Refuses a run's name that cannot be a folder's.
+    """Raise if a run's name is not a valid folder name.
 
     Raises:
-        ConfigError: It is empty, hidden, or has a path separator.
+        ConfigError: If it is empty, starts with a dot, or has a path separator.
     """
     if not name or name.startswith(".") or re.search(r"[/\\\0]", name):
         raise ConfigError(
-            f"debugging(run_name={name!r}) cannot be a folder's name: use letters, digits, "
+            f"debugging(run_name={name!r}) is not a valid folder name: use letters, digits, "
             "'-' and '_', and choose the parent folder with results_dir."
         )
 
 
-def params_are_own(path: Path) -> bool:
-    """Whether the user of this process wrote a run's `params.json` on this machine."""
+def has_own_params(path: Path) -> bool:
+    """Return whether the current user wrote a run's `params.json` on this machine."""
     try:
-        signed = json.loads((path / "run.json").read_bytes())["params_signature"]
-        return signature.is_own((path / "params.json").read_bytes(), signed)
+        params_signature = json.loads((path / "run.json").read_bytes())["params_signature"]
+        return signature.is_signed_by_user((path / "params.json").read_bytes(), params_signature)
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return False
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether a run was logged there."""
+    """Return whether a path is a run folder."""
     return (path / "params.json").is_file() and (path / "run.json").is_file()
 
 
-def default_name(algo: str, env: object, seed: int | None) -> str:
-    """`PPO_CartPole-v1_2024-05-01_12-30-00_seed0`: the name of a run that was given none."""
-    label = env if isinstance(env, str) else _class_name(env)
+def make_default_name(algo: str, env: object, seed: int | None) -> str:
+    """Return the default name of a run, such as `PPO_CartPole-v1_2024-05-01_12-30-00_seed0`."""
+    label = env if isinstance(env, str) else _get_class_name(env)
     label = re.split(r"[:.](?=[A-Za-z_]\w*$)", label)[-1]  # the class of a class path
-    label = re.sub(r"[^A-Za-z0-9._+-]+", "-", label)[:_MAX_NAME]
+    label = re.sub(r"[^A-Za-z0-9._+-]+", "-", label)[:_MAX_LABEL_LENGTH]
     now = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     return f"{algo}_{label}_{now}" + ("" if seed is None else f"_seed{seed}")
 
 
-def _class_name(env: object) -> str:
+def _get_class_name(env: object) -> str:
     if env is None:
         return "no-env"
     return (env if isinstance(env, type) else type(env)).__name__
 
 
 def _make_unique(root: Path, name: str) -> Path:
-    """Makes `root/name`, or the first `root/name_<n>` that is free (mkdir decides, no race)."""
+    """Create `root/name` or the first free `root/name_<n>`; mkdir makes this free of races."""
     number = 1
     while True:
         path = root / (name if number == 1 else f"{name}_{number}")
@@ -316,7 +328,7 @@ def _make_unique(root: Path, name: str) -> Path:
 
 
 def _lock(path: Path) -> int:
-    """Takes the folder for this process; the kernel gives it back when the process ends."""
+    """Lock the folder for this process; the kernel releases the lock when the process ends."""
     handle = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -337,11 +349,11 @@ def _lock(path: Path) -> int:
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    with files.replacing(path) as file:
+    with files.open_atomic(path) as file:
         json.dump(results.to_json(value), file, indent=2, allow_nan=False)
         file.write("\n")
 
 
-def iteration_of(checkpoint: Path) -> int:
-    """The iteration after which a checkpoint of a run folder was written."""
+def parse_iteration(checkpoint: Path) -> int:
+    """Return the iteration after which a checkpoint of a run folder was written."""
     return int(checkpoint.name.rsplit("_", maxsplit=1)[1])

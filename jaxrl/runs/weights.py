@@ -1,4 +1,4 @@
-"""Parameters in and out of a state, also where not everything fits."""
+"""Getting and setting a state's module parameters, also from partly matching ones."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,52 +16,63 @@ from jaxrl.training.train_state import TrainState
 
 
 def get_parameters(state: TrainState) -> PyTree:
-    """The module's parameters as NumPy arrays."""
+    """Return the module's parameters as NumPy arrays."""
     return to_host(state.learner.sgd.params)
 
 
 def set_parameters(
     state: TrainState, weights: PyTree, *, strict: bool
 ) -> tuple[TrainState, list[str]]:
-    """The state with the parameters given, and a sentence for each that did not fit.
+    """Replace the module's parameters.
+
+    Args:
+        state: State of the run.
+        weights: New parameters.
+        strict: Whether to raise on mismatches; False sets only the parameters that match.
+
+    Returns:
+        The new state, and a phrase for each mismatch.
 
     Raises:
-        ModuleError: With `strict`, if anything is missing, left over or of another shape.
+        ModuleError: With `strict`, if a parameter is missing, unexpected or of another shape.
     """
     params = state.learner.sgd.params
-    given = ckpt.named_leaves(weights)
-    own = ckpt.named_leaves(params)
-    problems = [f"{name} has no place in this module" for name in given if name not in own]
-    fitting: dict[str, np.ndarray] = {}
-    for name, leaf in own.items():
-        if name not in given:
+    new_leaves = ckpt.get_named_leaves(weights)
+    current = ckpt.get_named_leaves(params)
+    problems = [
+        f"{name} does not exist in this module" for name in new_leaves if name not in current
+    ]
+    matching: dict[str, np.ndarray] = {}
+    for name, leaf in current.items():
+        if name not in new_leaves:
             problems.append(f"{name} is missing")
-        elif np.shape(given[name]) != leaf.shape:
-            problems.append(f"{name} has shape {np.shape(given[name])}, here it is {leaf.shape}")
+        elif np.shape(new_leaves[name]) != leaf.shape:
+            shape = np.shape(new_leaves[name])
+            problems.append(f"{name} has shape {shape}, expected {leaf.shape}")
         else:
-            fitting[name] = np.array(given[name], leaf.dtype)
+            matching[name] = np.array(new_leaves[name], leaf.dtype)
     if problems and strict:
         raise ModuleError(
             f"The weights do not fit the module: {'; '.join(problems)}. "
-            "set_weights(..., strict=False) takes what fits."
+            "set_weights(..., strict=False) sets only the matching ones."
         )
 
-    def place(path: Any, old: jax.Array) -> jax.Array:
-        new = fitting.get(ckpt.leaf_name(path))
+    def replace_leaf(path: jax.tree_util.KeyPath[Any], old: jax.Array) -> jax.Array:
+        new = matching.get(ckpt.format_leaf_name(path))
         return old if new is None else jax.device_put(new, old.sharding)
 
-    new_params = jax.tree_util.tree_map_with_path(place, params)
+    new_params = jax.tree_util.tree_map_with_path(replace_leaf, params)
     sgd = replace(state.learner.sgd, params=new_params)
     state = replace(state, learner=replace(state.learner, sgd=sgd))
     if state.behaviour is not None:
         state = replace(state, behaviour=jax.tree.map(jnp.copy, new_params))
-    return with_fresh_snapshot(state), problems
+    return refresh_snapshot(state), problems
 
 
-def with_fresh_snapshot(state: TrainState) -> TrainState:
-    """The state with what the guard goes back to replaced by the present learner state, copied.
+def refresh_snapshot(state: TrainState) -> TrainState:
+    """Replace the divergence guard's snapshot by a copy of the current learner state.
 
-    After parameters were put in, the ones from before are no longer the last good ones.
+    After parameters were set, a rollback must not restore the previous ones.
     """
     if state.guard.snapshot is None:
         return state
@@ -69,8 +80,12 @@ def with_fresh_snapshot(state: TrainState) -> TrainState:
     return replace(state, guard=replace(state.guard, snapshot=snapshot))
 
 
-def by_module(weights: Mapping[str, PyTree], module_id: str) -> PyTree:
-    """The entry of a module in `{module_id: parameters}`."""
+def select_module(weights: Mapping[str, PyTree], module_id: str) -> PyTree:
+    """Return the entry of a module in `{module_id: parameters}`.
+
+    Raises:
+        ModuleError: If there are other modules, or this one is missing.
+    """
     if set(weights) != {module_id}:
         raise ModuleError(
             f"weights must be {{'{module_id}': parameters}}, got the keys {sorted(weights)}."

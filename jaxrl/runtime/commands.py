@@ -1,13 +1,13 @@
-"""Whether this process is one of jaxrl's commands, in which nobody else's code ran before."""
+"""Whether this process is one of jaxrl's commands, which run no other code beforehand."""
 
-_begun = {"command": False}
+_process_state = {"command": False}
 
 
-def begin_command() -> None:
-    """Say that this process is a command: what it computes follows from a config alone."""
-    _begun["command"] = True
+def mark_as_command() -> None:
+    """Mark this process as a command, whose computations follow from a config alone."""
+    _process_state["command"] = True
 
 
 def is_command() -> bool:
-    """Whether it was said."""
-    return _begun["command"]
+    """Return whether this process was marked as a command."""
+    return _process_state["command"]

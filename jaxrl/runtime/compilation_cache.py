@@ -1,7 +1,7 @@
-"""The persistent compilation cache: a private folder of bounded size, unless JAX was told another.
+"""Persistent compilation cache: a private folder of bounded size, unless JAX has another one set.
 
-Its entries are machine code that is trusted when loaded, so nobody else may write there. The bound
-is also what makes JAX lock the folder: without one, two processes read each other's half-written
+Its entries are machine code that is trusted when loaded, so no other user may write there. The
+bound also makes JAX lock the folder: without one, two processes read each other's half-written
 entries.
 """
 
@@ -15,48 +15,48 @@ import jax
 
 MAX_BYTES = 2 * 1024**3
 MIN_COMPILE_SECONDS = 0.1
-"""A program that compiles faster is not kept."""
+"""Minimum compile time in seconds of a cached program."""
 
 _ENABLED, _FOLDER = "jax_enable_compilation_cache", "jax_compilation_cache_dir"
 _SIZE, _SECONDS = "jax_compilation_cache_max_size", "jax_persistent_cache_min_compile_time_secs"
 _OPTIONS = (_ENABLED, _FOLDER, _SIZE, _SECONDS)
 _JAX_DEFAULTS = {_SIZE: -1, _SECONDS: 1.0}
 _ENTRY, _DATE = "-cache", "-atime"
-"""How the names of JAX's files end."""
+"""Suffixes of JAX's file names."""
 _others: dict[str, Any] = {}
-"""What JAX had before an option was set here."""
+"""Values of JAX's options before they were set here."""
 _ours: dict[str, Any] = {}
 
 
 def enable_compilation_cache(setting: str | None) -> str:
-    """Keep compiled programs between processes, as `debugging(compilation_cache_dir=...)` says.
+    """Cache compiled programs between processes, as set by `debugging(compilation_cache_dir=...)`.
 
     Args:
-        setting: A folder, "off", or None: JAX's own setting where there is one, else
-            `~/.cache/jaxrl/xla`. The next call may say otherwise.
+        setting: A folder, "off", or None for JAX's own setting if there is one, else
+            `~/.cache/jaxrl/xla`. Later calls may change it.
 
     Returns:
-        What came of it, a sentence for `explain()` and the log.
+        A sentence about the cache in use, for `explain()` and the log.
     """
-    told = {name: _told_by_others(name) for name in _OPTIONS}
+    options = {name: _get_user_option(name) for name in _OPTIONS}
     if setting == "off":
-        _set({**told, _ENABLED: False})
+        _set({**options, _ENABLED: False})
         return "Compilation cache: off, as set."
-    if setting is None and not told[_ENABLED]:
-        _set(told)
-        return "Compilation cache: off, as JAX was told."
-    if setting is None and told[_FOLDER]:
-        _set(told)
-        if told[_SIZE] != _JAX_DEFAULTS[_SIZE]:
-            _date_entries(Path(told[_FOLDER]))
-        return f"Compilation cache: {told[_FOLDER]}, as JAX was told."
+    if setting is None and not options[_ENABLED]:
+        _set(options)
+        return "Compilation cache: off, as set in JAX."
+    if setting is None and options[_FOLDER]:
+        _set(options)
+        if options[_SIZE] != _JAX_DEFAULTS[_SIZE]:
+            _date_entries(Path(options[_FOLDER]))
+        return f"Compilation cache: {options[_FOLDER]}, as set in JAX."
     folder = _default_folder() if setting is None else Path(setting).expanduser()
     problem = make_private(folder)
     if problem is not None:
-        _set(told)
-        return f"Compilation cache: none, because {folder} is not used: {problem}."
+        _set(options)
+        return f"Compilation cache: none, because {folder} cannot be used: {problem}."
     wanted = {
-        name: default if told[name] == _JAX_DEFAULTS[name] else told[name]
+        name: default if options[name] == _JAX_DEFAULTS[name] else options[name]
         for name, default in ((_SIZE, MAX_BYTES), (_SECONDS, MIN_COMPILE_SECONDS))
     }
     _set({**wanted, _ENABLED: True, _FOLDER: str(folder)})
@@ -66,38 +66,38 @@ def enable_compilation_cache(setting: str | None) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CacheContents:
-    """What the persistent cache in use holds now."""
+    """Contents of the persistent cache in use."""
 
     folder: str
     entries: int
     bytes: int
     max_bytes: int | None
-    """None for any number."""
+    """Maximum size in bytes; None if unbounded."""
 
 
-def cache_contents() -> CacheContents | None:
-    """The cache that JAX uses now; None where it keeps none."""
-    told = {name: jax.config.values[name] for name in _OPTIONS}
-    if not told[_ENABLED] or not told[_FOLDER]:
+def get_cache_contents() -> CacheContents | None:
+    """Return the contents of the cache that JAX uses; None if it uses none."""
+    options = {name: jax.config.values[name] for name in _OPTIONS}
+    if not options[_ENABLED] or not options[_FOLDER]:
         return None
     sizes: list[int] = []
-    for entry in Path(told[_FOLDER]).glob(f"*{_ENTRY}"):
+    for entry in Path(options[_FOLDER]).glob(f"*{_ENTRY}"):
         with contextlib.suppress(OSError):  # another process has just evicted it
             sizes.append(entry.stat().st_size)
     return CacheContents(
-        folder=str(told[_FOLDER]),
+        folder=str(options[_FOLDER]),
         entries=len(sizes),
         bytes=sum(sizes),
-        max_bytes=told[_SIZE] if told[_SIZE] >= 0 else None,
+        max_bytes=options[_SIZE] if options[_SIZE] >= 0 else None,
     )
 
 
-def file_beside_programs(setting: str | None, name: str) -> Path | None:
-    """Where something else is kept from process to process, under the same setting; None for nowhere.
+def get_cache_file(setting: str | None, name: str) -> Path | None:
+    """Return the path of a file that is stored next to the cached programs; None if none is.
 
     Args:
-        setting: As `enable_compilation_cache` takes it.
-        name: Of the file.
+        setting: Setting, as in `enable_compilation_cache`.
+        name: Name of the file.
     """
     if setting == "off":
         return None
@@ -106,14 +106,14 @@ def file_beside_programs(setting: str | None, name: str) -> Path | None:
     return _default_folder().parent / name
 
 
-def is_ours(setting: str | None) -> bool:
-    """Whether programs are kept in a folder of jaxrl's, rather than in none or where JAX was told.
+def uses_own_folder(setting: str | None) -> bool:
+    """Return whether programs are cached in jaxrl's folder, rather than nowhere or in JAX's own.
 
     Args:
-        setting: As `enable_compilation_cache` takes it, which was called before.
+        setting: Setting, as passed to `enable_compilation_cache` before.
     """
-    told = _told_by_others(_FOLDER)
-    return bool(jax.config.values[_ENABLED]) and (setting is not None or not told)
+    options = _get_user_option(_FOLDER)
+    return bool(jax.config.values[_ENABLED]) and (setting is not None or not options)
 
 
 def _default_folder() -> Path:
@@ -122,7 +122,11 @@ def _default_folder() -> Path:
 
 
 def make_private(folder: Path) -> str | None:
-    """Make the folder if it is missing; None if only this user can write to it, else why not."""
+    """Create the folder if it is missing, and restrict writing to this user.
+
+    Returns:
+        None on success, else the reason of the failure.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = folder.stat()
@@ -136,20 +140,20 @@ def make_private(folder: Path) -> str | None:
 
 
 def _date_entries(folder: Path) -> None:
-    """Give every entry the date of use that JAX keeps beside it in a bounded cache.
+    """Create the file with the date of use that JAX expects for every entry of a bounded cache.
 
-    One without, left by a process that was killed or by a cache without a bound, would keep JAX
-    from ever writing an entry again.
+    An entry without one, left by a killed process or by an unbounded cache, would keep JAX from
+    ever writing an entry again.
     """
     for entry in folder.glob(f"*{_ENTRY}"):
         date = entry.with_name(entry.name.removesuffix(_ENTRY) + _DATE)
-        with contextlib.suppress(OSError):  # another process evicts it, or nothing can be written
+        with contextlib.suppress(OSError):  # evicted by another process, or not writable
             if not date.exists():
                 date.write_bytes(entry.stat().st_mtime_ns.to_bytes(8, "little"))
 
 
-def _told_by_others(name: str) -> Any:
-    """The option's value as the user or the environment set it, whatever was set here since."""
+def _get_user_option(name: str) -> Any:
+    """Return the option as set by the user or the environment, ignoring values set here."""
     value = jax.config.values[name]
     return _others[name] if name in _ours and value == _ours[name] else value
 
@@ -157,11 +161,11 @@ def _told_by_others(name: str) -> Any:
 def _set(options: dict[str, Any]) -> None:
     changed = False
     for name, value in options.items():
-        _others[name], _ours[name] = _told_by_others(name), value
+        _others[name], _ours[name] = _get_user_option(name), value
         if jax.config.values[name] != value:
             jax.config.update(name, value)
             changed = True
-    if changed:  # JAX looks at the options once, at its first compilation
+    if changed:  # JAX reads the options once, at its first compilation
         from jax.experimental.compilation_cache import compilation_cache
 
         compilation_cache.reset_cache()

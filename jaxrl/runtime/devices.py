@@ -1,8 +1,8 @@
-"""Which devices a run uses. On a CPU the cores are devices.
+"""Selection of devices. On a CPU, the cores are devices.
 
-Rule: when the first Algorithm is built or restored, and nothing says otherwise (`XLA_FLAGS`,
-`JAX_NUM_CPU_DEVICES`, a backend that has started), the CPU is divided into as many devices as
-there are cores to use, at most 8. `config.plan` then decides how many of them a run takes.
+When the first Algorithm is built or restored, the CPU is divided into as many devices as there are
+usable cores, at most 8, unless `XLA_FLAGS`, `JAX_NUM_CPU_DEVICES` or a started backend determine
+the number. `config.plan` then decides how many of them a run uses.
 """
 
 import functools
@@ -20,11 +20,11 @@ logger = logging.getLogger("jaxrl")
 MAX_CPU_DEVICES = 8
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _UNSET = -1
-"""JAX's own value of `jax_num_cpu_devices`."""
+"""JAX's default of `jax_num_cpu_devices`."""
 
 
-def usable_cores() -> int:
-    """Cores that this process may use: its affinity, and its cgroup's quota where there is one."""
+def count_usable_cores() -> int:
+    """Return the number of cores this process may use, from its affinity and its cgroup's quota."""
     affinity = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -36,54 +36,58 @@ def usable_cores() -> int:
 
 
 def claim_cpu_devices() -> list[str]:
-    """Divide the CPU into devices if that is still possible; sentences for `explain()` if not."""
-    compute_where_called()
-    wanted = min(MAX_CPU_DEVICES, usable_cores())
-    said = _said_by_others(wanted)
-    if said is not None:
-        return [said]
+    """Divide the CPU into devices, if that is still possible.
+
+    Returns:
+        Sentences for `explain()` if the number of devices is determined otherwise.
+    """
+    disable_async_dispatch()
+    wanted = min(MAX_CPU_DEVICES, count_usable_cores())
+    override = _find_override(wanted)
+    if override is not None:
+        return [override]
     try:
         jax.config.update("jax_num_cpu_devices", wanted)
     except RuntimeError:
         found = len(jax.local_devices(backend="cpu"))
-        return [] if found == wanted else [_too_late(found)]
+        return [] if found == wanted else [_format_too_late(found)]
     return []
 
 
-def cores_are_devices() -> bool:
-    """Whether each core is a device, by the rule alone."""
-    wanted = min(MAX_CPU_DEVICES, usable_cores())
-    if jax.default_backend() != "cpu" or wanted == 1 or _said_by_others(wanted) is not None:
+def has_device_per_core() -> bool:
+    """Return whether each core is a device, as set by this module alone."""
+    wanted = min(MAX_CPU_DEVICES, count_usable_cores())
+    if jax.default_backend() != "cpu" or wanted == 1 or _find_override(wanted) is not None:
         return False
     return len(jax.local_devices()) == wanted
 
 
-def _said_by_others(wanted: int) -> str | None:
-    """Who decided how many devices the CPU is, if not the rule."""
+def _find_override(wanted: int) -> str | None:
+    """Return a sentence if something else determines the number of CPU devices, else None."""
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
-        return "CPU devices: as XLA_FLAGS says."
+        return "CPU devices: as set by XLA_FLAGS."
     if "JAX_NUM_CPU_DEVICES" in os.environ:
-        return "CPU devices: as JAX_NUM_CPU_DEVICES says."
+        return "CPU devices: as set by JAX_NUM_CPU_DEVICES."
     number = jax.config.values["jax_num_cpu_devices"]
     if number in (wanted, _UNSET):
         return None
-    return f"CPU devices: {number}, as jax_num_cpu_devices says."
+    return f"CPU devices: {number}, as set by jax_num_cpu_devices."
 
 
-def warn_of_lost_devices(devices_of: Callable[[int], int]) -> None:
-    """Warn, once in a process, of cores that a run goes without since JAX had started too early.
+def warn_about_unused_cores(choose_num_devices: Callable[[int], int]) -> None:
+    """Warn, once per process, of cores that a run cannot use because JAX was started too early.
 
     Args:
-        devices_of: How many devices the run takes where there are so many.
+        choose_num_devices: Function from the number of available devices to the number that the run uses.
     """
-    wanted, found = min(MAX_CPU_DEVICES, usable_cores()), jax.local_device_count()
-    if jax.default_backend() != "cpu" or found >= wanted or _said_by_others(wanted) is not None:
+    wanted, found = min(MAX_CPU_DEVICES, count_usable_cores()), jax.local_device_count()
+    if jax.default_backend() != "cpu" or found >= wanted or _find_override(wanted) is not None:
         return
-    if devices_of(wanted) > devices_of(found):
-        _warn_once(_too_late(found))
+    if choose_num_devices(wanted) > choose_num_devices(found):
+        _warn_once(_format_too_late(found))
 
 
-def _too_late(found: int) -> str:
+def _format_too_late(found: int) -> str:
     return (
         f"JAX had started before the first build, so the CPU stays {found} device(s); build "
         "before using JAX, or set JAX_NUM_CPU_DEVICES, to use every core."
@@ -95,19 +99,19 @@ def _warn_once(sentence: str) -> None:
     logger.warning(sentence)
 
 
-def compute_where_called() -> None:
-    """Let the CPU compute in the thread that calls; without effect once JAX has started.
+def disable_async_dispatch() -> None:
+    """Make the CPU backend compute in the calling thread; without effect once JAX has started.
 
     A runner on the host calls a small program at every step and waits for it. Handing that to
-    another thread and back costs more than the program, and nothing here overlaps with it. Learners
-    under Ray do without: theirs is a program of a whole train batch, waited for once, which is no
-    slower in another thread, to the same bits.
+    another thread and back costs more than the program, and there is nothing to overlap it with.
+    Learners under Ray do not set this: their program is a whole train batch that is waited for
+    once, which is no slower in another thread and gives the same bits.
     """
     jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
-def memory_limit(device: Device) -> int | None:
-    """Bytes that a device can hold, None where nothing says."""
+def get_memory_limit(device: Device) -> int | None:
+    """Return the memory of a device in bytes, None if unknown."""
     if device.platform == "cpu":
         return _host_memory_limit()
     stats = device.memory_stats()

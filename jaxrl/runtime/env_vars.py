@@ -1,4 +1,4 @@
-"""The environment variables of a run's processes."""
+"""Environment variables of a run's processes."""
 
 import os
 from collections.abc import Mapping
@@ -14,18 +14,18 @@ _NO_ACCELERATOR = {
     "ROCR_VISIBLE_DEVICES": "",
     "TPU_VISIBLE_CHIPS": "",
 }
-"""What keeps JAX from an accelerator, and from reserving most of its memory."""
+"""Variables that keep JAX from using an accelerator, and from reserving most of its memory."""
 
 
-def actor_environs(num_cpus: float, extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of an actor that steps environments.
+def make_actor_env_vars(num_cpus: float, extra: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables of an actor that steps environments.
 
-    It sees no accelerator, has one JAX device, and computes on as many threads as it has CPUs, at
-    least one: more would take the time of the other actors.
+    The actor sees no accelerator, has one JAX device, and computes on as many threads as it has
+    CPUs, at least one: more would slow down the other actors.
 
     Args:
-        num_cpus: What Ray reserves for it.
-        extra: `extra_python_environs_for_worker`, which go before all others.
+        num_cpus: Number of CPUs that Ray reserves for the actor.
+        extra: `extra_python_environs_for_worker`, which override all others.
     """
     threads = str(max(1, int(num_cpus)))
     return {
@@ -40,11 +40,11 @@ def actor_environs(num_cpus: float, extra: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def set_driver_environs(config: "AlgorithmConfig") -> None:
-    """Give this process the variables that the config has for it."""
+def set_driver_env_vars(config: "AlgorithmConfig") -> None:
+    """Set the config's environment variables in this process."""
     os.environ.update(config.python_environment_settings.extra_python_environs_for_driver)
 
 
-def learner_environs(extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of a learner that has a GPU: the one that Ray gives it."""
+def make_learner_env_vars(extra: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables of a learner with a GPU that Ray assigns to it."""
     return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **extra}

@@ -1,7 +1,7 @@
-"""Who uses a run: one thread at a time, and nobody trains it when it was stopped.
+"""Exclusive use of a run: by one thread at a time, and not after it was stopped.
 
-A run's state is replaced by each call that changes it, and its memory given to the next. Two threads
-at once would each train on what the other has given away.
+A run's state is replaced by each call that changes it, and its memory is donated to the next. Two
+concurrent threads would each train on memory that the other has donated.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Exclusive:
-    """What one thread at a time may use, and go on using from within what it called.
+class ExclusiveLock:
+    """Reentrant lock that raises instead of waiting, for one thread at a time.
 
     Args:
-        name: What is used, as messages name it.
+        name: Name of the object in messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -30,19 +30,19 @@ class Exclusive:
         self._calls: list[str] = []
 
     @contextlib.contextmanager
-    def held(self, call: str) -> Generator[None]:
-        """This thread uses it; others are refused meanwhile.
+    def hold(self, call: str) -> Generator[None]:
+        """Hold the lock in this thread.
 
         Args:
-            call: What it is used for, as "train()".
+            call: Name of the call, such as "train()".
 
         Raises:
-            InUseError: Another thread does.
+            InUseError: If another thread holds it.
         """
         if not self._lock.acquire(blocking=False):
-            under_way = next(iter(self._calls), "another call")
+            running = next(iter(self._calls), "another call")
             raise InUseError(
-                f"{call} was called while {under_way} of the same {self._name} runs in another "
+                f"{call} was called while {running} of the same {self._name} runs in another "
                 f"thread: one thread at a time may use it, so call {call} when that has returned."
             )
         self._calls.append(call)
@@ -52,51 +52,51 @@ class Exclusive:
             self._calls.pop()
             self._lock.release()
 
-    def refuse_stopped(self, call: str) -> None:
-        """Refuse what a run cannot do any more once its folder and its runners were let go.
+    def raise_if_stopped(self, call: str) -> None:
+        """Raise if the run was stopped, since its folder and its runners have been released.
 
         Raises:
-            StoppedError: It was stopped.
+            StoppedError: If it was stopped.
         """
         if self.is_stopped:
             raise StoppedError(
                 f"{call} was called after stop(): the {self._name} was stopped; save it before, "
-                "and go on with from_checkpoint()."
+                "and continue with from_checkpoint()."
             )
 
 
 class _Used(Protocol):
-    """Something with methods that one thread at a time may call."""
+    """Object whose methods may be called by one thread at a time."""
 
-    _use: Exclusive
+    _use: ExclusiveLock
 
 
 S = TypeVar("S", bound=_Used)
 
 
-def _use_of(run: _Used) -> Exclusive:
+def _use_of(run: _Used) -> ExclusiveLock:
     return run._use  # pyright: ignore[reportPrivateUsage]
 
 
-def one_thread(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Let one thread at a time call a method, which may call others of its kind."""
+def single_threaded(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Restrict a method to one thread at a time; it may call other such methods."""
     call = f"{method.__name__}()"
 
     @functools.wraps(method)
     def guarded(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
-        with _use_of(self).held(call):
+        with _use_of(self).hold(call):
             return method(self, *args, **kwargs)
 
     return guarded
 
 
 def until_stopped(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Let one thread at a time call a method, and none after `stop()`."""
-    call, alone = f"{method.__name__}()", one_thread(method)
+    """Restrict a method to one thread at a time, and to the time before `stop()`."""
+    call, alone = f"{method.__name__}()", single_threaded(method)
 
     @functools.wraps(method)
     def guarded(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
-        _use_of(self).refuse_stopped(call)
+        _use_of(self).raise_if_stopped(call)
         return alone(self, *args, **kwargs)
 
     return guarded

@@ -1,8 +1,8 @@
-"""Floating-point operations of a traced program, trip counts included.
+"""Floating-point operations of a traced program, including trip counts of loops.
 
 XLA's own cost analysis counts the body of a loop once; here a scan's body counts as often as it
-runs. Loops whose trip count is only known at run time count once, so the figure is that of one
-train batch for `InGraph.run`.
+runs. Loops whose trip count is only known at run time count once, so the figure for `InGraphRunner.run_batches`
+is that of one train batch.
 """
 
 import math
@@ -12,18 +12,18 @@ from jax.extend import core as jex_core
 
 
 def count_flops(jaxpr: jex_core.ClosedJaxpr) -> float:
-    """Operations of one call of a traced program, over all of its devices.
+    """Count the operations of one call of a traced program, over all of its devices.
 
-    A multiply-add of a product is two, an entry of another result one.
+    A multiply-add of a matrix product counts as two, an element of any other result as one.
     """
-    return _of_jaxpr(jaxpr.jaxpr)
+    return _count_jaxpr(jaxpr.jaxpr)
 
 
-def _of_jaxpr(jaxpr: jex_core.Jaxpr) -> float:
-    return sum(_of_equation(eqn) for eqn in jaxpr.eqns)
+def _count_jaxpr(jaxpr: jex_core.Jaxpr) -> float:
+    return sum(_count_equation(eqn) for eqn in jaxpr.eqns)
 
 
-def _of_equation(eqn: Any) -> float:
+def _count_equation(eqn: Any) -> float:
     name = eqn.primitive.name
     if name == "dot_general":
         (contracting, _), _ = eqn.params["dimension_numbers"]
@@ -33,7 +33,7 @@ def _of_equation(eqn: Any) -> float:
         kernel = eqn.invars[1].aval.shape
         out_axis = eqn.params["dimension_numbers"].rhs_spec[0]
         return 2.0 * _size(eqn.outvars[0]) * math.prod(kernel) / kernel[out_axis]
-    inner = [_of_jaxpr(sub) for sub in _sub_jaxprs(eqn)]
+    inner = [_count_jaxpr(sub) for sub in _sub_jaxprs(eqn)]
     if name == "shard_map":  # its shapes are one device's
         return eqn.params["mesh"].size * sum(inner)
     if name == "scan":
@@ -45,8 +45,8 @@ def _of_equation(eqn: Any) -> float:
     return float(_size(eqn.outvars[0])) if name in _ELEMENTWISE else 0.0
 
 
-def _sub_jaxprs(eqn: Any) -> list[Any]:
-    found: list[Any] = []
+def _sub_jaxprs(eqn: jex_core.JaxprEqn) -> list[jex_core.Jaxpr]:
+    found: list[jex_core.Jaxpr] = []
     for value in eqn.params.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(item, jex_core.ClosedJaxpr):

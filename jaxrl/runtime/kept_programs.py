@@ -1,13 +1,13 @@
-"""Compiled programs that are found by what they are made of, without tracing them again.
+"""On-disk cache of compiled programs, which are found without tracing them again.
 
 JAX's persistent cache finds a program by its instructions, so a process has to trace and lower it
-first, which takes longer than reading it. Where a program follows from a config and jaxrl's own code
-alone, both are known before: what leads to its executable is kept under their digest. That is so in
-jaxrl's commands, as long as the config names no class or function of somebody else's. Everywhere
-else, and after a change of the code, it is found by its instructions.
+first, which takes longer than reading it. If a program follows from a config and jaxrl's own code
+alone, both are known beforehand, and the executable is cached under their digest. This holds in
+jaxrl's commands, as long as the config names no class or function from other packages. Everywhere
+else, and after a change of the code, a program is found by its instructions.
 
-Entries are pickles and machine code that are trusted when loaded, as those of JAX's cache are, and
-lie beside them in a folder where only this user may write.
+Entries are pickles and machine code that are trusted when loaded, like those of JAX's cache, and
+are stored next to them in a folder that only this user can write to.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import serialize_executable
 
-from jaxrl.config.serialize import DATACLASS, IMPORT, restorable_dict
+from jaxrl.config.serialize import DATACLASS_KEY, IMPORT_KEY, serialize_restorable
 from jaxrl.core.types import Device
-from jaxrl.envs.registry import imported_by, registered_env
+from jaxrl.envs.registry import find_imports, get_registered_env
 from jaxrl.runtime.commands import is_command
-from jaxrl.runtime.compilation_cache import file_beside_programs, is_ours, make_private
-from jaxrl.runtime.measurements import machine
+from jaxrl.runtime.compilation_cache import get_cache_file, make_private, uses_own_folder
+from jaxrl.runtime.measurements import describe_machine
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -44,66 +44,67 @@ ValueT = TypeVar("ValueT")
 
 FOLDER = "programs"
 MAX_BYTES = 2**30
-"""Of all entries; those that were not used for longest go first."""
-NOT_IN_PROGRAMS = (
+"""Total size of all entries; the least recently used are removed first."""
+NON_PROGRAM_SETTINGS = (
     *("seed", "log_level", "log_sys_usage", "loggers", "results_dir", "run_name"),
     *("compilation_cache_dir", "max_retraces"),
 )
-"""Settings that no program depends on: the seed is an argument."""
-_CALLED = re.compile(r'custom_call_target="([^"]*)"')
+"""Settings that no program depends on; the seed is an argument."""
+_CALL_TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _LAPACK = "lapack_"
-"""The only functions outside of a program that one which is kept may call: those of others, such as
-callbacks to Python, need not be there in another process."""
-_CHECKSUM = 32
+"""Prefix of the external functions that a cached program may call.
+
+Others, such as callbacks to Python, may not exist in another process.
+"""
+_CHECKSUM_BYTES = 32
 
 
-class KeptPrograms:
-    """The programs and shapes that were kept for one config, on this machine, by this code.
+class ProgramCache:
+    """Cache of the programs and shapes of one config, for this machine and this code.
 
-    An executable lies under a digest of its instructions, so that it is found again when the code
-    changed and they did not; what leads to it without tracing lies under that of the config.
+    An executable is stored under a digest of its instructions, so that it is found again if the
+    code changed without changing them; the entry that leads to it without tracing is stored under
+    the digest of the config.
 
     Args:
-        folder: Of the entries.
-        config: A digest of the config and of jaxrl's code; None where code of others may matter.
-        machine: A digest of the processor, the packages and their options.
+        folder: Folder of the entries.
+        config: Digest of the config and of jaxrl's code; None if code of other packages may matter.
+        machine: Digest of the processor, the packages and their options.
     """
 
     def __init__(self, folder: Path, *, config: str | None, machine: str) -> None:
         self._folder, self._config, self._machine = folder, config, machine
 
-    def remembered(self, name: str, make: Callable[[], ValueT]) -> ValueT:
-        """Return what was kept under a name, else make and keep it."""
+    def get_or_make(self, name: str, make: Callable[[], ValueT]) -> ValueT:
+        """Return the value stored under a name, or make and store it."""
         if self._config is None:
             return make()
-        entry = self._of_config(name)
-        value = self._found(entry)
+        entry = self._config_entry(name)
+        value = self._read_entry(entry)
         if value is None:
             value = make()
-            self._keep(entry, value)
+            self._write_entry(entry, value)
         return value
 
-    def executable(
+    def load_executable(
         self, *signature: object
     ) -> tuple[jax.stages.Compiled, Mapping[str, Any]] | None:
-        """Return the executable that was kept under a signature, and its figures; None without one."""
-        known = None if self._config is None else self._found(self._of_config(*signature))
+        """Return the executable and figures stored under a signature; None if there are none."""
+        known = None if self._config is None else self._read_entry(self._config_entry(*signature))
         if known is None:
             return None
-        loaded = self._loaded(self._folder / known["entry"], known["takes"], known["returns"])
+        loaded = self._load(self._folder / known["entry"], known["takes"], known["returns"])
         return None if loaded is None else (loaded, known["figures"])
 
-    def entry_of(self, lowered: jax.stages.Lowered, *signature: object) -> Path:
-        """Return where an executable of these instructions lies, whoever compiled it."""
-        return self._entry("instructions", lowered.as_text(), *signature)
+    def get_entry(self, lowered: jax.stages.Lowered, *signature: object) -> Path:
+        """Return the path of an executable with these instructions, whatever config compiled it."""
+        return self._entry_path("instructions", lowered.as_text(), *signature)
 
-    def compiled_before(
-        self, entry: Path, lowered: jax.stages.Lowered
-    ) -> jax.stages.Compiled | None:
-        """Return the executable of an entry, None without one."""
-        return self._loaded(entry, lowered.in_tree, lowered.out_tree)
+    def load_compiled(self, entry: Path, lowered: jax.stages.Lowered) -> jax.stages.Compiled | None:
+        """Load the executable of an entry; None if there is none."""
+        return self._load(entry, lowered.in_tree, lowered.out_tree)
 
-    def keep(
+    def store(
         self,
         entry: Path,
         lowered: jax.stages.Lowered,
@@ -111,16 +112,18 @@ class KeptPrograms:
         figures: Mapping[str, Any],
         *signature: object,
     ) -> None:
-        """Keep an executable under its signature; one that cannot be taken along is not.
+        """Store an executable under its signature, unless it cannot be serialized.
 
         Args:
-            entry: `entry_of` its instructions.
-            lowered: These.
-            compiled: Itself if it was just compiled, None if `compiled_before` has it.
-            figures: What `executable` returns with it.
-            signature: What it is called with, and what else tells it from others of the config.
+            entry: Path from `get_entry`.
+            lowered: Lowered program.
+            compiled: Executable if it was just compiled, None if it was loaded by
+                `compiled_before`.
+            figures: Figures that `executable` returns with it.
+            signature: Signature of the call, with whatever else distinguishes the program from
+                others of the config.
         """
-        is_kept = compiled is None or self._keep_executable(compiled, entry)
+        is_kept = compiled is None or self._write_executable(compiled, entry)
         if not is_kept or self._config is None:
             return
         known = {
@@ -129,60 +132,60 @@ class KeptPrograms:
             "returns": lowered.out_tree,
             "figures": dict(figures),
         }
-        self._keep(self._of_config(*signature), known)
+        self._write_entry(self._config_entry(*signature), known)
 
-    def _keep_executable(self, compiled: jax.stages.Compiled, entry: Path) -> bool:
+    def _write_executable(self, compiled: jax.stages.Compiled, entry: Path) -> bool:
         try:
-            called = set(_CALLED.findall(str(compiled.as_text())))
+            called = set(_CALL_TARGET.findall(str(compiled.as_text())))
             if not all(name.startswith(_LAPACK) for name in called):
                 return False
             executable, _, _ = serialize_executable.serialize(compiled)
             devices = [d.id for d in cast(Any, compiled).runtime_executable().local_devices()]
         except Exception as error:  # noqa: BLE001  (constants, another JAX's interface, ...)
-            logger.info("a program is not kept: %s", error)
+            logger.info("program not cached: %s", error)
             return False
         content = {"executable": executable, "devices": devices, "needs_lapack": bool(called)}
-        self._keep(entry, content)
+        self._write_entry(entry, content)
         return True
 
-    def _loaded(self, entry: Path, takes: Any, returns: Any) -> jax.stages.Compiled | None:
-        kept = self._found(entry)
+    def _load(self, entry: Path, takes: object, returns: object) -> jax.stages.Compiled | None:
+        kept = self._read_entry(entry)
         if kept is None:
             return None
         if kept["needs_lapack"]:
             _load_lapack()
-        devices = [_device(number) for number in kept["devices"]]
+        devices = [_find_device(number) for number in kept["devices"]]
         try:
             return serialize_executable.deserialize_and_load(
                 kept["executable"], takes, returns, execution_devices=devices
             )
-        except Exception as error:  # noqa: BLE001  (whatever XLA says)
-            _drop(entry, error)
+        except Exception as error:  # noqa: BLE001  (whatever XLA raises)
+            _remove_unusable(entry, error)
             return None
 
-    def _found(self, entry: Path) -> Any:
-        """Return what an entry holds; None without one, and a damaged one is removed."""
+    def _read_entry(self, entry: Path) -> Any:
+        """Read an entry; None if there is none. A damaged one is removed."""
         try:
             content = entry.read_bytes()
         except OSError:
             return None
         try:
-            if hashlib.sha256(content[_CHECKSUM:]).digest() != content[:_CHECKSUM]:
-                raise ValueError("its digest is wrong")
-            value = pickle.loads(content[_CHECKSUM:])
+            if hashlib.sha256(content[_CHECKSUM_BYTES:]).digest() != content[:_CHECKSUM_BYTES]:
+                raise ValueError("digest mismatch")
+            value = pickle.loads(content[_CHECKSUM_BYTES:])
         except Exception as error:  # noqa: BLE001  (whatever a pickle of other code raises)
-            _drop(entry, error)
+            _remove_unusable(entry, error)
             return None
         with contextlib.suppress(OSError):
             os.utime(entry)
         return value
 
-    def _keep(self, entry: Path, value: Any) -> None:
-        """Write an entry; where that is not possible, the next process makes it anew."""
+    def _write_entry(self, entry: Path, value: object) -> None:
+        """Write an entry; on failure, the next process recreates it."""
         try:
             content = pickle.dumps(value)
-        except Exception as error:  # noqa: BLE001  (a pytree that holds what no pickle does)
-            logger.info("a program is not kept: %s", error)
+        except Exception as error:  # noqa: BLE001  (a pytree that cannot be pickled)
+            logger.info("program not cached: %s", error)
             return
         content = hashlib.sha256(content).digest() + content
         with contextlib.suppress(OSError):
@@ -196,40 +199,43 @@ class KeptPrograms:
                 Path(written).unlink(missing_ok=True)
                 raise
 
-    def _of_config(self, *what: object) -> Path:
-        return self._entry(self._config, *what)
+    def _config_entry(self, *what: object) -> Path:
+        return self._entry_path(self._config, *what)
 
-    def _entry(self, *what: object) -> Path:
+    def _entry_path(self, *what: object) -> Path:
         name = "\n".join([self._machine, *map(str, what)])
         return self._folder / hashlib.sha256(name.encode()).hexdigest()
 
 
-def kept_programs(config: "AlgorithmConfig") -> KeptPrograms | None:
-    """The programs that were kept for a config; None where none are.
+def open_program_cache(config: "AlgorithmConfig") -> ProgramCache | None:
+    """Open the cache of a config's programs; None if there is none.
 
-    Only on CPUs: elsewhere what a program calls was not tried.
+    It is available on CPUs only, since the calls of programs on other backends have not been
+    tested.
 
     Args:
-        config: With everything decided that is measured on the machine.
+        config: Config with all values resolved that are measured on the machine.
     """
     debugging = config.debugging_settings
     if not debugging.jit or jax.default_backend() != "cpu":
         return None
-    told = debugging.compilation_cache_dir
-    folder = file_beside_programs(told, FOLDER) if is_ours(told) else None
+    setting = debugging.compilation_cache_dir
+    folder = get_cache_file(setting, FOLDER) if uses_own_folder(setting) else None
     if folder is None or make_private(folder) is not None:
         return None
-    packages = _packages()
+    packages = _get_package_versions()
     if packages is None:
         return None
-    described = _described(config) if is_command() else None
-    return KeptPrograms(
+    description = _describe_config(config) if is_command() else None
+    return ProgramCache(
         folder,
-        config=None if described is None else _digest({"config": described, "code": _code()}),
+        config=None
+        if description is None
+        else _digest({"config": description, "code": _digest_source()}),
         machine=_digest(
             {
                 "packages": packages,
-                "machine": {**machine(), "flags": _processor_flags()},
+                "machine": {**describe_machine(), "flags": _processor_flags()},
                 "jax": _jax_options(),
                 "xla": os.environ.get("XLA_FLAGS"),
             }
@@ -237,33 +243,36 @@ def kept_programs(config: "AlgorithmConfig") -> KeptPrograms | None:
     )
 
 
-def _digest(data: Any) -> str:
+def _digest(data: object) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _described(config: "AlgorithmConfig") -> Any:
-    """The config as data without what no program depends on; None if it names code of others."""
-    data, not_saved = restorable_dict(config)
+def _describe_config(config: "AlgorithmConfig") -> dict[str, Any] | None:
+    """Return the config as data, without settings that no program depends on.
+
+    None if it names code of other packages.
+    """
+    data, not_saved = serialize_restorable(config)
     if not_saved or not type(config).__module__.startswith("jaxrl."):
         return None
-    settings = {n: value for n, value in data["settings"].items() if n not in NOT_IN_PROGRAMS}
-    described = {"algo": data["algo"], "algo_class": data["algo_class"], "settings": settings}
+    settings = {n: value for n, value in data["settings"].items() if n not in NON_PROGRAM_SETTINGS}
+    description = {"algo": data["algo"], "algo_class": data["algo_class"], "settings": settings}
     overrides = config.evaluation_settings.evaluation_config or {}
     envs = (config.environment_settings.env, overrides.get("env"))
-    of_others = [env for env in envs if isinstance(env, str) and not _is_own_env(env)]
-    return described if not of_others and _is_own(described) else None
+    foreign = [env for env in envs if isinstance(env, str) and not _is_own_env(env)]
+    return description if not foreign and _is_own(description) else None
 
 
 def _is_own_env(name: str) -> bool:
-    """Whether a name stands for an environment of jaxrl or gymnax, and for nothing registered."""
-    return registered_env(name) is None and imported_by(name) == (None, None)
+    """Return whether a name is an environment of jaxrl or gymnax that no registration overrides."""
+    return get_registered_env(name) is None and find_imports(name) == (None, None)
 
 
-def _is_own(data: Any) -> bool:
-    """Whether data names objects of jaxrl alone."""
+def _is_own(data: object) -> bool:
+    """Return whether data names objects of jaxrl alone."""
     if isinstance(data, Mapping):
         items = cast(Mapping[str, Any], data)
-        for name in (IMPORT, DATACLASS):
+        for name in (IMPORT_KEY, DATACLASS_KEY):
             if name in items and not str(items[name]).startswith("jaxrl."):
                 return False
         return all(_is_own(value) for value in items.values())
@@ -273,8 +282,8 @@ def _is_own(data: Any) -> bool:
 
 
 @functools.cache
-def _code() -> str:
-    """A digest of the names, sizes and dates of jaxrl's source files."""
+def _digest_source() -> str:
+    """Return a digest of the names, sizes and modification times of jaxrl's source files."""
     import jaxrl
 
     root = Path(jaxrl.__file__).parent
@@ -289,11 +298,11 @@ def _code() -> str:
 
 
 @functools.cache
-def _packages() -> dict[str, str] | None:
-    """Versions of Python and of all that jaxrl requires; None where jaxrl is not installed."""
+def _get_package_versions() -> dict[str, str] | None:
+    """Return versions of Python and of jaxrl's requirements; None if jaxrl is not installed."""
     try:
         requirements = importlib.metadata.requires("jaxrl") or []
-    except importlib.metadata.PackageNotFoundError:  # a checkout on the path: nobody knows
+    except importlib.metadata.PackageNotFoundError:  # a checkout on the path: unknown
         return None
     names = {re.split(r"[^\w.-]", required)[0] for required in requirements if ";" not in required}
     versions: dict[str, str] = {"python": platform.python_version()}
@@ -304,7 +313,7 @@ def _packages() -> dict[str, str] | None:
 
 
 def _processor_flags() -> str:
-    """What the processor can do, for which machine code is made."""
+    """Return the processor's features, which machine code is compiled for."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith(("flags", "Features")):
@@ -313,7 +322,7 @@ def _processor_flags() -> str:
 
 
 def _jax_options() -> dict[str, str]:
-    """JAX's options but for those of its cache and its logs."""
+    """Return JAX's options, leaving out cache and log options."""
     return {
         name: str(value)
         for name, value in sorted(jax.config.values.items())
@@ -323,21 +332,21 @@ def _jax_options() -> dict[str, str]:
 
 @functools.cache
 def _load_lapack() -> None:
-    """Have JAX load LAPACK's functions, which it does when something that needs them is lowered."""
+    """Make JAX load LAPACK's functions, which happens when a program that calls them is lowered."""
     jax.jit(jnp.linalg.qr).lower(jax.ShapeDtypeStruct((2, 2), jnp.float32))
 
 
-def _device(number: int) -> Device:
+def _find_device(number: int) -> Device:
     return next(device for device in jax.local_devices() if device.id == number)
 
 
-def _drop(entry: Path, error: Exception) -> None:
-    logger.info("%s cannot be used and is made anew: %s", entry, error)
+def _remove_unusable(entry: Path, error: Exception) -> None:
+    logger.info("removing unusable cache entry %s: %s", entry, error)
     entry.unlink(missing_ok=True)
 
 
 def _make_room(folder: Path, needed: int) -> None:
-    """Remove the entries that were not used for longest, so that a new one fits."""
+    """Remove the least recently used entries, so that a new one fits."""
     found: list[tuple[float, int, Path]] = []
     for entry in folder.iterdir():
         with contextlib.suppress(OSError):  # another process removed it

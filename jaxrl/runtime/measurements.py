@@ -1,4 +1,4 @@
-"""What was measured on a machine before, in a file beside the compiled programs."""
+"""Measurements of this machine, stored in a file next to the compiled programs."""
 
 import contextlib
 import json
@@ -11,26 +11,26 @@ from typing import Any
 
 import jax
 
-from jaxrl.runtime.devices import usable_cores
+from jaxrl.runtime.devices import count_usable_cores
 
 MAX_ENTRIES = 200
-"""Of a file; the oldest go first."""
+"""Maximum number of entries per file; the oldest are removed first."""
 
 
-def machine() -> dict[str, Any]:
-    """What a measurement depends on beside the program: processor, devices, JAX's version."""
+def describe_machine() -> dict[str, Any]:
+    """Return the machine's part of a measurement's key: processor, devices, JAX's version."""
     devices = jax.local_devices()
     return {
-        "cpu": cpu_model(),
+        "cpu": get_cpu_model(),
         "device": devices[0].device_kind,
         "devices": len(devices),
-        "cores": usable_cores(),
+        "cores": count_usable_cores(),
         "jax": jax.__version__,
     }
 
 
 def read_entries(store: Path | None) -> dict[str, Any]:
-    """What the file has; nothing where there is no file, or none that can be read."""
+    """Read the entries of the file; empty if it is missing or unreadable."""
     if store is None:
         return {}
     try:
@@ -40,8 +40,8 @@ def read_entries(store: Path | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def keep_entries(store: Path | None, entries: Mapping[str, Any]) -> None:
-    """Add entries; where that cannot be written the next process measures again."""
+def add_entries(store: Path | None, entries: Mapping[str, Any]) -> None:
+    """Add entries to the file; if it cannot be written, the next process measures again."""
     if store is None:
         return
     newest = dict(list({**read_entries(store), **entries}.items())[-MAX_ENTRIES:])
@@ -53,10 +53,10 @@ def keep_entries(store: Path | None, entries: Mapping[str, Any]) -> None:
         os.replace(written, store)
 
 
-def cpu_model() -> str:
-    """The processor, as a home folder may be shared by machines of several kinds."""
+def get_cpu_model() -> str:
+    """Return the processor's model, since machines of several kinds may share a home folder."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
         return named[0] if named else platform.processor()
-    return platform.processor()  # no Linux
+    return platform.processor()  # not Linux

@@ -1,4 +1,4 @@
-"""A function compiled ahead of time, with its figures and a guard against silent recompiles."""
+"""Function compiled ahead of time, with compile statistics and a guard against recompiles."""
 
 import dataclasses
 import logging
@@ -6,36 +6,46 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from jax import monitoring
 
+from jaxrl.core.types import PyTree
 from jaxrl.errors import RetraceError
 from jaxrl.runtime.flops import count_flops
-from jaxrl.runtime.kept_programs import KeptPrograms
+from jaxrl.runtime.kept_programs import ProgramCache
 
 logger = logging.getLogger(__name__)
 
 SMALL_FLOPS = 4e6
-"""Below so many operations a call, what a CPU spends on threads and on setting up a product in a
-library's way is more than they save. Measured: docs/performance.md."""
-FOR_SMALL: dict[str, str | bool] = {
+"""Maximum number of operations per call of a small program.
+
+Below it, a CPU's cost of threads and of setting up library calls for products exceeds their gain.
+Measured: docs/performance.md.
+"""
+SMALL_PROGRAM_OPTIONS: dict[str, str | bool] = {
     "xla_cpu_multi_thread_eigen": False,
     "xla_cpu_experimental_ynn_fusion_type": "",
 }
-"""XLA's options for a small program that is called again and again."""
+"""XLA's options for small programs that are called repeatedly."""
 
-QUICKLY: dict[str, str | bool | int] = {"xla_backend_optimization_level": 1}
-"""XLA's options for what is compiled while somebody waits: on a CPU it takes two thirds of the time,
-and the program is as fast. Measured: docs/performance.md."""
+FAST_COMPILE_OPTIONS: dict[str, str | bool | int] = {"xla_backend_optimization_level": 1}
+"""XLA's options that reduce compile time on a CPU by a third at equal program speed.
+
+Measured: docs/performance.md.
+"""
 
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 
+Signature: TypeAlias = tuple[object, tuple[tuple[object, ...], ...]]
+"""Structure of the arguments of a call, and the shape, dtype, weak type and sharding of each leaf."""
+
+
 class _Hits(threading.local):
-    """What this thread read from the persistent cache: several compile at the same time."""
+    """Persistent cache hits of this thread; several threads may compile at the same time."""
 
     count = 0
 
@@ -43,7 +53,7 @@ class _Hits(threading.local):
 _hits = _Hits()
 
 
-def _count_hit(event: str, **_: Any) -> None:
+def _count_hit(event: str, **_: object) -> None:
     if event == _CACHE_HIT:
         _hits.count += 1
 
@@ -52,8 +62,8 @@ monitoring.register_event_listener(_count_hit)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CompileFigures:
-    """What one compilation cost and what the program needs. Sizes in bytes, times in seconds."""
+class CompileStats:
+    """Cost of a compilation and resources of its program. Sizes in bytes, times in seconds."""
 
     trace_s: float
     lower_s: float
@@ -71,18 +81,20 @@ class CompileFigures:
 
 
 class Program:
-    """`fn` jitted, compiled on the first call of each signature.
+    """Jitted function, compiled on the first call of each signature.
 
     Args:
-        name: For messages and the compile report.
-        fn: A pure function.
-        donate: Numbers of the arguments whose memory the result takes over.
-        max_retraces: Compilations beyond the first that are allowed; None for any number.
-        out_shardings: Where the results live; None leaves it to JAX.
-        waited_for: Somebody waits for every call, on a CPU: a program of few operations is compiled
-            for the time of a call, in the calling thread alone.
-        kept: Where the executable is looked for before `fn` is traced, and kept; None for nowhere.
-        enabled: False calls `fn` without jit, for stepping through it in a debugger.
+        name: Name in messages and the compile report.
+        fn: Pure function.
+        donate: Indices of the arguments whose memory is donated to the result.
+        max_retraces: Maximum number of compilations beyond the first; None for no limit.
+        out_shardings: Shardings of the results; None leaves them to JAX.
+        waited_for: Whether every call is waited for, so that on a CPU a program of few operations
+            is compiled for low latency, running in the calling thread alone.
+        kept: Cache to load the executable from before tracing, and to store it in; None for no
+            cache.
+        enabled: Whether to compile; False calls `fn` without jit, for stepping through it in a
+            debugger.
     """
 
     def __init__(
@@ -90,73 +102,73 @@ class Program:
         name: str,
         fn: Callable[..., Any],
         *,
-        donate: tuple[int, ...] = (),
+        donate_argnums: tuple[int, ...] = (),
         max_retraces: int | None = None,
-        out_shardings: Any = None,
-        waited_for: bool = False,
-        kept: KeptPrograms | None = None,
+        out_shardings: PyTree = None,
+        low_latency: bool = False,
+        program_cache: ProgramCache | None = None,
         enabled: bool = True,
     ) -> None:
         self.name = name
-        self.figures: list[CompileFigures] = []
+        self.compile_stats: list[CompileStats] = []
         self._fn = fn
         self._enabled = enabled
         self._max_retraces = max_retraces
-        self._waited_for = waited_for
-        self._kept = kept
-        self._place = "" if kept is None else repr(out_shardings)
+        self._waited_for = low_latency
+        self._kept = program_cache
+        self._sharding_key = "" if program_cache is None else repr(out_shardings)
         kwargs = {} if out_shardings is None else {"out_shardings": out_shardings}
-        named = fn if kept is None else _named(f"kept_{name}", fn)
-        self._jitted = jax.jit(named, donate_argnums=donate, **kwargs)
-        self._compiled: dict[Any, Any] = {}
+        named = fn if program_cache is None else _rename(f"kept_{name}", fn)
+        self._jitted = jax.jit(named, donate_argnums=donate_argnums, **kwargs)
+        self._compiled: dict[Signature, jax.stages.Compiled] = {}
         self._last_signature: Any = None
 
-    def __call__(self, *args: Any) -> Any:
-        return self.compiled_for(*args)(*args)
+    def __call__(self, *args: PyTree) -> PyTree:
+        return self.get_executable(*args)(*args)
 
-    def compiled_for(self, *args: Any) -> Callable[..., Any]:
-        """What to call with arguments of this signature: the executable, compiled if it is new."""
+    def get_executable(self, *args: PyTree) -> Callable[..., Any]:
+        """Return the executable for arguments of this signature, compiling it if necessary."""
         if not self._enabled:
             return self._interpret
         signature = _signature(args)
         compiled = self._compiled.get(signature)
         if compiled is None:
             self._check_retrace(signature)
-            compiled = self._read(signature) or self._compile(signature, *args)
+            compiled = self._load(signature) or self._compile(signature, *args)
             self._compiled[signature] = compiled
             self._last_signature = signature
         return compiled
 
-    def _interpret(self, *args: Any) -> Any:
+    def _interpret(self, *args: PyTree) -> PyTree:
         with jax.disable_jit():
             return self._fn(*args)
 
-    def _check_retrace(self, signature: Any) -> None:
+    def _check_retrace(self, signature: Signature) -> None:
         if self._max_retraces is None or len(self._compiled) <= self._max_retraces:
             return
         changed = _first_difference(self._last_signature, signature)
         raise RetraceError(
-            f"max_retraces={self._max_retraces}: the program '{self.name}' would be compiled for "
-            f"the {len(self._compiled) + 1}. time, because {changed}"
+            f"max_retraces={self._max_retraces}: the program '{self.name}' would be compiled "
+            f"{len(self._compiled) + 1} times, because {changed}"
         )
 
-    def _read(self, signature: Any) -> Any:
-        """The executable as another process compiled it; None where none was kept."""
+    def _load(self, signature: Signature) -> jax.stages.Compiled | None:
+        """Load the executable compiled by another process; None if there is none."""
         if self._kept is None:
             return None
         started = time.perf_counter()
-        found = self._kept.executable(self.name, self._place, signature)
+        found = self._kept.load_executable(self.name, self._sharding_key, signature)
         if found is None:
             return None
         executable, figures = found
         seconds = time.perf_counter() - started
         times: dict[str, Any] = {"trace_s": 0.0, "lower_s": 0.0, "compile_s": seconds}
-        self.figures.append(CompileFigures(**{**figures, **times, "cache_hit": True}))
-        self._log(self.figures[-1])
+        self.compile_stats.append(CompileStats(**{**figures, **times, "cache_hit": True}))
+        self._log(self.compile_stats[-1])
         return executable
 
-    def _compile(self, signature: Any, *args: Any) -> Any:
-        hits, kept, what = _hits.count, self._kept, (self.name, self._place, signature)
+    def _compile(self, signature: Signature, *args: PyTree) -> jax.stages.Compiled:
+        hits, kept, key = _hits.count, self._kept, (self.name, self._sharding_key, signature)
         t0 = time.perf_counter()
         traced = self._jitted.trace(*args)
         t1 = time.perf_counter()
@@ -166,13 +178,19 @@ class Program:
         small = self._waited_for and flops <= SMALL_FLOPS
         t2 = time.perf_counter()
         on_cpu = jax.default_backend() == "cpu"
-        options = FOR_SMALL if small else QUICKLY if on_cpu and not self._waited_for else {}
-        entry = None if kept is None else kept.entry_of(lowered, *what)
-        known = None if kept is None or entry is None else kept.compiled_before(entry, lowered)
-        compiled = compiled_with(options, lowered) if known is None else known
+        options = (
+            SMALL_PROGRAM_OPTIONS
+            if small
+            else FAST_COMPILE_OPTIONS
+            if on_cpu and not self._waited_for
+            else {}
+        )
+        entry = None if kept is None else kept.get_entry(lowered, *key)
+        known = None if kept is None or entry is None else kept.load_compiled(entry, lowered)
+        compiled = compile_with_options(options, lowered) if known is None else known
         t3 = time.perf_counter()
         memory = compiled.memory_analysis()
-        figures = CompileFigures(
+        figures = CompileStats(
             trace_s=t1 - t0,
             lower_s=lower_s,
             compile_s=t3 - t2,
@@ -183,16 +201,16 @@ class Program:
             temp_bytes=_bytes(memory, "temp_size_in_bytes"),
             donated_bytes=_bytes(memory, "alias_size_in_bytes"),
         )
-        self.figures.append(figures)
+        self.compile_stats.append(figures)
         self._log(figures)
         self._log_shapes(args)
         if kept is not None and entry is not None:
-            new = None if figures.cache_hit else compiled  # what was read cannot be written again
-            keep = partial(kept.keep, entry, lowered, new, dataclasses.asdict(figures), *what)
+            new = None if figures.cache_hit else compiled  # a loaded one cannot be serialized
+            keep = partial(kept.store, entry, lowered, new, dataclasses.asdict(figures), *key)
             threading.Thread(target=keep, name="jaxrl-keep").start()
         return compiled
 
-    def _log(self, figures: CompileFigures) -> None:
+    def _log(self, figures: CompileStats) -> None:
         logger.info(
             "compiled %s in %.2f s (traced %.2f, lowered %.2f, %s %.2f)",
             self.name,
@@ -203,29 +221,34 @@ class Program:
             figures.compile_s,
         )
 
-    def _log_shapes(self, args: tuple[Any, ...]) -> None:
+    def _log_shapes(self, args: tuple[PyTree, ...]) -> None:
         if logger.isEnabledFor(logging.DEBUG):
             for path, leaf in jax.tree_util.tree_flatten_with_path(args)[0]:
                 described = jax.typeof(leaf) if isinstance(leaf, jax.Array) else type(leaf).__name__
                 logger.debug("%s: args%s is %s", self.name, jax.tree_util.keystr(path), described)
 
 
-def _named(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function by another name, which its program has then in JAX's cache.
+def _rename(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function under another name, which distinguishes its program in JAX's cache.
 
-    What JAX reads from its cache cannot be written again, so a program that is kept must not be read
-    from there before it was kept.
+    An executable that JAX loaded from its own cache cannot be serialized again, so a program that
+    is to be stored here must not be found there first.
     """
 
-    def function(*args: Any) -> Any:
+    def function(*args: PyTree) -> PyTree:
         return fn(*args)
 
     function.__name__ = name
     return function
 
 
-def compiled_with(options: dict[str, Any], lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Compile with options, where this XLA has them: they are no stable interface."""
+def compile_with_options(
+    options: dict[str, Any], lowered: jax.stages.Lowered
+) -> jax.stages.Compiled:
+    """Compile with options, leaving them out if this XLA rejects them.
+
+    XLA's compile options are not a stable interface.
+    """
     if not options:
         return lowered.compile()
     try:
@@ -233,39 +256,39 @@ def compiled_with(options: dict[str, Any], lowered: jax.stages.Lowered) -> jax.s
     except jax.errors.JaxRuntimeError as error:
         if "No such compile option" not in str(error):
             raise
-        logger.info("this XLA does not have the options %s: %s", options, error)
+        logger.info("this XLA does not support the options %s: %s", options, error)
         return lowered.compile()
 
 
-def compile_report(programs: Iterable[Program]) -> dict[str, dict[str, Any]]:
-    """The latest compilation of each program that was compiled: seconds, operations, bytes."""
+def make_compile_report(programs: Iterable[Program]) -> dict[str, dict[str, Any]]:
+    """Return the latest compilation of each program: seconds, operations, bytes."""
     return {
         program.name: {
-            **vars(program.figures[-1]),
-            "total_s": program.figures[-1].total_s,
-            "num_compilations": len(program.figures),
+            **vars(program.compile_stats[-1]),
+            "total_s": program.compile_stats[-1].total_s,
+            "num_compilations": len(program.compile_stats),
         }
         for program in programs
-        if program.figures
+        if program.compile_stats
     }
 
 
-def compile_seconds(programs: Iterable[Program]) -> float:
-    """Seconds spent on compiling so far, tracing included."""
-    return sum(figures.total_s for program in programs for figures in program.figures)
+def total_compile_seconds(programs: Iterable[Program]) -> float:
+    """Return the seconds spent on compiling so far, including tracing."""
+    return sum(figures.total_s for program in programs for figures in program.compile_stats)
 
 
-def _bytes(memory: Any, name: str) -> int:
-    """A figure of XLA's memory analysis, 0 where the backend gives none."""
+def _bytes(memory: object, name: str) -> int:
+    """Return a figure of XLA's memory analysis, 0 if the backend gives none."""
     return 0 if memory is None else int(getattr(memory, name))
 
 
-def _signature(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _signature(args: tuple[PyTree, ...]) -> Signature:
     leaves, structure = jax.tree.flatten(args)
-    return structure, tuple(map(_described, leaves))
+    return structure, tuple(map(_describe_leaf, leaves))
 
 
-def _described(leaf: Any) -> tuple[Any, ...]:
+def _describe_leaf(leaf: object) -> tuple[object, ...]:
     if isinstance(leaf, jax.Array):
         aval = leaf.aval
         return aval.shape, aval.dtype, aval.weak_type, leaf.sharding
@@ -276,10 +299,10 @@ def _described(leaf: Any) -> tuple[Any, ...]:
     return type(leaf), None, None, None
 
 
-def shapes_of(args: Any) -> Any:
-    """What stands for arrays where a program is compiled and not called: it keeps none of them."""
+def to_shape_structs(args: PyTree) -> PyTree:
+    """Replace arrays by their shapes, to compile a program without calling it or retaining them."""
 
-    def shape_of(leaf: Any) -> Any:
+    def shape_of(leaf: object) -> object:
         if not isinstance(leaf, jax.Array):
             return leaf
         aval = leaf.aval
@@ -290,7 +313,7 @@ def shapes_of(args: Any) -> Any:
     return jax.tree.map(shape_of, args)
 
 
-def _first_difference(old: Any, new: Any) -> str:
+def _first_difference(old: Signature, new: Signature) -> str:
     (old_structure, old_leaves), (new_structure, new_leaves) = old, new
     if old_structure != new_structure:
         return "the structure of its arguments changed"
@@ -299,12 +322,12 @@ def _first_difference(old: Any, new: Any) -> str:
     )[0]
     for (path, _), before, after in zip(paths, old_leaves, new_leaves, strict=True):
         if before != after:
-            what = [
+            changes = [
                 f"{word} {x} became {y}"
                 for word, x, y in zip(
                     ("shape", "dtype", "weak type", "sharding"), before, after, strict=True
                 )
                 if x != y
             ]
-            return f"{jax.tree_util.keystr(path)} changed: {', '.join(what)}"
+            return f"{jax.tree_util.keystr(path)} changed: {', '.join(changes)}"
     return "its arguments changed"

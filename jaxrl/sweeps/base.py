@@ -1,4 +1,7 @@
-"""What every sweep has, however its runs are carried out: lanes, a folder, results, points."""
+"""Base class of sweeps: lanes, folder, results and points.
+
+A lane is one run of a sweep (a member of the population).
+"""
 
 import math
 from collections.abc import Mapping
@@ -6,134 +9,149 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxrl.algorithm import Result
-from jaxrl.config.stop import stop_reached
-from jaxrl.config.sweep import Lane, lanes_of
+from jaxrl.config.stop import find_reached_criterion
+from jaxrl.config.sweep import Lane, make_lanes
 from jaxrl.errors import CheckpointError, ConfigError, UnknownNameError
 from jaxrl.loggers import RunFolder
-from jaxrl.loggers.recorder import closing_after
-from jaxrl.metrics import score
+from jaxrl.loggers.recorder import note_close_failure
+from jaxrl.metrics import get_score
 from jaxrl.runs import host_state as host
-from jaxrl.runtime.exclusive import Exclusive
+from jaxrl.runtime.exclusive import ExclusiveLock
 from jaxrl.sweeps import state as sweep_state
 from jaxrl.sweeps.grouping import check_lane
 from jaxrl.sweeps.pbt import Exploit
-from jaxrl.sweeps.points import Point, points_of
+from jaxrl.sweeps.points import SweepPoint, group_points
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
-RETURN = "env_runners/episode_return_mean"
-STEPS = "num_env_steps_sampled_lifetime"
+DEFAULT_METRIC = "env_runners/episode_return_mean"
+ENV_STEPS = "num_env_steps_sampled_lifetime"
 
 
 class SweepRuns:
-    """The runs of a sweep: `Population` has them in one program, `Trials` in processes of their own.
+    """Runs of a sweep: in one compiled program (`Population`) or one process each (`Trials`).
 
     Attributes:
-        config: The frozen config of the sweep.
-        lanes: What each lane began as: its seed, its values, its config.
-        diverged: Why lanes were left behind, by index.
-        iteration: How far every lane has come that was not left behind.
+        config: Frozen config of the sweep.
+        lanes: Initial seed, values and config of each lane.
+        diverged: Reasons why lanes diverged, by index.
+        iteration: Iteration that all active lanes have completed.
     """
 
     def __init__(self, config: "AlgorithmConfig", *, run_folder: RunFolder | None = None) -> None:
-        """Use `config.build()`, or `from_checkpoint`.
+        """Initialize the sweep; use `config.build()` or `from_checkpoint` instead.
 
         Args:
-            config: Gets frozen.
-            run_folder: The sweep to go on with; None makes a folder.
+            config: Config of the sweep, which is frozen.
+            run_folder: Folder of the sweep to resume; None creates one.
         """
-        self._use = Exclusive(type(self).__name__)
+        self._use = ExclusiveLock(type(self).__name__)
         config.freeze()
         self.config = config
-        self.lanes: list[Lane] = lanes_of(config)
+        self.lanes: list[Lane] = make_lanes(config)
         for lane in self.lanes:
             check_lane(lane)
         self.diverged: dict[int, str] = {}
         self.iteration = 0
-        self._goes_on = run_folder is not None
+        self._is_resumed = run_folder is not None
         self._folder = run_folder
         self._results: dict[int, Result] = {}
 
     @property
     def folder(self) -> RunFolder:
-        """The sweep's folder, with one of each lane in it; made when it is first needed."""
+        """Folder of the sweep, which contains the lanes' folders; created on first use."""
         if self._folder is None:
             self._folder = RunFolder.create(self.config, checkpoints=False)
         else:
-            self._folder.make_again(self.config, checkpoints=False)
+            self._folder.recreate(self.config, checkpoints=False)
         return self._folder
 
-    def lane_name(self, index: int) -> str:
-        """The name of a lane's folder in the sweep's."""
+    def format_lane_name(self, index: int) -> str:
+        """Return the name of a lane's folder within the sweep's folder."""
         return f"lane_{index:03d}"
 
     @property
     def num_lanes(self) -> int:
-        """How many runs there are."""
+        """Number of lanes, including diverged ones."""
         return len(self.lanes)
 
     @property
-    def active(self) -> list[int]:
-        """The lanes that have not diverged."""
+    def active_indices(self) -> list[int]:
+        """Indices of the lanes that have not diverged."""
         return [lane.index for lane in self.lanes if lane.index not in self.diverged]
 
     @property
     def schedule(self) -> list[Exploit]:
-        """Which lanes went on as copies of which; empty without a scheduler."""
+        """Exploit steps so far, in order; empty without a scheduler."""
         return []
 
     @property
     def last_result(self) -> Result:
-        """What the lanes' latest results say together; empty before the first."""
-        return self._result() if any(self._results.values()) else {}
+        """Combined latest results of the lanes; empty before the first."""
+        return self._combine_results() if any(self._results.values()) else {}
 
     def has_reached(self, criteria: Mapping[str, float]) -> bool:
-        """Whether every lane that goes on has reached one of the criteria."""
-        return bool(criteria) and not self._waiting(criteria)
+        """Return whether every active lane has reached one of the criteria."""
+        return bool(criteria) and not self._get_unfinished(criteria)
 
-    def _waiting(self, criteria: Mapping[str, float]) -> list[int]:
-        """The lanes that go on and have reached no criterion."""
-        wanted = dict(criteria)
-        return [i for i in self.active if not stop_reached(self._results.get(i, {}), wanted)]
+    def _get_unfinished(self, criteria: Mapping[str, float]) -> list[int]:
+        """Return the active lanes that have not reached any criterion."""
+        stop = dict(criteria)
+        return [
+            i
+            for i in self.active_indices
+            if not find_reached_criterion(self._results.get(i, {}), stop)
+        ]
 
-    def best_lane(self, metric: str = RETURN, mode: str = "max") -> int:
-        """The index of the lane whose latest result is best, of those that have not diverged.
+    def best_lane(self, metric: str = DEFAULT_METRIC, mode: str = "max") -> int:
+        """Return the index of the active lane with the best latest result.
+
+        Args:
+            metric: Path of the metric in a lane's result.
+            mode: "max" or "min".
 
         Raises:
-            ConfigError: `mode` is neither "max" nor "min".
-            UnknownNameError: No lane's result has a number there.
+            ConfigError: If `mode` is neither "max" nor "min".
+            UnknownNameError: If no active lane's result has a number under `metric`.
         """
         if mode not in ("max", "min"):
             raise ConfigError(f"mode must be 'max' or 'min', got {mode!r}.")
-        scores = {i: score(self._results.get(i, {}), metric) for i in self.active}
-        known = {i: found for i, found in scores.items() if found is not None}
-        if not known:
-            raise UnknownNameError(f"No lane's latest result has a number as '{metric}'.")
-        return (max if mode == "max" else min)(known, key=lambda i: known[i])
+        scores = {i: get_score(self._results.get(i, {}), metric) for i in self.active_indices}
+        valid = {i: value for i, value in scores.items() if value is not None}
+        if not valid:
+            raise UnknownNameError(f"No lane's latest result has a number under '{metric}'.")
+        return (max if mode == "max" else min)(valid, key=lambda i: valid[i])
 
-    def points(self, metric: str = RETURN) -> list[Point]:
-        """The points of the sweep, best first: what the latest results of their lanes say.
+    def points(self, metric: str = DEFAULT_METRIC) -> list[SweepPoint]:
+        """Return the sweep's points, best first, scored by their lanes' latest results.
 
-        Lanes that have diverged count for no score.
-        """
-        results = {index: self._results[index] for index in self.active if index in self._results}
-        return points_of([(lane.point, lane.values) for lane in self.lanes], results, metric)
-
-    def _result(self, found: Mapping[int, Result] | None = None) -> Result:
-        """What all lanes that have a result and have not diverged say together.
+        Diverged lanes have no score.
 
         Args:
-            found: Of each lane, by index; None for the latest of training.
+            metric: Path of the score in a lane's result.
         """
-        results = {i: self._results[i] for i in self.active if self._results.get(i)}
-        lanes = results if found is None else dict(found)
-        returns = [r for r in (score(x, RETURN) for x in lanes.values()) if r is not None]
+        results = {
+            index: self._results[index] for index in self.active_indices if index in self._results
+        }
+        return group_points([(lane.point, lane.values) for lane in self.lanes], results, metric)
+
+    def _combine_results(self, lane_results: Mapping[int, Result] | None = None) -> Result:
+        """Combine the results of the active lanes that have one.
+
+        Args:
+            lane_results: Results by lane index; None for the latest of training.
+        """
+        results = {i: self._results[i] for i in self.active_indices if self._results.get(i)}
+        lanes = results if lane_results is None else dict(lane_results)
+        returns = [
+            r for r in (get_score(x, DEFAULT_METRIC) for x in lanes.values()) if r is not None
+        ]
         mean = sum(returns) / len(returns) if returns else math.nan
         return {
             "training_iteration": self.iteration,
             "num_lanes": self.num_lanes,
-            STEPS: min((x[STEPS] for x in results.values()), default=0),
+            ENV_STEPS: min((x[ENV_STEPS] for x in results.values()), default=0),
             "env_runners": {"episode_return_mean": mean},
             "lanes": lanes,
             "diverged": dict(self.diverged),
@@ -146,7 +164,7 @@ class SweepRuns:
             )
 
     def stop(self) -> None:
-        """Finish what is being written; may be called twice."""
+        """Finish pending writes and release the folder; idempotent."""
         self._use.is_stopped = True
         if self._folder is not None:
             self._folder.close()
@@ -155,22 +173,27 @@ class SweepRuns:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        with closing_after(error):
+        with note_close_failure(error):
             self.stop()
 
 
-def read_saved(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """What a sweep's folder remembers, for going on with some settings replaced.
+def read_and_check_sweep(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a sweep's file and check that it can be resumed with some settings replaced.
+
+    Args:
+        folder: Folder of the sweep.
+        overrides: Settings to replace, by name.
 
     Raises:
-        CheckpointError: It is damaged, something must be supplied, or lanes have their own values of
-            what would be replaced.
+        CheckpointError: If the file is damaged, a setting that was not saved is missing, or an
+            override is a setting that differs between lanes.
     """
     saved = sweep_state.read_sweep(folder)
-    host.check_supplied(saved, overrides, folder)
+    host.check_missing_settings(saved, overrides, folder)
     swept = {name.split(".")[0] for name in saved["swept"]}
     for name in swept.intersection(overrides):
         raise CheckpointError(
-            f"{name}={overrides[name]!r} cannot be set: lanes of {folder} have values of their own."
+            f"{name}={overrides[name]!r} cannot be set: the lanes of {folder} have different "
+            "values."
         )
     return saved

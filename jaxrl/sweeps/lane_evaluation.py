@@ -1,4 +1,4 @@
-"""Evaluation of lanes: one program plays the episodes of all lanes of a group at once."""
+"""Evaluation of lanes: one program runs the episodes of all lanes of a group."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,9 +13,9 @@ from jaxrl.envs.registry import MadeEnv
 from jaxrl.evaluation.evaluation import Evaluation
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runtime.program import Program
-from jaxrl.sweeps.lanes import divided, lane_axes, stacked
-from jaxrl.training.evaluate import Evaluated, EvaluationResult, Evaluator
-from jaxrl.training.report import evaluation_metrics, to_host
+from jaxrl.sweeps.lanes import get_vmap_axes, shard_lanes, stack_trees
+from jaxrl.training.evaluate import EvaluationInputs, EvaluationResult, Evaluator
+from jaxrl.training.report import compute_evaluation_metrics, to_host
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 
 
 class SharedEvaluations:
-    """The evaluations of a group's lanes, their programs, and the latest results of all lanes.
+    """Evaluations of a group's lanes, their programs, and the latest results of all lanes.
 
     Args:
-        programs: By their numbers of episodes; None begins without.
+        programs: Compiled programs by number of episodes; None starts without any.
     """
 
     def __init__(self, programs: dict[int | None, Program] | None = None) -> None:
         self.programs: dict[int | None, Program] = {} if programs is None else programs
         self.members: dict[int, LaneEvaluation] = {}
-        self.moment: Any = None
-        """Of which states, episodes and iteration the results are."""
+        self.results_key: tuple[int, int | None, int] | None = None
+        """Version of the states, number of episodes and iteration of `results`."""
         self.results: EvaluationResult | None = None
 
-    def anew(self) -> "SharedEvaluations":
-        """Those of another group, with the same programs."""
+    def copy_without_results(self) -> "SharedEvaluations":
+        """Return an instance without lanes and results that shares the programs."""
         return SharedEvaluations(self.programs)
 
 
 class _Group(Protocol):
-    """What is needed of a LaneGroup."""
+    """Attributes of a LaneGroup that evaluation uses."""
 
     evaluations: SharedEvaluations
     devices: list[Device]
@@ -52,15 +52,15 @@ class _Group(Protocol):
 
 
 class LaneEvaluation(Evaluation):
-    """One lane's evaluation: the first lane that is asked evaluates all of the group.
+    """Evaluation of one lane; the first lane to be evaluated evaluates all lanes of its group.
 
     Args:
-        config: The lane's.
-        assembly: The group's.
-        hooks: What is called on the way.
-        group: Where the lane lives.
-        place: In the group.
-        key_of: The key of the lane's evaluation after an iteration.
+        config: Config of the lane.
+        assembly: Functions of the group.
+        hooks: Callbacks of the evaluation.
+        group: Group of the lane.
+        slot: Position of the lane in the group.
+        make_key: Function from an iteration to the lane's evaluation key.
     """
 
     def __init__(
@@ -69,51 +69,57 @@ class LaneEvaluation(Evaluation):
         assembly: Assembly,
         hooks: RunnerHooks,
         group: _Group,
-        place: int,
-        key_of: Callable[[int], Key],
+        slot: int,
+        make_key: Callable[[int], Key],
     ) -> None:
         super().__init__(config, assembly, hooks, programs=group.evaluations.programs)
-        self._group, self._place, self._key_of = group, place, key_of
-        group.evaluations.members[place] = self
+        self._group, self._slot, self._make_key = group, slot, make_key
+        group.evaluations.members[slot] = self
 
-    def _run_compiled(self, policy: Evaluated, num_episodes: int | None) -> dict[str, Any]:
+    def _run_compiled(self, policy: EvaluationInputs, num_episodes: int | None) -> dict[str, Any]:
         shared = self._group.evaluations
         moment = self._group.version, num_episodes, policy.iteration
-        if shared.moment != moment:
-            shared.results = self._results_of_all(policy.iteration, num_episodes)
-            shared.moment = moment
-        return evaluation_metrics(jax.tree.map(lambda x: x[self._place], shared.results))
+        if shared.results_key != moment:
+            shared.results = self._evaluate_all(policy.iteration, num_episodes)
+            shared.results_key = moment
+        return compute_evaluation_metrics(jax.tree.map(lambda x: x[self._slot], shared.results))
 
-    def compile(self, policy: Evaluated) -> None:
+    def compile(self, policy: EvaluationInputs) -> None:
         if self._num_env_runners == 0:
-            self._program(None).compiled_for(*self._arguments(policy.iteration))
+            self._get_program(None).get_executable(*self._make_arguments(policy.iteration))
 
-    def needs_later(self, policy: Callable[[], Evaluated]) -> list[Callable[[], None]]:
-        del policy  # lanes are not fitted one by one
+    def get_deferred_tasks(
+        self, policy: Callable[[], EvaluationInputs]
+    ) -> list[Callable[[], None]]:
+        del policy  # lanes are not trained by `Algorithm.fit`, which calls these functions
         return []
 
-    def _results_of_all(self, iteration: int, num_episodes: int | None) -> EvaluationResult:
-        return to_host(self._program(num_episodes)(*self._arguments(iteration)))
+    def _evaluate_all(self, iteration: int, num_episodes: int | None) -> EvaluationResult:
+        return to_host(self._get_program(num_episodes)(*self._make_arguments(iteration)))
 
-    def _arguments(self, iteration: int) -> tuple[TrainState, PyTree, Key]:
-        places = range(len(self._group.lanes))
-        members = [self._group.evaluations.members.get(place, self) for place in places]
-        keys = jnp.stack([member._key_of(iteration) for member in members])
-        own = None if self._same_env else stacked([member._own_params for member in members])
-        return self._group.states, own, keys
+    def _make_arguments(self, iteration: int) -> tuple[TrainState, PyTree, Key]:
+        slots = range(len(self._group.lanes))
+        members = [self._group.evaluations.members.get(slot, self) for slot in slots]
+        keys = jnp.stack([member._make_key(iteration) for member in members])
+        params = (
+            None if self._is_same_env else stack_trees([member._eval_params for member in members])
+        )
+        return self._group.states, params, keys
 
     @property
-    def _own_params(self) -> PyTree:
-        """Of the environment that `evaluation_config` names."""
+    def _eval_params(self) -> PyTree:
+        """Parameters of the environment that `evaluation_config` names."""
         assert isinstance(self._made, MadeEnv)
         return self._made.params
 
-    def _function(self, evaluator: Evaluator) -> Callable[..., Any]:
-        def one(state: TrainState, own: PyTree, key: Key) -> EvaluationResult:
-            params = self._params(state.env_params) if own is None else own
-            return evaluator(self._assembly.runner.actor(state), params, key)
+    def _make_function(self, evaluator: Evaluator) -> Callable[..., Any]:
+        def evaluate_one(state: TrainState, params: PyTree, key: Key) -> EvaluationResult:
+            params = self._get_params(state.env_params) if params is None else params
+            return evaluator(self._assembly.runner.make_actor_state(state), params, key)
 
-        def every(states: TrainState, own: PyTree, keys: Key) -> EvaluationResult:
-            return jax.vmap(one, in_axes=(lane_axes(states), 0, 0))(states, own, keys)
+        def evaluate_all(states: TrainState, params: PyTree, keys: Key) -> EvaluationResult:
+            return jax.vmap(evaluate_one, in_axes=(get_vmap_axes(states), 0, 0))(
+                states, params, keys
+            )
 
-        return divided(every, self._group.states, self._group.devices)
+        return shard_lanes(evaluate_all, self._group.states, self._group.devices)

@@ -1,41 +1,45 @@
-"""Where the states of lanes live: one dispatch moves all of them, and each lane takes its part."""
+"""Groups of lanes with one compiled program: a dispatch trains all lanes of the group.
+
+Each lane of a group gets its part of a dispatch's report.
+"""
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.config.sweep import Lane
-from jaxrl.core.hparams import leaf_of, numbers_of
-from jaxrl.core.seeds import seed_key, seed_words
+from jaxrl.core.hparams import get_numeric_hparams, to_leaf
+from jaxrl.core.keys import make_key
+from jaxrl.core.seeds import split_seed
 from jaxrl.core.types import Device, PyTree
 from jaxrl.runners.fragment import Fragment, Weights
-from jaxrl.runners.in_graph_loop import Dispatcher
+from jaxrl.runners.in_graph_loop import InGraphLoop
 from jaxrl.runtime.program import Program
 from jaxrl.sweeps.lane_evaluation import SharedEvaluations
-from jaxrl.sweeps.lanes import CompiledLanes, Lanes, compile_lanes, is_per_lane, stacked
-from jaxrl.training.report import IterationTotals, Report
+from jaxrl.sweeps.lanes import LanePrograms, Lanes, is_per_lane, make_lane_programs, stack_trees
+from jaxrl.training.report import IterationTotals, TrainReport
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
-    from jaxrl.config.settings.run import Reporting
+    from jaxrl.config.settings.run import ReportingSettings
 
 
 class LaneGroup:
-    """Lanes of one compiled program.
+    """Lanes of one compiled program, with their states.
 
     Args:
-        lanes: Which can share a program.
-        env_params: Of each one's environment.
-        assembly: Of all of them; in-graph.
-        devices: The local devices; as many are used as divide the lanes.
-        own_numbers: The names of settings that each lane has its own numbers of.
-        like: Another group with the same settings but for numbers, whose programs are used. It has
-            at least as many lanes; this one is filled up with copies that nobody looks at.
+        lanes: Lanes that can share a program.
+        env_params: Parameters of each lane's environment.
+        assembly: Functions shared by all lanes; in-graph.
+        devices: Local devices; the largest number of them that divides the lanes is used.
+        varying_settings: Names of the settings that differ between lanes.
+        template: Group whose programs are reused; its settings differ only in numbers. It has at
+            least as many lanes; this group is padded to its size with copies that are never read.
     """
 
     def __init__(
@@ -44,144 +48,164 @@ class LaneGroup:
         env_params: Sequence[PyTree],
         assembly: Assembly,
         devices: list[Device],
-        own_numbers: Collection[str],
-        like: "LaneGroup | None" = None,
+        varying_settings: Collection[str],
+        template: "LaneGroup | None" = None,
     ) -> None:
         self.assembly = assembly
-        size = len(lanes) if like is None else len(like.lanes)
-        spare = size - len(lanes)
-        self.lanes = [*lanes, *[lanes[-1]] * spare]
-        shares = [n for n in range(1, len(devices) + 1) if size % n == 0]
-        self.devices = devices[: shares[-1]]
-        arguments = self._arguments([*env_params, *[env_params[-1]] * spare])
-        self._compiled = self._compile(arguments, own_numbers) if like is None else like._compiled
+        size = len(lanes) if template is None else len(template.lanes)
+        padding = size - len(lanes)
+        self.lanes = [*lanes, *[lanes[-1]] * padding]
+        divisors = [n for n in range(1, len(devices) + 1) if size % n == 0]
+        self.devices = devices[: divisors[-1]]
+        arguments = self._make_arguments([*env_params, *[env_params[-1]] * padding])
+        self._compiled = (
+            self._compile(arguments, varying_settings) if template is None else template._compiled
+        )
         self.states: TrainState = self._compiled.init(*arguments)
-        self._own = is_per_lane(self.states)
-        self._taken: list[int | None] = [*[0] * len(lanes), *[None] * spare]
-        """How many dispatches each lane has taken; None for one that takes no more."""
-        self._reports: dict[int, tuple[int, Report]] = {}
-        """The batches and the report, of all lanes, of dispatches that some lane has to take."""
-        self._made = 0
+        self._is_per_lane = is_per_lane(self.states)
+        self._num_taken: list[int | None] = [*[0] * len(lanes), *[None] * padding]
+        """Number of dispatches that each lane has consumed; None for inactive lanes."""
+        self._reports: dict[int, tuple[int, TrainReport]] = {}
+        """Batches and report of each dispatch that some lane has yet to consume, by number."""
+        self._num_dispatches = 0
         self.version = 0
-        """Another whenever a state changes."""
-        self.evaluations = SharedEvaluations() if like is None else like.evaluations.anew()
+        """Version of the states, incremented whenever one changes."""
+        self.evaluations = (
+            SharedEvaluations() if template is None else template.evaluations.copy_without_results()
+        )
 
     @property
     def programs(self) -> list[Program]:
-        """What is compiled."""
+        """Compiled programs of the group."""
         return list(vars(self._compiled).values())
 
-    def _arguments(self, env_params: Sequence[PyTree]) -> tuple[Any, PyTree, Mapping[str, PyTree]]:
-        """Of `Lanes.init`: keys, the environments' parameters and the training settings' numbers."""
-        numbers = [numbers_of(lane.config.training_settings) for lane in self.lanes]
-        keys = jax.vmap(seed_key)(np.stack([seed_words(lane.seed) for lane in self.lanes]))
-        return keys, stacked(env_params), stacked(numbers)
+    def _make_arguments(
+        self, env_params: Sequence[PyTree]
+    ) -> tuple[Any, PyTree, Mapping[str, PyTree]]:
+        """Return the arguments of `Lanes.init`: keys, environment parameters, training settings."""
+        numbers = [get_numeric_hparams(lane.config.training_settings) for lane in self.lanes]
+        keys = jax.vmap(make_key)(np.stack([split_seed(lane.seed) for lane in self.lanes]))
+        return keys, stack_trees(env_params), stack_trees(numbers)
 
-    def _compile(self, arguments: tuple[Any, ...], own_numbers: Collection[str]) -> CompiledLanes:
-        pure = Lanes.of(self.assembly.in_graph_runner, own_numbers)
-        shapes = jax.eval_shape(pure.init, *jax.tree.map(jax.typeof, arguments))
+    def _compile(self, arguments: tuple[Any, ...], own_numbers: Collection[str]) -> LanePrograms:
+        lanes = Lanes.from_runner(self.assembly.in_graph_runner, own_numbers)
+        shapes = jax.eval_shape(lanes.init, *jax.tree.map(jax.typeof, arguments))
         jit = self.lanes[0].config.debugging_settings.jit
-        return compile_lanes(pure, shapes, self.devices, jit=jit)
+        return make_lane_programs(lanes, shapes, self.devices, jit=jit)
 
-    def waiting(self, place: int) -> int | None:
-        """The train batches of a dispatch that this lane has to take; None if there is none."""
-        report = self._reports.get(self._taken[place] or 0)
+    def get_pending_batches(self, slot: int) -> int | None:
+        """Return the train batches of the next dispatch that a lane has to consume.
+
+        Returns:
+            The number of train batches; None if the lane has consumed all dispatches.
+        """
+        report = self._reports.get(self._num_taken[slot] or 0)
         return None if report is None else report[0]
 
-    def run(self, place: int, batches: int, on_phase: Callable[[str], None]) -> int:
-        """The number of the lane's next dispatch, which is made unless another lane did."""
-        number = self._taken[place]
+    def run_batches(self, slot: int, num_batches: int, on_phase: Callable[[str], None]) -> int:
+        """Consume a lane's next dispatch, running it unless another lane has done so.
+
+        Args:
+            slot: Position of the lane in the group.
+            num_batches: Number of train batches, if the dispatch has to be run.
+            on_phase: Callback for the phases "compiling" and "training".
+
+        Returns:
+            The number of the dispatch.
+        """
+        number = self._num_taken[slot]
         assert number is not None
-        if number == self._made:
-            self._dispatch(batches, on_phase)
-        self._taken[place] = number + 1
+        if number == self._num_dispatches:
+            self._dispatch(num_batches, on_phase)
+        self._num_taken[slot] = number + 1
         return number
 
     def _dispatch(self, batches: int, on_phase: Callable[[str], None]) -> None:
         run, count = self._compiled.run, np.int32(batches)
-        if not run.figures:
+        if not run.compile_stats:
             on_phase("compiling")
-        compiled = run.compiled_for(self.states, count)
+        compiled = run.get_executable(self.states, count)
         on_phase("training")
         self.states, summary = compiled(self.states, count)
-        self._reports[self._made] = batches, Report.fetch(self.states, [summary])
-        self._made += 1
+        self._reports[self._num_dispatches] = batches, TrainReport.fetch(self.states, [summary])
+        self._num_dispatches += 1
         self.version += 1
 
-    def report(self, place: int, numbers: Sequence[int]) -> Report:
-        """What a lane is to know of dispatches that it took."""
-        reports = [self._part(self._reports[number][1], place) for number in numbers]
-        oldest = min((taken for taken in self._taken if taken is not None), default=self._made)
+    def fetch_report(self, slot: int, numbers: Sequence[int]) -> TrainReport:
+        """Return a lane's report of dispatches that it consumed."""
+        reports = [self._select_lane(self._reports[number][1], slot) for number in numbers]
+        active = [taken for taken in self._num_taken if taken is not None]
+        oldest = min(active, default=self._num_dispatches)
         for number in [n for n in self._reports if n < oldest]:
             del self._reports[number]
-        return Report.joined(reports)
+        return TrainReport.merge(reports)
 
-    def _part(self, report: Report, place: int) -> Report:
-        """One lane's part; counters that all lanes share have no axis of lanes."""
+    def _select_lane(self, report: TrainReport, slot: int) -> TrainReport:
+        """Return one lane's part of a report; shared counters have no axis of lanes."""
 
-        def of_lane(tree: PyTree) -> PyTree:
-            return jax.tree.map(lambda x: x[place], tree)
+        def select(tree: PyTree) -> PyTree:
+            return jax.tree.map(lambda x: x[slot], tree)
 
         row = report.latest
-        updates = of_lane(row.updates) if self._own.progress.updates.low else row.updates
+        updates = select(row.updates) if self._is_per_lane.progress.updates.low else row.updates
         latest = dataclasses.replace(
-            of_lane(dataclasses.replace(row, updates=(), replayed=())),
+            select(dataclasses.replace(row, updates=(), buffer_position=())),
             updates=updates,
-            replayed=row.replayed,
+            buffer_position=row.buffer_position,
         )
         return dataclasses.replace(report, summaries=[latest.summary], latest=latest)
 
-    def leave(self, place: int) -> None:
-        """A lane takes no more dispatches; its state goes on with the others, unread."""
-        self._taken[place] = None
+    def deactivate(self, slot: int) -> None:
+        """Deactivate a lane: it consumes no more dispatches, but its state is still trained."""
+        self._num_taken[slot] = None
 
-    def state(self, place: int, *, buffer: bool = True) -> TrainState:
-        """One lane's state, with or without what it learns from again; a copy."""
-        take = self._compiled.take if buffer else self._compiled.take_to_act
-        return take(self.states, np.int32(place))
+    def get_state(self, slot: int, *, buffer: bool = True) -> TrainState:
+        """Return a copy of a lane's state, with or without its buffer."""
+        take = self._compiled.take if buffer else self._compiled.take_without_buffer
+        return take(self.states, np.int32(slot))
 
-    def put(self, place: int, state: TrainState, *, counters: bool = False) -> None:
-        """Another state in the place of one, see `with_lane`."""
-        put = self._compiled.restore if counters else self._compiled.put
-        self.states = put(self.states, np.int32(place), state)
+    def set_state(self, slot: int, state: TrainState, *, counters: bool = False) -> None:
+        """Replace the state of a lane; see `put_lane`."""
+        put = self._compiled.put_with_counters if counters else self._compiled.put
+        self.states = put(self.states, np.int32(slot), state)
         self.version += 1
 
-    def adopt(
-        self, place: int, source: TrainState, numbers: Mapping[str, float], salt: int
+    def copy_member(
+        self, slot: int, source: TrainState, hparams: Mapping[str, float], salt: int
     ) -> None:
-        """A lane goes on as a copy of another one's state, see `adopted`; also one that left."""
-        own = self.states.learner.hparams
-        values = {name: leaf_of(value, own[name]) for name, value in numbers.items()}
-        self.states = self._compiled.adopt(
-            self.states, np.int32(place), source, values, np.uint32(salt)
+        """Replace a lane by a copy of another one's state and reactivate it; see `copy_member`."""
+        current = self.states.learner.hparams
+        values = {name: to_leaf(value, current[name]) for name, value in hparams.items()}
+        self.states = self._compiled.copy_member(
+            self.states, np.int32(slot), source, values, np.uint32(salt)
         )
-        self._taken[place] = self._made
+        self._num_taken[slot] = self._num_dispatches
         self.version += 1
 
 
 class LaneLearner:
-    """One lane of a group, as the learners of a run: its state, its reports.
+    """Learner group of a single lane, backed by the lane's group.
 
     Args:
-        group: Where it lives.
-        place: In the group.
+        group: Group of the lane.
+        slot: Position of the lane in the group.
     """
 
     is_remote = False
 
-    def __init__(self, group: LaneGroup, place: int) -> None:
-        self._group, self._place = group, place
+    def __init__(self, group: LaneGroup, slot: int) -> None:
+        self._group, self._slot = group, slot
         self._generation = 0
-        self.takes_counters = False
-        """Whether a state that is set also sets what all lanes share."""
+        self.should_set_counters = False
+        """Whether setting `state` also sets the counters that all lanes share."""
 
     @property
     def state(self) -> TrainState:
-        return self._group.state(self._place)
+        return self._group.get_state(self._slot)
 
     @state.setter
     def state(self, state: TrainState) -> None:
-        self._group.put(self._place, state, counters=self.takes_counters)
+        self._group.set_state(self._slot, state, counters=self.should_set_counters)
         self._generation += 1
 
     @property
@@ -190,59 +214,64 @@ class LaneLearner:
 
     @property
     def programs(self) -> list[Program]:
-        """The group's, told by its first lane."""
-        return self._group.programs if self._place == 0 else []
+        """Programs of the group, reported by its first lane only."""
+        return self._group.programs if self._slot == 0 else []
 
-    def waiting(self) -> int | None:
-        """See `LaneGroup.waiting`."""
-        return self._group.waiting(self._place)
+    def get_pending_batches(self) -> int | None:
+        """Return the train batches of the next dispatch to consume, or None; see `LaneGroup`."""
+        return self._group.get_pending_batches(self._slot)
 
-    def run(self, batches: int, on_phase: Callable[[str], None], *, rows_at_most: int = 1) -> int:
-        del rows_at_most  # what a scheduler decides may come after any iteration
-        return self._group.run(self._place, batches, on_phase)
+    def run_batches(
+        self, num_batches: int, on_phase: Callable[[str], None], *, max_iterations: int = 1
+    ) -> int:
+        del max_iterations  # a scheduler may act after any iteration
+        return self._group.run_batches(self._slot, num_batches, on_phase)
 
-    def adopt(self, source: TrainState, numbers: Mapping[str, float], salt: int) -> None:
-        """See `LaneGroup.adopt`."""
-        self._group.adopt(self._place, source, numbers, salt)
+    def copy_member(self, source: TrainState, hparams: Mapping[str, float], salt: int) -> None:
+        """Replace the lane by a copy of another one's state; see `LaneGroup.copy_member`."""
+        self._group.copy_member(self._slot, source, hparams, salt)
         self._generation += 1
 
-    def learn(self, fragments: Sequence[Fragment], on_phase: Callable[[str], None]) -> Any:
-        """There are no fragments: environments are in the program."""
+    def update(self, fragments: Sequence[Fragment], on_phase: Callable[[str], None]) -> NoReturn:
+        """Raise NotImplementedError: in-graph environments produce no fragments."""
         raise NotImplementedError
 
     def wait(self, pending: int) -> None:
-        """Reports are fetched with the dispatch."""
+        """Do nothing: reports are fetched with the dispatch."""
 
-    def report(self, pending: Sequence[int]) -> Report:
-        return self._group.report(self._place, pending)
+    def fetch_report(self, pending: Sequence[int]) -> TrainReport:
+        return self._group.fetch_report(self._slot, pending)
 
-    def weights(self, version: int) -> Weights:
+    def get_weights(self, version: int) -> Weights:
         state = self.state
-        return Weights(version=version, actor=self._group.assembly.runner.actor(state))
+        return Weights(version=version, actor=self._group.assembly.runner.make_actor_state(state))
 
     def foreach_learner(self, fn: Callable[[Any], Any]) -> list[Any]:
         return [fn(self)]
 
     def stop(self) -> None:
-        """There is nothing to let go."""
+        """Do nothing: there are no resources to release."""
 
 
-class LaneDispatcher(Dispatcher):
-    """Dispatches of a lane: those that another lane has made before come first.
+class LaneDispatcher(InGraphLoop):
+    """Dispatcher of a lane; consumes dispatches that other lanes have run before running new ones.
 
-    Results have the values that are the lane's own, under "config".
+    The lane's own values are reported under "config" in its results.
     """
 
-    values: Mapping[str, Any] = MappingProxyType({})
+    reported_values: Mapping[str, Any] = MappingProxyType({})
+    """Numbers among the values of settings that differ between lanes."""
 
-    def wanted(self, reporting: "Reporting", totals: IterationTotals, elapsed: float) -> int:
+    def next_num_batches(
+        self, reporting: "ReportingSettings", totals: IterationTotals, elapsed: float
+    ) -> int:
         learner: Any = self._learners
-        waiting: int | None = learner.waiting()
-        return super().wanted(reporting, totals, elapsed) if waiting is None else waiting
+        pending: int | None = learner.get_pending_batches()
+        return super().next_num_batches(reporting, totals, elapsed) if pending is None else pending
 
-    def _steps_that_count(self, totals: IterationTotals) -> int:
-        """All rows, transitions or not, so that iterations of all lanes have as many batches."""
+    def _count_sampled_steps(self, totals: IterationTotals) -> int:
+        """Count all rows, transitions or not, so that all lanes have equally many batches."""
         return totals.train_batches * self._batch_steps
 
-    def added_to(self, result: dict[str, Any]) -> dict[str, Any]:
-        return {**result, "config": dict(self.values)} if self.values else result
+    def extend_result(self, result: dict[str, Any]) -> dict[str, Any]:
+        return {**result, "config": dict(self.reported_values)} if self.reported_values else result

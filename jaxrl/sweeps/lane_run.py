@@ -1,4 +1,4 @@
-"""A lane of a sweep with everything that a run by itself has: results, evaluation, checkpoints."""
+"""A lane of a sweep as an Algorithm with its own results, evaluation and checkpoints."""
 
 import dataclasses
 import math
@@ -10,52 +10,54 @@ from jaxrl.algorithm import Algorithm, Result
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.device_trial import DeviceTrials
 from jaxrl.core.types import Device, PyTree
-from jaxrl.errors import DivergenceError, naming_checkpoint
+from jaxrl.errors import DivergenceError, mark_has_checkpoint_path
 from jaxrl.loggers import RunFolder
 from jaxrl.metrics import DEFAULT_MODULE
-from jaxrl.runners.hooks import OF_DISPATCHES, AlgorithmHooks, RunnerHooks
+from jaxrl.runners.hooks import DISPATCH_HOOKS, AlgorithmHooks, RunnerHooks
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import host_state as host
 from jaxrl.sweeps.lane_evaluation import LaneEvaluation
 from jaxrl.sweeps.lane_group import LaneDispatcher, LaneGroup, LaneLearner
-from jaxrl.training.rollout import Actor
+from jaxrl.training.rollout import ActorState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 
 class LaneRun(Algorithm):
-    """One lane of a group: everything of an Algorithm but its state and its programs.
+    """One lane of a group: an Algorithm whose state and programs belong to the group.
 
     Args:
-        config: The lane's.
-        group: Where the lane lives.
-        place: In the group.
-        values: What the lane has of its own, by setting; numbers stand in its results.
-        run_folder: Of the run that goes on; None makes one.
+        config: Config of the lane.
+        group: Group of the lane.
+        slot: Position of the lane in the group.
+        values: Values of the settings that differ between lanes, by name; numbers among them are
+            reported in the lane's results.
+        run_folder: Folder of the lane to resume; None creates one.
 
     Attributes:
-        own_values: The values as they are now.
+        current_values: Current values of these settings.
     """
 
     def __init__(
         self,
         config: "AlgorithmConfig",
         group: LaneGroup,
-        place: int,
+        slot: int,
         values: Mapping[str, Any],
         run_folder: RunFolder | None = None,
     ) -> None:
-        self._group, self._place = group, place
-        self._updates = 0
-        self.own_values: dict[str, Any] = {}
-        self._actor_at: tuple[int, Actor] | None = None
+        self._group, self._slot = group, slot
+        self._num_updates = 0
+        self.current_values: dict[str, Any] = {}
+        self._cached_actor: tuple[int, ActorState] | None = None
+        """Version of the group's states and the actor of that version."""
         super().__init__(config, run_folder=run_folder)
-        self._have(values)
+        self._set_values(values)
 
-    def _have(self, values: Mapping[str, Any]) -> None:
-        self.own_values = dict(values)
-        self._dispatcher.values = {
+    def _set_values(self, values: Mapping[str, Any]) -> None:
+        self.current_values = dict(values)
+        self._dispatcher.reported_values = {
             name: value
             for name, value in values.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
@@ -63,136 +65,140 @@ class LaneRun(Algorithm):
 
     @property
     def last_result(self) -> Result:
-        """The latest result; after a restore its numbers."""
+        """Latest result; after a restore, the numbers of the saved one."""
         return self._last_result
 
     @property
     def last_iteration(self) -> int:
-        """The iteration of the latest result; 0 before the first."""
+        """Iteration of the latest result; 0 before the first."""
         return int(self._last_result.get("training_iteration", 0))
 
-    def go_back_to(self, iteration: int) -> None:
-        """Let the state be that of an earlier iteration; results after it are cut off by a resume."""
+    def rewind_to(self, iteration: int) -> None:
+        """Label the current state with an earlier iteration; a resume discards later results."""
         self._host.iteration = iteration
 
     # --- training ---
 
-    def leave(self) -> None:
-        """Take no more part in the group's dispatches."""
-        self._group.leave(self._place)
+    def deactivate(self) -> None:
+        """Stop taking part in the group's dispatches."""
+        self._group.deactivate(self._slot)
 
-    def adopt(self, source: "LaneRun", numbers: Mapping[str, float], salt: int) -> None:
-        """Go on as a copy of another lane: all of it but its keys, and with other numbers.
+    def exploit(self, source: "LaneRun", hparams: Mapping[str, float], salt: int) -> None:
+        """Replace this lane by a copy of another one, except for its keys and some settings.
 
         Args:
-            source: Where the state, what was counted and the other values come from.
-            numbers: Training settings that change.
-            salt: What this lane's keys are folded with.
+            source: Lane whose state, counters and other values are copied.
+            hparams: New values of training settings, by name.
+            salt: Data to fold into this lane's keys.
         """
-        self._lane_learner.adopt(source.state, numbers, salt)
-        values = {**source.own_values, **numbers}
-        self._change_config(values)
-        self._have(values)
-        self._updates = source._updates
+        self._lane_learner.copy_member(source.state, hparams, salt)
+        values = {**source.current_values, **hparams}
+        self._update_config(values)
+        self._set_values(values)
+        self._num_updates = source._num_updates
         self._last_result = source._last_result
-        own = self._host
+        previous = self._host
         self._host = dataclasses.replace(
-            source._host, time_total_s=own.time_total_s, actions_drawn=own.actions_drawn
+            source._host, time_total_s=previous.time_total_s, actions_drawn=previous.actions_drawn
         )
 
-    def _change_config(self, numbers: Mapping[str, Any]) -> None:
-        """So that checkpoints tell the numbers that the state has."""
+    def _update_config(self, numbers: Mapping[str, Any]) -> None:
+        """Copy the state's hyperparameters into the config stored with checkpoints."""
         config = self.config.copy(copy_frozen=False).update_from_dict(numbers)
         config.freeze()
         self.config = config
 
     def train(self) -> Result:
-        """One iteration.
+        """Train for one iteration.
 
         Raises:
-            DivergenceError: None of its updates was finite, or as `on_nonfinite="raise"` says.
+            DivergenceError: If none of the iteration's updates was finite, or under the conditions
+                of `on_nonfinite="raise"`.
         """
-        before = self._updates
+        previous = self._num_updates
         result = super().train()
-        learned = result["learners"][DEFAULT_MODULE]
-        self._updates = learned["num_updates_lifetime"]
+        learner_metrics = result["learners"][DEFAULT_MODULE]
+        self._num_updates = learner_metrics["num_updates_lifetime"]
+        num_updates = self._num_updates - previous
         tolerance = self.config.fault_tolerance_settings.nonfinite_updates_tolerance
-        lost = result["fault_tolerance"]["num_nonfinite_updates"]
-        all_skipped = math.isnan(learned.get("grad_norm", math.nan))
-        if self._updates - before >= tolerance and all_skipped and lost >= tolerance:
+        num_nonfinite = result["fault_tolerance"]["num_nonfinite_updates"]
+        all_skipped = math.isnan(learner_metrics.get("grad_norm", math.nan))
+        if num_updates >= tolerance and all_skipped and num_nonfinite >= tolerance:
             error = DivergenceError(
-                f"None of the {self._updates - before} updates of iteration {self.iteration} had a "
-                f"finite loss and gradient; the lane is saved in {self.save()}."
+                f"None of the {num_updates} updates of iteration {self.iteration} had a finite "
+                f"loss and gradient; the lane is saved in {self.save()}."
             )
-            raise naming_checkpoint(error)
+            raise mark_has_checkpoint_path(error)
         return result
 
     # --- checkpoints ---
 
     def keep_checkpoint(self) -> None:
-        """Let the checkpoint of this iteration stay, whatever else, until another is named."""
-        self._recorder.keep(self.iteration)
+        """Protect this iteration's checkpoint from removal until another one is protected."""
+        self._recorder.protect_checkpoint(self.iteration)
 
-    def go_on_from(
+    def resume_from(
         self, checkpoint: Path, values: Mapping[str, Any] | None, overrides: Mapping[str, Any]
     ) -> None:
-        """The state that the lane had, with what all lanes share.
+        """Restore the lane's state, including the counters that all lanes share.
 
         Args:
-            checkpoint: Of the lane.
-            values: What it had of its own, where that is not what the sweep began with.
+            checkpoint: Checkpoint of the lane.
+            values: Saved values of the settings that differ between lanes; None if they are still
+                the initial ones.
             overrides: Settings that are not restored, see `Algorithm.from_checkpoint`.
         """
         metadata = ckpt.read_metadata(checkpoint)
         leaves: Mapping[str, Any] = ckpt.read_leaves(checkpoint, metadata)
         if overrides:
-            own = ckpt.host_leaves(self.state)
-            leaves = host.with_overrides(leaves, own, self.config, overrides)
-        self._lane_learner.takes_counters = True
+            current = ckpt.fetch_leaves(self.state)
+            leaves = host.apply_overrides(leaves, current, self.config, overrides)
+        self._lane_learner.should_set_counters = True
         self._load(checkpoint, metadata, leaves)
-        self._lane_learner.takes_counters = False
+        self._lane_learner.should_set_counters = False
         if values is not None:
-            self._change_config(values)
-            self._have(values)
-        self._updates = int(self.state.progress.updates)
+            self._update_config(values)
+            self._set_values(values)
+        self._num_updates = int(self.state.progress.updates)
         self.keep_checkpoint()
 
-    # --- what an Algorithm is made of ---
+    # --- parts of the Algorithm ---
 
-    def _device_trials(self, config: "AlgorithmConfig") -> DeviceTrials:
+    def _open_device_trials(self, config: "AlgorithmConfig") -> DeviceTrials:
         del config  # lanes share the devices of their program
         return DeviceTrials(None)
 
-    def _assembled(self, trials: DeviceTrials, trains: bool) -> tuple[Assembly, list[Device], str]:
-        del trains
+    def _assemble(
+        self, trials: DeviceTrials, should_train: bool
+    ) -> tuple[Assembly, list[Device], str]:
+        del should_train
         number = len(self._group.lanes)
-        why = f"Lane {self._place} of {number} in one program."
+        why = f"Lane {self._slot} of {number} in one program."
         return self._group.assembly, self._group.devices[:1], why
 
-    def _evaluation_with(self, hooks: RunnerHooks) -> LaneEvaluation:
-        group, place = self._group, self._place
+    def _make_evaluation(self, hooks: RunnerHooks) -> LaneEvaluation:
         return LaneEvaluation(
-            self.config, self._assembly, hooks, group, place, self._evaluation_key
+            self.config, self._assembly, hooks, self._group, self._slot, self._get_evaluation_key
         )
 
-    def _acting(self) -> tuple[Actor, PyTree]:
-        state = self._group.state(self._place, buffer=False)
-        return self._assembly.runner.actor(state), state.env_params
+    def _get_acting_state(self) -> tuple[ActorState, PyTree]:
+        state = self._group.get_state(self._slot, buffer=False)
+        return self._assembly.runner.make_actor_state(state), state.env_params
 
-    def _actor(self) -> Actor:
+    def _get_actor_state(self) -> ActorState:
         version = self._group.version
-        if self._actor_at is None or self._actor_at[0] != version:
-            self._actor_at = version, self._acting()[0]
-        return self._actor_at[1]
+        if self._cached_actor is None or self._cached_actor[0] != version:
+            self._cached_actor = version, self._get_acting_state()[0]
+        return self._cached_actor[1]
 
-    def _learner_group(self) -> LaneLearner:
-        self._lane_learner = LaneLearner(self._group, self._place)
+    def _make_learner_group(self) -> LaneLearner:
+        self._lane_learner = LaneLearner(self._group, self._slot)
         return self._lane_learner
 
-    def _loop_of(self) -> LaneDispatcher:
-        hooks = AlgorithmHooks(self._callbacks, self, OF_DISPATCHES)
+    def _make_loop(self) -> LaneDispatcher:
+        hooks = AlgorithmHooks(self._callbacks, self, DISPATCH_HOOKS)
         runner, replay = self._assembly.in_graph_runner, self._assembly.replay
         steps = runner.batch_steps
-        trained = steps if replay is None else replay.num_updates * replay.rows_per_update
-        self._dispatcher = LaneDispatcher(self._learners, steps, trained, hooks)
+        trained_steps = steps if replay is None else replay.num_updates * replay.rows_per_update
+        self._dispatcher = LaneDispatcher(self._learners, steps, trained_steps, hooks)
         return self._dispatcher

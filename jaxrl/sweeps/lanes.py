@@ -1,13 +1,13 @@
 """Several runs as one compiled program: a leading axis of lanes on the whole TrainState.
 
-Counters that are the same in every lane have no such axis, so that what depends on them (when a
-target network is due, where a buffer's next row goes) stays a branch and an address.
+A lane is one run, a member of the population. Counters that are equal in all lanes have no such
+axis, so that operations that depend on them (target network updates, the write position of a
+buffer) remain a branch and an address instead of a selection between both outcomes.
 """
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,127 +15,140 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jaxtyping import Array, Int, UInt32
 
-from jaxrl.buffers.circular import CircularState
+from jaxrl.buffers.circular import CircularBufferState
 from jaxrl.buffers.replay import ReplayState
-from jaxrl.core.hparams import Hyperparameter, per_lane_settings, traced_settings
+from jaxrl.core.hparams import Hyperparameter, mark_per_lane, replace_with_traced
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.runtime.program import Program
-from jaxrl.training.in_graph import InGraph
-from jaxrl.training.train_state import Summary, TrainState, summed, updates_between
+from jaxrl.training.in_graph import InGraphRunner
+from jaxrl.training.train_state import Summary, TrainState, add_to_summary, count_updates_between
 
-AXIS = "lanes"
-ALONG, WHOLE = PartitionSpec(AXIS), PartitionSpec()
+LANES_AXIS = "lanes"
+SHARDED, REPLICATED = PartitionSpec(LANES_AXIS), PartitionSpec()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Lanes:
-    """The pure functions of runs that differ in numbers alone.
+    """Pure functions of runs that differ only in numbers.
 
     Args:
-        runner: Of all of them.
+        runner: Functions of a single run, shared by all lanes.
     """
 
-    runner: InGraph
+    runner: InGraphRunner
 
     @staticmethod
-    def of(runner: InGraph, own_numbers: Collection[str]) -> "Lanes":
-        """Those of runs with a runner, in which nothing reads certain numbers from the settings.
+    def from_runner(runner: InGraphRunner, varying_settings: Collection[str]) -> "Lanes":
+        """Return the functions of lanes, built from those of one run.
 
         Args:
-            runner: Whose learner has those of one run.
-            own_numbers: The names of settings that each run has its own numbers of.
+            runner: Functions of one run, whose learner has the settings of that run.
+            varying_settings: Names of the settings that differ between lanes; reading the value of
+                one from the settings raises an error.
         """
-        settings = per_lane_settings(runner.learner.settings, own_numbers)
+        settings = mark_per_lane(runner.learner.settings, varying_settings)
         learner = dataclasses.replace(runner.learner, settings=settings)
         return Lanes(runner=dataclasses.replace(runner, learner=learner))
 
-    def init(self, keys: Key, env_params: PyTree, numbers: Mapping[str, PyTree]) -> TrainState:
-        """The first states, `[lanes, ...]`, each of which a run by itself would have.
+    def init(self, keys: Key, env_params: PyTree, hparams: Mapping[str, PyTree]) -> TrainState:
+        """Initialize the states `[lanes, ...]`, each equal to that of a single run.
 
         Args:
-            keys: One for each lane; consumed.
-            env_params: Of each lane's environment, `[lanes, ...]`.
-            numbers: Sweepable training settings by name, as `traced_settings` takes them.
+            keys: Keys `[lanes]`; consumed.
+            env_params: Parameters of each lane's environment, `[lanes, ...]`.
+            hparams: Sweepable training settings by name, `[lanes, ...]`; see `replace_with_traced`.
         """
 
-        def one(key: Key, params: PyTree, values: Mapping[str, PyTree]) -> TrainState:
-            learner: Any = self.runner.learner
-            settings = traced_settings(learner.settings, values)
+        def init_one(key: Key, params: PyTree, values: Mapping[str, PyTree]) -> TrainState:
+            learner = self.runner.learner
+            settings = replace_with_traced(learner.settings, values)
             learner = dataclasses.replace(learner, settings=settings)
             return dataclasses.replace(self.runner, learner=learner).init(key, params)
 
-        # One after another: XLA's threads on the CPU wait for one another for ever in batches of
-        # the QR decompositions by which orthogonal weights are drawn.
-        states = jax.lax.map(lambda args: one(*args), (keys, env_params, numbers))
-        return jax.tree.map(lambda x, own: x if own else x[0], states, is_per_lane(states))
+        # Sequential: on the CPU, XLA's threads deadlock in batched QR decompositions, which
+        # orthogonal initialization uses.
+        states = jax.lax.map(lambda args: init_one(*args), (keys, env_params, hparams))
+        return jax.tree.map(
+            lambda x, per_lane: x if per_lane else x[0], states, is_per_lane(states)
+        )
 
-    def run(self, states: TrainState, num_batches: Int[Array, ""]) -> tuple[TrainState, Summary]:
-        """`num_batches` train batches of every lane, and each lane's summary."""
-        axes = lane_axes(states)
+    def run_batches(
+        self, states: TrainState, num_batches: Int[Array, ""]
+    ) -> tuple[TrainState, Summary]:
+        """Run `num_batches` train batches in every lane; return the states and lanes' summaries."""
+        axes = get_vmap_axes(states)
         step = jax.vmap(self._train_batch, in_axes=(axes, 0), out_axes=(axes, 0))
-        start = jax.vmap(self.runner.first_summary, in_axes=(axes,))(states)
+        start = jax.vmap(self.runner.init_summary, in_axes=(axes,))(states)
 
-        def body(_: Any, carry: tuple[TrainState, Summary]) -> tuple[TrainState, Summary]:
+        def body(
+            _: Int[Array, ""], carry: tuple[TrainState, Summary]
+        ) -> tuple[TrainState, Summary]:
             return step(*carry)
 
         return jax.lax.fori_loop(0, num_batches, body, (states, start))
 
     def _train_batch(self, state: TrainState, summary: Summary) -> tuple[TrainState, Summary]:
         after, data, metrics = self.runner.train_batch(state)
-        return after, summed(summary, data, metrics, updates_between(state, after))
+        return after, add_to_summary(summary, data, metrics, count_updates_between(state, after))
 
 
-def is_per_lane(state: TrainState) -> Any:
-    """For every leaf, whether each lane has its own: False for counters that all lanes share."""
+def is_per_lane(state: TrainState) -> PyTree:
+    """Return whether each leaf has an axis of lanes: False for counters that all lanes share."""
 
     def fill(tree: PyTree, value: bool) -> PyTree:
         return jax.tree.map(lambda _: value, tree)
 
-    own = fill(state, True)
-    buffer: Any = own.buffer
-    # Where environments are at fault, lanes differ in the steps that are transitions.
+    per_lane = fill(state, True)
+    buffer = per_lane.buffer
+    # Faulty rows are not transitions, so lanes may differ in their number of environment steps.
     progress = replace(fill(state.progress, False), env_steps=fill(state.progress.env_steps, True))
     if isinstance(state.buffer, ReplayState):
-        rows: Any = dataclasses.replace(buffer.rows, current_index=False, is_full=False)
+        rows = dataclasses.replace(buffer.rows, current_index=False, is_full=False)
         buffer = dataclasses.replace(buffer, rows=rows)
-    if isinstance(state.buffer, CircularState):
+    if isinstance(state.buffer, CircularBufferState):
         buffer = dataclasses.replace(buffer, next_slot=False, filled=False, draws_left=False)
-        # Whether there is a batch to draw from, and so an update, is a matter of earlier draws.
+        # Earlier draws determine whether there is a batch to draw from, and thus an update.
         progress = dataclasses.replace(progress, updates=fill(state.progress.updates, True))
-    return replace(own, progress=progress, buffer=buffer)
+    return replace(per_lane, progress=progress, buffer=buffer)
 
 
-def lane_axes(state: TrainState) -> Any:
-    """For `jax.vmap`: where a leaf has its axis of lanes, None for the counters that they share."""
+def get_vmap_axes(state: TrainState) -> PyTree:
+    """Return the `in_axes` of `jax.vmap`: 0 for leaves with an axis of lanes, None for others."""
     return jax.tree.map(lambda per_lane: 0 if per_lane else None, is_per_lane(state))
 
 
-def stacked(trees: Sequence[PyTree]) -> PyTree:
-    """Trees of numbers as one, `[len(trees), ...]`."""
+def stack_trees(trees: Sequence[PyTree]) -> PyTree:
+    """Stack trees of numbers along a new leading axis, `[len(trees), ...]`."""
     return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(x) for x in leaves]), *trees)
 
 
-def lane_of(states: TrainState, index: Int[Array, ""], *, buffer: bool = True) -> TrainState:
-    """One lane's state, which a run by itself takes, with or without a buffer; copies."""
+def take_lane(states: TrainState, index: Int[Array, ""], *, buffer: bool = True) -> TrainState:
+    """Copy the state of one lane, which is a valid state of a single run.
+
+    Args:
+        states: States of all lanes.
+        index: Index of the lane.
+        buffer: Whether to include the buffer; False leaves it empty.
+    """
     per_lane = is_per_lane(states)
     if not buffer:
         states, per_lane = replace(states, buffer=()), replace(per_lane, buffer=())
     return jax.tree.map(
-        lambda x, own: jnp.array(x[index] if own else x, copy=True), states, per_lane
+        lambda x, has_axis: jnp.array(x[index] if has_axis else x, copy=True), states, per_lane
     )
 
 
-def with_lane(
+def put_lane(
     states: TrainState, index: Int[Array, ""], state: TrainState, *, counters: bool = False
 ) -> TrainState:
-    """The lanes with another state in the place of one.
+    """Replace the state of one lane.
 
     Args:
-        states: Of all lanes.
-        index: Which one.
-        state: Its new state.
-        counters: Whether those that all lanes share are taken too, or stay as they are.
+        states: States of all lanes.
+        index: Index of the lane to replace.
+        state: New state of the lane.
+        counters: Whether the counters that all lanes share are replaced, too.
     """
     return jax.tree.map(
         lambda x, new, per_lane: x.at[index].set(new) if per_lane else (new if counters else x),
@@ -145,31 +158,31 @@ def with_lane(
     )
 
 
-def adopted(
+def copy_member(
     states: TrainState,
     index: Int[Array, ""],
     source: TrainState,
-    numbers: Mapping[str, Hyperparameter],
+    hparams: Mapping[str, Hyperparameter],
     salt: UInt32[Array, ""],
 ) -> TrainState:
-    """The lanes with one that goes on as a copy of a state, but for its keys.
+    """Replace a lane by a copy of another one's state, except for its keys (PBT's exploit step).
 
-    Its keys are made of those that it had, so that it draws neither as the other lane does nor as
-    a lane with the same seed.
+    The lane's keys are folded from its previous ones, so that its draws differ from those of the
+    source and from those of another lane with the same seed.
 
     Args:
-        states: Of all lanes.
-        index: Which one.
-        source: Another lane's.
-        numbers: Hyperparameters that it has in the place of the source's.
-        salt: What the keys are folded with.
+        states: States of all lanes.
+        index: Index of the lane to replace.
+        source: State of the lane to copy.
+        hparams: Hyperparameters that replace those of the source, by name.
+        salt: Data to fold into the keys.
     """
     learner, snapshot = source.learner, source.guard.snapshot
     source = replace(
         source,
-        learner=_with_numbers(learner, numbers),
+        learner=_replace_hparams(learner, hparams),
         guard=replace(
-            source.guard, snapshot=None if snapshot is None else _with_numbers(snapshot, numbers)
+            source.guard, snapshot=None if snapshot is None else _replace_hparams(snapshot, hparams)
         ),
     )
 
@@ -177,96 +190,102 @@ def adopted(
         if not per_lane:
             return x
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            new = _folded(x[index], salt)
+            new = _fold_in_each(x[index], salt)
         return x.at[index].set(new)
 
     return jax.tree.map(write, states, source, is_per_lane(states))
 
 
-def _with_numbers(learner: Any, numbers: Mapping[str, Hyperparameter]) -> Any:
+def _replace_hparams(learner: PyTree, numbers: Mapping[str, Hyperparameter]) -> PyTree:
     return replace(learner, hparams={**learner.hparams, **numbers})
 
 
-def _folded(keys: Key, salt: UInt32[Array, ""]) -> Key:
-    """Keys of any shape, each folded with the salt."""
+def _fold_in_each(keys: Key, salt: UInt32[Array, ""]) -> Key:
+    """Fold data into each of an array of keys of any shape."""
     fold = jax.random.fold_in
     for _ in range(keys.ndim):
         fold = jax.vmap(fold, (0, None))
     return fold(keys, salt)
 
 
-def divided(
+def shard_lanes(
     function: Callable[..., PyTree], states: TrainState, devices: Sequence[Device]
 ) -> Callable[..., PyTree]:
-    """A function of `(states, more, keys)` for the devices that share the lanes.
+    """Divide a function of `(states, other, keys)` among the devices that share the lanes.
 
     Args:
-        function: Treats each lane for itself; what else it takes and returns is `[lanes, ...]`.
-        states: Of the lanes, or their shapes.
-        devices: As many as divide the lanes.
+        function: Function that treats lanes independently; its other arguments and its result are
+            `[lanes, ...]`.
+        states: States of the lanes, or their shapes.
+        devices: Devices, whose number must divide the number of lanes.
     """
     if len(devices) == 1:
         return function
-    specs = (_specs(states), ALONG, ALONG)
+    specs = (_make_specs(states), SHARDED, SHARDED)
     return jax.shard_map(
-        function, mesh=_mesh(devices), in_specs=specs, out_specs=ALONG, check_vma=False
+        function, mesh=_make_mesh(devices), in_specs=specs, out_specs=SHARDED, check_vma=False
     )
 
 
-def _mesh(devices: Sequence[Device]) -> Mesh:
-    return Mesh(np.asarray(devices), (AXIS,))
+def _make_mesh(devices: Sequence[Device]) -> Mesh:
+    return Mesh(np.asarray(devices), (LANES_AXIS,))
 
 
-def _specs(states: TrainState) -> Any:
-    return jax.tree.map(lambda own: ALONG if own else WHOLE, is_per_lane(states))
+def _make_specs(states: TrainState) -> PyTree:
+    return jax.tree.map(lambda per_lane: SHARDED if per_lane else REPLICATED, is_per_lane(states))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CompiledLanes:
-    """The programs: `init(keys, env_params, numbers)`, `run(states, num_batches)`.
+class LanePrograms:
+    """Compiled programs: `init(keys, env_params, numbers)` and `run(states, num_batches)`.
 
-    The others read and write single lanes: `lane_of`, `with_lane` and `adopted`. Which lane is traced.
+    The others read and write single lanes: `take_lane`, `put_lane` and `copy_member`. The index of
+    the lane is traced.
     """
 
     init: Program
     run: Program
     take: Program
-    take_to_act: Program
+    take_without_buffer: Program
     put: Program
-    restore: Program
-    adopt: Program
+    put_with_counters: Program
+    copy_member: Program
 
 
-def compile_lanes(
+def make_lane_programs(
     lanes: Lanes, shapes: TrainState, devices: Sequence[Device], *, jit: bool
-) -> CompiledLanes:
-    """Programs for the devices, each of which has an equal share of the lanes.
+) -> LanePrograms:
+    """Build the programs for the devices, each of which has an equal share of the lanes.
 
     Args:
-        lanes: The pure functions.
-        shapes: `jax.eval_shape` of the first states.
-        devices: As many as divide the lanes.
-        jit: False runs everything op by op.
+        lanes: Pure functions of the lanes.
+        shapes: Result of `jax.eval_shape` of the initial states.
+        devices: Devices, whose number must divide the number of lanes.
+        jit: Whether to compile; False runs operation by operation.
     """
     if len(devices) == 1:
         shardings = jax.tree.map(lambda _: SingleDeviceSharding(devices[0]), shapes)
-        run: Any = lanes.run
+        run = lanes.run_batches
     else:
-        mesh, specs = _mesh(devices), _specs(shapes)
+        mesh, specs = _make_mesh(devices), _make_specs(shapes)
         shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
         run = jax.shard_map(
-            lanes.run, mesh=mesh, in_specs=(specs, WHOLE), out_specs=(specs, ALONG), check_vma=False
+            lanes.run_batches,
+            mesh=mesh,
+            in_specs=(specs, REPLICATED),
+            out_specs=(specs, SHARDED),
+            check_vma=False,
         )
 
-    def written(name: str, function: Callable[..., TrainState]) -> Program:
-        return Program(name, function, donate=(0,), out_shardings=shardings, enabled=jit)
+    def make_writer(name: str, function: Callable[..., TrainState]) -> Program:
+        return Program(name, function, donate_argnums=(0,), out_shardings=shardings, enabled=jit)
 
-    return CompiledLanes(
+    return LanePrograms(
         init=Program("init", lanes.init, out_shardings=shardings, enabled=jit),
-        run=Program("train", run, donate=(0,), enabled=jit),
-        take=Program("take", lane_of, enabled=jit),
-        take_to_act=Program("take_to_act", partial(lane_of, buffer=False), enabled=jit),
-        put=written("put", with_lane),
-        restore=written("restore", partial(with_lane, counters=True)),
-        adopt=written("exploit", adopted),
+        run=Program("train", run, donate_argnums=(0,), enabled=jit),
+        take=Program("take", take_lane, enabled=jit),
+        take_without_buffer=Program("take_to_act", partial(take_lane, buffer=False), enabled=jit),
+        put=make_writer("put", put_lane),
+        put_with_counters=make_writer("restore", partial(put_lane, counters=True)),
+        copy_member=make_writer("exploit", copy_member),
     )

@@ -1,45 +1,49 @@
-"""A sweep as one picture: its points' learning curves, and the score against what was swept."""
+"""Figure of a sweep: learning curves of its points, and scores against the swept settings."""
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxrl.loggers import text
-from jaxrl.loggers.plots import LearningCurve, engineering, read_learning_curve, write_picture
+from jaxrl.loggers.plots import LearningCurve, format_steps, read_learning_curve, save_figure
 from jaxrl.sweeps.base import SweepRuns
-from jaxrl.sweeps.points import Point
+from jaxrl.sweeps.points import SweepPoint
 from jaxrl.sweeps.statistics import bootstrap_interval, interquartile_mean
 
-PICTURE = "plots/sweep.png"
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PLOT_FILE = "plots/sweep.png"
 MAX_CURVES = 8
-"""Points whose curves are shown, the best ones; more cannot be told apart."""
+"""Number of points, the best ones, whose curves are drawn; more are not distinguishable."""
 CURVE_POINTS = 200
+"""Number of environment steps at which a curve is evaluated."""
 
 
 def draw_sweep(sweep: SweepRuns) -> Path | None:
     """Draw `plots/sweep.png` in a sweep's folder.
 
-    Curves are interquartile means of the lanes' training returns with their 95 % bootstrap intervals,
-    coloured by rank. For each number that was swept a panel shows the points' scores against it.
+    Curves are interquartile means of the lanes' training returns with their 95 % bootstrap
+    intervals, colored by rank. For each swept number, a panel shows the points' scores against it.
 
     Args:
-        sweep: Trained, with its results logged.
+        sweep: Trained sweep with logged results.
 
     Returns:
-        The picture's path; None if no lane has a curve.
+        The path of the figure; None if no lane has a curve.
 
     Raises:
-        RunFolderError: It cannot be written.
+        RunFolderError: If the figure cannot be written.
     """
     points = sweep.points()
     curves = {
         point.number: [
-            read_learning_curve(sweep.folder.path / sweep.lane_name(i))
+            read_learning_curve(sweep.folder.path / sweep.format_lane_name(i))
             for i in point.lanes
-            if i in sweep.active
+            if i in sweep.active_indices
         ]
         for point in points
     }
@@ -53,50 +57,53 @@ def draw_sweep(sweep: SweepRuns) -> Path | None:
     figure = Figure(figsize=(6.4 + 3.6 * len(swept), 4.4), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     ratios = [1.6, *[1.0] * len(swept)]
-    axes: Any = figure.subplots(1, 1 + len(swept), squeeze=False, width_ratios=ratios)[0]
+    axes = figure.subplots(1, 1 + len(swept), squeeze=False, width_ratios=ratios)[0]
     _draw_curves(axes[0], shown[:MAX_CURVES], curves)
     title = f"{sweep.config.algo_name} on {sweep.config.environment_settings.env}"
-    left_out = len(points) - len(shown[:MAX_CURVES])
-    axes[0].set_title(f"{title}: the best {MAX_CURVES} of {len(points)}" if left_out else title)
+    num_hidden = len(points) - len(shown[:MAX_CURVES])
+    axes[0].set_title(f"{title}: the best {MAX_CURVES} of {len(points)}" if num_hidden else title)
     for panel, name in zip(axes[1:], swept, strict=True):
         _draw_scores(panel, points, name)
-    return write_picture(figure, sweep.folder.path / PICTURE)
+    return save_figure(figure, sweep.folder.path / PLOT_FILE)
 
 
-def _is_swept(points: Sequence[Point], name: str) -> bool:
-    """Whether points differ in a number of this name."""
+def _is_swept(points: Sequence[SweepPoint], name: str) -> bool:
+    """Return whether the values of a setting are numbers that differ between points."""
     values = [point.values[name] for point in points]
-    numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in values)
-    return numbers and len(set(values)) > 1
+    are_numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in values)
+    return are_numbers and len(set(values)) > 1
 
 
 def _draw_curves(
-    axes: Any, points: Sequence[Point], curves: dict[int, list[LearningCurve]]
+    axes: "Axes", points: Sequence[SweepPoint], curves: dict[int, list[LearningCurve]]
 ) -> None:
     import matplotlib
 
-    colours = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.92, len(points)))
-    for place, (point, colour) in enumerate(zip(points, colours, strict=True)):
-        steps, middle, low, high = _band(curves[point.number])
-        front = len(points) - place
-        axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0, zorder=front)
-        axes.plot(steps, middle, color=colour, label=_label(point), zorder=front + 0.5)
+    colors = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.92, len(points)))
+    for rank, (point, color) in enumerate(zip(points, colors, strict=True)):
+        steps, middle, low, high = _compute_band(curves[point.number])
+        zorder = len(points) - rank
+        axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0, zorder=zorder)
+        axes.plot(steps, middle, color=color, label=_format_label(point), zorder=zorder + 0.5)
     axes.set(xlabel="environment steps", ylabel="training return (IQM)")
     axes.grid(alpha=0.25)
-    axes.xaxis.set_major_formatter(lambda value, _: engineering(value))
+    axes.xaxis.set_major_formatter(lambda value, _: format_steps(value))
     axes.legend(loc="best", frameon=False, fontsize="small")
 
 
-def _label(point: Point) -> str:
+def _format_label(point: SweepPoint) -> str:
     values = ", ".join(
         f"{name}={x:.3g}" if isinstance(x, float) else f"{name}={x}"
         for name, x in point.values.items()
     )
-    return f"{values or 'all lanes'}: {text.number(point.score)}"
+    return f"{values or 'all lanes'}: {text.format_number(point.score)}"
 
 
-def _band(curves: Sequence[LearningCurve]) -> tuple[Any, Any, Any, Any]:
-    """Steps that all lanes have, and at each the interquartile mean and its interval."""
+def _compute_band(curves: Sequence[LearningCurve]) -> tuple[Any, Any, Any, Any]:
+    """Return the steps common to all curves, the interquartile mean and its lower and upper bounds.
+
+    The bounds are those of a 95 % bootstrap interval; for a single curve they equal the mean.
+    """
     curves = [curve for curve in curves if curve.steps]
     first, last = max(c.steps[0] for c in curves), min(c.steps[-1] for c in curves)
     steps = np.unique(np.linspace(first, last, CURVE_POINTS).astype(np.int64))
@@ -104,20 +111,20 @@ def _band(curves: Sequence[LearningCurve]) -> tuple[Any, Any, Any, Any]:
     middle = interquartile_mean(values)
     if len(curves) == 1:
         return steps, middle, middle, middle
-    intervals = np.array([bootstrap_interval(row.tolist(), resamples=500) for row in values])
+    intervals = np.array([bootstrap_interval(row.tolist(), num_resamples=500) for row in values])
     return steps, middle, intervals[:, 0], intervals[:, 1]
 
 
-def _draw_scores(axes: Any, points: Sequence[Point], name: str) -> None:
+def _draw_scores(axes: "Axes", points: Sequence[SweepPoint], name: str) -> None:
     scored = sorted(
         (point for point in points if not math.isnan(point.score)),
         key=lambda point: point.values[name],
     )
     x = np.array([point.values[name] for point in scored], np.float64)
     y = np.array([point.score for point in scored])
-    reach = np.array([point.interval for point in scored]).T
+    bounds = np.array([point.interval for point in scored]).T
     axes.errorbar(
-        x, y, yerr=np.abs(reach - y), fmt="o", color="C0", ecolor="0.6", capsize=2, markersize=4
+        x, y, yerr=np.abs(bounds - y), fmt="o", color="C0", ecolor="0.6", capsize=2, markersize=4
     )
     best = points[0]
     axes.plot([best.values[name]], [best.score], "D", color="C3", label="best point")

@@ -1,4 +1,4 @@
-"""What a sweep has found: the points of its settings, each summed up over its lanes."""
+"""Points of a sweep: combinations of values, each with statistics over its lanes."""
 
 import dataclasses
 import itertools
@@ -6,21 +6,21 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrl.metrics import score
+from jaxrl.metrics import get_score
 from jaxrl.sweeps.statistics import bootstrap_interval, interquartile_mean
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Point:
-    """One point of a sweep over all its seeds.
+class SweepPoint:
+    """One combination of swept values with the scores of all its seeds.
 
     Args:
-        number: Its place in the sweep.
-        values: Of the settings that are swept.
-        lanes: Its lanes' indices.
-        scores: Of those that have one.
-        score: Their interquartile mean (Agarwal et al. 2021), NaN without any.
-        interval: Of 95 %, by bootstrap over the lanes; of no width for a single one.
+        number: Position of the point in the sweep.
+        values: Values of the swept settings.
+        lanes: Indices of the point's lanes.
+        scores: Scores of the lanes that have one.
+        score: Interquartile mean of the scores (Agarwal et al. 2021); NaN without any.
+        interval: 95 % bootstrap interval over the lanes; has zero width for a single one.
     """
 
     number: int
@@ -31,12 +31,12 @@ class Point:
     interval: tuple[float, float]
 
     @staticmethod
-    def of(
+    def from_scores(
         number: int, values: Mapping[str, Any], lanes: tuple[int, ...], scores: Sequence[float]
-    ) -> "Point":
-        """The point with its statistics."""
+    ) -> "SweepPoint":
+        """Return the point with the statistics of its scores."""
         score = float(interquartile_mean(scores)) if scores else math.nan
-        return Point(
+        return SweepPoint(
             number=number,
             values=values,
             lanes=lanes,
@@ -46,22 +46,22 @@ class Point:
         )
 
 
-def points_of(
+def group_points(
     lanes: Sequence[tuple[int, Mapping[str, Any]]],
     results: Mapping[int, Mapping[str, Any]],
     metric: str,
-) -> list[Point]:
-    """The points of lanes, the best first; those without a score are last.
+) -> list[SweepPoint]:
+    """Group lanes into points, best first; points without a score are last.
 
     Args:
-        lanes: Of each lane the number and the values of its point; those of a point are neighbours.
-        results: Of lanes that count for a score, by index.
-        metric: The result key that is the score.
+        lanes: Number and values of the point of each lane; lanes of a point are adjacent.
+        results: Results of the lanes that have a score, by index.
+        metric: Path of the score in a result.
     """
-    found: list[Point] = []
+    points: list[SweepPoint] = []
     for number, members in itertools.groupby(range(len(lanes)), lambda index: lanes[index][0]):
         indices = tuple(members)
-        seen = [score(results[index], metric) for index in indices if index in results]
-        scores = [found for found in seen if found is not None]
-        found.append(Point.of(number, lanes[indices[0]][1], indices, scores))
-    return sorted(found, key=lambda point: (math.isnan(point.score), -point.score))
+        values = [get_score(results[index], metric) for index in indices if index in results]
+        scores = [value for value in values if value is not None]
+        points.append(SweepPoint.from_scores(number, lanes[indices[0]][1], indices, scores))
+    return sorted(points, key=lambda point: (math.isnan(point.score), -point.score))

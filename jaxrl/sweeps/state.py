@@ -1,4 +1,4 @@
-"""What a sweep remembers beside its lanes' checkpoints: how far all of them have come together."""
+"""The file `sweep.json`: state of a sweep beside its lanes' checkpoints."""
 
 import json
 from collections.abc import Mapping
@@ -6,35 +6,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxrl.config import signature
-from jaxrl.config.coerce import MismatchError, coerce, describe
-from jaxrl.config.serialize import restorable_dict
+from jaxrl.config.coerce import MismatchError, coerce, describe_type
+from jaxrl.config.serialize import serialize_restorable
 from jaxrl.errors import CheckpointError
 from jaxrl.runs import files
-from jaxrl.runs.checkpoint import complete_checkpoints, remove_checkpoint
-from jaxrl.runs.run_folder import iteration_of
+from jaxrl.runs.checkpoint import list_checkpoints, remove_checkpoint
+from jaxrl.runs.run_folder import parse_iteration
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 SWEEP_FILE = "sweep.json"
 VERSION = 2
-"""Of the file's format. Version 1 had no digest."""
+"""Version of the file format. Version 1 had no digest."""
 
 
 def is_sweep_folder(path: Path) -> bool:
-    """Whether a sweep was saved there."""
+    """Return whether a folder holds a saved sweep."""
     return (path / SWEEP_FILE).is_file()
 
 
 def write_sweep(folder: Path, config: "AlgorithmConfig", state: Mapping[str, Any]) -> None:
-    """Say that all lanes are saved at an iteration; the file is whole at any moment.
+    """Record atomically that all lanes are saved at an iteration.
 
     Args:
-        folder: The sweep's.
-        config: Of the sweep; what cannot be saved of it is named under `not_saved`.
-        state: `training_iteration`, `diverged` and `scheduler`.
+        folder: Folder of the sweep.
+        config: Config of the sweep; settings that cannot be saved are listed under `not_saved`.
+        state: `training_iteration`, `diverged`, `swept` and, where they apply, `values`,
+            `last_time` and `trials`.
     """
-    saved, not_saved = restorable_dict(config)
+    saved, not_saved = serialize_restorable(config)
     document = {
         "sweep_version": VERSION,
         "algorithm": config.algo_name,
@@ -42,22 +43,23 @@ def write_sweep(folder: Path, config: "AlgorithmConfig", state: Mapping[str, Any
         "not_saved": not_saved,
         **state,
     }
-    document = signature.sealed(document)
+    document = signature.seal(document)
     path = folder / SWEEP_FILE
-    with files.one_sentence("write", path), files.replacing(path) as file:
+    with files.translate_os_errors("write", path), files.open_atomic(path) as file:
         json.dump(document, file, indent=2, allow_nan=False)
 
 
 def read_sweep(folder: Path) -> dict[str, Any]:
-    """What `write_sweep` wrote.
+    """Return the document that `write_sweep` wrote.
 
     Raises:
-        CheckpointError: There is no saved sweep, or it is damaged or of a later version.
+        CheckpointError: If there is no saved sweep, or it is damaged or has a later version.
     """
     path = folder / SWEEP_FILE
     if not path.is_file():
         raise CheckpointError(
-            f"{folder} holds no saved sweep: it has no {SWEEP_FILE}, which save() and fit() write."
+            f"{folder} holds no saved sweep: {SWEEP_FILE}, which save() and fit() write, is "
+            "missing."
         )
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -66,20 +68,20 @@ def read_sweep(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is damaged: {error!r}.") from error
     if version not in (1, VERSION):
         raise CheckpointError(
-            f"{path} has version {version}, and this jaxrl reads versions up to {VERSION}."
+            f"{path} has version {version}, but this jaxrl reads versions up to {VERSION}."
         )
-    if version == VERSION and not signature.is_whole(document):
+    if version == VERSION and not signature.has_valid_digest(document):
         raise CheckpointError(f"{path} is damaged: its digest does not match.")
-    _check(document, path)
+    _check_document(document, path)
     return document
 
 
 def is_own(document: Mapping[str, Any]) -> bool:
-    """Whether the user of this process wrote a sweep's file on this machine."""
-    return signature.is_own_seal(document)
+    """Return whether the current user wrote a sweep's file on this machine."""
+    return signature.is_sealed_by_user(document)
 
 
-_TYPES: dict[str, Any] = {
+_FIELD_TYPES: dict[str, Any] = {
     "training_iteration": int,
     "diverged": dict[str, str],
     "swept": list[str],
@@ -90,43 +92,47 @@ _TYPES: dict[str, Any] = {
 }
 
 
-def _check(document: Mapping[str, Any], path: Path) -> None:
-    """Refuse what `write_sweep` did not write."""
-    needed = ("training_iteration", "diverged", "swept", "not_saved", "config")
-    for name in needed:
+def _check_document(document: Mapping[str, Any], path: Path) -> None:
+    """Raise CheckpointError if the document is not one that `write_sweep` wrote."""
+    required = ("training_iteration", "diverged", "swept", "not_saved", "config")
+    for name in required:
         if name not in document:
             raise CheckpointError(f"{path} is damaged: {name} is missing.")
-    for name, kind in _TYPES.items():
+    for name, kind in _FIELD_TYPES.items():
         try:
             coerce(document.get(name, [] if name == "not_saved" else None), kind)
         except (MismatchError, OverflowError, RecursionError):
             if name in document:
                 raise CheckpointError(
-                    f"{path} is damaged: {name} must be {describe(kind)}."
+                    f"{path} is damaged: {name} must be {describe_type(kind)}."
                 ) from None
     if not all(index.isdecimal() for index in document["diverged"]):
-        raise CheckpointError(f"{path} is damaged: diverged must name lanes by their numbers.")
+        raise CheckpointError(f"{path} is damaged: the keys of diverged must be lane indices.")
 
 
-def checkpoint_at(lane: Path, iteration: int | None) -> Path:
-    """A lane's complete checkpoint of an iteration; None for its newest.
+def find_checkpoint_at(lane: Path, iteration: int | None) -> Path:
+    """Return a lane's complete checkpoint of an iteration.
+
+    Args:
+        lane: Folder of the lane.
+        iteration: Iteration of the checkpoint; None for the newest.
 
     Raises:
-        CheckpointError: It has none.
+        CheckpointError: If there is no such checkpoint.
     """
-    found = {iteration_of(path): path for path in complete_checkpoints(lane / "checkpoints")}
-    wanted = max(found, default=None) if iteration is None else iteration
-    if wanted not in found:
-        of = "" if iteration is None else f" of iteration {iteration}"
+    checkpoints = {parse_iteration(path): path for path in list_checkpoints(lane / "checkpoints")}
+    wanted = max(checkpoints, default=None) if iteration is None else iteration
+    if wanted not in checkpoints:
+        which = "" if iteration is None else f" of iteration {iteration}"
         raise CheckpointError(
-            f"{lane} has no checkpoint{of}, so the sweep cannot go on as a whole; "
-            "Algorithm.from_checkpoint goes on with single lanes."
+            f"{lane} has no checkpoint{which}, so the sweep cannot be resumed as a whole; "
+            "Algorithm.from_checkpoint resumes single lanes."
         )
-    return found[wanted]
+    return checkpoints[wanted]
 
 
-def remove_later(lane: Path, iteration: int) -> None:
-    """Remove checkpoints of a lane that the sweep as a whole had not reached when it was killed."""
-    for path in complete_checkpoints(lane / "checkpoints"):
-        if iteration_of(path) > iteration:
+def remove_later_checkpoints(lane: Path, iteration: int) -> None:
+    """Remove a lane's checkpoints of later iterations, which the sweep as a whole had not saved."""
+    for path in list_checkpoints(lane / "checkpoints"):
+        if parse_iteration(path) > iteration:
             remove_checkpoint(path)

@@ -1,4 +1,4 @@
-"""Scores of several runs as one number with an interval."""
+"""Aggregate statistics of the scores of several runs."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,12 @@ from jaxtyping import Float
 def interquartile_mean(
     scores: Sequence[float] | Float[np.ndarray, "... runs"],
 ) -> Float[np.ndarray, "..."]:
-    """Mean of the middle half, quartiles weighted by their share (Agarwal et al. 2021, section 4.3).
+    """Compute the interquartile mean over the last axis (Agarwal et al. 2021, section 4.3).
+
+    Scores at the quartiles are weighted by the share of them that lies in the middle half.
 
     Args:
-        scores: At least one; over the last axis.
+        scores: Scores `[..., runs]` of at least one run.
     """
     ordered = np.sort(np.asarray(scores, np.float64), axis=-1)
     number = ordered.shape[-1]
@@ -26,18 +28,21 @@ def interquartile_mean(
 
 
 def bootstrap_interval(
-    scores: Sequence[float], *, confidence: float = 0.95, resamples: int = 2_000, seed: int = 0
+    scores: Sequence[float], *, confidence: float = 0.95, num_resamples: int = 2_000, seed: int = 0
 ) -> tuple[float, float]:
-    """The percentile bootstrap interval of the interquartile mean.
+    """Compute the percentile bootstrap interval of the interquartile mean.
 
     Args:
-        scores: At least two.
-        confidence: How often the interval holds the true one.
-        resamples: How many.
-        seed: Of their draws.
+        scores: Scores of at least two runs.
+        confidence: Confidence level of the interval.
+        num_resamples: Number of bootstrap samples.
+        seed: Seed of the bootstrap samples.
+
+    Returns:
+        The lower and the upper bound.
     """
     data = np.asarray(scores, np.float64)
-    draws = np.random.default_rng(seed).integers(len(data), size=(resamples, len(data)))
+    draws = np.random.default_rng(seed).integers(len(data), size=(num_resamples, len(data)))
     tail = (1.0 - confidence) / 2.0
     low, high = np.quantile(interquartile_mean(data[draws]), [tail, 1.0 - tail])
     return float(low), float(high)

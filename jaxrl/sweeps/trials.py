@@ -1,4 +1,4 @@
-"""A sweep whose environments are stepped on the host: its runs are trials of Ray Tune."""
+"""Trials: a sweep of host environments, whose runs are trials of Ray Tune."""
 
 import logging
 import os
@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxrl.algorithm import Algorithm, Result
-from jaxrl.config.deserialize import config_from_serializable
+from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.imports import Trust, TrustSpec
-from jaxrl.config.stop import criteria_of_fit
+from jaxrl.config.stop import parse_fit_criteria
+from jaxrl.core.types import Device
 from jaxrl.errors import CheckpointError, ConfigError, DivergenceError
 from jaxrl.loggers import RunFolder
 from jaxrl.loggers.json_sink import read_results
-from jaxrl.runs.checkpoint import complete_checkpoints
-from jaxrl.runs.run_folder import is_run_folder, iteration_of
-from jaxrl.runtime.exclusive import one_thread, until_stopped
+from jaxrl.runs.checkpoint import list_checkpoints
+from jaxrl.runs.run_folder import is_run_folder, parse_iteration
+from jaxrl.runtime.exclusive import single_threaded, until_stopped
 from jaxrl.sweeps import state as sweep_state
-from jaxrl.sweeps.base import SweepRuns, read_saved
+from jaxrl.sweeps.base import SweepRuns, read_and_check_sweep
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -27,65 +28,67 @@ logger = logging.getLogger(__name__)
 
 
 class Trials(SweepRuns):
-    """All runs of a sweep as trials of Ray Tune; `config.build()` makes one where they are no lanes.
+    """All runs of a sweep as Ray Tune trials; returned by `config.build()` for host environments.
 
-    A trial is the run by itself with the lane's settings, in a process of its own; as many run at once
-    as there are CPUs for. Its results and checkpoints lie in the lane's folder in the sweep's.
+    A trial is a single run with the lane's settings in a separate process. As many trials run
+    concurrently as the CPUs allow. Results and checkpoints are in the lane's folder within the
+    sweep's folder.
     """
 
     def __init__(self, config: "AlgorithmConfig", *, run_folder: RunFolder | None = None) -> None:
-        """Use `config.build()`, or `from_checkpoint`.
+        """Initialize the trials; use `config.build()` or `from_checkpoint` instead.
 
         Args:
-            config: Gets frozen.
-            run_folder: The sweep to go on with; None makes a folder.
+            config: Config of the sweep, which is frozen.
+            run_folder: Folder of the sweep to resume; None creates one.
         """
         super().__init__(config, run_folder=run_folder)
         if config.sweep_settings.scheduler is not None:
             raise ConfigError(
                 "sweep(scheduler=...) copies lanes within a compiled program, and "
-                f"{config.environment_settings.env} is stepped on the host: give the config without "
-                "it to tune.Tuner(..., param_space=config), with a scheduler of Ray Tune's."
+                f"{config.environment_settings.env} is stepped on the host: pass the config "
+                "without it to tune.Tuner(..., param_space=config) and use a scheduler of Ray Tune."
             )
-        most = config.sweep_settings.max_lanes_per_program
-        if most is not None:
+        max_lanes = config.sweep_settings.max_lanes_per_program
+        if max_lanes is not None:
             raise ConfigError(
-                f"max_lanes_per_program={most} has no effect with {config.environment_settings.env}, "
-                "which is stepped on the host: every lane is a process of its own."
+                f"max_lanes_per_program={max_lanes} has no effect with "
+                f"{config.environment_settings.env}, which is stepped on the host: every lane is a "
+                "separate process."
             )
-        logger.warning(self._said)
+        logger.warning(self._summary)
 
     @property
-    def devices(self) -> list[Any]:
-        """None: trials have theirs in their own processes."""
+    def devices(self) -> list[Device]:
+        """Empty list, because each trial has its devices in its own process."""
         return []
 
     @property
     def notes(self) -> list[str]:
-        """What to know before training: nothing that the log has not said."""
+        """Empty list, because all notes about trials are logged."""
         return []
 
     @property
-    def _said(self) -> str:
+    def _summary(self) -> str:
         return (
-            f"{self.config.environment_settings.env} is stepped on the host, where runs cannot be "
-            f"lanes of one program: {self.num_lanes} trials of Ray Tune, as many at once as there are "
-            "CPUs for."
+            f"{self.config.environment_settings.env} is stepped on the host, so its runs cannot be "
+            f"lanes of one program: running {self.num_lanes} trials of Ray Tune, as many at once "
+            "as the CPUs allow."
         )
 
     def explain(self) -> str:
-        """The runs, and how they are carried out."""
-        return "\n".join([self._said, *(f"  {lane}" for lane in self.lanes)])
+        """Describe the trials and how they are run."""
+        return "\n".join([self._summary, *(f"  {lane}" for lane in self.lanes)])
 
     def train(self) -> NoReturn:
-        """Refused: trials do not wait for one another.
+        """Raise ConfigError: trials do not run in lockstep.
 
         Raises:
             ConfigError: Always.
         """
         raise ConfigError(
-            "train() is an iteration of all lanes together, and trials on the host have each their "
-            "own pace: call fit(stop={'training_iteration': 1})."
+            "train() is one iteration of all lanes together, but trials on the host run each at "
+            "its own pace: call fit(stop={'training_iteration': 1})."
         )
 
     @until_stopped
@@ -96,82 +99,89 @@ class Trials(SweepRuns):
         on_iteration: Callable[[Result], None] | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> Result:
-        """Run every trial to a criterion; each leaves a checkpoint at its end.
+        """Run every trial until it reaches a criterion; each writes a checkpoint at its end.
 
         Args:
-            stop: Thresholds of result keys, as for `Algorithm.fit`; the folders keep them.
-            on_iteration: Called after each iteration of a trial, with all trials' latest results.
-            should_stop: Looked at after each iteration of a trial; True ends them all in order.
+            stop: Thresholds of result keys, as for `Algorithm.fit`; stored in the folders.
+            on_iteration: Callback for the trials' latest results, called after each iteration of a
+                trial.
+            should_stop: Callback that ends all trials if it returns True; called after each
+                iteration of a trial.
+
+        Returns:
+            The combined latest results of the trials.
 
         Raises:
-            DivergenceError: No trial is left.
+            DivergenceError: If all trials have failed.
         """
-        criteria = criteria_of_fit(stop, should_stop)
+        criteria = parse_fit_criteria(stop, should_stop)
         if stop is not None:
             self.folder.save_stop_criterion(criteria)
 
-        def heard(index: int, result: Result) -> None:
+        def on_result(index: int, result: Result) -> None:
             self._results[index] = result
-            self._count()
+            self._update_iteration()
             if on_iteration is not None:
-                on_iteration(self._result())
+                on_iteration(self._combine_results())
 
-        waiting = self._waiting(criteria)
-        if waiting:
-            self.save()  # a sweep that is killed goes on, too: its trials save themselves
-            from jaxrl.sweeps.lane_trials import run_trials  # Ray is imported where it is needed
+        unfinished = self._get_unfinished(criteria)
+        if unfinished:
+            self.save()  # makes a killed sweep resumable; the trials save their own checkpoints
+            from jaxrl.sweeps.lane_trials import run_trials  # imports Ray, so only when needed
 
             failed = run_trials(
                 self.config,
-                {i: (self.lane_name(i), self.lanes[i].config) for i in waiting},
+                {i: (self.format_lane_name(i), self.lanes[i].config) for i in unfinished},
                 self.folder.path,
                 stop=criteria,
-                on_result=heard,
+                on_result=on_result,
                 should_stop=should_stop,
             )
             self.diverged.update(failed)
-        self._count()
+        self._update_iteration()
         self.save()
-        if not self.active:
+        if not self.active_indices:
             last = list(self.diverged.values())[-1]
             raise DivergenceError(f"All {self.num_lanes} trials have failed; the last: {last}")
-        return self._result()
+        return self._combine_results()
 
-    def _count(self) -> None:
-        """How far all trials have come that go on."""
-        done = [self._results.get(i, {}).get("training_iteration", 0) for i in self.active]
-        self.iteration = min(done, default=self.iteration)
+    def _update_iteration(self) -> None:
+        """Set `iteration` to the one that all active trials have completed."""
+        completed = [
+            self._results.get(i, {}).get("training_iteration", 0) for i in self.active_indices
+        ]
+        self.iteration = min(completed, default=self.iteration)
 
-    @one_thread
+    @single_threaded
     def lane(self, index: int) -> Algorithm:
-        """A run as an ordinary Algorithm, from its newest checkpoint.
+        """Return a run as an independent Algorithm, restored from its newest checkpoint.
 
         Raises:
-            UnknownNameError: There is no such lane.
-            CheckpointError: It has not been trained.
+            UnknownNameError: If there is no such lane.
+            CheckpointError: If the lane has not been trained.
         """
         self._check_index(index)
-        return Algorithm.from_checkpoint(self.folder.path / self.lane_name(index))
+        return Algorithm.from_checkpoint(self.folder.path / self.format_lane_name(index))
 
-    @one_thread
+    @single_threaded
     def evaluate(self, *, num_episodes: int | None = None) -> Result:
-        """`Algorithm.evaluate` of every run that has not failed, one after another.
+        """Evaluate every run that has not failed, one after another.
 
         Args:
-            num_episodes: Of each run, instead of `evaluation_duration`.
+            num_episodes: Number of episodes per run, instead of `evaluation_duration`.
 
         Returns:
-            As `fit`, with what `Algorithm.evaluate` gives in the place of each run's result.
+            A result like that of `fit`, with the result of `Algorithm.evaluate` for each run.
         """
-        found: dict[int, Result] = {}
-        for index in self.active:
-            with self.lane(index) as alone:
-                found[index] = alone.evaluate(num_episodes=num_episodes)
-        return self._result(found)
+        results: dict[int, Result] = {}
+        for index in self.active_indices:
+            with self.lane(index) as algorithm:
+                results[index] = algorithm.evaluate(num_episodes=num_episodes)
+        return self._combine_results(results)
 
     @until_stopped
     def save(self) -> str:
-        """Write down which trials there are; their checkpoints are their own. The sweep's folder."""
+        """Write the sweep's state and return its folder; trials write their own checkpoints."""
         state = {
             "training_iteration": self.iteration,
             "diverged": {str(index): why for index, why in self.diverged.items()},
@@ -188,37 +198,39 @@ class Trials(SweepRuns):
         *,
         run_folder: RunFolder,
         trust: TrustSpec = None,
-        **overrides: Any,
+        **overrides: object,
     ) -> "Trials":
-        """The sweep that was saved in a folder, every trial at its newest checkpoint.
+        """Return the sweep saved in a folder, every trial at its newest checkpoint.
 
         Args:
-            path: The folder of the sweep.
-            run_folder: The same, opened: trials go on in it.
-            trust: Of a sweep that this user did not write, see `Algorithm.from_checkpoint`.
-            **overrides: Settings to take instead of the saved ones; not those that differ between trials.
+            path: Folder of the sweep.
+            run_folder: The same folder, opened; the trials continue in it.
+            trust: Trust in a sweep that another user wrote, see `Algorithm.from_checkpoint`.
+            **overrides: Settings that replace the saved ones. Settings that differ between trials
+                cannot be replaced.
 
         Raises:
-            CheckpointError: It is damaged, or something must be supplied.
+            CheckpointError: If the sweep is damaged, holds no trials, or a setting that was not
+                saved is missing.
         """
         folder = Path(path).expanduser().resolve()
-        saved = read_saved(folder, overrides)
+        saved = read_and_check_sweep(folder, overrides)
         if not saved.get("trials"):
             raise CheckpointError(f"{folder} holds lanes of one program: use Population.")
-        trusted = Trust.of(trust, own=sweep_state.is_own(saved), source=folder)
-        config = config_from_serializable(saved["config"], overrides, trust=trusted)
+        trusted = Trust.from_argument(trust, is_own=sweep_state.is_own(saved), source=folder)
+        config = deserialize_config(saved["config"], overrides, trust=trusted)
         trials = cls(config, run_folder=run_folder)
         trials.diverged = {int(index): why for index, why in saved["diverged"].items()}
-        for index in trials.active:
-            trials._results[index] = _latest(folder / trials.lane_name(index))
-        trials._count()
+        for index in trials.active_indices:
+            trials._results[index] = _read_latest_result(folder / trials.format_lane_name(index))
+        trials._update_iteration()
         return trials
 
 
-def _latest(lane: Path) -> Result:
-    """The result at a run's newest checkpoint; empty where there is none."""
-    checkpoints = complete_checkpoints(lane / "checkpoints") if is_run_folder(lane) else []
+def _read_latest_result(lane: Path) -> Result:
+    """Return the result at a run's newest checkpoint; empty if there is no checkpoint."""
+    checkpoints = list_checkpoints(lane / "checkpoints") if is_run_folder(lane) else []
     if not checkpoints:
         return {}
-    wanted = f'"training_iteration": {iteration_of(checkpoints[-1])},'
-    return next(read_results(lane / "result.json", containing=wanted), {})
+    marker = f'"training_iteration": {parse_iteration(checkpoints[-1])},'
+    return next(read_results(lane / "result.json", containing=marker), {})

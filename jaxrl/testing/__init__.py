@@ -1,4 +1,4 @@
-"""For those who extend jaxrl: certify an environment, or an algorithm."""
+"""Checks for extensions of jaxrl: a test of environments, and reference formulas."""
 
 from jaxrl.testing.check_env import check_env
 

@@ -1,4 +1,4 @@
-"""Certify a gymnasium environment: what runners take for granted and one look cannot see."""
+"""Check of a gymnasium environment against what runners assume beyond the precheck."""
 
 import dataclasses
 import warnings
@@ -11,18 +11,18 @@ import numpy as np
 
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.gymnasium import create_env
-from jaxrl.envs.adapters.precheck import try_out
+from jaxrl.envs.adapters.precheck import precheck_env
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.errors import EnvError
 
-_LONGEST_EPISODE = 2_000
-_MANY_EPISODES = 3
+_MAX_STEPS = 2_000
+_NUM_EPISODES = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Row:
-    """One transition, and the first observation of the next episode where it ended one."""
+class _Transition:
+    """One transition and, if it ended an episode, the first observation of the next one."""
 
     obs: PyTree
     reward: float
@@ -39,17 +39,17 @@ class _Row:
 
 
 class _Player:
-    """Steps one environment with given actions and resets it at its ends."""
+    """Player that steps one environment with given actions and resets it when an episode ends."""
 
     def __init__(self, made: MadeHostEnv, seed: int) -> None:
         self.env = create_env(made.id, made.create, EnvContext(made.env_config))
         self.first, _ = self.env.reset(seed=seed)
-        self.rows: list[_Row] = []
+        self.rows: list[_Transition] = []
 
-    def step(self, action: Any) -> None:
+    def step(self, action: PyTree) -> None:
         obs, reward, terminated, truncated, _ = self.env.step(action)
         ended = bool(terminated or truncated)
-        row = _Row(
+        row = _Transition(
             obs=jax.tree.map(np.array, obs),
             reward=float(reward),
             terminated=bool(terminated),
@@ -60,48 +60,47 @@ class _Player:
 
 
 def check_host_env(made: MadeHostEnv, *, num_steps: int, num_envs: int, seed: int) -> None:
-    """Try a gymnasium environment with random actions and raise at the first thing that is wrong.
+    """Check a gymnasium environment with random actions and raise at the first violation.
 
-    Beside everything that is checked before a run: one seed and the same actions give the same
-    transitions, also beside other copies in the same process, and no episode is longer than the
-    time limit. Warned about is an environment that does not depend on its seed, that neither ends
-    nor has a time limit, whose episodes all terminate after the same number of steps, or that
-    cannot be sent to another process.
+    Besides the checks made before every run: equal seeds and actions give equal transitions, even
+    beside other copies in the same process, and no episode exceeds the time limit. A warning is
+    given if the environment does not depend on its seed, neither ends nor has a time limit, always
+    terminates after the same number of steps, or cannot be sent to another process.
 
     Raises:
-        EnvError: One sentence says what is wrong.
+        EnvError: If the environment violates the contract.
     """
     context = EnvContext(made.env_config)
-    try_out(made, context, check=True, validate_env=None, may_fail=False)
-    actions = _actions(made.action_space, max(num_steps, 1), seed)
+    precheck_env(made, context, check=True, validate_env=None, may_fail=False)
+    actions = _sample_actions(made.action_space, max(num_steps, 1), seed)
     alone = _play(made, [seed], actions)[0]
     name = made.id
-    _compare(name, alone, _play(made, [seed], actions)[0], _NOT_REPRODUCIBLE)
-    beside = _play(made, [seed + number for number in range(max(num_envs, 2))], actions)
-    _compare(name, alone, beside[0], _SHARED)
-    if _difference(alone, beside[1]) is None:
-        _warn(f"{name} does not depend on its seed: every episode starts alike.")
+    _raise_if_different(name, alone, _play(made, [seed], actions)[0], _NOT_REPRODUCIBLE)
+    together = _play(made, [seed + number for number in range(max(num_envs, 2))], actions)
+    _raise_if_different(name, alone, together[0], _SHARED)
+    if _find_difference(alone, together[1]) is None:
+        _warn(f"{name} does not depend on its seed: all episodes start identically.")
     _check_lengths(made, seed)
     _warn_about_pickling(made)
 
 
 _NOT_REPRODUCIBLE = (
-    "two runs from the same seed and actions differ in {path}; draw numbers from self.np_random "
-    "only, which `super().reset(seed=seed)` seeds, and reset everything else"
+    "two runs from the same seed and actions differ in {path}; draw random numbers only from "
+    "self.np_random, which `super().reset(seed=seed)` seeds, and reset all other state"
 )
 _SHARED = (
-    "it does something else when a second copy is stepped beside it, in {path}; copies must share "
-    "nothing that changes"
+    "it behaves differently when a second copy is stepped beside it, in {path}; copies must not "
+    "share mutable state"
 )
 
 
-def _actions(space: gymnasium.Space[Any], count: int, seed: int) -> list[Any]:
+def _sample_actions(space: gymnasium.Space[Any], count: int, seed: int) -> list[Any]:
     space.seed(seed)
     return [space.sample() for _ in range(count)]
 
 
 def _play(made: MadeHostEnv, seeds: list[int], actions: list[Any]) -> list[_Player]:
-    """Environments of the seeds, stepped in turns with the same actions."""
+    """Step one environment per seed, in turns and with the same actions."""
     players = [_Player(made, seed) for seed in seeds]
     for action in actions:
         for player in players:
@@ -111,29 +110,34 @@ def _play(made: MadeHostEnv, seeds: list[int], actions: list[Any]) -> list[_Play
     return players
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     return isinstance(value, np.ndarray)
 
 
-def _compare(name: str, a: _Player, b: _Player, sentence: str) -> None:
-    path = _difference(a, b)
+def _raise_if_different(name: str, a: _Player, b: _Player, template: str) -> None:
+    path = _find_difference(a, b)
     if path is not None:
-        raise EnvError(f"{name}: {sentence.format(path=path)}.")
+        raise EnvError(f"{name}: {template.format(path=path)}.")
 
 
-def _difference(a: _Player, b: _Player) -> str | None:
-    """Where two plays first differ."""
-    if not _same(a.first, b.first):
+def _find_difference(a: _Player, b: _Player) -> str | None:
+    """Return the place of the first difference between two players, if any."""
+    if not _is_equal(a.first, b.first):
         return "the first observation"
     for number, (x, y) in enumerate(zip(a.rows, b.rows, strict=True)):
         left, right = x.values(), y.values()
         for field, value in left.items():
-            if not _same(value, right[field]):
-                return f"{'the next first obs' if field == 'first' else field} of step {number}"
+            if not _is_equal(value, right[field]):
+                where = (
+                    "the first observation of the episode after"
+                    if field == "first"
+                    else f"{field} of"
+                )
+                return f"{where} step {number}"
     return None
 
 
-def _same(a: PyTree, b: PyTree) -> bool:
+def _is_equal(a: PyTree, b: PyTree) -> bool:
     if jax.tree.structure(a) != jax.tree.structure(b):
         return False
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
@@ -141,38 +145,36 @@ def _same(a: PyTree, b: PyTree) -> bool:
 
 
 def _check_lengths(made: MadeHostEnv, seed: int) -> None:
-    """Play a few episodes to their ends, within reason."""
+    """Check the lengths of a few complete episodes, within a limit of steps."""
     limit = made.max_episode_steps
-    lengths, terminated = _episode_lengths(made, seed)
+    lengths, terminated = _measure_episodes(made, seed)
     longest = max(lengths, default=0)
     if limit is not None and longest > limit:
-        raise EnvError(
-            f"{made.id}: an episode had {longest} steps, but the time limit says {limit}."
-        )
+        raise EnvError(f"{made.id}: an episode had {longest} steps, but the time limit is {limit}.")
     if not lengths and limit is None:
         _warn(
-            f"{made.id} did not end within {_LONGEST_EPISODE} steps and has no time limit; give "
+            f"{made.id} did not end within {_MAX_STEPS} steps and has no time limit; set "
             f"max_episode_steps, or episodes may never end."
         )
-    if len(lengths) >= _MANY_EPISODES and len(set(lengths)) == 1 and terminated and longest > 1:
+    if len(lengths) >= _NUM_EPISODES and len(set(lengths)) == 1 and terminated and longest > 1:
         _warn(
             f"{made.id}: every episode terminated after {longest} steps; if that is a time limit, "
-            f"step must say truncated, from which the value is still bootstrapped."
+            f"step must return truncated instead, after which the value is still bootstrapped."
         )
 
 
-def _episode_lengths(made: MadeHostEnv, seed: int) -> tuple[list[int], bool]:
-    """Steps of up to three whole episodes, and whether all of them terminated."""
+def _measure_episodes(made: MadeHostEnv, seed: int) -> tuple[list[int], bool]:
+    """Return the lengths of up to three complete episodes and whether all of them terminated."""
     player = _Player(made, seed)
     made.action_space.seed(seed)
     lengths, count = [], 0
-    for _ in range(_LONGEST_EPISODE):
+    for _ in range(_MAX_STEPS):
         player.step(made.action_space.sample())
         count += 1
         if player.rows[-1].ended:
             lengths.append(count)
             count = 0
-        if len(lengths) == _MANY_EPISODES:
+        if len(lengths) == _NUM_EPISODES:
             break
     player.env.close()
     return lengths, all(row.terminated for row in player.rows if row.ended)
@@ -181,13 +183,13 @@ def _episode_lengths(made: MadeHostEnv, seed: int) -> tuple[list[int], bool]:
 def _warn_about_pickling(made: MadeHostEnv) -> None:
     try:
         cloudpickle.dumps(made.create)
-    except Exception as error:  # noqa: BLE001  (whatever a user's object raises)
+    except Exception as error:  # noqa: BLE001  (a user's object may raise anything)
         _warn(
             f"{made.id} cannot be sent to another process ({error}): use it with "
             f"num_env_runners=0 and gym_env_vectorize_mode='sync', or register a creator that "
-            f"makes what it needs itself."
+            f"creates the objects that it needs."
         )
 
 
-def _warn(sentence: str) -> None:
-    warnings.warn(sentence, stacklevel=4)
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=4)

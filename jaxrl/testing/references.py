@@ -1,6 +1,6 @@
-"""The formulas of `jaxrl.ops` as naive NumPy loops in float64, to test against.
+"""Reference implementations of `jaxrl.ops` for tests, as naive NumPy loops in float64.
 
-Written for reading, one trajectory `[T]` at a time, with an `if` for every case.
+They favor readability: one trajectory `[T]` at a time, with an `if` for every case.
 """
 
 from typing import Any
@@ -21,9 +21,13 @@ def gae(
     gamma: float,
     lambda_: float,
 ) -> FloatArray:
-    """Generalized advantage estimates: `sum_k (gamma lambda)^k delta_{t+k}` within an episode."""
-    r, v, nv = _floats(reward, value, next_value)
-    term, trunc, valid = _flags(terminated, truncated, mask)
+    """Compute generalized advantage estimates.
+
+    The estimate is `sum_k (gamma lambda)^k delta_{t+k}` within an episode, with
+    `delta_t = r_t + gamma (1 - terminated_t) v(s_{t+1}) - v(s_t)`.
+    """
+    r, v, nv = _to_float64(reward, value, next_value)
+    term, trunc, valid = _to_bool(terminated, truncated, mask)
     advantage = np.zeros(len(r))
     for t in range(len(r)):
         weight = 1.0
@@ -47,8 +51,8 @@ def lambda_returns(
     gamma: float,
     lambda_: float,
 ) -> FloatArray:
-    """`(1 - lambda) sum_n lambda^(n-1) G^(n)`, the rest of the weight on the last return."""
-    term, trunc, valid = _flags(terminated, truncated, mask)
+    """Compute `(1 - lambda) sum_n lambda^(n-1) G^(n)`, the remaining weight on the last return."""
+    term, trunc, valid = _to_bool(terminated, truncated, mask)
     result = np.zeros(len(term))
     for t in range(len(term)):
         if not valid[t]:
@@ -73,9 +77,9 @@ def n_step_returns(
     gamma: float,
     n: int,
 ) -> FloatArray:
-    """At most n rewards, then the value of the last one's successor unless the task ended."""
-    r, nv = _floats(reward, next_value)
-    term, trunc, valid = _flags(terminated, truncated, mask)
+    """Sum up to n discounted rewards and bootstrap from the last successor unless terminated."""
+    r, nv = _to_float64(reward, next_value)
+    term, trunc, valid = _to_bool(terminated, truncated, mask)
     result = np.zeros(len(r))
     for t in range(len(r)):
         if not valid[t]:
@@ -103,9 +107,13 @@ def vtrace(
     clip_rho: float = 1.0,
     clip_pg_rho: float = 1.0,
 ) -> tuple[FloatArray, FloatArray]:
-    """Targets `v + sum_k gamma^k (prod c) rho delta` and policy-gradient advantages."""
-    r, v, nv, ratio = _floats(reward, value, next_value, rho)
-    term, trunc, valid = _flags(terminated, truncated, mask)
+    """Compute V-trace targets and policy-gradient advantages.
+
+    The target is `v_t + sum_k gamma^k (prod c) rho_{t+k} delta_{t+k}` with
+    `c = lambda min(1, ratio)` and `rho = min(clip_rho, ratio)`.
+    """
+    r, v, nv, ratio = _to_float64(reward, value, next_value, rho)
+    term, trunc, valid = _to_bool(terminated, truncated, mask)
     targets, advantages = v.copy(), np.zeros(len(r))
     for t in range(len(r)):
         weight, k = 1.0, t
@@ -126,8 +134,8 @@ def vtrace(
 
 
 def clipped_surrogate(ratio: ArrayLike, advantage: ArrayLike, clip_param: float) -> FloatArray:
-    """PPO's policy loss, case by case."""
-    rs, advantages = _floats(ratio, advantage)
+    """Compute PPO's clipped policy loss per sample."""
+    rs, advantages = _to_float64(ratio, advantage)
     loss = np.zeros(len(rs))
     for i, (r, a) in enumerate(zip(rs, advantages, strict=True)):
         bound = min(max(r, 1.0 - clip_param), 1.0 + clip_param)
@@ -138,8 +146,8 @@ def clipped_surrogate(ratio: ArrayLike, advantage: ArrayLike, clip_param: float)
 def categorical_projection(
     reward: float, discount: float, probs: ArrayLike, support: ArrayLike
 ) -> FloatArray:
-    """Algorithm 1 of Bellemare et al. 2017: each atom's mass goes to its two neighbours."""
-    p, z = _floats(probs, support)
+    """Project each atom's mass onto its two neighbors (Algorithm 1 of Bellemare et al. 2017)."""
+    p, z = _to_float64(probs, support)
     low, high = z[0], z[-1]
     spacing = (high - low) / (len(z) - 1)
     m = np.zeros(len(z))
@@ -156,8 +164,8 @@ def categorical_projection(
 
 
 def quantile_huber_loss(quantiles: ArrayLike, target: ArrayLike, kappa: float) -> float:
-    """Equation 10 of Dabney et al. 2018, summed over the estimates and averaged over targets."""
-    theta, samples = _floats(quantiles, target)
+    """Compute equation 10 of Dabney et al. 2018: sum over estimates, mean over targets."""
+    theta, samples = _to_float64(quantiles, target)
     total = 0.0
     for i in range(len(theta)):
         tau = (2 * i + 1) / (2 * len(theta))
@@ -170,7 +178,7 @@ def quantile_huber_loss(quantiles: ArrayLike, target: ArrayLike, kappa: float) -
 
 
 def mean_and_variance(rows: ArrayLike, mask: ArrayLike) -> tuple[FloatArray, FloatArray]:
-    """Mean and sample variance of the unmasked rows `[N, ...]`."""
+    """Compute mean and sample variance of the unmasked rows `[N, ...]`."""
     kept = np.asarray(rows, np.float64)[np.asarray(mask, bool)]
     return kept.mean(axis=0), kept.var(axis=0, ddof=1)
 
@@ -178,14 +186,14 @@ def mean_and_variance(rows: ArrayLike, mask: ArrayLike) -> tuple[FloatArray, Flo
 def _continues(
     t: int, terminated: NDArray[Any], truncated: NDArray[Any], mask: NDArray[Any]
 ) -> bool:
-    """Whether row t + 1 exists and continues row t's episode."""
+    """Return whether row t + 1 exists and continues the episode of row t."""
     ended = terminated[t] or truncated[t]
     return not ended and t + 1 < len(mask) and bool(mask[t + 1])
 
 
-def _floats(*arrays: ArrayLike) -> tuple[FloatArray, ...]:
+def _to_float64(*arrays: ArrayLike) -> tuple[FloatArray, ...]:
     return tuple(np.asarray(x, np.float64) for x in arrays)
 
 
-def _flags(*arrays: ArrayLike) -> tuple[NDArray[np.bool_], ...]:
+def _to_bool(*arrays: ArrayLike) -> tuple[NDArray[np.bool_], ...]:
     return tuple(np.asarray(x, np.bool_) for x in arrays)

@@ -1,7 +1,7 @@
-"""The last episodes and faults of a run, in fixed shapes that travel with the state.
+"""Latest episodes and faults of a run, in fixed shapes that are part of the state.
 
-Every logical shard has a ring of its own, so the state has the same shape and content whatever
-the number of devices. Writing is by gathers: for each place the newest episode that belongs there.
+Every logical shard has its own ring, so shape and content of the state do not depend on the number
+of devices. Writes are gathers: each place takes the newest episode that belongs there.
 """
 
 import dataclasses
@@ -15,12 +15,15 @@ from jaxrl.core.struct import pytree
 from jaxrl.core.types import Metrics
 from jaxrl.envs.vector import NO_FAULT
 from jaxrl.metrics import EPISODE_LEN_MEAN, EPISODE_RETURN_MEAN, NUM_EPISODES
-from jaxrl.ops.search import find
+from jaxrl.ops.search import searchsorted
 
 
 @pytree
-class EpisodeRing:
-    """The last K ended episodes of each of G shards; `count` is all that ever ended there."""
+class EpisodeStatsBuffer:
+    """Last K ended episodes of each of G shards.
+
+    `count` is the number of episodes that ever ended in the shard.
+    """
 
     episode_return: Float[Array, "G K"]
     episode_length: Int[Array, "G K"]
@@ -31,7 +34,7 @@ class EpisodeRing:
 
 @pytree
 class FaultLog:
-    """Non-finite environment steps: how many in each shard, and the last one's place and kind."""
+    """Non-finite environment steps: their number per shard, and place and kind of the last one."""
 
     count: UInt32[Array, " G"]
     env_index: Int[Array, " G"]
@@ -41,7 +44,7 @@ class FaultLog:
 
 @pytree
 class EpisodeRecord:
-    """What a rollout says of episodes, `[T, B]`; the numbers count where `ended`."""
+    """Episode statistics of a rollout, `[T, B]`; the numbers are valid where `ended`."""
 
     ended: Bool[Array, "T B"]
     episode_return: Float[Array, "T B"]
@@ -52,7 +55,7 @@ class EpisodeRecord:
 
 @pytree
 class EpisodeSums:
-    """Moments over all the episodes that ended while a program ran, per shard."""
+    """Sums and extrema over all episodes that ended while a program ran, per shard."""
 
     count: Int[Array, " G"]
     sum_return: Float[Array, " G"]
@@ -63,7 +66,8 @@ class EpisodeSums:
     max_length: Int[Array, " G"]
 
     @staticmethod
-    def zero(num_shards: int) -> "EpisodeSums":
+    def empty(num_shards: int) -> "EpisodeSums":
+        """Return the sums of no episodes."""
         return EpisodeSums(
             count=jnp.zeros((num_shards,), jnp.int32),
             sum_return=jnp.zeros((num_shards,), jnp.float32),
@@ -75,11 +79,11 @@ class EpisodeSums:
         )
 
     def add(self, record: EpisodeRecord) -> "EpisodeSums":
-        """With the episodes of one more rollout."""
+        """Add the episodes of a rollout."""
         shards = self.count.shape[0]
-        ended = by_shard(record.ended, shards)
-        returns = by_shard(record.episode_return, shards)
-        lengths = by_shard(record.episode_length, shards)
+        ended = split_by_shard(record.ended, shards)
+        returns = split_by_shard(record.episode_return, shards)
+        lengths = split_by_shard(record.episode_length, shards)
         largest = jnp.iinfo(jnp.int32).max
         return EpisodeSums(
             count=self.count + ended.sum(axis=1, dtype=jnp.int32),
@@ -95,14 +99,14 @@ class EpisodeSums:
         )
 
 
-def episode_means(record: EpisodeRecord, axis_name: str | None) -> Metrics:
-    """The mean return and length of a rollout's episodes, NaN if none ended, and their number.
+def compute_episode_means(record: EpisodeRecord, axis_name: str | None) -> Metrics:
+    """Compute mean return and length of a rollout's episodes, NaN if none ended, and their number.
 
     Args:
-        record: Of this device's environments.
-        axis_name: Mesh axis that the environments are divided over, or None.
+        record: Record of this device's environments.
+        axis_name: Mesh axis that the environments are sharded over, or None.
     """
-    sums = EpisodeSums.zero(1).add(record)
+    sums = EpisodeSums.empty(1).add(record)
     count, totals = sums.count, (sums.sum_return, sums.sum_length)
     if axis_name is not None:
         count, totals = jax.lax.psum((count, totals), axis_name)
@@ -110,16 +114,21 @@ def episode_means(record: EpisodeRecord, axis_name: str | None) -> Metrics:
     return {EPISODE_RETURN_MEAN: means[0], EPISODE_LEN_MEAN: means[1], NUM_EPISODES: count[0]}
 
 
-def by_shard(x: Array, num_shards: int) -> Array:
-    """`[T, B]` to `[G, T * B / G]`, in order of time within a shard."""
+def split_by_shard(x: Array, num_shards: int) -> Array:
+    """Reshape `[T, B]` to `[G, T * B / G]`, in order of time within a shard."""
     steps, envs = x.shape
     per_shard = x.reshape(steps, num_shards, envs // num_shards)
     return jnp.swapaxes(per_shard, 0, 1).reshape(num_shards, -1)
 
 
-def empty_ring(num_shards: int, size: int) -> EpisodeRing:
-    """No episodes yet; `size` places a shard."""
-    return EpisodeRing(
+def init_episode_stats(num_shards: int, size: int) -> EpisodeStatsBuffer:
+    """Return a ring without episodes.
+
+    Args:
+        num_shards: Number of logical shards.
+        size: Capacity of each shard's ring.
+    """
+    return EpisodeStatsBuffer(
         episode_return=jnp.zeros((num_shards, size), jnp.float32),
         episode_length=jnp.zeros((num_shards, size), jnp.int32),
         env_index=jnp.zeros((num_shards, size), jnp.int32),
@@ -128,8 +137,8 @@ def empty_ring(num_shards: int, size: int) -> EpisodeRing:
     )
 
 
-def empty_fault_log(num_shards: int) -> FaultLog:
-    """No faults yet."""
+def init_fault_log(num_shards: int) -> FaultLog:
+    """Return a log without faults."""
     return FaultLog(
         count=jnp.zeros((num_shards,), jnp.uint32),
         env_index=jnp.full((num_shards,), -1, jnp.int32),
@@ -139,31 +148,31 @@ def empty_fault_log(num_shards: int) -> FaultLog:
 
 
 def push_episodes(
-    ring: EpisodeRing, record: EpisodeRecord, env_index: Int[Array, " B"]
-) -> EpisodeRing:
-    """The ring after a rollout: each place holds the newest episode whose ordinal belongs there."""
+    ring: EpisodeStatsBuffer, record: EpisodeRecord, env_index: Int[Array, " B"]
+) -> EpisodeStatsBuffer:
+    """Add a rollout's episodes to the ring; each place takes the newest episode of its ordinals."""
     shards, size = ring.env_index.shape
     steps = record.ended.shape[0]
     envs = jnp.broadcast_to(env_index[None], (steps, env_index.shape[0]))
 
-    def of_shard(
-        old: EpisodeRing,
+    def push_to_shard(
+        old: EpisodeStatsBuffer,
         ended: Bool[Array, " N"],
         returns: Float[Array, " N"],
         lengths: Int[Array, " N"],
         index: Int[Array, " N"],
         step: UInt32[Array, " N"],
-    ) -> EpisodeRing:
+    ) -> EpisodeStatsBuffer:
         ordinal = jnp.cumsum(ended.astype(jnp.int32))
         count = old.count + ordinal[-1].astype(jnp.uint32)
         place = jnp.arange(size, dtype=jnp.uint32)
-        # The newest ordinal below `count` that is congruent to the place; older ones stay.
+        # The newest ordinal below `count` that is congruent to the place; older ones are kept.
         age = (count - 1 - place) % jnp.uint32(size)
         is_new = age < ordinal[-1].astype(jnp.uint32)
         nth = ordinal[-1] - age.astype(jnp.int32)
-        row = find(ordinal, jnp.maximum(nth, 1))
+        row = searchsorted(ordinal, jnp.maximum(nth, 1))
         row = jnp.minimum(row, ended.shape[0] - 1)
-        return EpisodeRing(
+        return EpisodeStatsBuffer(
             episode_return=jnp.where(is_new, returns[row], old.episode_return),
             episode_length=jnp.where(is_new, lengths[row], old.episode_length),
             env_index=jnp.where(is_new, index[row], old.env_index),
@@ -171,24 +180,24 @@ def push_episodes(
             count=count,
         )
 
-    return jax.vmap(of_shard)(
+    return jax.vmap(push_to_shard)(
         ring,
-        by_shard(record.ended, shards),
-        by_shard(record.episode_return, shards),
-        by_shard(record.episode_length, shards),
-        by_shard(envs, shards),
-        by_shard(record.env_step, shards),
+        split_by_shard(record.ended, shards),
+        split_by_shard(record.episode_return, shards),
+        split_by_shard(record.episode_length, shards),
+        split_by_shard(envs, shards),
+        split_by_shard(record.env_step, shards),
     )
 
 
 def push_faults(log: FaultLog, record: EpisodeRecord, env_index: Int[Array, " B"]) -> FaultLog:
-    """The log after a rollout."""
+    """Add a rollout's faults to the log."""
     shards = log.count.shape[0]
     steps = record.fault.shape[0]
-    fault = by_shard(record.fault, shards)
+    fault = split_by_shard(record.fault, shards)
     bad = fault != NO_FAULT
-    envs = by_shard(jnp.broadcast_to(env_index[None], (steps, env_index.shape[0])), shards)
-    step = by_shard(record.env_step, shards)
+    envs = split_by_shard(jnp.broadcast_to(env_index[None], (steps, env_index.shape[0])), shards)
+    step = split_by_shard(record.env_step, shards)
     last = bad.shape[1] - 1 - jnp.argmax(bad[:, ::-1], axis=1)
     any_bad = bad.any(axis=1)
     shard = jnp.arange(shards)
@@ -200,7 +209,7 @@ def push_faults(log: FaultLog, record: EpisodeRecord, env_index: Int[Array, " B"
     )
 
 
-_INSTEAD = {
+_ALTERNATIVES = {
     "total_reward": "get_return() is it",
     "length": "len(episode) is it",
     "get_length": "len(episode) is it",
@@ -209,9 +218,9 @@ _INSTEAD = {
 
 @dataclasses.dataclass(frozen=True)
 class EndedEpisode:
-    """One episode that ended, as `on_episode_end` receives it.
+    """Ended episode, as passed to `on_episode_end`.
 
-    It answers to what RLlib's episodes have, as far as there are data: its return and its length.
+    It has the attributes of RLlib's episodes for which data exist: return and length.
     """
 
     episode_return: float
@@ -222,22 +231,22 @@ class EndedEpisode:
     is_done = True
 
     def get_return(self) -> float:
-        """The sum of its rewards."""
+        """Return the sum of the rewards."""
         return self.episode_return
 
     def __len__(self) -> int:
         return self.episode_length
 
     def env_steps(self) -> int:
-        """Its length."""
+        """Return the length."""
         return self.episode_length
 
     def agent_steps(self) -> int:
-        """Its length: there is one agent."""
+        """Return the length; there is one agent."""
         return self.episode_length
 
     def __getattr__(self, name: str) -> NoReturn:
-        instead = _INSTEAD.get(name)
+        instead = _ALTERNATIVES.get(name)
         if name.startswith("__") or not hasattr(type(self), "__dataclass_fields__"):
             raise AttributeError(name)
         fields = ", ".join(field.name for field in dataclasses.fields(self))

@@ -1,7 +1,7 @@
-"""Evaluation as one compiled program that cannot hang.
+"""Evaluation as one compiled program with bounded length.
 
-Each environment plays a fixed quota of episodes: taking the first n episodes to end would favour
-short ones. Statistics are used, never updated; the training state and its keys are not touched.
+Each environment plays a fixed quota of episodes: taking the first n episodes to end would favor
+short ones. Statistics are used but never updated; the training state and its keys are not touched.
 """
 
 import dataclasses
@@ -13,41 +13,42 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.vector import VectorState
-from jaxrl.training.rollout import Actor, Carry, Sampler, initial_env_index
+from jaxrl.training.rollout import ActorCarry, ActorState, RolloutWorker, make_env_index
 
-DEFAULT_STEP_CAP = 10_000
-"""So long an episode may be in an environment without a time limit."""
-EPISODES_BY_STEPS = 4
-"""So many of the longest episodes each environment has room for that plays a number of steps."""
+DEFAULT_MAX_EPISODE_STEPS = 10_000
+"""Maximum length of an episode in an environment without a time limit."""
+MIN_EPISODES_PER_ENV = 4
+"""Minimum duration per environment of an evaluation by steps, in episodes of maximum length."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Evaluated:
-    """What is evaluated.
+class EvaluationInputs:
+    """Inputs of an evaluation.
 
     Args:
         actor: Parameters and connector statistics.
-        env_params: Of training's environment; empty where it is not in the compiled program.
-        key: Of all draws of this evaluation.
-        iteration: The run's.
+        env_params: Parameters of the training environment; empty if it is not in the compiled
+            program.
+        key: Key of all random draws of this evaluation.
+        iteration: Iteration of the run.
     """
 
-    actor: Actor
+    actor: ActorState
     env_params: PyTree
     key: Key
     iteration: int
 
     @property
     def seed(self) -> int:
-        """31 bits, for environments that are seeded with a number."""
+        """Seed of 31 bits, for environments that are seeded with a number."""
         return int(jax.random.bits(jax.random.clone(self.key), dtype=jnp.uint32)) >> 1
 
 
 @pytree
 class EvaluationResult:
-    """Returns and lengths of each environment's episodes; `ended` says which were played out.
+    """Returns and lengths of each environment's episodes; `ended` marks the completed ones.
 
-    `num_cut` episodes were asked for or begun and not played out.
+    `num_cut` counts episodes that were requested or started but not completed.
     """
 
     episode_return: Float[Array, "E Q"]
@@ -61,7 +62,7 @@ class EvaluationResult:
 @pytree
 class _Loop:
     env: VectorState
-    acting: Carry
+    acting: ActorCarry
     played: Int[Array, " E"]
     result: EvaluationResult
     steps: Int[Array, ""]
@@ -69,26 +70,26 @@ class _Loop:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluator:
-    """Plays `episodes_per_env` episodes in each of `num_envs` environments.
+    """Program that plays `episodes_per_env` episodes in each of `num_envs` environments.
 
-    `max_steps` bounds the steps of each environment. With `episodes_per_env` None every
-    environment plays exactly `max_steps` steps, and up to `recorded` episodes of each count.
+    `max_steps` bounds the steps of each environment. If `episodes_per_env` is None, every
+    environment plays exactly `max_steps` steps, and up to `max_recorded_episodes` episodes of each count.
     """
 
-    sampler: Sampler
+    rollout_worker: RolloutWorker
     num_envs: int
     episodes_per_env: int | None
     max_steps: int
-    recorded: int
+    max_recorded_episodes: int
     explore: bool
 
-    def __call__(self, actor: Actor, env_params: PyTree, key: Key) -> EvaluationResult:
-        """All episodes of one evaluation. Consumes the key."""
-        env = self.sampler.env.reset(key, initial_env_index(self.num_envs), env_params)
-        shape = (self.num_envs, self.recorded)
+    def __call__(self, actor: ActorState, env_params: PyTree, key: Key) -> EvaluationResult:
+        """Play all episodes of one evaluation. Consumes the key."""
+        env = self.rollout_worker.env.reset(key, make_env_index(self.num_envs), env_params)
+        shape = (self.num_envs, self.max_recorded_episodes)
         start = _Loop(
             env=env,
-            acting=self.sampler.initial_carry(self.num_envs),
+            acting=self.rollout_worker.initial_carry(self.num_envs),
             played=jnp.zeros((self.num_envs,), jnp.int32),
             result=EvaluationResult(
                 episode_return=jnp.zeros(shape, jnp.float32),
@@ -101,34 +102,36 @@ class Evaluator:
             steps=jnp.zeros((), jnp.int32),
         )
 
-        def more(loop: _Loop) -> Bool[Array, ""]:
-            going = loop.steps < self.max_steps
+        def is_running(loop: _Loop) -> Bool[Array, ""]:
+            running = loop.steps < self.max_steps
             if self.episodes_per_env is not None:
-                going = going & (loop.played < self.episodes_per_env).any()
-            return going
+                running = running & (loop.played < self.episodes_per_env).any()
+            return running
 
         def body(loop: _Loop) -> _Loop:
             return self._step(actor, env_params, loop)
 
-        end = jax.lax.while_loop(more, body, start)
+        end = jax.lax.while_loop(is_running, body, start)
         if self.episodes_per_env is None:
             cut = end.env.episode_length > 0
         else:
             cut = jnp.maximum(self.episodes_per_env - end.played, 0)
         return replace(end.result, num_cut=jnp.sum(cut, dtype=jnp.int32))
 
-    def _step(self, actor: Actor, env_params: PyTree, loop: _Loop) -> _Loop:
-        env, acting, step, _ = self.sampler.step(
+    def _step(self, actor: ActorState, env_params: PyTree, loop: _Loop) -> _Loop:
+        env, acting, step, _ = self.rollout_worker.step(
             actor,
             loop.env,
             loop.acting,
-            jax.tree.map(lambda x: x[0], self.sampler.inputs(loop.env, 1, env_params)),
+            jax.tree.map(
+                lambda x: x[0], self.rollout_worker.sample_inputs(loop.env, 1, env_params)
+            ),
             env_params,
             self.explore,
         )
-        counts = step.ended & (loop.played < self.recorded)
-        place = jnp.minimum(loop.played, self.recorded - 1)
-        here = counts[:, None] & (jnp.arange(self.recorded)[None, :] == place[:, None])
+        counts = step.ended & (loop.played < self.max_recorded_episodes)
+        place = jnp.minimum(loop.played, self.max_recorded_episodes - 1)
+        here = counts[:, None] & (jnp.arange(self.max_recorded_episodes)[None, :] == place[:, None])
         old = loop.result
         playing = (
             loop.played < self.episodes_per_env

@@ -1,4 +1,4 @@
-"""The divergence guard: skipped updates are counted, and too many in a row lead back."""
+"""Divergence guard: counts skipped updates and rolls back after too many in a row."""
 
 import dataclasses
 from typing import Any
@@ -13,31 +13,40 @@ from jaxrl.learners.learner import select
 from jaxrl.training.train_state import GuardState
 
 SNAPSHOT_INTERVAL = 100
-"""Train batches with replay between two states that a rollback may return to."""
+"""Number of train batches between snapshots for rollbacks, with a replay buffer."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Guard:
-    """What is done after non-finite updates.
+class DivergenceGuard:
+    """Response to non-finite updates.
 
     Args:
-        on_nonfinite: "rollback" returns to a good state after `tolerance` in a row; for "raise" and
-            "skip" they are only counted here.
-        tolerance: Non-finite updates in a row before that.
+        on_nonfinite: "rollback" restores a good state after `tolerance` non-finite updates in a
+            row; with "raise" and "skip" they are only counted here.
+        tolerance: Number of consecutive non-finite updates that triggers it.
     """
 
     on_nonfinite: str
     tolerance: int
 
-    def after_batch(
+    def update_after_batch(
         self, guard: GuardState, before: Any, learned: Any, skipped: Bool[Array, " U"]
     ) -> tuple[GuardState, Any]:
-        """After the updates of a train batch that began with the state `before`.
+        """Update the guard after a train batch, and roll back if necessary.
 
-        The last good state is the one that the latest train batch without a skipped update
-        started from: its parameters are known to give finite gradients.
+        The last good state is the one from which the latest train batch without a skipped update
+        started: its parameters are known to give finite gradients.
+
+        Args:
+            guard: Guard state before the batch.
+            before: Learner state before the batch.
+            learned: Learner state after the batch.
+            skipped: Whether each update was skipped.
+
+        Returns:
+            The guard state, and the learner state to continue with.
         """
-        guard = _counted(guard, skipped)
+        guard = _count_skipped(guard, skipped)
         if self.on_nonfinite != "rollback":
             return guard, learned
         roll_back = guard.in_a_row >= self.tolerance
@@ -49,36 +58,47 @@ class Guard:
             num_rollbacks=guard.num_rollbacks + roll_back,
         ), select(roll_back, guard.snapshot, learned)
 
-    def after_replay(
+    def update_after_replay(
         self,
         guard: GuardState,
         learned: Any,
         skipped: Bool[Array, " U"],
-        updated: Bool[Array, ""],
+        has_updates: Bool[Array, ""],
         progress: Progress,
     ) -> tuple[GuardState, Any]:
-        """After the updates of a train batch with replay, if there were any.
+        """Update the guard after a train batch with replay, if it had updates.
 
-        Such a batch is short, and to keep its first state would cost as much as an update: a good
-        state is the last of a batch without a skipped update, once in a hundred batches.
+        Such a batch is short, and keeping its first state would cost as much as an update. A good
+        state is therefore the last one of a batch without a skipped update, taken every
+        `SNAPSHOT_INTERVAL` batches.
+
+        Args:
+            guard: Guard state before the batch.
+            learned: Learner state after the batch.
+            skipped: Whether each update was skipped.
+            has_updates: Whether there were updates.
+            progress: Counters of the run.
+
+        Returns:
+            The guard state, and the learner state to continue with.
         """
-        counted = _counted(guard, skipped)
-        guard = replace(counted, in_a_row=jnp.where(updated, counted.in_a_row, guard.in_a_row))
+        counted = _count_skipped(guard, skipped)
+        guard = replace(counted, in_a_row=jnp.where(has_updates, counted.in_a_row, guard.in_a_row))
         if self.on_nonfinite != "rollback":
             return guard, learned
         roll_back = guard.in_a_row >= self.tolerance
         due = progress.train_batches.low % SNAPSHOT_INTERVAL == 0
-        learned = _replaced_if(roll_back, learned, guard.snapshot)
+        learned = _replace_if(roll_back, learned, guard.snapshot)
         return replace(
             guard,
-            snapshot=_replaced_if(due & updated & ~skipped.any(), guard.snapshot, learned),
+            snapshot=_replace_if(due & has_updates & ~skipped.any(), guard.snapshot, learned),
             in_a_row=jnp.where(roll_back, 0, guard.in_a_row),
             num_rollbacks=guard.num_rollbacks + roll_back,
         ), learned
 
 
-def _counted(guard: GuardState, skipped: Bool[Array, " U"]) -> GuardState:
-    tail = _length_of_tail(skipped)
+def _count_skipped(guard: GuardState, skipped: Bool[Array, " U"]) -> GuardState:
+    tail = _tail_length(skipped)
     return replace(
         guard,
         in_a_row=jnp.where(skipped.all(), guard.in_a_row + tail, tail),
@@ -86,15 +106,15 @@ def _counted(guard: GuardState, skipped: Bool[Array, " U"]) -> GuardState:
     )
 
 
-def _replaced_if(condition: Bool[Array, ""], old: PyTree, new: PyTree) -> PyTree:
-    """`new` where the condition holds, else `old`, which is not copied then.
+def _replace_if(condition: Bool[Array, ""], old: PyTree, new: PyTree) -> PyTree:
+    """Return `new` if the condition holds, else `old` without a copy.
 
-    A loop of no turn passes its carry through in place, which a branch does not.
+    A zero-trip loop aliases its carry in place; `cond` would copy it.
     """
     return jax.lax.fori_loop(0, condition.astype(jnp.int32), lambda _, tree: new, old)
 
 
-def _length_of_tail(flags: Bool[Array, " U"]) -> Int[Array, ""]:
-    """How many of the last entries in a row are set."""
+def _tail_length(flags: Bool[Array, " U"]) -> Int[Array, ""]:
+    """Return the number of consecutive set flags at the end."""
     tail = jnp.argmax(~flags[::-1]).astype(jnp.int32)
     return jnp.where(flags.all(), flags.shape[0], tail)

@@ -1,7 +1,7 @@
-"""The in-graph runner: roll out, prepare, draw, scan(update), as one compiled program.
+"""In-graph runner: rollout, targets and all updates as one compiled program.
 
-`InGraph.init` and `InGraph.step` are pure and public: jit, vmap or scan them as you like. What
-follows the rollout is `Learning`, the same wherever that came from.
+`InGraph.init` and `InGraph.step` are pure and public: jit, vmap or scan them freely. Everything
+after the rollout is implemented by the base class, independent of where the rollout came from.
 """
 
 import dataclasses
@@ -12,135 +12,148 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from jaxrl.core.keys import split_run_key
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import Key, Metrics, PyTree, strongly_typed
+from jaxrl.core.types import Key, Metrics, PyTree, strip_weak_types
 from jaxrl.learners.learner import select
-from jaxrl.training.episode_stats import episode_means
-from jaxrl.training.nonfinite import without_counts
-from jaxrl.training.rollout import Sampler, initial_env_index
+from jaxrl.training.episode_stats import compute_episode_means
+from jaxrl.training.nonfinite import drop_counts
+from jaxrl.training.rollout import RolloutWorker, make_env_index
 from jaxrl.training.train_state import (
-    Row,
-    Sampled,
+    ReportRow,
+    RolloutBatch,
     Summary,
     TrainState,
-    observed,
-    summed,
-    updates_between,
+    add_to_summary,
+    count_updates_between,
+    make_report_row,
 )
-from jaxrl.training.train_step import Learning
+from jaxrl.training.train_step import TrainStep
 
-MAX_ROWS = 64
-"""Rows that one dispatch can report."""
+MAX_REPORT_ROWS = 64
+"""Maximum number of report rows per dispatch."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class InGraph(Learning):
-    """A run whose environments are pure functions as well."""
+class InGraphRunner(TrainStep):
+    """Run whose environments are pure functions as well."""
 
-    acting: Sampler
+    policy_step: RolloutWorker
     explore: bool = True
     broadcast_interval: int = 1
 
     @property
-    def sampler(self) -> Sampler:
-        """What acts, with the environments that it acts in."""
-        return self.acting
+    def rollout_worker(self) -> RolloutWorker:
+        """Policy together with the environments that it acts in."""
+        return self.policy_step
 
     def init(self, key: Key, env_params: PyTree) -> TrainState:
-        """The first state of a run, with all of its environments. Consumes the key."""
-        learner_key, env_key, run_key = jax.random.split(key, 3)
-        state = self._without_envs(learner_key, run_key, self.num_envs)
+        """Return the initial state of a run, including all environments. Consumes the key."""
+        keys = split_run_key(key)
+        state = self._init_without_envs(keys, self.num_envs)
         lags = self.broadcast_interval > 1
         first = replace(
             state,
             behaviour=state.learner.sgd.params if lags else None,
-            env=self.sampler.env.reset(env_key, initial_env_index(self.num_envs), env_params),
+            env=self.rollout_worker.env.reset(keys.env, make_env_index(self.num_envs), env_params),
             env_params=env_params,
-            carry=self.sampler.initial_carry(self.num_envs),
+            carry=self.rollout_worker.initial_carry(self.num_envs),
         )
-        return strongly_typed(first)
+        return strip_weak_types(first)
 
     def step(self, state: TrainState) -> tuple[TrainState, Metrics]:
-        """One train batch: roll out, prepare, every minibatch's update, finish.
+        """Train on one batch: rollout, targets, every minibatch's update, finish.
 
-        The metrics are the learner's, and those of the episodes that ended in the batch:
-        `episode_return_mean` and `episode_len_mean`, NaN where none did, and `num_episodes`.
+        Returns:
+            The next state, and the learner's metrics, with statistics of the episodes that ended in
+            the batch: `episode_return_mean` and `episode_len_mean` (NaN if none ended) and
+            `num_episodes`.
         """
         state, data, metrics = self.train_batch(state)
-        own = without_counts(metrics)
-        return state, {**own, **episode_means(data.record, self.axis_name)}
+        own = drop_counts(metrics)
+        return state, {**own, **compute_episode_means(data.record, self.axis_name)}
 
-    def run(self, state: TrainState, num_batches: Int[Array, ""]) -> tuple[TrainState, Summary]:
-        """`num_batches` train batches, a traced number: changing it compiles nothing."""
-        start = _RunCarry(state=state, summary=self.first_summary(state))
+    def run_batches(
+        self, state: TrainState, num_batches: Int[Array, ""]
+    ) -> tuple[TrainState, Summary]:
+        """Run `num_batches` train batches, a traced number: changing it compiles nothing."""
+        start = _RunCarry(state=state, summary=self.init_summary(state))
 
-        def more(carry: _RunCarry) -> Bool[Array, ""]:
-            going = carry.summary.train_batches < num_batches
+        def is_running(carry: _RunCarry) -> Bool[Array, ""]:
+            running = carry.summary.train_batches < num_batches
             if self.guard.on_nonfinite == "raise":
-                going = going & (carry.state.guard.in_a_row < self.guard.tolerance)
-            return going
+                running = running & (carry.state.guard.in_a_row < self.guard.tolerance)
+            return running
 
         def body(carry: _RunCarry) -> _RunCarry:
-            state, data, metrics = self._batch(carry.state)
-            updates = updates_between(carry.state, state)
-            return _RunCarry(state=state, summary=summed(carry.summary, data, metrics, updates))
+            state, data, metrics = self._traced_batch(carry.state)
+            updates = count_updates_between(carry.state, state)
+            return _RunCarry(
+                state=state, summary=add_to_summary(carry.summary, data, metrics, updates)
+            )
 
-        end = jax.lax.while_loop(more, body, start)
+        end = jax.lax.while_loop(is_running, body, start)
         return end.state, end.summary
 
     @functools.cached_property
-    def first_state(self) -> Callable[[Key, PyTree], TrainState]:
-        """`init`, traced once for its shapes, its size and its program."""
+    def jitted_init(self) -> Callable[[Key, PyTree], TrainState]:
+        """`init`, traced only once for its shapes, its size and its program."""
         return jax.jit(self.init, inline=True)
 
     @functools.cached_property
-    def _batch(self) -> Callable[[TrainState], tuple[TrainState, Sampled, Metrics]]:
-        """`train_batch`, traced once for all places of a program that ask for it."""
+    def _traced_batch(self) -> Callable[[TrainState], tuple[TrainState, RolloutBatch, Metrics]]:
+        """`train_batch`, traced only once for all its uses in a program."""
         return jax.jit(self.train_batch, inline=True)
 
     @functools.cached_property
-    def _run(self) -> Callable[..., tuple[TrainState, Row]]:
-        """`run` and what the host looks at after it, likewise."""
+    def _traced_run(self) -> Callable[..., tuple[TrainState, ReportRow]]:
+        """`run` with the host's report, traced only once."""
 
-        def run(state: TrainState, num_batches: Int[Array, ""]) -> tuple[TrainState, Row]:
-            after, summary = self.run(state, num_batches)
-            return after, observed(after, summary)
+        def run(state: TrainState, num_batches: Int[Array, ""]) -> tuple[TrainState, ReportRow]:
+            after, summary = self.run_batches(state, num_batches)
+            return after, make_report_row(after, summary)
 
         return jax.jit(run, inline=True)
 
-    def run_rows(
-        self, state: TrainState, num_rows: Int[Array, ""], batches_each: Int[Array, ""]
-    ) -> tuple[TrainState, Row]:
-        """Run `num_rows` times `batches_each` train batches, and report after each time.
+    def run_iterations(
+        self,
+        state: TrainState,
+        num_iterations: Int[Array, ""],
+        batches_per_iteration: Int[Array, ""],
+    ) -> tuple[TrainState, ReportRow]:
+        """Run `num_iterations` times `batches_per_iteration` train batches, and report after each time.
 
-        Both numbers are traced, so changing them compiles nothing, and how train batches are
-        divided into rows and dispatches changes no bit of the state.
+        Both numbers are traced, so changing them compiles nothing. The state does not depend, to
+        the bit, on how train batches are divided into rows and dispatches.
 
         Returns:
-            The state after all of them, and `[MAX_ROWS, ...]` rows, of which the first `num_rows`
-            are filled.
+            The final state, and `[MAX_ROWS, ...]` rows, of which the first `num_iterations` are filled.
         """
-        shapes = jax.eval_shape(self._run, state, batches_each)[1]
-        rows = jax.tree.map(lambda x: jnp.zeros((MAX_ROWS, *x.shape), x.dtype), shapes)
+        shapes = jax.eval_shape(self._traced_run, state, batches_per_iteration)[1]
+        rows = jax.tree.map(lambda x: jnp.zeros((MAX_REPORT_ROWS, *x.shape), x.dtype), shapes)
 
         def body(i: Int[Array, ""], carry: _RowsCarry) -> _RowsCarry:
-            after, row = self._run(carry.state, batches_each)
+            after, row = self._traced_run(carry.state, batches_per_iteration)
             rows = jax.tree.map(lambda all_rows, x: all_rows.at[i].set(x), carry.rows, row)
             return _RowsCarry(state=after, rows=rows)
 
-        end = jax.lax.fori_loop(0, num_rows, body, _RowsCarry(state=state, rows=rows))
+        end = jax.lax.fori_loop(0, num_iterations, body, _RowsCarry(state=state, rows=rows))
         return end.state, end.rows
 
-    def first_summary(self, state: TrainState) -> Summary:
-        """The summary of no train batch of this run."""
-        return self.no_summary(state, jax.eval_shape(self._batch, state)[2])
+    def init_summary(self, state: TrainState) -> Summary:
+        """Return the summary of zero train batches of this run."""
+        return self.empty_summary(state, jax.eval_shape(self._traced_batch, state)[2])
 
-    def train_batch(self, state: TrainState) -> tuple[TrainState, Sampled, Metrics]:
-        """`step`, with what was sampled, and with the learner's metrics alone."""
-        actor = self.actor(state)
+    def train_batch(self, state: TrainState) -> tuple[TrainState, RolloutBatch, Metrics]:
+        """Train on one batch as `step` does.
+
+        Returns:
+            The next state, the rollout, and the learner's metrics alone.
+        """
+        actor = self.make_actor_state(state)
         if self.broadcast_interval > 1:
             actor = replace(actor, params=state.behaviour)
-        env, carry, raw, record = self.sampler.rollout(
+        env, carry, raw, record = self.rollout_worker.rollout(
             actor,
             state.env,
             state.carry,
@@ -149,18 +162,18 @@ class InGraph(Learning):
             self.explore,
         )
         steps = raw.mask.sum(dtype=jnp.uint32)
-        data = Sampled(
+        data = RolloutBatch(
             rollout=raw,
             record=record,
             env_index=env.index,
             num_env_steps=steps if self.axis_name is None else jax.lax.psum(steps, self.axis_name),
         )
-        learned, metrics = self.learn(state, data)
+        learned, metrics = self.train_step(state, data)
         behaviour = self._broadcast(learned)
         return replace(learned, env=env, carry=carry, behaviour=behaviour), data, metrics
 
     def _broadcast(self, state: TrainState) -> PyTree:
-        """What the next rollout acts with where that is not always the newest: None if it is."""
+        """Return the parameters of the next rollout; None if they are always the newest."""
         if self.broadcast_interval == 1:
             return None
         due = state.progress.train_batches.low % self.broadcast_interval == 0
@@ -176,4 +189,4 @@ class _RunCarry:
 @pytree
 class _RowsCarry:
     state: TrainState
-    rows: Row
+    rows: ReportRow

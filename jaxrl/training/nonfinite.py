@@ -1,4 +1,4 @@
-"""Which terms of a loss were not finite where updates were skipped: counted, and told of."""
+"""Counts of non-finite loss terms in skipped updates, and the warning about them."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,72 +8,82 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxrl.core.types import Metrics
-from jaxrl.learners.learner import NONFINITE
+from jaxrl.learners.learner import NUM_NONFINITE_UPDATES
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "nonfinite/"
-"""Before a metric's name: in how many skipped updates it was not finite. Such counts are summed."""
+NONFINITE_PREFIX = "nonfinite/"
+"""Prefix of a metric's name for the number of skipped updates in which it was not finite.
+
+Such counts are summed instead of averaged.
+"""
 
 T = TypeVar("T")
 _JOINT = ("total_loss", "grad_norm")
 
 
-def nonfinite_rows(table: Float[Array, "*U M"], skipped: Bool[Array, "*U"]) -> Float[Array, "*U M"]:
-    """1 where a metric of a skipped update is not finite, else 0."""
+def mask_nonfinite(table: Float[Array, "*U M"], skipped: Bool[Array, "*U"]) -> Float[Array, "*U M"]:
+    """Return 1 where a metric of a skipped update is not finite, else 0."""
     return (skipped[..., None] & ~jnp.isfinite(table)).astype(jnp.float32)
 
 
-def counted(names: Sequence[str], counts: Float[Array, " M"]) -> Metrics:
-    """The counts of metrics, each under its name with the prefix."""
-    return {PREFIX + name: counts[i] for i, name in enumerate(names) if name != NONFINITE}
+def prefix_counts(names: Sequence[str], counts: Float[Array, " M"]) -> Metrics:
+    """Return the counts as metrics, each under its metric's name with the prefix."""
+    return {
+        NONFINITE_PREFIX + name: counts[i]
+        for i, name in enumerate(names)
+        if name != NUM_NONFINITE_UPDATES
+    }
 
 
-def without_counts(metrics: Mapping[str, T]) -> dict[str, T]:
-    """The metrics alone."""
-    return {name: value for name, value in metrics.items() if not name.startswith(PREFIX)}
+def drop_counts(metrics: Mapping[str, T]) -> dict[str, T]:
+    """Return the metrics without their non-finite counts."""
+    return {name: value for name, value in metrics.items() if not name.startswith(NONFINITE_PREFIX)}
 
 
-def only_counts(metrics: Mapping[str, T]) -> dict[str, T]:
-    """The counts alone, by the names of their metrics."""
-    return {n.removeprefix(PREFIX): x for n, x in metrics.items() if n.startswith(PREFIX)}
+def select_counts(metrics: Mapping[str, T]) -> dict[str, T]:
+    """Return the non-finite counts alone, by the names of their metrics."""
+    return {
+        n.removeprefix(NONFINITE_PREFIX): x
+        for n, x in metrics.items()
+        if n.startswith(NONFINITE_PREFIX)
+    }
 
 
-def tell(counts: Mapping[str, float], skipped: int, on_nonfinite: str) -> None:
-    """Log which terms were not finite in updates that were skipped, and what to look at.
+def warn_nonfinite(counts: Mapping[str, float], num_skipped: int, on_nonfinite: str) -> None:
+    """Log which terms were not finite in skipped updates, and likely causes.
 
     Args:
-        counts: In how many of them each metric was not finite.
-        skipped: Their number.
-        on_nonfinite: The setting.
+        counts: Number of skipped updates in which each metric was not finite.
+        num_skipped: Number of skipped updates.
+        on_nonfinite: Value of the setting.
     """
     bad = sorted((name for name, count in counts.items() if count), key=lambda n: -counts[n])
     terms = [name for name in bad if name not in _JOINT and not name.startswith("grad_norm/")]
     gradients = [name.removeprefix("grad_norm/") for name in bad if name.startswith("grad_norm/")]
     if terms:
-        what = f"not finite: {_listed(terms)}"
-        look = "look at what these divide by or take the logarithm of, at the size of rewards and "
-        look += "observations, and at lr"
+        what = f"not finite: {_join_names(terms)}"
+        look = "check their divisors and the arguments of logarithms, the scale of rewards and "
+        look += "observations, and lr"
     elif "total_loss" in bad:
         what = "not finite: total_loss, while every other metric was finite"
-        look = "look at the terms of the loss that are no metric, and report them as metrics"
+        look = "check the terms of the loss that are not metrics, and report them as metrics"
     else:
-        where = f" of {_listed(gradients)}" if gradients else ""
+        where = f" of {_join_names(gradients)}" if gradients else ""
         what = f"not finite: the gradient{where}, of a finite loss"
-        look = (
-            "look at square roots, norms and logarithms at 0, whose gradient is infinite, and at "
-        )
+        look = "check square roots, norms and logarithms at 0, whose gradient is infinite, and "
         look += "lr" if gradients else "lr; reporting(log_gradients=True) names the tensors"
     logger.warning(
-        "Updates that were skipped: %d; %s; %s. on_nonfinite=%r says what follows; this is told once.",
-        skipped,
+        "Updates that were skipped: %d; %s; %s. This is logged once; on_nonfinite=%r decides how "
+        "the run continues.",
+        num_skipped,
         what,
         look,
         on_nonfinite,
     )
 
 
-def _listed(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     shown = list(names)
     more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""
     return ", ".join(shown[:5]) + more

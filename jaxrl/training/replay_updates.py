@@ -1,4 +1,4 @@
-"""Learning from replay: so many gradient steps after each rollout, each on rows drawn anew."""
+"""Updates from replay: a number of gradient steps per rollout, each on freshly drawn rows."""
 
 import dataclasses
 from functools import partial
@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl.buffers.replay import Drawn, Priorities, ReplayState
-from jaxrl.buffers.sequence import AnyReplay
+from jaxrl.buffers.replay import Priorities, ReplayState, SampledIndices
+from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.core.hparams import current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import (
@@ -24,141 +24,177 @@ from jaxrl.core.types import (
     Transition,
     map_obs,
 )
-from jaxrl.learners.learner import NONFINITE, check_scalars
-from jaxrl.modules.sequences import with_carries
-from jaxrl.training.guard import Guard
-from jaxrl.training.nonfinite import counted, nonfinite_rows
-from jaxrl.training.rollout import Acting
-from jaxrl.training.train_state import Lesson
+from jaxrl.learners.learner import (
+    NUM_NONFINITE_UPDATES,
+    Learner,
+    LearnerState,
+    check_scalar_metrics,
+)
+from jaxrl.modules.sequences import attach_state_in
+from jaxrl.training.guard import DivergenceGuard
+from jaxrl.training.nonfinite import mask_nonfinite, prefix_counts
+from jaxrl.training.rollout import PolicyStep
+from jaxrl.training.train_state import LearnerProgress
 
 
-def stored(
-    acting: Acting, params: Params, raw: Rollout, received: Rollout, *, zero_carry: bool
+def make_stored_rollout(
+    policy_step: PolicyStep, params: Params, raw: Rollout, received: Rollout, *, zero_carry: bool
 ) -> Rollout:
-    """What a buffer keeps: the environment's own observations, and rewards as they are learned.
+    """Convert a rollout to its stored form: raw observations, and rewards as they are learned from.
 
-    Where a connector remembers earlier steps, observations are kept as the module saw them. With a
-    module that remembers, the carry before each row is kept, unless sequences shall begin without.
+    With temporal connectors, observations are stored as the module saw them instead. For a stateful
+    module, the recurrent state before each row is stored, unless `zero_carry`.
+
+    Args:
+        policy_step: Module and connectors.
+        params: Parameters that the recurrent states are computed with.
+        raw: Rollout as it was recorded.
+        received: Rollout after all connectors.
+        zero_carry: Whether sequences begin with a zero recurrent state.
     """
     kept = replace(received, extras={})
-    if acting.module.is_stateful and not zero_carry:
-        kept = with_carries(acting.module, params, kept)
+    if policy_step.module.is_stateful and not zero_carry:
+        kept = attach_state_in(policy_step.module, params, kept)
     kept = replace(kept, carry_in=None)
-    if acting.obs_pipeline.temporal:
+    if policy_step.obs_pipeline.temporal:
         return kept
     return replace(kept, obs=raw.obs, final_obs=raw.final_obs)
 
 
-class Source(Protocol):
-    """Where the rows of gradient steps come from; `memory` is handed from step to step."""
+class BatchSource(Protocol):
+    """Source of the rows of gradient steps; `memory` is threaded from step to step."""
 
-    def first_memory(self) -> PyTree:
-        """The memory before the first step."""
+    def init_state(self) -> PyTree:
+        """Return the memory before the first step."""
         ...
 
-    def rows(
-        self, memory: PyTree, number: Int[Array, ""], gamma: Float[Array, ""], key: Key
+    def sample_rows(
+        self, source_state: PyTree, step: Int[Array, ""], gamma: Float[Array, ""], key: Key
     ) -> tuple[Any, Transition]:
-        """Where the rows of a step come from, and the rows. Consumes the key."""
+        """Return the rows of a step, with their origin. Consumes the key.
+
+        Args:
+            source_state: Memory before the step.
+            step: Number of the step within the train batch.
+            gamma: Discount factor.
+            key: Key of the step.
+
+        Returns:
+            The origin of the rows, which `learned_from` receives, and the rows.
+        """
         ...
 
-    def learned_from(
-        self, memory: PyTree, number: Int[Array, ""], drawn: Any, td_error: Float[Array, " N *L"]
+    def record_td_error(
+        self,
+        source_state: PyTree,
+        step: Int[Array, ""],
+        indices: Any,
+        td_error: Float[Array, " N *L"],
     ) -> PyTree:
-        """The memory after the step."""
+        """Return the memory after the step.
+
+        Args:
+            source_state: Memory before the step.
+            step: Number of the step within the train batch.
+            indices: Origin of the rows.
+            td_error: TD errors of the rows.
+        """
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class FromBuffer:
-    """Rows drawn anew for every step; the memory is the priorities, renewed by every step.
+class BufferSource:
+    """Rows freshly drawn for every step; the memory is the priorities, updated by every step.
 
-    `num_envs` are those that are on this device.
+    `num_envs` is the number of environments on this device.
     """
 
-    replay: AnyReplay
+    replay: AnyReplayBuffer
     buffer: ReplayState
     num_envs: int
     env_steps: Counter
     axis_name: str | None
 
-    def first_memory(self) -> Priorities | None:
+    def init_state(self) -> Priorities | None:
         return self.buffer.priorities
 
-    def rows(
+    def sample_rows(
         self,
-        memory: Priorities | None,
-        number: Int[Array, ""],
+        source_state: Priorities | None,
+        step: Int[Array, ""],
         gamma: Float[Array, ""],
         key: Key,
-    ) -> tuple[Drawn, Transition]:
-        del number
+    ) -> tuple[SampledIndices, Transition]:
+        del step
         draw_key, fold_key = jax.random.split(key)
-        shards, axis_name = self._shards(), self.axis_name
-        drawn = self.replay.draw(self.buffer, memory, draw_key, shards, self.env_steps, axis_name)
-        return drawn, self.replay.transitions(self.buffer, drawn, gamma, shards, fold_key)
+        shards, axis_name = self._local_shards(), self.axis_name
+        drawn = self.replay.sample(
+            self.buffer, source_state, draw_key, shards, self.env_steps, axis_name
+        )
+        return drawn, self.replay.gather_transitions(self.buffer, drawn, gamma, shards, fold_key)
 
-    def learned_from(
+    def record_td_error(
         self,
-        memory: Priorities | None,
-        number: Int[Array, ""],
-        drawn: Drawn,
+        source_state: Priorities | None,
+        step: Int[Array, ""],
+        indices: SampledIndices,
         td_error: Float[Array, " N *L"],
     ) -> Priorities | None:
-        del number
-        if memory is None:
+        del step
+        if source_state is None:
             return None
-        return self.replay.prioritize(memory, drawn, td_error, self.axis_name)
+        return self.replay.update_priorities(source_state, indices, td_error, self.axis_name)
 
-    def _shards(self) -> Int[Array, " S"]:
-        """The logical shards that are here."""
+    def _local_shards(self) -> Int[Array, " S"]:
+        """Return the logical shards of this device."""
         here = self.num_envs * self.replay.num_shards // self.replay.num_envs
         device = 0 if self.axis_name is None else jax.lax.axis_index(self.axis_name)
         return device * here + jnp.arange(here, dtype=jnp.int32)
 
 
 @pytree
-class Dealt:
+class PresampledBatches:
     """Rows of every step, drawn beforehand, `[U, N, ...]`; the memory is their TD errors `[U, N]`.
 
-    `ready` says whether there is learning.
+    `is_ready` is whether there are updates at all.
     """
 
     batches: Transition
-    ready: Bool[Array, ""]
+    is_ready: Bool[Array, ""]
 
-    def first_memory(self) -> Float[Array, "U N *L"]:
+    def init_state(self) -> Float[Array, "U N *L"]:
         return jnp.zeros_like(self.batches.weight)
 
-    def rows(
+    def sample_rows(
         self,
-        memory: Float[Array, "U N *L"],
-        number: Int[Array, ""],
+        source_state: Float[Array, "U N *L"],
+        step: Int[Array, ""],
         gamma: Float[Array, ""],
         key: Key,
     ) -> tuple[None, Transition]:
-        del memory, gamma, key
-        return None, jax.tree.map(lambda x: x[number], self.batches)
+        del source_state, gamma, key
+        return None, jax.tree.map(lambda x: x[step], self.batches)
 
-    def learned_from(
+    def record_td_error(
         self,
-        memory: Float[Array, "U N *L"],
-        number: Int[Array, ""],
-        drawn: None,
+        source_state: Float[Array, "U N *L"],
+        step: Int[Array, ""],
+        indices: None,
         td_error: Float[Array, " N *L"],
     ) -> Float[Array, "U N *L"]:
-        del drawn
-        return memory.at[number].set(td_error)
+        del indices
+        return source_state.at[step].set(td_error)
 
 
 @pytree
-class _Updates:
-    """Where a loop of gradient steps is.
+class _LoopCarry:
+    """Loop state of the gradient steps.
 
-    `sums` are over those of `skipped` that are not set, the counts in `nonfinite` over the others.
+    `sums` are over the updates that were not skipped, the counts in `nonfinite` over the skipped
+    ones.
     """
 
-    learner: Any
+    learner: LearnerState
     memory: PyTree
     sums: Float[Array, " M"]
     nonfinite: Float[Array, " M"]
@@ -166,80 +202,81 @@ class _Updates:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Replaying:
-    """The gradient steps of one train batch, `num_updates` or none."""
+class ReplayUpdates:
+    """Gradient steps of one train batch, either `num_updates` or none."""
 
-    learner: Any
-    acting: Acting
-    guard: Guard
+    learner: Learner[Any, Transition]
+    policy_step: PolicyStep
+    guard: DivergenceGuard
     num_updates: int
     axis_name: str | None
 
-    def learn(
+    def run(
         self,
-        source: Source,
-        ready: Bool[Array, ""],
+        source: BatchSource,
+        is_ready: Bool[Array, ""],
         obs_state: PyTree,
-        before: Lesson,
+        before: LearnerProgress,
         progress: Progress,
         key: Key,
-    ) -> tuple[PyTree, Lesson, Metrics]:
-        """Every gradient step, or none while it is too early; then metrics are NaN.
+    ) -> tuple[PyTree, LearnerProgress, Metrics]:
+        """Run every gradient step, or none if there is not enough data yet; then metrics are NaN.
 
         Args:
-            source: Of the rows.
-            ready: Whether there is learning.
-            obs_state: Statistics of the observation connectors now.
-            before: What was learned until now.
-            progress: With the newest rollout's steps.
-            key: The train batch's. Consumed.
+            source: Source of the rows.
+            is_ready: Whether to run the updates.
+            obs_state: Current statistics of the observation connectors.
+            before: Learner state before the train batch.
+            progress: Counters of the run, including the newest rollout.
+            key: Key of the train batch. Consumed.
 
         Returns:
-            The source's memory after the last step, what was learned, and the means of the metrics.
+            The source's memory after the last step, the new learner state, and the means of the
+            metrics.
         """
-        number = jnp.where(ready, self.num_updates, 0)
+        number = jnp.where(is_ready, self.num_updates, 0)
         names = self._metric_names(source, obs_state, before, progress, key)
 
-        def body(i: Int[Array, ""], carry: _Updates) -> _Updates:
+        def body(i: Int[Array, ""], carry: _LoopCarry) -> _LoopCarry:
             now = replace(progress, updates=before.updates.add(i))
             learner, memory, metrics = self._update(
                 source, obs_state, carry.learner, carry.memory, now, i, key
             )
             row = jnp.stack([metrics[name].astype(jnp.float32) for name in names])
-            skipped = metrics[NONFINITE] > 0.5
-            return _Updates(
+            skipped = metrics[NUM_NONFINITE_UPDATES] > 0.5
+            return _LoopCarry(
                 learner=learner,
                 memory=memory,
                 sums=carry.sums + jnp.where(skipped, 0.0, row),
-                nonfinite=carry.nonfinite + nonfinite_rows(row, skipped),
+                nonfinite=carry.nonfinite + mask_nonfinite(row, skipped),
                 skipped=carry.skipped.at[i].set(skipped),
             )
 
-        start = _Updates(
+        start = _LoopCarry(
             learner=before.learner,
-            memory=source.first_memory(),
+            memory=source.init_state(),
             sums=jnp.zeros(len(names), jnp.float32),
             nonfinite=jnp.zeros(len(names), jnp.float32),
             skipped=jnp.zeros(self.num_updates, jnp.bool_),
         )
-        # A loop of no turn instead of a branch: nothing that is passed through gets copied.
+        # A zero-trip loop instead of a branch: a branch would copy what it passes through.
         end = jax.lax.fori_loop(0, number, body, start)
         means = end.sums / (number - end.skipped.sum(dtype=jnp.int32)).astype(jnp.float32)
         counts = end.nonfinite
         if self.axis_name is not None:
             means, counts = jax.lax.pmean((means, counts), self.axis_name)
-        guard, learner = self.guard.after_replay(
-            before.guard, end.learner, end.skipped, ready, progress
+        guard, learner = self.guard.update_after_replay(
+            before.guard, end.learner, end.skipped, is_ready, progress
         )
-        lesson = Lesson(
+        learner_progress = LearnerProgress(
             learner=learner, guard=guard, updates=before.updates.add(number.astype(jnp.uint32))
         )
-        metrics = {name: means[i] for i, name in enumerate(names) if name != NONFINITE}
-        return end.memory, lesson, metrics | counted(names, counts)
+        metrics = {name: means[i] for i, name in enumerate(names) if name != NUM_NONFINITE_UPDATES}
+        return end.memory, learner_progress, metrics | prefix_counts(names, counts)
 
     def _update(
         self,
-        source: Source,
+        source: BatchSource,
         obs_state: PyTree,
         learner_state: Any,
         memory: PyTree,
@@ -247,30 +284,35 @@ class Replaying:
         number: Int[Array, ""],
         key: Key,
     ) -> tuple[Any, PyTree, Metrics]:
-        """Draw, learn, tell the source."""
-        row_key, update_key = step_keys(key, number)
+        """Draw rows, update the learner, and pass the TD errors to the source."""
+        row_key, update_key = split_step_key(key, number)
         gamma = current_values(learner_state.hparams, progress)["gamma"]
-        drawn, batch = source.rows(memory, number, gamma, row_key)
+        drawn, batch = source.sample_rows(memory, number, gamma, row_key)
         learner_state, metrics = self.learner.update(
-            learner_state, self._seen(obs_state, batch), progress, update_key
+            learner_state, self._preprocess(obs_state, batch), progress, update_key
         )
-        memory = source.learned_from(memory, number, drawn, metrics[Columns.TD_ERROR])
+        memory = source.record_td_error(memory, number, drawn, metrics[Columns.TD_ERROR])
         scalars = {name: value for name, value in metrics.items() if name != Columns.TD_ERROR}
-        check_scalars(type(self.learner).__name__, scalars)
+        check_scalar_metrics(type(self.learner).__name__, scalars)
         return learner_state, memory, scalars
 
     def _metric_names(
-        self, source: Source, obs_state: PyTree, before: Lesson, progress: Progress, key: Key
+        self,
+        source: BatchSource,
+        obs_state: PyTree,
+        before: LearnerProgress,
+        progress: Progress,
+        key: Key,
     ) -> list[str]:
-        first, memory = jnp.zeros((), jnp.int32), source.first_memory()
+        first, memory = jnp.zeros((), jnp.int32), source.init_state()
         shapes = jax.eval_shape(
             lambda: self._update(source, obs_state, before.learner, memory, progress, first, key)[2]
         )
         return sorted(shapes)
 
-    def _seen(self, obs_state: PyTree, batch: Transition) -> Transition:
-        """The batch as the module sees it, by the statistics of now."""
-        pipeline = self.acting.obs_pipeline
+    def _preprocess(self, obs_state: PyTree, batch: Transition) -> Transition:
+        """Return the batch as the module sees it, with the current statistics."""
+        pipeline = self.policy_step.obs_pipeline
         if pipeline.temporal:
             return batch
         return replace(
@@ -280,7 +322,7 @@ class Replaying:
         )
 
 
-def step_keys(key: Key, number: Int[Array, ""]) -> tuple[Key, Key]:
-    """The keys of a train batch's gradient step: for its rows, and for its update."""
-    row_key, update_key = jax.random.split(jax.random.fold_in(key, number))
+def split_step_key(key: Key, step: Int[Array, ""]) -> tuple[Key, Key]:
+    """Derive the keys of one gradient step: one for its rows, one for its update."""
+    row_key, update_key = jax.random.split(jax.random.fold_in(key, step))
     return row_key, update_key

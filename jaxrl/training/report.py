@@ -1,4 +1,4 @@
-"""From what the device reports to the result dictionary, with RLlib's keys."""
+"""Reports fetched from the device, and the result dictionary with RLlib's keys."""
 
 import dataclasses
 import math
@@ -8,92 +8,103 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl.buffers.sequence import AnyReplay
+from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.core.types import Counter, PyTree
 from jaxrl.envs.vector import FAULT_NAMES
-from jaxrl.metrics import DEFAULT_MODULE, NO_EPISODE, REPLAY_BUFFER
-from jaxrl.training.episode_stats import EndedEpisode, EpisodeRing, EpisodeSums
+from jaxrl.metrics import DEFAULT_MODULE, EMPTY_EPISODE_METRICS, REPLAY_BUFFER
+from jaxrl.training.episode_stats import EndedEpisode, EpisodeStatsBuffer, EpisodeSums
 from jaxrl.training.evaluate import EvaluationResult
-from jaxrl.training.nonfinite import only_counts, without_counts
-from jaxrl.training.train_state import Row, Summary, TrainState, observed
+from jaxrl.training.nonfinite import drop_counts, select_counts
+from jaxrl.training.train_state import ReportRow, Summary, TrainState, make_report_row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Dispatched:
-    """Train batches that were run.
+class DispatchResult:
+    """Train batches of one dispatch.
 
-    `pending` is what the learners report on. `seconds` is what they took and `waited` their share of the
-    time that was waited; `lent` of it passed before they were asked for (or after, if it is negative).
-    `not_reported` counts the episodes that the user's hooks were not told of, because there were too many.
+    `pending` is the learners' handle to the report, yet to be fetched. `seconds` is the duration of
+    the train batches and `wait_seconds` their share of the time spent waiting; `ahead_seconds` is the part of it
+    that passed before they were requested (or after, if negative). `num_unreported_episodes` counts the
+    episodes that were not passed to the user's callbacks because there were too many.
     """
 
     pending: Any
     train_batches: int
     env_steps: int
     seconds: float
-    waited: float
-    lent: float = 0.0
-    not_reported: int = 0
+    wait_seconds: float
+    ahead_seconds: float = 0.0
+    num_unreported_episodes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Report:
-    """Everything that the host looks at, fetched in one transfer.
+class TrainReport:
+    """Everything that the host reads, fetched in one transfer.
 
-    `summaries` are those of single dispatches, `latest` is what there is to see after the last of
-    them. `seconds` is what the train batches took, where that is not the time until the report came,
-    and `waited` their share of the time that was waited for them and others.
+    `summaries` cover one dispatch each, `latest` is the report after the last of them. `seconds` is
+    the duration of the train batches if it differs from the time until the report arrived, and
+    `wait_seconds` their share of the time spent waiting for them and others.
     """
 
     summaries: Sequence[Summary]
-    latest: Row
+    latest: ReportRow
     seconds: float | None = None
-    waited: float = 0.0
+    wait_seconds: float = 0.0
 
     @staticmethod
     def fetch(
         state: TrainState,
         summaries: Sequence[Summary],
         to_numpy: Callable[[PyTree], PyTree] | None = None,
-    ) -> "Report":
-        """Copy to the host, as arrays of its own: a live view would defeat donation.
+    ) -> "TrainReport":
+        """Copy a report to the host.
+
+        Arrays are copied, since a live view would defeat donation.
 
         Args:
-            state: After the dispatches.
-            summaries: Theirs.
-            to_numpy: How arrays are copied; None for those of this process.
+            state: State after the dispatches.
+            summaries: Summaries of the dispatches.
+            to_numpy: Function that copies arrays; None for arrays of this process.
         """
-        row = observed(state, summaries[-1])
+        row = make_report_row(state, summaries[-1])
         before, latest = (to_numpy or to_host)((list(summaries[:-1]), row))
-        return Report(summaries=[*before, latest.summary], latest=latest)
+        return TrainReport(summaries=[*before, latest.summary], latest=latest)
 
     @staticmethod
-    def of_row(
-        rows: Row, index: int, seconds: float | None = None, waited: float = 0.0
-    ) -> "Report":
-        """The report on one row of fetched `[R, ...]` rows."""
+    def from_row(
+        rows: ReportRow, index: int, seconds: float | None = None, wait_seconds: float = 0.0
+    ) -> "TrainReport":
+        """Build the report of one row of fetched `[R, ...]` rows."""
         row = jax.tree.map(lambda x: x[index], rows)
-        return Report(summaries=[row.summary], latest=row, seconds=seconds, waited=waited)
+        return TrainReport(
+            summaries=[row.summary], latest=row, seconds=seconds, wait_seconds=wait_seconds
+        )
 
     @staticmethod
-    def joined(reports: "Sequence[Report]") -> "Report":
-        """One of all the dispatches that several report on."""
+    def merge(reports: "Sequence[TrainReport]") -> "TrainReport":
+        """Merge reports of consecutive dispatches into one."""
         summaries = [summary for report in reports for summary in report.summaries]
         return dataclasses.replace(reports[-1], summaries=summaries)
 
 
 def to_host(tree: PyTree) -> PyTree:
-    """NumPy copies of all leaves, none of which may be a typed key."""
+    """Copy all leaves to NumPy arrays; typed keys are not supported."""
     return jax.tree.map(np.array, jax.device_get(tree))
 
 
-def counted(counter: Counter) -> int:
-    """A fetched counter as an integer."""
+def counter_to_int(counter: Counter) -> int:
+    """Convert a fetched counter to an integer."""
     return (int(counter.high) << 32) + int(counter.low)
 
 
-def new_episodes(ring: EpisodeRing, counts_before: np.ndarray) -> tuple[list[EndedEpisode], int]:
-    """The episodes since the counts, in order of time, and how many the ring did not hold."""
+def collect_episodes(
+    ring: EpisodeStatsBuffer, counts_before: np.ndarray
+) -> tuple[list[EndedEpisode], int]:
+    """Collect the episodes that ended since `counts_before`.
+
+    Returns:
+        Episodes in order of time, and the number of episodes that the ring had already overwritten.
+    """
     size = ring.env_index.shape[1]
     episodes: list[EndedEpisode] = []
     missed = 0
@@ -115,10 +126,13 @@ def new_episodes(ring: EpisodeRing, counts_before: np.ndarray) -> tuple[list[End
     return episodes, missed
 
 
-def episode_metrics(ring: EpisodeRing, sums: EpisodeSums, smoothing: int) -> dict[str, Any]:
-    """Means over the last `smoothing` episodes, or over all of the iteration's if these are more.
+def compute_episode_metrics(
+    ring: EpisodeStatsBuffer, sums: EpisodeSums, smoothing: int
+) -> dict[str, Any]:
+    """Compute statistics over the last `smoothing` episodes.
 
-    Until an episode has ended they are NaN.
+    If more episodes ended in the iteration, they are over all of these. Until an episode has ended
+    they are NaN.
     """
     count = int(sums.count.sum())
     lifetime = int(ring.count.astype(np.int64).sum())
@@ -129,11 +143,11 @@ def episode_metrics(ring: EpisodeRing, sums: EpisodeSums, smoothing: int) -> dic
         mean_length = sums.sum_length.sum(dtype=np.float64) / count
         shortest, longest = sums.min_length.min(), sums.max_length.max()
     elif lifetime:
-        returns, lengths = _latest(ring, smoothing)
+        returns, lengths = _latest_episodes(ring, smoothing)
         low, high, mean_return = returns.min(), returns.max(), returns.mean(dtype=np.float64)
         shortest, longest, mean_length = lengths.min(), lengths.max(), lengths.mean()
     else:
-        return {**result, **NO_EPISODE}
+        return {**result, **EMPTY_EPISODE_METRICS}
     return {
         **result,
         "episode_return_mean": float(mean_return),
@@ -145,16 +159,16 @@ def episode_metrics(ring: EpisodeRing, sums: EpisodeSums, smoothing: int) -> dic
     }
 
 
-def _latest(ring: EpisodeRing, number: int) -> tuple[Any, Any]:
-    """Returns and lengths of the newest episodes of all shards together."""
+def _latest_episodes(ring: EpisodeStatsBuffer, number: int) -> tuple[Any, Any]:
+    """Return the returns and lengths of the newest episodes of all shards together."""
     size = ring.env_index.shape[1]
     held = np.arange(size)[None, :] < np.minimum(ring.count, size)[:, None]
     newest = np.argsort(-ring.env_step[held].astype(np.int64), kind="stable")[:number]
     return ring.episode_return[held][newest], ring.episode_length[held][newest]
 
 
-def guard_metrics(report: Report) -> dict[str, Any]:
-    """What the divergence guard saw over the run's life."""
+def compute_guard_metrics(report: TrainReport) -> dict[str, Any]:
+    """Return the divergence guard's counts since the start of the run."""
     faults = report.latest.faults
     count = int(faults.count.astype(np.int64).sum())
     result: dict[str, Any] = {
@@ -174,8 +188,8 @@ def guard_metrics(report: Report) -> dict[str, Any]:
     return result
 
 
-def evaluation_metrics(result: EvaluationResult) -> dict[str, Any]:
-    """RLlib's `evaluation/env_runners` part."""
+def compute_evaluation_metrics(result: EvaluationResult) -> dict[str, Any]:
+    """Compute RLlib's `evaluation/env_runners` results."""
     ended = result.ended
     metrics: dict[str, Any] = {
         "num_episodes": int(ended.sum()),
@@ -184,7 +198,7 @@ def evaluation_metrics(result: EvaluationResult) -> dict[str, Any]:
         "num_episodes_cut": int(result.num_cut),
     }
     if not ended.any():
-        return {**metrics, **NO_EPISODE, "episode_return_std": math.nan}
+        return {**metrics, **EMPTY_EPISODE_METRICS, "episode_return_std": math.nan}
     returns, lengths = result.episode_return[ended], result.episode_length[ended]
     return {
         **metrics,
@@ -199,49 +213,50 @@ def evaluation_metrics(result: EvaluationResult) -> dict[str, Any]:
 
 
 MAX_PENDING = 256
-"""So many dispatches may wait to be looked at: what they report stays in memory until then."""
+"""Maximum number of unfetched dispatches, whose reports stay in device memory until fetched."""
 
 
 @dataclasses.dataclass
 class IterationTotals:
-    """What the dispatches of one iteration add up to.
+    """Totals over the dispatches of one iteration.
 
-    They are fetched when something of them is to be known, and no more than `MAX_PENDING` wait.
+    Reports are fetched when a value is needed, or once `MAX_PENDING` of them are waiting.
 
     Args:
-        fetch: The report on dispatches by their `pending`.
-        replay: What is learned from, if not the sampled steps themselves, once each.
+        fetch: Function from the `pending` handles of dispatches to their report.
+        replay: Replay buffer that updates draw from; None if each sampled step is learned from
+            once.
     """
 
-    fetch: Callable[[Sequence[Any]], Report]
-    replay: AnyReplay | None = None
+    fetch: Callable[[Sequence[Any]], TrainReport]
+    replay: AnyReplayBuffer | None = None
     train_batches: int = 0
     env_steps: int = 0
     seconds: float = 0.0
-    waited: float = 0.0
-    lent: float = 0.0
+    wait_seconds: float = 0.0
+    ahead_seconds: float = 0.0
     learned_batches: int = 0
     updates: int = 0
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
-    sums: EpisodeSums | None = None
-    not_reported: int = 0
-    latest: Report | None = None
+    episode_sums: EpisodeSums | None = None
+    num_unreported_episodes: int = 0
+    latest: TrainReport | None = None
     pending: list[Any] = dataclasses.field(default_factory=list)
 
-    def add(self, dispatched: Dispatched) -> None:
-        """One more dispatch."""
-        self.train_batches += dispatched.train_batches
-        self.env_steps += dispatched.env_steps
-        self.seconds += dispatched.seconds
-        self.waited += dispatched.waited
-        self.lent += dispatched.lent
-        self.not_reported += dispatched.not_reported
-        self.pending.append(dispatched.pending)
+    def add(self, dispatch: DispatchResult) -> None:
+        """Add a dispatch."""
+        self.train_batches += dispatch.train_batches
+        self.env_steps += dispatch.env_steps
+        self.seconds += dispatch.seconds
+        self.wait_seconds += dispatch.wait_seconds
+        self.ahead_seconds += dispatch.ahead_seconds
+        self.num_unreported_episodes += dispatch.num_unreported_episodes
+        self.pending.append(dispatch.pending)
         if len(self.pending) == MAX_PENDING:
             self._fetch()
 
-    def report(self) -> Report:
-        """How things are after the latest dispatch, with everything until then added up."""
+    def fetch_report(self) -> TrainReport:
+        """Fetch pending reports and return the one after the latest dispatch."""
         self._fetch()
         assert self.latest is not None
         return self.latest
@@ -259,59 +274,72 @@ class IterationTotals:
         self.updates += int(summary.updates)
         for name, value in summary.metrics.items():
             self.metrics[name] = self.metrics.get(name, 0.0) + float(value)
-        self.sums = summary.episodes if self.sums is None else _joined(self.sums, summary.episodes)
+        self.episode_sums = (
+            summary.episodes
+            if self.episode_sums is None
+            else _merge_sums(self.episode_sums, summary.episodes)
+        )
 
     @property
     def env_steps_trained(self) -> int:
-        """The rows of the gradient steps where these are drawn from a buffer."""
+        """Number of rows in all gradient steps.
+
+        With a replay buffer, a row counts once per draw.
+        """
         if self.replay is None:
             return self.env_steps
         self._fetch()
         return self.updates * self.replay.rows_per_update
 
     @property
-    def nonfinite(self) -> dict[str, float]:
-        """In how many skipped updates each metric was not finite."""
+    def nonfinite_counts(self) -> dict[str, float]:
+        """Number of skipped updates in which each metric was not finite."""
         self._fetch()
-        return only_counts(self.metrics)
+        return select_counts(self.metrics)
 
-    def result(self, smoothing: int) -> dict[str, Any]:
-        """The part of a result that comes from training."""
-        report, sums = self.report(), self.sums
+    def make_result(self, smoothing: int) -> dict[str, Any]:
+        """Return the part of a result that comes from training.
+
+        Args:
+            smoothing: Number of episodes that returns and lengths are averaged over.
+        """
+        report, sums = self.fetch_report(), self.episode_sums
         assert sums is not None
-        steps, batches = counted(report.latest.env_steps), self.learned_batches
+        steps, batches = counter_to_int(report.latest.env_steps), self.learned_batches
         sampled = {
-            **episode_metrics(report.latest.ring, sums, smoothing),
-            "num_episodes_not_reported": self.not_reported,
+            **compute_episode_metrics(report.latest.ring, sums, smoothing),
+            "num_episodes_not_reported": self.num_unreported_episodes,
             "num_env_steps_sampled": self.env_steps,
             "num_env_steps_sampled_lifetime": steps,
             "num_env_steps_sampled_per_second": self.env_steps / max(self.seconds, 1e-9),
         }
         learned: dict[str, Any] = {
             name: value / batches if batches else np.nan
-            for name, value in sorted(without_counts(self.metrics).items())
-            if batches or self.updates  # all of which were skipped
+            for name, value in sorted(drop_counts(self.metrics).items())
+            if batches or self.updates  # NaN if every update was skipped
         }
         replay = self.replay
         trained = (
-            steps if replay is None else counted(report.latest.updates) * replay.rows_per_update
+            steps
+            if replay is None
+            else counter_to_int(report.latest.updates) * replay.rows_per_update
         )
         learned["num_module_steps_trained_lifetime"] = trained
-        learned["num_updates_lifetime"] = counted(report.latest.updates)
-        buffer = {} if replay is None else {REPLAY_BUFFER: self._of_buffer(replay, report)}
+        learned["num_updates_lifetime"] = counter_to_int(report.latest.updates)
+        buffer = {} if replay is None else {REPLAY_BUFFER: self._buffer_metrics(replay, report)}
         return {
             "env_runners": sampled,
             "learners": {DEFAULT_MODULE: learned},
             **buffer,
-            "fault_tolerance": guard_metrics(report),
+            "fault_tolerance": compute_guard_metrics(report),
             "num_env_steps_sampled_lifetime": steps,
             "num_env_steps_trained_lifetime": trained,
             "num_training_step_calls_per_iteration": self.train_batches,
         }
 
-    def _of_buffer(self, replay: AnyReplay, report: Report) -> dict[str, Any]:
-        """RLlib's `replay_buffer` part; what is sampled from it are the rows of updates."""
-        place, is_full = report.latest.replayed
+    def _buffer_metrics(self, replay: AnyReplayBuffer, report: TrainReport) -> dict[str, Any]:
+        """Return RLlib's `replay_buffer` results; rows of updates count as sampled."""
+        place, is_full = report.latest.buffer_position
         stored = replay.num_envs * (replay.length if is_full else int(place))
         capacity = replay.num_envs * replay.length
         return {
@@ -319,14 +347,14 @@ class IterationTotals:
             "num_env_steps_stored": stored,
             "fill": stored / capacity,
             "num_env_steps_added": self.env_steps,
-            "num_env_steps_added_lifetime": counted(report.latest.env_steps),
+            "num_env_steps_added_lifetime": counter_to_int(report.latest.env_steps),
             "num_env_steps_sampled": self.env_steps_trained,
-            "num_env_steps_sampled_lifetime": counted(report.latest.updates)
+            "num_env_steps_sampled_lifetime": counter_to_int(report.latest.updates)
             * replay.rows_per_update,
         }
 
 
-def _joined(a: EpisodeSums, b: EpisodeSums) -> EpisodeSums:
+def _merge_sums(a: EpisodeSums, b: EpisodeSums) -> EpisodeSums:
     low: Any = np.minimum
     high: Any = np.maximum
     return EpisodeSums(
@@ -340,11 +368,11 @@ def _joined(a: EpisodeSums, b: EpisodeSums) -> EpisodeSums:
     )
 
 
-def merged(result: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """A nested result with more entries; where both have one, the second's."""
+def merge_results(result: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge nested results; where both have an entry, the second one wins."""
     joined = dict(result)
-    for name, value in more.items():
+    for name, value in other.items():
         old: Any = joined.get(name)
         nested = isinstance(old, dict) and isinstance(value, Mapping)
-        joined[name] = merged(old, value) if nested else value
+        joined[name] = merge_results(old, value) if nested else value
     return joined

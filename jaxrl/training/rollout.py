@@ -1,4 +1,4 @@
-"""Rolling out a module in vectorised environments: one scan, for every algorithm."""
+"""Rollouts of a module in vectorized environments, as one scan for every algorithm."""
 
 import dataclasses
 from typing import Any
@@ -8,20 +8,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl.connectors.base import Before
-from jaxrl.connectors.pipelines import ActionPipeline, ObservationPipeline, Replay
+from jaxrl.connectors.pipelines import ActionPipeline, ObservationPipeline, PreprocessedRollout
 from jaxrl.core.struct import pytree, replace, where_rows
 from jaxrl.core.types import Columns, Params, Progress, PyTree, Rollout
 from jaxrl.envs.vector import StepInputs, VectorEnv, VectorState, VectorStep
-from jaxrl.modules.rl_module import RLModule, zeros_of
+from jaxrl.modules.rl_module import RLModule, make_zeros
 from jaxrl.training.episode_stats import EpisodeRecord
 
-RECORDED = (Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS)
-"""What a rollout keeps of the module's output, beside the action."""
+RECORDED_COLUMNS = (Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS)
+"""Columns of the module's output that a rollout records in addition to the action."""
 
 
 @pytree
-class Actor:
-    """What acting depends on and does not change while it lasts."""
+class ActorState:
+    """Inputs of acting that are constant during a rollout."""
 
     params: Params
     obs_state: PyTree
@@ -30,12 +30,12 @@ class Actor:
 
 
 @pytree
-class Carry:
-    """What an environment's acting carries from step to step, `[B, ...]`.
+class ActorCarry:
+    """State of acting that each environment carries from step to step, `[B, ...]`.
 
-    `module` is the module's memory and None for one without, `connectors` what each observation
-    connector remembers. `action` (the module's) and `reward` are those of the step before; they are
-    None where no connector remembers anything.
+    `module` is the module's recurrent state, None for a stateless module; `connectors` is the state
+    of each observation connector. `action` (the module's) and `reward` belong to the previous step;
+    they are None if no connector is temporal.
     """
 
     module: PyTree
@@ -45,57 +45,67 @@ class Carry:
 
 
 @pytree
-class ActInputs:
-    """What steps draw from: the environments' part and the module's."""
+class RolloutInputs:
+    """Random inputs of steps, for the environments and for the module."""
 
     env: StepInputs
     draws: PyTree
 
 
 @pytree
-class _Carry:
+class _ScanCarry:
     env: VectorState
-    acting: Carry
+    acting: ActorCarry
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Acting:
-    """The module and the connectors on both its sides, as pure functions of any environment."""
+class PolicyStep:
+    """Module with its observation and action connectors, as pure functions of any environment."""
 
     module: RLModule
     obs_pipeline: ObservationPipeline
     action_pipeline: ActionPipeline
 
-    def initial_carry(self, num_envs: int) -> Carry:
-        """The carry at the start of an episode in every environment."""
-        remembers = bool(self.obs_pipeline.temporal)
-        return Carry(
+    def initial_carry(self, num_envs: int) -> ActorCarry:
+        """Return the carry at the start of an episode in every environment."""
+        has_memory = bool(self.obs_pipeline.temporal)
+        return ActorCarry(
             module=self.module.initial_carry(num_envs),
             connectors=self.obs_pipeline.init_carry(num_envs),
-            action=zeros_of(self.module.action_space, (num_envs,)) if remembers else None,
-            reward=jnp.zeros((num_envs,), jnp.float32) if remembers else None,
+            action=make_zeros(self.module.action_space, (num_envs,)) if has_memory else None,
+            reward=jnp.zeros((num_envs,), jnp.float32) if has_memory else None,
         )
 
     def act(
         self,
-        actor: Actor,
+        actor: ActorState,
         obs: PyTree,
-        carry: Carry,
+        carry: ActorCarry,
         is_first: Bool[Array, " B"],
         env_index: Int[Array, " B"],
         draws: PyTree,
         explore: bool,
     ) -> dict[str, Any]:
-        """The module's output for raw observations `[B, ...]`, of which `is_first` start episodes.
+        """Compute the module's output for raw observations.
 
-        `STATE_OUT` is the Carry after acting; `advance` completes it once the environments have
-        made their step.
+        Args:
+            actor: Parameters, connector statistics and hyperparameters.
+            obs: Observations of the environments, `[B, ...]`.
+            carry: Carry before this step.
+            is_first: Whether each observation starts an episode.
+            env_index: Index of each environment within the run.
+            draws: The module's random inputs.
+            explore: Whether to explore.
+
+        Returns:
+            The module's output. `STATE_OUT` is the Carry after acting, which `advance` completes
+            after the environments' step.
         """
         forward = self.module.forward_exploration if explore else self.module.forward_inference
-        connectors, observed = self._observe(actor.obs_state, obs, carry, is_first)
+        connectors, processed = self._preprocess(actor.obs_state, obs, carry, is_first)
         out = forward(
             actor.params,
-            observed,
+            processed,
             carry.module,
             actor.hparams,
             actor.progress,
@@ -103,7 +113,7 @@ class Acting:
             draws,
         )
         if Columns.ACTION_LOGP not in out:
-            dist = self.module.action_dist(out[Columns.ACTION_DIST_INPUTS], observed)
+            dist = self.module.action_dist(out[Columns.ACTION_DIST_INPUTS], processed)
             out = {**out, Columns.ACTION_LOGP: dist.log_prob(out[Columns.ACTIONS])}
         after = replace(
             carry,
@@ -117,83 +127,95 @@ class Acting:
         )
         return {**out, Columns.STATE_OUT: after}
 
-    def _observe(
-        self, obs_state: PyTree, obs: PyTree, carry: Carry, is_first: Bool[Array, " B"]
+    def _preprocess(
+        self, obs_state: PyTree, obs: PyTree, carry: ActorCarry, is_first: Bool[Array, " B"]
     ) -> tuple[tuple[PyTree, ...], PyTree]:
         if carry.reward is None:
             return carry.connectors, self.obs_pipeline(obs_state, obs)
         before = Before(is_first=is_first, action=carry.action, reward=carry.reward)
         return self.obs_pipeline.step(obs_state, carry.connectors, obs, before)
 
-    def advance(self, carry: Carry, reward: Float[Array, " B"], starts: Bool[Array, " B"]) -> Carry:
-        """The carry after the step that `act` chose; `starts` says whose episode begins anew."""
+    def advance(
+        self, carry: ActorCarry, reward: Float[Array, " B"], is_first: Bool[Array, " B"]
+    ) -> ActorCarry:
+        """Return the carry after the environment step that followed `act`.
+
+        Args:
+            carry: `STATE_OUT` of `act`.
+            reward: Rewards of the step.
+            is_first: Whether each environment begins a new episode next.
+        """
         module = carry.module
         if module is not None:
-            blank = self.module.initial_carry(starts.shape[0])
-            module = where_rows(starts, blank, module)
+            blank = self.module.initial_carry(is_first.shape[0])
+            module = where_rows(is_first, blank, module)
         last = None if carry.reward is None else jnp.asarray(reward, jnp.float32)
         return replace(carry, module=module, reward=last)
 
-    def observed(self, obs_state: PyTree, rollout: Rollout) -> Rollout:
-        """The rollout as the module saw it, with its own carry alone."""
-        return self._with(rollout, self._replay(obs_state, rollout))
+    def preprocess_rollout(self, obs_state: PyTree, rollout: Rollout) -> Rollout:
+        """Return the rollout as the module saw it, with only the module's own carry."""
+        return self._replace_obs(rollout, self._recompute(obs_state, rollout))
 
-    def learned_from(
+    def update_statistics(
         self, obs_state: PyTree, rollout: Rollout, axis_name: str | None
     ) -> tuple[PyTree, Rollout]:
-        """The statistics with a rollout added, and the rollout as the module saw it."""
-        seen = self._replay(obs_state, rollout)
-        updated = self.obs_pipeline.update(obs_state, seen.received, rollout.mask, axis_name)
-        return updated, self._with(rollout, seen)
+        """Update the connector statistics with a rollout.
 
-    def _with(self, rollout: Rollout, seen: Replay) -> Rollout:
-        start: Carry | None = rollout.carry_in
-        keeps = self.module.is_stateful and start is not None
+        Returns:
+            The updated statistics, and the rollout as the module saw it.
+        """
+        seen = self._recompute(obs_state, rollout)
+        updated = self.obs_pipeline.update(obs_state, seen.received, rollout.mask, axis_name)
+        return updated, self._replace_obs(rollout, seen)
+
+    def _replace_obs(self, rollout: Rollout, seen: PreprocessedRollout) -> Rollout:
+        start: ActorCarry | None = rollout.carry_in
+        has_carry = self.module.is_stateful and start is not None
         return replace(
             rollout,
             obs=seen.obs,
             final_obs=seen.final_obs,
-            carry_in=self.module.memory_of(start.module) if keeps and start else None,
+            carry_in=self.module.get_recurrent_carry(start.module) if has_carry and start else None,
         )
 
-    def _replay(self, obs_state: PyTree, rollout: Rollout) -> Replay:
-        """What the module saw, from the carry at the rollout's start on."""
-        start: Carry | None = rollout.carry_in
+    def _recompute(self, obs_state: PyTree, rollout: Rollout) -> PreprocessedRollout:
+        """Recompute the module's observations from the carry at the rollout's start."""
+        start: ActorCarry | None = rollout.carry_in
         if start is None or start.reward is None:
-            return self.obs_pipeline.replay(obs_state, (), rollout, None)
+            return self.obs_pipeline.preprocess_rollout(obs_state, (), rollout, None)
         before = Before(
             is_first=rollout.is_first,
-            action=jax.tree.map(_shifted, start.action, rollout.action),
-            reward=_shifted(start.reward, rollout.reward),
+            action=jax.tree.map(_shift_by_one, start.action, rollout.action),
+            reward=_shift_by_one(start.reward, rollout.reward),
         )
-        return self.obs_pipeline.replay(obs_state, start.connectors, rollout, before)
+        return self.obs_pipeline.preprocess_rollout(obs_state, start.connectors, rollout, before)
 
 
-def _shifted(first: Array, rows: Array) -> Array:
-    """The row before each, `[T, B, ...]`, of which `first` is before the first."""
+def _shift_by_one(first: Array, rows: Array) -> Array:
+    """Shift rows `[T, B, ...]` by one step in time, with `first` before the first."""
     return jnp.concatenate([first[None], rows[:-1].astype(first.dtype)])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sampler(Acting):
-    """An environment that is pure functions, and what acts in it."""
+class RolloutWorker(PolicyStep):
+    """Environments that are pure functions, with the policy that acts in them."""
 
     env: VectorEnv
 
-    def inputs(self, state: VectorState, num_steps: int, params: PyTree) -> ActInputs:
-        """What the next steps draw from, `[num_steps, B]`, made all at once."""
-        env = self.env.inputs(state, num_steps, params)
-        return ActInputs(env=env, draws=jax.vmap(self.module.draw)(env.action_key))
+    def sample_inputs(self, state: VectorState, num_steps: int, params: PyTree) -> RolloutInputs:
+        """Draw the random inputs of the next steps at once, `[num_steps, B]`."""
+        env = self.env.make_step_inputs(state, num_steps, params)
+        return RolloutInputs(env=env, draws=jax.vmap(self.module.draw)(env.action_key))
 
     def step(
         self,
-        actor: Actor,
+        actor: ActorState,
         state: VectorState,
-        carry: Carry,
-        row: ActInputs,
+        carry: ActorCarry,
+        row: RolloutInputs,
         params: PyTree,
         explore: bool,
-    ) -> tuple[VectorState, Carry, VectorStep, dict[str, Any]]:
+    ) -> tuple[VectorState, ActorCarry, VectorStep, dict[str, Any]]:
         """Act once in every environment."""
         out = self.act(actor, state.obs, carry, state.is_first, state.index, row.draws, explore)
         action = self.action_pipeline(out[Columns.ACTIONS])
@@ -203,21 +225,23 @@ class Sampler(Acting):
 
     def rollout(
         self,
-        actor: Actor,
+        actor: ActorState,
         state: VectorState,
-        carry: Carry,
+        carry: ActorCarry,
         params: PyTree,
         num_steps: int,
         explore: bool = True,
-    ) -> tuple[VectorState, Carry, Rollout, EpisodeRecord]:
-        """`num_steps` transitions of every environment, with the environment's own observations."""
+    ) -> tuple[VectorState, ActorCarry, Rollout, EpisodeRecord]:
+        """Record `num_steps` transitions of every environment, with raw observations."""
 
-        def body(c: _Carry, now: ActInputs) -> tuple[_Carry, tuple[Rollout, EpisodeRecord]]:
+        def body(
+            c: _ScanCarry, now: RolloutInputs
+        ) -> tuple[_ScanCarry, tuple[Rollout, EpisodeRecord]]:
             state = c.env
             new_state, new_carry, step, out = self.step(
                 actor, state, c.acting, now, params, explore
             )
-            extras = {name: out[name] for name in RECORDED}
+            extras = {name: out[name] for name in RECORDED_COLUMNS}
             row = Rollout(
                 obs=state.obs,
                 action=out[Columns.ACTIONS],
@@ -236,30 +260,32 @@ class Sampler(Acting):
                 env_step=state.count,
                 fault=step.fault,
             )
-            return _Carry(env=new_state, acting=new_carry), (row, record)
+            return _ScanCarry(env=new_state, acting=new_carry), (row, record)
 
-        start = _Carry(env=state, acting=carry)
-        inputs = self.inputs(state, num_steps, params)
+        start = _ScanCarry(env=state, acting=carry)
+        inputs = self.sample_inputs(state, num_steps, params)
         end, (rollout, record) = jax.lax.scan(body, start, inputs)
         return end.env, end.acting, dataclasses.replace(rollout, carry_in=carry), record
 
 
-def initial_env_index(num_envs: int) -> Int[Array, " B"]:
-    """The places of all environments of a run."""
+def make_env_index(num_envs: int) -> Int[Array, " B"]:
+    """Return the indices of all environments of a run."""
     return jnp.arange(num_envs, dtype=jnp.int32)
 
 
-def blank_rollout(acting: Acting, actor: Actor, num_steps: int, num_envs: int) -> Rollout:
-    """A rollout `[T, B, ...]` of nothing, shaped and typed as every runner records one.
+def make_blank_rollout(
+    policy_step: PolicyStep, actor: ActorState, num_steps: int, num_envs: int
+) -> Rollout:
+    """Return an all-zero rollout `[T, B, ...]`, shaped and typed as every runner records it.
 
-    It comes from the spaces and from the module alone, so that it needs no environment.
+    It is derived from the spaces and the module alone, so it needs no environment.
     """
-    obs = zeros_of(acting.obs_pipeline.space, (num_envs,))
-    carry = acting.initial_carry(num_envs)
+    obs = make_zeros(policy_step.obs_pipeline.space, (num_envs,))
+    carry = policy_step.initial_carry(num_envs)
     flag, number = jnp.zeros((num_envs,), jnp.bool_), jnp.zeros((num_envs,), jnp.float32)
     keys = jax.random.split(jax.random.key(0), num_envs)
     index = jnp.arange(num_envs, dtype=jnp.int32)
-    out = acting.act(actor, obs, carry, flag, index, acting.module.draw(keys), True)
+    out = policy_step.act(actor, obs, carry, flag, index, policy_step.module.draw(keys), True)
     row = Rollout(
         obs=obs,
         action=out[Columns.ACTIONS],
@@ -269,7 +295,7 @@ def blank_rollout(acting: Acting, actor: Actor, num_steps: int, num_envs: int) -
         final_obs=obs,
         is_first=flag,
         mask=flag,
-        extras={name: out[name] for name in RECORDED},
+        extras={name: out[name] for name in RECORDED_COLUMNS},
     )
     rows = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (num_steps, *x.shape)), row)
     return replace(rows, carry_in=carry)

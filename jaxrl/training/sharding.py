@@ -1,4 +1,4 @@
-"""How a TrainState lies on the devices, and the runner's programs over a mesh of them."""
+"""Layout of a TrainState on devices, and the runner's programs over a device mesh."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,65 +10,75 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jaxtyping import Array, Bool, Int
 
-from jaxrl.buffers.circular import CircularState
+from jaxrl.buffers.circular import CircularBufferState
 from jaxrl.buffers.replay import ReplayState
 from jaxrl.core.struct import pytree, where_rows
 from jaxrl.core.types import Device, PyTree
-from jaxrl.runtime.kept_programs import KeptPrograms
+from jaxrl.runtime.kept_programs import ProgramCache
 from jaxrl.runtime.program import Program
-from jaxrl.training.in_graph import InGraph
-from jaxrl.training.train_state import Row, Sampled, Summary, TrainState
-from jaxrl.training.train_step import Learning
+from jaxrl.training.in_graph import InGraphRunner
+from jaxrl.training.train_state import ReportRow, RolloutBatch, Summary, TrainState
+from jaxrl.training.train_step import TrainStep
 
-RunnerT = TypeVar("RunnerT", bound=Learning)
+RunnerT = TypeVar("RunnerT", bound=TrainStep)
 
-AXIS = "devices"
-ALONG, WHOLE, COLUMNS = PartitionSpec(AXIS), PartitionSpec(), PartitionSpec(None, AXIS)
-BATCHES = PartitionSpec(None, None, AXIS)
+DEVICE_AXIS = "devices"
+SHARDED, REPLICATED, COLUMN_SHARDED = (
+    PartitionSpec(DEVICE_AXIS),
+    PartitionSpec(),
+    PartitionSpec(None, DEVICE_AXIS),
+)
+BATCH_SHARDED = PartitionSpec(None, None, DEVICE_AXIS)
 
 
 def state_specs(state: TrainState) -> TrainState:
-    """What has an axis of environments or shards is divided; everything else is on each device."""
+    """Return the partition specs of a state.
+
+    Axes of environments or shards are sharded, everything else is replicated.
+    """
 
     def fill(tree: PyTree, spec: PartitionSpec) -> PyTree:
         return jax.tree.map(lambda _: spec, tree)
 
-    whole = fill(state, WHOLE)
+    whole = fill(state, REPLICATED)
     buffer = whole.buffer
-    if isinstance(state.buffer, CircularState):
-        buffer = dataclasses.replace(buffer, batches=fill(state.buffer.batches, BATCHES))
+    if isinstance(state.buffer, CircularBufferState):
+        buffer = dataclasses.replace(buffer, batches=fill(state.buffer.batches, BATCH_SHARDED))
     if isinstance(state.buffer, ReplayState):
         buffer = replay_specs(state.buffer)
     return dataclasses.replace(
         whole,
         buffer=buffer,
-        env=fill(state.env, ALONG),
-        carry=fill(state.carry, ALONG),
-        ring=fill(state.ring, ALONG),
-        faults=fill(state.faults, ALONG),
+        env=fill(state.env, SHARDED),
+        carry=fill(state.carry, SHARDED),
+        ring=fill(state.ring, SHARDED),
+        faults=fill(state.faults, SHARDED),
         connectors=dataclasses.replace(
-            whole.connectors, per_env=fill(state.connectors.per_env, ALONG)
+            whole.connectors, per_env=fill(state.connectors.per_env, SHARDED)
         ),
     )
 
 
 def replay_specs(state: ReplayState) -> ReplayState:
-    """Rows are divided by environment, priorities by shard."""
+    """Return partition specs of a replay buffer: rows by environment, priorities by shard."""
 
     def fill(tree: PyTree, spec: PartitionSpec) -> PyTree:
         return jax.tree.map(lambda _: spec, tree)
 
-    whole, priorities = fill(state, WHOLE), state.priorities
+    whole, priorities = fill(state, REPLICATED), state.priorities
     if priorities is not None:
-        priorities = dataclasses.replace(whole.priorities, tree=fill(priorities.tree, ALONG))
-    rows = dataclasses.replace(whole.rows, experience=fill(state.rows.experience, ALONG))
-    return ReplayState(rows=rows, priorities=priorities, streams=fill(state.streams, ALONG))
+        priorities = dataclasses.replace(whole.priorities, tree=fill(priorities.tree, SHARDED))
+    rows = dataclasses.replace(whole.rows, experience=fill(state.rows.experience, SHARDED))
+    return ReplayState(rows=rows, priorities=priorities, streams=fill(state.streams, SHARDED))
 
 
 def summary_specs() -> Summary:
-    """Episode sums are per shard; the rest is reduced. Each spec is for all that lies below it."""
-    everywhere: Any = WHOLE
-    divided: Any = ALONG
+    """Return partition specs of a summary; episode sums are per shard, everything else is reduced.
+
+    Each spec is a prefix that covers the subtree below it.
+    """
+    everywhere: Any = REPLICATED
+    divided: Any = SHARDED
     return Summary(
         metrics=everywhere,
         learned_batches=everywhere,
@@ -79,11 +89,14 @@ def summary_specs() -> Summary:
     )
 
 
-def row_specs() -> Row:
-    """What has an axis of shards is divided, behind the axis of rows; see `summary_specs`."""
-    everywhere: Any = WHOLE
-    divided: Any = COLUMNS
-    return Row(
+def row_specs() -> ReportRow:
+    """Return partition specs of report rows, whose shard axis follows the axis of rows.
+
+    Each spec is a prefix, as in `summary_specs`.
+    """
+    everywhere: Any = REPLICATED
+    divided: Any = COLUMN_SHARDED
+    return ReportRow(
         summary=dataclasses.replace(summary_specs(), episodes=divided),
         ring=divided,
         faults=divided,
@@ -92,13 +105,13 @@ def row_specs() -> Row:
         num_nonfinite=everywhere,
         env_steps=everywhere,
         updates=everywhere,
-        replayed=everywhere,
+        buffer_position=everywhere,
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Compiled:
-    """The runner's programs: `init(key, env_params)` and `run(state, num_rows, batches_each)`."""
+class RunnerPrograms:
+    """Programs of a runner: `init(key, env_params)` and `run(state, num_rows, batches_each)`."""
 
     init: Program
     run: Program
@@ -106,154 +119,179 @@ class Compiled:
     devices: tuple[Device, ...]
 
 
-def compile_runner(
-    runner: InGraph,
+def make_runner_programs(
+    runner: InGraphRunner,
     state_shapes: TrainState,
     devices: list[Device],
     *,
     max_retraces: int | None,
     jit: bool,
-    keeps_before: bool = False,
-    kept: KeptPrograms | None = None,
-) -> Compiled:
-    """Programs for the devices; with several, a `shard_map` of the same functions over a mesh.
+    return_previous: bool = False,
+    program_cache: ProgramCache | None = None,
+) -> RunnerPrograms:
+    """Make the runner's programs for the devices.
+
+    With several devices, the same functions run under a `shard_map` over their mesh.
 
     Args:
-        runner: The pure functions, without a mesh axis.
-        state_shapes: `jax.eval_shape` of the first state.
-        devices: The devices that share the work.
+        runner: Pure functions of the run, without a mesh axis.
+        state_shapes: `jax.eval_shape` of the initial state.
+        devices: Devices that share the work.
         max_retraces: See `Program`.
-        jit: False runs everything op by op, on one device.
-        keeps_before: `run` returns a copy of the state that it was given as well.
-        kept: The programs of earlier processes.
+        jit: Whether to compile; False runs everything op by op, on one device.
+        return_previous: Whether `run` also returns a copy of its input state.
+        program_cache: Cache of programs compiled by earlier processes.
     """
     if len(devices) == 1:
         shardings = jax.tree.map(lambda _: SingleDeviceSharding(devices[0]), state_shapes)
-        run = runner.run_rows
+        run = runner.run_iterations
     else:
-        mesh = Mesh(np.asarray(devices), (AXIS,))
+        mesh = Mesh(np.asarray(devices), (DEVICE_AXIS,))
         specs = state_specs(state_shapes)
         shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-        run = over(
-            devices, per_device(runner).run_rows, (specs, WHOLE, WHOLE), (specs, row_specs())
+        run = shard_over_devices(
+            devices,
+            to_per_device(runner).run_iterations,
+            (specs, REPLICATED, REPLICATED),
+            (specs, row_specs()),
         )
 
-    def run_and_keep(state: TrainState, *numbers: Any) -> tuple[Any, ...]:
+    def run_and_copy(state: TrainState, *numbers: Any) -> tuple[Any, ...]:
         before = jax.tree.map(lambda x: jnp.array(x, copy=True), state)
         return *run(state, *numbers), before
 
-    main = run_and_keep if keeps_before else run
-    return Compiled(
-        init=Program("init", runner.first_state, out_shardings=shardings, kept=kept, enabled=jit),
-        run=Program("train", main, donate=(0,), max_retraces=max_retraces, kept=kept, enabled=jit),
+    main = run_and_copy if return_previous else run
+    return RunnerPrograms(
+        init=Program(
+            "init",
+            runner.jitted_init,
+            out_shardings=shardings,
+            program_cache=program_cache,
+            enabled=jit,
+        ),
+        run=Program(
+            "train",
+            main,
+            donate_argnums=(0,),
+            max_retraces=max_retraces,
+            program_cache=program_cache,
+            enabled=jit,
+        ),
         shardings=shardings,
         devices=tuple(devices),
     )
 
 
-def learn_program(
-    runner: Learning, devices: list[Device], *, max_retraces: int | None, jit: bool
+def make_train_step_program(
+    runner: TrainStep, devices: list[Device], *, max_retraces: int | None, jit: bool
 ) -> Program:
-    """`learn(state, data) -> (state, summary)` for data that runners on the host recorded.
+    """Make `learn(state, data) -> (state, summary)` for data recorded by runners on the host.
 
-    Columns are divided over the devices as environments are in-graph; what connectors keep of each
-    environment is brought into the order of the columns and back.
+    Columns are sharded over the devices as environments are in-graph. The connectors' state of each
+    environment is gathered into column order before the update and scattered back after it.
     """
 
-    def learn(state: TrainState, data: Sampled) -> tuple[TrainState, Summary]:
+    def learn(state: TrainState, data: RolloutBatch) -> tuple[TrainState, Summary]:
         if len(devices) == 1:
-            return runner.learn_and_sum(state, data)
+            return runner.train_step_with_summary(state, data)
         specs = state_specs(state)
-        sharded = over(
+        sharded = shard_over_devices(
             devices,
-            per_device(runner).learn_and_sum,
+            to_per_device(runner).train_step_with_summary,
             (specs, data_specs(data)),
             (specs, summary_specs()),
         )
         return sharded(state, data)
 
-    def program(state: TrainState, data: Sampled) -> tuple[TrainState, Summary]:
-        new_state, summary = learn(in_columns(runner, state, data), data)
-        return out_of_columns(state, new_state, data), summary
+    def program(state: TrainState, data: RolloutBatch) -> tuple[TrainState, Summary]:
+        new_state, summary = learn(gather_columns(runner, state, data), data)
+        return scatter_columns(state, new_state, data), summary
 
-    return Program("learn", program, donate=(0,), max_retraces=max_retraces, enabled=jit)
+    return Program("learn", program, donate_argnums=(0,), max_retraces=max_retraces, enabled=jit)
 
 
-def over(
+def shard_over_devices(
     devices: list[Device], fn: Callable[..., Any], in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
-    """A function of one device's part, over a mesh of all."""
-    mesh = Mesh(np.asarray(devices), (AXIS,))
+    """Map a function of one device's part over a mesh of the devices."""
+    mesh = Mesh(np.asarray(devices), (DEVICE_AXIS,))
     return jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
-def in_columns(runner: Learning, state: TrainState, data: Sampled) -> TrainState:
-    """The state with what connectors keep of each environment at the start of the columns.
+def gather_columns(runner: TrainStep, state: TrainState, data: RolloutBatch) -> TrainState:
+    """Return the state with the connectors' per-environment state gathered into column order.
 
-    Several columns may be of one environment, where its runner delivered several fragments of the
-    batch. Each of them starts from where the connectors leave the one before it in time, so that
-    they see what one long fragment would show them.
+    Several columns may belong to one environment if its runner delivered several fragments of the
+    batch. Each of them starts from the connector state at the end of the column that precedes it in
+    time, so the connectors see the same as with one long fragment. These states are computed by
+    fixed-point iteration.
     """
     kept = state.connectors.per_env
     if not jax.tree.leaves(kept):
         return state
-    chain = _chain(data)
+    chain = _chain_columns(data)
     links = chain.place.max()
-    most = 2 * len(runner.learner_pipeline.connectors) * links
+    max_rounds = 2 * len(runner.learner_pipeline.connectors) * links
 
-    def is_wrong(carry: _Starts) -> Bool[Array, ""]:
-        return carry.changed & (carry.rounds < most)
+    def not_converged(carry: _ColumnStarts) -> Bool[Array, ""]:
+        return carry.changed & (carry.rounds < max_rounds)
 
-    def follow(carry: _Starts) -> _Starts:
-        """Each round a link further; connectors that read what others computed need some more."""
-        ends = runner.per_env_after(_with_per_env(state, carry.per_env), data)
+    def propagate(carry: _ColumnStarts) -> _ColumnStarts:
+        """Propagate the states by one column.
+
+        Connectors that read other connectors' output may need several rounds per column.
+        """
+        ends = runner.update_per_env(_replace_per_env(state, carry.per_env), data)
         behind = jax.tree.map(lambda x: x[chain.previous], ends)
         starts = where_rows(chain.place > 0, behind, carry.per_env)
-        changed = jnp.stack(jax.tree.leaves(jax.tree.map(_differ, starts, carry.per_env))).any()
-        return _Starts(per_env=starts, rounds=carry.rounds + 1, changed=changed)
+        changed = jnp.stack(
+            jax.tree.leaves(jax.tree.map(_any_differs, starts, carry.per_env))
+        ).any()
+        return _ColumnStarts(per_env=starts, rounds=carry.rounds + 1, changed=changed)
 
-    first = _Starts(
+    first = _ColumnStarts(
         per_env=jax.tree.map(lambda x: x[data.env_index], kept),
         rounds=jnp.zeros_like(links),
         changed=links > 0,
     )
-    return _with_per_env(state, jax.lax.while_loop(is_wrong, follow, first).per_env)
+    return _replace_per_env(state, jax.lax.while_loop(not_converged, propagate, first).per_env)
 
 
 @pytree
-class _Starts:
-    """What connectors keep at the start of the columns, as far as it is known."""
+class _ColumnStarts:
+    """Current estimate of the connector state at the start of each column."""
 
     per_env: PyTree
     rounds: Int[Array, ""]
     changed: Bool[Array, ""]
 
 
-def _differ(a: Array, b: Array) -> Bool[Array, ""]:
-    return ((a != b) & ~((a != a) & (b != b))).any()  # NaN is NaN
+def _any_differs(a: Array, b: Array) -> Bool[Array, ""]:
+    return ((a != b) & ~((a != a) & (b != b))).any()  # NaN equals NaN
 
 
-def out_of_columns(before: TrainState, state: TrainState, data: Sampled) -> TrainState:
-    """The state with what connectors keep of each environment back in its place.
+def scatter_columns(before: TrainState, state: TrainState, data: RolloutBatch) -> TrainState:
+    """Return the state with the connectors' per-environment state scattered back into place.
 
-    Of several columns of one environment the latest counts.
+    If several columns belong to one environment, the latest one wins.
     """
     kept = before.connectors.per_env
     if not jax.tree.leaves(kept):
-        return _with_per_env(state, kept)
-    nowhere = np.iinfo(np.int32).max
-    index = jnp.where(_chain(data).is_latest, data.env_index, nowhere)
+        return _replace_per_env(state, kept)
+    out_of_range = np.iinfo(np.int32).max
+    index = jnp.where(_chain_columns(data).is_latest, data.env_index, out_of_range)
     back = jax.tree.map(
         lambda x, new: x.at[index].set(new, mode="drop"), kept, state.connectors.per_env
     )
-    return _with_per_env(state, back)
+    return _replace_per_env(state, back)
 
 
 @pytree
-class _Chain:
-    """The columns of each environment in order of time.
+class _ColumnChain:
+    """Columns of each environment in order of time.
 
-    `place` counts a column's predecessors, `previous` is the last of them where there is one.
+    `place` counts a column's predecessors; `previous` is the index of the latest predecessor, if
+    there is one.
     """
 
     place: Int[Array, " B"]
@@ -261,47 +299,52 @@ class _Chain:
     is_latest: Bool[Array, " B"]
 
 
-def _chain(data: Sampled) -> _Chain:
+def _chain_columns(data: RolloutBatch) -> _ColumnChain:
     order = jnp.lexsort((data.record.env_step[0], data.env_index))
     env = data.env_index[order]
     numbers = jnp.arange(len(env), dtype=jnp.int32)
     place = numbers - jnp.searchsorted(env, env).astype(jnp.int32)
     is_latest = jnp.concatenate([env[1:] != env[:-1], jnp.ones((1,), bool)])
     back = jnp.argsort(order)
-    return _Chain(place=place[back], previous=jnp.roll(order, 1)[back], is_latest=is_latest[back])
+    return _ColumnChain(
+        place=place[back], previous=jnp.roll(order, 1)[back], is_latest=is_latest[back]
+    )
 
 
-def _with_per_env(state: TrainState, per_env: PyTree) -> TrainState:
+def _replace_per_env(state: TrainState, per_env: PyTree) -> TrainState:
     connectors = dataclasses.replace(state.connectors, per_env=per_env)
     return dataclasses.replace(state, connectors=connectors)
 
 
-def data_specs(data: Sampled) -> Sampled:
-    """Columns are divided."""
-    columns = jax.tree.map(lambda _: COLUMNS, data)
-    carry_in = jax.tree.map(lambda _: ALONG, data.rollout.carry_in)
+def data_specs(data: RolloutBatch) -> RolloutBatch:
+    """Return partition specs of a recorded batch, sharded by column."""
+    columns = jax.tree.map(lambda _: COLUMN_SHARDED, data)
+    carry_in = jax.tree.map(lambda _: SHARDED, data.rollout.carry_in)
     return dataclasses.replace(
         columns,
         rollout=dataclasses.replace(columns.rollout, carry_in=carry_in),
-        env_index=ALONG,
-        num_env_steps=WHOLE,
+        env_index=SHARDED,
+        num_env_steps=REPLICATED,
     )
 
 
 def state_shardings(state: TrainState, devices: list[Device]) -> Any:
-    """Where a state without environments lies: what is kept of each environment is everywhere."""
+    """Return the shardings of a state without environments.
+
+    The connectors' per-environment state is replicated.
+    """
     if len(devices) == 1:
         return jax.tree.map(lambda _: SingleDeviceSharding(devices[0]), state)
-    mesh = Mesh(np.asarray(devices), (AXIS,))
+    mesh = Mesh(np.asarray(devices), (DEVICE_AXIS,))
     specs = state_specs(state)
-    whole = jax.tree.map(lambda _: WHOLE, specs.connectors.per_env)
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), _with_per_env(specs, whole))
+    whole = jax.tree.map(lambda _: REPLICATED, specs.connectors.per_env)
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), _replace_per_env(specs, whole))
 
 
-def per_device(runner: RunnerT) -> RunnerT:
-    """The runner as one device's part of the mesh: it reduces over the axis."""
+def to_per_device(runner: RunnerT) -> RunnerT:
+    """Return the runner as one device's part of the mesh, reducing over the mesh axis."""
     return dataclasses.replace(
         runner,
-        axis_name=AXIS,
-        learner=dataclasses.replace(runner.learner, axis_name=AXIS),
+        axis_name=DEVICE_AXIS,
+        learner=dataclasses.replace(runner.learner, axis_name=DEVICE_AXIS),
     )

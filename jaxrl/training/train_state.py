@@ -1,6 +1,4 @@
-"""What a run carries from one train batch to the next, and what a train batch reports."""
-
-from typing import Any
+"""State carried between train batches, and the reports of train batches."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, UInt32
@@ -8,13 +6,14 @@ from jaxtyping import Array, Bool, Int, UInt32
 from jaxrl.buffers.replay import ReplayState
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Counter, Key, Metrics, Progress, PyTree, Rollout
-from jaxrl.training.episode_stats import EpisodeRecord, EpisodeRing, EpisodeSums, FaultLog
-from jaxrl.training.nonfinite import PREFIX
+from jaxrl.learners.learner import LearnerState
+from jaxrl.training.episode_stats import EpisodeRecord, EpisodeStatsBuffer, EpisodeSums, FaultLog
+from jaxrl.training.nonfinite import NONFINITE_PREFIX
 
 
 @pytree
 class ConnectorState:
-    """Statistics of the connectors; `per_env` has a leading axis B."""
+    """Connector statistics; `per_env` has a leading axis B."""
 
     obs: PyTree
     learner: PyTree
@@ -23,7 +22,7 @@ class ConnectorState:
 
 @pytree
 class GuardState:
-    """What the divergence guard remembers; `snapshot` is the last learner state known good."""
+    """State of the divergence guard; `snapshot` is the last learner state known to be good."""
 
     snapshot: PyTree
     in_a_row: Int[Array, ""]
@@ -33,23 +32,25 @@ class GuardState:
 
 @pytree
 class TrainState:
-    """The whole of a run. Saving it is exact, and a leading axis makes a population of it.
+    """Complete state of a run.
 
-    Where runners on the host keep the environments, `env`, `env_params` and `carry` are empty while
-    the run goes on; a checkpoint gets from the runners what they can tell.
+    Saving it is exact, and a population is a leading axis on every leaf.
 
-    `behaviour` holds the parameters that the compiled program acts with where those lag behind the
-    learner's (`broadcast_interval`), else None; a checkpoint of a run with runners on the host gets
-    there all that they act with. `buffer` holds the latest train batches where they
-    are learned from again, else it is empty.
+    With runners on the host, which own the environments, `env`, `env_params` and `carry` are empty
+    during training; a checkpoint holds them as far as the runners can export them.
+
+    `behaviour` holds the parameters that the compiled program acts with if they lag behind the
+    learner's (`broadcast_interval`), else None; in a checkpoint of a run with runners on the host
+    it holds everything that they act with. `buffer` holds the replay buffer, or the latest train
+    batches if these are reused, else it is empty.
     """
 
-    learner: Any
+    learner: LearnerState
     env: PyTree
     env_params: PyTree
     connectors: ConnectorState
     carry: PyTree
-    ring: EpisodeRing
+    ring: EpisodeStatsBuffer
     faults: FaultLog
     guard: GuardState
     progress: Progress
@@ -59,19 +60,21 @@ class TrainState:
 
 
 @pytree
-class Lesson:
-    """What a batch that is learned from changes; `updates` counts the run's gradient steps."""
+class LearnerProgress:
+    """Learner state that a batch updates; `updates` counts the gradient steps of the run."""
 
-    learner: Any
+    learner: LearnerState
     guard: GuardState
     updates: Counter
 
 
 @pytree
-class Learned:
-    """What the updates of a train batch report: means over those that were not skipped.
+class UpdateMetrics:
+    """Metrics of a train batch's updates.
 
-    NaN where all were. `every` counts the skipped ones too, see `runners.nonfinite`.
+    `every` holds means over all updates that were not skipped, NaN if all were, and counts of
+    non-finite metrics over the skipped ones (see `training.nonfinite`). `last_epoch` holds means
+    over the last epoch alone.
     """
 
     every: Metrics
@@ -81,11 +84,11 @@ class Learned:
 
 @pytree
 class Summary:
-    """What a run of several train batches reports: one transfer to the host.
+    """Totals over several train batches, transferred to the host at once.
 
-    `metrics` are sums over the `learned_batches`, those with an update that was not skipped, and the
-    counts of `runners.nonfinite` sums over all; `updates` counts all of them, `env_steps` the rows
-    that are transitions.
+    `metrics` are sums over the `learned_batches`, the batches with at least one update that was not
+    skipped; the counts of `training.nonfinite` are sums over all batches. `updates` counts all
+    gradient steps, `env_steps` the rows that are transitions.
     """
 
     metrics: Metrics
@@ -97,31 +100,32 @@ class Summary:
 
 
 @pytree
-class Row:
-    """What the host looks at after some train batches.
+class ReportRow:
+    """Report to the host after some train batches.
 
-    `summary` is theirs; all else is as it is after the last of them. `replayed` says where the next
-    row of a replay buffer goes and whether it is full; None without one.
+    `summary` covers these train batches; everything else is a snapshot after the last of them.
+    `buffer_position` is the write position of the replay buffer and whether the buffer is full; None
+    without one.
     """
 
     summary: Summary
-    ring: EpisodeRing
+    ring: EpisodeStatsBuffer
     faults: FaultLog
     in_a_row: Int[Array, ""]
     num_rollbacks: Int[Array, ""]
     num_nonfinite: UInt32[Array, ""]
     env_steps: Counter
     updates: Counter
-    replayed: PyTree
+    buffer_position: PyTree
 
 
 @pytree
-class Sampled:
-    """A train batch as it was recorded, `[T, B, ...]`, in whatever runner.
+class RolloutBatch:
+    """Recorded train batch, `[T, B, ...]`, from any kind of runner.
 
-    `rollout` has the environments' own observations. `env_index` says which of the run's
-    environments each column comes from: on the host a column may hold another environment's steps
-    than in the batch before. `num_env_steps` counts the rows that are transitions.
+    `rollout` has the environments' own observations. `env_index` is the index within the run of the
+    environment that each column comes from: on the host, a column may hold a different environment
+    than in the previous batch. `num_env_steps` counts the rows that are transitions.
     """
 
     rollout: Rollout
@@ -130,13 +134,13 @@ class Sampled:
     num_env_steps: UInt32[Array, ""]
 
 
-def observed(state: TrainState, summary: Summary) -> Row:
-    """Take from a state what the host looks at after the train batches of a summary."""
+def make_report_row(state: TrainState, summary: Summary) -> ReportRow:
+    """Build the host's report from a state and the summary of the train batches before it."""
     guard: GuardState = state.guard
     replayed = None
     if isinstance(state.buffer, ReplayState):
         replayed = state.buffer.rows.current_index, state.buffer.rows.is_full
-    return Row(
+    return ReportRow(
         summary=summary,
         ring=state.ring,
         faults=state.faults,
@@ -145,21 +149,30 @@ def observed(state: TrainState, summary: Summary) -> Row:
         num_nonfinite=guard.num_nonfinite,
         env_steps=state.progress.env_steps,
         updates=state.progress.updates,
-        replayed=replayed,
+        buffer_position=replayed,
     )
 
 
-def updates_between(before: TrainState, after: TrainState) -> UInt32[Array, ""]:
-    """The gradient steps that lie between two states, fewer than 2**32."""
+def count_updates_between(before: TrainState, after: TrainState) -> UInt32[Array, ""]:
+    """Return the number of gradient steps between two states; must be below 2**32."""
     return after.progress.updates.low - before.progress.updates.low
 
 
-def summed(before: Summary, data: Sampled, metrics: Metrics, updates: UInt32[Array, ""]) -> Summary:
-    """The summary with one more train batch of so many updates."""
+def add_to_summary(
+    before: Summary, data: RolloutBatch, metrics: Metrics, updates: UInt32[Array, ""]
+) -> Summary:
+    """Return the summary with one more train batch added.
+
+    Args:
+        before: Summary of the train batches so far.
+        data: Train batch as it was recorded.
+        metrics: Metrics of its updates.
+        updates: Number of its updates.
+    """
     learned = ~jnp.isnan(metrics["grad_norm"])
     return Summary(
         metrics={
-            name: total + jnp.where(learned | name.startswith(PREFIX), metrics[name], 0.0)
+            name: total + jnp.where(learned | name.startswith(NONFINITE_PREFIX), metrics[name], 0.0)
             for name, total in before.metrics.items()
         },
         episodes=before.episodes.add(data.record),

@@ -1,7 +1,8 @@
-"""What follows a rollout: connectors, targets, every minibatch's update, the guard.
+"""Everything after a rollout: connectors, targets, every minibatch's update, divergence guard.
 
-The same functions learn in the compiled loop and from what runners on the host recorded. With
-`axis_name` set they are one device's part of a `shard_map` over the mesh (see `runners.sharding`).
+The same functions serve the compiled loop and data recorded by runners on the host. With
+`axis_name` set they compute one device's part of a `shard_map` over the mesh (see
+`training.sharding`).
 """
 
 import dataclasses
@@ -12,190 +13,223 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl.buffers.circular import Circular, CircularState
-from jaxrl.buffers.on_policy import OnPolicy, flatten_time, take_rows
+from jaxrl.buffers.circular import CircularBuffer, CircularBufferState
+from jaxrl.buffers.on_policy import OnPolicyMinibatches, flatten_time, take_rows
 from jaxrl.buffers.replay import ReplayState
-from jaxrl.buffers.sequence import AnyReplay
+from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.hparams import current_values
+from jaxrl.core.keys import RunKeys, split_run_key
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import Key, Metrics, Progress, PyTree, Rollout, strongly_typed
-from jaxrl.learners.learner import NONFINITE, check_scalars, select
+from jaxrl.core.types import Key, Metrics, Progress, PyTree, Rollout, strip_weak_types
+from jaxrl.learners.learner import (
+    NUM_NONFINITE_UPDATES,
+    Learner,
+    OnPolicyLearner,
+    check_scalar_metrics,
+    select,
+)
 from jaxrl.training.episode_stats import (
     EpisodeSums,
-    empty_fault_log,
-    empty_ring,
+    init_episode_stats,
+    init_fault_log,
     push_episodes,
     push_faults,
 )
-from jaxrl.training.guard import Guard
-from jaxrl.training.nonfinite import PREFIX, counted, nonfinite_rows, without_counts
-from jaxrl.training.replay_updates import Dealt, FromBuffer, Replaying, stored
-from jaxrl.training.rollout import Acting, Actor, blank_rollout
+from jaxrl.training.guard import DivergenceGuard
+from jaxrl.training.nonfinite import NONFINITE_PREFIX, drop_counts, mask_nonfinite, prefix_counts
+from jaxrl.training.replay_updates import (
+    BufferSource,
+    PresampledBatches,
+    ReplayUpdates,
+    make_stored_rollout,
+)
+from jaxrl.training.rollout import ActorState, PolicyStep, make_blank_rollout
 from jaxrl.training.train_state import (
     ConnectorState,
     GuardState,
-    Learned,
-    Lesson,
-    Sampled,
+    LearnerProgress,
+    RolloutBatch,
     Summary,
     TrainState,
-    summed,
-    updates_between,
+    UpdateMetrics,
+    add_to_summary,
+    count_updates_between,
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Learning:
-    """What a run does with what was recorded, closed over everything that is static."""
+class TrainStep:
+    """Training on recorded rollouts, as pure functions closed over all static settings."""
 
-    learner: Any
-    acting: Acting
-    experience: OnPolicy | AnyReplay
+    learner: Learner[Any, Any]
+    policy_step: PolicyStep
+    experience: OnPolicyMinibatches | AnyReplayBuffer
     learner_pipeline: LearnerPipeline
     num_envs: int
     num_steps: int
     ring_size: int
-    guard: Guard
-    circular: Circular | None = None
+    guard: DivergenceGuard
+    circular: CircularBuffer | None = None
     zero_init_states: bool = False
     axis_name: str | None = None
 
     @property
-    def _epochs_of(self) -> OnPolicy:
-        """The minibatches of a run that learns from fresh batches."""
-        assert isinstance(self.experience, OnPolicy)
+    def _minibatches(self) -> OnPolicyMinibatches:
+        """Minibatches of a run that learns from fresh batches."""
+        assert isinstance(self.experience, OnPolicyMinibatches)
         return self.experience
+
+    @property
+    def on_policy_learner(self) -> OnPolicyLearner[Any, Any]:
+        """Learner of a run that trains on whole train batches."""
+        assert isinstance(self.learner, OnPolicyLearner)
+        return self.learner
 
     @property
     def batch_steps(self) -> int:
         """Environment steps of one train batch, over all devices."""
         return self.num_envs * self.num_steps
 
-    def init_learning(self, key: Key, total_envs: int) -> TrainState:
-        """The first state without environments, which runners on the host keep. Consumes the key.
+    def init_without_envs(self, key: Key, total_envs: int) -> TrainState:
+        """Return the initial state for runners on the host. Consumes the key.
 
-        Without a replay buffer too, where that is in host memory.
+        It has no environments, which these runners own, and no replay buffer if that is in host
+        memory.
 
         Args:
-            key: The run's.
-            total_envs: Environments of all runners, of which connectors may keep a state each.
+            key: Key of the run.
+            total_envs: Number of environments of all runners; connectors may keep a state for each.
         """
-        learner_key, _, run_key = jax.random.split(key, 3)
-        return strongly_typed(self._without_envs(learner_key, run_key, total_envs))
+        return strip_weak_types(self._init_without_envs(split_run_key(key), total_envs))
 
-    def _without_envs(self, learner_key: Key, run_key: Key, total_envs: int) -> TrainState:
-        learner_state = self.learner.init(learner_key)
+    def _init_without_envs(self, keys: RunKeys, total_envs: int) -> TrainState:
+        learner_state = self.learner.init(keys.learner)
         shards = self.experience.num_shards
         state = TrainState(
             learner=learner_state,
             env=(),
             env_params=(),
             connectors=ConnectorState(
-                obs=self.acting.obs_pipeline.init(),
+                obs=self.policy_step.obs_pipeline.init(),
                 learner=self.learner_pipeline.init(),
                 per_env=self.learner_pipeline.init_per_env(total_envs),
             ),
             carry=(),
-            ring=empty_ring(shards, self.ring_size),
-            faults=empty_fault_log(shards),
+            ring=init_episode_stats(shards, self.ring_size),
+            faults=init_fault_log(shards),
             guard=GuardState(
                 snapshot=learner_state if self.guard.on_nonfinite == "rollback" else None,
                 in_a_row=jnp.zeros((), jnp.int32),
                 num_rollbacks=jnp.zeros((), jnp.int32),
                 num_nonfinite=jnp.zeros((), jnp.uint32),
             ),
-            progress=Progress.zero(),
-            key=run_key,
+            progress=Progress.zeros(),
+            key=keys.run,
         )
-        if isinstance(self.experience, AnyReplay) and self.experience.in_host_memory:
+        if isinstance(self.experience, AnyReplayBuffer) and self.experience.in_host_memory:
             return state
-        return replace(state, buffer=self.empty_buffer(state))
+        return replace(state, buffer=self.init_buffer(state))
 
-    def empty_buffer(self, state: TrainState) -> PyTree:
-        """For rollouts as they are kept, if they are."""
+    def init_buffer(self, state: TrainState) -> PyTree:
+        """Return an empty buffer for rollouts as they are stored; `()` if none are."""
 
         def kept() -> Rollout:
-            raw = blank_rollout(self.acting, self.actor(state), self.num_steps, self.num_envs)
+            raw = make_blank_rollout(
+                self.policy_step, self.make_actor_state(state), self.num_steps, self.num_envs
+            )
             per_env = self.learner_pipeline.init_per_env(self.num_envs)
             connectors = replace(state.connectors, per_env=per_env)
             values = current_values(state.learner.hparams, state.progress)
-            received = self._received(connectors, raw, values)[1]
+            received = self._apply_connectors(connectors, raw, values)[1]
             if self.circular is None:
-                return self._stored(state, raw, received)
+                return self._to_stored(state, raw, received)
             return _as_rows(received)
 
-        if isinstance(self.experience, AnyReplay):
+        if isinstance(self.experience, AnyReplayBuffer):
             return self.experience.init(jax.eval_shape(kept))
         return () if self.circular is None else self.circular.init(jax.eval_shape(kept))
 
-    def no_summary(self, state: TrainState, metrics: Metrics) -> Summary:
-        """The summary of no train batch, for metrics of these shapes."""
+    def empty_summary(self, state: TrainState, metrics: Metrics) -> Summary:
+        """Return the summary of zero train batches, for metrics of these shapes."""
         return Summary(
             metrics=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics),
-            episodes=EpisodeSums.zero(state.ring.count.shape[0]),
+            episodes=EpisodeSums.empty(state.ring.count.shape[0]),
             train_batches=jnp.zeros((), jnp.int32),
             learned_batches=jnp.zeros((), jnp.int32),
             updates=jnp.zeros((), jnp.uint32),
             env_steps=jnp.zeros((), jnp.uint32),
         )
 
-    def learn_and_sum(self, state: TrainState, data: Sampled) -> tuple[TrainState, Summary]:
-        """`learn`, with the summary of this one train batch."""
-        after, metrics = self.learn(state, data)
-        updates = updates_between(state, after)
-        return after, summed(self.no_summary(state, metrics), data, metrics, updates)
+    def train_step_with_summary(
+        self, state: TrainState, data: RolloutBatch
+    ) -> tuple[TrainState, Summary]:
+        """Train on one batch with `learn`, and return its summary."""
+        after, metrics = self.train_step(state, data)
+        updates = count_updates_between(state, after)
+        return after, add_to_summary(self.empty_summary(state, metrics), data, metrics, updates)
 
-    def learn(self, state: TrainState, data: Sampled) -> tuple[TrainState, Metrics]:
-        """What follows a rollout: connectors, targets, every minibatch's update, finish, guard.
+    def train_step(self, state: TrainState, data: RolloutBatch) -> tuple[TrainState, Metrics]:
+        """Train on a recorded batch: connectors, targets, every minibatch's update, finish, guard.
 
-        `connectors.per_env` has to be in the order of the data's columns.
+        `connectors.per_env` must be in the order of the data's columns.
         """
-        key, buffer = self.batch_key(state), state.buffer
+        key, buffer = self.make_batch_key(state), state.buffer
         state, rollout = self._receive(state, data)
-        lesson, progress = _lesson_of(state), state.progress
-        if isinstance(self.experience, AnyReplay):
-            kept = self._stored(state, data.rollout, rollout)
+        learner_progress, progress = _get_learner_progress(state), state.progress
+        if isinstance(self.experience, AnyReplayBuffer):
+            kept = self._to_stored(state, data.rollout, rollout)
             buffer = self.experience.add(buffer, kept, data.env_index, data.record.env_step)
-            source = self.from_buffer(buffer, progress)
-            priorities, lesson, metrics = self._replaying(self.experience).learn(
+            source = self.make_buffer_source(buffer, progress)
+            priorities, learner_progress, metrics = self._make_replay_updates(self.experience).run(
                 source,
                 self.experience.can_learn(buffer),
                 state.connectors.obs,
-                lesson,
+                learner_progress,
                 progress,
                 key,
             )
             buffer = replace(buffer, priorities=priorities)
         elif self.circular is None:
-            lesson, metrics = self._learn_from(lesson, rollout, progress, key)
+            learner_progress, metrics = self._train_on_batch(
+                learner_progress, rollout, progress, key
+            )
         else:
             buffer = self.circular.add(buffer, _as_rows(rollout))
-            buffer, lesson, metrics = self._learn_again(
-                self.circular, buffer, lesson, progress, key
+            buffer, learner_progress, metrics = self._train_on_circular_buffer(
+                self.circular, buffer, learner_progress, progress, key
             )
-        return _taught(replace(state, buffer=buffer), lesson), metrics
+        return _apply_update(replace(state, buffer=buffer), learner_progress), metrics
 
-    def learn_dealt(
-        self, state: TrainState, data: Sampled, dealt: Dealt
+    def train_on_presampled(
+        self, state: TrainState, data: RolloutBatch, presampled: PresampledBatches
     ) -> tuple[TrainState, Metrics, PyTree]:
-        """`learn` with rows that were drawn elsewhere, and the TD errors `[U, N]` of them all."""
-        assert isinstance(self.experience, AnyReplay)
-        key = self.batch_key(state)
-        state, _ = self._receive(state, data)
-        errors, lesson, metrics = self._replaying(self.experience).learn(
-            dealt, dealt.ready, state.connectors.obs, _lesson_of(state), state.progress, key
-        )
-        return _taught(state, lesson), metrics, errors
+        """Train like `learn`, with rows that were drawn elsewhere.
 
-    def batch_key(self, state: TrainState) -> Key:
-        """What the next train batch draws from, before its rollout is received."""
+        Returns:
+            The new state, the metrics, and the TD errors `[U, N]` of all rows.
+        """
+        assert isinstance(self.experience, AnyReplayBuffer)
+        key = self.make_batch_key(state)
+        state, _ = self._receive(state, data)
+        errors, learner_progress, metrics = self._make_replay_updates(self.experience).run(
+            presampled,
+            presampled.is_ready,
+            state.connectors.obs,
+            _get_learner_progress(state),
+            state.progress,
+            key,
+        )
+        return _apply_update(state, learner_progress), metrics, errors
+
+    def make_batch_key(self, state: TrainState) -> Key:
+        """Return the key of the next train batch, before its rollout is received."""
         return jax.random.fold_in(state.key, state.progress.train_batches.low)
 
-    def from_buffer(self, buffer: ReplayState, progress: Progress) -> FromBuffer:
-        """The rows of a buffer, of which this device's part is given."""
-        assert isinstance(self.experience, AnyReplay)
-        return FromBuffer(
+    def make_buffer_source(self, buffer: ReplayState, progress: Progress) -> BufferSource:
+        """Return the source of rows for a buffer, given this device's part of it."""
+        assert isinstance(self.experience, AnyReplayBuffer)
+        return BufferSource(
             replay=self.experience,
             buffer=buffer,
             num_envs=buffer.rows.experience.mask.shape[0],
@@ -203,29 +237,35 @@ class Learning:
             axis_name=self.axis_name,
         )
 
-    def _replaying(self, replay: AnyReplay) -> Replaying:
-        return Replaying(
+    def _make_replay_updates(self, replay: AnyReplayBuffer) -> ReplayUpdates:
+        return ReplayUpdates(
             learner=self.learner,
-            acting=self.acting,
+            policy_step=self.policy_step,
             guard=self.guard,
             num_updates=replay.num_updates,
             axis_name=self.axis_name,
         )
 
-    def to_store(self, state: TrainState, data: Sampled) -> Rollout:
-        """What a replay buffer keeps of a rollout that the state has not received yet."""
-        return self._stored(state, data.rollout, self._receive(state, data)[1])
+    def to_stored_rollout(self, state: TrainState, data: RolloutBatch) -> Rollout:
+        """Convert a rollout to the replay buffer's stored form, before the state receives it."""
+        return self._to_stored(state, data.rollout, self._receive(state, data)[1])
 
-    def _stored(self, state: TrainState, raw: Rollout, received: Rollout) -> Rollout:
+    def _to_stored(self, state: TrainState, raw: Rollout, received: Rollout) -> Rollout:
         params = state.learner.sgd.params
-        return stored(self.acting, params, raw, received, zero_carry=self.zero_init_states)
+        return make_stored_rollout(
+            self.policy_step, params, raw, received, zero_carry=self.zero_init_states
+        )
 
-    def _receive(self, state: TrainState, data: Sampled) -> tuple[TrainState, Rollout]:
-        """The state with a rollout's statistics, episodes and steps; the rollout to learn from."""
+    def _receive(self, state: TrainState, data: RolloutBatch) -> tuple[TrainState, Rollout]:
+        """Add a rollout to statistics, episodes and counters of the state.
+
+        Returns:
+            The new state, and the rollout to learn from.
+        """
         steps = state.progress.env_steps.add(data.num_env_steps)
         progress = replace(state.progress, env_steps=steps)
         values = current_values(state.learner.hparams, progress)
-        connectors, rollout = self._received(state.connectors, data.rollout, values)
+        connectors, rollout = self._apply_connectors(state.connectors, data.rollout, values)
         received = replace(
             state,
             connectors=connectors,
@@ -235,156 +275,184 @@ class Learning:
         )
         return received, rollout
 
-    def per_env_after(self, state: TrainState, data: Sampled) -> PyTree:
-        """What connectors keep of each column's environment once they have seen the rollout."""
+    def update_per_env(self, state: TrainState, data: RolloutBatch) -> PyTree:
+        """Return the connectors' state of each column's environment after the rollout."""
         return self._receive(state, data)[0].connectors.per_env
 
-    def _received(
+    def _apply_connectors(
         self, before: ConnectorState, raw: Rollout, values: Mapping[str, Float[Array, ""]]
     ) -> tuple[ConnectorState, Rollout]:
-        """The statistics with a rollout added, and the rollout to learn from.
+        """Apply observation and learner connectors to a rollout.
 
-        `values` are the hyperparameters at its end.
+        Args:
+            before: Connector statistics before the rollout.
+            raw: Rollout as it was recorded.
+            values: Hyperparameters at its end.
+
+        Returns:
+            The updated statistics, and the rollout to learn from.
         """
-        obs_state, seen = self.acting.learned_from(before.obs, raw, self.axis_name)
+        obs_state, seen = self.policy_step.update_statistics(before.obs, raw, self.axis_name)
         learner_state, per_env, rollout = self.learner_pipeline.at(values)(
             before.learner, before.per_env, seen, self.axis_name
         )
         connectors = ConnectorState(obs=obs_state, learner=learner_state, per_env=per_env)
         return connectors, rollout
 
-    def _learn_from(
-        self, before: Lesson, rollout: Rollout, progress: Progress, key: Key
-    ) -> tuple[Lesson, Metrics]:
-        """Targets, every minibatch's update, finish and guard for one batch."""
+    def _train_on_batch(
+        self, before: LearnerProgress, rollout: Rollout, progress: Progress, key: Key
+    ) -> tuple[LearnerProgress, Metrics]:
+        """Train on one batch: targets, every minibatch's update, finish and guard."""
         shuffle_key, update_key = jax.random.split(key)
         progress = replace(progress, updates=before.updates)
-        batch, prepared = self.learner.prepare(before.learner, rollout, progress)
-        check_scalars(f"{type(self.learner).__name__}.prepare", prepared)
-        learned, done = self._epochs(before.learner, batch, progress, shuffle_key, update_key)
-        learned = self.learner.finish(learned, done.last_epoch, progress)
-        guard, learned = self.guard.after_batch(before.guard, before.learner, learned, done.skipped)
-        updates = before.updates.add(self._epochs_of.num_updates)
-        return Lesson(learner=learned, guard=guard, updates=updates), {**done.every, **prepared}
+        learner = self.on_policy_learner
+        batch, prepared = learner.prepare(before.learner, rollout, progress)
+        check_scalar_metrics(f"{type(learner).__name__}.prepare", prepared)
+        learned, done = self._minibatch_epochs(
+            before.learner, batch, progress, shuffle_key, update_key
+        )
+        learned = learner.finish(learned, done.last_epoch, progress)
+        guard, learned = self.guard.update_after_batch(
+            before.guard, before.learner, learned, done.skipped
+        )
+        updates = before.updates.add(self._minibatches.num_updates)
+        return LearnerProgress(learner=learned, guard=guard, updates=updates), {
+            **done.every,
+            **prepared,
+        }
 
-    def _learn_again(
+    def _train_on_circular_buffer(
         self,
-        circular: Circular,
-        buffer: CircularState,
-        lesson: Lesson,
+        circular: CircularBuffer,
+        buffer: CircularBufferState,
+        learner_progress: LearnerProgress,
         progress: Progress,
         key: Key,
-    ) -> tuple[CircularState, Lesson, Metrics]:
-        """As many batches of the buffer as each is used times; metrics are means over them.
+    ) -> tuple[CircularBufferState, LearnerProgress, Metrics]:
+        """Train on batches drawn from the circular buffer; metrics are means over the draws.
 
-        A draw that the buffer does not allow yet changes nothing.
+        There are as many draws as uses of each batch. A draw that the buffer does not allow yet
+        changes nothing.
         """
 
-        def body(carry: _Replay, key: Key) -> tuple[_Replay, Metrics]:
+        def body(carry: _CircularCarry, key: Key) -> tuple[_CircularCarry, Metrics]:
             draw_key, learn_key = jax.random.split(key)
-            buffer, drawn = circular.draw(carry.buffer, draw_key)
+            buffer, drawn = circular.sample(carry.buffer, draw_key)
             batch = _from_rows(drawn.batch)
-            after, metrics = self._learn_from(carry.lesson, batch, progress, learn_key)
-            lesson = select(drawn.valid, after, carry.lesson)
-            missing = {name: 0.0 if name.startswith(PREFIX) else jnp.nan for name in metrics}
+            after, metrics = self._train_on_batch(
+                carry.learner_progress, batch, progress, learn_key
+            )
+            learner_progress = select(drawn.valid, after, carry.learner_progress)
+            missing = {
+                name: 0.0 if name.startswith(NONFINITE_PREFIX) else jnp.nan for name in metrics
+            }
             metrics = {n: jnp.where(drawn.valid, x, missing[n]) for n, x in metrics.items()}
-            return _Replay(buffer=buffer, lesson=lesson), metrics
+            return _CircularCarry(buffer=buffer, learner_progress=learner_progress), metrics
 
         keys = jax.random.split(key, circular.iterations_per_batch)
-        end, rows = jax.lax.scan(body, _Replay(buffer=buffer, lesson=lesson), keys)
+        end, rows = jax.lax.scan(
+            body, _CircularCarry(buffer=buffer, learner_progress=learner_progress), keys
+        )
         missing = jnp.isnan(rows["grad_norm"])
-        counts = {name: x.sum() for name, x in rows.items() if name.startswith(PREFIX)}
-        names = sorted(without_counts(rows))
-        means = _mean_of_good(jnp.stack([rows[name] for name in names], axis=1), missing)
-        return end.buffer, end.lesson, {n: means[i] for i, n in enumerate(names)} | counts
+        counts = {name: x.sum() for name, x in rows.items() if name.startswith(NONFINITE_PREFIX)}
+        names = sorted(drop_counts(rows))
+        means = _mean_of_finite(jnp.stack([rows[name] for name in names], axis=1), missing)
+        return end.buffer, end.learner_progress, {n: means[i] for i, n in enumerate(names)} | counts
 
-    def actor(self, state: TrainState) -> Actor:
-        """What acting depends on."""
-        return Actor(
+    def make_actor_state(self, state: TrainState) -> ActorState:
+        """Return the inputs of acting."""
+        return ActorState(
             params=state.learner.sgd.params,
             obs_state=state.connectors.obs,
             hparams=current_values(state.learner.hparams, state.progress),
             progress=state.progress,
         )
 
-    def _epochs(
+    def _minibatch_epochs(
         self,
         learner_state: Any,
         batch: PyTree,
         progress: Progress,
         shuffle_key: Key,
         update_key: Key,
-    ) -> tuple[Any, Learned]:
-        """Every minibatch of every epoch: the means of their metrics, and which were skipped."""
-        experience = self._epochs_of
+    ) -> tuple[Any, UpdateMetrics]:
+        """Run every minibatch of every epoch.
+
+        Returns:
+            The learner state, and the metrics' means with the mask of skipped updates.
+        """
+        experience = self._minibatches
         num_steps, num_envs = jax.tree.leaves(batch)[0].shape[:2]
         flat = flatten_time(batch)
         here = num_envs * experience.num_shards // self.num_envs
         device = 0 if self.axis_name is None else jax.lax.axis_index(self.axis_name)
         shards = device * here + jnp.arange(here, dtype=jnp.int32)
-        orders = experience.orders(shuffle_key, shards)
+        orders = experience.sample_orders(shuffle_key, shards)
         names: list[str] = []
 
         def body(s: Any, i: Int[Array, ""]) -> tuple[Any, Float[Array, " M"]]:
-            rows = experience.rows(i, orders, num_steps, num_envs)
+            rows = experience.minibatch_rows(i, orders, num_steps, num_envs)
             now = replace(progress, updates=progress.updates.add(i))
             key = jax.random.fold_in(update_key, i)
             s, metrics = self.learner.update(s, take_rows(flat, rows), now, key)
-            check_scalars(type(self.learner).__name__, metrics)
+            check_scalar_metrics(type(self.learner).__name__, metrics)
             names[:] = sorted(metrics)
             return s, jnp.stack([metrics[name].astype(jnp.float32) for name in names])
 
         updates = jnp.arange(experience.num_updates, dtype=jnp.int32)
         learner_state, table = jax.lax.scan(body, learner_state, updates)
-        skipped = table[:, names.index(NONFINITE)] > 0.5
+        skipped = table[:, names.index(NUM_NONFINITE_UPDATES)] > 0.5
         last = experience.num_minibatches
         means = jnp.stack(
             [
-                _mean_of_good(table, skipped),
-                _mean_of_good(table[-last:], skipped[-last:]),
-                nonfinite_rows(table, skipped).sum(axis=0),
+                _mean_of_finite(table, skipped),
+                _mean_of_finite(table[-last:], skipped[-last:]),
+                mask_nonfinite(table, skipped).sum(axis=0),
             ]
         )
         if self.axis_name is not None:
             means = jax.lax.pmean(means, self.axis_name)
         every, last_epoch = (
-            {name: row[i] for i, name in enumerate(names) if name != NONFINITE} for row in means[:2]
+            {name: row[i] for i, name in enumerate(names) if name != NUM_NONFINITE_UPDATES}
+            for row in means[:2]
         )
-        every |= counted(names, means[2])
-        return learner_state, Learned(every=every, last_epoch=last_epoch, skipped=skipped)
+        every |= prefix_counts(names, means[2])
+        return learner_state, UpdateMetrics(every=every, last_epoch=last_epoch, skipped=skipped)
 
 
-def _lesson_of(state: TrainState) -> Lesson:
-    return Lesson(learner=state.learner, guard=state.guard, updates=state.progress.updates)
+def _get_learner_progress(state: TrainState) -> LearnerProgress:
+    return LearnerProgress(learner=state.learner, guard=state.guard, updates=state.progress.updates)
 
 
-def _taught(state: TrainState, lesson: Lesson) -> TrainState:
-    """The state after a train batch."""
+def _apply_update(state: TrainState, learner_progress: LearnerProgress) -> TrainState:
+    """Return the state after a train batch."""
     progress = replace(
         state.progress,
-        updates=lesson.updates,
+        updates=learner_progress.updates,
         train_batches=state.progress.train_batches.add(1),
     )
-    return replace(state, learner=lesson.learner, guard=lesson.guard, progress=progress)
+    return replace(
+        state, learner=learner_progress.learner, guard=learner_progress.guard, progress=progress
+    )
 
 
 def _as_rows(rollout: Rollout) -> Rollout:
-    """With the carry as a row of its own, so that all leaves are `[T, B, ...]`."""
+    """Give the carry a leading axis, so that all leaves are `[T, B, ...]`."""
     return replace(rollout, carry_in=jax.tree.map(lambda x: x[None], rollout.carry_in))
 
 
 def _from_rows(rollout: Rollout) -> Rollout:
-    """Undoes `_as_rows`."""
+    """Undo `_as_rows`."""
     return replace(rollout, carry_in=jax.tree.map(lambda x: x[0], rollout.carry_in))
 
 
 @pytree
-class _Replay:
-    buffer: CircularState
-    lesson: Lesson
+class _CircularCarry:
+    buffer: CircularBufferState
+    learner_progress: LearnerProgress
 
 
-def _mean_of_good(table: Float[Array, "U M"], skipped: Bool[Array, " U"]) -> Float[Array, " M"]:
+def _mean_of_finite(table: Float[Array, "U M"], skipped: Bool[Array, " U"]) -> Float[Array, " M"]:
     good = jnp.broadcast_to(~skipped[:, None], table.shape)
     count = jnp.sum(~skipped, dtype=jnp.float32)
     return jnp.sum(jnp.where(good, table, 0.0), axis=0) / count

@@ -53,7 +53,7 @@ def test_the_loss_equals_a_plain_loop() -> None:
     np.testing.assert_allclose(metrics["mean_rho"], np.minimum(rho, 1)[mask].mean(), rtol=1e-5)
 
     # the loss, row by row
-    values = {**current_values(state.hparams, Progress.zero()), "kl_coeff": state.kl_coeff}
+    values = {**current_values(state.hparams, Progress.zeros()), "kl_coeff": state.kl_coeff}
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
     loss, reported = jax.jit(learner.compute_loss)(
         state.sgd.params, flat, values, jax.random.key(1)
@@ -119,10 +119,10 @@ def test_the_target_network_is_renewed_when_due() -> None:
     first, policy = state.target, state.sgd.params
     finish = jax.jit(learner.finish)
     for age in range(1, 6):  # 1.5 x 2 x 2 batches
-        state = finish(state, {}, Progress.zero())
+        state = finish(state, {}, Progress.zeros())
         assert int(state.target_age) == age
         assert_equal(state.target, first)
-    state = finish(state, {}, Progress.zero())
+    state = finish(state, {}, Progress.zeros())
     assert int(state.target_age) == 0
     mixed = jax.tree.map(lambda new, old: 0.25 * new + 0.75 * old, policy, first)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), state.target, mixed)
@@ -130,14 +130,14 @@ def test_the_target_network_is_renewed_when_due() -> None:
 
 def test_a_renewed_target_is_the_policy_bit_for_bit() -> None:
     learner, state = learner_and_state("APPO", target_network_update_freq=0.001)
-    after = jax.jit(learner.finish)(with_target(state), {}, Progress.zero())
+    after = jax.jit(learner.finish)(with_target(state), {}, Progress.zeros())
     assert_equal(after.target, state.sgd.params)
 
 
 @pytest.mark.parametrize(("kl", "factor"), [(0.05, 1.5), (0.001, 0.5), (0.012, 1.0)])
 def test_the_penalty_adapts(kl: float, factor: float) -> None:
     learner, state = learner_and_state("APPO", use_kl_loss=True, kl_target=0.01)
-    after = learner.finish(state, {"mean_kl_loss": jnp.float32(kl)}, Progress.zero())
+    after = learner.finish(state, {"mean_kl_loss": jnp.float32(kl)}, Progress.zeros())
     np.testing.assert_allclose(after.kl_coeff, factor, rtol=1e-6)
 
 
@@ -164,7 +164,7 @@ def test_each_batch_is_learned_from_k_times_in_a_buffer_written_in_place() -> No
     runner = assembly.in_graph_runner
     state = jax.jit(runner.init)(jax.random.key(0), assembly.made.params)
     first = jax.device_get(state.learner)
-    run = jax.jit(runner.run, donate_argnums=0).lower(state, jnp.int32(1)).compile()
+    run = jax.jit(runner.run_batches, donate_argnums=0).lower(state, jnp.int32(1)).compile()
     whole = sum(x.nbytes for x in jax.tree.leaves(state.buffer.batches))
     memory: Any = run.memory_analysis()
     assert memory.alias_size_in_bytes > whole

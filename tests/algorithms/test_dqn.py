@@ -15,10 +15,10 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Progress, Transition
 from jaxrl.envs.registry import make
 from jaxrl.errors import ConfigError
-from jaxrl.learners.learner import NONFINITE
+from jaxrl.learners.learner import NUM_NONFINITE_UPDATES
 from jaxrl.modules.exploration import NOISE
 from jaxrl.testing import references
-from jaxrl.training.rollout import Sampler
+from jaxrl.training.rollout import RolloutWorker
 
 ROWS, ACTIONS = 24, 3
 SPACE = spaces.Dict(
@@ -84,7 +84,7 @@ def chosen(learner: DQNLearner, state: Any, batch: Transition) -> list[int]:
 
 
 def updated(learner: DQNLearner, state: Any, batch: Transition) -> tuple[Any, Any]:
-    return jax.jit(learner.update)(state, batch, Progress.zero(), jax.random.key(3))
+    return jax.jit(learner.update)(state, batch, Progress.zeros(), jax.random.key(3))
 
 
 @pytest.mark.parametrize("loss_fn", ["huber", "mse"])
@@ -155,7 +155,7 @@ def test_each_network_has_noise_of_its_own_in_the_targets() -> None:
     learner = learner_of(noisy=True)
     state, batch = state_of(learner), batch_of()
     key = jax.random.key(5)
-    targets = jax.jit(learner.targets)(state.sgd.params, state.target.params, batch, key)
+    targets = jax.jit(learner.compute_td_targets)(state.sgd.params, state.target.params, batch, key)
     choice_key, target_key = jax.random.split(key)
     values = {}
     for name, params, its_key in (
@@ -170,7 +170,7 @@ def test_each_network_has_noise_of_its_own_in_the_targets() -> None:
     following = values["following"][np.arange(ROWS), legal.argmax(axis=-1)]
     expected = np.asarray(batch.reward) + np.asarray(batch.discount) * following
     np.testing.assert_allclose(targets, expected, rtol=1e-4, atol=1e-5)
-    other = jax.jit(learner.targets)(
+    other = jax.jit(learner.compute_td_targets)(
         state.sgd.params, state.target.params, batch, jax.random.key(6)
     )
     assert np.abs(np.asarray(targets) - np.asarray(other)).max() > 0.01
@@ -193,7 +193,7 @@ def test_rows_without_weight_change_nothing() -> None:
 def test_the_target_follows_when_it_is_due() -> None:
     learner = learner_of(target_network_update_freq=100, tau=0.25)
     state, batch = state_of(learner), batch_of()
-    start, update = Progress.zero(), jax.jit(learner.update)
+    start, update = Progress.zeros(), jax.jit(learner.update)
     for steps, renewed in ((99, False), (100, True), (199, False), (200, True)):
         progress = replace(start, env_steps=start.env_steps.add(steps))
         after, _ = update(state, batch, progress, jax.random.key(steps))
@@ -220,7 +220,7 @@ def test_a_nonfinite_update_changes_nothing_at_all() -> None:
     learner = learner_of(target_network_update_freq=0)
     state, batch = state_of(learner), batch_of()
     after, metrics = updated(learner, state, replace(batch, reward=batch.reward.at[3].set(jnp.nan)))
-    assert metrics[NONFINITE] == 1.0
+    assert metrics[NUM_NONFINITE_UPDATES] == 1.0
     jax.tree.map(np.testing.assert_array_equal, after, state)
 
 
@@ -334,14 +334,14 @@ def test_every_part_alone_and_together_looks_beyond_a_truncation(part: str) -> N
 def test_a_target_that_takes_truncation_for_termination_fails_that_test(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    honest = Sampler.rollout
+    honest = RolloutWorker.rollout
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         env, carry, rollout, record = honest(*args, **kwargs)
         ended = rollout.terminated | rollout.truncated
         return env, carry, dataclasses.replace(rollout, terminated=ended), record
 
-    monkeypatch.setattr(Sampler, "rollout", broken)
+    monkeypatch.setattr(RolloutWorker, "rollout", broken)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         test_every_part_alone_and_together_looks_beyond_a_truncation("none")
 

@@ -61,7 +61,7 @@ def learner_and_state(algo: str, **training: Any) -> tuple[Any, Any]:
 
 
 def prepared(learner: Any, state: Any, rollout: Rollout) -> tuple[Any, Any]:
-    return jax.jit(learner.prepare)(state, rollout, Progress.zero())
+    return jax.jit(learner.prepare)(state, rollout, Progress.zeros())
 
 
 def by_loop(
@@ -188,7 +188,7 @@ def run_of(algo: str, env: str, batches: int, **training: Any) -> tuple[Any, Any
     assembly = assemble(config.rl_module(model_config={"fcnet_hiddens": [16]}))
     runner = assembly.in_graph_runner
     state = jax.jit(runner.init)(jax.random.key(0), assembly.made.params)
-    return assembly, jax.jit(runner.run)(state, jnp.int32(batches))[0]
+    return assembly, jax.jit(runner.run_batches)(state, jnp.int32(batches))[0]
 
 
 def check_probe(algo: str, env: str, batches: int, **training: Any) -> None:

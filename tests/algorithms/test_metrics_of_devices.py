@@ -35,7 +35,7 @@ def test_they_are_means_over_the_rows_of_all(config: Any, space: Any) -> None:
     halves = jax.tree.map(lambda x: x.reshape(2, -1, *x.shape[1:]), batch)
     part = dataclasses.replace(learner, axis_name="devices")
     update = jax.vmap(part.update, in_axes=(None, 0, None, None), axis_name="devices")
-    _, got = jax.jit(update)(state, halves, Progress.zero(), jax.random.key(3))
+    _, got = jax.jit(update)(state, halves, Progress.zeros(), jax.random.key(3))
     assert got.keys() == want.keys()
     for name in got.keys() - {Columns.TD_ERROR}:
         np.testing.assert_allclose(got[name].mean(), want[name], rtol=1e-4, atol=1e-5, err_msg=name)

@@ -14,7 +14,7 @@ from jaxrl.core.hparams import current_values
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress
 from jaxrl.envs.registry import make
-from jaxrl.training.rollout import Sampler
+from jaxrl.training.rollout import RolloutWorker
 from tests.helpers import small
 
 ROWS = 40
@@ -51,7 +51,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 def test_the_loss_equals_a_plain_loop() -> None:
     learner, state, batch = learner_and_batch(vf_clip_param=9.0, kl_coeff=0.3)
-    values = {**current_values(state.hparams, Progress.zero()), "kl_coeff": state.kl_coeff}
+    values = {**current_values(state.hparams, Progress.zeros()), "kl_coeff": state.kl_coeff}
     loss, metrics = jax.jit(learner.compute_loss)(
         state.sgd.params, batch, values, jax.random.key(1)
     )
@@ -92,15 +92,15 @@ def test_rows_without_weight_have_no_gradient() -> None:
     )
     update = jax.jit(learner.update)
     key = jax.random.key(2)
-    first, _ = update(state, batch, Progress.zero(), key)
-    second, _ = update(state, other, Progress.zero(), jax.random.key(2))
+    first, _ = update(state, batch, Progress.zeros(), key)
+    second, _ = update(state, other, Progress.zeros(), jax.random.key(2))
     jax.tree.map(np.testing.assert_array_equal, first.sgd.params, second.sgd.params)
 
 
 @pytest.mark.parametrize(("kl", "factor"), [(0.05, 1.5), (0.001, 0.5), (0.012, 1.0)])
 def test_the_penalty_adapts(kl: float, factor: float) -> None:
     learner, state, _ = learner_and_batch(kl_coeff=0.2, kl_target=0.01)
-    after = learner.finish(state, {"mean_kl_loss": jnp.float32(kl)}, Progress.zero())
+    after = learner.finish(state, {"mean_kl_loss": jnp.float32(kl)}, Progress.zeros())
     np.testing.assert_allclose(after.kl_coeff, 0.2 * factor, rtol=1e-6)
 
 
@@ -111,9 +111,15 @@ def test_advantages_are_normalised_over_the_whole_batch() -> None:
         runner = assembly.runner
         state = jax.jit(runner.init)(jax.random.key(0), assembly.made.params)
 
-        def prepare(state: Any, runner: Any = runner, sampler: Sampler = assembly.sampler) -> Any:
+        def prepare(
+            state: Any, runner: Any = runner, sampler: RolloutWorker = assembly.rollout_worker
+        ) -> Any:
             rolled = sampler.rollout(
-                runner.actor(state), state.env, state.carry, state.env_params, runner.num_steps
+                runner.make_actor_state(state),
+                state.env,
+                state.carry,
+                state.env_params,
+                runner.num_steps,
             )
             return runner.learner.prepare(state.learner, rolled[2], state.progress)[0]
 
@@ -192,7 +198,7 @@ def test_truncation_is_not_termination(algo: str) -> None:
 def test_a_runner_that_takes_truncation_for_termination_fails_that_test(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    honest = Sampler.rollout
+    honest = RolloutWorker.rollout
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         env, carry, rollout, record = honest(*args, **kwargs)
@@ -200,7 +206,7 @@ def test_a_runner_that_takes_truncation_for_termination_fails_that_test(
         rollout = dataclasses.replace(rollout, terminated=ended)
         return env, carry, rollout, record
 
-    monkeypatch.setattr(Sampler, "rollout", broken)
+    monkeypatch.setattr(RolloutWorker, "rollout", broken)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         test_truncation_is_not_termination("PPO")
 

@@ -48,14 +48,14 @@ def experience(algo: str) -> tuple[Any, Any, Any, Any]:
     """The learner, its first state, the first rollout and the batch made of it."""
     config = small(algo, optimizer="sgd", lr=1.0, gamma=GAMMA)
     assembly = assemble(config.environment(max_episode_steps=5))
-    runner, sampler = assembly.runner, assembly.sampler
+    runner, sampler = assembly.runner, assembly.rollout_worker
 
     def first(key: Any, params: Any) -> Any:
         state = runner.init(key, params)
         _, _, rollout, _ = sampler.rollout(
-            runner.actor(state), state.env, state.carry, params, runner.num_steps
+            runner.make_actor_state(state), state.env, state.carry, params, runner.num_steps
         )
-        batch, _ = runner.learner.prepare(state.learner, rollout, Progress.zero())
+        batch, _ = runner.learner.prepare(state.learner, rollout, Progress.zeros())
         return state.learner, rollout, batch
 
     return runner.learner, *jax.jit(first)(jax.random.key(3), assembly.made.params)
@@ -72,7 +72,7 @@ def program(config: Any) -> str:
 def updated(learner: Any, state: Any, batch: Any) -> Any:
     """The step that one update over the whole batch made: the gradient, the rate being 1."""
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-    after, metrics = jax.jit(learner.update)(state, flat, Progress.zero(), jax.random.key(0))
+    after, metrics = jax.jit(learner.update)(state, flat, Progress.zeros(), jax.random.key(0))
     assert metrics["num_nonfinite_updates"] == 0
     return jax.tree.map(jnp.subtract, state.sgd.params, after.sgd.params)
 
@@ -135,7 +135,7 @@ def test_pgs_first_gradient_is_reinforces() -> None:
     module, params, host = learner.module, state.sgd.params, jax.device_get(rollout)
     terminated = replace(rollout, terminated=rollout.terminated.at[3, ::2].set(True))
     host = jax.device_get(terminated)
-    batch, _ = learner.prepare(state, terminated, Progress.zero())
+    batch, _ = learner.prepare(state, terminated, Progress.zeros())
     known = np.zeros(host.reward.shape, bool)
     for b in range(known.shape[1]):
         for t in reversed(range(known.shape[0])):
@@ -181,18 +181,18 @@ def test_advantages_are_normalised_over_each_minibatch() -> None:
     standard = jnp.asarray((advantages - rows.mean()) / rows.std(), jnp.float32)
     plain = learner_and_batch(normalize_advantages=False)[0]
     update, key = jax.jit(learner.update), jax.random.key(1)
-    _, got = update(state, batch, Progress.zero(), key)
+    _, got = update(state, batch, Progress.zeros(), key)
     _, want = jax.jit(plain.update)(
-        state, replace(batch, advantages=standard), Progress.zero(), jax.random.key(1)
+        state, replace(batch, advantages=standard), Progress.zeros(), jax.random.key(1)
     )
     for name, value in want.items():
         np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
     assert abs(float(want["policy_loss"])) > 1e-3
 
     other = replace(batch, advantages=batch.advantages * 7.0 + 3.0)  # the same but for its unit
-    _, scaled = update(state, other, Progress.zero(), jax.random.key(1))
+    _, scaled = update(state, other, Progress.zeros(), jax.random.key(1))
     np.testing.assert_allclose(scaled["policy_loss"], got["policy_loss"], rtol=1e-3, atol=1e-5)
-    _, unscaled = jax.jit(plain.update)(state, other, Progress.zero(), jax.random.key(1))
+    _, unscaled = jax.jit(plain.update)(state, other, Progress.zeros(), jax.random.key(1))
     assert abs(float(unscaled["policy_loss"] - got["policy_loss"])) > 0.1
 
 
@@ -202,6 +202,6 @@ def test_preparing_leaves_them_to_the_minibatch() -> None:
         runner = assemble(small("PPO", normalize_advantages=setting)).runner
         _, state, rollout, _ = experience("A2C")
         prepare = functools.partial(runner.learner.prepare, state)
-        texts[setting] = str(jax.make_jaxpr(prepare)(rollout, Progress.zero()))
+        texts[setting] = str(jax.make_jaxpr(prepare)(rollout, Progress.zeros()))
     assert texts["minibatch"] == texts[False]
     assert texts[True] != texts[False]

@@ -18,10 +18,10 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Progress, Rollout
 from jaxrl.envs.registry import make
 from jaxrl.errors import SpaceError
-from jaxrl.learners.bootstrap import successor_values
+from jaxrl.learners.bootstrap import compute_successor_values
 from jaxrl.ops import returns
 from jaxrl.testing import references
-from jaxrl.training.rollout import Sampler
+from jaxrl.training.rollout import RolloutWorker
 from tests.helpers import small
 
 STEPS, ENVS, ACTIONS, GAMMA = 12, 4, 3, 0.9
@@ -124,7 +124,7 @@ def compiled_prepare() -> Any:
 
 
 def prepared(state: Any, rollout: Rollout) -> tuple[Any, Any]:
-    return compiled_prepare()(state, rollout, Progress.zero())
+    return compiled_prepare()(state, rollout, Progress.zeros())
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.65, 1.0])
@@ -173,7 +173,7 @@ def _cut_is_end(honest: Callable[..., Any]) -> Callable[..., Any]:
 
 def _next_but_one(value_fn: Any, rollout: Rollout, values: Any) -> Any:
     """The values of the states one step later than they should be."""
-    later = successor_values(value_fn, rollout, values)
+    later = compute_successor_values(value_fn, rollout, values)
     return jnp.concatenate([later[1:], later[-1:]])
 
 
@@ -186,9 +186,9 @@ def _worst(self: PQNLearner, values: Any, obs: Any) -> Any:
 def test_wrong_targets_are_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     match fault:
         case "reset":
-            monkeypatch.setattr(pqn, "successor_values", _from_the_reset)
+            monkeypatch.setattr(pqn, "compute_successor_values", _from_the_reset)
         case "late":
-            monkeypatch.setattr(pqn, "successor_values", _next_but_one)
+            monkeypatch.setattr(pqn, "compute_successor_values", _next_but_one)
         case "worst":
             monkeypatch.setattr(PQNLearner, "_best", _worst)
         case "not cut":
@@ -237,7 +237,7 @@ def test_one_update_is_the_squared_errors_gradient() -> None:
         return jnp.where(rollout.mask, rows, 0.0).sum() / rollout.mask.sum()
 
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-    after, metrics = jax.jit(learner.update)(state, flat, Progress.zero(), jax.random.key(0))
+    after, metrics = jax.jit(learner.update)(state, flat, Progress.zeros(), jax.random.key(0))
     moved = jax.tree.map(jnp.subtract, params, after.sgd.params)
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5),
@@ -280,7 +280,7 @@ def test_rows_without_transitions_count_for_nothing() -> None:
     update, after = jax.jit(learner.update), []
     for rows in (rollout, other):
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), prepared(state, rows)[0])
-        after.append(update(state, flat, Progress.zero(), jax.random.key(0))[0].sgd.params)
+        after.append(update(state, flat, Progress.zeros(), jax.random.key(0))[0].sgd.params)
     jax.tree.map(np.testing.assert_array_equal, *after)
 
 
@@ -297,8 +297,10 @@ def acting() -> Any:
     def acted(epsilon: Any) -> Any:
         state = runner.init(jax.random.key(0), assembly.made.params)
         learner = replace(state.learner, hparams={**state.learner.hparams, "epsilon": epsilon})
-        actor = runner.actor(replace(state, learner=learner))
-        rollout = assembly.sampler.rollout(actor, state.env, state.carry, state.env_params, 16)[2]
+        actor = runner.make_actor_state(replace(state, learner=learner))
+        rollout = assembly.rollout_worker.rollout(
+            actor, state.env, state.carry, state.env_params, 16
+        )[2]
         out = assembly.module.forward_train(learner.sgd.params, {Columns.OBS: rollout.obs})
         return rollout, out[Columns.ACTION_DIST_INPUTS]
 
@@ -376,7 +378,7 @@ def run_of(env: str, batches: int, **training: Any) -> tuple[Any, Any]:
     assembly = assemble(config.rl_module(model_config={"fcnet_hiddens": [16]}))
     runner = assembly.in_graph_runner
     state = jax.jit(runner.init)(jax.random.key(0), assembly.made.params)
-    return assembly, jax.jit(runner.run)(state, jnp.int32(batches))[0]
+    return assembly, jax.jit(runner.run_batches)(state, jnp.int32(batches))[0]
 
 
 def best_in(assembly: Any, state: Any, obs: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -415,14 +417,14 @@ def test_truncation_is_not_termination() -> None:
 def test_a_runner_that_takes_truncation_for_termination_fails_that_test(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    honest = Sampler.rollout
+    honest = RolloutWorker.rollout
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         env, carry, rollout, record = honest(*args, **kwargs)
         ended = rollout.terminated | rollout.truncated
         return env, carry, dataclasses.replace(rollout, terminated=ended), record
 
-    monkeypatch.setattr(Sampler, "rollout", broken)
+    monkeypatch.setattr(RolloutWorker, "rollout", broken)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         test_truncation_is_not_termination()
 

@@ -16,9 +16,9 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Transition
 from jaxrl.envs.registry import make
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.learners.learner import NONFINITE
+from jaxrl.learners.learner import NUM_NONFINITE_UPDATES
 from jaxrl.learners.multi_optimizer import CRITIC, LOG_ALPHA, POLICY
-from jaxrl.training.rollout import Sampler
+from jaxrl.training.rollout import RolloutWorker
 from tests import actor_critics as ac
 
 DISCRETE = spaces.Discrete(ac.ACTIONS)
@@ -183,7 +183,7 @@ def test_a_nonfinite_part_leaves_all_parts_as_they_were(where: str) -> None:
     else:
         batch = replace(batch, reward=batch.reward.at[3].set(jnp.inf))
     after, metrics = ac.updated(learner, state, batch)
-    assert metrics[NONFINITE] == 1.0
+    assert metrics[NUM_NONFINITE_UPDATES] == 1.0
     ac.assert_trees_equal(after, state)
 
 
@@ -203,13 +203,16 @@ def test_gradient_norms_are_named_by_part() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr": 1e-3}, r"lr must be None, since every part has a rate of its own .*, got 0.001"),
+        (
+            {"lr": 1e-3},
+            r"lr must be None, since every part has its own learning rate .*, got 0.001",
+        ),
         ({"actor_lr": -1.0}, r"actor_lr must be at least 0"),
         ({"critic_lr": [[5, 1e-3]]}, r"critic_lr must start at timestep 0"),
         ({"initial_alpha": 0.0}, r"initial_alpha must be above 0"),
         ({"target_entropy": "automatic"}, r"target_entropy .*Did you mean 'auto'"),
         ({"tau": 1.5}, r"tau must be between 0 and 1"),
-        ({"q_model_config": {}}, r"'q_model_config' .*shapes the policy and the critics alike"),
+        ({"q_model_config": {}}, r"'q_model_config' .*applies to the policy and the critics"),
         ({"optimization_config": {}}, r"'optimization_config' .*actor_lr, critic_lr and alpha_lr"),
         ({"_deterministic_loss": True}, r"'_deterministic_loss' .*actions are sampled"),
     ],
@@ -276,7 +279,7 @@ def values_of(algorithm: Algorithm, obs: Any) -> np.ndarray:
     module: Any = algorithm.get_module()
     params, obs = algorithm.get_weights()["default_policy"], jax.tree.map(jnp.asarray, obs)
     action = module.policy_dist(params[POLICY], obs).mode()
-    q = module.q_values(params[CRITIC], obs, action).min(axis=0)
+    q = module.compute_q_values(params[CRITIC], obs, action).min(axis=0)
     return np.asarray(q if q.ndim == 1 else jnp.take_along_axis(q, action[:, None], 1)[:, 0])
 
 
@@ -297,14 +300,14 @@ def test_critics_look_beyond_a_truncation_and_actions_stay_in_the_space() -> Non
 def test_a_target_that_takes_truncation_for_termination_fails_that_test(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    honest = Sampler.rollout
+    honest = RolloutWorker.rollout
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         env, carry, rollout, record = honest(*args, **kwargs)
         ended = rollout.terminated | rollout.truncated
         return env, carry, dataclasses.replace(rollout, terminated=ended), record
 
-    monkeypatch.setattr(Sampler, "rollout", broken)
+    monkeypatch.setattr(RolloutWorker, "rollout", broken)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         test_critics_look_beyond_a_truncation_and_actions_stay_in_the_space()
 

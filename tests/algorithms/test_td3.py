@@ -14,7 +14,7 @@ from jaxrl.assembly.assemble import assemble
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Transition
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.learners.learner import NONFINITE
+from jaxrl.learners.learner import NUM_NONFINITE_UPDATES
 from jaxrl.learners.multi_optimizer import CRITIC, POLICY
 from tests import actor_critics as ac
 
@@ -130,7 +130,7 @@ def test_a_nonfinite_update_changes_nothing_at_all(age: int) -> None:
     state = replace(state, age=jnp.int32(age))
     broken = replace(batch, reward=batch.reward.at[3].set(jnp.nan))
     after, metrics = ac.updated(learner, state, broken)
-    assert metrics[NONFINITE] == 1.0
+    assert metrics[NUM_NONFINITE_UPDATES] == 1.0
     ac.assert_trees_equal(after, state)
 
 
@@ -146,7 +146,7 @@ def test_a_nonfinite_policy_step_takes_the_critics_back_too() -> None:
     learner, state, batch = ddpg()
     learner = BrokenActor(module=learner.module, settings=learner.settings, log_gradients=True)
     after, metrics = ac.updated(learner, state, batch)
-    assert metrics[NONFINITE] == 1.0
+    assert metrics[NUM_NONFINITE_UPDATES] == 1.0
     ac.assert_trees_equal(after, state)
 
 
@@ -171,7 +171,7 @@ def test_rows_without_weight_change_nothing() -> None:
         ({"ou_theta": 1.5}, r"ou_theta must be between 0 and 1"),
         ({"lr": 1e-3}, r"lr must be None"),
         ({"l2_reg": 1e-6}, r"'l2_reg' .*weight_decay"),
-        ({"huber_threshold": 2.0}, r"'huber_threshold' .*turns linear at 1"),
+        ({"huber_threshold": 2.0}, r"'huber_threshold' .*becomes linear at 1"),
         ({"critic_hiddens": [400]}, r"'critic_hiddens' .*fcnet_hiddens"),
     ],
 )
@@ -216,12 +216,14 @@ def test_noise_is_drawn_as_set_and_a_process_starts_anew_with_each_episode(kind:
     settings = {"exploration_noise": kind, "exploration_sigma": 0.05, "ou_theta": 0.15}
     config = small(TD3Config(), "Pendulum-v1", **settings).environment(max_episode_steps=5)
     assembly = assemble(config)
-    runner, sampler, steps = assembly.in_graph_runner, assembly.sampler, 200
+    runner, sampler, steps = assembly.in_graph_runner, assembly.rollout_worker, 200
     state = jax.jit(assembly.runner.init)(jax.random.key(0), assembly.made.params)
     rollout = jax.jit(
-        lambda s: sampler.rollout(runner.actor(s), s.env, s.carry, s.env_params, steps)[2]
+        lambda s: sampler.rollout(runner.make_actor_state(s), s.env, s.carry, s.env_params, steps)[
+            2
+        ]
     )(state)
-    draws = jax.jit(lambda s: sampler.inputs(s.env, steps, s.env_params).draws.noise)(state)
+    draws = jax.jit(lambda s: sampler.sample_inputs(s.env, steps, s.env_params).draws.noise)(state)
     draws, is_first = np.asarray(draws, np.float64), np.asarray(rollout.is_first)
     process = np.zeros((steps, 8, 1))
     for t in range(steps):
@@ -249,8 +251,8 @@ def test_critics_look_beyond_a_truncation_and_actions_stay_in_the_space() -> Non
         algorithm.train()
         module: Any = algorithm.get_module()
         params = algorithm.get_weights()["default_policy"]
-        action = module.policy_action(params[POLICY], jnp.asarray(obs[None]))
-        value = module.q_values(params[CRITIC], jnp.asarray(obs[None]), action).min(axis=0)
+        action = module.compute_policy_action(params[POLICY], jnp.asarray(obs[None]))
+        value = module.compute_q_values(params[CRITIC], jnp.asarray(obs[None]), action).min(axis=0)
         greedy = [algorithm.compute_single_action(obs, explore=False) for _ in range(2)]
     np.testing.assert_allclose(value, [5.0], rtol=0.06)
     np.testing.assert_array_equal(greedy[0], greedy[1])

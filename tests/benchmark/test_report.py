@@ -7,10 +7,10 @@ import pytest
 
 from jaxrl.bench import figures
 from jaxrl.bench.metrics import METRICS
-from jaxrl.bench.report import markdown, page
+from jaxrl.bench.report import render_markdown, render_page
 from jaxrl.bench.scores import AGGREGATES
-from jaxrl.bench.summary import against_reference
-from jaxrl.bench.tables import tables_of
+from jaxrl.bench.summary import compare_with_reference
+from jaxrl.bench.tables import build_tables
 
 
 def cell(env: str, entrant: str, **more: Any) -> dict[str, Any]:
@@ -83,16 +83,16 @@ def inches(svg: str) -> float:
 def test_pictures_are_as_wide_as_the_page(envs: int) -> None:
     of = summary(envs, 2)
     for svg in (
-        figures.learning_curves(of),
-        figures.aggregates(of, list(AGGREGATES)),
-        figures.performance_profiles(of),
+        figures.plot_learning_curves(of),
+        figures.plot_aggregates(of, list(AGGREGATES)),
+        figures.plot_performance_profiles(of),
     ):
         assert inches(svg) == pytest.approx(figures.WIDTH)
-    assert inches(figures.learning_curves(summary(1, 2))) == pytest.approx(0.7 * figures.WIDTH)
+    assert inches(figures.plot_learning_curves(summary(1, 2))) == pytest.approx(0.7 * figures.WIDTH)
 
 
 def test_a_legend_of_many_has_a_place_beside_the_profiles() -> None:
-    svg = figures.performance_profiles(summary(2, 16))
+    svg = figures.plot_performance_profiles(summary(2, 16))
     frame = re.search(r'<g id="patch_2">\s*<path d="M ([\d.]+) [\d.]+ *\n?L ([\d.]+)', svg)
     assert frame is not None
     places = re.findall(r'<text[^>]* x="([\d.]+)"[^>]*>entrant', svg)
@@ -104,7 +104,7 @@ def test_a_legend_of_many_has_a_place_beside_the_profiles() -> None:
 
 
 def test_headings_can_be_read_by_themselves() -> None:
-    table = tables_of(summary(1, 1))[0]
+    table = build_tables(summary(1, 1))[0]
     assert table.header[4:] == (
         "learned (threshold)",
         "steps to threshold",
@@ -117,7 +117,7 @@ def test_headings_can_be_read_by_themselves() -> None:
     assert table.rows[0][4:7] == ("undecided (450)", "49,333 (1 of 2)", "114 (1 of 2)")
     assert "Steps and seconds to threshold: the median over the seeds" in table.text
     assert "  " not in table.text
-    without = tables_of(summary(1, 1, metrics=["return", "steps_to_threshold"]))[0]
+    without = build_tables(summary(1, 1, metrics=["return", "steps_to_threshold"]))[0]
     assert without.header == ("algorithm", "seeds", "return (IQM)", "steps to threshold")
     assert "Steps to threshold: the median" in without.text
     assert "Learned" not in without.text
@@ -125,19 +125,19 @@ def test_headings_can_be_read_by_themselves() -> None:
 
 def test_a_wide_table_fits_since_its_cells_break_but_not_within_brackets() -> None:
     of = summary(1, 1)
-    whole = page(of, tables_of(of))
+    whole = render_page(of, build_tables(of))
     style = whole[whole.index("<style>") : whole.index("</style>")]
     assert re.findall(r"([^{}]+) {[^{}]*nowrap[^{}]*}", style)[0].strip() == "td:first-child"
-    assert "<td>497 [473,&nbsp;503], least 473</td>" in whole
+    assert "<td>497 [473,&nbsp;503], min 473</td>" in whole
     assert "<td>49,333 (1&nbsp;of&nbsp;2)</td>" in whole
-    assert "&nbsp;" not in markdown(of, tables_of(of))
+    assert "&nbsp;" not in render_markdown(of, build_tables(of))
 
 
 def test_a_reference_has_a_column_and_a_source() -> None:
     of = summary(1, 3)
     for row, against in zip(of["cells"], ("above", "below"), strict=False):
         row |= {"reference": 490.0, "source": "somebody", "against_reference": against}
-    table = tables_of(of)[0]
+    table = build_tables(of)[0]
     column = table.header.index("reference")
     assert [row[column] for row in table.rows] == ["490: above", "490: below", "-"]
     assert "References: 490 (entrant 0, entrant 1): somebody." in table.text
@@ -149,4 +149,4 @@ def test_a_reference_has_a_column_and_a_source() -> None:
 def test_a_return_is_above_or_below_by_its_whole_interval(
     low: float, high: float, against: str
 ) -> None:
-    assert against_reference(0.5, {"value": low, "low": low, "high": high}) == against
+    assert compare_with_reference(0.5, {"value": low, "low": low, "high": high}) == against

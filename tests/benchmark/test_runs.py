@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxrl.bench import runner
-from jaxrl.bench.compare import compared, read_summary
+from jaxrl.bench.compare import compare_summaries, read_summary
 from jaxrl.bench.job import Job
 from jaxrl.bench.suite import Suite, load_suite
 from jaxrl.cli import benchmarks
@@ -33,14 +33,14 @@ algorithms:
 PEER = """
 import json, sys
 from pathlib import Path
-from jaxrl.bench.job import Curve, Job, say
+from jaxrl.bench.job import Curve, Job, report_progress
 job = Job.read(sys.argv[1])
 if Path(sys.argv[0]).stem.endswith("crash"):
     print("no such luck")
     sys.exit(3)
-for seed in job.missing():
+for seed in job.find_missing_seeds():
     curve = Curve([job.budget], [1.0], [2.0])
-    say(seed=seed, steps=job.budget, return_mean=1.0)
+    report_progress(seed=seed, steps=job.budget, return_mean=1.0)
     job.write_outcome(seed, dict(evaluated=0.25, env_steps=job.budget, curve=curve.to_data(),
         seconds=2.0, compile_s=0.0, memory_gib=0.1, num_lanes=1, devices=["abacus"], versions={}))
 """
@@ -62,7 +62,7 @@ def peer(folder: Path, name: str) -> None:
 
 def told(suite: Suite, folder: Path) -> tuple[list[str], dict[str, str]]:
     notes: list[str] = []
-    failures = runner.run(suite, folder, lambda progress: notes.append(progress.note))
+    failures = runner.run_suite(suite, folder, lambda progress: notes.append(progress.note))
     return notes, failures
 
 
@@ -95,13 +95,13 @@ def test_a_second_call_runs_nothing(finished: Path) -> None:
     suite = load_suite(finished / "suites" / "tiny.yaml")
     begin = time.perf_counter()
     notes, failures = told(suite, finished / "out")
-    assert (notes, failures) == (["done before"], {})
+    assert (notes, failures) == (["already done"], {})
     assert time.perf_counter() - begin < 60.0
 
 
 def test_other_settings_run_anew(finished: Path, tmp_path: Path) -> None:
     suite = suite_of(tmp_path, lr=1e-9)
-    assert suite.job(suite.cells[0], finished / "out").missing() == [0, 1]
+    assert suite.make_job(suite.cells[0], finished / "out").find_missing_seeds() == [0, 1]
 
 
 def test_the_page_stands_by_itself(finished: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "jaxrl.cli", "benchmark", str(path), "--out", str(out)]
     environment = {**os.environ, "JAXRL_BENCHMARK_SAVE_EVERY_S": "0"}
     process = subprocess.Popen(command, env=environment, start_new_session=True)
-    job = suite.job(suite.cells[0], out)
+    job = suite.make_job(suite.cells[0], out)
     saved = Path(job.folder) / "lanes.progress.json"
     sweep = Path(job.folder) / "lanes" / "sweep.json"
     deadline = time.monotonic() + 300
@@ -150,12 +150,12 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert job.missing() == [0, 1]
+    assert job.find_missing_seeds() == [0, 1]
     steps = json.loads(saved.read_text())["curves"]["0"]["steps"]
     assert 0 < steps[-1] < 60_000
     _, failures = told(suite, out)
     assert not failures
-    outcome: Any = job.outcome(0)
+    outcome: Any = job.read_outcome(0)
     assert outcome["curve"]["steps"][: len(steps)] == steps
     assert outcome["curve"]["steps"][-1] >= 60_000
     assert sorted(set(outcome["curve"]["steps"])) == outcome["curve"]["steps"]
@@ -165,9 +165,9 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
     with (
-        runner.claimed(tmp_path / "out") as folder,
+        runner.lock_folder(tmp_path / "out") as folder,
         pytest.raises(RunFolderError, match="Another benchmark is writing"),
-        runner.claimed(folder),
+        runner.lock_folder(folder),
     ):
         pass
 
@@ -222,7 +222,7 @@ def row(name: str, low: float, high: float) -> dict[str, Any]:
 def test_verdicts_need_intervals_apart() -> None:
     before = {"cells": [row("a", 1, 2), row("b", 1, 2), row("c", 1, 2), row("d", 1, 2)]}
     now = {"cells": [row("a", 2, 3), row("b", 0, 0.5), row("c", 3, 4), {"name": "d"}]}
-    verdicts = {change.name: change.verdict for change in compared(before, now)}
+    verdicts = {change.name: change.verdict for change in compare_summaries(before, now)}
     assert verdicts == {"a": "no clear difference", "b": "worse", "c": "better", "d": "failed"}
 
 
@@ -236,8 +236,8 @@ def test_a_host_environment_runs_seed_by_seed(tmp_path: Path) -> None:
     suite = load_suite(path)
     _, failures = told(suite, tmp_path / "out")
     assert not failures
-    job: Job = suite.job(suite.cells[0], tmp_path / "out")
-    outcomes: list[Any] = [job.outcome(seed) for seed in (0, 1)]
+    job: Job = suite.make_job(suite.cells[0], tmp_path / "out")
+    outcomes: list[Any] = [job.read_outcome(seed) for seed in (0, 1)]
     assert [o["num_lanes"] for o in outcomes] == [1, 1]
 
 
@@ -274,4 +274,4 @@ def test_speed_is_measured_by_the_checkout(tmp_path: Path, capsys: Any) -> None:
     assert "| host | exit code 1: no host today |" in page
     capsys.readouterr()
     benchmarks.run(str(path), str(out), None)
-    assert "speed, in_graph: done before" in capsys.readouterr().out
+    assert "speed, in_graph: already done" in capsys.readouterr().out

@@ -37,20 +37,20 @@ def test_the_optimality_gap_counts_nothing_beyond_the_goal() -> None:
 
 def test_resampling_stays_within_a_task() -> None:
     values = {"low": np.zeros(4), "high": np.ones(4)}
-    found = scores.interval_of(scores.mean, values)
+    found = scores.compute_interval(scores.mean, values)
     assert (found.low, found.value, found.high) == (0.5, 0.5, 0.5)
 
 
 def test_the_interval_of_a_mean_is_near_the_normal_one() -> None:
     data = {"a": GENERATOR.normal(size=400)}
-    found = scores.interval_of(scores.mean, data)
+    found = scores.compute_interval(scores.mean, data)
     error = 1.96 * data["a"].std() / 20
     assert found.low == pytest.approx(found.value - error, abs=0.02)
     assert found.high == pytest.approx(found.value + error, abs=0.02)
 
 
 def test_a_single_run_has_no_interval() -> None:
-    found = scores.interval_of(scores.iqm, {"a": np.array([3.0])})
+    found = scores.compute_interval(scores.iqm, {"a": np.array([3.0])})
     assert found == Interval(value=3.0, low=3.0, high=3.0)
 
 
@@ -78,7 +78,7 @@ def test_runs_that_are_all_better_leave_no_doubt() -> None:
 
 
 def test_scores_are_0_at_the_low_mark_and_1_at_the_high_one() -> None:
-    np.testing.assert_allclose(scores.normalised([-10.0, 0.0, 40.0], -10.0, 30.0), [0, 0.25, 1.25])
+    np.testing.assert_allclose(scores.normalize([-10.0, 0.0, 40.0], -10.0, 30.0), [0, 0.25, 1.25])
 
 
 def test_a_curve_is_kept_evenly_with_its_last_point() -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl.bench.suite import load_suite, suite_file
-from jaxrl.config.registry import shipped_configs
+from jaxrl.bench.suite import find_suite_file, load_suite
+from jaxrl.config.registry import find_shipped_configs
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError
 
 SMALL = """
@@ -79,7 +79,7 @@ configs:
     assert (ppo.file, ppo.reference, ppo.source) == ("classic/cartpole-ppo", 490.0, "somebody")
 
 
-SHIPPED = [path.stem for path in suite_file("smoke").parent.glob("*.yaml")]
+SHIPPED = [path.stem for path in find_suite_file("smoke").parent.glob("*.yaml")]
 NEVER_RUN_BY_A_SUITE = {
     "minatar/breakout-dqn",  # 25 million updates of five seeds
     "sweeps/cartpole-ppo",  # a sweep has lanes of its own
@@ -87,13 +87,13 @@ NEVER_RUN_BY_A_SUITE = {
 
 
 def test_every_shipped_config_is_in_a_suite() -> None:
-    files = {cell.file for name in SHIPPED for cell in load_suite(suite_file(name)).cells}
-    assert set(shipped_configs()) - files == NEVER_RUN_BY_A_SUITE
+    files = {cell.file for name in SHIPPED for cell in load_suite(find_suite_file(name)).cells}
+    assert set(find_shipped_configs()) - files == NEVER_RUN_BY_A_SUITE
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_suites_load(name: str) -> None:
-    suite = load_suite(suite_file(name))
+    suite = load_suite(find_suite_file(name))
     assert suite.name == name
     assert suite.about
     for cell in suite.cells:
@@ -106,10 +106,10 @@ WRONG = [
     ("algorithms: [PPOO]\n" + SMALL.replace("algorithms: [PPO, DQN]", ""), "Did you mean 'PPO'"),
     (SMALL.replace("CartPole-v1", "CartPol-v1"), "Did you mean 'CartPole-v1'"),
     ("configs: [{file: classic/cartpole-ppo, threshold: high}]", "threshold must be a return"),
-    ("configs: [{file: classic/cartpole-ppo, reference: 3}]", "source says who had it"),
+    ("configs: [{file: classic/cartpole-ppo, reference: 3}]", "source is its origin"),
     (
         "configs: [{file: classic/cartpole-ppo, reference: 3, source: 4}]",
-        "source must be who had the reference, in words, got 4",
+        "source must be the origin of the reference, as text, got 4",
     ),
     (SMALL.replace("low: 9", "reference: 9"), "environments: CartPole-v1: reference is a return"),
     (SMALL + "metrics: [returns]\n", "Did you mean 'return'"),
@@ -120,7 +120,7 @@ WRONG = [
     ),
     (SMALL.replace("budget: 1_000, ", ""), "budget must be a whole number above 0, got None"),
     (SMALL.replace("low: 9", "low: 900"), "low=900 and high=500"),
-    (SMALL.replace("seeds: 2", "seeds: [1, 1]"), "a list of different ones, got [1, 1]"),
+    (SMALL.replace("seeds: 2", "seeds: [1, 1]"), "a list of distinct seeds, got [1, 1]"),
     (SMALL.replace("seeds: 2", "seeds: 0"), "a number above 0"),
     (SMALL + "episodes: 0\n", "episodes must be a whole number above 0, got 0"),
     (SMALL.replace("[PPO, DQN]", "{PPO: {settings: {lrr: 1}}}"), "Did you mean 'lr'"),
@@ -129,7 +129,10 @@ WRONG = [
     (SMALL.replace("[PPO, DQN]", "{PPO: {}, P: {algorithm: PPO}, PPO: {}}"), "given twice"),
     ("configs: [classic/cartpole-ppo, classic/cartpole-ppo]", "PPO runs twice on CartPole-v1"),
     ("configs: [classic/cartpole-pp]", "Did you mean 'classic/cartpole-ppo'"),
-    (SMALL.replace("[PPO, DQN]", "{PPO: {settings: {lr: {grid_search: [1, 2]}}}}"), "no sweep"),
+    (
+        SMALL.replace("[PPO, DQN]", "{PPO: {settings: {lr: {grid_search: [1, 2]}}}}"),
+        "cannot be a sweep",
+    ),
     ("seeds: 3", "names nothing to run"),
     (SMALL + "peers: {sb3: {}}\n", "no such folder"),
     ("[1, 2]", "must map names"),
@@ -150,8 +153,8 @@ def test_what_is_wrong_is_said_with_the_file(tmp_path: Path, text: str, sentence
     ("peers", "sentence"),
     [
         ("{othr: {}}", "Did you mean 'other'"),
-        ("{other: {algorithms: [DQN]}}", "'DQN', which is none of PPO"),
-        ("{other: {settings: best}}", "'best', which is none of matched, recommended"),
+        ("{other: {algorithms: [DQN]}}", "'DQN', which is not one of PPO"),
+        ("{other: {settings: best}}", "'best', which is not one of matched, recommended"),
     ],
 )
 def test_wrong_peers_are_refused(tmp_path: Path, peers: str, sentence: str) -> None:
@@ -170,10 +173,10 @@ def test_a_peer_runs_what_both_have(tmp_path: Path) -> None:
 def test_a_peer_needs_a_run_of_ours_to_match(tmp_path: Path) -> None:
     with_peer(tmp_path)
     text = SMALL.replace("[PPO, DQN]", "[DQN]") + "peers: {other: {algorithms: [PPO]}}\n"
-    with pytest.raises(ConfigError, match="nothing of ours runs"):
+    with pytest.raises(ConfigError, match="no run of jaxrl matches"):
         load_suite(written(tmp_path, text))
 
 
 def test_a_suite_that_does_not_exist_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'smoke'"):
-        suite_file("smok")
+        find_suite_file("smok")

@@ -33,7 +33,10 @@ def test_what_does_not_fit_in_the_time_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
-    [(["--levers", "magic"], "'magic' is none of rbg keys"), (["--widths", "wide"], "ENVSxSTEPS")],
+    [
+        (["--levers", "magic"], "'magic' is not one of rbg keys"),
+        (["--widths", "wide"], "ENVSxSTEPS"),
+    ],
 )
 def test_unknown_names_are_refused(options: list[str], sentence: str, capsys: Any) -> None:
     with pytest.raises(SystemExit):

@@ -14,7 +14,7 @@ def test_a_quick_run_writes_a_table(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert envs.main(command) == 0
     text = (tmp_path / "envs.md").read_text()
     assert capsys.readouterr().out == text + "\n"
-    assert "A quick run" in text
+    assert "Quick run" in text
     assert "| Breakout |" in text
     game = json.loads((tmp_path / "envs.json").read_text())["games"]["Breakout"]
     assert set(game["rates"]) == {"jaxrl", "gymnax"}
@@ -24,4 +24,4 @@ def test_a_quick_run_writes_a_table(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_an_unknown_game_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         envs.main(["--games", "Pong"])
-    assert "'Pong' is none of Breakout" in capsys.readouterr().err
+    assert "'Pong' is not one of Breakout" in capsys.readouterr().err

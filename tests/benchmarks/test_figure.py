@@ -17,7 +17,10 @@ from benchmarks.worker import ROOT
 def test_readme_has_the_table_of_the_results() -> None:
     """`python -m benchmarks.figure` writes it."""
     text = (ROOT / "README.md").read_text()
-    assert figure.with_table(text, figure.readme_tables(figure.load(figure.RESULTS))) == text
+    assert (
+        figure.insert_table(text, figure.render_readme_tables(figure.load_results(figure.RESULTS)))
+        == text
+    )
     assert "](docs/images/speed.png)" in text
 
 
@@ -48,26 +51,26 @@ RESULTS = {
 
 
 def test_the_table_has_ours_over_other_libraries() -> None:
-    written = figure.readme_table(RESULTS)
+    written = figure.render_readme_table(RESULTS)
     row = "| PPO, CartPole, 64 envs x 32 steps | 200 | rejax 2.00 (2.00 - 2.00), sb3 20 (20 - 100) | - |"
     assert row in written
     assert "handwritten" not in written
     assert "busy" not in written
     busy = {"speed": {**RESULTS["speed"], "load": {"before": 1.5}}}
-    assert "The machine was busy" in figure.readme_table(busy)
+    assert "The machine was busy" in figure.render_readme_table(busy)
 
 
 def test_without_others_there_is_no_row() -> None:
     alone = {"recurrent": result(lstm=[1.0, 2.0, 3.0], gru=[1.0, 2.0, 3.0])}
-    assert "64 envs" not in figure.readme_table(alone)
+    assert "64 envs" not in figure.render_readme_table(alone)
 
 
 def test_the_table_goes_between_the_markers() -> None:
     text = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    assert figure.with_table(text, "new") == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+    assert figure.insert_table(text, "new") == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
     for wrong in ("neither", f"{END}{BEGIN}", f"{text}{text}"):
         with pytest.raises(ValueError, match="once each"):
-            figure.with_table(wrong, "new")
+            figure.insert_table(wrong, "new")
 
 
 def test_the_command_draws_and_writes(tmp_path: Path) -> None:
@@ -98,11 +101,11 @@ def test_every_setting_has_a_title_and_every_peer_a_family() -> None:
         assert stem in figure.STEMS
         assert name
     assert set(figure.STEMS) == {suite.stem for suite in speed.SUITES.values()}
-    assert figure._title("speed", DEFAULT_SETTINGS[0]) == "PPO, CartPole, 4 envs x 128 steps"
-    families = {name: figure.family(name) for name in (*launch.PEERS, *launch.HOST_PEERS)}
+    assert figure._make_title("speed", DEFAULT_SETTINGS[0]) == "PPO, CartPole, 4 envs x 128 steps"
+    families = {name: figure.get_family(name) for name in (*launch.PEERS, *launch.HOST_PEERS)}
     assert families[launch.TUNED] == families[launch.GYMNASIUM] == "other"
     assert families[launch.RLLIB_2X8] == "RLlib"
-    assert len({colour for colour, _ in figure.FAMILIES.values()}) == len(figure.FAMILIES)
+    assert len({colour for colour, _ in figure.FAMILY_STYLES.values()}) == len(figure.FAMILY_STYLES)
 
 
 def test_results_that_are_kept_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,5 +131,5 @@ def test_a_narrowed_run_leaves_the_committed_results_alone() -> None:
 
 def test_machines_of_a_kind_share_a_folder() -> None:
     intel = {"cpu": "Intel(R) Xeon(R) Processor @ 2.50GHz", "cores": 2}
-    assert machine.folder_name(intel) == "intel-xeon-2-50ghz-2-cores"
-    assert machine.folder_name({"cpu": "AMD EPYC", "cores": 2}) == "amd-epyc-2-cores"
+    assert machine.make_folder_name(intel) == "intel-xeon-2-50ghz-2-cores"
+    assert machine.make_folder_name({"cpu": "AMD EPYC", "cores": 2}) == "amd-epyc-2-cores"

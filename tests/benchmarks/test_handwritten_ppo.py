@@ -58,7 +58,7 @@ def test_gae_is_ours_where_nothing_is_truncated() -> None:
 @pytest.mark.parametrize("size", [1, 7, 64, 100, 2048])
 def test_the_shuffle_is_a_permutation_that_depends_on_its_key(size: int) -> None:
     noises = [jax.random.bits(jax.random.key(seed), (2, 4), jnp.uint32) for seed in (0, 1)]
-    first, second = (ppo.shuffled(noise, jnp.arange(size), size) for noise in noises)
+    first, second = (ppo.shuffle_index(noise, jnp.arange(size), size) for noise in noises)
     assert sorted(first.tolist()) == list(range(size))
     if size > 7:
         assert first.tolist() != second.tolist() != list(range(size))
@@ -80,7 +80,7 @@ def test_it_learns_in_both_forms(num_devices: int | None) -> None:
 
 def test_devices_agree_after_an_update() -> None:
     """Parameters move, and are the same on every device."""
-    mesh = ppo.device_mesh(TINY)
+    mesh = ppo.make_device_mesh(TINY)
     assert mesh.size == 8
     program = ppo.PPO(TINY, mesh)
     before = jax.jit(program.init)(jax.random.key(0))

@@ -12,8 +12,8 @@ import pytest
 from benchmarks import host, measure, speed
 from benchmarks.peers import launch
 from benchmarks.peers.gymnasium_worker import GymnasiumPeer
-from benchmarks.peers.jaxrl_host_worker import HostPeer, impala_config, ppo_config
-from benchmarks.settings import host_setting
+from benchmarks.peers.jaxrl_host_worker import HostPeer, make_impala_config, make_ppo_config
+from benchmarks.settings import make_host_setting
 from benchmarks.worker import ROOT
 from tests.benchmarks.fake_limits import FakeLimits
 
@@ -91,8 +91,8 @@ def test_a_run_writes_json_and_the_table_it_prints(
         "| environment steps/s | 50,000 (50,000 - 50,000) |",
         "| fraction of time the learner waits | 0.25 |",
         "| fraction of time the actors wait | 0.50 |",
-        "| staleness in train batches, mean | 1.50 |",
-        "| staleness, maximum | 4 |",
+        "| mean staleness in train batches | 1.50 |",
+        "| maximum staleness | 4 |",
         "| 8x256 | sb3 | 15,000 | 15,000 - 15,000 | - | - |",
     ):
         assert row in printed
@@ -177,26 +177,26 @@ def test_peers_with_ray_have_loopback_alone_and_are_stopped_when_idle(
 
 @pytest.mark.parametrize(("num_runners", "envs"), [(0, 8), (2, 4)])
 def test_ppo_is_the_setting_however_many_runners(num_runners: int, envs: int) -> None:
-    setting = host_setting()
-    plan = ppo_config(setting, num_runners=num_runners).plan()
+    setting = make_host_setting()
+    plan = make_ppo_config(setting, num_runners=num_runners).plan()
     assert (plan.envs_per_runner, plan.rollout_fragment_length) == (envs, 256)
     assert (plan.train_batch_size, plan.minibatch_size, plan.num_epochs) == (2048, 128, 4)
     assert setting.minibatch_size == 128
 
 
 def test_impala_learns_from_one_fragment_of_each_of_two_actors() -> None:
-    plan = impala_config(host_setting(), num_runners=2).plan()
+    plan = make_impala_config(make_host_setting(), num_runners=2).plan()
     assert (plan.train_batch_size, plan.fragments_per_batch, plan.num_env_runners) == (500, 2, 2)
 
 
 def test_a_measurement_on_the_host_is_of_whole_batches() -> None:
-    assert host_setting(steps=5_000).env_steps == 4096
-    assert host_setting(steps=1).env_steps == 2048
+    assert make_host_setting(steps=5_000).env_steps == 4096
+    assert make_host_setting(steps=1).env_steps == 2048
 
 
 def test_gymnasium_alone_steps_as_often_as_it_says() -> None:
     peer = GymnasiumPeer()
-    peer.setup({"setting": host_setting(steps=2048).to_dict()})
+    peer.setup({"setting": make_host_setting(steps=2048).to_dict()})
     envs = peer._envs
     calls: list[np.ndarray] = []
     step = envs.step
@@ -207,7 +207,7 @@ def test_gymnasium_alone_steps_as_often_as_it_says() -> None:
 
 def test_our_peer_trains_steps_and_names_its_processes() -> None:
     peer = HostPeer("PPO", 0)
-    peer.setup({"setting": host_setting(steps=2048).to_dict()})
+    peer.setup({"setting": make_host_setting(steps=2048).to_dict()})
     reply = peer.run({})
     trained = peer.train_for({"seconds": 1e-3})
     peer.close()
@@ -228,5 +228,5 @@ def test_a_quick_run_measures_everything_of_ours(tmp_path: Path) -> None:
 
 def test_the_first_measurement_of_a_flow_is_not_counted(asked: list[tuple[str, str]]) -> None:
     worker: Any = FakeWorker(launch.IMPALA)
-    measured = measure.flow(worker, host_setting(), rounds=2)
+    measured = measure.measure_flow(worker, make_host_setting(), rounds=2)
     assert [reply["staleness_max"] for reply in measured["replies"]] == [2, 3]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.jaxrl_worker import config
+from benchmarks.peers.jaxrl_worker import make_config
 from benchmarks.settings import DEFAULT_SETTINGS, parse_setting
 from benchmarks.worker import ROOT
 
@@ -15,7 +15,7 @@ from benchmarks.worker import ROOT
 @pytest.mark.parametrize("name", DEFAULT_SETTINGS)
 def test_the_config_is_the_setting(name: str) -> None:
     setting = parse_setting(name)
-    plan = config(setting).plan()
+    plan = make_config(setting).plan()
     assert (plan.num_envs, plan.rollout_fragment_length) == (setting.num_envs, setting.num_steps)
     assert (plan.num_epochs, plan.num_minibatches) == (4, 4)
     assert plan.minibatch_size == setting.minibatch_size

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import limits, recurrent_settings, replay_settings
+from benchmarks import limits, recurrent, replay_settings
 from benchmarks.limits import ARITHMETIC, STEPPING
-from benchmarks.limits_report import limits_sections
 from benchmarks.peers import jaxrl_worker, launch, limits_worker
 from benchmarks.peers.limits_worker import LimitsPeer, Probe
-from benchmarks.settings import Setting, host_setting, parse_setting
+from benchmarks.report import render_limit_sections
+from benchmarks.settings import Setting, make_host_setting, parse_setting
 from jaxrl.runtime.flops import count_flops
 
 SMALL = Setting(num_envs=8, num_steps=4, num_updates=1, hidden_size=16)
@@ -21,7 +21,7 @@ SMALL = Setting(num_envs=8, num_steps=4, num_updates=1, hidden_size=16)
 
 def test_each_peer_has_the_limits_of_its_network_and_of_its_environment() -> None:
     setting = parse_setting("64x32")
-    work = limits.asked({launch.OURS: setting, launch.SB3: setting})["work"]
+    work = limits.make_request({launch.OURS: setting, launch.SB3: setting})["work"]
     assert work[launch.OURS][ARITHMETIC] == work[launch.SB3][ARITHMETIC] == "matmul 512x64x64"
     assert work[launch.OURS][STEPPING] == "stepping program CartPole-v1 x64"
     assert work[launch.SB3][STEPPING] == "stepping host CartPole-v1 x64"
@@ -29,11 +29,13 @@ def test_each_peer_has_the_limits_of_its_network_and_of_its_environment() -> Non
 
 
 def test_what_does_not_learn_or_step_has_one_limit() -> None:
-    work = limits.asked({launch.LOCAL: host_setting(), launch.GYMNASIUM: host_setting()})["work"]
+    work = limits.make_request(
+        {launch.LOCAL: make_host_setting(), launch.GYMNASIUM: make_host_setting()}
+    )["work"]
     assert work[launch.GYMNASIUM][ARITHMETIC] is None
     assert work[launch.LOCAL][ARITHMETIC] == "matmul 128x64x64"
     products = replay_settings.PRODUCTS
-    sac = limits.asked(replay_settings.replay_settings("sac"))["work"]
+    sac = limits.make_request(replay_settings.make_replay_settings("sac"))["work"]
     assert sac[products][STEPPING] is None
     assert sac[products][ARITHMETIC] == "matmul 256x256x256"
     assert sac[replay_settings.OURS][STEPPING] == "stepping program Pendulum-v1 x1"
@@ -46,7 +48,7 @@ def test_what_does_not_learn_or_step_has_one_limit() -> None:
 def test_a_recurrent_layer_has_a_product_for_each_row(
     peer: str, shape: tuple[int, int, int]
 ) -> None:
-    assert limits.middle_layer(recurrent_settings.settings("in_graph")[peer]) == shape
+    assert limits.get_middle_layer_shape(recurrent.make_settings("in_graph")[peer]) == shape
 
 
 def measured(**changes: Any) -> dict[str, Any]:
@@ -75,7 +77,7 @@ def measured(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_share_is_of_the_lower_limit_of_the_same_round() -> None:
-    shares = limits.shares(measured())
+    shares = limits.compute_shares(measured())
     ours = shares["jaxrl"]
     assert (ours["limit"], ours["limits"]) == (ARITHMETIC, {ARITHMETIC: 20.0, STEPPING: 50.0})
     assert ours["share"].median == 0.5  # of 10/20, 5/10 and 2/20
@@ -83,20 +85,20 @@ def test_a_share_is_of_the_lower_limit_of_the_same_round() -> None:
     assert (actors["limit"], actors["limits"][STEPPING]) == (STEPPING, 18.0)  # of two processes
     assert actors["share"].median == 0.5
     assert shares["gymnasium"]["limits"] == {STEPPING: 9.0}
-    assert limits.share_in_words(ours) == "50 % of arithmetic"
-    assert limits.share_in_words(None) == "-"
+    assert limits.format_share(ours) == "50 % of arithmetic"
+    assert limits.format_share(None) == "-"
 
 
 def test_without_limits_there_are_no_shares() -> None:
     before = {"peers": measured()["peers"]}
-    assert limits.shares(before) == {}
-    assert limits_sections({"64x32": before}) == []
+    assert limits.compute_shares(before) == {}
+    assert render_limit_sections({"64x32": before}) == []
 
 
 def test_tables_say_which_limit_it_is() -> None:
     found = measured()
     found["limits"]["rates"]["triad"] = [2e9, 3e9, 4e9]
-    shares, machine = limits_sections({"64x32": found})
+    shares, machine = render_limit_sections({"64x32": found})
     assert "| 64x32 | jaxrl | 0.0 | 20 | 50 | arithmetic | 0.500 | 0.100 - 0.500 |" in shares
     assert "| 64x32 | gymnasium | - | - | 9 | stepping | 1.000 |" in shares
     assert "| triad | 3.0 | 2.0 - 4.0 | GB/s |" in machine
@@ -112,13 +114,13 @@ def test_a_probe_is_repeated_until_it_takes_long_enough(monkeypatch: pytest.Monk
     probe = Probe(work=5.0, repeat=repeat)
     probe.calibrate(0.2)
     assert probe.count == 200
-    assert probe.rate() == pytest.approx(5_000.0)
+    assert probe.measure_rate() == pytest.approx(5_000.0)
 
 
 @pytest.mark.allow_key_reuse  # a measurement is of the same environments each time
 def test_the_peer_measures_what_it_is_asked_for() -> None:
-    peer = LimitsPeer(machine=("matmul 4x8x4", "triad"), target_s=1e-3, triad_rows=2**12)
-    asked = limits.asked({launch.OURS: SMALL, launch.SB3: SMALL, launch.GYMNASIUM: SMALL})
+    peer = LimitsPeer(machine_probes=("matmul 4x8x4", "triad"), target_s=1e-3, triad_rows=2**12)
+    asked = limits.make_request({launch.OURS: SMALL, launch.SB3: SMALL, launch.GYMNASIUM: SMALL})
     reply = peer.setup({"setting": asked})
     rates = peer.run({})["rates"]
     assert set(rates) == {
@@ -137,7 +139,7 @@ def test_the_peer_measures_what_it_is_asked_for() -> None:
 
 def test_operations_of_a_step_are_those_of_the_network() -> None:
     """Twice the epochs cost twice as much but for the rollout; products alone are most of it."""
-    flops = limits_worker.flops_per_step(jaxrl_worker.config(SMALL))
+    flops = limits_worker.count_flops_per_step(jaxrl_worker.make_config(SMALL))
     products = 2.0 * 2 * (4 * 16 + 16 * 16) + 2.0 * (16 * 2 + 16)  # one row through both networks
     updates = SMALL.num_epochs * 3 * products
     assert 1.0 < flops / (updates + 2 * products) < 1.8
@@ -145,14 +147,14 @@ def test_operations_of_a_step_are_those_of_the_network() -> None:
 
 def test_products_and_environments_are_as_many_as_they_say() -> None:
     count = len(jax.local_devices())
-    assert limits_worker.product(4, 8, 16).work == 2 * 2.0 * 4 * 8 * 16 * count
+    assert limits_worker.make_product_probe(4, 8, 16).work == 2 * 2.0 * 4 * 8 * 16 * count
     x = jnp.ones((4, 8))
     forth, back = jnp.ones((8, 16)), jnp.ones((16, 8))
     counted = count_flops(jax.make_jaxpr(lambda x: (x @ forth) @ back)(x))
     assert counted == 2 * 2.0 * 4 * 8 * 16
-    assert limits_worker.stepping("CartPole-v1", 8).work == 8 * limits_worker.CHUNK
+    assert limits_worker.make_stepping_probe("CartPole-v1", 8).work == 8 * limits_worker.CHUNK
 
 
 def test_an_unknown_probe_is_refused() -> None:
     with pytest.raises(ValueError, match=re.escape("'matmul 3x4'")):
-        LimitsPeer()._probe("matmul 3x4")
+        LimitsPeer()._make_probe("matmul 3x4")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import recurrent_settings as peers
+from benchmarks import recurrent as peers
 from benchmarks import speed
 from benchmarks.peers import jaxrl_host_worker, jaxrl_worker, launch
 from benchmarks.settings import Setting
@@ -70,9 +70,9 @@ def test_a_run_writes_json_and_the_table_it_prints(
 
 
 def test_networks_differ_in_their_second_layer_alone() -> None:
-    settings = peers.settings("in_graph")
-    plain = jaxrl_worker.config(settings[peers.FEEDFORWARD])
-    lstm = jaxrl_worker.config(settings[peers.LSTM])
+    settings = peers.make_settings("in_graph")
+    plain = jaxrl_worker.make_config(settings[peers.FEEDFORWARD])
+    lstm = jaxrl_worker.make_config(settings[peers.LSTM])
     assert replace(lstm.plan(), sequence_length=None) == plain.plan()
     assert lstm.plan().sequence_length == 16
     assert plain.rl_module_settings.model_config["fcnet_hiddens"] == [64, 64]
@@ -82,19 +82,19 @@ def test_networks_differ_in_their_second_layer_alone() -> None:
 
 
 def test_images_go_through_a_convolution_before_the_second_layer() -> None:
-    settings = peers.settings("images")
+    settings = peers.make_settings("images")
     for name in peers.IMAGES:
         setting = settings[name]
         assert Setting.from_dict(json.loads(json.dumps(setting.to_dict()))) == setting
-        config = jaxrl_worker.config(setting)
+        config = jaxrl_worker.make_config(setting)
         assert config.env == "Breakout-MinAtar"
         assert config.rl_module_settings.model_config["conv_filters"] == [[16, 3, 1]]
 
 
 def test_both_peers_on_the_host_are_asked_for_the_same() -> None:
-    settings = peers.settings("host")
+    settings = peers.make_settings("host")
     assert len(set(settings.values())) == 1
-    plan = jaxrl_host_worker.ppo_config(settings[peers.HOST_LSTM]).plan()
+    plan = jaxrl_host_worker.make_ppo_config(settings[peers.HOST_LSTM]).plan()
     assert (plan.num_envs, plan.minibatch_size) == (8, 128)
     assert Setting.from_dict(settings[peers.HOST_LSTM].to_dict()) == settings[peers.RLLIB_LSTM]
 

@@ -18,8 +18,13 @@ import pytest
 from benchmarks import replay, speed
 from benchmarks import replay_settings as peers
 from benchmarks.peers import launch, products_worker
-from benchmarks.peers.jaxrl_replay_worker import ReplayPeer, config
-from benchmarks.replay_settings import SETTINGS, STEPS, ReplaySetting, replay_settings
+from benchmarks.peers.jaxrl_replay_worker import JaxrlReplayPeer, make_config
+from benchmarks.replay_settings import (
+    MEASUREMENT_STEPS,
+    SETTING_NAMES,
+    ReplaySetting,
+    make_replay_settings,
+)
 from benchmarks.worker import ROOT
 from tests.benchmarks.fake_limits import FakeLimits
 
@@ -78,17 +83,17 @@ def test_a_run_writes_json_and_the_table_it_prints(
         "| dqn | jaxrl-replay / sbx | 12.00 | 12.00 - 12.00 | 3 | at least 15.0: no |",
         "| dqn-4 | jaxrl-replay / rejax-replay | 1.50 | 1.50 - 1.50 | 3 | at least 1.2: yes |",
         "| sac | jaxrl-replay / products | 0.60 | 0.60 - 0.60 | 3 | at least 0.5: yes |",
-        f"| sac | products | 0.020 | {STEPS['sac'][peers.PRODUCTS]:,} |",
-        f"| dqn | sb3-replay | 4.000 | {STEPS['dqn'][peers.SB3]:,} | 2.00 |",
+        f"| sac | products | 0.020 | {MEASUREMENT_STEPS['sac'][peers.PRODUCTS]:,} |",
+        f"| dqn | sb3-replay | 4.000 | {MEASUREMENT_STEPS['dqn'][peers.SB3]:,} | 2.00 |",
         "| sac | jaxrl-replay | 1.0 | 2,000,000 | 120,000 | stepping | 0.250 | 0.250 - 0.250 |",
         "| sac | products | 1.0 | 2,000,000 | - | arithmetic | 0.025 | 0.025 - 0.025 |",
     ):
         assert row in printed
     assert (tmp_path / "replay.md").read_text().strip() == printed.strip()
     results = json.loads((tmp_path / "replay.json").read_text())
-    assert set(results["throughput"]) == set(SETTINGS)
+    assert set(results["throughput"]) == set(SETTING_NAMES)
     for part, measured in results["throughput"].items():
-        assert set(measured["peers"]) == set(STEPS[part])
+        assert set(measured["peers"]) == set(MEASUREMENT_STEPS[part])
         assert all(len(peer["steps_per_s"]) == 3 for peer in measured["peers"].values())
 
 
@@ -103,19 +108,19 @@ def test_settings_and_peers_can_be_named(asked: list[tuple[str, str]], tmp_path:
 
 
 def test_peers_of_a_setting_differ_in_the_length_of_a_measurement_alone() -> None:
-    for name in SETTINGS:
-        settings = replay_settings(name)
+    for name in SETTING_NAMES:
+        settings = make_replay_settings(name)
         assert len({dataclasses.replace(s, env_steps=1) for s in settings.values()}) == 1
         assert all(s.env_steps % s.steps_per_update == 0 for s in settings.values())
 
 
 def test_a_measurement_is_of_whole_updates() -> None:
-    assert {s.env_steps for s in replay_settings("dqn", steps=101).values()} == {104}
-    assert {s.env_steps for s in replay_settings("sac", steps=101).values()} == {101}
+    assert {s.env_steps for s in make_replay_settings("dqn", steps=101).values()} == {104}
+    assert {s.env_steps for s in make_replay_settings("sac", steps=101).values()} == {101}
 
 
 def test_warming_up_ends_after_the_first_updates() -> None:
-    setting = replay_settings("dqn")[peers.OURS]
+    setting = make_replay_settings("dqn")[peers.OURS]
     late = dataclasses.replace(setting, learning_starts=5_000)
     assert late.warmup_steps > late.learning_starts + late.steps_per_update
     assert setting.warmup_steps > setting.epsilon_steps
@@ -140,19 +145,19 @@ def test_every_peer_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     assert started[peers.SB3][-2:] == ["--threads", "1"]
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", SETTING_NAMES)
 def test_our_config_is_the_setting(name: str) -> None:
-    setting = replay_settings(name)[peers.OURS]
-    plan = config(setting).plan()
+    setting = make_replay_settings(name)[peers.OURS]
+    plan = make_config(setting).plan()
     assert plan.num_envs == setting.num_envs
     assert plan.num_envs * plan.rollout_fragment_length == setting.steps_per_update
     assert (plan.num_minibatches, plan.minibatch_size) == (1, setting.batch_size)
 
 
 def test_our_peer_trains_as_many_steps_as_it_says() -> None:
-    setting = replay_settings("dqn", steps=200)[peers.OURS]
+    setting = make_replay_settings("dqn", steps=200)[peers.OURS]
     setting = dataclasses.replace(setting, learning_starts=64, epsilon_steps=100)
-    peer = ReplayPeer()
+    peer = JaxrlReplayPeer()
     peer.setup({"setting": setting.to_dict()})
     reply = peer.run({})
     peer.close()
@@ -160,10 +165,10 @@ def test_our_peer_trains_as_many_steps_as_it_says() -> None:
 
 
 def test_the_products_are_those_of_the_gradients_of_sac() -> None:
-    setting = replay_settings("sac")[peers.PRODUCTS]
-    networks, batches = products_worker.arguments(setting, obs_size=3, action_size=1)
+    setting = make_replay_settings("sac")[peers.PRODUCTS]
+    networks, batches = products_worker.make_arguments(setting, obs_size=3, action_size=1)
     batch = [rows[0] for rows in batches]
-    products = _products(products_worker.update, networks, batch)
+    products = _products(products_worker.compute_update, networks, batch)
     assert products == _products(_linear_sac, networks, batch)
     assert products[256**3] == 16
     assert 2 * sum(size * count for size, count in products.items()) == pytest.approx(
@@ -173,10 +178,10 @@ def test_the_products_are_those_of_the_gradients_of_sac() -> None:
 
 def test_no_product_is_left_out_of_the_loop() -> None:
     """They are of other numbers in each turn, so the loop of 32 has the results of the last."""
-    setting = dataclasses.replace(replay_settings("sac")[peers.PRODUCTS], hidden_size=8)
-    networks, batches = products_worker.arguments(setting, obs_size=3, action_size=1)
-    looped = jax.jit(lambda *args: products_worker.updates(*args, 32))(networks, batches)
-    once = products_worker.update(networks, [rows[31 % len(rows)] for rows in batches])
+    setting = dataclasses.replace(make_replay_settings("sac")[peers.PRODUCTS], hidden_size=8)
+    networks, batches = products_worker.make_arguments(setting, obs_size=3, action_size=1)
+    looped = jax.jit(lambda *args: products_worker.run_updates(*args, 32))(networks, batches)
+    once = products_worker.compute_update(networks, [rows[31 % len(rows)] for rows in batches])
     chex.assert_trees_all_close(looped, once, rtol=1e-4, atol=1e-4)
 
 
@@ -220,5 +225,5 @@ def test_a_quick_run_measures_everything_of_ours(tmp_path: Path) -> None:
     names = ["--peers", f"{peers.OURS},{peers.PRODUCTS}", "--out", str(tmp_path)]
     subprocess.run([*command, *names], cwd=ROOT, check=True, timeout=500)
     results = json.loads((tmp_path / "replay.json").read_text())
-    assert set(results["throughput"]) == set(SETTINGS)
+    assert set(results["throughput"]) == set(SETTING_NAMES)
     assert results["throughput"]["sac"]["ratios"][peers.PRODUCTS]["median"] > 0

@@ -11,7 +11,7 @@ from benchmarks.machine import RESULTS
 
 
 def test_the_page_is_current() -> None:
-    made = scores.page(scores.summaries(RESULTS), scores.NOTES.read_text())
+    made = scores.render_page(scores.load_summaries(RESULTS), scores.NOTES.read_text())
     assert made == scores.PAGE.read_text(), "python -m benchmarks.scores"
 
 
@@ -60,7 +60,7 @@ def test_a_row_says_what_was_got_and_from_whom_the_reference_is(results: Path) -
     failed = cell("classic/pendulum-ppo", failure="exit code 1") | {"lost_seeds": {"1": "NaN"}}
     del failed["return"]
     write(results, "one", summary(cell("classic/cartpole-ppo"), failed))
-    text = scores.page(scores.summaries(results), "By hand.")
+    text = scores.render_page(scores.load_summaries(results), "By hand.")
     assert (
         "| `classic/cartpole-ppo` | CartPole-v1 | 500,000 | 498 [480, 500] | 471 | 61.2 | 490 | undecided |"
     ) in text
@@ -76,6 +76,6 @@ def test_a_row_says_what_was_got_and_from_whom_the_reference_is(results: Path) -
 def test_of_several_machines_the_newest_counts(results: Path) -> None:
     write(results, "b", summary(cell("classic/cartpole-ppo", min=1.0), date="2026-01-01"))
     write(results, "a", summary(cell("classic/cartpole-ppo", min=2.0), date="2026-01-03"))
-    (found,) = scores.summaries(results)
+    (found,) = scores.load_summaries(results)
     assert found["cells"][0]["min"] == 2.0
     assert found["report"] == "a/scores/made-up/report.md"

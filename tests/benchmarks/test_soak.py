@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks import memory, soak
+from benchmarks import machine, soak
 from benchmarks.peers import launch
 from benchmarks.worker import ROOT, Worker
 
-needs_proc = pytest.mark.skipif(not memory.PROC.exists(), reason="memory is read from /proc")
+needs_proc = pytest.mark.skipif(not machine.PROC.exists(), reason="memory is read from /proc")
 
 
 class FakeRun:
@@ -32,7 +32,7 @@ class FakeRun:
             return {"env_steps": 2048, "driver": 1, "runners": [2, 3]}
         return {"versions": {"fake": "1"}, "devices": 1}
 
-    def read(self, reply: Mapping[str, Any]) -> soak.Usage:
+    def read(self, reply: Mapping[str, Any]) -> soak.MemoryUsage:
         minutes = (self.now - 100.0) / 60
         fast = 50.0 * min(minutes, 1.0)  # what warming up takes
         return {"driver": (300.0, 200.0), "actor 2": (100.0 + fast + self.leak * minutes, 50.0)}
@@ -53,7 +53,7 @@ def watched(run: FakeRun) -> dict[str, Any]:
         read=run.read,
         clock=lambda: run.now,
     )
-    return soak.summary(trace, 60.0)
+    return soak.summarize(trace, 60.0)
 
 
 @pytest.mark.parametrize("leak", [0.0, 1.5])
@@ -78,7 +78,7 @@ def test_slow_iterations_are_watched_until_there_are_enough_for_a_slope() -> Non
         read=run.read,
         clock=lambda: run.now,
     )
-    result = soak.summary(trace, 60.0)
+    result = soak.summarize(trace, 60.0)
     assert len(result["seconds"]) - result["first"] == 20
     assert result["slopes"]["resident"]["actor 2"]["slope"] == pytest.approx(1.0)
 
@@ -107,7 +107,7 @@ def test_a_run_writes_json_and_the_table_it_prints(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--runs", "sb3"], "none of jaxrl-local, jaxrl-2x4"),
+        (["--runs", "sb3"], "not one of jaxrl-local, jaxrl-2x4"),
         (["--minutes", "1", "--interval", "5"], "at least 20 readings"),
         (["--interval", "0"], "at least 20 readings"),
     ],
@@ -133,12 +133,12 @@ def fake_process(proc: Path, pid: int, parent: int, resident_kb: int) -> None:
 def test_memory_is_summed_over_what_a_process_started(tmp_path: Path) -> None:
     for pid, parent in ((10, 1), (11, 10), (12, 11), (13, 10), (20, 1), (21, 20)):
         fake_process(tmp_path, pid, parent, 1000 * pid)
-    assert memory.descendants(10, tmp_path) == [11, 12, 13]
-    assert memory.descendants(21, tmp_path) == []
-    assert memory.resident_mb(11, tmp_path) == pytest.approx((11.264, 5.632))
-    assert memory.total_mb([11, 12, 99], tmp_path) == pytest.approx((23.552, 11.776))
+    assert machine.list_descendants(10, tmp_path) == [11, 12, 13]
+    assert machine.list_descendants(21, tmp_path) == []
+    assert machine.read_memory_mb(11, tmp_path) == pytest.approx((11.264, 5.632))
+    assert machine.sum_memory_mb([11, 12, 99], tmp_path) == pytest.approx((23.552, 11.776))
     with pytest.raises(ProcessLookupError, match="99"):
-        memory.resident_mb(99, tmp_path)
+        machine.read_memory_mb(99, tmp_path)
 
 
 @needs_proc
@@ -150,15 +150,15 @@ def test_a_process_that_takes_memory_is_seen_to() -> None:
     with process:
         assert process.stdout is not None
         process.stdout.readline()
-        assert process.pid in memory.descendants(os.getpid())
-        resident, private = memory.resident_mb(process.pid)
+        assert process.pid in machine.list_descendants(os.getpid())
+        resident, private = machine.read_memory_mb(process.pid)
         assert resident >= private > 30.0
         reply = {"driver": os.getpid(), "runners": [process.pid]}
-        usage = soak.usage(reply)
+        usage = soak.read_usage(reply)
         assert set(usage) == {"driver", "actor 1", "driver and actors", "Ray's own processes"}
         assert usage["driver and actors"][0] > usage["driver"][0] + 30.0
         process.communicate()
-    assert set(soak.usage({"driver": os.getpid(), "runners": [os.getpid()]})) == {"driver"}
+    assert set(soak.read_usage({"driver": os.getpid(), "runners": [os.getpid()]})) == {"driver"}
 
 
 @needs_proc
@@ -185,7 +185,7 @@ def is_soon(pid: int, *states: str | None) -> bool:
 
 def state_of(pid: int) -> str | None:
     try:
-        stat = (memory.PROC / str(pid) / "stat").read_text()
+        stat = (machine.PROC / str(pid) / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
     return stat.rpartition(")")[2].split()[0]

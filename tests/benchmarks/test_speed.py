@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks import measure, speed
 from benchmarks.peers import launch
-from benchmarks.peers.jaxrl_worker import own_config
-from benchmarks.recommended import RECOMMENDED
-from benchmarks.report import markdown
+from benchmarks.peers.jaxrl_worker import load_recommended_config
+from benchmarks.recommended import RECOMMENDATIONS
+from benchmarks.report import render_markdown
 from benchmarks.settings import Setting, parse_setting
 from benchmarks.worker import ROOT, Worker
 from tests.benchmarks.fake_limits import FakeLimits
@@ -47,14 +47,14 @@ SETTING = Setting(num_envs=64, num_steps=32, num_updates=10)
 def test_peers_take_turns_and_the_first_round_is_not_counted() -> None:
     log: list[str] = []
     settings = {name: SETTING.to_dict() for name in "abc"}
-    measured = measure.interleaved(fake_workers(log, a=1.0, b=2.0, c=3.0), settings, rounds=3)
+    measured = measure.measure_in_turn(fake_workers(log, a=1.0, b=2.0, c=3.0), settings, rounds=3)
     assert log == [*"abc", *"bca", *"cab", *"abc"]
     assert [len(peer["steps_per_s"]) for peer in measured.values()] == [3, 3, 3]
 
 
 def test_ratios_are_ours_over_theirs() -> None:
     workers = fake_workers([], jaxrl=400.0, rejax=200.0)
-    measured = measure.throughput(workers, SETTING, rounds=7)
+    measured = measure.measure_throughput(workers, SETTING, rounds=7)
     assert measured["ratios"]["rejax"]["median"] == pytest.approx(2.0)
     assert measured["ratios"]["rejax"]["count"] == 7
     assert list(measured["ratios"]) == ["rejax"]
@@ -63,7 +63,7 @@ def test_ratios_are_ours_over_theirs() -> None:
 def test_overhead_is_train_over_the_bare_loop_at_short_iterations() -> None:
     log: list[str] = []
     worker = fake_workers(log, jaxrl=400.0)["jaxrl"]
-    measured = measure.train_overhead(worker, SETTING, rounds=4, steps_per_s=200_000.0)
+    measured = measure.measure_train_overhead(worker, SETTING, rounds=4, steps_per_s=200_000.0)
     assert measured["ratio"]["median"] == pytest.approx(1.02)
     assert measured["num_updates"] * SETTING.train_batch_size / 200_000.0 >= 0.5
     assert log[:4] == ["bare", "jaxrl", "jaxrl", "bare"]
@@ -94,8 +94,8 @@ def test_a_run_writes_json_and_the_table_it_prints(
 ) -> None:
     rates = {"jaxrl": 400.0, "rejax": 200.0}
     monkeypatch.setattr(launch, "start", lambda name, **_: Started(name, [], rates[name]))
-    seconds = {name: [1.0, 1.1, 1.2] for name in measure.IMPORTS}
-    monkeypatch.setattr(measure, "import_times", lambda rounds: seconds)
+    seconds = {name: [1.0, 1.1, 1.2] for name in measure.IMPORT_STATEMENTS}
+    monkeypatch.setattr(measure, "measure_import_times", lambda rounds: seconds)
     arguments = ["--peers", "jaxrl,rejax", "--settings", "64x32", "--pairs", "7"]
     assert speed.main([*arguments, "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
@@ -104,7 +104,7 @@ def test_a_run_writes_json_and_the_table_it_prints(
     assert "| empty cache | 2.00 | 2.50 | 3 | at most 5.0 s: yes |" in printed
     assert (tmp_path / "speed.md").read_text().strip() == printed.strip()
     results = json.loads((tmp_path / "speed.json").read_text())
-    assert markdown(results).strip() == printed.strip()
+    assert render_markdown(results).strip() == printed.strip()
 
 
 class Started(FakeWorker):
@@ -171,7 +171,7 @@ def test_own_hyperparameters_stand_apart(
 ) -> None:
     speed.main([*PARTS, "--settings", "64x32", "--pairs", "3", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
-    assert "not to be divided by one another" in printed
+    assert "do not divide these rates by one another" in printed
     assert "cartpole_ppo.py) | 32 x 125 |" in printed
     assert [command for command, _ in requests["rllib-2x16"]] == [
         *("info", "recommend"),
@@ -179,12 +179,12 @@ def test_own_hyperparameters_stand_apart(
         "evaluate",
     ]
     recommended = json.loads((tmp_path / "speed.json").read_text())["recommended"]
-    assert list(recommended["peers"]) == list(RECOMMENDED)
+    assert list(recommended["peers"]) == list(RECOMMENDATIONS)
     assert ("recommend", {"env_steps": 10_240}) in requests["sb3"]
 
 
 def test_sources_of_recommendations_can_be_looked_up() -> None:
-    for name, own in RECOMMENDED.items():
+    for name, own in RECOMMENDATIONS.items():
         if name == launch.OURS:
             assert (ROOT / "benchmarks" / "results" / own.source).resolve().is_file()
         else:
@@ -192,8 +192,8 @@ def test_sources_of_recommendations_can_be_looked_up() -> None:
 
 
 def test_our_own_recommendation_is_the_shipped_config() -> None:
-    chosen = own_config()
+    chosen = load_recommended_config()
     plan = chosen.plan()
     batch = f"{plan.num_envs} x {plan.rollout_fragment_length}"
-    assert RECOMMENDED[launch.OURS].batch == batch
+    assert RECOMMENDATIONS[launch.OURS].batch == batch
     assert chosen.evaluation_settings.evaluation_interval is None

@@ -6,69 +6,69 @@ import pytest
 from benchmarks.statistics import (
     Estimate,
     Slope,
-    geometric_mean_interval,
-    median_interval,
-    paired_ratio,
-    slope_interval,
+    estimate_geometric_mean,
+    estimate_median,
+    estimate_ratio,
+    estimate_slope,
 )
 
 
 def test_equal_values_have_an_interval_of_no_width() -> None:
-    assert median_interval([2.0] * 7) == Estimate(median=2.0, low=2.0, high=2.0, count=7)
+    assert estimate_median([2.0] * 7) == Estimate(median=2.0, low=2.0, high=2.0, count=7)
 
 
 def test_the_interval_holds_the_true_median_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(1)
     hits = 0
     for _ in range(300):
-        estimate = median_interval(rng.normal(1.5, 0.2, size=15), resamples=400)
+        estimate = estimate_median(rng.normal(1.5, 0.2, size=15), resamples=400)
         hits += estimate.low <= 1.5 <= estimate.high
     assert 0.90 <= hits / 300 <= 1.0
 
 
 def test_more_confidence_is_a_wider_interval() -> None:
     values = list(np.random.default_rng(2).normal(size=11))
-    narrow, wide = (median_interval(values, confidence=level) for level in (0.5, 0.95))
+    narrow, wide = (estimate_median(values, confidence=level) for level in (0.5, 0.95))
     assert wide.low < narrow.low < narrow.median < narrow.high < wide.high
 
 
 def test_the_same_values_give_the_same_interval() -> None:
     values = [1.0, 4.0, 2.0, 8.0, 5.0]
-    assert median_interval(values) == median_interval(values)
+    assert estimate_median(values) == estimate_median(values)
 
 
 def test_a_ratio_is_taken_within_a_round() -> None:
     """The machine slows down tenfold: the ratio in every round is 2, that of the medians is not."""
     load = np.array([1.0, 1.0, 1.0, 1.0, 0.1, 0.1, 0.1])
     ours, theirs = 200.0 * load, 100.0 * load
-    estimate = paired_ratio(list(ours), list(theirs))
+    estimate = estimate_ratio(list(ours), list(theirs))
     assert (estimate.median, estimate.low, estimate.high) == pytest.approx((2.0, 2.0, 2.0))
-    assert paired_ratio([4.0, 9.0, 1.0], [2.0, 1.0, 1.0]).median == pytest.approx(2.0)
+    assert estimate_ratio([4.0, 9.0, 1.0], [2.0, 1.0, 1.0]).median == pytest.approx(2.0)
 
 
 def test_two_values_have_their_range() -> None:
-    assert median_interval([1.0, 3.0]) == Estimate(median=2.0, low=1.0, high=3.0, count=2)
+    assert estimate_median([1.0, 3.0]) == Estimate(median=2.0, low=1.0, high=3.0, count=2)
 
 
 @pytest.mark.parametrize("values", [[], [1.0, float("nan")], [float("inf")]])
 def test_values_that_have_no_median_are_refused(values: list[float]) -> None:
     with pytest.raises(ValueError, match="finite"):
-        median_interval(values)
+        estimate_median(values)
 
 
 def test_a_missing_half_of_a_pair_is_refused() -> None:
     with pytest.raises(ValueError, match="3 and 2"):
-        paired_ratio([1.0, 2.0, 3.0], [1.0, 2.0])
+        estimate_ratio([1.0, 2.0, 3.0], [1.0, 2.0])
 
 
 def test_a_verdict_needs_the_whole_interval() -> None:
     estimate = Estimate(median=1.9, low=1.8, high=2.0, count=7)
-    assert [estimate.verdict(aim) for aim in (1.8, 1.9, 2.1)] == ["yes", "undecided", "no"]
+    assert [estimate.judge(aim) for aim in (1.8, 1.9, 2.1)] == ["yes", "undecided", "no"]
 
 
 def test_a_line_has_its_slope_and_an_interval_of_no_width() -> None:
     times = np.linspace(2.0, 12.0, 120)
-    slope = slope_interval(list(times), list(3.0 * times + 7.0))
+    slope = estimate_slope(list(times), list(3.0 * times + 7.0))
     assert (slope.slope, slope.low, slope.high) == pytest.approx((3.0, 3.0, 3.0))
     assert slope.count == 120
 
@@ -82,14 +82,14 @@ def test_a_slope_is_in_its_interval_about_as_often_as_it_says(memory: float) -> 
         noise = np.zeros(120)
         for i, draw in enumerate(rng.normal(size=120)):
             noise[i] = memory * noise[i - 1] + draw if i else draw
-        estimate = slope_interval(list(times), list(0.5 * times + noise))
+        estimate = estimate_slope(list(times), list(0.5 * times + noise))
         hits += estimate.low <= 0.5 <= estimate.high
     assert 0.88 <= hits / 300 <= 1.0
 
 
 def test_a_slope_is_below_a_limit_when_its_whole_interval_is() -> None:
     slope = Slope(slope=0.9, low=0.8, high=1.0, count=20)
-    assert [slope.is_below(limit) for limit in (1.1, 1.0, 0.8)] == ["yes", "undecided", "no"]
+    assert [slope.judge(limit) for limit in (1.1, 1.0, 0.8)] == ["yes", "undecided", "no"]
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,12 @@ def test_a_slope_is_below_a_limit_when_its_whole_interval_is() -> None:
 )
 def test_points_that_have_no_slope_are_refused(times: list[float], values: list[float]) -> None:
     with pytest.raises(ValueError, match="at least 20 points"):
-        slope_interval(times, values)
+        estimate_slope(times, values)
 
 
 def test_a_geometric_mean_is_of_the_medians() -> None:
     groups = [[1.0, 2.0, 9.0], [8.0, 8.0, 8.0]]
-    estimate = geometric_mean_interval(groups)
+    estimate = estimate_geometric_mean(groups)
     assert estimate.median == pytest.approx(4.0)
     assert estimate.low == pytest.approx(8.0**0.5)  # of three draws two are 1, in 7 of 27
     assert estimate.high == pytest.approx(72.0**0.5)
@@ -115,11 +115,11 @@ def test_a_geometric_mean_is_of_the_medians() -> None:
 
 
 def test_a_geometric_mean_of_equal_ratios_is_exact_whatever_their_order() -> None:
-    estimate = geometric_mean_interval([[2.0] * 7, [0.5] * 7, [3.0]])
+    estimate = estimate_geometric_mean([[2.0] * 7, [0.5] * 7, [3.0]])
     assert (estimate.median, estimate.low, estimate.high) == pytest.approx((3.0 ** (1 / 3),) * 3)
 
 
 @pytest.mark.parametrize("groups", [[], [[]], [[1.0], [0.0]], [[-1.0]]])
 def test_a_geometric_mean_needs_values_above_zero(groups: list[list[float]]) -> None:
     with pytest.raises(ValueError, match="above zero"):
-        geometric_mean_interval(groups)
+        estimate_geometric_mean(groups)

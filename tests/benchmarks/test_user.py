@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks import user, user_report
-from benchmarks.worker import PeerError
+from benchmarks.worker import WorkerError
 
 SLEEPS = {user.OURS: 0.02, user.HANDWRITTEN: 0.06, user.SB3: 0.02}
 
@@ -15,7 +15,7 @@ SLEEPS = {user.OURS: 0.02, user.HANDWRITTEN: 0.06, user.SB3: 0.02}
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {
-        name: user.Command(words=("-c", f"import time; time.sleep({seconds})"))
+        name: user.Command(arguments=("-c", f"import time; time.sleep({seconds})"))
         for name, seconds in SLEEPS.items()
     }
     monkeypatch.setattr(user, "COMMANDS", found)
@@ -31,8 +31,8 @@ def test_commands_take_turns_and_slow_ones_have_one_round(
         log.append(name)
         return {user.OURS: 3.0, user.HANDWRITTEN: 4.0, user.SB3: 60.0}[name]
 
-    monkeypatch.setattr(user, "timed", timed)
-    measured = user.commands(list(SLEEPS), 100, 2, tmp_path)
+    monkeypatch.setattr(user, "time_command", timed)
+    measured = user.measure_commands(list(SLEEPS), 100, 2, tmp_path)
     fast = [user.OURS, user.HANDWRITTEN]
     assert log == [*fast, *fast, user.SB3, *fast]  # the first round fills caches
     assert measured["ratios"][user.HANDWRITTEN]["median"] == pytest.approx(0.75)
@@ -41,14 +41,14 @@ def test_commands_take_turns_and_slow_ones_have_one_round(
 
 @pytest.mark.usefixtures("commands")
 def test_a_command_is_timed_from_start_to_end(tmp_path: Path) -> None:
-    assert user.timed(user.HANDWRITTEN, user.STEPS, tmp_path) >= SLEEPS[user.HANDWRITTEN]
+    assert user.time_command(user.HANDWRITTEN, user.STEPS, tmp_path) >= SLEEPS[user.HANDWRITTEN]
 
 
 def test_a_command_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bad = user.Command(words=("-c", "raise SystemExit('no such thing')"))
+    bad = user.Command(arguments=("-c", "raise SystemExit('no such thing')"))
     monkeypatch.setattr(user, "COMMANDS", {user.CACHED: bad})
-    with pytest.raises(PeerError, match="no such thing"):
-        user.timed(user.CACHED, user.STEPS, tmp_path)
+    with pytest.raises(WorkerError, match="no such thing"):
+        user.time_command(user.CACHED, user.STEPS, tmp_path)
 
 
 def test_what_commands_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,13 +62,13 @@ def test_what_commands_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(user.subprocess, "run", run)
     found = {
-        user.OURS: user.Command(words=("-c", show)),
-        user.COLD: user.Command(words=("-c", show), is_anew=True),
-        user.CACHED: user.Command(words=("-c", show, "{steps}"), sets_cache=True),
+        user.OURS: user.Command(arguments=("-c", show)),
+        user.COLD: user.Command(arguments=("-c", show), has_new_home=True),
+        user.CACHED: user.Command(arguments=("-c", show, "{steps}"), uses_jax_cache=True),
     }
     monkeypatch.setattr(user, "COMMANDS", found)
     for name in (user.OURS, user.OURS, user.COLD, user.COLD, user.CACHED):
-        user.timed(name, 100, tmp_path)
+        user.time_command(name, 100, tmp_path)
     homes = [env["HOME"] for _, env in seen]
     assert homes[0] == homes[1]
     assert len(set(homes[2:4])) == 2
@@ -101,11 +101,11 @@ def test_the_tables_say_what_was_reached() -> None:
         "latency": {"compute_single_action": {"p10": 1e-4, "p50": 1.2e-4, "p99": 1e-3}},
     }
     results["machine"] |= {"environment": {}}
-    text = user_report.markdown(results)
+    text = user_report.render_markdown(results)
     assert "at most 0.75: yes" in text
-    assert "at least 0.85 is aimed at: no" in text
-    assert "At most 0.15 at p50 is aimed at: yes" in text
-    readme = user_report.readme_table(results)
+    assert "aim: at least 0.85; reached: no" in text
+    assert "Aim: at most 0.15 at p50; reached: yes" in text
+    readme = user_report.render_readme_table(results)
     assert "| 8.0 s |" in readme
     assert "| 80,000 steps/s |" in readme
     assert "| 0.12 ms |" in readme

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.buffers.replay import Drawn, Replay, ReplayState
+from jaxrl.buffers.replay import ReplayBuffer, ReplayState, SampledIndices
 from jaxrl.core.types import Rollout
 
 IMAGE = (3, 2)
@@ -125,20 +125,20 @@ class Buffer:
             "n_step": (1, 1),
             "learning_starts": 0,
         }
-        self.replay = Replay(**(arguments | changes))
+        self.replay = ReplayBuffer(**(arguments | changes))
         self.shards = jnp.arange(self.replay.num_shards)
         self.add = jax.jit(self.replay.add)
-        self.transitions = jax.jit(self.replay.transitions)
+        self.gather_transitions = jax.jit(self.replay.gather_transitions)
         self.size = jax.jit(self.replay.size)
-        self.prioritize = jax.jit(self.replay.prioritize)
+        self.update_priorities = jax.jit(self.replay.update_priorities)
         self.draw = jax.jit(self._draw)
         self.draws = jax.jit(self._draws, static_argnums=1)
 
-    def _draw(self, state: ReplayState, seed: Any, env_steps: Any = 0.0) -> Drawn:
+    def _draw(self, state: ReplayState, seed: Any, env_steps: Any = 0.0) -> SampledIndices:
         key = jax.random.key(seed)
-        return self.replay.draw(state, state.priorities, key, self.shards, jnp.float32(env_steps))
+        return self.replay.sample(state, state.priorities, key, self.shards, jnp.float32(env_steps))
 
-    def _draws(self, state: ReplayState, num: int, seed: Any) -> Drawn:
+    def _draws(self, state: ReplayState, num: int, seed: Any) -> SampledIndices:
         seeds = seed * num + jnp.arange(num, dtype=jnp.int32)
         return jax.vmap(lambda seed: self._draw(state, seed))(seeds)
 
@@ -160,10 +160,10 @@ def buffer(shape: tuple[int, int, int], **changes: Any) -> Buffer:
     return Buffer(shape, **changes)
 
 
-def every_place(shape: tuple[int, int, int]) -> Drawn:
+def every_place(shape: tuple[int, int, int]) -> SampledIndices:
     num_envs, length, _ = shape
     env, time = np.divmod(np.arange(num_envs * length, dtype=np.int32), length)
-    return Drawn(env=env, time=time, weight=np.ones(env.shape, np.float32))
+    return SampledIndices(env=env, time=time, weight=np.ones(env.shape, np.float32))
 
 
 def stored_places(streams: Streams) -> list[tuple[int, int]]:

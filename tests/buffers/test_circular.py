@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl.buffers.circular import Circular, CircularState
+from jaxrl.buffers.circular import CircularBuffer, CircularBufferState
 
 pytestmark = pytest.mark.allow_key_reuse
 
@@ -18,11 +18,11 @@ SIZES = [(1, 1), (1, 3), (2, 2), (8, 2), (5, 3), (16, 20)]
 
 
 @functools.cache
-def functions(num_batches: int, iterations: int) -> tuple[CircularState, Any, Any]:
+def functions(num_batches: int, iterations: int) -> tuple[CircularBufferState, Any, Any]:
     """The first state and the two functions, compiled; batches hold their own number."""
-    circular = Circular(num_batches=num_batches, iterations_per_batch=iterations)
+    circular = CircularBuffer(num_batches=num_batches, iterations_per_batch=iterations)
     shapes = {"number": jax.ShapeDtypeStruct((3, 2), jnp.int32)}
-    return circular.init(shapes), jax.jit(circular.add), jax.jit(circular.draw)
+    return circular.init(shapes), jax.jit(circular.add), jax.jit(circular.sample)
 
 
 def batch(number: int) -> dict[str, Any]:
@@ -121,16 +121,16 @@ def test_draws_are_uniform_over_what_is_left() -> None:
 
 
 def test_adding_copies_no_batch_but_the_new_one() -> None:
-    circular = Circular(num_batches=64, iterations_per_batch=2)
+    circular = CircularBuffer(num_batches=64, iterations_per_batch=2)
     shapes = {"x": jax.ShapeDtypeStruct((1024,), jnp.float32)}
     state = circular.init(shapes)
 
-    def rounds(state: CircularState, key: Any) -> tuple[CircularState, Any]:
+    def rounds(state: CircularBufferState, key: Any) -> tuple[CircularBufferState, Any]:
         def body(carry: Any, i: Any) -> Any:
             state, total = carry
             now = jax.random.fold_in(key, i)
             state = circular.add(state, {"x": jnp.full((1024,), i, jnp.float32)})
-            state, drawn = circular.draw(state, now)
+            state, drawn = circular.sample(state, now)
             return (state, total + drawn.batch["x"].sum()), ()
 
         return jax.lax.scan(body, (state, jnp.float32(0)), jnp.arange(5))[0]

@@ -5,16 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.buffers.on_policy import OnPolicy
+from jaxrl.buffers.on_policy import OnPolicyMinibatches
 
 pytestmark = pytest.mark.allow_key_reuse
 
 STEPS, ENVS, SHARDS = 5, 16, 4
-_rows = jax.jit(OnPolicy.rows, static_argnums=(0, 3, 4))
-_orders = jax.jit(OnPolicy.orders, static_argnums=0)
+_rows = jax.jit(OnPolicyMinibatches.minibatch_rows, static_argnums=(0, 3, 4))
+_orders = jax.jit(OnPolicyMinibatches.sample_orders, static_argnums=0)
 
 
-def rows_of(experience: OnPolicy, update: int, first: int, number: int) -> np.ndarray:
+def rows_of(experience: OnPolicyMinibatches, update: int, first: int, number: int) -> np.ndarray:
     """The rows as (step, global environment), when a device holds `number` shards from `first`."""
     per_shard = ENVS // SHARDS
     envs = number * per_shard
@@ -26,7 +26,7 @@ def rows_of(experience: OnPolicy, update: int, first: int, number: int) -> np.nd
 
 @pytest.mark.parametrize("minibatches", [1, 5, 20])
 def test_every_row_once_an_epoch(minibatches: int) -> None:
-    experience = OnPolicy(num_epochs=2, num_minibatches=minibatches, num_shards=SHARDS)
+    experience = OnPolicyMinibatches(num_epochs=2, num_minibatches=minibatches, num_shards=SHARDS)
     everything = {t * 100 + e for t in range(STEPS) for e in range(ENVS)}
     orders = []
     for epoch in range(2):
@@ -41,7 +41,9 @@ def test_every_row_once_an_epoch(minibatches: int) -> None:
 
 
 def test_without_reshuffling_the_first_epoch_repeats() -> None:
-    experience = OnPolicy(num_epochs=2, num_minibatches=5, num_shards=SHARDS, reshuffle=False)
+    experience = OnPolicyMinibatches(
+        num_epochs=2, num_minibatches=5, num_shards=SHARDS, reshuffle=False
+    )
     np.testing.assert_array_equal(
         rows_of(experience, 2, 0, SHARDS), rows_of(experience, 7, 0, SHARDS)
     )
@@ -49,7 +51,7 @@ def test_without_reshuffling_the_first_epoch_repeats() -> None:
 
 @pytest.mark.parametrize("devices", [2, 4])
 def test_membership_does_not_depend_on_devices(devices: int) -> None:
-    experience = OnPolicy(num_epochs=1, num_minibatches=5, num_shards=SHARDS)
+    experience = OnPolicyMinibatches(num_epochs=1, num_minibatches=5, num_shards=SHARDS)
     per_device = SHARDS // devices
     for update in range(5):
         alone = rows_of(experience, update, 0, SHARDS)
@@ -58,6 +60,6 @@ def test_membership_does_not_depend_on_devices(devices: int) -> None:
 
 
 def test_each_shard_gives_an_equal_part() -> None:
-    experience = OnPolicy(num_epochs=1, num_minibatches=5, num_shards=SHARDS)
+    experience = OnPolicyMinibatches(num_epochs=1, num_minibatches=5, num_shards=SHARDS)
     shard = rows_of(experience, 3, 0, SHARDS) % 100 // (ENVS // SHARDS)
     np.testing.assert_array_equal(np.bincount(shard), [STEPS * ENVS // SHARDS // 5] * SHARDS)

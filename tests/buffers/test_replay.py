@@ -67,7 +67,7 @@ def test_folds_end_with_the_episode_before_a_gap_and_with_the_newest_row(
     state = made.filled(streams, rollouts)
     batch = jax.tree.map(
         np.asarray,
-        made.transitions(
+        made.gather_transitions(
             state, every_place(shape), jnp.float32(GAMMA), made.shards, jax.random.key(seed)
         ),
     )
@@ -92,7 +92,7 @@ def test_numbers_of_steps_are_drawn_evenly_from_their_range() -> None:
     shape = (2, 1024, 8)
     made, streams = buffer(shape, n_step=(2, 5)), Streams(2, 1024, 0, ends=0, gaps=0)
     state = made.filled(streams, 128)
-    batch = made.transitions(
+    batch = made.gather_transitions(
         state, every_place(shape), jnp.float32(GAMMA), made.shards, jax.random.key(0)
     )
     steps = np.round(np.log(np.asarray(batch.discount)) / np.log(GAMMA)).astype(int)
@@ -120,7 +120,7 @@ def test_a_truncated_episode_bootstraps_and_a_terminated_one_does_not() -> None:
         )
         env_step = np.arange(3, dtype=np.uint32)[:, None]
         state = made.add(made.filled(streams, 0), rollout, np.zeros(1, np.int32), env_step)
-        batch = made.transitions(
+        batch = made.gather_transitions(
             state, every_place(shape), jnp.float32(GAMMA), made.shards, jax.random.key(0)
         )
         last = 2 if name is None else 1
@@ -152,7 +152,7 @@ def test_uniform_draws_take_every_held_row_alike(rollouts: int) -> None:
 def test_streams_that_skip_are_not_folded_over() -> None:
     """Where a column goes on with another environment, or after lost steps, a new part starts."""
     shape = (2, 12, 3)
-    made, streams = Buffer(shape, may_skip=True, n_step=(3, 3)), Streams(2, 12, 0, ends=0, gaps=0)
+    made, streams = Buffer(shape, allow_gaps=True, n_step=(3, 3)), Streams(2, 12, 0, ends=0, gaps=0)
     state = made.filled(streams, 0)
     starts = [(0, [0, 1]), (3, [0, 1]), (6, [0, 5]), (10, [0, 5])]
     for first, columns in starts:
@@ -162,7 +162,7 @@ def test_streams_that_skip_are_not_folded_over() -> None:
     is_first = np.asarray(state.rows.experience.is_first)
     assert np.flatnonzero(is_first[0]).tolist() == [0, 9]
     assert np.flatnonzero(is_first[1]).tolist() == [0, 6, 9]
-    batch = made.transitions(
+    batch = made.gather_transitions(
         state, every_place(shape), jnp.float32(GAMMA), made.shards, jax.random.key(0)
     )
     steps = np.round(np.log(np.asarray(batch.discount)) / np.log(GAMMA)).astype(int)
@@ -175,9 +175,9 @@ def test_learning_starts_with_enough_rows() -> None:
     state = made.filled(streams, 1)
     assert not made.replay.can_learn(state)  # 6 rows
     assert made.replay.can_learn(made.put(state, streams))  # 12
-    assert made.replay.first_learned_at == 12
+    assert made.replay.min_rows_to_learn == 12
     more_than_fits = Buffer((2, 12, 3), learning_starts=1000).replay
-    assert more_than_fits.first_learned_at == 24
+    assert more_than_fits.min_rows_to_learn == 24
     assert not more_than_fits.can_learn(made.filled(Streams(2, 12, 0), 3))
     assert more_than_fits.can_learn(made.filled(Streams(2, 12, 0), 4))
     assert not Buffer((2, 12, 3)).replay.can_learn(made.filled(streams, 0))

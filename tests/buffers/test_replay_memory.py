@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.assembly.assemble import assemble
-from jaxrl.buffers.replay import Prioritization, Replay, ReplayState
+from jaxrl.buffers.replay import Prioritization, ReplayBuffer, ReplayState
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Rollout
 from jaxrl.ops.schedules import Schedule
@@ -49,7 +49,7 @@ def test_no_copy_of_the_buffer(
 ) -> None:
     """Compiled, not run: temporaries are far smaller than the buffer, which is given away."""
     beta = Schedule.from_setting([[0, 0.4], [1000, 1.0]])
-    replay = Replay(
+    replay = ReplayBuffer(
         length=CAPACITY // num_envs // num_steps * num_steps,
         num_envs=num_envs,
         num_shards=num_shards,
@@ -69,11 +69,11 @@ def test_no_copy_of_the_buffer(
         def update(i: Any, carry: Any) -> Any:
             priorities, sums = carry
             keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), i))
-            drawn = replay.draw(state, priorities, keys[0], shards, jnp.float32(0.0))
-            batch = replay.transitions(state, drawn, jnp.float32(0.99), shards, keys[1])
+            drawn = replay.sample(state, priorities, keys[0], shards, jnp.float32(0.0))
+            batch = replay.gather_transitions(state, drawn, jnp.float32(0.99), shards, keys[1])
             value = (batch.obs ^ batch.next_obs).astype(jnp.float32).mean(axis=(1, 2, 3))
             if priorities is not None:
-                priorities = replay.prioritize(priorities, drawn, value)
+                priorities = replay.update_priorities(priorities, drawn, value)
             return priorities, sums + jnp.mean(value + batch.discount * batch.reward)
 
         number = jnp.where(replay.can_learn(state), replay.num_updates, 0)
@@ -102,7 +102,12 @@ def test_no_copy_of_the_buffer_in_the_program_of_a_run() -> None:
     runner, number = assembly.in_graph_runner, jax.ShapeDtypeStruct((), jnp.int32)
     state = jax.eval_shape(runner.init, jax.random.key(0), assembly.made.params)
     assert state.buffer.rows.experience.obs.dtype == jnp.uint8
-    memory = jax.jit(runner.run, donate_argnums=0).lower(state, number).compile().memory_analysis()
+    memory = (
+        jax.jit(runner.run_batches, donate_argnums=0)
+        .lower(state, number)
+        .compile()
+        .memory_analysis()
+    )
     assert bytes_of(state.buffer) > 800_000_000
     assert memory.alias_size_in_bytes >= bytes_of(state.buffer)
     assert memory.temp_size_in_bytes < bytes_of(state.buffer) / 500
@@ -110,7 +115,7 @@ def test_no_copy_of_the_buffer_in_the_program_of_a_run() -> None:
 
 def test_a_buffer_that_is_not_given_away_is_seen_to_be_copied() -> None:
     """The measure of the test above tells."""
-    replay = Replay(
+    replay = ReplayBuffer(
         length=CAPACITY,
         num_envs=1,
         num_shards=1,

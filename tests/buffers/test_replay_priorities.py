@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from scipy import stats
 
-from jaxrl.buffers.replay import MIN_PRIORITY, Drawn, Prioritization, ReplayState
+from jaxrl.buffers.replay import PRIORITY_EPSILON, Prioritization, ReplayState, SampledIndices
 from jaxrl.buffers.sum_tree import SumTree
 from jaxrl.core.struct import replace
 from jaxrl.ops.schedules import Schedule
@@ -50,11 +50,11 @@ class Ledger:
                 mask = streams.held[env][-1 - row_back].mask
                 self.of[env, place] = self.largest**ALPHA if mask else 0.0
 
-    def renewed(self, drawn: Drawn, td_error: Any) -> None:
+    def renewed(self, drawn: SampledIndices, td_error: Any) -> None:
         fresh: dict[tuple[int, int], float] = {}
         for env, place, error in zip(drawn.env, drawn.time, td_error, strict=True):
             if self.of[env, place] > 0.0 and np.isfinite(error):
-                priority = abs(float(error)) + MIN_PRIORITY
+                priority = abs(float(error)) + PRIORITY_EPSILON
                 fresh[env, place] = max(fresh.get((env, place), 0.0), priority**ALPHA)
                 self.largest = max(self.largest, priority)
         self.of.update(fresh)
@@ -92,7 +92,7 @@ def test_priorities_are_those_of_a_dictionary(by_priority: Buffer, seed: int, ro
         # The error of a row is one number, however often the row is drawn.
         index = drawn.env * 8 + drawn.time
         error = error[[np.argmax(index == at) for at in index]]
-        priorities = made.prioritize(state.priorities, drawn, error)
+        priorities = made.update_priorities(state.priorities, drawn, error)
         state = ReplayState(rows=state.rows, priorities=priorities, streams=None)
         ledger.renewed(drawn, error)
         np.testing.assert_allclose(tree_table(state, 4, 8), ledger.table(4), rtol=1e-5)
@@ -107,8 +107,8 @@ def after_one_round(made: Buffer, seed: int, rollouts: int = 5) -> tuple[Streams
     error = np.random.default_rng(seed).exponential(size=32).astype(np.float32)
     weight = np.asarray(state.rows.experience.mask).reshape(-1).astype(np.float32)
     weight *= np.asarray(tree_table(state, 4, 8).reshape(-1) > 0, np.float32)
-    drawn = Drawn(env=drawn.env, time=drawn.time, weight=weight)
-    priorities = made.prioritize(state.priorities, drawn, error)
+    drawn = SampledIndices(env=drawn.env, time=drawn.time, weight=weight)
+    priorities = made.update_priorities(state.priorities, drawn, error)
     return streams, ReplayState(rows=state.rows, priorities=priorities, streams=None)
 
 
@@ -160,15 +160,15 @@ def test_a_shard_without_any_transition_weighs_nothing_and_spoils_nothing(
     assert np.all(drawn.weight[:16] == 0.0)
     assert np.all(drawn.weight[16:] > 0.0)
     assert drawn.weight.max() == 1.0
-    after = by_priority.prioritize(priorities, drawn, np.ones(32, np.float32))
+    after = by_priority.update_priorities(priorities, drawn, np.ones(32, np.float32))
     assert np.all(np.asarray(after.tree.nodes)[0] == 0.0)
 
 
 def test_emptied_is_as_new_but_what_is_stored_anew() -> None:
-    made = prioritized((4, 8, 2), num_shards=2, batch_size=32, may_skip=True)
+    made = prioritized((4, 8, 2), num_shards=2, batch_size=32, allow_gaps=True)
     streams = Streams(4, 8, 0)
     new = made.filled(streams, 0)
-    emptied = made.replay.emptied(made.filled(streams, 5))
+    emptied = made.replay.clear(made.filled(streams, 5))
     jax.tree.map(np.testing.assert_array_equal, emptied, new)
     dtypes = [jax.tree.map(lambda x: x.dtype, state) for state in (emptied, new)]
     assert dtypes[0] == dtypes[1]
@@ -189,10 +189,10 @@ def rounds_on(num_devices: int) -> tuple[Any, Any, Any]:
         state = replay.add(state, rollout, env_index[:columns], env_step[:, :columns])
         draw_key, fold_key = jax.random.split(key)
         steps = jnp.float32(100.0)
-        drawn = replay.draw(state, state.priorities, draw_key, shards, steps, "shard")
-        batch = replay.transitions(state, drawn, jnp.float32(GAMMA), shards, fold_key)
+        drawn = replay.sample(state, state.priorities, draw_key, shards, steps, "shard")
+        batch = replay.gather_transitions(state, drawn, jnp.float32(GAMMA), shards, fold_key)
         error = batch.obs["vector"][:, 0] % 13.0
-        priorities = replay.prioritize(state.priorities, drawn, error, "shard")
+        priorities = replay.update_priorities(state.priorities, drawn, error, "shard")
         return replace(state, priorities=priorities), (drawn, batch)
 
     def rounds(rollouts: Any, keys: Any) -> Any:

@@ -10,8 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from jaxrl.buffers.replay import MIN_PRIORITY, Drawn, Prioritization, Replay, ReplayState
-from jaxrl.buffers.sequence import SequenceReplay
+from jaxrl.buffers.replay import (
+    PRIORITY_EPSILON,
+    Prioritization,
+    ReplayBuffer,
+    ReplayState,
+    SampledIndices,
+)
+from jaxrl.buffers.sequence import SequenceReplayBuffer
 from jaxrl.core.struct import replace
 from jaxrl.errors import ConfigError
 from jaxrl.ops.schedules import Schedule
@@ -23,7 +29,7 @@ ALPHA, ETA = 0.6, 0.75
 NUM_ENVS, LENGTH = 4, 24
 
 
-def replay(**changes: Any) -> Replay:
+def replay(**changes: Any) -> ReplayBuffer:
     arguments: dict[str, Any] = {
         "length": LENGTH,
         "num_envs": NUM_ENVS,
@@ -33,7 +39,7 @@ def replay(**changes: Any) -> Replay:
         "n_step": (1, 1),
         "learning_starts": 0,
     }
-    return Replay(**(arguments | changes))
+    return ReplayBuffer(**(arguments | changes))
 
 
 class Case:
@@ -42,22 +48,22 @@ class Case:
     def __init__(self, *, steps: int, is_prioritized: bool, **sizes: int) -> None:
         beta = Schedule.from_setting(0.5)
         self.steps = steps
-        self.sequences = SequenceReplay(
+        self.sequences = SequenceReplayBuffer(
             replay=replay(),
             prioritization=Prioritization(alpha=ALPHA, beta=beta) if is_prioritized else None,
             eta=ETA,
             **sizes,
         )
-        self.width, self.period = self.sequences.width, self.sequences.period
+        self.width, self.period = self.sequences.rows_per_sequence, self.sequences.period
         self.add = jax.jit(self.sequences.add)
-        self.rows_of = jax.jit(self.sequences.sequences)
-        self.prioritize = jax.jit(self.sequences.prioritize)
+        self.rows_of = jax.jit(self.sequences.gather_sequences)
+        self.prioritize = jax.jit(self.sequences.update_priorities)
         self.draws = jax.jit(self._draws, static_argnums=1)
 
-    def _draws(self, state: ReplayState, num: int, seed: Any) -> Drawn:
+    def _draws(self, state: ReplayState, num: int, seed: Any) -> SampledIndices:
         shards, steps = jnp.arange(2), jnp.float32(0.0)
         keys = jax.random.split(jax.random.key(seed), num)
-        draw = self.sequences.draw
+        draw = self.sequences.sample
         return jax.vmap(lambda key: draw(state, state.priorities, key, shards, steps))(keys)
 
     def put(self, state: ReplayState | None, streams: Streams) -> ReplayState:
@@ -109,7 +115,7 @@ def test_sequences_are_consecutive_rows_and_go_over_no_newest_row(
         state = case.put(state, streams)
     starts = case.starts(streams)
     drawn = jax.tree.map(lambda x: np.asarray(x)[0], case.draws(state, 1, seed))
-    assert case.sequences.num_starts(state) == len(starts)
+    assert case.sequences.count_starts(state) == len(starts)
     assert np.all(drawn.weight > 0.0) if starts else np.all(drawn.weight == 0.0)
     sequences = jax.tree.map(np.asarray, case.rows_of(state, drawn))
     rows, burn_in = sequences.rows, case.sequences.burn_in
@@ -196,8 +202,8 @@ def test_priorities_are_those_of_a_dictionary(case: Case, rounds: int, seed: int
             some = learned.size > 0
             mixed = ETA * learned.max() + (1 - ETA) * learned.mean() if some else 0.0
             start = int(sequences.rows.obs["vector"][n, 0, 0]) - env * 100_000
-            known[env, start] = (mixed + MIN_PRIORITY) ** ALPHA
-            largest = max(largest, float(mixed) + MIN_PRIORITY)
+            known[env, start] = (mixed + PRIORITY_EPSILON) ** ALPHA
+            largest = max(largest, float(mixed) + PRIORITY_EPSILON)
 
 
 def test_draws_by_priority_are_in_proportion() -> None:
@@ -233,7 +239,7 @@ def test_a_shard_draws_the_same_alone(case: Case) -> None:
         state = case.put(state, streams)
     assert state is not None
     steps, key = jnp.float32(0.0), jax.random.key(3)
-    draw = jax.jit(case.sequences.draw)
+    draw = jax.jit(case.sequences.sample)
     whole = draw(state, state.priorities, key, jnp.arange(2), steps)
     half = jax.tree.map(lambda x: x[2:] if x.ndim else x, replace(state, priorities=None))
     of_second = jax.tree.map(lambda x: x[1:] if x.ndim else x, state.priorities)
@@ -252,10 +258,10 @@ def test_a_shard_draws_the_same_alone(case: Case) -> None:
 )
 def test_sizes_that_do_not_fit_are_refused(changes: dict[str, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        SequenceReplay(replay=replay(), **changes)
+        SequenceReplayBuffer(replay=replay(), **changes)
 
 
 def test_two_prioritizations_are_refused() -> None:
     prioritization = Prioritization(alpha=1.0, beta=Schedule.from_setting(1.0))
     with pytest.raises(ConfigError, match="priorities of their own"):
-        SequenceReplay(replay=replay(prioritization=prioritization), sequence_length=4)
+        SequenceReplayBuffer(replay=replay(prioritization=prioritization), sequence_length=4)

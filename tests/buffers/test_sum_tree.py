@@ -18,14 +18,14 @@ SIZES = [1, 3, 64, 65, 300_000]
 ROWS = 512
 
 set_leaves = jax.jit(SumTree.set)
-find_leaves = jax.jit(SumTree.find)
+find_leaves = jax.jit(SumTree.find_leaves)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def stratified_leaves(tree: SumTree, num: int, draws: int, seed: int) -> Any:
     """`[draws, num]`."""
     keys = jax.random.split(jax.random.key(seed), draws)
-    return jax.vmap(lambda key: tree.stratified(num, key))(keys)
+    return jax.vmap(lambda key: tree.sample_stratified(num, key))(keys)
 
 
 class Model:
@@ -62,7 +62,7 @@ def spread(rng: np.random.Generator, size: int) -> Any:
 
 @functools.cache
 def zero(capacity: int) -> SumTree:
-    return SumTree.zero(capacity)
+    return SumTree.zeros(capacity)
 
 
 @settings(max_examples=30, deadline=None)
@@ -173,7 +173,7 @@ def test_a_stack_of_trees_is_each_tree() -> None:
     mass = rng.uniform(0, 1e6, (3, ROWS)).astype(np.float32)
     stack = jax.tree.map(lambda *x: jnp.stack(x), *(zero(65),) * 3)
     stack = jax.jit(jax.vmap(SumTree.set))(stack, index, value)
-    found = jax.jit(jax.vmap(SumTree.find))(stack, mass)
+    found = jax.jit(jax.vmap(SumTree.find_leaves))(stack, mass)
     assert stack.num_leaves == zero(65).num_leaves
     for i in range(3):
         tree = set_leaves(zero(65), index[i], value[i])
@@ -189,7 +189,7 @@ def test_compiled_and_not_are_the_same() -> None:
     np.testing.assert_array_equal(tree.get(jnp.arange(65)), values_of(tree, 65))
     assert tree.total() == total_of(tree)
     mass = rng.uniform(0, total_of(tree), ROWS).astype(np.float32)
-    np.testing.assert_array_equal(tree.find(jnp.asarray(mass)), find_leaves(tree, mass))
+    np.testing.assert_array_equal(tree.find_leaves(jnp.asarray(mass)), find_leaves(tree, mass))
 
 
 CAPACITY = 4096
@@ -220,7 +220,7 @@ def after_a_million() -> dict[str, Any]:
     small = 10.0 ** np.random.default_rng(0).uniform(-6, 0, CAPACITY).astype(np.float32)
     small[::2] = 0.0
     for name, tree, put in [
-        ("ours", SumTree.zero(CAPACITY), SumTree.set),
+        ("ours", SumTree.zeros(CAPACITY), SumTree.set),
         ("flashbax", flashbax_tree.init(CAPACITY), flashbax_tree.set_batch_scan),
     ]:
         keys = jax.random.split(jax.random.key(0), 4000)

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from jaxrl import __version__
 from jaxrl.cli import runs
 from jaxrl.cli.app import app
-from jaxrl.cli.experiments import assemble, config_file, stop_of
-from jaxrl.config.registry import list_algorithms, shipped_configs
+from jaxrl.cli.experiments import build_experiment, parse_stop_options, resolve_config_path
+from jaxrl.config.registry import find_shipped_configs, list_algorithms
 from jaxrl.errors import JaxrlError, UnknownNameError
 
 NOTHING: dict[str, Any] = {
@@ -92,7 +92,7 @@ def test_modules_of_the_current_folder_can_be_imported(command: list[str], tmp_p
         check=False,
         timeout=200,
     )
-    assert done.stdout == "my_task:Mine is as it should be.\n", done.stderr
+    assert done.stdout == "my_task:Mine passed all checks.\n", done.stderr
 
 
 def test_lists_have_a_word_on_each() -> None:
@@ -100,13 +100,13 @@ def test_lists_have_a_word_on_each() -> None:
     lines = {line.split("  ")[0]: line for line in out.splitlines() if line}
     assert "observes Box(4), acts Discrete(2)" in lines["CartPole-v1"]
     assert "probe" not in out
-    assert "every id of gymnasium's" in out
+    assert "every gymnasium id" in out
     assert "jaxrl:probe-value-v0" in run("list", "envs", "--all")[1]
     algos = run("list", "algos")[1].splitlines()
     assert [line.split()[0] for line in algos] == list_algorithms()
     assert all(len(line.split()) > 2 for line in algos)
     configs = run("list", "configs")[1]
-    assert [line.split()[0] for line in configs.splitlines()] == sorted(shipped_configs())
+    assert [line.split()[0] for line in configs.splitlines()] == sorted(find_shipped_configs())
     assert "PPO on CartPole-v1, 500,000 steps" in configs
 
 
@@ -128,17 +128,17 @@ def test_list_names_what_there_is(what: str, some: str) -> None:
 def test_check_env_prints_notes_and_a_verdict() -> None:
     config = '{"p_crash_reset": 0.0}'
     code, out, _ = run("check-env", "jaxrl:crashing-cartpole-v0", "--env-config", config)
-    assert (code, out) == (0, "jaxrl:crashing-cartpole-v0 is as it should be.\n")
+    assert (code, out) == (0, "jaxrl:crashing-cartpole-v0 passed all checks.\n")
     code, out, _ = run("check-env", "FrozenLake-v1", "--steps", "3", "--seed", "1")
     assert code == 0
     assert out.startswith("note: FrozenLake-v1: gymnasium's implementation")
 
 
 def test_every_listed_config_is_found_by_its_id_and_its_path() -> None:
-    for name, path in shipped_configs().items():
-        assert config_file(name) == path
-        assert config_file(str(path)) == path
-        assert config_file(f"configs/{name}.yaml").samefile(path)
+    for name, path in find_shipped_configs().items():
+        assert resolve_config_path(name) == path
+        assert resolve_config_path(str(path)) == path
+        assert resolve_config_path(f"configs/{name}.yaml").samefile(path)
 
 
 PPO = ("train", "--algo", "PPO", "--env", "CartPole-v1")
@@ -148,8 +148,8 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("train", "--algo", "PPO"), "--env is missing"),
     (("train", "--algo", "PPPO", "--env", "CartPole-v1"), "Did you mean 'PPO'"),
     (("train", "--algo", "PPO", "--env", "CartPol-v1"), "CartPole-v1"),
-    (("train", "classic/cartpole-ppo"), "say 'jaxrl train file CONFIG'"),
-    (("train", "file"), "say 'jaxrl train file CONFIG'"),
+    (("train", "classic/cartpole-ppo"), "use 'jaxrl train file CONFIG'"),
+    (("train", "file"), "use 'jaxrl train file CONFIG'"),
     (("train", "file", "classic/cartpol-ppo"), "Did you mean 'classic/cartpole-ppo'"),
     (("train", "--algo", "PPO", "file", "classic/cartpole-ppo"), "contradicts"),
     ((*PPO, "--stop", "{training_iteration: 3}"), "--stop is not valid JSON"),
@@ -165,7 +165,7 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     ((*PPO, "--set", "lr"), "--set takes name=value"),
     ((*PPO, "--set", "lrr=1"), "Did you mean 'lr'"),
     ((*PPO, "--set", "learning_rate=1"), "Here it is training(lr=...)"),
-    ((*PPO, "--set", "lr=[1"), "'[1' is no YAML"),
+    ((*PPO, "--set", "lr=[1"), "'[1' is not valid YAML"),
     ((*PPO, "--set", "lr.first=1"), "lr is 5e-05"),
     ((*PPO, "--set", "no_such.part=1"), "no setting 'no_such'"),
     ((*PPO, "--config", '{"lr": }'), "--config is not valid JSON"),
@@ -173,7 +173,7 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     ((*PPO, "--config", '{"gamma": 2}'), "gamma must be between 0 and 1"),
     ((*PPO, "--seed", "-1"), "seed must be a whole number of at least 0"),
     ((*PPO, "--checkpoint-freq", "-2"), "checkpoint_frequency must be at least 0"),
-    ((*PPO, "--name", "a/b"), "cannot be a folder's name"),
+    ((*PPO, "--name", "a/b"), "is not a valid folder name"),
     ((*PPO, "--results-dir", "/proc/nowhere"), "/proc"),
     (("evaluate", "/nowhere/at/all"), "/nowhere/at/all"),
     (("resume", "no_such_run"), "no run"),
@@ -247,7 +247,7 @@ class TestAssemble:
     """Options win over the file, which wins over defaults."""
 
     def test_options_win_over_the_file(self) -> None:
-        experiment = assemble(
+        experiment = build_experiment(
             ["file", "classic/cartpole-ppo"],
             **{**NOTHING, "env": "Acrobot-v1", "settings": {"gamma": 0.5, "seed": 7}},
             overrides={"seed": 8, "run_name": None},
@@ -261,11 +261,13 @@ class TestAssemble:
         assert experiment.stop == {"num_env_steps_sampled_lifetime": 500000}
 
     def test_stop_replaces_the_files(self) -> None:
-        experiment = assemble(
+        experiment = build_experiment(
             ["file", "classic/cartpole-ppo"],
             **{
                 **NOTHING,
-                "stop": stop_of('{"episode_reward_mean": 5, "training_iteration": 2}', None),
+                "stop": parse_stop_options(
+                    '{"episode_reward_mean": 5, "training_iteration": 2}', None
+                ),
             },
             overrides={},
         )
@@ -275,7 +277,7 @@ class TestAssemble:
         }
 
     def test_the_environment_may_be_in_the_config(self) -> None:
-        experiment = assemble(
+        experiment = build_experiment(
             [], **{**NOTHING, "algo": "ppo", "settings": {"env": "Pendulum-v1"}}, overrides={}
         )
         assert experiment.config.environment_settings.env == "Pendulum-v1"
@@ -288,7 +290,7 @@ class TestAssemble:
             "model_config.fcnet_activation=relu",
             "explore=false",
         )
-        config = assemble(
+        config = build_experiment(
             ["file", "classic/cartpole-ppo"],
             **{**NOTHING, "settings": {"num_epochs": 3}, "assignments": assignments},
             overrides={},
@@ -302,12 +304,12 @@ class TestAssemble:
         assert len(model) > 2  # the file's others are left
 
     def test_steps_are_the_usual_criterion(self) -> None:
-        assert stop_of(None, None) is None
-        assert stop_of(None, "1e6") == {"num_env_steps_sampled_lifetime": 1e6}
-        both = stop_of('{"training_iteration": 3}', "500_000")
+        assert parse_stop_options(None, None) is None
+        assert parse_stop_options(None, "1e6") == {"num_env_steps_sampled_lifetime": 1e6}
+        both = parse_stop_options('{"training_iteration": 3}', "500_000")
         assert both == {"num_env_steps_sampled_lifetime": 5e5, "training_iteration": 3.0}
 
     def test_an_unknown_file_is_no_jax_error(self) -> None:
         with pytest.raises(UnknownNameError) as caught:
-            assemble(["file", "nowhere.yaml"], **NOTHING, overrides={})
+            build_experiment(["file", "nowhere.yaml"], **NOTHING, overrides={})
         assert isinstance(caught.value, JaxrlError)

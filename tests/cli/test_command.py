@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl.cli.command import command
+from jaxrl.cli.command import format_command
 
 
 def program(path: Path) -> Path:
@@ -30,29 +30,29 @@ def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_program_off_the_path_is_named_by_its_file(
     venv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert command("resume", Path("a b")) == ".venv/bin/jaxrl resume 'a b'"
+    assert format_command("resume", Path("a b")) == ".venv/bin/jaxrl resume 'a b'"
     monkeypatch.chdir(venv.parent)
-    assert command("resume", "x") == "'a project/.venv/bin/jaxrl' resume x"
+    assert format_command("resume", "x") == "'a project/.venv/bin/jaxrl' resume x"
     monkeypatch.chdir("/")
-    assert command("resume", "x").endswith("a project/.venv/bin/jaxrl' resume x")
+    assert format_command("resume", "x").endswith("a project/.venv/bin/jaxrl' resume x")
     monkeypatch.chdir(venv / ".venv" / "bin")
-    assert command("resume", "x") == "./jaxrl resume x"
+    assert format_command("resume", "x") == "./jaxrl resume x"
 
 
 def test_a_program_on_the_path_has_its_name(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(venv / ".venv" / "bin"))
-    assert command("list", "envs") == "jaxrl list envs"
+    assert format_command("list", "envs") == "jaxrl list envs"
     monkeypatch.setattr(sys, "argv", [str(venv / "jaxrl" / "__main__.py")])
-    assert command("list", "envs") == "python -m jaxrl list envs"
+    assert format_command("list", "envs") == "python -m jaxrl list envs"
 
 
 def test_a_module_is_called_by_its_python(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [str(venv / "jaxrl" / "__main__.py")])
-    assert command("list", "envs") == ".venv/bin/python -m jaxrl list envs"
+    assert format_command("list", "envs") == ".venv/bin/python -m jaxrl list envs"
 
 
 def test_in_a_program_of_the_users_it_is_the_command(
     venv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py"])
-    assert command("evaluate", "x") == "jaxrl evaluate x"
+    assert format_command("evaluate", "x") == "jaxrl evaluate x"

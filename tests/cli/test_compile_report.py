@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.runtime.compilation_cache import cache_contents
+from jaxrl.runtime.compilation_cache import get_cache_contents
 from tests.cli.test_cli import run
 
 SETTINGS = {
@@ -51,7 +51,7 @@ def test_a_config_is_compiled_and_nothing_is_trained(
     assert train["flops_per_env_step"] == train["flops"] / 64 > 0
     assert programs["evaluate"]["flops_per_env_step"] is None
     assert report["env_steps_per_train_batch"] == 64
-    contents = cache_contents()
+    contents = get_cache_contents()
     assert contents is not None
     assert report["cache"]["folder"] == contents.folder
     assert not (tmp_path / "results").exists()
@@ -62,7 +62,7 @@ def test_the_table_says_the_same(tmp_path: Path) -> None:
     assert code == 0, error
     first, header, *rows = out.splitlines()
     assert first.startswith("PPO on CartPole-v1, 1 x ")
-    assert first.endswith("64 environment steps a train batch")
+    assert first.endswith("64 environment steps per train batch")
     assert header.split()[:3] == ["program", "trace", "s"]
     assert [row.split()[0] for row in rows[:4]] == ["init", "train", "evaluate", "actor"]
     assert all(row.split()[4] in ("XLA", "cache") for row in rows[:3])
@@ -93,8 +93,8 @@ def test_environments_on_the_host_are_stepped_for_one_iteration(tmp_path: Path) 
 
 WRONG = [
     (("file", "classic/cartpol-ppo"), "Did you mean 'classic/cartpole-ppo'"),
-    (("file",), "say 'jaxrl compile-report file CONFIG'"),
-    (("classic/cartpole-ppo", "twice", "thrice"), "say 'jaxrl compile-report file CONFIG'"),
+    (("file",), "use 'jaxrl compile-report file CONFIG'"),
+    (("classic/cartpole-ppo", "twice", "thrice"), "use 'jaxrl compile-report file CONFIG'"),
     (("/nowhere/at/all",), "There is no run folder '/nowhere/at/all'"),
     (("no_such_run",), "There is no run"),
 ]

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from jaxrl.cli import hints
 from jaxrl.cli.app import app
 from jaxrl.config.load import load_experiment
-from jaxrl.config.registry import config_file, get_algorithm_config, shipped_configs
+from jaxrl.config.registry import find_shipped_configs, get_algorithm_config, resolve_config_path
 from jaxrl.config.sweep import is_sweep
 
 CPU = [types.SimpleNamespace(platform="cpu")]
@@ -20,7 +20,7 @@ GPU = [types.SimpleNamespace(platform="gpu")]
 
 def said(algo: str, env: str, devices: Any = CPU, **settings: Any) -> str | None:
     config = get_algorithm_config(algo).environment(env).update_from_dict(settings)
-    return hints.on_updates(config, devices)
+    return hints.find_update_hint(config, devices)
 
 
 def test_defaults_of_ppo_are_told_by_their_counts_and_the_shipped_file_is_named() -> None:
@@ -34,7 +34,7 @@ def test_defaults_of_ppo_are_told_by_their_counts_and_the_shipped_file_is_named(
     ):
         assert part in words, words
     name = words.rpartition("jaxrl train file ")[2]
-    config = load_experiment(config_file(name)).config
+    config = load_experiment(resolve_config_path(name)).config
     assert (config.algo_name, config.environment_settings.env) == ("PPO", "CartPole-v1")
 
 
@@ -70,14 +70,14 @@ def test_times_learned_is_rows_over_steps() -> None:
         (get_algorithm_config("DQN").training(train_batch_size=64), 64),
         (get_algorithm_config("DQN").training(train_batch_size=64, training_intensity=8), 8),
     ):
-        assert hints.times_learned(config.environment("CartPole-v1").plan()) == times
+        assert hints.compute_sample_reuse(config.environment("CartPole-v1").plan()) == times
 
 
-@pytest.mark.parametrize("name", sorted(shipped_configs()))
+@pytest.mark.parametrize("name", sorted(find_shipped_configs()))
 def test_no_shipped_file_is_called_slow(name: str) -> None:
-    config = load_experiment(config_file(name)).config
+    config = load_experiment(resolve_config_path(name)).config
     if not is_sweep(config):
-        assert hints.on_updates(config, CPU) is None
+        assert hints.find_update_hint(config, CPU) is None
 
 
 def test_it_is_said_once_after_the_first_iteration(tmp_path: Path) -> None:

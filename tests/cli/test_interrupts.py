@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from jaxrl.cli.interrupts import Interrupts, Raised
+from jaxrl.cli.interrupts import Interrupts, RaiseOnInterrupt
 
 BUSY_IN_C = """
 import hashlib, sys, time
-from jaxrl.cli.interrupts import Interrupts, Raised
+from jaxrl.cli.interrupts import Interrupts, RaiseOnInterrupt
 
 def say(words):  # from two threads: a line is one write
     print(words + "\\n", end="", flush=True)
@@ -91,7 +91,7 @@ with interrupts.{how}():
 """
 
 
-@pytest.mark.parametrize("how", ["AtOnce", "Raised"])
+@pytest.mark.parametrize("how", ["ExitOnInterrupt", "RaiseOnInterrupt"])
 def test_ctrl_c_ends_a_command_that_is_in_c_or_loses_it(how: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", BUSY.format(how=how)],
@@ -105,12 +105,12 @@ def test_ctrl_c_ends_a_command_that_is_in_c_or_loses_it(how: str) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err.endswith("interrupted\n")
-    if how == "AtOnce":
+    if how == "ExitOnInterrupt":
         assert err == "interrupted\n"
 
 
 def test_a_command_is_told_of_ctrl_c_by_an_exception() -> None:
-    with pytest.raises(KeyboardInterrupt), Raised():
+    with pytest.raises(KeyboardInterrupt), RaiseOnInterrupt():
         signal.raise_signal(signal.SIGINT)
 
 

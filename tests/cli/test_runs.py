@@ -167,7 +167,7 @@ def interrupted(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     assert process.returncode == 128 + number, err
     assert f"{number.name}: saving" in out
     words, told = out.splitlines()[-1].split("  ", 1)
-    assert (words, shlex.split(told)[-3:]) == ("go on with", ["jaxrl", "resume", str(run)])
+    assert (words, shlex.split(told)[-3:]) == ("resume with", ["jaxrl", "resume", str(run)])
     return run
 
 
@@ -230,7 +230,7 @@ def test_a_resumed_run_is_shown_from_its_last_figures_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[Any] = []
-    monkeypatch.setattr(RunStatus, "goes_on_from", lambda _, result: begun.append(result))
+    monkeypatch.setattr(RunStatus, "resume_from", lambda _, result: begun.append(result))
     place = ("--name", "shown", "--results-dir", tmp_path)
     done = jaxrl(*TRAIN, *place, "--stop", json.dumps({"training_iteration": 2}))
     assert done.exit_code == 0, done.output
@@ -280,7 +280,7 @@ def test_a_run_from_python_is_resumed_too_once_it_has_a_criterion(tmp_path: Path
         algo.save()
     refused = jaxrl("resume", tmp_path / "api")
     assert refused.exit_code == 2
-    assert "never given a stop criterion" in refused.stderr
+    assert "has no stop criterion" in refused.stderr
     done = jaxrl("resume", tmp_path / "api", "--stop", json.dumps({"training_iteration": 2}))
     assert done.exit_code == 0, done.output
     assert iterations(tmp_path / "api") == [1, 2]
@@ -391,7 +391,7 @@ def test_the_way_round_a_damaged_checkpoint_is_the_one_that_is_named(tmp_path: P
     copied = shutil.copytree(named[1], tmp_path / "elsewhere" / "checkpoint_000003")
     refused = jaxrl("resume", copied, *later)
     assert refused.exit_code == 2
-    assert "is a checkpoint in no run folder" in refused.output
+    assert "is a checkpoint outside of a run folder" in refused.output
 
 
 @pytest.mark.parametrize(

@@ -22,14 +22,14 @@ from jaxrl.cli import terminal
 from jaxrl.loggers.display import open_display
 
 console = Console()
-with terminal.held(console), open_display("PPO on X", {}, console=console) as display:
-    display.phase("building")
+with terminal.redirect_output(console), open_display("PPO on X", {}, console=console) as display:
+    display.set_phase("building")
     time.sleep(0.6)  # the panel is there
     os.write(2, b"a line below Python\\n")
     os.write(1, b"and ")
     subprocess.run(["sh", "-c", "echo one of another process"])
     time.sleep(0.6)
-    display.message("a note")
+    display.print_message("a note")
     print("width", console.width)
     exec(sys.argv[1])
     os.write(2, b"the last line")
@@ -101,7 +101,7 @@ def test_the_last_words_of_a_process_that_is_killed_are_not_lost() -> None:
 
 
 def test_giving_back_before_the_process_ends_at_once() -> None:
-    sent, done = run("terminal.give_back(); os.write(2, b'\\naborted\\n'); os._exit(3)")
+    sent, done = run("terminal.restore_output(); os.write(2, b'\\naborted\\n'); os._exit(3)")
     assert done.returncode == 3
     assert sent.endswith("\r\naborted\r\n")
 
@@ -116,5 +116,5 @@ def test_a_stream_that_leads_elsewhere_is_left_alone() -> None:
 
 def test_without_a_terminal_nothing_is_held() -> None:
     console = Console(file=io.StringIO(), force_terminal=True)
-    with terminal.held(console):
-        assert terminal.streams() == (0, 1, 2)
+    with terminal.redirect_output(console):
+        assert terminal.get_descriptors() == (0, 1, 2)

@@ -10,7 +10,7 @@ from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config import get_algorithm_config
 from jaxrl.config.load import experiment_from_dict, load_experiment
-from jaxrl.config.serialize import serializable_dict
+from jaxrl.config.serialize import serialize_config
 from jaxrl.config.stop import parse_stop
 from jaxrl.config.sweep import grid
 from jaxrl.errors import ConfigError, JaxrlError
@@ -178,12 +178,12 @@ CASES: list[Case] = [
     (
         "search marker",
         lambda: ppo(lr={"grid_search": [1e-3, 1e-4]}).validate(),
-        ["lr is to be swept", "0.0001", "build()"],
+        ["lr is swept", "0.0001", "build()"],
     ),
     (
         "setting of RLlib's without effect",
         lambda: PPOConfig().env_runners(num_gpus_per_env_runner=0.5),
-        ["'num_gpus_per_env_runner'", "0.5", "see no accelerator", "num_devices"],
+        ["'num_gpus_per_env_runner'", "0.5", "use no accelerator", "num_devices"],
     ),
     (
         "device setting of RLlib's without effect",
@@ -193,7 +193,7 @@ CASES: list[Case] = [
     (
         "group of RLlib's without effect",
         lambda: PPOConfig().multi_agent(policies={"a"}),
-        ["multi_agent(policies={'a'})", "not part of this version"],
+        ["multi_agent(policies={'a'})", "not supported in this version"],
     ),
     (
         "another framework",
@@ -203,7 +203,7 @@ CASES: list[Case] = [
     (
         "one setting under two names",
         lambda: PPOConfig().training(num_epochs=3, num_sgd_iter=5),
-        ["'num_epochs'", "'num_sgd_iter'", "3", "5", "give only num_epochs"],
+        ["'num_epochs'", "'num_sgd_iter'", "3", "5", "set only num_epochs"],
     ),
     (
         "evaluation override",
@@ -244,7 +244,7 @@ CASES: list[Case] = [
     ),
     (
         "a function that cannot be saved",
-        lambda: serializable_dict(ppo(on_train_result=lambda **kw: None)),
+        lambda: serialize_config(ppo(on_train_result=lambda **kw: None)),
         ["on_train_result", "<lambda>", "at the top of a module"],
     ),
     (
@@ -318,7 +318,7 @@ CASES: list[Case] = [
     (
         "exponent without effect",
         lambda: buffer(type="EpisodeReplayBuffer", alpha=0.5),
-        ["replay_buffer_config['alpha']=0.5 has no effect on uniform draws", "'prioritized'"],
+        ["replay_buffer_config['alpha']=0.5 has no effect on uniform sampling", "'prioritized'"],
     ),
     (
         "unknown storage",
@@ -432,8 +432,8 @@ def test_errors_in_files_have_a_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("x: [1, 2\n", r"line 2: this is no YAML"),
-        ("x:\n  run: PPO\n  run: A2C\n", r"line 3: this is no YAML: the key 'run' is given twice"),
+        ("x: [1, 2\n", r"line 2: not valid YAML"),
+        ("x:\n  run: PPO\n  run: A2C\n", r"line 3: not valid YAML: the key 'run' is given twice"),
         ("just words\n", r"must map an experiment's name to its settings, got 'just words'"),
     ],
 )
@@ -447,7 +447,7 @@ def test_broken_yaml_has_a_line(tmp_path: Path, text: str, said: str) -> None:
 def test_broken_json_has_a_line(tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
     path.write_text('{"x": {"run": "PPO",\n}}')
-    with pytest.raises(JaxrlError, match=r"line \d: this is no JSON"):
+    with pytest.raises(JaxrlError, match=r"line \d: not valid JSON"):
         load_experiment(path)
 
 

@@ -176,10 +176,10 @@ def test_old_names_of_processes() -> None:
 
 def test_an_explicit_ignore_takes_the_place_of_the_default_restart() -> None:
     config = PPOConfig()
-    assert config.fault_tolerance_settings.restarts_env_runners
+    assert config.fault_tolerance_settings.should_restart_env_runners
     config.fault_tolerance(ignore_env_runner_failures=True)
     config.validate()
-    assert not config.fault_tolerance_settings.restarts_env_runners
+    assert not config.fault_tolerance_settings.should_restart_env_runners
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_rewards_are_clipped_for_atari_only(
     clip: Any, is_atari: Any, atari: bool, expected: Any
 ) -> None:
     config = PPOConfig().environment(clip_rewards=clip, is_atari=is_atari)
-    found = config.environment_settings.clipping(atari=atari)
+    found = config.environment_settings.resolve_clip_rewards(is_atari_id=atari)
     assert (found, type(found)) == (expected, type(expected))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.config.serialize import describable_dict, serializable_dict
+from jaxrl.config.serialize import serialize_config, serialize_for_display
 from jaxrl.errors import ConfigError
 from tests.helpers import small
 
@@ -58,10 +58,10 @@ def test_a_class_without_a_path_is_refused_before_training_if_it_is_to_be_saved(
         """In a function, where nothing finds it again."""
 
     config = Local().update_from_dict(small().to_dict())
-    assert "Local" in describable_dict(config)["algo"]
-    json.dumps(describable_dict(config))
-    with pytest.raises(ConfigError, match="no import path, so no checkpoint can name it"):
-        serializable_dict(config)
+    assert "Local" in serialize_for_display(config)["algo"]
+    json.dumps(serialize_for_display(config))
+    with pytest.raises(ConfigError, match="no import path, so checkpoints cannot refer to it"):
+        serialize_config(config)
     with config.build() as algorithm:
         with pytest.raises(ConfigError, match="checkpoint_at_end=False"):
             algorithm.fit({"training_iteration": 1})

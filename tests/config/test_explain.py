@@ -4,7 +4,7 @@ from pathlib import Path
 
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config import list_algorithms
-from jaxrl.config.page import settings_page
+from jaxrl.config.page import render_settings_page
 from jaxrl.config.registry import get_algorithm_config
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
@@ -24,7 +24,7 @@ def test_effective_values_are_shown() -> None:
 def test_placement_says_why() -> None:
     config = PPOConfig().env_runners(num_envs_per_env_runner=64, rollout_fragment_length=32)
     config.training(minibatch_size=512)
-    assert "settled when the Algorithm is built" in config.explain()
+    assert "resolved when the Algorithm is built" in config.explain()
     text = config.explain(platform="cpu", local_device_count=2, module_table="layer | shape")
     assert "2 cpu devices: the largest divisor of num_shards=8 up to 2" in text
     assert "Module\nlayer | shape" in text
@@ -41,7 +41,9 @@ def test_notes_are_shown() -> None:
 
 
 def test_settings_page_is_current() -> None:
-    assert PAGE.read_text() == settings_page(), "python -m jaxrl.config.page > docs/settings.md"
+    assert PAGE.read_text() == render_settings_page(), (
+        "python -m jaxrl.config.page > docs/settings.md"
+    )
 
 
 def test_every_setting_is_documented() -> None:
@@ -49,7 +51,7 @@ def test_every_setting_is_documented() -> None:
     for algo in list_algorithms():
         config = get_algorithm_config(algo)
         for name in config.keys():  # noqa: SIM118
-            setting = config.name_table().setting(name)
+            setting = config.get_name_table().get_setting(name)
             assert setting.doc.endswith("."), name
             assert len(setting.doc) > 10, name
             assert f"| `{name}` |" in page

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import pytest
 
-from jaxrl.config.coerce import choices
-from jaxrl.config.fields import Setting, is_schedule, settings_of
+from jaxrl.config.coerce import get_choices
+from jaxrl.config.fields import Setting, get_settings, is_schedule
 from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.registry import get_algorithm_config, list_algorithms
 from jaxrl.errors import JaxrlError
@@ -46,7 +46,7 @@ def extreme(annotation: Any, draw: random.Random) -> Any:
     if origin in (typing.Union, types.UnionType):
         return extreme(draw.choice(args), draw)
     if origin is Literal:
-        return draw.choice(choices(annotation))
+        return draw.choice(get_choices(annotation))
     if origin is list:
         return [extreme(args[0], draw) for _ in range(draw.randrange(4))]
     if origin is tuple:
@@ -79,7 +79,7 @@ def settings_at_random(draw: random.Random, *, wild: bool) -> tuple[str, dict[st
     known = [
         setting
         for attribute in GROUP_METHODS
-        for setting in settings_of(type(getattr(config, attribute))).values()
+        for setting in get_settings(type(getattr(config, attribute))).values()
     ]
     # Sizes that have to fit together are among most of the combinations.
     sizes = [s for s in known if "size" in s.name or "num_" in s.name or "length" in s.name]

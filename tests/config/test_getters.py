@@ -102,7 +102,7 @@ def test_is_multi_agent() -> None:
     "getter", ["get_multi_rl_module_spec", "get_marl_module_spec", "get_multi_agent_setup"]
 )
 def test_getters_for_several_agents_are_refused_by_name(getter: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{getter}.*multi-agent training is not part"):
+    with pytest.raises(ConfigError, match=f"^{getter}.*multi-agent training is not supported"):
         vars(AlgorithmConfig)[getter](config(), env=None)
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl.cli.experiments import json_object
+from jaxrl.cli.experiments import parse_json_object
 from jaxrl.config.load import load_config, load_experiment, load_experiments
-from jaxrl.config.stop import parse_stop, stop_reached
-from jaxrl.config.sweep import lanes_of
+from jaxrl.config.stop import find_reached_criterion, parse_stop
+from jaxrl.config.sweep import make_lanes
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -18,7 +18,7 @@ SHIPPED = sorted(CONFIGS.rglob("*.yaml"))
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(CONFIGS)))
 def test_shipped_config_loads(path: Path) -> None:
     experiment = load_experiment(path)
-    config = lanes_of(experiment.config)[0].config  # a single run is a sweep of one
+    config = make_lanes(experiment.config)[0].config  # a single run is a sweep of one
     config.validate()
     plan = config.plan()
     assert plan.notes == ()
@@ -145,12 +145,12 @@ def test_samples_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_stop_criteria() -> None:
     stop = parse_stop({"training_iteration": 5, "learners/default_policy/entropy": 0.5})
-    assert stop_reached({"training_iteration": 4}, stop) is None
-    reason = stop_reached({"training_iteration": 5}, stop)
+    assert find_reached_criterion({"training_iteration": 4}, stop) is None
+    reason = find_reached_criterion({"training_iteration": 5}, stop)
     assert reason == "training_iteration = 5 has reached 5"
     nested = {"training_iteration": 1, "learners": {"default_policy": {"entropy": 0.6}}}
-    assert "entropy" in str(stop_reached(nested, stop))
-    assert stop_reached({"training_iteration": None}, stop) is None
+    assert "entropy" in str(find_reached_criterion(nested, stop))
+    assert find_reached_criterion({"training_iteration": None}, stop) is None
     assert parse_stop(None) == {}
 
 
@@ -164,7 +164,7 @@ LAUGHS = "\n".join(
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
-        ("x.yaml", "a: &x\n  run: PPO\n  config: *x\n", "holds itself by an alias"),
+        ("x.yaml", "a: &x\n  run: PPO\n  config: *x\n", "contains itself by an alias"),
         ("x.yaml", LAUGHS, "more than 100,000 values"),
         ("x.yaml", "[" * 5000 + "]" * 5000, "nested too deep"),
         (
@@ -193,7 +193,7 @@ def test_documents_that_are_no_settings_are_one_sentence(
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' + "9" * 5000 + "}", '{"a": 1e400}'])
 def test_options_that_are_no_settings_are_one_sentence(text: str) -> None:
     with pytest.raises(JaxrlError) as caught:
-        parse_stop(json_object("--stop", text))
+        parse_stop(parse_json_object("--stop", text))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.config.markers import holds_marker, is_marker
+from jaxrl.config.markers import contains_tune_marker, is_tune_marker
 from jaxrl.errors import ConfigError, JaxrlError
 
 GRID = {"grid_search": [1e-3, 1e-4]}
@@ -29,7 +29,7 @@ def test_markers_are_refused_where_a_value_is_needed(name: str) -> None:
     config = PPOConfig().environment("CartPole-v1")
     config.update_from_dict({name: {"a": GRID} if name == "env_config" else GRID})
     for use in (config.validate, config.plan):
-        with pytest.raises(ConfigError, match=f"{name} is to be swept") as caught:
+        with pytest.raises(ConfigError, match=f"{name} is swept") as caught:
             use()
         assert "0.0001" in str(caught.value)
         assert "tune.Tuner(" in str(caught.value)
@@ -40,8 +40,8 @@ def test_markers_are_refused_where_a_value_is_needed(name: str) -> None:
     [{"grid_search": 1}, {"grid_search": [1], "b": 2}, {}, [], [1, (2, {"a": 3})], None, "uniform"],
 )
 def test_what_is_no_marker(value: Any) -> None:
-    assert not is_marker(value)
-    assert not holds_marker(value)
+    assert not is_tune_marker(value)
+    assert not contains_tune_marker(value)
 
 
 def test_other_wrong_values_are_still_refused() -> None:

@@ -62,7 +62,9 @@ def test_declared_settings_are_settings_of_training() -> None:
         config.training(scales=1)
     with pytest.raises(ConfigError, match="repeats must be a whole number, got 'two'"):
         config.training(repeats="two")
-    with pytest.raises(ConfigError, match="declares lr, which is a setting of training_settings"):
+    with pytest.raises(
+        ConfigError, match="declares lr, which is already a setting of training_settings"
+    ):
         type("Again", (PPOConfig,), {"__annotations__": {"lr": float}, "lr": 0.1})
 
 

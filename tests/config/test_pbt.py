@@ -9,11 +9,11 @@ import yaml
 from jaxrl import PopulationBasedTraining
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.config.deserialize import config_from_serializable
+from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.load import experiment_from_dict
-from jaxrl.config.pbt import mutations_of, scheduler_of
-from jaxrl.config.serialize import serializable_dict
-from jaxrl.config.sweep import Marker, choice, grid, is_sweep, lanes_of, loguniform, uniform
+from jaxrl.config.pbt import get_mutations, get_scheduler
+from jaxrl.config.serialize import serialize_config
+from jaxrl.config.sweep import Marker, choice, grid, is_sweep, loguniform, make_lanes, uniform
 from jaxrl.errors import ConfigError, JaxrlError
 
 tune: Any = pytest.importorskip("ray.tune")
@@ -44,7 +44,7 @@ def test_distributions_are_ours_and_rays() -> None:
         "lambda": choice([0.9, 1]),
         "vf_loss_coeff": {"uniform": [0.5, 1]},
     }
-    assert mutations_of(swept(mutations)) == {
+    assert get_mutations(swept(mutations)) == {
         "lr": Marker("loguniform", (1e-5, 1e-2)),
         "gamma": Marker("uniform", (0.9, 0.999)),
         "clip_param": Marker("choice", (0.1, 0.2)),
@@ -58,7 +58,7 @@ def test_a_dictionary_and_a_file_say_the_same() -> None:
     arguments = {"hyperparam_mutations": {"lr": RATES}, "perturbation_interval": 3, "mode": "min"}
     config = PPOConfig().environment("CartPole-v1").sweep(seeds=2, scheduler=arguments)
     want = PopulationBasedTraining(**arguments)
-    assert scheduler_of(config) == want
+    assert get_scheduler(config) == want
     assert is_sweep(config)
     body = {
         "run": "PPO",
@@ -76,19 +76,19 @@ def test_a_dictionary_and_a_file_say_the_same() -> None:
     experiment = experiment_from_dict("it", yaml.safe_load(yaml.safe_dump(body)))
     assert experiment.config.scheduler == want
     assert experiment.config.max_lanes_per_program == 1
-    again = config_from_serializable(json.loads(json.dumps(serializable_dict(experiment.config))))
+    again = deserialize_config(json.loads(json.dumps(serialize_config(experiment.config))))
     assert again.scheduler == want
 
 
 def test_first_values_are_drawn_unless_they_are_set() -> None:
     config = swept(seeds=None)
     config.sweep(num_samples=5)
-    lanes = lanes_of(config)
+    lanes = make_lanes(config)
     assert len({lane.config.lr for lane in lanes}) == 5
     assert all(1e-5 <= lane.values["lr"] <= 1e-2 for lane in lanes)
     assert all(lane.config.scheduler is None for lane in lanes)
-    assert {lane.config.lr for lane in lanes_of(swept().training(lr=3e-4))} == {3e-4}
-    both = lanes_of(swept().training(lr=grid([1.0, 2.0])))
+    assert {lane.config.lr for lane in make_lanes(swept().training(lr=3e-4))} == {3e-4}
+    both = make_lanes(swept().training(lr=grid([1.0, 2.0])))
     assert [lane.config.lr for lane in both] == [1.0] * 4 + [2.0] * 4
 
 
@@ -112,25 +112,25 @@ def test_first_values_are_drawn_unless_they_are_set() -> None:
         (lambda: swept(quantile=0.2), ["'quantile'", "Did you mean 'quantile_fraction'"]),
         (lambda: swept(synch=False), ["synch must be True", "False"]),
         (lambda: swept(custom_explore_fn=print), ["custom_explore_fn must be None"]),
-        (lambda: mutations_of(swept({"lrr": [1.0]})), ["'lrr'", "Did you mean 'lr'"]),
+        (lambda: get_mutations(swept({"lrr": [1.0]})), ["'lrr'", "Did you mean 'lr'"]),
         (
-            lambda: mutations_of(swept({"num_epochs": [1, 2]})),
+            lambda: get_mutations(swept({"num_epochs": [1, 2]})),
             ["cannot change num_epochs", "clip_param"],
         ),
-        (lambda: mutations_of(swept({"use_kl_loss": [True]})), ["cannot change use_kl_loss"]),
+        (lambda: get_mutations(swept({"use_kl_loss": [True]})), ["cannot change use_kl_loss"]),
         (
-            lambda: mutations_of(swept({"model_config": [{"fcnet_hiddens": [8]}]})),
+            lambda: get_mutations(swept({"model_config": [{"fcnet_hiddens": [8]}]})),
             ["cannot change model_config"],
         ),
-        (lambda: mutations_of(swept({"gamma": uniform(0.9, 2.0)})), ["gamma must be", "2.0"]),
-        (lambda: mutations_of(swept({"lr": ["fast"]})), ["lr must be", "'fast'"]),
-        (lambda: mutations_of(swept({"lr": [[[0, 1.0]]]})), ["lr", "numbers"]),
+        (lambda: get_mutations(swept({"gamma": uniform(0.9, 2.0)})), ["gamma must be", "2.0"]),
+        (lambda: get_mutations(swept({"lr": ["fast"]})), ["lr must be", "'fast'"]),
+        (lambda: get_mutations(swept({"lr": [[[0, 1.0]]]})), ["lr", "numbers"]),
         (lambda: swept().sweep(scheduler="pbt"), ["scheduler must be", "'pbt'"]),
         (lambda: swept().sweep(max_lanes_per_program=0), ["max_lanes_per_program"]),
-        (lambda: lanes_of(swept().sweep(scheduler=grid([None]))), ["scheduler cannot vary"]),
+        (lambda: make_lanes(swept().sweep(scheduler=grid([None]))), ["scheduler cannot vary"]),
         (lambda: swept().validate(), ["sweep(scheduler=...)", "build()"]),
         (lambda: swept(seeds=1).build(), ["compares lanes", "seeds=8"]),
-        (lambda: swept({"kl_coeff": RATES}).build(), ["cannot change kl_coeff", "first value"]),
+        (lambda: swept({"kl_coeff": RATES}).build(), ["cannot change kl_coeff", "initial value"]),
         (
             lambda: swept({"grad_clip": RATES}).training(grad_clip=None).build(),
             ["grad_clip", "None"],

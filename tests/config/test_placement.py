@@ -6,9 +6,9 @@ import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.placement import (
-    IN_GRAPH_REFUSED,
+    HOST_ONLY_SETTINGS,
     check_in_graph,
-    placement_notes,
+    describe_placement,
     resolve_placement,
 )
 from jaxrl.errors import ConfigError
@@ -40,7 +40,7 @@ def test_placements(settings: dict[str, Any], of_jax: str, of_python: str | None
         resolve_placement(config, "x", is_jax_env=False)
 
 
-@pytest.mark.parametrize("name", IN_GRAPH_REFUSED)
+@pytest.mark.parametrize("name", HOST_ONLY_SETTINGS)
 def test_what_only_the_host_can_do_is_refused_by_name(name: str) -> None:
     config = PPOConfig().update_from_dict({name: OTHER[name]})
     config.validate()  # the environment may yet be one of the host
@@ -54,7 +54,7 @@ def test_what_only_the_host_can_do_is_refused_by_name(name: str) -> None:
     ):
         with pytest.raises(ConfigError, match=f"'{name}' .* set placement='host'") as caught:
             check()
-        assert IN_GRAPH_REFUSED[name] in str(caught.value)
+        assert HOST_ONLY_SETTINGS[name] in str(caught.value)
     check_in_graph(PPOConfig().update_from_dict({name: PPOConfig()[name]}))
 
 
@@ -63,20 +63,20 @@ def test_advice_is_for_the_place() -> None:
         is_async = True
 
     def said(config: PPOConfig, **known: Any) -> str:
-        return "\n".join(placement_notes(config, known.get("placement")))
+        return "\n".join(describe_placement(config, known.get("placement")))
 
-    assert "settled when" in said(PPOConfig())
+    assert "resolved when" in said(PPOConfig())
     assert said(PPOConfig(), placement="in_graph") == said(with_runners(placement="in_graph"))
     assert "compiled program" in said(PPOConfig(), placement="in_graph")
     assert "this process steps" in said(PPOConfig(), placement="host")
     assert "this process steps" in said(with_runners(placement="host"))
     assert "IMPALA" not in said(PPOConfig(), placement="host")
     actors = said(with_runners(num_env_runners=2))
-    assert "actors on CPUs step the environments, in turns with" in actors
+    assert "actors on CPUs step the environments, alternating with" in actors
     assert "num_env_runners=2" in actors
     assert "IMPALA and APPO" in actors
     overlapping = said(Asynchronous().env_runners(num_env_runners=1))
-    assert "while the learner learns" in overlapping
+    assert "concurrently with the learner" in overlapping
     assert "IMPALA and APPO" not in overlapping
 
 

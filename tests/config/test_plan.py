@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.config.batch_plan.arithmetic import MAX_COUNT, BatchPlan, BatchRequest, divisors, nearest
+from jaxrl.config.batch_plan.arithmetic import (
+    MAX_COUNT,
+    BatchPlan,
+    BatchRequest,
+    divisors,
+    find_nearest,
+)
 from jaxrl.config.batch_plan.on_policy import BatchSizeError, choose_num_devices, make_plan
 from jaxrl.errors import ConfigError
 
@@ -92,12 +98,12 @@ REQUESTS = st.builds(
     num_shards=some(1, 16),
     num_env_runners=st.sampled_from([1, 1, 2, 3, 4, 6]),
     num_learners=st.sampled_from([1, 1, 2, 3]),
-    asynchronous=st.booleans(),
+    is_async=st.booleans(),
     num_epochs=st.integers(1, 4),
-    whole_batch=st.booleans(),
+    is_whole_batch=st.booleans(),
     default_train_batch_size=st.integers(1, 5000),
     default_minibatch_size=st.integers(1, 300),
-).map(lambda r: dataclasses.replace(r, minibatch_size=None) if r.whole_batch else r)
+).map(lambda r: dataclasses.replace(r, minibatch_size=None) if r.is_whole_batch else r)
 
 
 def check_identities(request: BatchRequest, plan: BatchPlan) -> None:
@@ -108,7 +114,7 @@ def check_identities(request: BatchRequest, plan: BatchPlan) -> None:
     assert plan.num_env_runners == request.num_env_runners
     assert plan.total_envs == plan.num_env_runners * plan.envs_per_runner
     assert plan.num_envs == plan.fragments_per_batch * plan.envs_per_runner
-    if not request.asynchronous:
+    if not request.is_async:
         assert plan.total_envs == plan.num_envs
     assert min(plan.num_envs, plan.rollout_fragment_length, plan.minibatch_size) >= 1
     for name in (
@@ -120,7 +126,7 @@ def check_identities(request: BatchRequest, plan: BatchPlan) -> None:
     ):
         asked = getattr(request, name)
         assert asked is None or getattr(plan, name) == asked
-    if request.whole_batch:
+    if request.is_whole_batch:
         assert plan.minibatch_size == plan.train_batch_size
     if request.num_shards is None:
         common = math.gcd(plan.num_envs, plan.minibatch_size)
@@ -283,9 +289,9 @@ def test_learners_share_whole_shards() -> None:
 def test_divisors_and_nearest() -> None:
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
     assert divisors(12, multiple_of=2) == [2, 4, 6, 12]
-    assert nearest(divisors(4000), 128) == 125
-    assert nearest([8, 32], 16) == 32
-    assert nearest([], 3) is None
+    assert find_nearest(divisors(4000), 128) == 125
+    assert find_nearest([8, 32], 16) == 32
+    assert find_nearest([], 3) is None
 
 
 @pytest.mark.parametrize(
@@ -316,15 +322,15 @@ def test_accelerators_are_all_taken() -> None:
     plan = plan_of(num_envs_per_env_runner=8, rollout_fragment_length=16, minibatch_size=64)
     assert choose_num_devices(plan, "gpu", 4)[0] == 4
     assert choose_num_devices(plan, "gpu", 3)[0] == 2
-    assert choose_num_devices(plan, "gpu", 4, on_host=True)[0] == 4
+    assert choose_num_devices(plan, "gpu", 4, is_on_host=True)[0] == 4
 
 
 def test_updates_alone_are_not_divided_over_cores() -> None:
     plan = plan_of(num_envs_per_env_runner=64, rollout_fragment_length=32, minibatch_size=512)
-    number, why = choose_num_devices(plan, "cpu", 8, on_host=True)
+    number, why = choose_num_devices(plan, "cpu", 8, is_on_host=True)
     assert number == 1
     assert "the environments are on the host" in why
-    assert choose_num_devices(plan, "cpu", 8, 4, on_host=True)[0] == 4
+    assert choose_num_devices(plan, "cpu", 8, 4, is_on_host=True)[0] == 4
 
 
 def test_requested_devices() -> None:

@@ -18,13 +18,13 @@ from jaxrl.algorithms.sac import SACConfig, SACTraining
 from jaxrl.algorithms.td3 import TD3Config, TD3Training
 from jaxrl.algorithms.tqc import TQCConfig, TQCTraining
 from jaxrl.callbacks import Callbacks
-from jaxrl.config.deserialize import config_from_serializable
-from jaxrl.config.fields import settings_of
+from jaxrl.config.deserialize import deserialize_config
+from jaxrl.config.fields import get_settings
 from jaxrl.config.imports import Trust
 from jaxrl.config.load import experiment_from_dict
 from jaxrl.config.pbt import PopulationBasedTraining
-from jaxrl.config.serialize import describable_dict, serializable_dict
-from jaxrl.config.settings.actor_critic import ActorCriticTraining, SoftTraining
+from jaxrl.config.serialize import serialize_config, serialize_for_display
+from jaxrl.config.settings.actor_critic import ActorCriticTraining, SoftActorCriticTraining
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.training import OnPolicyTraining, Training
 from jaxrl.config.sweep import loguniform
@@ -289,17 +289,17 @@ def test_the_tables_have_every_setting() -> None:
     assert set(OTHER) == set(PPOConfig().keys())
     assert (set(OTHER) | set(APPO_OTHER)) - ONLY_PPO == set(APPOConfig().keys())
     assert set(IMPALAConfig().keys()) < set(APPOConfig().keys())
-    assert set(REPLAY_OTHER) == set(settings_of(OffPolicyTraining)) - set(settings_of(Training))
-    assert set(DQN_OTHER) == set(settings_of(DQNTraining)) - set(settings_of(OffPolicyTraining))
-    assert set(PQN_OTHER) == set(settings_of(PQNTraining)) - set(settings_of(OnPolicyTraining))
+    assert set(REPLAY_OTHER) == set(get_settings(OffPolicyTraining)) - set(get_settings(Training))
+    assert set(DQN_OTHER) == set(get_settings(DQNTraining)) - set(get_settings(OffPolicyTraining))
+    assert set(PQN_OTHER) == set(get_settings(PQNTraining)) - set(get_settings(OnPolicyTraining))
     for table, group, base in (
         (ACTOR_CRITIC_OTHER, ActorCriticTraining, OffPolicyTraining),
-        (SOFT_OTHER, SoftTraining, ActorCriticTraining),
-        (SAC_OTHER, SACTraining, SoftTraining),
-        (TQC_OTHER, TQCTraining, SoftTraining),
+        (SOFT_OTHER, SoftActorCriticTraining, ActorCriticTraining),
+        (SAC_OTHER, SACTraining, SoftActorCriticTraining),
+        (TQC_OTHER, TQCTraining, SoftActorCriticTraining),
         (TD3_OTHER, TD3Training, ActorCriticTraining),
     ):
-        assert set(table) == set(settings_of(group)) - set(settings_of(base))
+        assert set(table) == set(get_settings(group)) - set(get_settings(base))
 
 
 @pytest.mark.parametrize(("cls", "name", "value"), CASES)
@@ -311,13 +311,13 @@ def test_setting_round_trips(cls: type[Any], name: str, value: Any) -> None:
 
     assert cls.from_dict(config.to_dict()).to_dict() == config.to_dict()
 
-    data = serializable_dict(config)
-    assert data == describable_dict(config)
+    data = serialize_config(config)
+    assert data == serialize_for_display(config)
     for plain in (
         json.loads(json.dumps(data, allow_nan=False)),
         yaml.safe_load(yaml.safe_dump(data)),
     ):
-        again = config_from_serializable(plain, trust=MINE)
+        again = deserialize_config(plain, trust=MINE)
         assert type(again) is cls
         assert again.to_dict() == config.to_dict()
 
@@ -369,7 +369,7 @@ def test_objects_inside_values_survive() -> None:
         model_config=DefaultModelConfig(fcnet_hiddens=[8], log_std_clip_param=float("inf"))
     )
     config.environment(Environment).training(optimizer=hook)
-    again = config_from_serializable(json.loads(json.dumps(serializable_dict(config))), trust=MINE)
+    again = deserialize_config(json.loads(json.dumps(serialize_config(config))), trust=MINE)
     assert again.model_config == config.model_config
     assert again.env is Environment
     assert again.optimizer is hook
@@ -379,16 +379,16 @@ def test_objects_inside_values_survive() -> None:
 def test_what_cannot_be_saved_is_named(value: Any) -> None:
     config = PPOConfig().environment(env=value)
     with pytest.raises(ConfigError, match=r"env cannot be saved.*register_env"):
-        serializable_dict(config)
-    assert describable_dict(config)["settings"]["env"] == repr(value)
+        serialize_config(config)
+    assert serialize_for_display(config)["settings"]["env"] == repr(value)
 
 
 def test_what_cannot_be_saved_can_be_supplied() -> None:
     def creator(context: Any) -> None:
         del context
 
-    data = describable_dict(PPOConfig().environment(creator).training(lr=1e-4))
-    again = config_from_serializable(data, overrides={"env": creator})
+    data = serialize_for_display(PPOConfig().environment(creator).training(lr=1e-4))
+    again = deserialize_config(data, overrides={"env": creator})
     assert again.env is creator
     assert again.lr == 1e-4
     assert again.explicit == {"env", "lr"}
@@ -396,5 +396,5 @@ def test_what_cannot_be_saved_can_be_supplied() -> None:
 
 @pytest.mark.parametrize("data", [None, [], {"algo": "PPO"}, {"settings": {}}])
 def test_foreign_data_are_no_config(data: Any) -> None:
-    with pytest.raises(CheckpointError, match="no saved config"):
-        config_from_serializable(data)
+    with pytest.raises(CheckpointError, match="not a saved config"):
+        deserialize_config(data)

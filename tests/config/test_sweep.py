@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.load import experiment_from_dict
-from jaxrl.config.sweep import choice, grid, is_sweep, lanes_of, loguniform, uniform
+from jaxrl.config.sweep import choice, grid, is_sweep, loguniform, make_lanes, uniform
 from jaxrl.errors import ConfigError, JaxrlError
 
 
@@ -18,7 +18,7 @@ def swept(**training: Any) -> PPOConfig:
 
 def test_lanes_are_ordered_by_point_and_then_by_seed() -> None:
     config = swept(lr=grid([1e-3, 1e-4]), gamma=grid([0.9, 0.99])).sweep(seeds=2)
-    lanes = lanes_of(config.debugging(seed=5))
+    lanes = make_lanes(config.debugging(seed=5))
     assert [lane.index for lane in lanes] == list(range(8))
     assert [(lane.point, lane.seed) for lane in lanes] == [(p, s) for p in range(4) for s in (5, 6)]
     values = [(lane.values["gamma"], lane.values["lr"]) for lane in lanes[::2]]
@@ -37,7 +37,7 @@ def test_explaining_a_sweep_names_its_lanes() -> None:
 
 
 def test_seeds_may_be_listed() -> None:
-    assert [lane.seed for lane in lanes_of(swept().sweep(seeds=[7, 3]))] == [7, 3]
+    assert [lane.seed for lane in make_lanes(swept().sweep(seeds=[7, 3]))] == [7, 3]
     assert is_sweep(swept().sweep(seeds=1))
     assert not is_sweep(swept())
 
@@ -47,10 +47,10 @@ def test_samples_are_drawn_from_the_seed() -> None:
         lr=loguniform(1e-5, 1e-2), entropy_coeff=uniform(0, 0.02), num_epochs=grid([1, 2])
     )
     config.training(clip_param=choice([0.1, 0.2])).sweep(num_samples=50)
-    lanes = lanes_of(config)
+    lanes = make_lanes(config)
     assert len(lanes) == 100
-    assert [x.values for x in lanes] == [x.values for x in lanes_of(config)]
-    other = lanes_of(config.copy().debugging(seed=1))
+    assert [x.values for x in lanes] == [x.values for x in make_lanes(config)]
+    other = make_lanes(config.copy().debugging(seed=1))
     assert lanes[0].values != other[0].values
     for pair in np.arange(100).reshape(50, 2):
         first, second = (lanes[i].values for i in pair)
@@ -66,7 +66,7 @@ def test_samples_are_drawn_from_the_seed() -> None:
 def test_values_inside_dictionaries() -> None:
     config = swept().rl_module(model_config={"fcnet_hiddens": grid([[8], [16]])})
     config.environment(env_config={"gravity": uniform(9.0, 10.0)})
-    lanes = lanes_of(config)
+    lanes = make_lanes(config)
     assert [x.config.model_config for x in lanes] == [
         {"fcnet_hiddens": [8]},
         {"fcnet_hiddens": [16]},
@@ -76,7 +76,7 @@ def test_values_inside_dictionaries() -> None:
 
 
 def test_rays_grid_search_is_a_grid() -> None:
-    lanes = lanes_of(swept(lr={"grid_search": [1e-3, 1e-4]}))
+    lanes = make_lanes(swept(lr={"grid_search": [1e-3, 1e-4]}))
     assert [lane.config.lr for lane in lanes] == [1e-3, 1e-4]
 
 
@@ -92,7 +92,7 @@ def test_a_file_has_a_section_of_its_own() -> None:
             "env_config.gravity": {"uniform": [9, 10]},
         },
     }
-    lanes = lanes_of(experiment_from_dict("it", body).config)
+    lanes = make_lanes(experiment_from_dict("it", body).config)
     assert len(lanes) == 2 * 2 * 3
     assert all(lane.config.env_config["length"] == 0.5 for lane in lanes)
     assert len({lane.config.env_config["gravity"] for lane in lanes}) == 3
@@ -107,20 +107,20 @@ def test_a_file_has_a_section_of_its_own() -> None:
         (lambda: loguniform(0.0, 1.0), ["loguniform()", "above 0", "[0.0, 1.0]"]),
         (lambda: swept(lr=grid([1e-3, "fast"])), ["lr must be", "'fast'"]),
         (lambda: swept(gamma=uniform(0.9, 1.5)), ["gamma must be between 0 and 1", "1.5"]),
-        (lambda: swept(lr=grid([1e-3])).validate(), ["lr is to be swept", "build()"]),
-        (lambda: swept(lr=grid([1e-3])).plan(), ["lr is to be swept"]),
+        (lambda: swept(lr=grid([1e-3])).validate(), ["lr is swept", "build()"]),
+        (lambda: swept(lr=grid([1e-3])).plan(), ["lr is swept"]),
         (lambda: swept().sweep(seeds=0), ["seeds must be at least 1", "got 0"]),
         (lambda: swept().sweep(seeds=[1, 1]), ["seeds must be", "[1, 1]"]),
         (
-            lambda: lanes_of(swept(lr=grid([1])).sweep(num_samples=2)),
+            lambda: make_lanes(swept(lr=grid([1])).sweep(num_samples=2)),
             ["num_samples=2", "uniform()"],
         ),
         (
-            lambda: lanes_of(swept().debugging(seed=grid([1, 2]))),
+            lambda: make_lanes(swept().debugging(seed=grid([1, 2]))),
             ["seed cannot vary", "sweep(seeds=...)"],
         ),
         (
-            lambda: lanes_of(swept().reporting(log_gradients=grid([True, False]))),
+            lambda: make_lanes(swept().reporting(log_gradients=grid([True, False]))),
             ["log_gradients cannot vary", "whole sweep"],
         ),
         (lambda: from_file({"lr": 3}), ["sweep has lr: 3", "uniform"]),

@@ -6,7 +6,7 @@ import pytest
 
 from jaxrl.algorithm import Algorithm
 from jaxrl.config.registry import get_algorithm_config, get_algorithm_config_class, list_algorithms
-from jaxrl.config.synonyms import METHODS, SYNONYMS, needs
+from jaxrl.config.synonyms import METHOD_COUNTERPARTS, SYNONYMS, find_required_settings
 from jaxrl.errors import UnknownNameError, UnknownSettingError
 
 ANSWERS = [
@@ -67,12 +67,16 @@ def test_reading_one_is_answered_too() -> None:
 
 def test_answers_are_settings_of_some_algorithm_and_names_are_of_none() -> None:
     known = {
-        (table.group_of[name].removesuffix("_settings"), name)
-        for table in (get_algorithm_config_class(algo).name_table() for algo in list_algorithms())
-        for name in table.group_of
+        (table.group_by_setting[name].removesuffix("_settings"), name)
+        for table in (
+            get_algorithm_config_class(algo).get_name_table() for algo in list_algorithms()
+        )
+        for name in table.group_by_setting
     }
     for name, answers in SYNONYMS.items():
-        assert {pair for answer in answers for pair in needs(answer)} <= known, name
+        assert {pair for answer in answers for pair in find_required_settings(answer)} <= known, (
+            name
+        )
     settings = {setting for _, setting in known}
     assert SYNONYMS.keys() & settings <= {"lr"}, "a setting that exists is not asked about"
 
@@ -94,7 +98,7 @@ def test_a_mistyped_method_is_answered_with_the_method() -> None:
 
 def test_methods_of_other_libraries_are_answered() -> None:
     algorithm: Any = Algorithm.__new__(Algorithm)
-    for name, instead in METHODS.items():
+    for name, instead in METHOD_COUNTERPARTS.items():
         with pytest.raises(AttributeError) as caught:
             getattr(algorithm, name)
         assert instead in str(caught.value)

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from jaxrl.assembly.assemble import assemble
 from jaxrl.connectors.actions import ClipActions, UnsquashActions
 from jaxrl.connectors.base import ActionConnector, LearnerConnector, ObservationConnector
-from jaxrl.connectors.builder import PipelineBuilder, with_users
+from jaxrl.connectors.builder import PipelineBuilder, merge_user_connectors
 from jaxrl.connectors.learning import ClipRewards, NormalizeRewards
 from jaxrl.connectors.observations import FlattenObservations, MeanStdFilter
 from jaxrl.errors import ConfigError, UnknownNameError
@@ -120,7 +120,9 @@ def test_a_pipeline_is_looked_into_as_a_builder_is() -> None:
 
 
 def placed(function: Any, *, first: bool = True) -> tuple[str, ...]:
-    found = with_users("env_to_module_connector", function, builder(), first=first)
+    found = merge_user_connectors(
+        "env_to_module_connector", function, builder(), should_prepend=first
+    )
     return tuple(connector.name for connector in found)
 
 
@@ -177,7 +179,7 @@ def fails(pipeline: Any) -> Any:
         (lambda: None, ["returned None", "let it return connectors"]),
         (lambda pipeline: None, ["returned None"]),
         (edits_and_returns, ["edited the pipeline and returned something else"]),
-        (lambda a, b: [], ["a function of nothing or of the default pipeline", "(a, b)"]),
+        (lambda a, b: [], ["a function of no arguments or of the default pipeline", "(a, b)"]),
         (fails, ["raised KeyError", "something of the user's"]),
         (lambda p: p.remove("Flatten"), ["no connector 'Flatten'", "FlattenObservations"]),
         (lambda: [Double], ["got the class Double"]),
@@ -208,8 +210,8 @@ def test_users_put_connectors_anywhere_in_all_three_pipelines() -> None:
     config.environment(clip_rewards=1.0)
     config.learners(learner_connector=lambda p: p.insert_before(NormalizeRewards, Magnify()))
     assembly = assemble(config)
-    assert assembly.acting.obs_pipeline.names == ("MeanStdFilter", "Double")
-    actions = assembly.acting.action_pipeline
+    assert assembly.policy_step.obs_pipeline.names == ("MeanStdFilter", "Double")
+    actions = assembly.policy_step.action_pipeline
     assert actions.names == ("UnsquashActions", "Negate")
     np.testing.assert_allclose(actions(jnp.array([[0.5]])), [[-1.0]])  # torque in [-2, 2]
     learner = assembly.runner.learner_pipeline
@@ -240,13 +242,13 @@ def test_without_the_default_connectors_there_are_the_users_alone() -> None:
         env_to_module_connector=lambda: [MeanStdFilter()],
     )
     assembly = assemble(config)
-    assert assembly.acting.obs_pipeline.names == ("MeanStdFilter",)
-    assert assembly.acting.action_pipeline.names == ()
-    assert assembly.module.action_space == assembly.acting.action_pipeline.space
+    assert assembly.policy_step.obs_pipeline.names == ("MeanStdFilter",)
+    assert assembly.policy_step.action_pipeline.names == ()
+    assert assembly.module.action_space == assembly.policy_step.action_pipeline.space
     own = ClipActions, UnsquashActions
     for kind in own:  # the library's own can be put in by hand, and find their space
         config.env_runners(module_to_env_connector=kind)
-        pipeline = assemble(config).acting.action_pipeline
+        pipeline = assemble(config).policy_step.action_pipeline
         np.testing.assert_allclose(pipeline(jnp.array([[3.0]])), [[2.0]])
     config = small(normalize_advantages=False)
     config.learners(add_default_connectors_to_learner_pipeline=False)

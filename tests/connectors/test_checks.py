@@ -137,9 +137,9 @@ class LearnsNothing(LearnerConnector):
     [
         (
             Lengthens(),
-            ["Lengthens must give float32[3, 4]", "output_space says Box", "float32[3, 8]"],
+            ["Lengthens must return float32[3, 4]", "output_space is Box", "float32[3, 8]"],
         ),
-        (Halves(), ["float32[3, 4]", "gives float16[3, 4]"]),
+        (Halves(), ["float32[3, 4]", "returns float16[3, 4]"]),
         (OneAxis(), ["OneAxis", "float32[2, 3, 4]", "shape (2, 3)"]),
         (WithNumPy(), ["WithNumPy", "cannot be compiled", "NumPy", "jnp.where", "wrap the env"]),
         (Branches(), ["Branches", "cannot be compiled", "`if`"]),
@@ -150,7 +150,7 @@ class LearnsNothing(LearnerConnector):
         (ForgetsTheCarry(), ["ForgetsTheCarry.step must return (carry, obs)"]),
         (ChangesTheCarry(), ["ChangesTheCarry.step", "init_carry", "float32[3]", "int32[3]"]),
         (OneForAll(), ["OneForAll.init_carry", "leading axis", "shape (1,)"]),
-        (LengthensLater(), ["LengthensLater must give float32[3, 4]", "float32[3, 5]"]),
+        (LengthensLater(), ["LengthensLater must return float32[3, 4]", "float32[3, 5]"]),
     ],
 )
 def test_observation_connectors_are_held_to_what_they_declare(
@@ -167,7 +167,7 @@ def test_observation_connectors_are_held_to_what_they_declare(
 @pytest.mark.parametrize(
     ("connector", "words"),
     [
-        (Acts(), ["Acts must give float32[3, 1]", "float32[3]", "module_space"]),
+        (Acts(), ["Acts must return float32[3, 1]", "float32[3]", "module_space"]),
         (WithNumPy(), ["expected ActionConnectors, got WithNumPy"]),
     ],
 )

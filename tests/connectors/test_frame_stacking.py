@@ -13,10 +13,11 @@ from jaxrl.assembly.assemble import assemble
 from jaxrl.connectors.base import Before
 from jaxrl.connectors.checks import check_observation_pipeline
 from jaxrl.connectors.temporal import FrameStacking
-from jaxrl.core.spaces import at_path, leaf_dtype, map_leaves
+from jaxrl.core.space_arrays import get_leaf_dtype
+from jaxrl.core.spaces import get_at_path, map_leaves
 from jaxrl.core.types import Columns
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.policy.requests import as_batch
+from jaxrl.policy.requests import stack_trees
 from tests.connectors.memory_probes import STEPS, Echo, play
 from tests.helpers import assert_close, assert_equal, observation_pipeline, small
 from tests.nested import within
@@ -97,16 +98,16 @@ def test_the_learner_sees_what_the_module_saw_and_would_have_seen_at_truncations
     config.training(train_batch_size=16 * 20)
     assembly = assemble(config)
     runner = assembly.in_graph_runner
-    sampler = runner.sampler
+    sampler = runner.rollout_worker
 
     @jax.jit
     def run(key: Any) -> Any:
         state = runner.init(key, assembly.made.params)
-        actor = runner.actor(state)
+        actor = runner.make_actor_state(state)
         env, carry, rollouts = state.env, state.carry, []
         for _ in range(2):
             env, carry, raw, _ = sampler.rollout(actor, env, carry, state.env_params, 20)
-            seen = sampler.observed(actor.obs_state, raw)
+            seen = sampler.preprocess_rollout(actor.obs_state, raw)
             out = sampler.module.forward_train(actor.params, {Columns.OBS: seen.obs})
             rollouts.append((raw, seen, out[Columns.ACTION_DIST_INPUTS]))
         return actor, rollouts
@@ -183,9 +184,9 @@ def _forgets(algorithm: Any) -> None:
         assert actions["a"].shape == ()
         action, _, _ = algorithm.compute_single_action(one, states[7], explore=False)
         assert action == 0
-    with pytest.raises(ConfigError, match=r"FrameStacking remembers.*full_fetch=True"):
+    with pytest.raises(ConfigError, match=r"FrameStacking is stateful.*full_fetch=True"):
         algorithm.compute_single_action(one)
-    with pytest.raises(ConfigError, match=r"state must be what full_fetch.*got ndarray"):
+    with pytest.raises(ConfigError, match=r"state must be the one that full_fetch.*got ndarray"):
         algorithm.compute_single_action(one, np.zeros(3))
     with pytest.raises(ConfigError, match=r"prev_reward=1.0\) has no effect"):
         algorithm.compute_single_action(one, memory, prev_reward=1.0)
@@ -226,7 +227,9 @@ def test_every_part_is_stacked(padding: Any) -> None:
     check_observation_pipeline(pipeline, spaces.Discrete(2))
     space: Any = pipeline.spaces[-1]
     assert space["rest"][1] == spaces.MultiDiscrete([3, 3], start=[4, 4])
-    obs = [jax.tree.map(jnp.asarray, as_batch([value])) for value in (first(NESTED), last(NESTED))]
+    obs = [
+        jax.tree.map(jnp.asarray, stack_trees([value])) for value in (first(NESTED), last(NESTED))
+    ]
     carry = pipeline.init_carry(1)
     seen = []
     for t, value in enumerate(obs):
@@ -236,20 +239,21 @@ def test_every_part_is_stacked(padding: Any) -> None:
     blank = obs[0]["rest"][1] if padding == "first" else jnp.array([4])
     np.testing.assert_array_equal(seen[0]["rest"][1], [[blank[0], obs[0]["rest"][1][0]]])
     for path in (("image",), ("rest", 2), ("many",)):
-        both = [np.asarray(at_path(value, path)) for value in obs]
-        np.testing.assert_array_equal(at_path(seen[1], path), np.concatenate(both, axis=-1))
+        both = [np.asarray(get_at_path(value, path)) for value in obs]
+        np.testing.assert_array_equal(get_at_path(seen[1], path), np.concatenate(both, axis=-1))
     np.testing.assert_array_equal(seen[1]["rest"][0], [[obs[0]["rest"][0][0], 1.0]])
 
 
 def first(space: Any) -> Any:
     """The value with everything at its least, but choices at their last."""
     return map_leaves(
-        lambda leaf: within(leaf)[isinstance(leaf, spaces.Discrete)].astype(leaf_dtype(leaf)), space
+        lambda leaf: within(leaf)[isinstance(leaf, spaces.Discrete)].astype(get_leaf_dtype(leaf)),
+        space,
     )
 
 
 def last(space: Any) -> Any:
-    return map_leaves(lambda leaf: within(leaf)[1].astype(leaf_dtype(leaf)), space)
+    return map_leaves(lambda leaf: within(leaf)[1].astype(get_leaf_dtype(leaf)), space)
 
 
 def row(batch: Any, place: int, space: Any) -> Any:

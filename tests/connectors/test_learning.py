@@ -151,8 +151,8 @@ def test_a_learner_connector_comes_after_the_defaults_and_before_the_targets() -
     np.testing.assert_allclose(after.connectors.learner[1], 128 * 0.25)  # CartPole pays 1
     np.testing.assert_array_equal(after.connectors.per_env[1], np.full(16, 0.25, np.float32))
     _, _, rollout, _ = jax.jit(
-        lambda s: assembly.sampler.rollout(
-            runner.actor(s), s.env, s.carry, s.env_params, runner.num_steps
+        lambda s: assembly.rollout_worker.rollout(
+            runner.make_actor_state(s), s.env, s.carry, s.env_params, runner.num_steps
         )
     )(before)
     values = assembly.module.compute_values(before.learner.sgd.params, rollout.obs)
@@ -195,8 +195,12 @@ def test_a_connector_of_the_users_own_has_the_hyperparameters_of_the_moment() ->
     params = state.learner.sgd.params
     rollout, metrics = jax.jit(
         lambda s: (
-            assembly.sampler.rollout(
-                assembly.runner.actor(s), s.env, s.carry, s.env_params, assembly.runner.num_steps
+            assembly.rollout_worker.rollout(
+                assembly.runner.make_actor_state(s),
+                s.env,
+                s.carry,
+                s.env_params,
+                assembly.runner.num_steps,
             )[2],
             assembly.runner.step(s)[1],
         )
@@ -218,7 +222,7 @@ def test_rllibs_place_for_it_is_understood() -> None:
         (lambda: [Magnify(), ObservationConnector()], ["got ObservationConnector"]),
         (
             lambda space, action_space: [Magnify()],
-            ["a function of nothing", "(space, action_space)"],
+            ["a function of no arguments", "(space, action_space)"],
         ),
     ],
 )

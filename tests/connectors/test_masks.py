@@ -113,8 +113,8 @@ class MaskedChoice(ProbeMask):
     def observation_space(self, params: ProbeParams) -> spaces.Dict:
         return spaces.Dict({"legal": MASK, "obs": spaces.Discrete(2)})
 
-    def masked(self, obs: Any) -> dict[str, Any]:
-        parts = super().masked(obs)
+    def add_mask(self, obs: Any) -> dict[str, Any]:
+        parts = super().add_mask(obs)
         return {"legal": parts["action_mask"], "obs": (obs[0] > 0).astype(jnp.int32)}
 
 
@@ -130,8 +130,8 @@ class MaskedPair(ProbeMask):
     def action_space(self, params: ProbeParams) -> gymnasium.Space[Any]:
         return spaces.MultiDiscrete([2, 3])
 
-    def masked(self, obs: Any) -> dict[str, Any]:
-        parts = super().masked(obs)
+    def add_mask(self, obs: Any) -> dict[str, Any]:
+        parts = super().add_mask(obs)
         first = jnp.array([0, 1], jnp.int8)  # of the first action, 0 is never legal
         return {**parts, "action_mask": jnp.concatenate([first, parts["action_mask"]])}
 
@@ -160,7 +160,7 @@ def test_no_illegal_action_is_ever_taken(algo: str, env: Any, settings: dict[str
         assert learned["episode_return_min"] == -1.0
         if algo == "PPO":
             assert algorithm.evaluate()["env_runners"]["episode_return_max"] <= 1.0
-        observe: Any = env().masked if isinstance(env, type) else ProbeMask().masked
+        observe: Any = env().add_mask if isinstance(env, type) else ProbeMask().add_mask
         for side, right in ((-1.0, 0), (1.0, 2)):
             obs = jax.device_get(observe(jnp.array([side], jnp.float32)))
             drawn = algorithm.compute_actions([obs] * 64, explore=True)
@@ -190,8 +190,8 @@ class OnlyMask(ProbeMask):
     def observation_space(self, params: ProbeParams) -> spaces.Dict:
         return spaces.Dict({"action_mask": MASK})
 
-    def masked(self, obs: Any) -> dict[str, Any]:
-        return {"action_mask": super().masked(obs)["action_mask"]}
+    def add_mask(self, obs: Any) -> dict[str, Any]:
+        return {"action_mask": super().add_mask(obs)["action_mask"]}
 
 
 class WrongSize(ProbeMask):
@@ -199,8 +199,8 @@ class WrongSize(ProbeMask):
         box = spaces.Box(-1.0, 1.0, (1,), np.float32)
         return spaces.Dict({"action_mask": spaces.MultiBinary(2), "obs": box})
 
-    def masked(self, obs: Any) -> dict[str, Any]:
-        parts = super().masked(obs)
+    def add_mask(self, obs: Any) -> dict[str, Any]:
+        parts = super().add_mask(obs)
         return {**parts, "action_mask": parts["action_mask"][:2]}
 
 

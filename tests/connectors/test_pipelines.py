@@ -21,13 +21,15 @@ from tests.helpers import assert_equal, observation_pipeline, small
 @pytest.mark.allow_key_reuse
 def test_the_filter_stands_still_during_a_rollout_and_learns_after_it() -> None:
     assembly = assemble(small().env_runners(observation_filter="MeanStdFilter"))
-    runner, sampler = assembly.runner, assembly.sampler
+    runner, sampler = assembly.runner, assembly.rollout_worker
     state = jax.jit(runner.init)(jax.random.key(0), assembly.made.params)
     step = jax.jit(runner.step)
 
     @jax.jit
     def rollout_of(s: Any) -> Any:
-        return sampler.rollout(runner.actor(s), s.env, s.carry, s.env_params, runner.num_steps)[2]
+        return sampler.rollout(
+            runner.make_actor_state(s), s.env, s.carry, s.env_params, runner.num_steps
+        )[2]
 
     assert state.connectors.obs[0].count == 0
     seen = np.zeros((0, 4))
@@ -36,7 +38,7 @@ def test_the_filter_stands_still_during_a_rollout_and_learns_after_it() -> None:
         frozen = obs = np.asarray(raw.obs, np.float64)
         if len(seen):
             frozen = np.clip((obs - seen.mean(0)) / seen.std(0, ddof=1), -10.0, 10.0)
-        observed = sampler.observed(state.connectors.obs, raw).obs
+        observed = sampler.preprocess_rollout(state.connectors.obs, raw).obs
         np.testing.assert_allclose(observed, frozen, rtol=2e-3, atol=2e-3)
         out = assembly.module.forward_train(state.learner.sgd.params, {"obs": observed})
         np.testing.assert_allclose(  # every step of the rollout was acted on through it
@@ -141,7 +143,7 @@ def not_a_connector() -> Any:
         ({"env_to_module_connector": swaps}, ["ObservationConnectors", "got Swap"]),
         (
             {"module_to_env_connector": lambda space, config: Swap()},
-            ["module_to_env_connector", "a function of nothing", "(space, config)"],
+            ["module_to_env_connector", "a function of no arguments", "(space, config)"],
         ),
         ({"module_to_env_connector": LearnerConnector}, ["ActionConnectors", "LearnerConnector"]),
     ],

@@ -12,12 +12,12 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.assembly.assemble import assemble
 from jaxrl.connectors.base import ActionConnector, Before
 from jaxrl.connectors.checks import check_observation_pipeline
-from jaxrl.connectors.observations import fitted_observation_pipeline
+from jaxrl.connectors.observations import fit_observation_pipeline
 from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
 from jaxrl.core.types import Columns
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.policy.inference import with_previous
-from jaxrl.training.rollout import Carry
+from jaxrl.policy.inference import set_previous_action
+from jaxrl.training.rollout import ActorCarry
 from tests.connectors.memory_probes import STEPS, HiddenCoin, play
 from tests.helpers import (
     action_pipeline,
@@ -134,7 +134,7 @@ def test_beside_a_mask() -> None:
     space = spaces.Dict({"action_mask": spaces.MultiBinary(2), "obs": VECTOR})
     pipeline = observation_pipeline(space)
     connectors = [*pipeline, PrevActionsPrevRewards()]
-    late = fitted_observation_pipeline(connectors, space, spaces.Discrete(2))
+    late = fit_observation_pipeline(connectors, space, spaces.Discrete(2))
     assert late.names == ("SeparateMask", "PrevActionsPrevRewards")
     assert late["PrevActionsPrevRewards"] is not connectors[-1]
     last = late.spaces[-1]
@@ -218,13 +218,13 @@ def _takes_rllibs_arguments(algorithm: Any) -> None:
         explore=False,
     )
     assert many == {"a": first, "b": 1 - first}
-    with pytest.raises(ConfigError, match="reads the reward of the step before: give prev_reward"):
+    with pytest.raises(ConfigError, match="the previous step: pass prev_reward along"):
         algorithm.compute_single_action(obs, memory)
-    with pytest.raises(ConfigError, match="prev_reward is given without a state"):
+    with pytest.raises(ConfigError, match="prev_reward has no effect without a state"):
         algorithm.compute_single_action(obs, prev_reward=1.0, full_fetch=True)
     with pytest.raises(SpaceError, match="prev_action is 5"):
         algorithm.compute_single_action(obs, memory, prev_action=5, prev_reward=1.0)
-    with pytest.raises(SpaceError, match="one number an observation"):
+    with pytest.raises(SpaceError, match="one number per observation"):
         algorithm.compute_single_action(obs, memory, prev_reward=np.ones(3))
 
 
@@ -233,11 +233,11 @@ def test_an_action_beyond_the_bounds_is_remembered_as_it_was(space: Any) -> None
     """The environment gets it clipped; what the module learned from is what it drew."""
     pipeline = action_pipeline(space)
     drawn = jnp.array([[1.7, 0.5], [0.1, -0.2]], jnp.float32)
-    carry = Carry(module=None, connectors=(), action=drawn, reward=jnp.zeros(2))
+    carry = ActorCarry(module=None, connectors=(), action=drawn, reward=jnp.zeros(2))
     taken = pipeline(drawn)
-    np.testing.assert_array_equal(with_previous(carry, taken, pipeline).action, drawn)
+    np.testing.assert_array_equal(set_previous_action(carry, taken, pipeline).action, drawn)
     other = taken.at[1, 0].set(5.0)
-    changed = with_previous(carry, other, pipeline).action
+    changed = set_previous_action(carry, other, pipeline).action
     np.testing.assert_allclose(changed, [[1.7, 0.5], [1.0, -0.2]], rtol=1e-5)
 
 
@@ -248,7 +248,7 @@ def test_an_action_is_not_read_back_through_a_connector_without_an_inverse() -> 
         obs = np.zeros(1, np.float32)
         action, memory, _ = algorithm.compute_single_action(obs, full_fetch=True)
         algorithm.compute_single_action(obs, memory, prev_reward=0.0)
-        with pytest.raises(ConfigError, match=r"read back through Swap, which has no inverse"):
+        with pytest.raises(ConfigError, match=r"converted back by Swap, which has no inverse"):
             algorithm.compute_single_action(obs, memory, prev_action=action, prev_reward=0.0)
 
 
@@ -261,10 +261,12 @@ def test_the_learner_sees_unclipped_rewards_of_before() -> None:
     @jax.jit
     def run(key: Any) -> Any:
         state = runner.init(key, assembly.made.params)
-        actor = runner.actor(state)
-        _, _, raw, _ = runner.sampler.rollout(actor, state.env, state.carry, state.env_params, 30)
-        seen = runner.sampler.observed(actor.obs_state, raw)
-        out = runner.sampler.module.forward_train(actor.params, {Columns.OBS: seen.obs})
+        actor = runner.make_actor_state(state)
+        _, _, raw, _ = runner.rollout_worker.rollout(
+            actor, state.env, state.carry, state.env_params, 30
+        )
+        seen = runner.rollout_worker.preprocess_rollout(actor.obs_state, raw)
+        out = runner.rollout_worker.module.forward_train(actor.params, {Columns.OBS: seen.obs})
         return raw, seen, out[Columns.ACTION_DIST_INPUTS]
 
     raw, seen, again = run(jax.random.key(0))

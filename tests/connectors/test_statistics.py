@@ -39,14 +39,14 @@ def columns(rollout: Any, part: slice) -> Any:
 def test_the_fragments_of_several_runners_count_as_those_of_one() -> None:
     """Rows that are no transitions count nowhere; the second rollout starts within episodes."""
     assembly = assemble(filtered())
-    runner, acting = assembly.in_graph_runner, assembly.acting
+    runner, acting = assembly.in_graph_runner, assembly.policy_step
 
     def rollouts(key: Any) -> Any:
         state = runner.init(key, assembly.made.params)
         env, carry, found = state.env, state.carry, []
         for _ in range(2):
-            env, carry, raw, _ = runner.sampler.rollout(
-                runner.actor(state), env, carry, state.env_params, 12
+            env, carry, raw, _ = runner.rollout_worker.rollout(
+                runner.make_actor_state(state), env, carry, state.env_params, 12
             )
             found.append(raw)
         return found
@@ -57,14 +57,16 @@ def test_the_fragments_of_several_runners_count_as_those_of_one() -> None:
         first, raw = rollouts(key)
         mask = jax.random.bernoulli(jax.random.key(3), 0.8, raw.mask.shape)
         raw = dataclasses.replace(raw, mask=mask)
-        before, _ = acting.learned_from(acting.obs_pipeline.init(), first, None)
-        whole, seen = acting.learned_from(before, raw, None)
+        before, _ = acting.update_statistics(acting.obs_pipeline.init(), first, None)
+        whole, seen = acting.update_statistics(before, raw, None)
         merged, in_turn, shown = acting.obs_pipeline.init(), before, []
         for part in parts:
-            fresh, _ = acting.learned_from(acting.obs_pipeline.init(), columns(raw, part), None)
+            fresh, _ = acting.update_statistics(
+                acting.obs_pipeline.init(), columns(raw, part), None
+            )
             merged = (merged[0], merged[1].merge(fresh[1]))
-            shown.append(acting.observed(before, columns(raw, part)).obs)
-            in_turn, _ = acting.learned_from(in_turn, columns(raw, part), None)
+            shown.append(acting.preprocess_rollout(before, columns(raw, part)).obs)
+            in_turn, _ = acting.update_statistics(in_turn, columns(raw, part), None)
         together = (before[0], before[1].merge(merged[1]))
         return whole, together, in_turn, seen.obs, jnp.concatenate(shown, axis=1), mask
 
@@ -79,7 +81,7 @@ def test_the_fragments_of_several_runners_count_as_those_of_one() -> None:
 def test_over_devices_they_are_those_of_all() -> None:
     """A fragment's statistics reduced over an axis, as devices and learners do it."""
     assembly = assemble(filtered())
-    pipeline = assembly.acting.obs_pipeline
+    pipeline = assembly.policy_step.obs_pipeline
     rng = np.random.default_rng(0)
     obs = jnp.asarray(rng.normal(5.0, 3.0, (6, 8, 8)), jnp.float32)
     mask = jnp.asarray(rng.random((6, 8)) < 0.7)
@@ -107,13 +109,13 @@ def test_they_go_with_the_weights_survive_a_checkpoint_and_are_not_evaluations(
         algorithm.evaluate()
         assert_equal(algorithm.state.connectors.obs[1], moments)
 
-        weights = algorithm.learner_group.weights(1)
+        weights = algorithm.learner_group.get_weights(1)
         assert_equal(weights.actor.obs_state[1], moments)
         group: Any = algorithm.env_runner_group
-        group.publish(weights)
+        group.sync_weights(weights)
         fragment = group.next_batch()[0]
-        acting = algorithm._assembly.acting
-        seen = jax.jit(acting.observed)(algorithm.state.connectors.obs, fragment.rollout)
+        acting = algorithm._assembly.policy_step
+        seen = jax.jit(acting.preprocess_rollout)(algorithm.state.connectors.obs, fragment.rollout)
         params = weights.actor.params
         again = acting.module.forward_train(params, {Columns.OBS: seen.obs})
         np.testing.assert_allclose(
@@ -128,4 +130,4 @@ def test_they_go_with_the_weights_survive_a_checkpoint_and_are_not_evaluations(
         kept = jax.device_get(algorithm.state.connectors.obs)
     with Algorithm.from_checkpoint(path, env_to_module_connector=pairs) as restored:
         assert_equal(restored.state.connectors.obs, kept)
-        assert_equal(restored.learner_group.weights(2).actor.obs_state, kept)
+        assert_equal(restored.learner_group.get_weights(2).actor.obs_state, kept)

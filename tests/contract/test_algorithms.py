@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jaxrl.assembly.assemble import Assembly, assemble
-from jaxrl.buffers.replay import Replay
+from jaxrl.buffers.replay import ReplayBuffer
 from jaxrl.errors import RetraceError
-from jaxrl.runs.checkpoint import host_leaves
+from jaxrl.runs.checkpoint import fetch_leaves
 from jaxrl.training.train_state import TrainState
 from tests.helpers import ENVS, assert_close, assert_equal, differs, every_algorithm, small
 
@@ -45,14 +45,14 @@ def test_parameters_change_and_stay_finite(algo: str) -> None:
     before = started(assembly)
     after, metrics = jax.jit(assembly.runner.step)(before)
     assert differs(before.learner.sgd.params, after.learner.sgd.params)
-    for name, leaf in {**host_leaves(after), **host_leaves(metrics)}.items():
+    for name, leaf in {**fetch_leaves(after), **fetch_leaves(metrics)}.items():
         if np.issubdtype(leaf.dtype, np.floating) and ".hparams." not in f".{name}":
             assert np.isfinite(leaf).all(), name
 
 
 def test_chunks_do_not_matter_bit_for_bit(algo: str) -> None:
     runner = assemble(small(algo)).runner
-    run = jax.jit(runner.run)
+    run = jax.jit(runner.run_batches)
     start = started(assemble(small(algo)))
     together, _ = run(start, jnp.int32(5))
     apart = start
@@ -74,16 +74,16 @@ def test_jit_equals_eager(algo: str) -> None:
 def prepared(assembly: Assembly, state: TrainState) -> Any:
     """A train batch as one flat minibatch."""
     runner = assembly.runner
-    _, _, raw, record = assembly.sampler.rollout(
-        runner.actor(state), state.env, state.carry, state.env_params, runner.num_steps
+    _, _, raw, record = assembly.rollout_worker.rollout(
+        runner.make_actor_state(state), state.env, state.carry, state.env_params, runner.num_steps
     )
-    if isinstance(runner.experience, Replay):
+    if isinstance(runner.experience, ReplayBuffer):
         replay, index = runner.experience, jnp.arange(16, dtype=jnp.int32)
         buffer = replay.add(state.buffer, raw, index, record.env_step)
         shards, steps = jnp.arange(replay.num_shards, dtype=jnp.int32), jnp.zeros(())
         draw_key, fold_key = jax.random.split(jax.random.key(3))
-        drawn = replay.draw(buffer, buffer.priorities, draw_key, shards, steps)
-        return replay.transitions(buffer, drawn, jnp.asarray(0.99), shards, fold_key)
-    rollout = assembly.sampler.observed(state.connectors.obs, raw)
+        drawn = replay.sample(buffer, buffer.priorities, draw_key, shards, steps)
+        return replay.gather_transitions(buffer, drawn, jnp.asarray(0.99), shards, fold_key)
+    rollout = assembly.rollout_worker.preprocess_rollout(state.connectors.obs, raw)
     batch, _ = runner.learner.prepare(state.learner, rollout, state.progress)
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)

@@ -35,10 +35,10 @@ class MaskAmongParts(ProbeMask):
             }
         )
 
-    def masked(self, obs: Any) -> dict[str, Any]:
+    def add_mask(self, obs: Any) -> dict[str, Any]:
         bit = (obs[0] > 0).astype(jnp.int32)
         return {
-            "action_mask": super().masked(obs)["action_mask"],
+            "action_mask": super().add_mask(obs)["action_mask"],
             "image": jnp.full((3, 3, 1), 200 * bit, jnp.uint8),
             "rest": (bit + 3, obs),
         }
@@ -77,7 +77,7 @@ def check_what_is_illegal(algorithm: Any) -> None:
     module = algorithm._assembly.module
     sides = jnp.array([[-1.0], [1.0]])
     obs = algorithm._assembly.acting.obs_pipeline(
-        algorithm.state.connectors.obs, jax.vmap(MaskAmongParts().masked)(sides)
+        algorithm.state.connectors.obs, jax.vmap(MaskAmongParts().add_mask)(sides)
     )
     illegal = np.array([2, 0])
 
@@ -95,7 +95,7 @@ def check_what_is_illegal(algorithm: Any) -> None:
     assert (np.asarray(sampled) != illegal).all()
     assert np.isfinite([entropy, kl]).all()
     for side, wrong in zip(sides, illegal, strict=True):
-        seen = jax.device_get(MaskAmongParts().masked(side))
+        seen = jax.device_get(MaskAmongParts().add_mask(side))
         drawn = algorithm.compute_actions([seen] * 32, explore=True)
         assert wrong not in drawn
         assert algorithm.compute_single_action(seen, explore=False) != wrong

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxrl.assembly.assemble import Assembly, assemble
-from jaxrl.training.sharding import compile_runner
+from jaxrl.training.sharding import make_runner_programs
 from tests.contract.test_algorithms import started
 from tests.helpers import (
     RELATIVES,
@@ -93,7 +93,7 @@ def compiled_states(assembly: Assembly, devices: list[jax.Device], batches: int)
     """On the host: the first state, and the state after so many train batches."""
     key, params = jax.random.key(0), assembly.made.params
     shapes = jax.eval_shape(assembly.runner.init, key, params)
-    programs = compile_runner(assembly.runner, shapes, devices, max_retraces=None, jit=True)
+    programs = make_runner_programs(assembly.runner, shapes, devices, max_retraces=None, jit=True)
     state = programs.init(key, params)
     if len(devices) > 1:
         assert len(state.env.obs.sharding.device_set) == len(devices)
@@ -110,9 +110,9 @@ def test_minibatches_have_the_same_members_on_any_number_of_devices() -> None:
     def rows_of(key: Any, here: Any) -> Any:
         """Of every update, where the shards `here` of two environments each are held."""
         envs = 2 * here.shape[0]
-        orders = experience.orders(key, here)
+        orders = experience.sample_orders(key, here)
         updates = jnp.arange(experience.num_updates, dtype=jnp.int32)
-        return jax.vmap(lambda i: experience.rows(i, orders, steps, envs))(updates)
+        return jax.vmap(lambda i: experience.minibatch_rows(i, orders, steps, envs))(updates)
 
     compiled, everywhere = jax.jit(rows_of), jnp.arange(8, dtype=jnp.int32)
     alone = np.asarray(compiled(jax.random.key(0), everywhere))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.modules.attention import GTrXL, distance_encoding, place_by_distance
+from jaxrl.modules.attention import GTrXL, encode_distances, shift_by_distance
 
 T, B, N, M, DIM, HEADS, HEAD_DIM = 9, 3, 4, 3, 6, 2, 5
 
@@ -161,7 +161,7 @@ def test_carry_counts_the_rows_of_the_episode():
 
 @pytest.mark.parametrize("dim", [6, 7])
 def test_distance_encoding_is_of_descending_distances(dim):
-    encoding = distance_encoding(5, dim)
+    encoding = encode_distances(5, dim)
     assert encoding.shape == (5, dim)
     half = (dim + 1) // 2
     for row, distance in zip(encoding, [4, 3, 2, 1, 0], strict=True):
@@ -175,7 +175,7 @@ def test_scores_are_moved_to_the_rows_that_they_are_of():
     wanted = np.zeros((4, 6))
     for t in range(4):
         wanted[t, t : t + 3] = scores[0, t]
-    np.testing.assert_array_equal(place_by_distance(scores)[0], wanted)
+    np.testing.assert_array_equal(shift_by_distance(scores)[0], wanted)
 
 
 def test_gate_bias_keeps_a_unit_near_the_identity():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl.modules import convolution
-from jaxrl.modules.convolution import Conv, by_convolution, by_product, on_cpu
+from jaxrl.modules.convolution import Conv, convolve_by_matmul, convolve_on_cpu, convolve_with_xla
 
 CASES = [
     ((10, 10, 4), (3, 3), (1, 1), "valid"),
@@ -57,7 +57,7 @@ def test_both_ways_agree(shape, window, strides, padding):
     kernel = jnp.asarray(rng.normal(size=(*window, shape[-1], 5)), jnp.float32)
     by_either = [
         jax.jit(partial(convolve, strides=strides, padding=padding.upper()))(x, kernel)
-        for convolve in (by_product, by_convolution)
+        for convolve in (convolve_by_matmul, convolve_with_xla)
     ]
     np.testing.assert_allclose(*by_either, rtol=1e-4, atol=1e-4)
 
@@ -69,7 +69,7 @@ def test_a_cpu_takes_the_product_unless_it_is_too_large():
 
     def primitives(rows):
         x = jax.ShapeDtypeStruct((4, 10, 10, rows), jnp.float32)
-        jaxpr = jax.make_jaxpr(lambda x, k: on_cpu(x, k, (1, 1), "VALID"))(x, kernel)
+        jaxpr = jax.make_jaxpr(lambda x, k: convolve_on_cpu(x, k, (1, 1), "VALID"))(x, kernel)
         return {eqn.primitive.name for eqn in jaxpr.eqns}
 
     assert "dot_general" in primitives(most)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.core.types import Columns, Remembered
+from jaxrl.core.types import Columns, ObsWithCarry
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.modules.actor_critic import ActorCriticModule
-from jaxrl.modules.model_config import MODEL_SETTINGS, memory_switch
+from jaxrl.modules.model_config import MODEL_SETTINGS, get_required_switches
 from tests.core.modules import (
     ACTION_SPACES,
     SMALL_IMAGE,
@@ -242,7 +242,7 @@ PARTS = spaces.Dict({"x": VECTOR, "n": spaces.Discrete(3)})
 def _base(name, settings):
     """The settings beside which one is changed: an initialiser's own name for its keywords."""
     base = {"fcnet_hiddens": [8], "head_fcnet_hiddens": [6]}
-    if switches := memory_switch(name):
+    if switches := get_required_switches(name):
         base[switches[0]] = True
     if name.endswith("_kwargs"):
         initializer = name.removesuffix("_kwargs")
@@ -262,7 +262,7 @@ def _program(kind, config):
     def initial(key, obs):
         params = module.init(key)
         if module.is_stateful:
-            obs = Remembered(obs=obs, carry=module.initial_carry(B))
+            obs = ObsWithCarry(obs=obs, carry=module.initial_carry(B))
         return module.forward_train(params, {Columns.OBS: obs})
 
     jaxpr = str(jax.make_jaxpr(initial)(jax.random.key(0), some_obs(space)))

@@ -18,19 +18,19 @@ from jaxrl.distributions.base import (
     MultiCategorical,
     SquashedGaussian,
 )
-from jaxrl.distributions.from_space import action_distribution, action_start, required_input_dim
+from jaxrl.distributions.from_space import get_action_start, get_input_dim, make_action_distribution
 from jaxrl.errors import SpaceError
 
 B = 6
 BOX = spaces.Box(-np.ones((2, 3), np.float32), np.ones((2, 3), np.float32))
 UNEVEN = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([1.0, 5.0], np.float32))
 FAMILIES = {
-    "categorical": partial(action_distribution, spaces.Discrete(4)),
-    "multi": partial(action_distribution, spaces.MultiDiscrete([3, 2, 4])),
-    "multi_even": partial(action_distribution, spaces.MultiDiscrete([[2, 2], [2, 2]])),
-    "gaussian": partial(action_distribution, BOX),
-    "squashed": partial(action_distribution, UNEVEN, continuous="squashed"),
-    "deterministic": partial(action_distribution, UNEVEN, continuous="deterministic"),
+    "categorical": partial(make_action_distribution, spaces.Discrete(4)),
+    "multi": partial(make_action_distribution, spaces.MultiDiscrete([3, 2, 4])),
+    "multi_even": partial(make_action_distribution, spaces.MultiDiscrete([[2, 2], [2, 2]])),
+    "gaussian": partial(make_action_distribution, BOX),
+    "squashed": partial(make_action_distribution, UNEVEN, continuous="squashed"),
+    "deterministic": partial(make_action_distribution, UNEVEN, continuous="deterministic"),
 }
 
 
@@ -201,7 +201,7 @@ def test_log_std_is_clamped():
     inputs = jnp.array([0.0, 100.0])
     box = spaces.Box(-1.0, 1.0, (1,))
     for clip, expected in ((20.0, 20.0), (2.0, 2.0), (float("inf"), 100.0)):
-        family = action_distribution(box, log_std_clip=clip)
+        family = make_action_distribution(box, log_std_clip=clip)
         assert family.from_inputs(inputs).log_std == expected
         assert family.from_inputs(-inputs).log_std == -expected
 
@@ -279,7 +279,7 @@ def test_squashed_densities_equal_float64_however_far_out():
             high=(3.0,),
             event_shape=(1,),
         )
-        action, log_prob = p.pick_and_log_prob(jnp.asarray(noise[:, None], jnp.float32))
+        action, log_prob = p.from_noise_and_log_prob(jnp.asarray(noise[:, None], jnp.float32))
         gaussian = -0.5 * noise**2 - log_std - 0.5 * np.log(2.0 * np.pi)
         expected = gaussian - np.log(2.0 / np.cosh(u) ** 2)
         np.testing.assert_allclose(log_prob, expected, rtol=1e-4, atol=1e-4)
@@ -291,13 +291,13 @@ def test_squashed_densities_equal_float64_however_far_out():
 
 
 def test_squashed_deviations_have_an_upper_limit():
-    family = action_distribution(UNEVEN, continuous="squashed")
+    family = make_action_distribution(UNEVEN, continuous="squashed")
     p = family.from_inputs(jnp.array([[0.0, 0.0, 9.0, -30.0]]))
     np.testing.assert_array_equal(p.log_std, [[2.0, -20.0]])
 
 
 def test_squashed_samples_stay_in_the_space_when_saturated():
-    family = action_distribution(UNEVEN, continuous="squashed")
+    family = make_action_distribution(UNEVEN, continuous="squashed")
     for sign in (-1.0, 1.0):
         p = family.from_inputs(jnp.array([[sign * 50.0, sign * 50.0, 1.0, 1.0]]))
         assert UNEVEN.contains(np.asarray(p.mode()[0]))
@@ -323,20 +323,20 @@ def test_deterministic():
     ],
 )
 def test_spaces_have_their_distribution(space, family, dim):
-    distribution = action_distribution(space)
+    distribution = make_action_distribution(space)
     assert distribution.family is family
-    assert distribution.input_dim == required_input_dim(space) == dim
-    action = distribution.from_inputs(jnp.zeros(dim)).mode() + action_start(space)
+    assert distribution.input_dim == get_input_dim(space) == dim
+    action = distribution.from_inputs(jnp.zeros(dim)).mode() + get_action_start(space)
     assert space.contains(np.asarray(action, space.dtype))
 
 
 def test_start_is_added_by_a_helper():
-    assert action_start(spaces.Discrete(5, start=-2)) == -2
+    assert get_action_start(spaces.Discrete(5, start=-2)) == -2
     np.testing.assert_array_equal(
-        action_start(spaces.MultiDiscrete([2, 3], start=np.array([1, 4]))), [1, 4]
+        get_action_start(spaces.MultiDiscrete([2, 3], start=np.array([1, 4]))), [1, 4]
     )
-    assert action_start(spaces.MultiDiscrete([2, 3])) == 0
-    assert action_start(BOX) == 0
+    assert get_action_start(spaces.MultiDiscrete([2, 3])) == 0
+    assert get_action_start(BOX) == 0
 
 
 @pytest.mark.parametrize(
@@ -350,4 +350,4 @@ def test_start_is_added_by_a_helper():
 )
 def test_refused_spaces_are_named(space: gymnasium.Space, kwargs, message):
     with pytest.raises(SpaceError, match=message):
-        action_distribution(space, **kwargs)
+        make_action_distribution(space, **kwargs)

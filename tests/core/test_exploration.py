@@ -7,18 +7,23 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl.algorithms.sac import SACConfig
-from jaxrl.core.hparams import current_values, hyperparameters
+from jaxrl.core.hparams import build_hparams, current_values
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter, Progress
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.modules.exploration import check_random, draw_random, random_action, warming_up
+from jaxrl.modules.exploration import (
+    check_random_actions,
+    draw_random_noise,
+    is_warming_up,
+    make_random_action,
+)
 
 N = 6000
 
 
 def act(space, mask=None):
-    draws = draw_random(space, jax.random.split(jax.random.key(0), N))
-    actions, log_prob = jax.jit(lambda d, m: random_action(space, d, m))(draws, mask)
+    draws = draw_random_noise(space, jax.random.split(jax.random.key(0), N))
+    actions, log_prob = jax.jit(lambda d, m: make_random_action(space, d, m))(draws, mask)
     return np.asarray(actions), np.asarray(log_prob)
 
 
@@ -54,25 +59,25 @@ def test_a_box_is_filled_evenly():
 def test_a_box_without_bounds_is_refused():
     space = spaces.Box(-np.inf, np.inf, (2,))
     with pytest.raises(SpaceError, match=r"infinite bound.*initial_random_timesteps=0"):
-        check_random(space)
-    check_random(spaces.Discrete(2))
+        check_random_actions(space)
+    check_random_actions(spaces.Discrete(2))
 
 
 def test_warming_up_ends_at_the_number_of_steps():
     hparams = {"initial_random_timesteps": jnp.asarray(10.0)}
-    start = Progress.zero()
+    start = Progress.zeros()
     for steps, warm in ((0, True), (9, True), (10, False), (11, False)):
         progress = replace(start, env_steps=start.env_steps.add(steps))
-        assert bool(warming_up(hparams, progress)) is warm
+        assert bool(is_warming_up(hparams, progress)) is warm
 
 
 @pytest.mark.parametrize("last", [2**24 + 1, 2**32, 10**10 + 1, 2**62 + 1])
 def test_warming_up_ends_at_the_step_however_late(last: int) -> None:
     settings = SACConfig().training(initial_random_timesteps=last).training_settings
-    hparams = hyperparameters(settings)
-    now = jax.jit(lambda progress: warming_up(current_values(hparams, progress), progress))
+    hparams = build_hparams(settings)
+    now = jax.jit(lambda progress: is_warming_up(current_values(hparams, progress), progress))
     for steps, warm in ((last - 1, True), (last, False), (last + 1, False)):
-        assert bool(now(replace(Progress.zero(), env_steps=Counter.of(steps)))) is warm
+        assert bool(now(replace(Progress.zeros(), env_steps=Counter.from_number(steps)))) is warm
 
 
 def test_a_warm_up_that_no_run_can_count_is_refused() -> None:

@@ -11,8 +11,8 @@ import optax
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig, PPOTraining
-from jaxrl.config.serialize import serializable_dict
-from jaxrl.core.hparams import ScheduleFunction, current_values, hyperparameters
+from jaxrl.config.serialize import serialize_config
+from jaxrl.core.hparams import ScheduleFunction, build_hparams, current_values
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter, Progress
 from jaxrl.errors import ConfigError
@@ -25,12 +25,12 @@ ENTROPY = [[0, 0.0], [600, 0.3]]
 
 
 def at(steps: int) -> Progress:
-    return replace(Progress.zero(), env_steps=Counter.zero().add(steps))
+    return replace(Progress.zeros(), env_steps=Counter.zeros().add(steps))
 
 
 def test_numbers_become_leaves_and_none_is_left_out() -> None:
     settings = PPOTraining(lr=LR, gamma=0.9, grad_clip=None)
-    leaves = hyperparameters(settings)
+    leaves = build_hparams(settings)
     sweepable = {
         field.name for field in dataclasses.fields(settings) if field.metadata["sweepable"]
     }
@@ -41,13 +41,13 @@ def test_numbers_become_leaves_and_none_is_left_out() -> None:
     assert gamma.dtype == jnp.float32
     assert not gamma.weak_type
     assert gamma == np.float32(0.9)
-    assert hyperparameters(replace(settings, grad_clip=0.5))["grad_clip"] == 0.5
+    assert build_hparams(replace(settings, grad_clip=0.5))["grad_clip"] == 0.5
     assert "num_epochs" not in leaves  # shapes the program
 
 
 @pytest.mark.parametrize("steps", [0, 1, 150, 300, 650, 1000, 10**6])
 def test_current_values_follow_the_knots(steps: int) -> None:
-    leaves = hyperparameters(PPOTraining(lr=LR, entropy_coeff=0.1))
+    leaves = build_hparams(PPOTraining(lr=LR, entropy_coeff=0.1))
     values = jax.jit(current_values)(leaves, at(steps))
     times, knots = np.array(LR).T
     np.testing.assert_allclose(values["lr"], np.interp(steps, times, knots), rtol=1e-5)
@@ -103,7 +103,7 @@ FUNCTIONS = {
 def test_a_function_of_the_steps_is_a_schedule(name: str) -> None:
     fn = FUNCTIONS[name]
     settings = PPOConfig().training(lr=fn).training_settings
-    leaves = hyperparameters(settings)
+    leaves = build_hparams(settings)
     assert isinstance(leaves["lr"], ScheduleFunction)
     assert jax.tree.leaves(leaves["lr"]) == []
     for steps in (0, 60, 100, 128, 700, 5000):
@@ -124,7 +124,7 @@ def test_updates_follow_a_function_and_it_is_saved_by_its_path() -> None:
     assert np.abs(steps[0]).max() > 1e-5
     np.testing.assert_allclose(steps[1], steps[0] / 2, rtol=1e-2, atol=1e-7)
     np.testing.assert_allclose(steps[2], steps[0] / 8, rtol=1e-2, atol=1e-7)
-    saved = serializable_dict(small(lr=math.sqrt))["settings"]["lr"]  # a function of a module
+    saved = serialize_config(small(lr=math.sqrt))["settings"]["lr"]  # a function of a module
     assert saved == {"__import__": "math:sqrt"}
 
 
@@ -138,6 +138,6 @@ def test_updates_follow_a_function_and_it_is_saved_by_its_path() -> None:
 )
 def test_functions_that_are_no_schedules_are_refused(fn: Any, words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        hyperparameters(PPOTraining(lr=fn))
+        build_hparams(PPOTraining(lr=fn))
     for word in words:
         assert word in str(caught.value)

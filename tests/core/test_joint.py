@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.distributions.from_space import action_distribution, masks_of
+from jaxrl.distributions.from_space import make_action_distribution, split_mask
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.modules.autoregressive import autoregressive_distribution
+from jaxrl.modules.autoregressive import make_autoregressive_distribution
 from jaxrl.modules.rl_module import RLModuleSpec
 from tests.nested import contained
 
@@ -48,7 +48,10 @@ def repeated(action: Any) -> Any:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (BATCH, *np.shape(x))), action)
 
 
-KINDS = {"independent": action_distribution, "autoregressive": autoregressive_distribution}
+KINDS = {
+    "independent": make_action_distribution,
+    "autoregressive": make_autoregressive_distribution,
+}
 both = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 
 
@@ -60,8 +63,8 @@ def test_draws_and_the_mode_lie_in_the_space(make: Any) -> None:
     def run(inputs: Any, key: Any) -> Any:
         dist = described.from_inputs(inputs * 0.2)
         keys = jax.random.split(key, 3)
-        noise = jax.vmap(described.noise)(jax.random.split(keys[0], BATCH))
-        actions = [dist.pick(noise), dist.mode(), dist.sample(keys[1])]
+        noise = jax.vmap(described.sample_noise)(jax.random.split(keys[0], BATCH))
+        actions = [dist.from_noise(noise), dist.mode(), dist.sample(keys[1])]
         clipped = [{**action, "box": jnp.clip(action["box"], -1.0, 1.0)} for action in actions]
         inside = [jax.vmap(lambda a: contained(MIXED, a))(action) for action in clipped]
         log_probs = [dist.log_prob(action) for action in actions]
@@ -85,7 +88,7 @@ def numpy_row(action: Any) -> Any:
 
 
 def test_independent_parts_add_up() -> None:
-    described = action_distribution(MIXED)
+    described = make_action_distribution(MIXED)
     assert described.input_dim == 4 + 3 + 5 + 4
     inputs = inputs_for(described)
     others = inputs_for(described, 1)
@@ -106,7 +109,7 @@ def split_sums(inputs: Any, others: Any, leaves: list[Any]) -> Any:
     pieces = [PARTS["box"], PARTS["one"], *PARTS["rest"].spaces]
     start, log_prob, entropy, kl = 0, 0.0, 0.0, 0.0
     for piece, leaf in zip(pieces, leaves, strict=True):
-        alone = action_distribution(piece)
+        alone = make_action_distribution(piece)
         stop = start + alone.input_dim
         dist = alone.from_inputs(inputs[:, start:stop])
         log_prob += dist.log_prob(leaf)
@@ -136,7 +139,7 @@ def test_sums_over_all_actions(make: Any) -> None:
 
 
 def test_later_components_know_earlier_ones() -> None:
-    described = autoregressive_distribution(CHOICES)
+    described = make_autoregressive_distribution(CHOICES)
 
     @jax.jit
     def run(inputs: Any) -> Any:
@@ -163,7 +166,7 @@ def test_later_components_know_earlier_ones() -> None:
 
 
 def test_samples_are_as_frequent_as_they_are_probable() -> None:
-    described = autoregressive_distribution(CHOICES)
+    described = make_autoregressive_distribution(CHOICES)
 
     @jax.jit
     def run(rows: Any, key: Any) -> Any:
@@ -182,14 +185,14 @@ def test_samples_are_as_frequent_as_they_are_probable() -> None:
 
 
 def test_a_box_is_last_so_that_entropy_is_exact_with_one() -> None:
-    assert autoregressive_distribution(MIXED).is_exact
-    assert not autoregressive_distribution(spaces.Tuple([PARTS["box"], PARTS["box"]])).is_exact
-    many = autoregressive_distribution(spaces.MultiBinary(12))
+    assert make_autoregressive_distribution(MIXED).is_exact
+    assert not make_autoregressive_distribution(spaces.Tuple([PARTS["box"], PARTS["box"]])).is_exact
+    many = make_autoregressive_distribution(spaces.MultiBinary(12))
     assert not many.is_exact
 
 
 def test_where_nothing_is_exact_metrics_are_finite() -> None:
-    many = autoregressive_distribution(spaces.Tuple([PARTS["box"], PARTS["box"]]))
+    many = make_autoregressive_distribution(spaces.Tuple([PARTS["box"], PARTS["box"]]))
 
     @jax.jit
     def run(inputs: Any) -> Any:
@@ -212,8 +215,8 @@ def test_masks_of_parts(make: Any) -> None:
     @jax.jit
     def run(inputs: Any, key: Any) -> Any:
         dist = described.from_inputs(inputs, {"a": legal})
-        noise = jax.vmap(described.noise)(jax.random.split(key, BATCH))
-        actions = [dist.pick(noise), dist.mode()]
+        noise = jax.vmap(described.sample_noise)(jax.random.split(key, BATCH))
+        actions = [dist.from_noise(noise), dist.mode()]
         bad = {**actions[1], "a": jnp.array([[1, 1]] * BATCH)}
         return actions, jnp.exp(dist.log_prob(bad)), dist.entropy(), dist.kl(dist)
 
@@ -224,7 +227,7 @@ def test_masks_of_parts(make: Any) -> None:
     assert (np.asarray(probability) == 0.0).all()
     assert np.isfinite(entropy).all()
     assert np.isfinite(kl).all()
-    assert masks_of(space, {"a": legal})[1:] == [None, None]
+    assert split_mask(space, {"a": legal})[1:] == [None, None]
 
 
 def masked(mask: Any, actions: Any) -> Any:
@@ -269,4 +272,4 @@ def test_masks_that_do_not(mask: Any, actions: Any, words: str) -> None:
 @pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.Box(-1, 1, (4,)), BITS(1)])
 def test_a_single_component_has_nothing_to_follow(space: Any) -> None:
     with pytest.raises(ConfigError, match=r"autoregressive_actions=True.*single one"):
-        autoregressive_distribution(space)
+        make_autoregressive_distribution(space)

@@ -11,14 +11,14 @@ import optax
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig, PPOTraining
-from jaxrl.core.hparams import current_values, hyperparameters
+from jaxrl.core.hparams import build_hparams, current_values
 from jaxrl.core.types import Progress
 from jaxrl.errors import ConfigError
 from jaxrl.learners.learner import (
-    NONFINITE,
+    NUM_NONFINITE_UPDATES,
     SgdState,
+    build_optimizer,
     clip_gradients,
-    optimizer_of,
     select,
     sgd_step,
 )
@@ -81,7 +81,7 @@ def test_the_three_kinds_differ_and_none_clips_nothing() -> None:
 
 
 def values_of(settings: PPOTraining) -> dict[str, jax.Array]:
-    return current_values(hyperparameters(settings), Progress.zero())
+    return current_values(build_hparams(settings), Progress.zeros())
 
 
 def two_steps(tx: optax.GradientTransformation) -> Any:
@@ -118,7 +118,7 @@ def test_the_optimizer_is_the_one_that_is_named(
     settings = PPOTraining(optimizer=setting, lr=LR, **clipping)
     clip = optax.identity() if grad_clip_by is None else clip_gradients(grad_clip_by, 0.5)  # pyright: ignore
     want = two_steps(optax.chain(clip, reference(LR)))
-    got = two_steps(optimizer_of(settings, values_of(settings)))
+    got = two_steps(build_optimizer(settings, values_of(settings)))
     for name, leaf in want.items():
         np.testing.assert_allclose(got[name], leaf, rtol=1e-5, atol=1e-6)
 
@@ -151,7 +151,7 @@ def quadratic(params: Any, factor: Any = 1.0) -> tuple[Any, Any]:
 
 def started() -> tuple[optax.GradientTransformation, SgdState]:
     settings = PPOTraining(lr=LR)
-    tx = optimizer_of(settings, values_of(settings))
+    tx = build_optimizer(settings, values_of(settings))
     return tx, SgdState(params=tree(4), opt_state=tx.init(tree(4)))
 
 
@@ -167,7 +167,7 @@ def test_a_step_goes_down_and_reports_the_gradient() -> None:
     )
     for name, leaf in state.params.items():
         np.testing.assert_allclose(metrics[f"grad_norm/{name}"], 2 * l2([leaf]), rtol=1e-5)
-    assert metrics[NONFINITE] == 0.0
+    assert metrics[NUM_NONFINITE_UPDATES] == 0.0
 
 
 def nan_loss(params: Any) -> tuple[Any, Any]:
@@ -194,7 +194,7 @@ def test_what_is_not_finite_changes_nothing_and_is_counted(loss_fn: Any, jit: bo
     step = partial(sgd_step, loss_fn, tx)
     after, metrics = (jax.jit(step) if jit else step)(state)
     jax.tree.map(np.testing.assert_array_equal, after, state)
-    assert metrics[NONFINITE] == 1.0
+    assert metrics[NUM_NONFINITE_UPDATES] == 1.0
 
 
 def test_the_gradient_is_the_mean_over_an_axis_and_one_bad_part_stops_all() -> None:
@@ -211,7 +211,7 @@ def test_the_gradient_is_the_mean_over_an_axis_and_one_bad_part_stops_all() -> N
         for row in got:
             np.testing.assert_allclose(row, leaf, rtol=1e-5, atol=1e-7)
     after, metrics = jax.jit(jax.vmap(part, axis_name="parts"))(factors.at[2].set(jnp.nan))
-    np.testing.assert_array_equal(metrics[NONFINITE], np.ones(4))
+    np.testing.assert_array_equal(metrics[NUM_NONFINITE_UPDATES], np.ones(4))
     for got, leaf in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True):
         for row in got:
             np.testing.assert_array_equal(row, leaf)

@@ -13,7 +13,7 @@ import pytest
 from jaxrl.core.struct import where_rows
 from jaxrl.errors import ConfigError
 from jaxrl.modules.attention import GTrXL
-from jaxrl.modules.recurrent import GRU, LRU, LSTM, Cell, Stack, make_memory
+from jaxrl.modules.recurrent import GRU, LRU, LSTM, FlaxCell, RecurrentStack, make_recurrent_core
 
 T, B, N = 12, 4, 5
 SIZE = 6
@@ -45,9 +45,9 @@ MEMORIES = {
     "gru": GRU(SIZE),
     "lru": LRU(SIZE),
     "gtrxl": GTrXL(num_units=2, dim=SIZE, num_heads=2, head_dim=3, memory=4),
-    "custom cell": Cell(Leaky()),
-    "flax cell": Cell(nn.MGUCell(SIZE)),
-    "stack": Stack((LSTM(SIZE), LRU(3), Cell(Leaky()))),
+    "custom cell": FlaxCell(Leaky()),
+    "flax cell": FlaxCell(nn.MGUCell(SIZE)),
+    "stack": RecurrentStack((LSTM(SIZE), LRU(3), FlaxCell(Leaky()))),
 }
 every_memory = pytest.mark.parametrize("memory", MEMORIES.values(), ids=MEMORIES)
 
@@ -432,13 +432,13 @@ class NeedsMore(Leaky):
 
 @pytest.mark.parametrize(
     ("kind", "made"),
-    [("lstm", LSTM), ("gru", GRU), ("lru", LRU), (nn.MGUCell, Cell), (Leaky, Cell)],
+    [("lstm", LSTM), ("gru", GRU), ("lru", LRU), (nn.MGUCell, FlaxCell), (Leaky, FlaxCell)],
 )
 def test_make_memory_makes_layers_of_that_size(kind, made):
-    memory = make_memory(kind, 7)
+    memory = make_recurrent_core(kind, 7)
     assert isinstance(memory, made)
-    stack = make_memory(kind, 7, num_layers=3)
-    assert isinstance(stack, Stack)
+    stack = make_recurrent_core(kind, 7, num_layers=3)
+    assert isinstance(stack, RecurrentStack)
     assert [type(layer) for layer in stack.layers] == [made] * 3
     for made_memory in (memory, stack):
         carry = made_memory.initial_carry(B)
@@ -459,4 +459,4 @@ def test_make_memory_makes_layers_of_that_size(kind, made):
 )
 def test_unknown_kinds_are_refused(kind, said):
     with pytest.raises(ConfigError, match=said):
-        make_memory(kind, 4)
+        make_recurrent_core(kind, 4)

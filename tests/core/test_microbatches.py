@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.errors import ConfigError
-from jaxrl.learners.microbatches import gradients, num_parts
+from jaxrl.learners.microbatches import accumulate_gradients, get_num_microbatches
 from tests.helpers import assert_close, small
 
 NUM_ROWS = 1024
@@ -30,7 +30,9 @@ def loss_fn(params: Any, batch: Any, key: Any) -> Any:
 @pytest.mark.parametrize(("size", "part"), [(None, 1024), (1024, 1024), (256, 256), (100, 64)])
 def test_parts_have_the_gradient_of_the_whole(size: Any, part: int) -> None:
     batch, key = rows(), jax.random.key(3)
-    (loss, metrics), grads = jax.jit(lambda: gradients(loss_fn, PARAMS, batch, key, size))()
+    (loss, metrics), grads = jax.jit(
+        lambda: accumulate_gradients(loss_fn, PARAMS, batch, key, size)
+    )()
     x, w = np.asarray(batch["x"], np.float64), np.asarray(PARAMS["w"], np.float64)
     error = x @ w - np.asarray(batch["y"], np.float64)
     np.testing.assert_allclose(loss, np.mean(error**2), rtol=1e-5)
@@ -54,12 +56,12 @@ def test_parts_have_the_gradient_of_the_whole(size: Any, part: int) -> None:
     ],
 )
 def test_how_many_parts(num_rows: int, size: Any, platform: str, parts: int) -> None:
-    assert num_parts(num_rows, size, platform) == parts
+    assert get_num_microbatches(num_rows, size, platform) == parts
 
 
 @pytest.mark.parametrize(("platform", "in_parts"), [("cpu", True), ("cuda", False)])
 def test_auto_depends_on_what_the_program_is_for(platform: str, in_parts: bool) -> None:
-    fn = jax.jit(lambda batch, key: gradients(loss_fn, PARAMS, batch, key, "auto"))
+    fn = jax.jit(lambda batch, key: accumulate_gradients(loss_fn, PARAMS, batch, key, "auto"))
     lowered = fn.trace(rows(), jax.random.key(0)).lower(lowering_platforms=(platform,))
     assert ("tensor<256x3xf32>" in lowered.as_text()) == in_parts
 
@@ -104,13 +106,13 @@ def test_explain_says_it() -> None:
     config = small("PPO").training(train_batch_size=4096, minibatch_size=2048)
     config.env_runners(num_envs_per_env_runner=64).learners(num_devices=2)
     said = config.explain(platform="cpu", local_device_count=2)
-    assert "its 1024 rows (or sequences) of a minibatch is taken in 4 parts" in said
-    assert "in 4 parts" not in config.explain(platform="gpu", local_device_count=2)
+    assert "its 1024 rows (or sequences) of a minibatch is accumulated over 4 microbatches" in said
+    assert "over 4 microbatches" not in config.explain(platform="gpu", local_device_count=2)
     config.rl_module(model_config={"use_lstm": True, "max_seq_len": 8})  # 128 sequences
-    assert "parts" not in config.explain(platform="cpu", local_device_count=2)
+    assert "microbatches" not in config.explain(platform="cpu", local_device_count=2)
     config.training(microbatch_size=64)
     said = config.explain(platform="cpu", local_device_count=2)
-    assert "its 128 rows (or sequences) of a minibatch is taken in 2 parts" in said
+    assert "its 128 rows (or sequences) of a minibatch is accumulated over 2 microbatches" in said
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.5, "all"])

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.core.spaces import at_path, flatten, leaf_spaces, named
+from jaxrl.core.space_arrays import flatten
+from jaxrl.core.spaces import format_path, get_at_path, get_leaf_spaces
 from jaxrl.core.types import Columns
 from jaxrl.errors import ConfigError, JaxrlError, SpaceError
 from jaxrl.modules.encoder_module import Encoder
 from jaxrl.modules.encoders import MultiInput
-from jaxrl.modules.rl_module import RLModuleSpec, zeros_of
+from jaxrl.modules.rl_module import RLModuleSpec, make_zeros
 from tests.helpers import ALGORITHMS, every_algorithm, small
 from tests.nested import drawn, jax_env, walked, within
 
@@ -103,7 +104,7 @@ def test_every_part_reaches_every_algorithms_networks(algo: str) -> None:
     one = jax.tree.map(lambda x: x[None], drawn(NESTED, jax.random.key(1)))
 
     def changed(path: Any, leaf: Any) -> Any:
-        (low, high), x = within(leaf), np.asarray(at_path(one, path))
+        (low, high), x = within(leaf), np.asarray(get_at_path(one, path))
         return np.where(x == low, high, low).astype(x.dtype)
 
     other = walked(NESTED, changed)
@@ -113,12 +114,14 @@ def test_every_part_reaches_every_algorithms_networks(algo: str) -> None:
         if not hasattr(module, "q_values"):
             return out
         taken = None if module.is_discrete else jnp.zeros((1, 2))
-        return out, module.q_values(params["critic"], obs, taken)
+        return out, module.compute_q_values(params["critic"], obs, taken)
 
     apply = jax.jit(output)
     before = apply(one)
-    for path, _ in leaf_spaces(NESTED):
-        mixed = walked(NESTED, lambda p, leaf, path=path: at_path(other if p == path else one, p))
+    for path, _ in get_leaf_spaces(NESTED):
+        mixed = walked(
+            NESTED, lambda p, leaf, path=path: get_at_path(other if p == path else one, p)
+        )
         for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(apply(mixed)), strict=True):
             assert not np.allclose(a, b, rtol=1e-6, atol=0), (path, a, b)
 
@@ -159,7 +162,7 @@ def test_flatten_matches_gymnasium_on_every_nesting() -> None:
 
 
 def test_zeros_are_typed_as_in_a_program() -> None:
-    zeros = zeros_of(spaces.Tuple([spaces.Discrete(3), spaces.Box(-5, 5, (2,), np.int64)]), (4,))
+    zeros = make_zeros(spaces.Tuple([spaces.Discrete(3), spaces.Box(-5, 5, (2,), np.int64)]), (4,))
     assert [(x.shape, x.dtype) for x in zeros] == [((4,), jnp.int32), ((4, 2), jnp.int32)]
 
 
@@ -216,7 +219,7 @@ def test_spaces_without_a_shape_are_refused_by_their_path(part: Any) -> None:
         (spaces.Box(0, 1, (3,)), {"embedding_size": 3}, "embedding_size=3"),
         (spaces.Box(0, 1, (3,)), {"fusionnet_hiddens": [8]}, r"fusionnet_hiddens=\[8\]"),
         (NESTED, {"embedding_size": 0}, "embedding_size is 0"),
-        (spaces.Dict({}), {}, "holds nothing"),
+        (spaces.Dict({}), {}, "has no parts"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(space: Any, settings: Any, words: str) -> None:
@@ -225,5 +228,9 @@ def test_settings_that_cannot_work_are_refused(space: Any, settings: Any, words:
 
 
 def test_names_of_parts() -> None:
-    assert named("observation_space", ("a", 1)) == "observation_space['a'][1]"
-    assert [path for path, _ in leaf_spaces(NESTED)][:3] == [("image",), ("plane",), ("rest", 0)]
+    assert format_path("observation_space", ("a", 1)) == "observation_space['a'][1]"
+    assert [path for path, _ in get_leaf_spaces(NESTED)][:3] == [
+        ("image",),
+        ("plane",),
+        ("rest", 0),
+    ]

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.errors import CheckpointError, ConfigError, ModuleError
-from jaxrl.modules.network_module import network_module
+from jaxrl.modules.network_module import make_network_module
 from jaxrl.modules.rl_module import RLModule, RLModuleSpec
 from tests.helpers import small
 
@@ -59,7 +59,7 @@ def apply(params: Any, obs: Any) -> Any:
 
 def built(network: Any, action_space: Any = None, **model_config: Any) -> RLModule:
     return RLModuleSpec(
-        module_class=network_module(network),
+        module_class=make_network_module(network),
         observation_space=OBS,
         action_space=action_space or spaces.Discrete(2),
         model_config=model_config,
@@ -127,11 +127,11 @@ def branching(params: Any, obs: Any) -> Any:
     [
         (3, {}, "network is 3; it must be a flax linen module"),
         ((init,), {}, "two functions"),
-        (RLModule, {}, "RLModule, an RLModule: give it as rl_module_spec instead"),
-        (Nnx(2, rngs=nnx.Rngs(0)), {}, "object of Nnx, whose parameters are drawn already"),
+        (RLModule, {}, "RLModule, an RLModule: pass it as rl_module_spec instead"),
+        (Nnx(2, rngs=nnx.Rngs(0)), {}, "object of Nnx, whose parameters are already drawn"),
         (lambda: 3, {}, "makes a int; it must be a flax linen module"),
         (lambda rngs: 3, {}, "makes a int; it must be a flax linen module"),
-        (lambda width: Linen(2, width), {}, r"cannot be made \(TypeError: .*width"),
+        (lambda width: Linen(2, width), {}, r"cannot be constructed \(TypeError: .*width"),
         (
             Linen,
             {"wide": 3},
@@ -139,12 +139,12 @@ def branching(params: Any, obs: Any) -> Any:
         ),
         ((init, apply), {"width": 3}, "apply does not take; it takes nothing"),
         (Linen(num_outputs=3), {}, r"'action_dist_inputs' of shape \(3, 3\)"),
-        (Normed, {}, r"keeps more than parameters \(batch_stats\)"),
-        (Dropped, {}, r"keeps more than parameters \(RngCount, RngKey\)"),
+        (Normed, {}, r"has variables other than parameters \(batch_stats\)"),
+        (Dropped, {}, r"has variables other than parameters \(RngCount, RngKey\)"),
         (nn.GRUCell(2), {}, "is a recurrent cell: a network sees one observation at a time"),
         (Recurrent, {}, "must be callable with observations alone.*RLModule with _forward_step"),
         ((init, of_three), {}, "callable with the parameters and observations.*_forward_step"),
-        ((init, with_carry), {}, "must give \\(action_dist_inputs, value\\), two arrays, got"),
+        ((init, with_carry), {}, "must return \\(action_dist_inputs, value\\), two arrays, got"),
         ((init, branching), {}, r"branching cannot be traced.*test_network_module.py:\d+"),
     ],
 )
@@ -156,10 +156,10 @@ def test_what_is_no_network_is_one_sentence(network: Any, config: Any, message: 
 def test_where_a_network_can_stand() -> None:
     with pytest.raises(ConfigError, match=r"rl_module\(network=...\)"):
         PPOConfig().rl_module(rl_module_spec=Linen).validate()
-    with pytest.raises(ConfigError, match="DQN learns a QModule"):
+    with pytest.raises(ConfigError, match="DQN trains a QModule"):
         small("DQN").rl_module(network=Linen, model_config={}).validate()
     config = PPOConfig().rl_module(network=Linen, rl_module_spec=RLModule)
-    with pytest.raises(ConfigError, match="network and rl_module_spec both say"):
+    with pytest.raises(ConfigError, match="network and rl_module_spec both define"):
         config.validate()
 
     class NotLinen(RLModule):
@@ -211,7 +211,7 @@ def test_continuous_actions_and_several_parts(tmp_path: Path) -> None:
             return nn.Dense(self.num_outputs)(x), nn.Dense(1)(x)[..., 0]
 
     space: gymnasium.Space[Any] = spaces.Dict({"a": OBS, "b": OBS})
-    module = network_module(Parts)(
+    module = make_network_module(Parts)(
         observation_space=space, action_space=spaces.Box(-1.0, 1.0, (3,), np.float32)
     )
     obs = {"a": jnp.ones((2, 4)), "b": jnp.ones((2, 4))}

@@ -13,8 +13,8 @@ from jaxrl.modules.networks import (
     CNN,
     INITIALIZERS,
     MLP,
-    default_conv_filters,
     get_activation,
+    get_default_conv_filters,
     get_initializer,
     parse_conv_filters,
 )
@@ -95,11 +95,11 @@ def test_default_biases_are_torchs_by_the_number_of_inputs():
         ("orthogonl", None, False, "Did you mean 'orthogonal'"),
         ("orthogonal", {"gian": 1.0}, False, "Did you mean 'gain'"),
         ("orthogonal", {"gain": "big"}, False, "must be a number"),
-        ("orthogonal", None, True, "no initialiser for a bias"),
+        ("orthogonal", None, True, "not an initializer of biases"),
         ("constant", None, False, "lacks 'val'"),
         ("he_normal", {"gain": 1.0}, False, "it takes: none"),
         (3, None, False, "unknown"),
-        (jax.nn.initializers.ones, {"gain": 1.0}, False, "beside a callable"),
+        (jax.nn.initializers.ones, {"gain": 1.0}, False, "combined with a callable"),
     ],
 )
 def test_refused_initializers(name, kwargs, for_bias, message):
@@ -165,7 +165,7 @@ def test_layernorm_follows_each_convolution():
     [((84, 84, 4), 3136), ((64, 64, 3), 2048), ((10, 10, 4), 1024), ((3, 3, 1), 16)],
 )
 def test_default_filters(shape, size):
-    filters = default_conv_filters(shape)
+    filters = get_default_conv_filters(shape)
     cnn = CNN(filters=filters)
     obs = jax.ShapeDtypeStruct((2, 3, *shape), jnp.float32)
     out = jax.eval_shape(lambda x: cnn.init_with_output(jax.random.key(0), x)[0], obs)
@@ -173,8 +173,8 @@ def test_default_filters(shape, size):
 
 
 def test_sizes_without_a_default():
-    assert default_conv_filters((210, 160, 3)) is None
-    assert default_conv_filters((2, 2, 3)) is None
+    assert get_default_conv_filters((210, 160, 3)) is None
+    assert get_default_conv_filters((2, 2, 3)) is None
 
 
 def test_conv_filters_are_rllib_s_lists():

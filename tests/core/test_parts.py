@@ -7,17 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxrl.learners.learner import NONFINITE
-from jaxrl.learners.multi_optimizer import joined, normal_rows
+from jaxrl.learners.learner import NUM_NONFINITE_UPDATES
+from jaxrl.learners.multi_optimizer import combine_metrics, draw_normal_rows
 
 
 def test_metrics_of_steps_are_joined() -> None:
     def step(loss: float, norm: float, flag: float, **own: float) -> Any:
-        shared = {"total_loss": loss, "grad_norm": norm, NONFINITE: flag}
+        shared = {"total_loss": loss, "grad_norm": norm, NUM_NONFINITE_UPDATES: flag}
         return {name: jnp.float32(x) for name, x in {**shared, **own}.items()}
 
-    metrics = joined(step(1.0, 3.0, 0.0, a=5.0), step(2.0, 4.0, 1.0, b=6.0))
-    expected = {"total_loss": 3.0, "grad_norm": 5.0, NONFINITE: 1.0, "a": 5.0, "b": 6.0}
+    metrics = combine_metrics(step(1.0, 3.0, 0.0, a=5.0), step(2.0, 4.0, 1.0, b=6.0))
+    expected = {"total_loss": 3.0, "grad_norm": 5.0, NUM_NONFINITE_UPDATES: 1.0, "a": 5.0, "b": 6.0}
     assert {name: float(x) for name, x in metrics.items()} == expected
 
 
@@ -28,12 +28,12 @@ def mesh_of_eight() -> Mesh:
 def test_normal_rows_are_the_same_on_one_device_and_on_eight() -> None:
     rows, replicated = PartitionSpec("d"), PartitionSpec()
     drawn = jax.shard_map(
-        lambda key: normal_rows(key, (2, 3), "d"),
+        lambda key: draw_normal_rows(key, (2, 3), "d"),
         mesh=mesh_of_eight(),
         in_specs=replicated,
         out_specs=rows,
     )
     together = jax.jit(drawn)(jax.random.key(0))
-    alone = normal_rows(jax.random.key(0), (16, 3), None)
+    alone = draw_normal_rows(jax.random.key(0), (16, 3), None)
     np.testing.assert_array_equal(together, alone)
     assert len(np.unique(alone)) == alone.size

@@ -35,7 +35,7 @@ def explored(module: Any, params: Any, obs: Any, steps: int, **hparams: float) -
     """The output for one observation each, after so many environment steps."""
     rows = jax.tree.leaves(obs)[0].shape[0]
     values = {"initial_random_timesteps": 100.0, **hparams}
-    progress = replace(Progress.zero(), env_steps=Progress.zero().env_steps.add(steps))
+    progress = replace(Progress.zeros(), env_steps=Progress.zeros().env_steps.add(steps))
     draws = module.draw(jax.random.split(jax.random.key(7), rows))
     carry, index = module.initial_carry(rows), jnp.arange(rows, dtype=jnp.int32)
     return module.forward_exploration(params, obs, carry, values, progress, index, draws)
@@ -50,11 +50,11 @@ def test_critics_take_actions_of_any_shape(num_critics: int, num_quantiles: int 
     params = module.init(jax.random.key(0))
     assert set(params) == {POLICY, CRITIC}
     obs, action = jnp.ones((4, 4)), jnp.ones((4, 2, 1))
-    q = module.q_values(params[CRITIC], obs, action)
+    q = module.compute_q_values(params[CRITIC], obs, action)
     tail = (num_quantiles,) if num_quantiles else ()
     assert q.shape == (num_critics, 4, *tail)
-    np.testing.assert_array_equal(module.first_q_values(params[CRITIC], obs, action), q[0])
-    other = module.q_values(params[CRITIC], obs, action.at[2, 1].set(-1.0))
+    np.testing.assert_array_equal(module.compute_first_q_values(params[CRITIC], obs, action), q[0])
+    other = module.compute_q_values(params[CRITIC], obs, action.at[2, 1].set(-1.0))
     changed = np.any(np.asarray(other != q).reshape(num_critics, 4, -1), axis=(0, 2))
     np.testing.assert_array_equal(changed, [False, False, True, False])
     if num_critics > 1:
@@ -68,7 +68,7 @@ def test_images_go_through_convolutions_before_actions_join() -> None:
     joint = params[CRITIC]["critics_0"]["joint"]["dense_0"]["kernel"]
     assert joint.shape == (8 * 8 * 16 + 2, 8)
     obs = jnp.full((3, 10, 10, 2), 255, jnp.uint8)
-    q = module.q_values(params[CRITIC], obs, jnp.zeros((3, 2, 1)))
+    q = module.compute_q_values(params[CRITIC], obs, jnp.zeros((3, 2, 1)))
     assert q.shape == (2, 3)
     assert jnp.abs(q).max() < 10.0  # pixels are scaled to 1
     assert module.policy_dist(params[POLICY], obs).mode().shape == (3, 2, 1)
@@ -79,7 +79,7 @@ def test_discrete_critics_value_all_actions_and_the_policy_sees_the_mask() -> No
     params = module.init(jax.random.key(0))
     mask = jnp.asarray([[1, 0, 1], [0, 1, 0]], jnp.int8)
     obs = {"action_mask": mask, "obs": jnp.ones((2, 4))}
-    assert module.q_values(params[CRITIC], obs).shape == (2, 2, 3)
+    assert module.compute_q_values(params[CRITIC], obs).shape == (2, 2, 3)
     probs = module.policy_dist(params[POLICY], obs).probs()
     np.testing.assert_array_equal(np.asarray(probs) > 0, mask > 0)
 
@@ -105,13 +105,13 @@ def test_a_deterministic_policy_reaches_and_keeps_the_bounds() -> None:
     for sign, bound in ((-1.0, MATRIX.low), (1.0, MATRIX.high)):
         far = jax.tree.map(lambda x: 100.0 * jnp.abs(x) + 1.0, params[POLICY])
         pushed = {**far, "head": jax.tree.map(lambda x, s=sign: s * x, far["head"])}
-        action = module.policy_action(pushed, jnp.ones((1, 4)))
+        action = module.compute_policy_action(pushed, jnp.ones((1, 4)))
         np.testing.assert_array_equal(action[0], bound)
     out = module.forward_inference(params, jnp.ones((5, 4)))
     np.testing.assert_array_equal(
-        out[Columns.ACTIONS], module.policy_action(params[POLICY], jnp.ones((5, 4)))
+        out[Columns.ACTIONS], module.compute_policy_action(params[POLICY], jnp.ones((5, 4)))
     )
-    noisy = module.perturbed(jnp.zeros((3, 2, 1)), jnp.asarray([[[9.0]], [[0.5]], [[-9.0]]]))
+    noisy = module.perturb(jnp.zeros((3, 2, 1)), jnp.asarray([[[9.0]], [[0.5]], [[-9.0]]]))
     np.testing.assert_allclose(noisy[:, :, 0], [[1.0, 3.0], [0.5, 0.75], [-1.0, 0.0]])
 
 
@@ -129,11 +129,11 @@ def test_noise_has_its_deviation_and_its_memory() -> None:
         act = functools.partial(module.forward_exploration, params, obs)
 
         def step(carry: Any, keys: Any, act: Any = act, module: Any = module) -> Any:
-            out = act(carry, hparams, Progress.zero(), index, module.draw(keys))
+            out = act(carry, hparams, Progress.zeros(), index, module.draw(keys))
             return out[Columns.STATE_OUT], out[Columns.ACTIONS]
 
         _, actions = jax.lax.scan(step, carry, keys)
-        greedy = module.policy_action(params[POLICY], obs)
+        greedy = module.compute_policy_action(params[POLICY], obs)
         noise = np.asarray((actions - greedy[None]) / 50.0, np.float64)[30:, :, 0]
         np.testing.assert_allclose(noise.std(), std, rtol=0.05)
         correlation = np.corrcoef(noise[:-1].ravel(), noise[1:].ravel())[0, 1]

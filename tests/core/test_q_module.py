@@ -43,7 +43,7 @@ def build(obs=VECTOR, action=None, **settings: Any) -> QModule:
 def explore(module, params, obs, epsilon=0.0, seed=1, steps=0, **hparams):
     num = jax.tree.leaves(obs)[0].shape[0]
     keys = jax.random.split(jax.random.key(seed), num)
-    start = Progress.zero()
+    start = Progress.zeros()
     progress = replace(start, env_steps=start.env_steps.add(steps))
     values = {"epsilon": jnp.float32(epsilon), **{k: jnp.float32(v) for k, v in hparams.items()}}
 
@@ -148,13 +148,15 @@ def test_the_ladder_of_epsilons():
     module = build()
     index = jnp.arange(B + 2)
     hparams = {"epsilon": jnp.float32(0.4), "epsilon_ladder": jnp.float32(7.0)}
-    ladder = module.epsilons(hparams, index)
+    ladder = module.compute_epsilons(hparams, index)
     expected = [0.4 ** (1 + 7 * i / (B - 1)) for i in range(B)]
     # An evaluation may have more environments than training has.
     np.testing.assert_allclose(ladder, [*expected, expected[-1], expected[-1]], rtol=1e-5)
-    np.testing.assert_allclose(module.epsilons({"epsilon": 0.4}, index), [0.4] * 7, rtol=1e-6)
+    np.testing.assert_allclose(
+        module.compute_epsilons({"epsilon": 0.4}, index), [0.4] * 7, rtol=1e-6
+    )
     alone = build(num_envs=1)
-    np.testing.assert_allclose(alone.epsilons(hparams, index[:1]), [0.4], rtol=1e-6)
+    np.testing.assert_allclose(alone.compute_epsilons(hparams, index[:1]), [0.4], rtol=1e-6)
 
 
 def test_a_masked_action_is_never_taken_nor_valued():
@@ -189,7 +191,9 @@ def test_each_environment_draws_from_its_own_key():
         hparams = {"epsilon": jnp.float32(0.5)}
         index = jnp.arange(obs.shape[0])
         draws = module.draw(keys)
-        return module.forward_exploration(params, obs, None, hparams, Progress.zero(), index, draws)
+        return module.forward_exploration(
+            params, obs, None, hparams, Progress.zeros(), index, draws
+        )
 
     with jax.debug_key_reuse(False):
         together, alone = act(obs, keys), act(obs[2:3], keys[2:3])

@@ -62,7 +62,7 @@ def test_a_custom_module_without_flax_or_values():
     )
     module = spec.build()
     assert explore(module, params_of(module), some_obs())[Columns.ACTIONS].shape == (B, 2)
-    with pytest.raises(ModuleError, match="gives no 'vf_preds'"):
+    with pytest.raises(ModuleError, match="returns no 'vf_preds'"):
         check_module(module, needs_values=True)
 
 
@@ -100,8 +100,8 @@ class NoNetwork(RLModule):
     ("module_class", "message"),
     [
         (WrongWidth, r"'action_dist_inputs' of shape \(3, 4\).*Discrete\(3\) needs 3 numbers"),
-        (ValueColumn, r"'vf_preds' of shape \(3, 1\).*one number an observation"),
-        (NoInputs, "gives no 'action_dist_inputs'; it gives: logits"),
+        (ValueColumn, r"'vf_preds' of shape \(3, 1\).*one number per observation"),
+        (NoInputs, "returns no 'action_dist_inputs'; it returns: logits"),
         (IntegerInputs, "dtype int32; it must be floating"),
         (Raises, "Raises cannot be traced"),
         (NoNetwork, "NoNetwork.network is None, not a flax linen module"),

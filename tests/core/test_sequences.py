@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.core.types import Columns, Remembered, Sequence, Successors
+from jaxrl.core.types import Columns, ObsSequence, ObsWithCarry, SuccessorObs
 from jaxrl.learners.multi_optimizer import CRITIC, POLICY
 from jaxrl.modules.actor_critic import ActorCriticModule
 from jaxrl.modules.policy_and_critics import DeterministicPolicyModule, StochasticPolicyModule
@@ -104,7 +104,7 @@ def case(request: Any) -> Any:
     return module, params, obs, is_first, carry, step_by_step(module, params, obs, carry, is_first)
 
 
-def unrolled(module: Any, params: Any, sequence: Sequence) -> Any:
+def unrolled(module: Any, params: Any, sequence: ObsSequence) -> Any:
     return jax.device_get(jax.jit(module.unroll)(params, sequence))
 
 
@@ -119,7 +119,9 @@ def test_a_sequence_equals_its_steps_wherever_it_is_cut(case: Any) -> None:
     for cuts in ((T,), (5, T)):
         parts, start, now = [], 0, carry
         for end in cuts:
-            sequence = Sequence(obs=swap(obs[start:end]), carry=now, is_first=is_first[start:end].T)
+            sequence = ObsSequence(
+                obs=swap(obs[start:end]), carry=now, is_first=is_first[start:end].T
+            )
             part = unrolled(module, params, sequence)
             now = jax.tree.map(lambda x: x[:, -1], part[Columns.STATE_OUT])
             parts.append(swap(part))
@@ -131,7 +133,7 @@ def test_a_sequence_equals_its_steps_wherever_it_is_cut(case: Any) -> None:
 def test_starts_that_are_off_by_one_are_seen(case: Any) -> None:
     module, params, obs, is_first, carry, want = case
     late = jnp.roll(is_first, 1, axis=0)
-    sequence = Sequence(obs=swap(obs), carry=carry, is_first=late.T)
+    sequence = ObsSequence(obs=swap(obs), carry=carry, is_first=late.T)
     got = swap(unrolled(module, params, sequence))
     name = Columns.ACTION_DIST_INPUTS
     assert np.abs(np.asarray(got[name]) - want[name]).max() > 1e-3
@@ -139,12 +141,12 @@ def test_starts_that_are_off_by_one_are_seen(case: Any) -> None:
 
 def test_burn_in_finds_the_state_and_gets_no_gradient(case: Any) -> None:
     module, params, obs, is_first, carry, want = case
-    sequence = Sequence(obs=swap(obs), carry=carry, is_first=is_first.T, burn_in=5)
+    sequence = ObsSequence(obs=swap(obs), carry=carry, is_first=is_first.T, burn_in=5)
     tail = {name: jax.tree.map(lambda x: x[5:], leaf) for name, leaf in want.items()}
     assert_rows(swap(unrolled(module, params, sequence)), tail)
 
     def first(obs: Any) -> Any:
-        rows = Sequence(obs=obs, carry=carry, is_first=is_first.T, burn_in=5)
+        rows = ObsSequence(obs=obs, carry=carry, is_first=is_first.T, burn_in=5)
         return jnp.sum(module.unroll(params, rows)[Columns.ACTION_DIST_INPUTS] ** 2)
 
     gradient = np.asarray(jax.jit(jax.grad(first))(swap(obs)))
@@ -157,14 +159,14 @@ def test_a_successor_is_seen_with_what_is_remembered_after_its_row(case: Any) ->
     final_obs, _ = rows_of(3)
     after = np.random.default_rng(1).integers(0, T, (B, 4))
     rows = jnp.asarray(np.asarray(final_obs)[after, np.arange(B)[:, None]])
-    sequence = Sequence(obs=swap(obs), carry=carry, is_first=is_first.T)
-    seen = Successors(obs=rows, after=jnp.asarray(after), sequence=sequence)
+    sequence = ObsSequence(obs=swap(obs), carry=carry, is_first=is_first.T)
+    seen = SuccessorObs(obs=rows, after=jnp.asarray(after), sequence=sequence)
     got = jax.jit(module.forward_train)(params, {Columns.OBS: seen})
     name = Columns.ACTION_DIST_INPUTS
     for env in range(B):
         for i, t in enumerate(after[env]):
             then = jax.tree.map(lambda x, t=t, env=env: x[t, env][None], want[Columns.STATE_OUT])
-            one = Remembered(obs=rows[env, i][None], carry=then)
+            one = ObsWithCarry(obs=rows[env, i][None], carry=then)
             expected = module.forward_train(params, {Columns.OBS: one})[name][0]
             np.testing.assert_allclose(got[name][env, i], expected, rtol=2e-4, atol=2e-5)
 
@@ -188,16 +190,18 @@ def test_critics_remember_for_themselves(name: str) -> None:
     module: Any = module_of(name)
     params = jax.jit(module.init)(jax.random.key(1))
     obs, is_first = rows_of()
-    sequence = Sequence(obs=swap(obs), carry=module.initial_carry(B), is_first=is_first.T)
+    sequence = ObsSequence(obs=swap(obs), carry=module.initial_carry(B), is_first=is_first.T)
     action = None if module.is_discrete else jnp.zeros((B, T, 2))
-    q_values = jax.jit(module.q_values)
+    q_values = jax.jit(module.compute_q_values)
     whole = q_values(params[CRITIC], sequence, action)
     assert whole.shape[:3] == (2, B, T)
     # From its first start on, a column does not depend on what was before.
     start = int(np.argmax(np.asarray(is_first[:, 0])))
     assert is_first[start, 0]
     other = sequence.obs.at[:, :start].add(1.0)
-    moved = q_values(params[CRITIC], Sequence(obs=other, carry=None, is_first=is_first.T), action)
+    moved = q_values(
+        params[CRITIC], ObsSequence(obs=other, carry=None, is_first=is_first.T), action
+    )
     np.testing.assert_allclose(whole[:, 0, start:], moved[:, 0, start:], rtol=1e-5)
     assert start == 0 or np.abs(np.asarray(whole - moved))[:, 0, start - 1].max() > 1e-4
     assert set(params[CRITIC]["critics_0"]["encoder"]) == {"features", "memory"}

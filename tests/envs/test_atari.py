@@ -33,7 +33,7 @@ def test_a_game_is_84_by_84_grey_four_frames(spec: str) -> None:
     assert made.max_episode_steps == 27_000
     assert (made.observation_space.shape, made.observation_space.dtype) == ((84, 84, 4), np.uint8)
     assert made.action_space.n == 6  # pyright: ignore[reportAttributeAccessIssue]
-    assert any("preprocessed: 84x84 grey" in note for note in made.notes)
+    assert any("preprocessed: 84x84 grayscale" in note for note in made.notes)
 
 
 @pytest.mark.usefixtures("_emulator")

@@ -132,7 +132,7 @@ def test_rewards_of_any_number_become_float32(env: type[Bare]) -> None:
     vector, params = VectorEnv(env(), "every_step"), env().default_params
 
     def one_step(state: Any) -> Any:
-        inputs = jax.tree.map(lambda x: x[0], vector.inputs(state, 1, params))
+        inputs = jax.tree.map(lambda x: x[0], vector.make_step_inputs(state, 1, params))
         return vector.step(state, jnp.ones((2,), jnp.int32), inputs, params)
 
     first = jax.eval_shape(lambda: vector.reset(jax.random.key(0), jnp.arange(2), params))

@@ -11,12 +11,12 @@ import pytest
 
 from jaxrl.core.types import TimeStep
 from jaxrl.envs import MadeEnv, TimeLimit, make
-from jaxrl.envs.catalog import OWN_ENVS
+from jaxrl.envs.catalog import BUILTIN_ENVS
 from jaxrl.testing import check_env
 
 CLASSIC = [
     name
-    for name, entry in OWN_ENVS.items()
+    for name, entry in BUILTIN_ENVS.items()
     if ".classic." in entry.path and not name.startswith("Stateless")
 ]
 NUM_STATES = 4000

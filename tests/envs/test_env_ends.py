@@ -16,7 +16,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.envs.adapters.barrier import raise_if_users
+from jaxrl.envs.adapters.barrier import reraise_interrupts
 from jaxrl.envs.host_vector import make_vector
 from jaxrl.envs.registry import make
 from jaxrl.errors import EnvError
@@ -107,7 +107,7 @@ def test_ctrl_c_within_a_step_stays_the_users() -> None:
 
 def test_an_interrupt_without_a_traceback_is_the_users() -> None:
     with pytest.raises(KeyboardInterrupt):
-        raise_if_users(KeyboardInterrupt())
+        reraise_interrupts(KeyboardInterrupt())
 
 
 def test_an_environment_that_exits_when_made_is_told_of() -> None:
@@ -118,7 +118,7 @@ def test_an_environment_that_exits_when_made_is_told_of() -> None:
 def test_a_close_that_raises_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), closing(vector_of("close")) as vector:
         steps(vector, 1)
-    assert "close raised RuntimeError: close fails; the environment is let go" in caplog.text
+    assert "close raised RuntimeError: close fails; the environment is discarded" in caplog.text
 
 
 def blocked(process: Any) -> int:
@@ -167,7 +167,7 @@ def test_an_environment_that_hangs_in_this_process_is_told_of(
     assert f"at {__file__}" in caplog.text
     caplog.clear()
     with watch:
-        watch.look()
+        watch.check()
     assert not caplog.text
 
 

@@ -14,7 +14,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import TimeLimit
 
 from jaxrl.envs import EnvContext, MadeHostEnv, make
-from jaxrl.envs.adapters.host_state import time_limit
+from jaxrl.envs.adapters.host_state import get_time_limit
 from jaxrl.errors import EnvError, UnknownNameError
 
 
@@ -125,7 +125,7 @@ def test_an_instance_that_cannot_be_copied_is_made_anew_of_its_id() -> None:
 def test_another_time_limit(spec: Any) -> None:
     made = host(spec, max_episode_steps=7)
     env = made.create(EnvContext())
-    assert (made.max_episode_steps, time_limit(env)) == (7, 7)
+    assert (made.max_episode_steps, get_time_limit(env)) == (7, 7)
     env.reset(seed=0)
     truncated = [env.step(step % 2)[3] for step in range(7)]
     assert truncated == [False] * 6 + [True]
@@ -212,11 +212,11 @@ class Locked(Corridor):
 BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ("gymnasium:CartPole-v7", {}, UnknownNameError, "Did you mean 'CartPole-v1'"),
     ("gymnasium:no_such_module:Env-v0", {}, EnvError, "Cannot import 'no_such_module'"),
-    ("gymnasium:a b", {}, UnknownNameError, "is no id of gymnasium's"),
+    ("gymnasium:a b", {}, UnknownNameError, "is not a gymnasium id"),
     ("gymnasium:Pendulum-v1", {"gg": 1}, UnknownNameError, "takes no argument 'gg' (env_config)"),
     ("gymnasium:Pendulum-v1", {"max_episode_steps": 1}, UnknownNameError, "beside env_config"),
     (Corridor, {"lenght": 1}, UnknownNameError, "Did you mean 'length'"),
-    (Needs, {}, EnvError, "Needs needs size: give it in env_config"),
+    (Needs, {}, EnvError, "Needs needs size: set it in env_config"),
     (NoSpace, {}, EnvError, "observation_space must be a gymnasium space, got None"),
     (TextSpace, {}, EnvError, "observation_space is Text; supported are Box"),
     (Exploding, {}, EnvError, "Exploding cannot be made: its creation raised RuntimeError: no lic"),

@@ -311,7 +311,7 @@ def test_validate_env_may_refuse(spec: str) -> None:
     def refuse(env: Any, context: EnvContext) -> None:
         raise ValueError("too slow")
 
-    with pytest.raises(EnvError, match=f"validate_env refused {spec}: ValueError: too slow"):
+    with pytest.raises(EnvError, match=f"validate_env rejected {spec}: ValueError: too slow"):
         make_vector(make(spec), num_envs=1, validate_env=refuse)
 
 

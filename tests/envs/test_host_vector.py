@@ -19,10 +19,10 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import TimeLimit
 
 from jaxrl.envs import EnvContext, MadeHostEnv, StepFailedRecreateEnvError, make
-from jaxrl.envs.adapters.barrier import CopyPlan
+from jaxrl.envs.adapters.barrier import SubEnvSpec
 from jaxrl.envs.adapters.gym_vector import GymVector
 from jaxrl.envs.host import HostStep, HostVector
-from jaxrl.envs.host_vector import gym_copies, make_vector
+from jaxrl.envs.host_vector import make_gym_vector, make_vector
 from jaxrl.errors import EnvError
 
 CRASHING = "jaxrl:crashing-cartpole-v0"
@@ -53,7 +53,7 @@ def copies(
     made: MadeHostEnv, count: int, mode: str, autoreset: AutoresetMode, restart: bool = False
 ) -> GymVector:
     plans = [
-        CopyPlan(
+        SubEnvSpec(
             id=made.id,
             create=made.create,
             context=EnvContext(made.env_config, vector_index=row),
@@ -61,11 +61,11 @@ def copies(
             action_space=made.action_space,
             seed=1,
             index=row,
-            restart=restart,
+            restart_failed=restart,
         )
         for row in range(count)
     ]
-    return gym_copies(plans, mode=mode, autoreset_mode=autoreset)
+    return make_gym_vector(plans, mode=mode, autoreset_mode=autoreset)
 
 
 class Counter(gymnasium.Env[Any, Any]):
@@ -194,7 +194,7 @@ def test_contexts_say_which_copy_of_which_worker() -> None:
     made = host(Counter, {"key": "value"})
     vector = make_vector(made, num_envs=3, worker_index=2, num_workers=5, check=False)
     vector.reset()
-    contexts = [env.context for env in vector.envs()]
+    contexts = [env.context for env in vector.get_sub_environments()]
     assert [context.vector_index for context in contexts] == [0, 1, 2]
     assert {(c.worker_index, c.num_workers, c["key"]) for c in contexts} == {(2, 5, "value")}
 
@@ -378,7 +378,7 @@ def test_faults_of_the_first_reset_come_with_the_first_step() -> None:
     ("config", "message"),
     [
         ({"p_crash_reset": 1.0}, "could not be restarted in 5 attempts, the last of which raised"),
-        ({"p_crash": 1.0}, "It was restarted 10 times without one step"),
+        ({"p_crash": 1.0}, "It was restarted 10 times without a single step"),
     ],
 )
 def test_restarts_are_bounded(
@@ -492,7 +492,7 @@ def test_a_reward_beyond_float32_is_not_finite() -> None:
 def test_held_copies_stay_as_they_are(mode: Any, opened: Any) -> None:
     vector = opened(make_vector(host(CRASHING), num_envs=2, mode=mode, check=False))
     start = vector.reset()
-    vector.hold(np.array([True, False]))
+    vector.pause(np.array([True, False]))
     for step in step_rows(vector, 12):
         assert step.mask.tolist() == [False, True]
         assert step.reward[0] == 0.0
@@ -500,7 +500,7 @@ def test_held_copies_stay_as_they_are(mode: Any, opened: Any) -> None:
         assert not step.truncated[0]
         np.testing.assert_array_equal(step.obs[0], start[0])
         np.testing.assert_array_equal(step.final_obs[0], start[0])
-    vector.hold(np.zeros(2, np.bool_))
+    vector.pause(np.zeros(2, np.bool_))
     step = step_rows(vector, 1)[0]
     assert step.mask.all()
     env = CartPoleEnv()
@@ -560,14 +560,14 @@ def test_the_environments_own_vector() -> None:
     assert np.stack([step.truncated for step in steps]).any()
     assert all((np.abs(step.obs[step.starts]) <= 0.05).all() for step in steps)
     assert vector.get_state() is None
-    with pytest.raises(EnvError, match="can only be stepped together"):
-        vector.hold(np.ones(4, np.bool_))
+    with pytest.raises(EnvError, match="can only step all copies together"):
+        vector.pause(np.ones(4, np.bool_))
 
 
 @pytest.mark.parametrize(
     ("spec", "restart", "message"),
     [
-        ("gymnasium:Acrobot-v1", False, "brings no vector environment of its own"),
+        ("gymnasium:Acrobot-v1", False, "has no vector environment of its own"),
         ("gymnasium:CartPole-v1", True, "cannot restart one copy"),
     ],
 )
@@ -585,7 +585,7 @@ def test_processes_end_with_their_vector() -> None:
     vector.close()
     vector.close()
     assert not any(process.is_alive() for process in processes)
-    assert vector.envs() == []
+    assert vector.get_sub_environments() == []
 
 
 def test_a_process_that_died_is_one_sentence_and_the_rest_is_cleaned_up() -> None:

@@ -41,7 +41,7 @@ def in_graph(made: MadeEnv, reset_mode: Any) -> dict[str, Any]:
         env_key = jax.random.split(key, 3)[1]
         state = env.reset(env_key, jnp.arange(NUM_ENVS, dtype=jnp.int32), made.params)
         first = state.obs
-        inputs = env.inputs(state, NUM_STEPS, made.params)
+        inputs = env.make_step_inputs(state, NUM_STEPS, made.params)
         _, rows = jax.lax.scan(body, state, (action, inputs))
         return {"first": first, **rows}
 
@@ -119,7 +119,7 @@ def test_held_copies_stay_as_they_are() -> None:
     start = vector.reset()
     free.reset()
     held = np.array([True, False, False, True])
-    vector.hold(held)
+    vector.pause(held)
     for step, expected in zip(on_host(vector), on_host(free), strict=True):
         assert step.mask.tolist() == [False, True, True, False]
         np.testing.assert_array_equal(step.obs[held], start[held])
@@ -128,7 +128,7 @@ def test_held_copies_stay_as_they_are() -> None:
         assert not (step.terminated | step.truncated)[held].any()
         assert not step.reward[held].any()
         assert step.faults == ()
-    vector.hold(np.zeros(NUM_ENVS, np.bool_))
+    vector.pause(np.zeros(NUM_ENVS, np.bool_))
     free.reset()
     step, expected = on_host(vector)[0], on_host(free)[0]
     np.testing.assert_array_equal(step.obs[held], expected.obs[held])
@@ -151,11 +151,11 @@ def test_faults_are_named(kind: Any, what: str) -> None:
 
 def test_steps_come_between_reset_and_close() -> None:
     vector = vector_of(made_env("CartPole-v1"))
-    with pytest.raises(EnvError, match="CartPole-v1: reset comes before step"):
+    with pytest.raises(EnvError, match="CartPole-v1: call reset before step"):
         vector.step(actions()[0])
     vector.reset()
     assert vector.step(actions()[0]).infos(0) == {}
-    assert vector.envs() == [made_env("CartPole-v1").env]
+    assert vector.get_sub_environments() == [made_env("CartPole-v1").env]
     vector.close()
     with pytest.raises(EnvError, match="nothing after close"):
         vector.step(actions()[0])

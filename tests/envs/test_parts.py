@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.envs.minefield import CRASH, Minefield, MinefieldParams
+from jaxrl.envs.minefield import CRASH_REWARD, Minefield, MinefieldParams
 from jaxrl.envs.three_parts import SIDE, HostThreeParts, ThreeParts, ThreePartsParams, right_action
 from jaxrl.testing import check_env
 
@@ -73,5 +73,5 @@ def test_mines_crash_and_safe_doors_pay() -> None:
     for door in range(8):
         _, out = step(jax.random.key(1), state, jnp.int32(door), params)
         safe = bool(obs["action_mask"][door])
-        assert float(out.reward) == (float(obs["pay"][door]) if safe else CRASH)
+        assert float(out.reward) == (float(obs["pay"][door]) if safe else CRASH_REWARD)
         assert bool(out.terminated) != safe

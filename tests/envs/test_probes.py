@@ -120,5 +120,5 @@ def test_the_recall_probe_pays_for_what_was_seen_first() -> None:
             assert float(step.reward) == float(t == 3)
             assert float(wrong.reward) == -float(t == 3)
             state = after
-    with pytest.raises(EnvError, match="delay=0 must be a whole number from 1 on"):
+    with pytest.raises(EnvError, match="delay=0 must be a positive integer"):
         make("jaxrl:probe-recall-v0", {"delay": 0})

@@ -73,7 +73,7 @@ def test_what_is_not_there_is_refused(
     indices: Any, settings: dict[str, Any], finalized: bool
 ) -> None:
     buffer = buffers()[finalized]
-    with pytest.raises(IndexError, match=r"no item at .* 3 and 2 to look back to"):
+    with pytest.raises(IndexError, match=r"no item at .* 3 items and a lookback of 2"):
         buffer.get(indices, **settings)
     with pytest.raises(EpisodeIndexError):
         buffer.set(
@@ -95,7 +95,7 @@ def test_lengths_and_changes(finalized: bool) -> None:
     np.testing.assert_array_equal(buffer.get(slice(-7, None)), [10, 5, 0, 1, 14, 15, 2])
     buffer[1:3] = np.array([8, 9])
     np.testing.assert_array_equal(buffer[:], [0, 8, 9, 15, 2])
-    with pytest.raises(EpisodeIndexError, match="3 new items cannot take the place of the 2"):
+    with pytest.raises(EpisodeIndexError, match="3 new items cannot replace the 2"):
         buffer.set([1, 2, 3], at_indices=slice(0, 2))
     copy = LookbackBuffer.from_state(buffer.get_state())
     assert copy == buffer
@@ -133,5 +133,5 @@ def test_nested_data_are_one_hot_and_filled_by_their_space(finalized: bool) -> N
 
 
 def test_one_hot_vectors_need_a_space() -> None:
-    with pytest.raises(EpisodeError, match="needs the space"):
+    with pytest.raises(EpisodeError, match="requires the space"):
         buffers()[0].get(0, one_hot_discrete=True)

@@ -143,9 +143,9 @@ def test_slices() -> None:
         part.add_env_step(i, 10 * i, float(i), extra_model_outputs={"action_logp": 0.0})
     assert contents(part[1:])[1] == [50, 60, 70]
     assert part[1:].t_started == 6
-    with pytest.raises(EpisodeError, match="Consecutive steps"):
+    with pytest.raises(EpisodeError, match="has consecutive steps"):
         _ = episode[::2]
-    with pytest.raises(EpisodeError, match="takes slices"):
+    with pytest.raises(EpisodeError, match="by a slice"):
         _ = episode[1]  # pyright: ignore[reportArgumentType]
 
 
@@ -169,24 +169,24 @@ def test_states(as_arrays: bool) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     episode = filled(2)
-    with pytest.raises(EpisodeError, match="has begun already"):
+    with pytest.raises(EpisodeError, match="has already begun"):
         episode.add_env_reset(0)
     with pytest.raises(EpisodeError, match="has not begun"):
         SingleAgentEpisode().add_env_step(0, 0, 0.0)
     with pytest.raises(EpisodeError, match=r"a step with \['other'\]"):
         episode.add_env_step(0, 0, 0.0, extra_model_outputs={"other": 1})
-    with pytest.raises(EpisodeError, match="cannot go on from mine"):
+    with pytest.raises(EpisodeError, match="cannot be appended to mine"):
         episode.concat_episode(filled(2))
-    with pytest.raises(EpisodeError, match="cannot go on from mine"):
+    with pytest.raises(EpisodeError, match="cannot be appended to mine"):
         episode.concat_episode(SingleAgentEpisode("other", observations=[2], t_started=2))
-    with pytest.raises(EpisodeError, match="does not begin with the observation"):
+    with pytest.raises(EpisodeError, match="does not begin with the last observation"):
         episode.concat_episode(SingleAgentEpisode("mine", observations=[3], t_started=2))
     episode.add_env_step(3, 0, 0.0, truncated=True, extra_model_outputs={"action_logp": 0.0})
     with pytest.raises(EpisodeError, match="is done"):
         episode.add_env_step(4, 0, 0.0, extra_model_outputs={"action_logp": 0.0})
-    with pytest.raises(EpisodeError, match="must be going on"):
+    with pytest.raises(EpisodeError, match="must be ongoing"):
         episode.cut()
-    with pytest.raises(EpisodeError, match=r"goes with \{'observations': 1"):
+    with pytest.raises(EpisodeError, match=r"expected the lengths \{'observations': 1"):
         SingleAgentEpisode(observations=[0, 1], actions=[0, 1], rewards=[0.0, 1.0])
 
 

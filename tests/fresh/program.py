@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrl.assembly.device_trial import SURE_ROWS
+from jaxrl.assembly.device_trial import ALWAYS_FASTER_ROWS
 from jaxrl.config.batch_plan.on_policy import MIN_ROWS_PER_CPU_DEVICE
-from jaxrl.runtime.devices import MAX_CPU_DEVICES, usable_cores
+from jaxrl.runtime.devices import MAX_CPU_DEVICES, count_usable_cores
 
-ROWS = SURE_ROWS * min(MAX_CPU_DEVICES, usable_cores())
+ROWS = ALWAYS_FASTER_ROWS * min(MAX_CPU_DEVICES, count_usable_cores())
 """Of a minibatch: enough to be shared by all devices without a trial."""
 
 
@@ -40,7 +40,7 @@ def configs() -> dict[str, Any]:
         "dqn": dqn,
         "lstm": ppo().rl_module(model_config=lstm),
         "host": ppo(placement="host"),
-        "tried": ppo(MIN_ROWS_PER_CPU_DEVICE * min(MAX_CPU_DEVICES, usable_cores())),
+        "tried": ppo(MIN_ROWS_PER_CPU_DEVICE * min(MAX_CPU_DEVICES, count_usable_cores())),
         "sweep": ppo().sweep(seeds=8),
     }
 

@@ -58,3 +58,11 @@ def test_every_config_is_there_by_name() -> None:
         "print([name for name in ('ray', 'jaxrl.algorithms.sac') if name in sys.modules])"
     )
     assert found == "[]"
+
+
+def test_processes_of_host_environments_do_without_jax() -> None:
+    modules = ("barrier", "host_creators", "host_spaces", "host_state")
+    names = ", ".join(f"jaxrl.envs.adapters.{module}" for module in modules)
+    code = f"import sys; import {names}; print('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithms.ppo import PPOLearner
-from jaxrl.core.hparams import PerLane, numbers_of
+from jaxrl.core.hparams import PerLane, get_numeric_hparams
 from jaxrl.errors import ConfigError
 from jaxrl.evaluation.evaluation import make_evaluator
-from jaxrl.sweeps.grouping import grouped
-from jaxrl.sweeps.lanes import Lanes, stacked
+from jaxrl.sweeps.grouping import group_lanes
+from jaxrl.sweeps.lanes import Lanes, stack_trees
 from tests.helpers import every_algorithm, small
 from tests.lanes import lanes_at, sweepable, with_effects
 
@@ -21,21 +21,23 @@ pytestmark = pytest.mark.allow_key_reuse
 
 def trace(config: Any) -> None:
     """Everything that lanes share, from settings of which no traced one can be read."""
-    (group,) = grouped(lanes_at(config, [{}, {"seed": 1}]))
+    (group,) = group_lanes(lanes_at(config, [{}, {"seed": 1}]))
     names = sweepable(config)
     assembly = group.assemble(names)
-    lanes = Lanes.of(assembly.in_graph_runner, names)
+    lanes = Lanes.from_runner(assembly.in_graph_runner, names)
     keys = jax.random.split(jax.random.key(0), 2)
-    numbers = stacked([numbers_of(lane.config.training_settings) for lane in group.lanes])
-    params = stacked(group.env_params)
+    numbers = stack_trees(
+        [get_numeric_hparams(lane.config.training_settings) for lane in group.lanes]
+    )
+    params = stack_trees(group.env_params)
     states = jax.eval_shape(lanes.init, keys, params, numbers)
-    jax.eval_shape(lanes.run, states, jnp.asarray(1))
+    jax.eval_shape(lanes.run_batches, states, jnp.asarray(1))
     changed = group.lanes[0].config.get_evaluation_config_object()
-    evaluator = make_evaluator(changed, assembly.sampler, assembly.made)
+    evaluator = make_evaluator(changed, assembly.rollout_worker, assembly.made)
 
     def evaluate(key: Any) -> Any:
         learner = assembly.in_graph_runner.init(key, group.env_params[0])
-        return evaluator(lanes.runner.actor(learner), group.env_params[0], key)
+        return evaluator(lanes.runner.make_actor_state(learner), group.env_params[0], key)
 
     jax.eval_shape(evaluate, jax.random.key(0))
 

@@ -45,7 +45,7 @@ def temperature_that_runs_away(patch: pytest.MonkeyPatch) -> None:
 
 def endless_episodes(patch: pytest.MonkeyPatch) -> None:
     """Bootstraps through terminations."""
-    honest = SACLearner.targets
+    honest = SACLearner.compute_td_targets
 
     def broken(self: Any, state: Any, batch: Any, *arguments: Any) -> Any:
         endless = replace(batch, discount=jnp.full_like(batch.discount, 0.99))
@@ -58,7 +58,7 @@ def policy_of_old_actions(patch: pytest.MonkeyPatch) -> None:
     """The critics value the action of the buffer: the policy gets no gradient."""
 
     def broken(self: Any, policy: Any, critic: Any, batch: Any) -> Any:
-        q = self.module.first_q_values(critic, batch.obs, batch.action)
+        q = self.module.compute_first_q_values(critic, batch.obs, batch.action)
         return -jnp.mean(batch.weight * q), {}
 
     patch.setattr(TD3Learner, "actor_loss", broken)
@@ -66,7 +66,7 @@ def policy_of_old_actions(patch: pytest.MonkeyPatch) -> None:
 
 def targets_of_the_present(patch: pytest.MonkeyPatch) -> None:
     """The bootstrap is of the observation that was acted on."""
-    honest = TQCLearner.targets
+    honest = TQCLearner.compute_td_targets
 
     def broken(self: Any, state: Any, batch: Any, *arguments: Any) -> Any:
         return honest(self, state, replace(batch, next_obs=batch.obs), *arguments)

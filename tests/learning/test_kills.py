@@ -12,7 +12,7 @@ import pytest
 
 from jaxrl.algorithm import Algorithm
 from jaxrl.loggers.json_sink import read_results
-from jaxrl.runs.checkpoint import complete_checkpoints
+from jaxrl.runs.checkpoint import list_checkpoints
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def rows(run: Path) -> list[int]:
 
 
 def newest(run: Path) -> int:
-    saved = complete_checkpoints(run / "checkpoints")
+    saved = list_checkpoints(run / "checkpoints")
     return int(saved[-1].name.rpartition("_")[2]) if saved else 0
 
 

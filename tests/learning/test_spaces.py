@@ -43,7 +43,7 @@ def test_all_three_parts_are_read(name: str) -> None:
 def test_a_part_that_is_blank_fails_the_threshold(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = ThreeParts.shown
+    honest = ThreeParts.sample_code
 
     def blank(self: Any, key: Any) -> Any:
         code, obs = honest(self, key)
@@ -83,7 +83,7 @@ def test_without_the_mask_mines_are_opened(monkeypatch: pytest.MonkeyPatch) -> N
         assert algorithm.train()["env_runners"]["episode_return_min"] < -90.0
 
 
-seen = Minefield.seen
+seen = Minefield.observe
 
 
 # --- parts of an action that have to agree ---

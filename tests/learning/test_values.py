@@ -57,7 +57,7 @@ def test_every_part_of_rainbow_alone(part: str) -> None:
 def test_bootstrapping_through_terminations_fails_the_threshold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    honest = DQNLearner.targets
+    honest = DQNLearner.compute_td_targets
 
     def broken(self: Any, params: Any, target: Any, batch: Any, key: Any) -> Any:
         endless = replace(batch, discount=0.99 + 0.0 * batch.discount)

@@ -76,7 +76,7 @@ class TestStatus:
         status.update(result(1))
         clock.now += 6.0
         status.update(result(4))
-        progress = status.progress()
+        progress = status.compute_progress()
         assert progress is not None
         assert progress.name == "num_env_steps_sampled_lifetime"
         assert progress.fraction == pytest.approx(0.4)
@@ -88,29 +88,29 @@ class TestStatus:
         status.update(result(8))
         clock.now += 1.0
         status.update(result(9))
-        progress = status.progress()
+        progress = status.compute_progress()
         assert progress is not None
         assert progress.eta_s == pytest.approx(1.0)
 
     def test_a_restored_run_begins_with_its_figures(self) -> None:
         clock = Clock()
         status = RunStatus(STOP, clock)
-        status.goes_on_from({})
+        status.resume_from({})
         assert status.result == {}
-        status.goes_on_from(result(8))
-        progress = status.progress()
+        status.resume_from(result(8))
+        progress = status.compute_progress()
         assert progress is not None
         assert (progress.fraction, progress.eta_s) == (pytest.approx(0.8), None)
-        status.enter("training")
+        status.set_phase("training")
         clock.now += 2.0
         status.update(result(9))
         assert status.steps_per_s == pytest.approx(50.0)
 
     def test_a_return_alone_has_no_fraction(self) -> None:
         status = RunStatus({"env_runners/episode_return_mean": 450.0})
-        assert status.progress() is None
+        assert status.compute_progress() is None
         status.update(result(3))
-        progress = status.progress()
+        progress = status.compute_progress()
         assert progress is not None
         assert (progress.fraction, progress.value, progress.target) == (None, 61.5, 450.0)
 
@@ -118,9 +118,9 @@ class TestStatus:
         clock = Clock()
         status = RunStatus({}, clock)
         for phase, seconds in (("compiling", 5.0), ("training", 2.0), ("evaluating", 3.0)):
-            status.enter(phase)
+            status.set_phase(phase)
             clock.now += seconds
-        status.enter("training")
+        status.set_phase("training")
         status.update(result(1))
         assert status.steps_per_s == pytest.approx(50.0)
         clock.now += 4.0
@@ -158,29 +158,29 @@ class TestText:
         ],
     )
     def test_number(self, value: float, expected: str) -> None:
-        assert text.number(value) == expected
+        assert text.format_number(value) == expected
 
     @pytest.mark.parametrize(
         ("seconds", "expected"), [(3.21, "3.2 s"), (65, "1:05"), (7384, "2:03:04")]
     )
     def test_duration(self, seconds: float, expected: str) -> None:
-        assert text.duration(seconds) == expected
+        assert text.format_duration(seconds) == expected
 
     @pytest.mark.parametrize(
         ("value", "expected"), [(812.0, "812"), (45123.0, "45.1k"), (3.2e6, "3.2M")]
     )
     def test_rate(self, value: float, expected: str) -> None:
-        assert text.rate(value) == expected
+        assert text.format_rate(value) == expected
 
     def test_sparkline(self) -> None:
-        assert text.sparkline([]) == ""
-        assert text.sparkline([5.0, 5.0]) == "▁▁"
-        assert text.sparkline([0.0, 3.5, 7.0]) == "▁▅█"
-        assert text.sparkline([float(i) for i in range(100)], width=8) == "▁▂▃▄▅▆▇█"
+        assert text.format_sparkline([]) == ""
+        assert text.format_sparkline([5.0, 5.0]) == "▁▁"
+        assert text.format_sparkline([0.0, 3.5, 7.0]) == "▁▅█"
+        assert text.format_sparkline([float(i) for i in range(100)], width=8) == "▁▂▃▄▅▆▇█"
 
     def test_a_line_says_what_happened(self) -> None:
         trouble = {"num_nonfinite_updates": 3, "num_nonfinite_updates_in_a_row": 2}
-        line = text.line(result(2, fault_tolerance=trouble), steps_per_s=54321.0)
+        line = text.format_line(result(2, fault_tolerance=trouble), steps_per_s=54321.0)
         assert line == (
             "iteration 2  steps 200  return 41 (9 to 500)  length 33.25  policy loss -0.0123  "
             "vf loss 12.5  kl 0.0021  entropy 0.69  lr 0.0003  54.3k steps/s  4.0 s  "
@@ -188,7 +188,9 @@ class TestText:
         )
 
     def test_a_run_in_which_no_episode_ended(self) -> None:
-        assert "no episode has ended yet" in text.line({"training_iteration": 1, "env_runners": {}})
+        assert "no episode has ended yet" in text.format_line(
+            {"training_iteration": 1, "env_runners": {}}
+        )
 
     def test_several_modules_are_told_apart(self) -> None:
         learners = {"a": {"policy_loss": 1.0}, "b": {"policy_loss": 2.0}, "count": 3}
@@ -202,19 +204,21 @@ class TestPlain:
     def open(self, clock: Callable[[], float]) -> tuple[PlainDisplay, io.StringIO]:
         out = io.StringIO()
         console = Console(file=out, width=40)
-        display = PlainDisplay("PPO on X", STOP, console=console, clock=clock, device=lambda: "cpu")
+        display = PlainDisplay(
+            "PPO on X", STOP, console=console, clock=clock, describe_devices=lambda: "cpu"
+        )
         return display, out
 
     def test_few_lines_and_the_last_one_always(self) -> None:
         clock = Clock()
         display, out = self.open(clock)
         with display:
-            display.phase("compiling")
+            display.set_phase("compiling")
             clock.now += 3.2
             for i in range(1, 8):
-                display.phase("training")
+                display.set_phase("training")
                 clock.now += 0.5
-                display.iteration(result(i))
+                display.update(result(i))
         lines = out.getvalue().splitlines()
         assert lines[:3] == ["PPO on X", "compiling for cpu ...", "compiled in 3.2 s"]
         assert [line.split()[1] for line in lines[3:]] == ["1", "5", "7"]
@@ -225,12 +229,12 @@ class TestPlain:
         clock = Clock()
         display, out = self.open(clock)
         with display:
-            display.iteration(result(1))
-            display.iteration(evaluated(2, 77.5))
-            display.iteration(evaluated(3, 77.5, new=False))
-            display.iteration(evaluated(4, 77.5))
-            display.iteration(result(5))
-            display.iteration(result(6))
+            display.update(result(1))
+            display.update(evaluated(2, 77.5))
+            display.update(evaluated(3, 77.5, new=False))
+            display.update(evaluated(4, 77.5))
+            display.update(result(5))
+            display.update(result(6))
         lines = out.getvalue().splitlines()[1:]
         assert [line.split()[1] for line in lines] == ["1", "2", "4", "6"]
         assert ["evaluated return 77.5" in line for line in lines] == [False, True, True, False]
@@ -246,19 +250,19 @@ class TestLive:
         clock = Clock()
         console = Console(width=100, force_terminal=True, color_system=None, file=io.StringIO())
         display = LiveDisplay(
-            "PPO on X", STOP, console=console, clock=clock, device=lambda: "2 x cpu"
+            "PPO on X", STOP, console=console, clock=clock, describe_devices=lambda: "2 x cpu"
         )
-        display.phase("compiling")
+        display.set_phase("compiling")
         clock.now += 3.5
         before = self.screen(display, console)
         assert "compiling  3.5 s" in before
         assert "no episode has ended yet" in before
         for i in range(1, 5):
-            display.phase("training")
+            display.set_phase("training")
             clock.now += 2.0
-            display.iteration(evaluated(i, 33.0))
+            display.update(evaluated(i, 33.0))
         trouble = {"num_nonfinite_env_steps": 4}
-        display.iteration({**evaluated(5, 44.0), "fault_tolerance": trouble})
+        display.update({**evaluated(5, 44.0), "fault_tolerance": trouble})
         shown = self.screen(display, console)
         for words in (
             "PPO on X",
@@ -282,10 +286,10 @@ class TestLive:
         out = io.StringIO()
         console = Console(width=100, height=30, force_terminal=True, color_system=None, file=out)
         with LiveDisplay("PPO on X", {}, console=console) as display:
-            display.phase("compiling")
+            display.set_phase("compiling")
             time.sleep(0.8)
             drawn = out.getvalue()
-            display.message("a line that stays")
+            display.print_message("a line that stays")
         assert drawn.count("compiling") >= 2
         assert "a line that stays" in out.getvalue()
         assert "ended after" in out.getvalue()

@@ -47,8 +47,8 @@ def test_what_is_written_is_what_protocol_buffers_read(tmp_path: Path) -> None:
     path = tmp_path / "events"
     file = EventFile(path)
     file.start_at(301)
-    file.scalars(2**40 + 5, {"a/b": 0.5, "größe": -3e38, "huge": 1e300, "count": 7})
-    file.scalars(0, {})
+    file.write_scalars(2**40 + 5, {"a/b": 0.5, "größe": -3e38, "huge": 1e300, "count": 7})
+    file.write_scalars(0, {})
     file.close()
     head, start, scalars, empty = events(path)
     assert head.file_version == "brain.Event:2"

@@ -10,7 +10,7 @@ import rich.console
 
 from jaxrl.loggers import RunFolder
 from jaxrl.loggers.console_sink import ConsoleSink
-from jaxrl.loggers.notebook import DRAWN_EVERY_S, NotebookDisplay
+from jaxrl.loggers.notebook import REDRAW_INTERVAL_S, NotebookDisplay
 from jaxrl.loggers.sinks import open_all
 from tests.logging.test_display import Clock, result
 
@@ -55,8 +55,8 @@ def test_one_output_is_drawn_anew(cells: Cells) -> None:
     clock = Clock()
     display = NotebookDisplay("the_run", STOP, clock)
     for iteration in (1, 2, 3):
-        clock.now += 2 * DRAWN_EVERY_S
-        display.iteration(result(iteration))
+        clock.now += 2 * REDRAW_INTERVAL_S
+        display.update(result(iteration))
     assert (len(cells.outputs), cells.updates) == (1, 2)
     page = cells.pages[0]
     assert "the_run" in page
@@ -72,8 +72,8 @@ def test_it_is_not_drawn_more_often_than_one_can_look(cells: Cells) -> None:
     clock = Clock()
     display = NotebookDisplay("", {}, clock)
     for iteration in range(1, 101):
-        clock.now += DRAWN_EVERY_S / 50
-        display.iteration(result(iteration))
+        clock.now += REDRAW_INTERVAL_S / 50
+        display.update(result(iteration))
     assert cells.updates <= 3
     display.flush()
     assert "iteration 100" in cells.pages[0]
@@ -83,10 +83,10 @@ def test_it_is_not_drawn_more_often_than_one_can_look(cells: Cells) -> None:
 def test_a_run_that_goes_on_in_another_cell_is_shown_there(cells: Cells) -> None:
     clock = Clock()
     display = NotebookDisplay("", {}, clock)
-    display.iteration(result(1))
+    display.update(result(1))
     cells.execution_count = 2
     clock.now += 1.0
-    display.iteration(result(2))
+    display.update(result(2))
     assert [cell for cell, _ in cells.outputs.values()] == [1, 2]
     assert "iteration 1" in cells.pages[0]
     assert "iteration 2" in cells.pages[1]
@@ -98,8 +98,8 @@ def test_a_run_that_goes_on_in_another_cell_is_shown_there(cells: Cells) -> None
 
 def test_the_iteration_that_reaches_the_criterion_is_always_drawn(cells: Cells) -> None:
     display = NotebookDisplay("", STOP, Clock())
-    display.iteration(result(9))
-    display.iteration(result(10))
+    display.update(result(9))
+    display.update(result(10))
     assert "iteration 10" in cells.pages[0]
 
 

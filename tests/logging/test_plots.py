@@ -57,7 +57,7 @@ def test_the_curve_is_read_back_from_what_was_logged(folder: RunFolder, sinks: l
     assert curve.mean == [3, 4, 5]
     assert curve.high == [4, 5, 6]
     # Iteration 3 repeats the evaluation of iteration 2; the equal score of iteration 4 is its own.
-    assert curve.evaluated == [(2000, 500.0), (4000, 500.0)]
+    assert curve.evaluations == [(2000, 500.0), (4000, 500.0)]
 
 
 def test_a_long_run_is_thinned_but_for_its_evaluations(
@@ -68,7 +68,7 @@ def test_a_long_run_is_thinned_but_for_its_evaluations(
     curve = read_learning_curve(folder.path)
     assert 10 <= len(curve.steps) <= 12
     assert curve.steps[0] == 2000
-    assert curve.evaluated == [(50_000, 500.0)]
+    assert curve.evaluations == [(50_000, 500.0)]
 
 
 def test_the_picture_is_a_picture(folder: RunFolder) -> None:

@@ -46,9 +46,13 @@ def test_to_json_of_a_bool_is_no_int() -> None:
 
 def test_flat_scalars_keep_order_and_leave_out_what_fits_no_cell() -> None:
     result = {"b": {"y": np.float32(1), "x": {"z": 2}}, "a": [1, 2], "c": None, "d": "text"}
-    assert list(results.flat_scalars(result).items()) == [("b/y", 1.0), ("b/x/z", 2), ("d", "text")]
+    assert list(results.flatten_scalars(result).items()) == [
+        ("b/y", 1.0),
+        ("b/x/z", 2),
+        ("d", "text"),
+    ]
 
 
 @pytest.mark.parametrize("missing", [None, float("nan"), "text", np.inf])
 def test_number_is_none_for_what_cannot_be_drawn(missing: object) -> None:
-    assert results.number({"a": missing}, "a") is None
+    assert results.get_number({"a": missing}, "a") is None

@@ -36,12 +36,12 @@ def test_the_default_place_follows_the_environment(
     assert RunFolder.make("run", {}).path == tmp_path / "elsewhere" / "run"
     monkeypatch.delenv("JAXRL_RESULTS_DIR")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert run_folder.results_root() == tmp_path / "home" / "jaxrl_results"
+    assert run_folder.resolve_results_dir() == tmp_path / "home" / "jaxrl_results"
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "a\\b"])
 def test_a_name_that_is_no_folder_name_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="cannot be a folder's name"):
+    with pytest.raises(ConfigError, match="is not a valid folder name"):
         RunFolder.make(name, {}, results_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -100,9 +100,9 @@ def test_a_folder_in_use_is_refused_until_it_is_closed(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match=r"no run folder.*params\.json"):
+    with pytest.raises(RunFolderError, match=r"is not a run folder.*params\.json"):
         RunFolder.open(tmp_path)
-    with pytest.raises(RunFolderError, match="no run folder"):
+    with pytest.raises(RunFolderError, match="is not a run folder"):
         RunFolder.open(tmp_path / "nothing")
 
 
@@ -130,10 +130,10 @@ class MyEnv:
     ],
 )
 def test_default_names_say_what_runs(env: object, label: str) -> None:
-    name = run_folder.default_name("PPO", env, 3)
+    name = run_folder.make_default_name("PPO", env, 3)
     assert name.startswith(f"PPO_{label}_20")
     assert name.endswith("_seed3")
-    assert not run_folder.default_name("PPO", env, None).endswith("None")
+    assert not run_folder.make_default_name("PPO", env, None).endswith("None")
 
 
 @pytest.mark.parametrize("removed", ["", "params.json", "run.json"])
@@ -144,19 +144,19 @@ def test_a_folder_that_was_removed_is_made_again(
     with RunFolder.create(config) as folder:
         folder.save_stop_criterion({"training_iteration": 7})
         run_id, params = folder.run_id, folder.params_file.read_bytes()
-        assert not folder.make_again(config)
+        assert not folder.recreate(config)
         if removed:
             (folder.path / removed).unlink()
         else:
             shutil.rmtree(folder.path)
-        assert folder.make_again(config)
+        assert folder.recreate(config)
         assert (folder.run_id, folder.stop_criterion) == (run_id, {"training_iteration": 7})
         assert folder.params_file.read_bytes() == params
         assert folder.checkpoints.is_dir()
         with pytest.raises(RunFolderError, match="is in use by process"):
             RunFolder.open(folder.path)
-    assert "was removed while the run went on: it was made again" in caplog.text
-    assert not folder.make_again(config)  # a folder that was let go is nobody's to make
+    assert "was removed during the run: it was created again" in caplog.text
+    assert not folder.recreate(config)  # a folder that was let go is nobody's to make
 
 
 def test_a_folder_that_another_run_took_is_left_to_it(tmp_path: Path) -> None:
@@ -167,4 +167,4 @@ def test_a_folder_that_another_run_took_is_left_to_it(tmp_path: Path) -> None:
             RunFolder.create(config),
             pytest.raises(RunFolderError, match="run is in use by process"),
         ):
-            folder.make_again(config)
+            folder.recreate(config)

@@ -1,6 +1,6 @@
 """What a line for people says of troubles: what went wrong, and no accounts of what went right."""
 
-from jaxrl.loggers.text import troubles
+from jaxrl.loggers.text import fault_counts
 
 
 def test_accounts_are_no_troubles() -> None:
@@ -13,4 +13,4 @@ def test_accounts_are_no_troubles() -> None:
             "num_nonfinite_updates": 1,
         }
     }
-    assert dict(troubles(result)) == {"env runner restarts": 3, "nonfinite updates": 1}
+    assert dict(fault_counts(result)) == {"env runner restarts": 3, "nonfinite updates": 1}

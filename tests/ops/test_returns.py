@@ -178,7 +178,7 @@ def _masked(seed=6):
 def test_gae_plus_value_is_the_lambda_return():
     """On data where a successor's value is the next row's own."""
     d = _masked()
-    inside = returns._goes_on(d["terminated"], d["truncated"], d["mask"])
+    inside = returns._is_continued(d["terminated"], d["truncated"], d["mask"])
     v_t = jnp.where(inside, jnp.roll(d["v_tm1"], -1, axis=0), d["v_t"])
     ends = (d["terminated"], d["truncated"], d["mask"])
     advantage = returns.gae(d["r_t"], d["v_tm1"], v_t, *ends, GAMMA, LAMBDA)
@@ -189,7 +189,7 @@ def test_gae_plus_value_is_the_lambda_return():
 
 def test_gae_with_lambda_one_is_monte_carlo_minus_value():
     d = _masked(7)
-    inside = returns._goes_on(d["terminated"], d["truncated"], d["mask"])
+    inside = returns._is_continued(d["terminated"], d["truncated"], d["mask"])
     v_t = jnp.where(inside, jnp.roll(d["v_tm1"], -1, axis=0), d["v_t"])
     ends = (d["terminated"], d["truncated"], d["mask"])
     advantage = returns.gae(d["r_t"], d["v_tm1"], v_t, *ends, GAMMA, 1.0)
@@ -200,7 +200,7 @@ def test_gae_with_lambda_one_is_monte_carlo_minus_value():
 
 def test_vtrace_on_policy_is_the_lambda_return():
     d = _masked(8)
-    inside = returns._goes_on(d["terminated"], d["truncated"], d["mask"])
+    inside = returns._is_continued(d["terminated"], d["truncated"], d["mask"])
     v_t = jnp.where(inside, jnp.roll(d["v_tm1"], -1, axis=0), d["v_t"])
     ends = (d["terminated"], d["truncated"], d["mask"])
     targets, _ = returns.vtrace(d["r_t"], d["v_tm1"], v_t, jnp.ones((T, B)), *ends, GAMMA, LAMBDA)
@@ -245,9 +245,9 @@ def test_return_is_known_up_to_a_termination():
     terminated = jnp.array([0, 0, 1, 0, 0, 0], bool)
     truncated = jnp.array([0, 0, 0, 0, 1, 0], bool)
     np.testing.assert_array_equal(
-        returns.return_is_known(terminated, truncated), [1, 1, 1, 0, 0, 0]
+        returns.is_return_known(terminated, truncated), [1, 1, 1, 0, 0, 0]
     )
     mask = jnp.array([1, 0, 1, 1, 1, 1], bool)
     np.testing.assert_array_equal(
-        returns.return_is_known(terminated, truncated, mask), [0, 0, 1, 0, 0, 0]
+        returns.is_return_known(terminated, truncated, mask), [0, 0, 1, 0, 0, 0]
     )

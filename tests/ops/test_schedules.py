@@ -50,7 +50,7 @@ def test_late_steps_count_one_by_one(end, first):
 
 def test_hyperparameters_follow_late_steps():
     progress = dataclasses.replace(
-        Progress.zero(), env_steps=Counter.zero().add(2**32 - 1).add(2**32 - 1)
+        Progress.zeros(), env_steps=Counter.zeros().add(2**32 - 1).add(2**32 - 1)
     )
     schedule = Schedule.from_setting([[0, 1.0], [2**33, 0.0]])
     value = current_values({"lr": schedule}, progress)["lr"]

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.ops.shuffle import shuffle_constants, shuffled_index
+from jaxrl.ops.shuffle import draw_shuffle_constants, shuffle_index
 
 
 def _order(key, size):
-    return shuffled_index(shuffle_constants(key), jnp.arange(size, dtype=jnp.uint32), size)
+    return shuffle_index(draw_shuffle_constants(key), jnp.arange(size, dtype=jnp.uint32), size)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8, 11, 17, 31, 32, 33, 50, 125, 1000, 4096])
@@ -30,12 +30,12 @@ def test_parts_make_the_whole_and_jit_and_vmap_agree(size):
     parts = jnp.array_split(positions, 4)
     vmapped = jax.vmap(lambda k: _order(k, size))(keys)
     with jax.debug_key_reuse(False):
-        constants = [shuffle_constants(key) for key in keys]
+        constants = [draw_shuffle_constants(key) for key in keys]
     for chosen, expected in zip(constants, vmapped, strict=True):
-        pieces = [shuffled_index(chosen, part, size) for part in parts]
+        pieces = [shuffle_index(chosen, part, size) for part in parts]
         np.testing.assert_array_equal(jnp.concatenate(pieces), expected)
         np.testing.assert_array_equal(
-            jax.jit(shuffled_index, static_argnums=2)(chosen, positions, size), expected
+            jax.jit(shuffle_index, static_argnums=2)(chosen, positions, size), expected
         )
 
 
@@ -63,4 +63,4 @@ def test_about_uniform_over_keys(size):
 
 def test_refuses_impossible_sizes():
     with pytest.raises(ValueError, match="between 1 and"):
-        shuffled_index(shuffle_constants(jax.random.key(0)), jnp.zeros(1, jnp.uint32), 0)
+        shuffle_index(draw_shuffle_constants(jax.random.key(0)), jnp.zeros(1, jnp.uint32), 0)

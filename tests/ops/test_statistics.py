@@ -23,7 +23,7 @@ def test_updates_equal_numpy_on_all_rows(jitted):
     rows, masks = _batches()
     update = RunningMoments.update
     update = jax.jit(update) if jitted else update
-    moments = RunningMoments.zero((3,))
+    moments = RunningMoments.zeros((3,))
     for batch, mask in zip(rows, masks, strict=True):
         moments = update(moments, jnp.where(mask[..., None], batch, jnp.nan), jnp.asarray(mask))
     mean, variance = references.mean_and_variance(rows, masks)
@@ -35,7 +35,7 @@ def test_updates_equal_numpy_on_all_rows(jitted):
 
 def test_scalar_stream_without_a_mask():
     rows, _ = _batches(shape=(50, 1))
-    moments = RunningMoments.zero(())
+    moments = RunningMoments.zeros(())
     for batch in rows[..., 0, 0]:
         moments = moments.update(jnp.asarray(batch))
     np.testing.assert_allclose(moments.mean, rows[..., 0, 0].mean(), rtol=1e-5)
@@ -44,7 +44,7 @@ def test_scalar_stream_without_a_mask():
 
 def test_merge_equals_one_stream_and_empty_is_neutral():
     rows, masks = (jnp.asarray(x) for x in _batches())
-    zero = RunningMoments.zero((3,))
+    zero = RunningMoments.zeros((3,))
     left, right = zero.update(rows[:2], masks[:2]), zero.update(rows[2:], masks[2:])
     both = zero.update(rows, masks)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), left.merge(right), both)
@@ -55,7 +55,7 @@ def test_merge_equals_one_stream_and_empty_is_neutral():
 def test_a_large_offset_does_not_cancel():
     """E[x²] − E[x]² in float32 would give garbage here."""
     rng = np.random.default_rng(1)
-    moments = RunningMoments.zero(())
+    moments = RunningMoments.zeros(())
     rows = (1e4 + rng.normal(size=(200, 64))).astype(np.float32)
     update = jax.jit(RunningMoments.update)
     for batch in rows:
@@ -76,13 +76,13 @@ def test_normalize():
     )
     x = jnp.array([[3.0, 0.5], [1.0, -70.0]])
     np.testing.assert_allclose(moments.normalize(x, clip=5.0), [[1, 0.5], [0, -5]], rtol=1e-4)
-    fresh = RunningMoments.zero((2,))
+    fresh = RunningMoments.zeros((2,))
     np.testing.assert_allclose(fresh.normalize(x), jnp.clip(x, -10, 10), rtol=1e-6)
 
 
 def test_a_constant_entry_normalizes_to_almost_zero():
     """Its mean is off by rounding, which must not be blown up to ±clip."""
-    moments, x = RunningMoments.zero((1,)), jnp.full((97, 1), 123.456, jnp.float32)
+    moments, x = RunningMoments.zeros((1,)), jnp.full((97, 1), 123.456, jnp.float32)
     for _ in range(20):
         moments = moments.update(x)
     assert np.abs(moments.normalize(x)).max() < 0.2
@@ -101,7 +101,7 @@ def test_over_a_mesh_equals_one_device():
             out_specs=PartitionSpec(),
         )
     )
-    zero = RunningMoments.zero((3,))
+    zero = RunningMoments.zeros((3,))
     jax.tree.map(
         partial(np.testing.assert_allclose, rtol=1e-5),
         update(zero, rows, masks),

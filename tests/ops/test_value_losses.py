@@ -29,16 +29,16 @@ def test_what_belongs_to_an_action():
     values, several = normal(0, N, ACTIONS), normal(1, N, ACTIONS, ATOMS)
     action = jnp.asarray(np.random.default_rng(2).integers(0, ACTIONS, N), jnp.int32)
     rows = np.arange(N)
-    check(value_losses.at_action, np.asarray(values)[rows, action], values, action)
-    check(value_losses.rows_at_action, np.asarray(several)[rows, action], several, action)
+    check(value_losses.batched_index, np.asarray(values)[rows, action], values, action)
+    check(value_losses.batched_index_rows, np.asarray(several)[rows, action], several, action)
 
 
 def test_values_of_other_actions_may_be_anything():
     values = jnp.asarray([[1.0, jnp.nan, -jnp.inf]])
     action = jnp.zeros((1,), jnp.int32)
-    assert value_losses.at_action(values, action) == 1.0
-    assert value_losses.rows_at_action(values[..., None], action) == 1.0
-    grad = jax.grad(lambda x: value_losses.at_action(x, action).sum())(values)
+    assert value_losses.batched_index(values, action) == 1.0
+    assert value_losses.batched_index_rows(values[..., None], action) == 1.0
+    grad = jax.grad(lambda x: value_losses.batched_index(x, action).sum())(values)
     np.testing.assert_array_equal(grad, [[1.0, 0.0, 0.0]])
 
 
@@ -84,9 +84,9 @@ def test_the_loss_of_c51_is_that_of_rlax():
     action = jnp.asarray(rng.integers(0, ACTIONS, N), jnp.int32)
     reward, discount = normal(11, N), jnp.asarray(rng.random(N), jnp.float32)
     best = jnp.argmax(choosing, axis=-1)
-    probs = jax.nn.softmax(value_losses.rows_at_action(following, best))
+    probs = jax.nn.softmax(value_losses.batched_index_rows(following, best))
     target = projected(reward, discount, probs)
-    taken = value_losses.rows_at_action(logits, action)
+    taken = value_losses.batched_index_rows(logits, action)
     theirs = jax.vmap(rlax.categorical_double_q_learning, (None, 0, 0, 0, 0, None, 0, 0))(
         SUPPORT, logits, action, reward, discount, SUPPORT, following, choosing
     )

@@ -14,8 +14,6 @@ EXTRAS = PROJECT["optional-dependencies"]
 INSTALLED_AS = {"yaml": "pyyaml"}
 # Needed by gymnax and JAX, which do not declare them.
 NOT_IMPORTED = {"filelock", "six"}
-# Part of a whole installation although no module imports it today: chex comes with optax.
-STANDS_READY = {"chex"}
 
 
 def name_of(requirement: str) -> str:
@@ -50,7 +48,7 @@ def test_every_core_dependency_is_used() -> None:
         name = name_of(requirement)
         module = imported_as.get(name, name)
         is_imported = re.search(rf"(?i)\b(import|from) {module}\b|\"{module}[.\"]", code)
-        assert is_imported or name in NOT_IMPORTED | STANDS_READY, f"nothing imports {name}"
+        assert is_imported or name in NOT_IMPORTED, f"nothing imports {name}"
 
 
 def test_constraints_name_each_dependency_exactly_and_no_host() -> None:

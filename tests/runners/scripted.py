@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.assembly.assemble import make_acting
+from jaxrl.assembly.assemble import make_policy_step
 from jaxrl.core.types import Columns, Progress, PyTree
 from jaxrl.envs.host import HostFault, HostStep, MadeHostEnv
 from jaxrl.modules.actor_critic import ActorCriticModule
 from jaxrl.runners.env_runner import EnvRunner
 from jaxrl.runners.fragment import Weights
-from jaxrl.training.rollout import Actor
+from jaxrl.training.rollout import ActorState
 from tests.helpers import small
 
 SEED = 3
@@ -94,7 +94,7 @@ class Scripted:
             infos=lambda row: {"step": int(final[row, 1])},
         )
 
-    def hold(self, held: np.ndarray) -> None:
+    def pause(self, held: np.ndarray) -> None:
         self._held = held
 
     def get_state(self) -> PyTree | None:
@@ -106,19 +106,19 @@ class Scripted:
         self._episode, self._step = state["episode"], state["step"]
         self._to_reset = state["to_reset"]
 
-    def envs(self) -> list[Any]:
+    def get_sub_environments(self) -> list[Any]:
         return [f"copy {i}" for i in range(self.num_envs)]
 
     def close(self) -> None:
         self.closed += 1
 
 
-def actor_of(acting: Any, seed: int = 0) -> Actor:
-    return Actor(
+def actor_of(acting: Any, seed: int = 0) -> ActorState:
+    return ActorState(
         params=acting.module.init(jax.random.key(seed)),
         obs_state=acting.obs_pipeline.init(),
         hparams={},
-        progress=Progress.zero(),
+        progress=Progress.zeros(),
     )
 
 
@@ -133,13 +133,13 @@ def scripted_runner(
     config = (config or small()).debugging(seed=SEED)
     made = MadeHostEnv(
         id="scripted",
-        create=lambda context: vector.envs()[0],
+        create=lambda context: vector.get_sub_environments()[0],
         observation_space=SPACES[0],
         action_space=SPACES[1],
         max_episode_steps=None,
         env_config={},
     )
-    acting = make_acting(config, made)
+    acting = make_policy_step(config, made)
     if module is not None:
         acting = dataclasses.replace(
             acting,
@@ -152,7 +152,7 @@ def scripted_runner(
     runner = EnvRunner(
         config=config,
         vector=vector,
-        acting=acting,
+        policy_step=acting,
         env_index=np.arange(vector.num_envs),
         **settings,
     )

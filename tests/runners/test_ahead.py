@@ -12,7 +12,7 @@ from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.loggers.json_sink import read_results
 from jaxrl.runners.ahead import Pace
-from jaxrl.runs.checkpoint import host_leaves
+from jaxrl.runs.checkpoint import fetch_leaves
 from tests.helpers import small
 
 TIMES = ("time", "timers", "date", "system", "compile", "per_second")
@@ -20,59 +20,59 @@ TIMES = ("time", "timers", "date", "system", "compile", "per_second")
 
 class TestPace:
     def taking(self, pace: Pace, rows: int, seconds: float = 0.001) -> None:
-        pace.ran(seconds)
+        pace.record_duration(seconds)
         for row in range(rows):
-            pace.took(is_last=row == rows - 1)
+            pace.record_taken(is_last=row == rows - 1)
 
     def test_the_first_dispatch_is_one_row_and_the_next_ones_are_doubled(self) -> None:
         pace, lengths = Pace(64), []
         for _ in range(8):
-            lengths.append(pace.rows(1000))
+            lengths.append(pace.choose_num_rows(1000))
             self.taking(pace, lengths[-1])
         assert lengths == [1, 2, 4, 8, 16, 32, 64, 64]
 
     def test_a_dispatch_is_bounded_in_time(self) -> None:
         pace = Pace(64, seconds=0.5)
         for _ in range(8):
-            self.taking(pace, pace.rows(1000), seconds=0.1)
-        assert pace.rows(1000) == 5
-        pace.ran(2.0)
-        assert pace.rows(1000) == 1
+            self.taking(pace, pace.choose_num_rows(1000), seconds=0.1)
+        assert pace.choose_num_rows(1000) == 5
+        pace.record_duration(2.0)
+        assert pace.choose_num_rows(1000) == 1
 
     def test_no_more_than_is_wanted(self) -> None:
         pace = Pace(64)
         for _ in range(8):
-            self.taking(pace, pace.rows(1000))
-        assert pace.rows(3) == 3
+            self.taking(pace, pace.choose_num_rows(1000))
+        assert pace.choose_num_rows(3) == 3
 
     def test_it_ends_where_the_state_was_looked_at_before(self) -> None:
         pace = Pace(64)
         for _ in range(5):
-            self.taking(pace, pace.rows(1000))
-        pace.looked(in_vain=False)  # after 31 rows
+            self.taking(pace, pace.choose_num_rows(1000))
+        pace.record_state_read(has_wasted_rows=False)  # after 31 rows
         taken = 0
         while taken < 31:
-            rows = pace.rows(1000)
+            rows = pace.choose_num_rows(1000)
             assert taken + rows <= 31
             self.taking(pace, rows)
             taken += rows
-        pace.looked(in_vain=False)
+        pace.record_state_read(has_wasted_rows=False)
 
     def test_who_looks_every_time_has_nothing_computed_in_vain(self) -> None:
         pace = Pace(64)
-        self.taking(pace, pace.rows(1000))
+        self.taking(pace, pace.choose_num_rows(1000))
         for _ in range(20):
-            pace.looked(in_vain=False)
-            assert pace.rows(1000) == 1
+            pace.record_state_read(has_wasted_rows=False)
+            assert pace.choose_num_rows(1000) == 1
             self.taking(pace, 1)
 
     def test_it_goes_further_again_when_looks_stop(self) -> None:
         pace = Pace(64)
         self.taking(pace, 1)
-        pace.looked(in_vain=True)
+        pace.record_state_read(has_wasted_rows=True)
         for _ in range(12):
-            self.taking(pace, pace.rows(1000))
-        assert pace.rows(1000) == 64
+            self.taking(pace, pace.choose_num_rows(1000))
+        assert pace.choose_num_rows(1000) == 64
 
 
 def own(result: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -110,7 +110,7 @@ def one_by_one(algorithm: Any) -> Any:
 
 
 def leaves(algorithm: Any) -> dict[str, np.ndarray]:
-    return host_leaves(algorithm.state)
+    return fetch_leaves(algorithm.state)
 
 
 def assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
@@ -140,10 +140,10 @@ def test_nobody_can_tell(kind: str, tmp_path: Path) -> None:
     ahead = config_of(kind, tmp_path / "a").build()
     pace = ahead.learner_group._pace
     lengths: list[int] = []
-    ran = pace.rows
-    ran_after = pace.rows_after
-    pace.rows = lambda at_most: lengths.append(ran(at_most)) or lengths[-1]
-    pace.rows_after = lambda *given: lengths.append(ran_after(*given)) or lengths[-1]
+    ran = pace.choose_num_rows
+    ran_after = pace.choose_num_rows_ahead
+    pace.choose_num_rows = lambda at_most: lengths.append(ran(at_most)) or lengths[-1]
+    pace.choose_num_rows_ahead = lambda *given: lengths.append(ran_after(*given)) or lengths[-1]
     pace._seconds = 1e9  # a busy machine changes nothing
     rows, states = play(ahead)
     wanted, wanted_states = play(one_by_one(config_of(kind, tmp_path / "b").build()))
@@ -203,7 +203,7 @@ def test_a_state_too_large_to_be_copied_is_not_gone_ahead_of(
     with algorithm:
         for _ in range(5):
             algorithm.train()
-        assert algorithm.learner_group._window.number == 1
+        assert algorithm.learner_group._window.num_rows == 1
 
 
 def test_what_is_interrupted_before_it_is_given_out_did_not_happen(
@@ -274,7 +274,7 @@ def test_what_is_computed_beside_is_not_counted_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with config_of("PPO", tmp_path).build() as algorithm:
-        group, dispatch = algorithm.learner_group, algorithm._loop.dispatch
+        group, dispatch = algorithm.learner_group, algorithm._loop.run_batches
         found: list[Any] = []
 
         def noted(*args: Any) -> Any:
@@ -283,17 +283,17 @@ def test_what_is_computed_beside_is_not_counted_twice(
 
         def until_all_are_given_out(least: int) -> int:
             followed = number = 0
-            while number < least or group._window.taken < group._window.number:
+            while number < least or group._window.num_taken < group._window.num_rows:
                 algorithm.train()
                 followed += group._following is not None
                 number += 1
             return followed
 
         until_all_are_given_out(4)
-        monkeypatch.setattr(algorithm._loop, "dispatch", noted)
+        monkeypatch.setattr(algorithm._loop, "run_batches", noted)
         assert until_all_are_given_out(100) > 0
-    assert any(dispatched.lent > 0 for dispatched in found)
-    assert sum(dispatched.lent for dispatched in found) <= 0.0
+    assert any(dispatched.ahead_seconds > 0 for dispatched in found)
+    assert sum(dispatched.ahead_seconds for dispatched in found) <= 0.0
 
 
 def test_dispatches_of_an_iteration_by_the_clock_take_no_less_than_the_clock_says(
@@ -301,17 +301,17 @@ def test_dispatches_of_an_iteration_by_the_clock_take_no_less_than_the_clock_say
 ) -> None:
     with small().reporting(min_time_s_per_iteration=0.1).build() as algo:
         found: list[Any] = []
-        dispatch = algo._loop.dispatch
+        dispatch = algo._loop.run_batches
 
         def noted(*args: Any) -> Any:
             found.append(dispatch(*args))
             return found[-1]
 
-        monkeypatch.setattr(algo._loop, "dispatch", noted)
+        monkeypatch.setattr(algo._loop, "run_batches", noted)
         algo.train()
         result = algo.train()
     assert len(found) > 2
-    assert [dispatched.lent for dispatched in found] == [0.0] * len(found)
+    assert [dispatched.ahead_seconds for dispatched in found] == [0.0] * len(found)
     assert result["time_this_iter_s"] >= 0.1
 
 
@@ -322,7 +322,7 @@ def test_nothing_is_computed_ahead_of_the_first_updates(tmp_path: Path) -> None:
     lengths = []
     for _ in range(14):
         algo.train()
-        lengths.append(algo.learner_group._window.number)
+        lengths.append(algo.learner_group._window.num_rows)
     assert lengths[:10] == [1] * 10, "iterations without updates are faster than those that follow"
     assert max(lengths) > 1, "those with updates are computed ahead"
     algo.stop()

@@ -72,7 +72,7 @@ def test_a_folder_of_another_user_is_not_used(
     monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
     said = enable_compilation_cache(str(folder))
     assert said == (
-        f"Compilation cache: none, because {folder} is not used: it belongs to another user."
+        f"Compilation cache: none, because {folder} cannot be used: it belongs to another user."
     )
     assert options() == DEFAULTS
 
@@ -80,7 +80,7 @@ def test_a_folder_of_another_user_is_not_used(
 def test_a_folder_that_cannot_be_made_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     said = enable_compilation_cache(str(tmp_path / "file" / "x"))
-    assert said.endswith("is not used: not a directory.")
+    assert said.endswith("cannot be used: not a directory.")
     assert options() == DEFAULTS
 
 
@@ -98,14 +98,14 @@ def test_what_jax_was_told_stays(tmp_path: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "jax"))
     jax.config.update("jax_compilation_cache_max_size", 12345)
     before = options()
-    assert enable_compilation_cache(None).endswith("jax, as JAX was told.")
+    assert enable_compilation_cache(None).endswith("jax, as set in JAX.")
     assert options() == before
     enable_compilation_cache(str(tmp_path / "other"))
     assert options()["jax_compilation_cache_max_size"] == 12345
     enable_compilation_cache(None)
     assert options() == before
     jax.config.update("jax_enable_compilation_cache", False)
-    assert enable_compilation_cache(None) == "Compilation cache: off, as JAX was told."
+    assert enable_compilation_cache(None) == "Compilation cache: off, as set in JAX."
     assert options()["jax_enable_compilation_cache"] is False
 
 
@@ -177,15 +177,15 @@ def test_the_next_process_hits(tmp_path: Path) -> None:
 
 
 def test_contents_are_counted_while_there_is_a_cache(tmp_path: Path) -> None:
-    assert cache.cache_contents() is None
+    assert cache.get_cache_contents() is None
     enable_compilation_cache(str(tmp_path / "cache"))
-    assert cache.cache_contents() == cache.CacheContents(
+    assert cache.get_cache_contents() == cache.CacheContents(
         folder=str(tmp_path / "cache"), entries=0, bytes=0, max_bytes=MAX_BYTES
     )
     (tmp_path / "cache" / "a-cache").write_bytes(b"123")
     (tmp_path / "cache" / "a-atime").write_bytes(b"12345678")
-    contents = cache.cache_contents()
+    contents = cache.get_cache_contents()
     assert contents is not None
     assert (contents.entries, contents.bytes) == (1, 3)
     enable_compilation_cache("off")
-    assert cache.cache_contents() is None
+    assert cache.get_cache_contents() is None

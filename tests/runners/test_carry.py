@@ -15,8 +15,8 @@ from jaxrl.envs.registry import make
 from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import ModuleError
 from jaxrl.modules.actor_critic import ActorCriticModule
-from jaxrl.training.in_graph import InGraph
-from jaxrl.training.rollout import Actor
+from jaxrl.training.in_graph import InGraphRunner
+from jaxrl.training.rollout import ActorState
 from tests.helpers import small
 
 pytestmark = pytest.mark.allow_key_reuse
@@ -34,7 +34,7 @@ class Counting(ActorCriticModule):
 
 
 def test_the_carry_is_zero_exactly_at_episode_starts() -> None:
-    plain = assemble(small()).sampler
+    plain = assemble(small()).rollout_worker
     module = Counting(
         observation_space=plain.module.observation_space,
         action_space=plain.module.action_space,
@@ -45,7 +45,7 @@ def test_the_carry_is_zero_exactly_at_episode_starts() -> None:
     progress: Any = None
 
     def run(key: Any) -> Any:
-        actor = Actor(params=module.init(key), obs_state=(), hparams={}, progress=progress)
+        actor = ActorState(params=module.init(key), obs_state=(), hparams={}, progress=progress)
         state = sampler.env.reset(key, jnp.arange(6), made.params)
         first = sampler.rollout(actor, state, sampler.initial_carry(6), made.params, 20)
         second = sampler.rollout(actor, first[0], first[1], made.params, 20)
@@ -67,4 +67,4 @@ def test_a_recurrent_module_is_refused_by_learners_that_would_ignore_it() -> Non
     config: PPOConfig = small().rl_module(rl_module_spec=Counting)
     with pytest.raises(ModuleError, match="recurrent"):
         config.build()
-    assert isinstance(assemble(small()).runner, InGraph)
+    assert isinstance(assemble(small()).runner, InGraphRunner)

@@ -8,11 +8,16 @@ import pytest
 from jaxrl import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.assembly import device_trial
-from jaxrl.assembly.device_trial import DeviceTrials, Way, device_trials, times_as_fast
+from jaxrl.assembly.device_trial import (
+    DeviceTrials,
+    UpdateLayout,
+    measure_speedup,
+    open_device_trials,
+)
 from jaxrl.config.batch_plan import on_policy as plan
 from jaxrl.config.batch_plan.on_policy import choose_num_devices
 from jaxrl.runners import placement
-from jaxrl.runners.placement import settle_parts
+from jaxrl.runners.placement import resolve_microbatch_size
 
 
 class Scripted:
@@ -20,20 +25,20 @@ class Scripted:
 
     def __init__(self, gain: float) -> None:
         self.gain = gain
-        self.asked: list[tuple[Way, Way]] = []
+        self.asked: list[tuple[UpdateLayout, UpdateLayout]] = []
 
-    def __call__(self, base: Way, other: Way) -> float:
+    def __call__(self, base: UpdateLayout, other: UpdateLayout) -> float:
         self.asked.append((base, other))
         return self.gain
 
 
-def never(base: Way, other: Way) -> float:
+def never(base: UpdateLayout, other: UpdateLayout) -> float:
     raise AssertionError(f"{base} and {other} should not be tried")
 
 
 @pytest.fixture
 def each_core_is_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_trial, "cores_are_devices", lambda: True)
+    monkeypatch.setattr(device_trial, "has_device_per_core", lambda: True)
 
 
 def ppo(rows: int = 256, **learners: object) -> PPOConfig:
@@ -48,26 +53,28 @@ def ppo(rows: int = 256, **learners: object) -> PPOConfig:
 )
 def test_devices_are_taken_that_are_faster(gain: float, taken: bool, tmp_path: Path) -> None:
     trials = DeviceTrials(tmp_path / "kept.json", Scripted(gain))
-    assert trials.is_worth(64, 2) is taken
+    assert trials.is_faster(64, 2) is taken
     assert f"{gain:.2f} times as fast" in trials.notes[0]
 
 
 def test_what_is_clear_is_not_tried(tmp_path: Path) -> None:
     trials = DeviceTrials(tmp_path / "kept.json", never)
-    assert trials.is_worth(8, 1)
-    assert not trials.is_worth(63, 2)
-    assert trials.is_worth(512, 2)
+    assert trials.is_faster(8, 1)
+    assert not trials.is_faster(63, 2)
+    assert trials.is_faster(512, 2)
     assert not trials.notes
 
 
 def test_a_trial_is_made_once_for_rows_of_about_the_same_number(tmp_path: Path) -> None:
     store, measure = tmp_path / "kept.json", Scripted(1.2)
-    assert DeviceTrials(store, measure).is_worth(100, 2)
-    assert measure.asked == [(Way(num_devices=1, rows=128), Way(num_devices=2, rows=64))]
-    assert DeviceTrials(store, never).is_worth(65, 2)
+    assert DeviceTrials(store, measure).is_faster(100, 2)
+    assert measure.asked == [
+        (UpdateLayout(num_devices=1, rows=128), UpdateLayout(num_devices=2, rows=64))
+    ]
+    assert DeviceTrials(store, never).is_faster(65, 2)
     assert list(json.loads(store.read_text()).values()) == [1.2]
     store.write_text("{")
-    assert DeviceTrials(store, measure).is_worth(100, 2)
+    assert DeviceTrials(store, measure).is_faster(100, 2)
     assert len(measure.asked) == 2
 
 
@@ -80,7 +87,7 @@ def test_the_most_devices_that_are_worth_it_share_the_work(tmp_path: Path) -> No
         tried.append((rows, number))
         return number <= 2
 
-    number, why = choose_num_devices(batch, "cpu", 8, is_worth=is_worth)
+    number, why = choose_num_devices(batch, "cpu", 8, is_faster=is_worth)
     assert (number, tried) == (2, [(128, 8), (256, 4), (512, 2)])
     assert "faster on this machine" in why
 
@@ -89,7 +96,7 @@ def test_the_most_devices_that_are_worth_it_share_the_work(tmp_path: Path) -> No
 def test_a_run_takes_what_was_measured_and_keeps_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(device_trial, "times_as_fast", Scripted(0.5))
+    monkeypatch.setattr(device_trial, "measure_speedup", Scripted(0.5))
     config = ppo().debugging(compilation_cache_dir=str(tmp_path / "cache"))
     with config.build() as algo:
         assert len(algo.devices) == 1
@@ -97,7 +104,7 @@ def test_a_run_takes_what_was_measured_and_keeps_it(
         path = algo.save(str(tmp_path / "saved"))
     assert (tmp_path / "cache" / "devices.json").exists()
     (tmp_path / "cache" / "devices.json").unlink()
-    monkeypatch.setattr(device_trial, "times_as_fast", Scripted(2.0))
+    monkeypatch.setattr(device_trial, "measure_speedup", Scripted(2.0))
     with Algorithm.from_checkpoint(path) as restored:
         assert len(restored.devices) == 1
         assert "1 cpu device, as the run had before." in restored.explain()
@@ -107,14 +114,14 @@ def test_a_run_takes_what_was_measured_and_keeps_it(
 
 def test_devices_that_others_made_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in these tests, where eight devices share two or four cores."""
-    monkeypatch.setattr(device_trial, "times_as_fast", never)
+    monkeypatch.setattr(device_trial, "measure_speedup", never)
     with ppo().build() as algo:
         assert len(algo.devices) == 4
 
 
 @pytest.mark.usefixtures("each_core_is_a_device")
 def test_nothing_is_tried_where_nothing_is_kept() -> None:
-    off = device_trials(ppo().debugging(compilation_cache_dir="off"))
+    off = open_device_trials(ppo().debugging(compilation_cache_dir="off"))
     assert not off.is_possible
 
 
@@ -142,21 +149,21 @@ def test_parts_are_taken_unless_they_are_slower(
 ) -> None:
     config = ppo(8192)
     trials = DeviceTrials(tmp_path / "kept.json", Scripted(gain))
-    settled = settle_parts(config, trials)
+    settled = resolve_microbatch_size(config, trials)
     assert settled.microbatch_size == size
     assert config.microbatch_size == "auto"
     few = ppo(512)
-    assert settle_parts(few, DeviceTrials(tmp_path / "other.json", never)) is few
+    assert resolve_microbatch_size(few, DeviceTrials(tmp_path / "other.json", never)) is few
     set_by_the_user = config.copy().training(microbatch_size=512)
-    assert settle_parts(set_by_the_user, trials) is set_by_the_user
+    assert resolve_microbatch_size(set_by_the_user, trials) is set_by_the_user
 
 
 @pytest.mark.parametrize(
     ("base", "other"),
     [
-        (Way(num_devices=1, rows=64), Way(num_devices=2, rows=32)),
-        (Way(num_devices=2, rows=64), Way(num_devices=2, rows=64, parts=4)),
+        (UpdateLayout(num_devices=1, rows=64), UpdateLayout(num_devices=2, rows=32)),
+        (UpdateLayout(num_devices=2, rows=64), UpdateLayout(num_devices=2, rows=64, parts=4)),
     ],
 )
-def test_a_trial_compares_two_ways(base: Way, other: Way) -> None:
-    assert 0 < times_as_fast(base, other) < 1000
+def test_a_trial_compares_two_ways(base: UpdateLayout, other: UpdateLayout) -> None:
+    assert 0 < measure_speedup(base, other) < 1000

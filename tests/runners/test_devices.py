@@ -29,7 +29,7 @@ def test_usable_cores_are_the_affinitys_within_the_quota(
         file.write_text(f"{quota}\n")
     monkeypatch.setattr(devices, "CPU_QUOTA", file)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
-    assert devices.usable_cores() == cores
+    assert devices.count_usable_cores() == cores
 
 
 def in_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -69,21 +69,21 @@ print(jax.local_device_count())
             3,
             {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
             "",
-            "['CPU devices: as XLA_FLAGS says.']",
+            "['CPU devices: as set by XLA_FLAGS.']",
             2,
         ),
         (
             3,
             {"JAX_NUM_CPU_DEVICES": "2"},
             "",
-            "['CPU devices: as JAX_NUM_CPU_DEVICES says.']",
+            "['CPU devices: as set by JAX_NUM_CPU_DEVICES.']",
             2,
         ),
         (
             3,
             {},
             "jax.config.update('jax_num_cpu_devices', 2)",
-            "['CPU devices: 2, as jax_num_cpu_devices says.']",
+            "['CPU devices: 2, as set by jax_num_cpu_devices.']",
             2,
         ),
         (3, {}, "jax.devices()", "['JAX had started before the first build", 1),

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.allow_key_reuse
 def in_graph(config: Any, num_envs: int, num_steps: int, fragments: int) -> list[Any]:
     """Rollouts and records of the compiled loop."""
     assembly = assemble(config)
-    sampler: Any = assembly.sampler
+    sampler: Any = assembly.rollout_worker
     made: Any = assembly.made
 
     actor = actor_of(sampler)
@@ -48,7 +48,7 @@ def in_graph(config: Any, num_envs: int, num_steps: int, fragments: int) -> list
 
 def host_runner(config: Any, num_envs: int, first: int = 0) -> EnvRunner:
     runner = make_env_runner(config, num_envs=num_envs, first_env_index=first)
-    runner.set_weights(weights_of(runner.acting))
+    runner.set_weights(weights_of(runner.policy_step))
     return runner
 
 
@@ -175,7 +175,7 @@ def test_complete_episodes_are_never_cut(mode: str) -> None:
     plain = scripted_runner(Scripted([3, 7, 30], mode), module=Counting)
     wanted = lanes([plain.sample(80)])
     runner = scripted_runner(Scripted([3, 7, 30], mode), module=Counting)
-    fragments = [runner.sample_complete(8) for _ in range(2)]
+    fragments = [runner.sample_complete_episodes(8) for _ in range(2)]
     for fragment in fragments:
         rollout: Any = fragment.rollout
         assert rollout.mask.shape == (32, 3)
@@ -205,7 +205,7 @@ def test_environments_of_either_kind_wait_for_one_another(env: str) -> None:
     config = small(env=env).environment(max_episode_steps=20).debugging(seed=SEED)
     wanted = lanes([host_runner(config, 3).sample(64)])
     runner = host_runner(config, 3)
-    fragments = [runner.sample_complete(8) for _ in range(2)]
+    fragments = [runner.sample_complete_episodes(8) for _ in range(2)]
     for fragment in fragments:
         ends = fragment.rollout.mask.sum(axis=0) - 1
         assert np.asarray(fragment.record.ended)[ends, np.arange(3)].all()
@@ -220,7 +220,7 @@ def test_an_episode_that_does_not_end_is_not_waited_for(monkeypatch: pytest.Monk
     monkeypatch.setattr("jaxrl.runners.env_runner.MAX_EPISODE_STEPS", 40)
     runner = scripted_runner(Scripted([3, 10**6], "same_step"))
     with pytest.raises(EnvError, match=r"environment 1 has not ended .* max_episode_steps"):
-        runner.sample_complete(8)
+        runner.sample_complete_episodes(8)
 
 
 def test_held_environments_do_not_move() -> None:
@@ -228,10 +228,10 @@ def test_held_environments_do_not_move() -> None:
     wanted = lanes([moving.sample(24)])
     runner = scripted_runner(Scripted([3, 7], "same_step"), module=Counting)
     fragments = [runner.sample(4)]
-    runner.hold(np.array([False, True]))
+    runner.pause(np.array([False, True]))
     fragments.append(runner.sample(4))
     assert not fragments[1].rollout.mask[:, 1].any()
-    runner.hold(np.array([False, False]))
+    runner.pause(np.array([False, False]))
     fragments.append(runner.sample(4))
     carry: Any = fragments[2].rollout.extras[Columns.ACTION_LOGP]
     np.testing.assert_array_equal(carry[:, 1], [4, 5, 6, 0])
@@ -314,13 +314,13 @@ def test_a_fault_is_reported_and_its_row_is_no_transition() -> None:
 def test_weights_come_first_and_carry_their_version() -> None:
     runner = scripted_runner(Scripted([3, 4], "same_step"))
     first = runner.sample(4)
-    runner.set_weights(weights_of(runner.acting, 7))
+    runner.set_weights(weights_of(runner.policy_step, 7))
     second = runner.sample(4)
     assert (first.weights_version, second.weights_version) == (0, 7)
     unweighted = EnvRunner(
         config=runner.config,
         vector=Scripted([3, 4], "same_step"),
-        acting=runner.acting,
+        policy_step=runner.policy_step,
         env_index=np.arange(2),
     )
     with pytest.raises(ConfigError, match="set_weights"):
@@ -331,5 +331,5 @@ def test_it_compiles_once() -> None:
     runner = scripted_runner(Scripted([3, 4], "same_step"))
     for _ in range(3):
         runner.sample(4)
-    runner.sample_complete(4)
-    assert [len(program.figures) for program in runner.programs] == [1, 1]
+    runner.sample_complete_episodes(4)
+    assert [len(program.compile_stats) for program in runner.programs] == [1, 1]

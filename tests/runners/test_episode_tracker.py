@@ -169,7 +169,7 @@ def test_an_episode_with_a_fault_is_dropped() -> None:
 
 def test_held_environments_are_not_told_of() -> None:
     runner, told = told_runner(Scripted([2, 5], "same_step"))
-    runner.sample_complete(4)
+    runner.sample_complete_episodes(4)
     assert [call for call in told.calls if call[0] == "end"] == [
         ("end", 0, 2, 3.0),
         ("end", 0, 2, 3.0),

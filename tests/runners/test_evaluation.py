@@ -13,7 +13,7 @@ from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.assembly.assemble import assemble
 from jaxrl.envs.classic.cartpole import CartPole
 from jaxrl.errors import ConfigError, RetraceError
-from jaxrl.evaluation.evaluation import Evaluation, custom_evaluation
+from jaxrl.evaluation.evaluation import Evaluation, run_custom_evaluation
 from jaxrl.runners import in_graph_loop as dispatch
 from jaxrl.runners.ahead import Pace
 from jaxrl.runtime import program
@@ -95,7 +95,7 @@ def test_a_custom_evaluation_takes_the_algorithm_and_perhaps_workers(
     function: Any, got: list[Any]
 ) -> None:
     PPOConfig().evaluation(custom_evaluation_function=function)
-    assert custom_evaluation(function, "A") == {"got": got}
+    assert run_custom_evaluation(function, "A") == {"got": got}
 
 
 @pytest.mark.parametrize("function", [of_none, of_three, of_names])
@@ -108,7 +108,7 @@ def test_other_arguments_are_refused_when_it_is_set(function: Any) -> None:
 @pytest.mark.parametrize("returned", [None, 3.0, [("a", 1)]])
 def test_a_custom_evaluation_returns_a_dictionary(returned: Any) -> None:
     with pytest.raises(ConfigError, match="must return a dictionary of metrics"):
-        custom_evaluation(lambda algorithm: returned, "A")
+        run_custom_evaluation(lambda algorithm: returned, "A")
 
 
 def test_the_number_of_episodes_is_the_custom_functions_own() -> None:

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.config.sweep import grid, lanes_of
-from jaxrl.core.spaces import same_space
+from jaxrl.config.sweep import grid, make_lanes
+from jaxrl.core.spaces import is_same_space
 from jaxrl.envs.classic.cartpole import CartPole
 from jaxrl.errors import HostLanesError
-from jaxrl.sweeps.grouping import grouped
+from jaxrl.sweeps.grouping import group_lanes
 from tests.helpers import small
 from tests.lanes import PaidCartPole, paid_cart_pole
 
 
 def sizes(config: Any) -> list[int]:
-    return [len(group.lanes) for group in grouped(lanes_of(config))]
+    return [len(group.lanes) for group in group_lanes(make_lanes(config))]
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,6 @@ def test_environments_on_the_host_have_no_lanes() -> None:
 )
 def test_bounds_of_the_same_space_are_equal_to_the_bit(space: Any, same: bool) -> None:
     box = spaces.Box(-1.0, 1.0, (2,))
-    assert same_space(box, space) == same
+    assert is_same_space(box, space) == same
     nested = [spaces.Dict({"a": spaces.Tuple([x]), "b": spaces.Discrete(3)}) for x in (box, space)]
-    assert same_space(*nested) == same
+    assert is_same_space(*nested) == same

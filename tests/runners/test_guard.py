@@ -14,8 +14,8 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Key, Metrics, Progress
 from jaxrl.errors import DivergenceError
 from jaxrl.loggers import text
-from jaxrl.runs.checkpoint import complete_checkpoints
-from jaxrl.training.nonfinite import counted, nonfinite_rows, tell
+from jaxrl.runs.checkpoint import list_checkpoints
+from jaxrl.training.nonfinite import mask_nonfinite, prefix_counts, warn_nonfinite
 from tests.helpers import assert_equal, differs, small
 
 FIRST_BAD, LAST_BAD = 2, 4
@@ -128,7 +128,7 @@ def test_raise_stops_the_loop_saves_and_says_where() -> None:
     with config.build() as algorithm:
         with pytest.raises(DivergenceError, match="8 updates in a row") as caught:
             algorithm.train()
-        saved = complete_checkpoints(Path(algorithm.run_dir) / "checkpoints")
+        saved = list_checkpoints(Path(algorithm.run_dir) / "checkpoints")
         assert str(saved[-1]) in str(caught.value)
         assert int(algorithm.state.progress.env_steps) == 128 * (FIRST_BAD + 1)
         leaves = jax.tree.leaves(params_of(algorithm))
@@ -155,7 +155,7 @@ class RootOfZero(PPOLearner):
 @pytest.mark.parametrize(
     ("learner", "log_gradients", "words"),
     [
-        (LogOfZero, False, "not finite: my_loss; look at what these divide by"),
+        (LogOfZero, False, "not finite: my_loss; check their divisors"),
         (RootOfZero, True, "the gradient of vf_head.out.bias, of a finite loss"),
     ],
 )
@@ -172,15 +172,15 @@ def test_what_is_not_finite_is_told_once_and_by_name(
     assert told[0].startswith("Updates that were skipped: 8; ")
     assert np.isnan(learned["policy_loss"])
     assert not [name for name in learned if name.startswith("nonfinite/")]
-    assert "policy loss nan" in text.line({"learners": {"default_policy": learned}})
+    assert "policy loss nan" in text.format_line({"learners": {"default_policy": learned}})
 
 
 def test_means_of_finite_updates_stay_where_others_were_skipped() -> None:
     table = jnp.array([[1.0, 2.0], [jnp.nan, 2.0], [3.0, jnp.inf]])
     skipped = jnp.array([False, True, True])
-    counts = nonfinite_rows(table, skipped).sum(axis=0)
-    assert counted(["a", "b"], counts) == {"nonfinite/a": 1.0, "nonfinite/b": 1.0}
-    assert nonfinite_rows(table, jnp.zeros(3, bool)).sum() == 0
+    counts = mask_nonfinite(table, skipped).sum(axis=0)
+    assert prefix_counts(["a", "b"], counts) == {"nonfinite/a": 1.0, "nonfinite/b": 1.0}
+    assert mask_nonfinite(table, jnp.zeros(3, bool)).sum() == 0
 
 
 @pytest.mark.parametrize(
@@ -188,16 +188,16 @@ def test_means_of_finite_updates_stay_where_others_were_skipped() -> None:
     [
         (
             {"grad_norm": 2.0, "vf_loss": 0.0},
-            "the gradient, of a finite loss; look at square roots",
+            "the gradient, of a finite loss; check square roots",
         ),
         ({"total_loss": 1.0, "grad_norm": 1.0}, "total_loss, while every other metric was finite"),
-        ({"total_loss": 2.0, "a": 1.0, "b": 2.0}, "not finite: b, a; look at what these divide by"),
+        ({"total_loss": 2.0, "a": 1.0, "b": 2.0}, "not finite: b, a; check their divisors"),
     ],
 )
 def test_the_words_for_what_is_not_finite(
     counts: dict[str, float], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tell(counts, 3, "skip")
+    warn_nonfinite(counts, 3, "skip")
     assert words in caplog.text
     assert "skipped: 3; " in caplog.text
 

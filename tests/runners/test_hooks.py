@@ -37,7 +37,7 @@ def test_what_runners_call_is_passed_on_as_it_is(hook: str) -> None:
     calls: list[dict[str, Any]] = []
     config = PPOConfig().callbacks(**{hook: lambda **kwargs: calls.append(kwargs)})
     hooks = AlgorithmHooks(CallbackList(config.callbacks_settings), Algorithm())
-    assert hooks.wants(hook)
-    assert not hooks.wants("on_train_result")
+    assert hooks.has_listeners(hook)
+    assert not hooks.has_listeners("on_train_result")
     hooks.call(hook, samples=1, episode=2)
     assert calls == [{"samples": 1, "episode": 2}]

@@ -12,11 +12,11 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.callbacks import Callbacks
 from jaxrl.envs.faults import FaultyEnv
 from jaxrl.errors import ConfigError, RetraceError
-from jaxrl.runners.batches import columns_of, to_devices
+from jaxrl.runners.batches import slice_fragment_columns, to_devices
 from jaxrl.runners.env_runner import EnvRunner
 from jaxrl.runners.fragment import Fragment
 from jaxrl.runtime.program import Program
-from jaxrl.training.report import Report
+from jaxrl.training.report import TrainReport
 from tests.helpers import assert_close, assert_equal, differs, small
 
 pytestmark = pytest.mark.allow_key_reuse
@@ -103,7 +103,7 @@ def test_columns_are_divided_over_devices_with_the_same_minibatches() -> None:
 def fragments() -> list[Fragment]:
     with on_host().env_runners(num_envs_per_env_runner=4, rollout_fragment_length=32).build() as a:
         assert a.env_runner_group is not None
-        a.env_runner_group.publish(a.learner_group.weights(0))
+        a.env_runner_group.sync_weights(a.learner_group.weights(0))
         return [a.env_runner_group.next_batch()[0] for _ in range(2)]
 
 
@@ -115,7 +115,7 @@ def test_fragments_lie_side_by_side_on_any_number_of_devices() -> None:
         np.testing.assert_array_equal(np.asarray(data.rollout.obs), expected)
         assert int(data.num_env_steps) == sum(part.num_env_steps for part in pair) == 256
         assert len(data.rollout.obs.sharding.device_set) == len(devices)
-    halves = [columns_of(pair, 2 * i, 2 * i + 2).rollout.obs for i in range(4)]
+    halves = [slice_fragment_columns(pair, 2 * i, 2 * i + 2).rollout.obs for i in range(4)]
     np.testing.assert_array_equal(np.concatenate(halves, axis=1), expected)
 
 
@@ -249,20 +249,20 @@ class Slow(EnvRunner):
 
 def test_a_runner_of_ones_own_samples() -> None:
     with gymnasium_env().env_runners(env_runner_cls=Slow).build() as algorithm:
-        algorithm.env_runner_group.publish(algorithm.learner_group.weights(0))
+        algorithm.env_runner_group.sync_weights(algorithm.learner_group.weights(0))
         assert algorithm.env_runner_group.next_batch()[0].seconds == 1e6
 
 
 def counting_reports(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many dispatches each fetched report was of, from now on."""
     numbers: list[int] = []
-    fetch = Report.fetch
+    fetch = TrainReport.fetch
 
-    def counted(state: Any, summaries: Any) -> Report:
+    def counted(state: Any, summaries: Any) -> TrainReport:
         numbers.append(len(summaries))
         return fetch(state, summaries)
 
-    monkeypatch.setattr(Report, "fetch", counted)
+    monkeypatch.setattr(TrainReport, "fetch", counted)
     return numbers
 
 
@@ -319,6 +319,6 @@ def test_arrays_of_the_host_are_compiled_for_by_their_shape() -> None:
     for length in (3, 5, 3):
         array = np.arange(length, dtype=np.float32)
         np.testing.assert_array_equal(program(array), 2 * array)
-    assert len(program.figures) == 2
+    assert len(program.compile_stats) == 2
     with pytest.raises(RetraceError, match=r"shape \(5,\) became \(7,\)"):
         program(np.zeros(7, np.float32))

@@ -15,9 +15,16 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.assembly.assemble import assemble
 from jaxrl.errors import ConfigError, EnvError
 from jaxrl.evaluation.evaluation import Evaluation
-from jaxrl.evaluation.host import HostPlan
-from jaxrl.runners.quotas import CHUNK, Share, as_result, of_runner, play, quotas
-from jaxrl.training.report import evaluation_metrics
+from jaxrl.evaluation.host import HostEvaluationPlan
+from jaxrl.runners.quotas import (
+    CHUNK_STEPS,
+    EvalShare,
+    play_share,
+    slice_for_runner,
+    split_evenly,
+    to_evaluation_result,
+)
+from jaxrl.training.report import compute_evaluation_metrics
 from tests.helpers import assert_equal, small
 
 # --- quotas ---
@@ -34,7 +41,7 @@ class Counting:
         self.started: list[Any] = []
         self.age = np.zeros(self.num_envs, int)
 
-    def hold(self, held: Any) -> None:
+    def pause(self, held: Any) -> None:
         self.held = held
 
     def restart(self, seed: int, env_index: Any) -> None:
@@ -66,14 +73,14 @@ class Counting:
         return SimpleNamespace(record=record, rollout=rollout, faults=(), metrics={})
 
 
-def share(**changes: Any) -> Share:
-    plain = Share(seed=7, first_index=4, episodes=None, steps=(), timeout_s=60.0)
+def share(**changes: Any) -> EvalShare:
+    plain = EvalShare(seed=7, first_index=4, episodes=None, steps=(), timeout_s=60.0)
     return dataclasses.replace(plain, **changes)
 
 
 def test_every_environment_plays_its_quota_however_long_its_episodes_are() -> None:
     runner = Counting([3, 40, 5])
-    played = play(runner, share(episodes=(2, 3, 0), steps=(1000,) * 3))
+    played = play_share(runner, share(episodes=(2, 3, 0), steps=(1000,) * 3))
     assert sorted(zip(played.episode_return, played.episode_length, strict=True)) == [
         (1.0, 3),
         (1.0, 3),
@@ -82,39 +89,39 @@ def test_every_environment_plays_its_quota_however_long_its_episodes_are() -> No
     assert played.env_steps == 2 * 3 + 3 * 40
     assert (played.num_cut, played.num_nonfinite, played.timed_out) == (0, 0, False)
     assert runner.started == [(7, [4, 5, 6])]
-    assert runner.stepped.tolist() == [CHUNK, 8 * CHUNK, 0]  # those that are done wait
+    assert runner.stepped.tolist() == [CHUNK_STEPS, 8 * CHUNK_STEPS, 0]  # those that are done wait
     assert not runner.held.any()
 
 
 def test_environments_that_cannot_wait_play_on_and_it_does_not_count() -> None:
     runner = Counting([3, 40])
-    played = play(runner, share(episodes=(2, 1), steps=(1000,) * 2), can_hold=False)
+    played = play_share(runner, share(episodes=(2, 1), steps=(1000,) * 2), can_pause=False)
     assert played.episode_length == (3, 3, 40)
     assert runner.stepped.tolist() == [48, 48]
 
 
 def test_steps_are_played_exactly_and_begun_episodes_are_cut() -> None:
-    played = play(Counting([7, 10]), share(steps=(50, 49)))
+    played = play_share(Counting([7, 10]), share(steps=(50, 49)))
     assert played.env_steps == 99
     assert played.episode_length.count(7) == 7
     assert played.episode_length.count(10) == 4
     assert played.num_cut == 2
     again = Counting([7, 10])
-    first = play(again, share(steps=(32, 32)))
-    second = play(again, share(steps=(18, 17), goes_on=True))
+    first = play_share(again, share(steps=(32, 32)))
+    second = play_share(again, share(steps=(18, 17), is_continuation=True))
     assert len(again.started) == 1
     assert sorted(first.episode_length + second.episode_length) == sorted(played.episode_length)
 
 
 def test_rows_that_are_no_transitions_are_no_steps_and_end_some_time() -> None:
-    played = play(Counting([5, 5], masked=1), share(episodes=(2, 2), steps=(20, 20)))
+    played = play_share(Counting([5, 5], masked=1), share(episodes=(2, 2), steps=(20, 20)))
     assert played.env_steps == 10
     assert played.num_nonfinite > 20
     assert played.num_cut == 2
 
 
 def test_time_ends_it_with_what_there_is() -> None:
-    played = play(
+    played = play_share(
         Counting([4, 10_000], seconds=0.002),
         share(episodes=(1, 1), steps=(10_000,) * 2, timeout_s=0.1),
     )
@@ -124,31 +131,31 @@ def test_time_ends_it_with_what_there_is() -> None:
 
 
 def test_quotas_differ_by_at_most_one_and_add_up() -> None:
-    assert quotas(10, 4) == (3, 3, 2, 2)
-    assert quotas(3, 5) == (1, 1, 1, 0, 0)
-    assert of_runner(quotas(10, 4), 1, 2) == (2, 2)
+    assert split_evenly(10, 4) == (3, 3, 2, 2)
+    assert split_evenly(3, 5) == (1, 1, 1, 0, 0)
+    assert slice_for_runner(split_evenly(10, 4), 1, 2) == (2, 2)
 
 
 def test_parts_are_put_together_as_the_compiled_evaluation_reports_them() -> None:
     parts = [
-        play(Counting([2]), share(episodes=(3,), steps=(99,))),
-        play(Counting([4, 6]), share(episodes=(1, 1), steps=(99, 99))),
+        play_share(Counting([2]), share(episodes=(3,), steps=(99,))),
+        play_share(Counting([4, 6]), share(episodes=(1, 1), steps=(99, 99))),
     ]
-    metrics = evaluation_metrics(as_result(parts, 2))
+    metrics = compute_evaluation_metrics(to_evaluation_result(parts, 2))
     assert metrics["num_episodes"] == 5
     assert metrics["num_episodes_cut"] == 2
     assert metrics["num_env_steps_sampled"] == 3 * 2 + 4 + 6
     assert metrics["episode_len_mean"] == pytest.approx((3 * 2 + 4 + 6) / 5)
     assert metrics["episode_return_max"] == 2.0
-    assert np.isnan(evaluation_metrics(as_result([]))["episode_return_mean"])
+    assert np.isnan(compute_evaluation_metrics(to_evaluation_result([]))["episode_return_mean"])
 
 
 # --- how it is shared out ---
 
 
-def plan_of(**settings: Any) -> HostPlan:
+def plan_of(**settings: Any) -> HostEvaluationPlan:
     config = small(env="gymnasium:CartPole-v1").evaluation(**settings)
-    return HostPlan.of(config, assemble(config).made)
+    return HostEvaluationPlan.from_config(config, assemble(config).made)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +176,7 @@ def test_how_many_environments_an_evaluation_has(
 ) -> None:
     plan = plan_of(**settings)
     assert (plan.num_runners, plan.num_envs) == (runners, envs)
-    shares = plan.shares(3)
+    shares = plan.make_shares(3)
     counts = [n for one in shares for n in (one.episodes or one.steps)]
     assert sum(counts) == settings["evaluation_duration"]
     assert [one.first_index for one in shares] == [envs * place for place in range(len(shares))]
@@ -177,7 +184,10 @@ def test_how_many_environments_an_evaluation_has(
 
 def test_runners_without_anything_to_do_are_left_out() -> None:
     plan = plan_of(evaluation_num_env_runners=3, evaluation_duration=12)
-    assert [one.episodes for one in plan.of_episodes(5).shares(0)] == [(1, 1, 1, 1), (1, 0, 0, 0)]
+    assert [one.episodes for one in plan.with_num_episodes(5).make_shares(0)] == [
+        (1, 1, 1, 1),
+        (1, 0, 0, 0),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +195,7 @@ def test_runners_without_anything_to_do_are_left_out() -> None:
     [
         (
             {"evaluation_num_env_runners": 2, "evaluation_num_envs": 5},
-            "evaluation_num_envs=5 are spread over evaluation_num_env_runners=2.*use 6",
+            "evaluation_num_envs=5 must be a multiple of evaluation_num_env_runners=2.*use 6",
         ),
         ({"evaluation_parallel_to_training": True}, "got evaluation_num_env_runners=0; set it to"),
         (
@@ -194,7 +204,7 @@ def test_runners_without_anything_to_do_are_left_out() -> None:
                 "evaluation_num_env_runners": 1,
                 "custom_evaluation_function": lambda algorithm: {},
             },
-            "does not go with a custom_evaluation_function",
+            "cannot be combined with a custom_evaluation_function",
         ),
     ],
 )
@@ -316,7 +326,7 @@ def test_an_evaluation_that_takes_too_long_says_what_it_has(
     assert stats["num_episodes"] + stats["num_episodes_cut"] == 40
     assert result["fault_tolerance"]["num_env_runners_late"] == 1
     (record,) = (r for r in caplog.records if "evaluation_sample_timeout_s" in r.getMessage())
-    for word in ("0.2 seconds", "of 40 episodes", "evaluation_num_env_runners=2", "shorter"):
+    for word in ("timeout_s=0.2", "of 40 episodes", "evaluation_num_env_runners=2", "shorter"):
         assert word in record.getMessage()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithm import Algorithm
-from jaxrl.buffers.replay import Replay
+from jaxrl.buffers.replay import ReplayBuffer
 from tests.helpers import assert_close
 from tests.replays import CAPACITY, NUM_ENVS, PRIORITIZED, ROWS, STEPS, replaying
 from tests.runners.ray.toys import Toy
@@ -22,9 +22,9 @@ def buffer_of(algorithm: Algorithm) -> Any:
     return jax.device_get(algorithm.state.buffer)
 
 
-def replay_of(algorithm: Algorithm) -> Replay:
+def replay_of(algorithm: Algorithm) -> ReplayBuffer:
     replay = algorithm.learner_group._runner.experience  # pyright: ignore
-    assert isinstance(replay, Replay)
+    assert isinstance(replay, ReplayBuffer)
     return replay
 
 
@@ -97,7 +97,7 @@ def test_rows_that_are_no_transitions_are_not_learned_from(gym: Any) -> None:
     np.testing.assert_array_equal(leaves > 0.0, mask)
     shards, steps = jnp.arange(replay.num_shards, dtype=jnp.int32), jnp.zeros(())
     drawn = [
-        replay.draw(algorithm.state.buffer, buffer.priorities, key, shards, steps)
+        replay.sample(algorithm.state.buffer, buffer.priorities, key, shards, steps)
         for key in jax.random.split(jax.random.key(0), 40)
     ]
     assert all(mask[d.env, d.time].all() and (d.weight > 0.0).all() for d in drawn)
@@ -123,8 +123,8 @@ def folded(algorithm: Algorithm, number: int) -> list[Any]:
     batches = []
     for key in jax.random.split(jax.random.key(1), number):
         draw_key, fold_key = jax.random.split(key)
-        drawn = replay.draw(state, state.priorities, draw_key, shards, steps)
-        batch = replay.transitions(state, drawn, jnp.ones(()), shards, fold_key)
+        drawn = replay.sample(state, state.priorities, draw_key, shards, steps)
+        batch = replay.gather_transitions(state, drawn, jnp.ones(()), shards, fold_key)
         batches.append(jax.device_get(batch))
     return batches
 

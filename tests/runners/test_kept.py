@@ -19,7 +19,7 @@ from jaxrl.envs.registry import register_env
 from jaxrl.loggers.json_sink import read_results
 from jaxrl.runtime import commands
 from jaxrl.runtime import kept_programs as kept
-from jaxrl.runtime.kept_programs import KeptPrograms, kept_programs
+from jaxrl.runtime.kept_programs import ProgramCache, open_program_cache
 from jaxrl.runtime.program import Program
 from tests.helpers import small
 
@@ -29,7 +29,7 @@ TIMES = ("time", "date", "system", "compil", "per_second", "pid")
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A command with a folder of its own, and JAX's cache on as in a user's process."""
-    monkeypatch.setitem(commands._begun, "command", True)
+    monkeypatch.setitem(commands._process_state, "command", True)
     names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir")
     before = {name: jax.config.values[name] for name in names}
     jax.config.update("jax_enable_compilation_cache", True)
@@ -38,13 +38,13 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         jax.config.update(name, value)
 
 
-def of_config(config: Any, folder: Path) -> KeptPrograms | None:
-    return kept_programs(config.debugging(compilation_cache_dir=str(folder)))
+def of_config(config: Any, folder: Path) -> ProgramCache | None:
+    return open_program_cache(config.debugging(compilation_cache_dir=str(folder)))
 
 
-def made(folder: Path, config: str | None = "config") -> KeptPrograms:
+def made(folder: Path, config: str | None = "config") -> ProgramCache:
     folder.mkdir(exist_ok=True)
-    return KeptPrograms(folder, config=config, machine="machine")
+    return ProgramCache(folder, config=config, machine="machine")
 
 
 def joined(program: Program, *args: Any) -> Any:
@@ -62,64 +62,64 @@ def qr(x: Any) -> Any:
 
 def test_another_process_reads_it_without_tracing(tmp_path: Path) -> None:
     x = jnp.arange(4.0).reshape(2, 2)
-    first = Program("qr", qr, kept=made(tmp_path))
+    first = Program("qr", qr, program_cache=made(tmp_path))
     expected = joined(first, x)
 
     def never(x: Any) -> Any:
         raise AssertionError("traced")
 
-    second = Program("qr", never, kept=made(tmp_path))
+    second = Program("qr", never, program_cache=made(tmp_path))
     result = second(x)
     np.testing.assert_array_equal(result["q"], expected["q"])
-    figures = second.figures[-1]
+    figures = second.compile_stats[-1]
     assert figures.cache_hit
     assert figures.trace_s == figures.lower_s == 0.0
-    assert figures.flops == first.figures[-1].flops
+    assert figures.flops == first.compile_stats[-1].flops
 
 
 def test_other_arguments_are_another_program(tmp_path: Path) -> None:
-    joined(Program("double", lambda x: x * 2, kept=made(tmp_path)), jnp.ones(3))
-    other = Program("double", lambda x: x * 2, kept=made(tmp_path))
+    joined(Program("double", lambda x: x * 2, program_cache=made(tmp_path)), jnp.ones(3))
+    other = Program("double", lambda x: x * 2, program_cache=made(tmp_path))
     assert other(jnp.ones(4)).shape == (4,)
-    assert not other.figures[-1].cache_hit
+    assert not other.compile_stats[-1].cache_hit
 
 
 def test_the_same_instructions_of_other_code_are_traced_and_not_compiled(tmp_path: Path) -> None:
-    joined(Program("double", lambda x: x * 2, kept=made(tmp_path, "before")), jnp.ones(3))
-    after = Program("double", lambda x: x * 2, kept=made(tmp_path, "after"))
+    joined(Program("double", lambda x: x * 2, program_cache=made(tmp_path, "before")), jnp.ones(3))
+    after = Program("double", lambda x: x * 2, program_cache=made(tmp_path, "after"))
     joined(after, jnp.ones(3))
-    assert after.figures[-1].cache_hit
-    assert after.figures[-1].trace_s > 0
-    again = Program("double", lambda x: x * 2, kept=made(tmp_path, "after"))
+    assert after.compile_stats[-1].cache_hit
+    assert after.compile_stats[-1].trace_s > 0
+    again = Program("double", lambda x: x * 2, program_cache=made(tmp_path, "after"))
     again(jnp.ones(3))
-    assert again.figures[-1].trace_s == 0
+    assert again.compile_stats[-1].trace_s == 0
 
 
 def test_other_instructions_of_other_code_are_compiled(tmp_path: Path) -> None:
-    joined(Program("double", lambda x: x * 2, kept=made(tmp_path, "before")), jnp.ones(3))
-    after = Program("double", lambda x: x * 3, kept=made(tmp_path, "after"))
+    joined(Program("double", lambda x: x * 2, program_cache=made(tmp_path, "before")), jnp.ones(3))
+    after = Program("double", lambda x: x * 3, program_cache=made(tmp_path, "after"))
     assert float(after(jnp.ones(3))[0]) == 3.0
 
 
 def test_elsewhere_a_program_is_found_by_its_instructions(tmp_path: Path) -> None:
-    joined(Program("double", lambda x: x * 2, kept=made(tmp_path, None)), jnp.ones(3))
-    changed = Program("double", lambda x: x * 3, kept=made(tmp_path, None))
+    joined(Program("double", lambda x: x * 2, program_cache=made(tmp_path, None)), jnp.ones(3))
+    changed = Program("double", lambda x: x * 3, program_cache=made(tmp_path, None))
     assert float(joined(changed, jnp.ones(3))[0]) == 3.0
-    again = Program("double", lambda x: x * 2, kept=made(tmp_path, None))
+    again = Program("double", lambda x: x * 2, program_cache=made(tmp_path, None))
     assert float(again(jnp.ones(3))[0]) == 2.0
-    assert again.figures[-1].cache_hit
-    assert again.figures[-1].trace_s > 0
+    assert again.compile_stats[-1].cache_hit
+    assert again.compile_stats[-1].trace_s > 0
 
 
 def test_a_damaged_entry_is_made_anew(tmp_path: Path) -> None:
-    joined(Program("double", lambda x: x * 2, kept=made(tmp_path)), jnp.ones(3))
+    joined(Program("double", lambda x: x * 2, program_cache=made(tmp_path)), jnp.ones(3))
     for entry in tmp_path.iterdir():
         content = bytearray(entry.read_bytes())
         content[len(content) // 2] ^= 1
         entry.write_bytes(bytes(content))
-    program = Program("double", lambda x: x * 2, kept=made(tmp_path))
+    program = Program("double", lambda x: x * 2, program_cache=made(tmp_path))
     assert float(program(jnp.ones(3))[0]) == 2.0
-    assert program.figures[-1].trace_s > 0
+    assert program.compile_stats[-1].trace_s > 0
 
 
 def test_what_calls_python_is_not_kept(tmp_path: Path) -> None:
@@ -127,28 +127,28 @@ def test_what_calls_python_is_not_kept(tmp_path: Path) -> None:
         jax.debug.callback(lambda _: None, x)
         return x * 2
 
-    joined(Program("told", told, kept=made(tmp_path)), jnp.ones(3))
-    again = Program("told", told, kept=made(tmp_path))
+    joined(Program("told", told, program_cache=made(tmp_path)), jnp.ones(3))
+    again = Program("told", told, program_cache=made(tmp_path))
     again(jnp.ones(3))
-    assert again.figures[-1].trace_s > 0
+    assert again.compile_stats[-1].trace_s > 0
 
 
 def test_room_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "MAX_BYTES", 30_000)
     for number in range(1, 12):
-        joined(Program("double", lambda x: x * 2, kept=made(tmp_path)), jnp.ones(number))
+        joined(Program("double", lambda x: x * 2, program_cache=made(tmp_path)), jnp.ones(number))
     assert 0 < sum(entry.stat().st_size for entry in tmp_path.iterdir()) <= 30_000
 
 
 def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
-    nowhere = KeptPrograms(tmp_path / "missing", config="config", machine="machine")
-    program = Program("double", lambda x: x * 2, kept=nowhere)
+    nowhere = ProgramCache(tmp_path / "missing", config="config", machine="machine")
+    program = Program("double", lambda x: x * 2, program_cache=nowhere)
     assert float(joined(program, jnp.ones(3))[0]) == 2.0
 
 
 def test_what_no_pickle_holds_is_not_kept(tmp_path: Path) -> None:
     kept_here = made(tmp_path)
-    assert kept_here.remembered("shapes", lambda: lambda: 1)() == 1
+    assert kept_here.get_or_make("shapes", lambda: lambda: 1)() == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -159,9 +159,9 @@ def test_a_checkout_that_is_not_installed_keeps_nothing(
         raise kept.importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(kept.importlib.metadata, "requires", requires)
-    kept._packages.cache_clear()
+    kept._get_package_versions.cache_clear()
     assert of_config(small(), command) is None
-    kept._packages.cache_clear()
+    kept._get_package_versions.cache_clear()
 
 
 class OwnCallbacks(Callbacks):
@@ -206,29 +206,29 @@ def test_code_of_others_is_traced(config: Any, command: Path) -> None:
 
 def test_only_in_commands_and_where_the_cache_is_on(command: Path, monkeypatch: Any) -> None:
     assert of_config(small(), command) is not None
-    assert kept_programs(small().debugging(compilation_cache_dir="off")) is None
-    monkeypatch.setitem(commands._begun, "command", False)
+    assert open_program_cache(small().debugging(compilation_cache_dir="off")) is None
+    monkeypatch.setitem(commands._process_state, "command", False)
     jax.config.update("jax_compilation_cache_dir", str(command.parent / "of_jax"))
-    assert kept_programs(small()) is None, "JAX was told where to keep programs"
+    assert open_program_cache(small()) is None, "JAX was told where to keep programs"
     elsewhere = of_config(small(), command)
     assert elsewhere is not None
     assert elsewhere._config is None, "a script may have changed jaxrl's own functions"
 
 
 def test_a_changed_source_file_is_another_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept._code.cache_clear()
-    before = kept._code()
-    kept._code.cache_clear()
-    assert kept._code() == before
+    kept._digest_source.cache_clear()
+    before = kept._digest_source()
+    kept._digest_source.cache_clear()
+    assert kept._digest_source() == before
     source = Path(kept.__file__)
     status = source.stat()
     try:
         os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000))
-        kept._code.cache_clear()
-        assert kept._code() != before
+        kept._digest_source.cache_clear()
+        assert kept._digest_source() != before
     finally:
         os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
-        kept._code.cache_clear()
+        kept._digest_source.cache_clear()
 
 
 def own(result: dict[str, Any]) -> dict[str, Any]:

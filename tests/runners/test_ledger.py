@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl.runners.step_ledger import NOT_SAVED, STALE, DeliveryError, Ledger, check_delivery
+from jaxrl.runners.step_ledger import NOT_SAVED, STALE, DeliveryError, StepLedger, check_delivery
 
 STEPS = st.integers(0, 2**40)
 EVENTS = st.lists(
@@ -22,7 +22,7 @@ EVENTS = st.lists(
 
 @given(EVENTS)
 def test_accounts_equal_those_of_a_list_of_fragments(events: list[tuple[str, int]]) -> None:
-    ledger, queue, gone = Ledger(), [], {"train": 0, "stale": 0, "timeout": 0, "lose": 0}
+    ledger, queue, gone = StepLedger(), [], {"train": 0, "stale": 0, "timeout": 0, "lose": 0}
     received = 0
     for what, number in events:
         if what == "receive":
@@ -36,7 +36,7 @@ def test_accounts_equal_those_of_a_list_of_fragments(events: list[tuple[str, int
             steps = queue.pop(number % len(queue))
             gone[what] += steps
             ledger = ledger.train(steps) if what == "train" else ledger.discard(steps, what)
-    metrics = ledger.metrics()
+    metrics = ledger.get_metrics()
     assert metrics["num_env_steps_received_lifetime"] == received
     assert metrics["num_env_steps_trained_lifetime"] == gone["train"]
     assert metrics["num_env_steps_queued"] == sum(queue)
@@ -48,19 +48,19 @@ def test_accounts_equal_those_of_a_list_of_fragments(events: list[tuple[str, int
 
 def test_what_was_not_received_cannot_be_trained_on() -> None:
     with pytest.raises(ValueError, match="negative"):
-        Ledger().receive(5).train(6)
+        StepLedger().receive(5).train(6)
     with pytest.raises(ValueError, match="balance"):
-        Ledger(received=3, trained=2)
+        StepLedger(received=3, trained=2)
 
 
 def test_a_checkpoint_keeps_the_counts_but_not_what_was_queued() -> None:
-    ledger = Ledger().receive(7).receive(5).train(7).receive(3).discard(3, STALE).lose(2)
-    restored = Ledger.from_state(json.loads(json.dumps(ledger.to_state())))
+    ledger = StepLedger().receive(7).receive(5).train(7).receive(3).discard(3, STALE).lose(2)
+    restored = StepLedger.from_state(json.loads(json.dumps(ledger.to_state())))
     assert restored.discarded == {STALE: 3, NOT_SAVED: 5}
     assert (restored.received, restored.trained, restored.queued) == (15, 7, 0)
     assert restored.maybe_lost == 2
     drained = ledger.train(5)
-    assert Ledger.from_state(drained.to_state()) == drained
+    assert StepLedger.from_state(drained.to_state()) == drained
 
 
 def test_fragments_come_once_and_in_order() -> None:

@@ -48,7 +48,7 @@ def test_reductions_of_one_logger_and_of_two(settings: dict[str, Any], wanted: A
     for part, values in ((first, VALUES[:3]), (second, VALUES[3:])):
         for value in values:
             part.log_value("x", value, **settings)
-    root.merge(pickle.loads(pickle.dumps([first.take(), second.take()])))
+    root.aggregate(pickle.loads(pickle.dumps([first.take(), second.take()])))
     assert root.reduce()["x"] == pytest.approx(wanted)
     assert "x" not in first
 
@@ -62,7 +62,7 @@ def test_what_lasts_and_what_is_cleared() -> None:
         part.log_value("window", value, window=2)
         part.log_value("life", value, reduce="lifetime_sum")
         part.log_value("ema", value, reduce="ema", ema_coeff=0.5)
-        root.merge([part.take()])
+        root.aggregate([part.take()])
         return root.reduce()
 
     assert log(1.0) == {"mean": 1.0, "window": 1.0, "life": 1.0, "ema": 1.0}

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.runners.host_policy import Packing
+from jaxrl.runners.host_policy import PackedLayout
 
 
 def test_every_type_comes_back() -> None:
@@ -23,10 +23,10 @@ def test_every_type_comes_back() -> None:
         "float16": np.array([np.inf, -1.5, 0.1], np.float16),
         "nan": np.array([np.nan, -0.0, np.inf], np.float32),
     }
-    packing = Packing(jax.eval_shape(lambda: jax.tree.map(jnp.asarray, tree)))
+    packing = PackedLayout(jax.eval_shape(lambda: jax.tree.map(jnp.asarray, tree)))
     words = np.asarray(jax.jit(packing.pack)(tree))
-    assert words.shape == (3, packing.width)
-    assert packing.width == 1 + 4 + 1 + 2 + 1 + 2 + 1 + 1
+    assert words.shape == (3, packing.num_words)
+    assert packing.num_words == 1 + 4 + 1 + 2 + 1 + 2 + 1 + 1
     stacked = np.stack([words, words])
     for batch, lead in ((words, ()), (stacked, (0,))):
         unpacked = packing.unpack(batch)

@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl.assembly.assemble import assemble
-from jaxrl.core.spaces import num_bytes
+from jaxrl.core.space_arrays import count_bytes
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError
 from jaxrl.runners.placement import check_memory
@@ -36,7 +36,7 @@ def test_a_run_on_the_host_learns_on_one_cpu_device() -> None:
 
 
 def test_a_device_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match=r"local_device_idx=8 is none of the 8 .* from 0 to 7"):
+    with pytest.raises(ConfigError, match=r"local_device_idx=8 is not one of the 8 .* from 0 to 7"):
         small().learners(local_device_idx=8).build()
 
 
@@ -85,7 +85,7 @@ def test_the_size_of_an_observation_is_known_without_making_one(
         "choice": spaces.Tuple([spaces.Discrete(7), spaces.MultiDiscrete([3, 4])]),
         "flags": spaces.MultiBinary(6),
     }
-    assert num_bytes(spaces.Dict(parts)) == 8 * 8 * 3 + 5 * 4 + 4 + 2 * 4 + 6
+    assert count_bytes(spaces.Dict(parts)) == 8 * 8 * 3 + 5 * 4 + 4 + 2 * 4 + 6
     config = small().env_runners(placement="host")
     assembly = assemble(config)
     monkeypatch.setattr(spaces.Box, "sample", lambda self: pytest.fail("makes one"))

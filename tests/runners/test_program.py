@@ -20,7 +20,9 @@ def product(x: jax.Array) -> jax.Array:
 
 def notes(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
-        record.message for record in caplog.records if "does not have the options" in record.message
+        record.message
+        for record in caplog.records
+        if "does not support the options" in record.message
     ]
 
 
@@ -29,7 +31,7 @@ def unknown_options(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> pytest.LogCaptureFixture:
     """Of an XLA that has none of the options: who asks for them is heard of."""
-    monkeypatch.setattr(program, "FOR_SMALL", {"xla_option_of_another_version": True})
+    monkeypatch.setattr(program, "SMALL_PROGRAM_OPTIONS", {"xla_option_of_another_version": True})
     caplog.set_level(logging.INFO, logger=program.__name__)
     return caplog
 
@@ -43,10 +45,10 @@ def test_small_programs_that_are_waited_for(
     rows: int, waited_for: bool, asked: bool, unknown_options: pytest.LogCaptureFixture
 ) -> None:
     x = np.ones((rows, 64), np.float32)
-    compiled = Program("product", product, waited_for=waited_for)
+    compiled = Program("product", product, low_latency=waited_for)
     np.testing.assert_allclose(compiled(x), np.tanh(x @ x.T), rtol=1e-6)
     assert len(notes(unknown_options)) == asked
-    assert (compiled.figures[-1].flops <= program.SMALL_FLOPS) == (rows == 8)
+    assert (compiled.compile_stats[-1].flops <= program.SMALL_FLOPS) == (rows == 8)
 
 
 def test_acting_on_the_host_is_waited_for(unknown_options: pytest.LogCaptureFixture) -> None:
@@ -58,7 +60,7 @@ def test_acting_on_the_host_is_waited_for(unknown_options: pytest.LogCaptureFixt
 @pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="the options are jaxlib 0.10's")
 def test_the_options_are_those_of_this_xla(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger=program.__name__)
-    Program("product", product, waited_for=True)(np.ones((8, 64), np.float32))
+    Program("product", product, low_latency=True)(np.ones((8, 64), np.float32))
     assert notes(caplog) == []
 
 
@@ -70,7 +72,7 @@ def test_the_first_state_is_typed_as_a_restored_one(algo: str) -> None:
     assert isinstance(made, MadeEnv)
     first = [
         jax.eval_shape(runner.init, jax.random.key(0), made.params),
-        jax.eval_shape(lambda key: runner.init_learning(key, 16), jax.random.key(0)),
+        jax.eval_shape(lambda key: runner.init_without_envs(key, 16), jax.random.key(0)),
     ]
     for path, leaf in jax.tree_util.tree_flatten_with_path(first)[0]:
         assert not leaf.weak_type, jax.tree_util.keystr(path)

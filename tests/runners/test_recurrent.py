@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from jaxrl.assembly.assemble import Assembly, assemble
-from jaxrl.buffers.sequence import SequenceReplay
+from jaxrl.buffers.sequence import SequenceReplayBuffer
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError, ModuleError
 from jaxrl.modules.encoders import RecurrentEncoder
 from jaxrl.modules.rl_module import RLModule
-from jaxrl.training.train_state import Sampled
+from jaxrl.training.train_state import RolloutBatch
 from tests.helpers import assert_close, assert_equal
 from tests.recurrent import remembering, step_by_step
 
@@ -37,13 +37,17 @@ def started(assembly: Assembly) -> Any:
 
 def sampled(assembly: Assembly, state: Any) -> tuple[Any, Any]:
     """The state after a rollout, nothing learned, and the rollout as the learner gets it."""
-    runner, sampler = assembly.in_graph_runner, assembly.sampler
+    runner, sampler = assembly.in_graph_runner, assembly.rollout_worker
 
     def roll(state: Any) -> Any:
         env, carry, raw, _ = sampler.rollout(
-            runner.actor(state), state.env, state.carry, state.env_params, runner.num_steps
+            runner.make_actor_state(state),
+            state.env,
+            state.carry,
+            state.env_params,
+            runner.num_steps,
         )
-        seen = sampler.observed(state.connectors.obs, raw)
+        seen = sampler.preprocess_rollout(state.connectors.obs, raw)
         return replace(state, env=env, carry=carry), seen
 
     return jax.jit(roll)(state)
@@ -114,23 +118,27 @@ def test_replayed_sequences_begin_with_what_was_remembered(settings: dict[str, A
     assembly = assemble(replayed("DQN", n_step=3, **settings))
     runner, module = assembly.in_graph_runner, assembly.module
     replay: Any = runner.experience
-    assert isinstance(replay, SequenceReplay)
+    assert isinstance(replay, SequenceReplayBuffer)
     state = started(assembly)
     buffer, params = state.buffer, state.learner.sgd.params
     by_time: list[Any] = []
 
     @jax.jit
     def put(state: Any, buffer: Any) -> Any:
-        env, carry, raw, record = assembly.sampler.rollout(
-            runner.actor(state), state.env, state.carry, state.env_params, runner.num_steps
+        env, carry, raw, record = assembly.rollout_worker.rollout(
+            runner.make_actor_state(state),
+            state.env,
+            state.carry,
+            state.env_params,
+            runner.num_steps,
         )
-        data = Sampled(
+        data = RolloutBatch(
             rollout=raw,
             record=record,
             env_index=jnp.arange(16, dtype=jnp.int32),
             num_env_steps=jnp.asarray(128, jnp.uint32),
         )
-        kept = runner.to_store(state, data)
+        kept = runner.to_stored_rollout(state, data)
         buffer = replay.add(buffer, kept, data.env_index, record.env_step)
         return replace(state, env=env, carry=carry), buffer, raw
 
@@ -143,8 +151,8 @@ def test_replayed_sequences_begin_with_what_was_remembered(settings: dict[str, A
     def draw(buffer: Any) -> Any:
         shards = jnp.arange(replay.num_shards, dtype=jnp.int32)
         gamma = jnp.asarray(0.9)
-        drawn = replay.draw(buffer, None, jax.random.key(1), shards, jnp.zeros(()))
-        batch = replay.transitions(buffer, drawn, gamma, shards, jax.random.key(2))
+        drawn = replay.sample(buffer, None, jax.random.key(1), shards, jnp.zeros(()))
+        batch = replay.gather_transitions(buffer, drawn, gamma, shards, jax.random.key(2))
         return drawn, batch, module.forward_train(params, {Columns.OBS: batch.obs})
 
     drawn, batch, out = jax.device_get(draw(buffer))
@@ -270,7 +278,7 @@ def test_statelessness_of_a_carry_that_matters_is_refused() -> None:
         ("PPO", {"attention_dim": 32}, {}, "attention_dim=32 has no effect without use_att"),
         ("PPO", {"recurrent_layer_type": "lstn"}, {}, "Did you mean 'lstm'"),
         ("DQN", {"max_seq_len": 7}, {}, "train_batch_size=128 must be whole sequences"),
-        ("DQN", {}, {"noisy": True}, "noisy=True is for networks without a memory"),
+        ("DQN", {}, {"noisy": True}, "noisy=True is not supported for recurrent networks"),
         ("DQN", {}, {"use_h_function": True, "num_atoms": 3}, "use_h_function=True rescales"),
         ("DQN", {}, {"burn_in_len": 1000}, "burn_in_len=1000"),
     ],
@@ -293,11 +301,11 @@ def test_replay_settings_of_sequences_need_a_memory() -> None:
 def test_previous_actions_and_rewards_are_observed() -> None:
     config = remembering(model={"lstm_use_prev_action": True, "lstm_use_prev_reward": True})
     assembly = assemble(config)
-    assert assembly.acting.obs_pipeline.spaces[-1].shape == (4 + 2 + 1,)
-    assert assemble(remembering()).acting.obs_pipeline.spaces[-1].shape == (4,)
+    assert assembly.policy_step.obs_pipeline.spaces[-1].shape == (4 + 2 + 1,)
+    assert assemble(remembering()).policy_step.obs_pipeline.spaces[-1].shape == (4,)
     attention = {"use_attention": True, "attention_use_n_prev_actions": 3, "fcnet_hiddens": [8]}
     config = remembering(model={"use_lstm": False, "lstm_cell_size": 256, **attention})
-    assert assemble(config).acting.obs_pipeline.spaces[-1].shape == (4 + 3 * 2,)
+    assert assemble(config).policy_step.obs_pipeline.spaces[-1].shape == (4 + 3 * 2,)
 
 
 @pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])

@@ -6,16 +6,16 @@ import jax
 import pytest
 
 from jaxrl.assembly.assemble import Assembly, assemble
-from jaxrl.buffers.replay import Replay
+from jaxrl.buffers.replay import ReplayBuffer
 from jaxrl.config.batch_plan.replay import ReplayPlan
 from jaxrl.errors import ConfigError
 from jaxrl.runners.placement import check_memory
 from tests.replays import CAPACITY, NUM_ENVS, PRIORITIZED, ROWS, STEPS, replaying
 
 
-def built(buffer: dict[str, Any] | None = None, **training: Any) -> Replay:
+def built(buffer: dict[str, Any] | None = None, **training: Any) -> ReplayBuffer:
     replay = assemble(replaying(buffer=buffer, **training)).runner.experience
-    assert isinstance(replay, Replay)
+    assert isinstance(replay, ReplayBuffer)
     return replay
 
 
@@ -23,14 +23,14 @@ def test_every_setting_of_replay_reaches_the_buffer() -> None:
     plain = built()
     assert (plain.length, plain.num_envs, plain.batch_size) == (20, NUM_ENVS, ROWS)
     assert plain.num_updates == 4 * NUM_ENVS * STEPS // ROWS
-    assert plain.first_learned_at == 32
+    assert plain.min_rows_to_learn == 32
     assert plain.n_step == (1, 1)
     assert plain.prioritization is None
     assert built({"capacity": 40}).length == 10
     assert built(training_intensity=8.0).num_updates == 4
     assert built(training_intensity=None).num_updates == 1
-    assert built(num_steps_sampled_before_learning_starts=0).first_learned_at == NUM_ENVS
-    assert built(num_steps_sampled_before_learning_starts=37).first_learned_at == 40
+    assert built(num_steps_sampled_before_learning_starts=0).min_rows_to_learn == NUM_ENVS
+    assert built(num_steps_sampled_before_learning_starts=37).min_rows_to_learn == 40
     assert built(n_step=3).n_step == (3, 3)
     assert built(n_step=(1, 5)).n_step == (1, 5)
     prioritized = built(PRIORITIZED).prioritization

@@ -10,17 +10,17 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.core.struct import replace
 from jaxrl.envs.vector import NO_FAULT
-from jaxrl.metrics import NO_EPISODE
+from jaxrl.metrics import EMPTY_EPISODE_METRICS
 from jaxrl.training.episode_stats import (
     EpisodeRecord,
     EpisodeSums,
-    empty_fault_log,
-    empty_ring,
-    episode_means,
+    compute_episode_means,
+    init_episode_stats,
+    init_fault_log,
     push_episodes,
     push_faults,
 )
-from jaxrl.training.report import episode_metrics, new_episodes, to_host
+from jaxrl.training.report import collect_episodes, compute_episode_metrics, to_host
 
 SHARDS, ENVS, STEPS, SIZE = 2, 6, 5, 4
 
@@ -61,7 +61,7 @@ def in_order(record: EpisodeRecord, shard: int) -> list[tuple[float, int, int, i
 
 
 def test_the_ring_holds_the_newest_of_each_shard() -> None:
-    ring = empty_ring(SHARDS, SIZE)
+    ring = init_episode_stats(SHARDS, SIZE)
     index = jnp.arange(ENVS, dtype=jnp.int32)
     seen: list[list[tuple[float, int, int, int]]] = [[] for _ in range(SHARDS)]
     push = jax.jit(push_episodes)
@@ -81,7 +81,7 @@ def test_the_ring_holds_the_newest_of_each_shard() -> None:
                     int(ring.env_step[shard, place]),
                 )
                 assert got == want
-        episodes, missed = new_episodes(to_host(ring), before)
+        episodes, missed = collect_episodes(to_host(ring), before)
         fresh = [len(in_order(record, shard)) for shard in range(SHARDS)]
         assert len(episodes) == sum(min(n, SIZE) for n in fresh)
         assert missed == sum(max(0, n - SIZE) for n in fresh)
@@ -90,7 +90,7 @@ def test_the_ring_holds_the_newest_of_each_shard() -> None:
 
 
 def test_sums_and_smoothing() -> None:
-    ring, sums = empty_ring(SHARDS, 64), EpisodeSums.zero(SHARDS)
+    ring, sums = init_episode_stats(SHARDS, 64), EpisodeSums.empty(SHARDS)
     index = jnp.arange(ENVS, dtype=jnp.int32)
     rows: list[tuple[float, int, int, int]] = []
     for record in records(1, 4):
@@ -98,15 +98,17 @@ def test_sums_and_smoothing() -> None:
         rows += in_order(record, 0) + in_order(record, 1)
     returns = np.array([row[0] for row in rows])
     lengths = np.array([row[1] for row in rows])
-    every = episode_metrics(to_host(ring), to_host(sums), smoothing=5)  # more ended: all count
+    every = compute_episode_metrics(
+        to_host(ring), to_host(sums), smoothing=5
+    )  # more ended: all count
     np.testing.assert_allclose(every["episode_return_mean"], returns.mean(), rtol=1e-5)
     np.testing.assert_allclose(every["episode_return_min"], returns.min(), rtol=1e-6)
     np.testing.assert_allclose(every["episode_return_max"], returns.max(), rtol=1e-6)
     assert every["episode_len_min"] == lengths.min()
     assert every["episode_len_max"] == lengths.max()
-    quiet = to_host(EpisodeSums.zero(SHARDS))  # none in this iteration: the ring's latest
+    quiet = to_host(EpisodeSums.empty(SHARDS))  # none in this iteration: the ring's latest
     latest = sorted(rows, key=lambda row: -row[3])[:10]
-    smoothed = episode_metrics(to_host(ring), quiet, smoothing=10)
+    smoothed = compute_episode_metrics(to_host(ring), quiet, smoothing=10)
     oldest = latest[-1][3]
     certain = [row[0] for row in rows if row[3] > oldest]
     assert smoothed["num_episodes"] == 0
@@ -118,14 +120,14 @@ def test_sums_and_smoothing() -> None:
 
 
 def test_no_episode_means_no_number() -> None:
-    ring, sums = to_host(empty_ring(SHARDS, SIZE)), to_host(EpisodeSums.zero(SHARDS))
-    found = episode_metrics(ring, sums, 100)
+    ring, sums = to_host(init_episode_stats(SHARDS, SIZE)), to_host(EpisodeSums.empty(SHARDS))
+    found = compute_episode_metrics(ring, sums, 100)
     assert (found["num_episodes"], found["num_episodes_lifetime"]) == (0, 0)
-    assert {name for name, value in found.items() if np.isnan(value)} == set(NO_EPISODE)
+    assert {name for name, value in found.items() if np.isnan(value)} == set(EMPTY_EPISODE_METRICS)
 
 
 def test_the_fault_log_names_the_last_one() -> None:
-    log = empty_fault_log(SHARDS)
+    log = init_fault_log(SHARDS)
     index = jnp.arange(ENVS, dtype=jnp.int32)
     last: dict[int, tuple[int, int]] = {}
     counts = [0, 0]
@@ -146,7 +148,7 @@ def test_the_fault_log_names_the_last_one() -> None:
 def test_means_of_a_train_batch_are_the_same_over_devices() -> None:
     record = records(2, 1)[0]
     ended = np.asarray(record.ended)
-    means = jax.jit(partial(episode_means, axis_name=None))(record)
+    means = jax.jit(partial(compute_episode_means, axis_name=None))(record)
     assert int(means["num_episodes"]) == ended.sum()
     for name, x in (("return", record.episode_return), ("len", record.episode_length)):
         mean = np.asarray(x)[ended].mean()
@@ -154,13 +156,13 @@ def test_means_of_a_train_batch_are_the_same_over_devices() -> None:
     mesh = Mesh(np.asarray(jax.devices()[:2]), ("devices",))
     columns = PartitionSpec(None, "devices")
     divided = jax.shard_map(
-        partial(episode_means, axis_name="devices"),
+        partial(compute_episode_means, axis_name="devices"),
         mesh=mesh,
         in_specs=columns,
         out_specs=PartitionSpec(),
     )(record)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), divided, means)
-    none = episode_means(replace(record, ended=jnp.zeros_like(record.ended)), None)
+    none = compute_episode_means(replace(record, ended=jnp.zeros_like(record.ended)), None)
     assert int(none["num_episodes"]) == 0
     assert np.isnan(none["episode_return_mean"])
     assert np.isnan(none["episode_len_mean"])

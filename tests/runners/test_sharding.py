@@ -12,7 +12,7 @@ from jaxrl.connectors.base import LearnerConnector
 from jaxrl.connectors.learning import NormalizeRewards
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Rollout
-from jaxrl.runners.batches import as_sampled
+from jaxrl.runners.batches import as_rollout_batch
 from jaxrl.runners.fragment import Fragment
 from tests.helpers import assert_close, small
 
@@ -43,14 +43,14 @@ def config_of(num_envs: int, batch: int) -> Any:
 def fragments_of_four_environments() -> list[Fragment]:
     with config_of(NUM_ENVS, 8 * NUM_ENVS).build() as algorithm:
         group: Any = algorithm.env_runner_group
-        group.publish(algorithm.learner_group.weights(0))
+        group.sync_weights(algorithm.learner_group.weights(0))
         return [group.next_batch()[0] for _ in range(NUM_FRAGMENTS)]
 
 
 @pytest.mark.parametrize("num_devices", [1, 4])
 def test_fragments_of_an_environment_are_chained_in_order_of_time(num_devices: int) -> None:
     fragments = fragments_of_four_environments()
-    rollouts = [as_sampled(fragment).rollout for fragment in fragments]
+    rollouts = [as_rollout_batch(fragment).rollout for fragment in fragments]
     long = jax.tree.map(
         lambda *leaves: np.concatenate(leaves), *[replace(r, carry_in=None) for r in rollouts]
     )

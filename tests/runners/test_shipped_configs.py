@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl.assembly.assemble import assemble
 from jaxrl.config.load import load_experiment
-from jaxrl.learners.learner import make_optimizer
+from jaxrl.learners.learner import make_base_optimizer
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 EXTRAS = {"lunarlander": ("box2d", "Box2D"), "pong": ("atari", "ale_py")}
@@ -23,14 +23,14 @@ def test_host_configs_fit(path: Path) -> None:
     extra, module = EXTRAS.get(path.stem.split("-")[0], ("", "gymnasium"))
     pytest.importorskip(module, reason=f"needs jaxrl[{extra}]")
     assembly = assemble(load_experiment(path).config)
-    assert not assembly.in_graph
+    assert not assembly.is_in_graph
     assert assembly.plan.notes == ()
 
 
 @pytest.mark.parametrize("path", sorted(IN_GRAPH), ids=lambda path: path.stem)
 def test_in_graph_configs_fit(path: Path) -> None:
     assembly = assemble(load_experiment(path).config)
-    assert assembly.in_graph
+    assert assembly.is_in_graph
     plan = assembly.plan
     assert assembly.in_graph_runner.batch_steps == plan.total_envs * plan.rollout_fragment_length
 
@@ -38,7 +38,7 @@ def test_in_graph_configs_fit(path: Path) -> None:
 def test_minatars_dqn_steps_as_pytorchs_rmsprop_does() -> None:
     """Centred, with eps added to the root, as in the authors' examples/dqn.py."""
     settings = load_experiment(CONFIGS / "minatar" / "breakout-dqn.yaml").config.training_settings
-    optimizer = make_optimizer(settings.optimizer, jnp.float32(2.5e-4))
+    optimizer = make_base_optimizer(settings.optimizer, jnp.float32(2.5e-4))
     gradients = np.random.default_rng(0).normal(size=(50, 3)) * [1e-3, 1e-2, 1.0]
     state = optimizer.init(jnp.zeros(3))
     square, mean = np.zeros(3), np.zeros(3)

@@ -28,7 +28,7 @@ def play(
 
         def body(state: VectorState, _: None) -> Any:
             action = jnp.zeros((index.shape[0],), jnp.int32)
-            inputs = jax.tree.map(lambda leaf: leaf[0], env.inputs(state, 1, made.params))
+            inputs = jax.tree.map(lambda leaf: leaf[0], env.make_step_inputs(state, 1, made.params))
             new, step = env.step(state, action, inputs, made.params)
             return new, (state, step)
 

@@ -19,7 +19,7 @@ from jaxrl.assembly.assemble import assemble
 from jaxrl.envs.classic.mountain_car import MountainCar
 from jaxrl.errors import ConfigError, EnvError, RunFolderError
 from jaxrl.evaluation.evaluation import Evaluation
-from jaxrl.evaluation.video import check_can_write, checked_picture, write_video
+from jaxrl.evaluation.video import check_ffmpeg, check_frame, write_video
 from tests.helpers import small
 
 
@@ -67,7 +67,7 @@ def test_nothing_is_left_of_a_video_that_cannot_be_written(tmp_path: Path) -> No
         yield from squares(1)
         yield from squares(1, 50, 60)
 
-    with pytest.raises(EnvError, match=r"one size, got \[40, 60, 3\] and then \[50, 60, 3\]"):
+    with pytest.raises(EnvError, match=r"the same size, got \[40, 60, 3\] and then \[50, 60, 3\]"):
         write_video(tmp_path / "a.mp4", changing(), 30)
     (tmp_path / "full").touch()
     with pytest.raises(RunFolderError, match=r"cannot write .*full/a\.mp4"):
@@ -85,15 +85,15 @@ def test_nothing_is_left_of_a_video_that_cannot_be_written(tmp_path: Path) -> No
     ],
 )
 def test_what_is_no_picture_is_refused(picture: Any, words: str) -> None:
-    with pytest.raises(EnvError, match=f"Toy must render pictures of type uint8 .*{words}"):
-        checked_picture("Toy", picture)
+    with pytest.raises(EnvError, match=f"Toy must render frames of type uint8 .*{words}"):
+        check_frame("Toy", picture)
 
 
 # --- what cannot be filmed is refused before anything runs ---
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_can_write()
+    check_ffmpeg()
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(ConfigError, match=r"pip install 'jaxrl\[video\]'"):
         small().evaluation(record_video=True).build()
@@ -132,10 +132,10 @@ class Raising(Grey):
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        ("gymnax:Catch-bsuite", "gymnax:Catch-bsuite has no pictures .*render"),
+        ("gymnax:Catch-bsuite", "gymnax:Catch-bsuite cannot be rendered .*render"),
         (Blind, "copy of .*Blind with render_mode='rgb_array', which fails: .*'render_mode'"),
         (lambda context: Grey(), "was made with None: pass the render_mode of env_config on"),
-        (Grey, r"Grey must render pictures of type uint8 .*got uint8\[4, 4\]"),
+        (Grey, r"Grey must render frames of type uint8 .*got uint8\[4, 4\]"),
         (Raising, "Raising cannot be rendered: OSError: no display"),
     ],
 )

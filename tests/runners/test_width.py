@@ -12,11 +12,16 @@ from jaxrl import Algorithm
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.base import AlgorithmConfig
-from jaxrl.config.deserialize import config_from_serializable
-from jaxrl.config.serialize import serializable_dict
+from jaxrl.config.deserialize import deserialize_config
+from jaxrl.config.serialize import serialize_config
 from jaxrl.errors import ConfigError, RunFolderError
 from jaxrl.runners import num_envs_tuning as width
-from jaxrl.runners.num_envs_tuning import Trial, best, candidate_widths, settle_width
+from jaxrl.runners.num_envs_tuning import (
+    Measurement,
+    list_candidate_num_envs,
+    resolve_num_envs,
+    select_fastest,
+)
 
 Tried = list[tuple[int, int]]
 
@@ -45,37 +50,37 @@ class Stopwatch:
         return lambda: self.rate(plan.num_envs, num_devices)
 
 
-def trials(*rates: tuple[int, int, float]) -> list[Trial]:
-    return [Trial(num_envs=n, num_devices=d, steps_per_s=r) for n, d, r in rates]
+def trials(*rates: tuple[int, int, float]) -> list[Measurement]:
+    return [Measurement(num_envs=n, num_devices=d, steps_per_s=r) for n, d, r in rates]
 
 
 def test_widths_keep_the_batch_and_leave_rollouts_long_enough() -> None:
     config = free(ppo())
-    widths = candidate_widths(config)
+    widths = list_candidate_num_envs(config)
     assert widths == [16, 32, 64]
     base = config.plan()
     for number in widths:
         plan = config.copy().env_runners(num_envs_per_env_runner=number).plan()
         assert plan.train_batch_size == base.train_batch_size
         assert plan.updates_per_iteration == base.updates_per_iteration
-        assert plan.rollout_fragment_length >= width.MIN_STEPS
+        assert plan.rollout_fragment_length >= width.MIN_ROLLOUT_STEPS
 
 
 def test_a_large_batch_has_few_widths_from_the_default_to_the_widest() -> None:
-    widths = candidate_widths(free(ppo(train_batch_size=2**17)))
-    assert (widths[0], widths[-1], len(widths)) == (16, 4096, width.MAX_WIDTHS)
+    widths = list_candidate_num_envs(free(ppo(train_batch_size=2**17)))
+    assert (widths[0], widths[-1], len(widths)) == (16, 4096, width.MAX_CANDIDATES)
     assert widths == sorted(widths)
 
 
 def test_a_small_batch_or_a_fixed_rollout_leaves_nothing_to_choose() -> None:
-    assert candidate_widths(free(ppo(train_batch_size=256))) == [16]
+    assert list_candidate_num_envs(free(ppo(train_batch_size=256))) == [16]
     fixed = free(ppo()).env_runners(rollout_fragment_length=64)
-    assert candidate_widths(fixed) == [32]
+    assert list_candidate_num_envs(fixed) == [32]
 
 
 def test_the_default_batch_stays_the_default() -> None:
     config = PPOConfig().environment("CartPole-v1")
-    widths = candidate_widths(config)
+    widths = list_candidate_num_envs(config)
     assert widths[0] == 16
     assert widths[-1] == 125
     for number in widths:
@@ -84,15 +89,17 @@ def test_the_default_batch_stays_the_default() -> None:
 
 
 def test_the_narrowest_that_is_about_as_fast_is_best() -> None:
-    assert best(trials((16, 1, 95.0), (32, 1, 97.0), (64, 1, 100.0))).num_envs == 16
-    assert best(trials((16, 1, 94.0), (32, 1, 97.0), (64, 1, 100.0))).num_envs == 32
-    assert best(trials((16, 2, 50.0), (16, 1, 52.0), (16, 4, 100.0))).num_devices == 4
-    assert best(trials((16, 2, 98.0), (16, 1, 100.0))).num_devices == 2  # the rule's is first
+    assert select_fastest(trials((16, 1, 95.0), (32, 1, 97.0), (64, 1, 100.0))).num_envs == 16
+    assert select_fastest(trials((16, 1, 94.0), (32, 1, 97.0), (64, 1, 100.0))).num_envs == 32
+    assert select_fastest(trials((16, 2, 50.0), (16, 1, 52.0), (16, 4, 100.0))).num_devices == 4
+    assert (
+        select_fastest(trials((16, 2, 98.0), (16, 1, 100.0))).num_devices == 2
+    )  # the rule's is first
 
 
 def test_a_trial_of_every_width_then_of_other_devices() -> None:
     stopwatch = Stopwatch(lambda envs, devices: envs + 10 * (devices == 1))
-    settled, notes = settle_width(ppo(), stopwatch)
+    settled, notes = resolve_num_envs(ppo(), stopwatch)
     assert [envs for envs, _ in stopwatch.tried[:3]] == [16, 32, 64]
     rule = stopwatch.tried[2][1]
     assert set(stopwatch.tried[3:]) == {(64, n) for n in (1, 2, 4, 8)} - {(64, rule)}
@@ -115,53 +122,53 @@ def test_runs_take_turns_and_the_best_of_each_counts() -> None:
         left = iter(rates)
         return lambda: log.append(name) or next(left)
 
-    found = width._in_turn({(16, 1): run("a", 1.0, 5.0, 2.0), (32, 1): run("b", 3.0, 2.0, 1.0)})
+    found = width._run_in_turn({(16, 1): run("a", 1.0, 5.0, 2.0), (32, 1): run("b", 3.0, 2.0, 1.0)})
     assert log == [*"ab"] * width.REPEATS
     assert found == trials((16, 1, 5.0), (32, 1, 3.0))
 
 
 def test_the_number_of_devices_is_the_rules_unless_another_is_faster() -> None:
-    settled, _ = settle_width(ppo(), Stopwatch(lambda envs, devices: 100.0))
+    settled, _ = resolve_num_envs(ppo(), Stopwatch(lambda envs, devices: 100.0))
     assert settled.learners_settings.num_devices == "auto"
     config = ppo().learners(num_devices=2)
     stopwatch = Stopwatch(lambda envs, devices: 100.0)
-    settled, _ = settle_width(config, stopwatch)
+    settled, _ = resolve_num_envs(config, stopwatch)
     assert stopwatch.tried == [(16, 2), (32, 2), (64, 2)]
     assert settled.learners_settings.num_devices == 2
 
 
 def test_what_was_measured_is_kept_for_the_next_build(tmp_path: Path) -> None:
     rate = Stopwatch(lambda envs, devices: float(envs))
-    first, _ = settle_width(ppo(), rate)
-    store = tmp_path / "home" / ".cache" / "jaxrl" / width.FILE
+    first, _ = resolve_num_envs(ppo(), rate)
+    store = tmp_path / "home" / ".cache" / "jaxrl" / width.CACHE_FILE
     assert len(json.loads(store.read_text())) == 1
 
     def never(config: AlgorithmConfig, num_devices: int) -> Callable[[], float]:
         raise AssertionError("measured again")
 
-    again, notes = settle_width(ppo().debugging(seed=7), never)  # a seed changes no speed
+    again, notes = resolve_num_envs(ppo().debugging(seed=7), never)  # a seed changes no speed
     assert again.env_runners_settings == first.env_runners_settings
     assert "measured before on this machine" in notes[0]
     with pytest.raises(AssertionError, match="measured again"):
-        settle_width(ppo(num_epochs=2), never)
+        resolve_num_envs(ppo(num_epochs=2), never)
     with pytest.raises(AssertionError, match="measured again"):
-        settle_width(ppo().debugging(compilation_cache_dir="off"), never)
+        resolve_num_envs(ppo().debugging(compilation_cache_dir="off"), never)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"%s": [{"num_envs": 3}]}', '{"%s": 3}'])
 def test_a_file_that_says_nothing_is_measured_again(tmp_path: Path, content: str) -> None:
-    store = tmp_path / "home" / ".cache" / "jaxrl" / width.FILE
+    store = tmp_path / "home" / ".cache" / "jaxrl" / width.CACHE_FILE
     store.parent.mkdir(parents=True)
-    key = width.key_of(free(ppo()), candidate_widths(free(ppo())))
+    key = width.make_cache_key(free(ppo()), list_candidate_num_envs(free(ppo())))
     store.write_text(content.replace("%s", key))
-    settled, _ = settle_width(ppo(), Stopwatch(lambda envs, devices: float(envs)))
+    settled, _ = resolve_num_envs(ppo(), Stopwatch(lambda envs, devices: float(envs)))
     assert settled.env_runners_settings.num_envs_per_env_runner == 64
     assert key in json.loads(store.read_text())
 
 
 def test_a_number_is_left_alone() -> None:
     config = ppo().env_runners(num_envs_per_env_runner=8)
-    assert settle_width(config) == (config, [])
+    assert resolve_num_envs(config) == (config, [])
 
 
 @pytest.mark.allow_key_reuse  # a run that goes on
@@ -169,7 +176,7 @@ def test_a_run_has_the_number_in_its_config_and_resumes_with_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stopwatch = Stopwatch(lambda envs, devices: float(envs))
-    monkeypatch.setattr(width, "prepared", stopwatch)
+    monkeypatch.setattr(width, "prepare_run", stopwatch)
     config = ppo(num_epochs=1).learners(num_devices=1)
     with config.build() as algo:
         assert algo.config.plan().num_envs == 64
@@ -178,7 +185,7 @@ def test_a_run_has_the_number_in_its_config_and_resumes_with_it(
         path = algo.save(tmp_path)
     assert config.env_runners_settings.num_envs_per_env_runner == "auto"  # the user's is a copy
     stopwatch.rate = None
-    monkeypatch.setattr(width, "_stored", lambda store, name: None)
+    monkeypatch.setattr(width, "_read_cached", lambda store, name: None)
     with Algorithm.from_checkpoint(path) as algo:
         assert algo.config.env_runners_settings.num_envs_per_env_runner == 64
 
@@ -187,9 +194,9 @@ def test_a_run_has_the_number_in_its_config_and_resumes_with_it(
 def test_a_trial_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(width, "TRIAL_S", 1e-6)
     config = free(ppo(train_batch_size=128, num_epochs=1))
-    assert width.prepared(config, 1)() > 0
+    assert width.prepare_run(config, 1)() > 0
     if len(jax.local_devices()) > 1:
-        assert width.prepared(config, 2)() > 0
+        assert width.prepare_run(config, 2)() > 0
 
 
 def test_before_the_build_the_plan_says_that_it_will_be_measured() -> None:
@@ -199,15 +206,15 @@ def test_before_the_build_the_plan_says_that_it_will_be_measured() -> None:
 
 
 def test_it_survives_serialising() -> None:
-    data = json.loads(json.dumps(serializable_dict(ppo())))
-    again = config_from_serializable(data)
+    data = json.loads(json.dumps(serialize_config(ppo())))
+    again = deserialize_config(data)
     assert again.env_runners_settings.num_envs_per_env_runner == "auto"
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_any_trial(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(width, "prepared", None)
+    monkeypatch.setattr(width, "prepare_run", None)
     (tmp_path / "file").touch()
     with pytest.raises(RunFolderError, match="results_dir"):
         ppo().debugging(results_dir=str(tmp_path / "file" / "runs")).build()
@@ -222,7 +229,7 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: ppo().sweep(seeds=2), "this config is a sweep"),
     (
         lambda: DQNConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner="auto"),
-        "learn from fresh batches",
+        "is for on-policy algorithms",
     ),
 ]
 
@@ -231,7 +238,7 @@ WRONG: list[tuple[Any, str]] = [
 def test_where_nothing_can_be_measured_it_is_refused(
     config: Any, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(width, "prepared", None)
+    monkeypatch.setattr(width, "prepare_run", None)
     with pytest.raises(ConfigError, match="num_envs_per_env_runner='auto'") as error:
         config().build()
     assert expected in str(error.value)

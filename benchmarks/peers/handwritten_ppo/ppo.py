@@ -1,13 +1,13 @@
-"""PPO on CartPole-v1 in one file: the loop a researcher writes by hand, with jax, flax and optax.
+"""PPO on CartPole-v1 in one file, as a researcher would write it with jax, flax, and optax.
 
-Two forms. The *plain* one draws a full `jax.random.permutation` per epoch and runs on one device.
-The *tuned* one differs in two things: minibatches come from a keyed bijection on the indices
+There are two forms. The *plain* one draws a full `jax.random.permutation` per epoch and runs on one
+device. The *tuned* one differs in two ways: minibatches come from a keyed bijection on the indices
 instead of a sort, and the CPU's cores are devices, each with its share of the environments and of
-every minibatch, gradients averaged.
+every minibatch, with averaged gradients.
 
-As in PureJaxRL, the end of an episode by its time limit is treated as its end by failure: no value
-is bootstrapped from the final observation. All environments reset at every step, and the reset
-state is taken where an episode ended.
+As in PureJaxRL, a time limit is treated as a termination: there is no bootstrap from the value of
+the final observation. All environments compute a reset at every step, and use it where an episode
+ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_EPISODE_STEPS = 500
 
 class Env(NamedTuple):
     physics: jax.Array
-    """x, x_dot, theta, theta_dot, `[4]`."""
+    """Position, velocity, angle, and angular velocity, `[4]`."""
     time: jax.Array
     episode_return: jax.Array
 
@@ -41,7 +41,11 @@ def reset(key: jax.Array) -> Env:
 
 
 def step(key: jax.Array, env: Env, action: jax.Array) -> tuple[Env, jax.Array, jax.Array]:
-    """CartPole-v1 as in gymnasium, with auto-reset: the next state, the reward, the end."""
+    """Step gymnasium's CartPole-v1 with auto-reset.
+
+    Returns:
+        Next state, reward, and whether the episode ended.
+    """
     _, x_dot, theta, theta_dot = env.physics
     force = jnp.where(action == 1, 10.0, -10.0)
     cos, sin = jnp.cos(theta), jnp.sin(theta)
@@ -112,9 +116,9 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> jax.Array:
-    """Advantages `[T, B]` (Schulman et al. 2016); `ended[t]` cuts after step `t`."""
+    """Compute advantages `[T, B]` (Schulman et al. 2016); `ended[t]` cuts after step `t`."""
 
-    def backwards(
+    def backward_step(
         carry: tuple[jax.Array, jax.Array], row: tuple[jax.Array, jax.Array, jax.Array]
     ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
         advantage, next_value = carry
@@ -126,15 +130,19 @@ def gae(
 
     rows = (reward, value, ended.astype(jnp.float32))
     start = (jnp.zeros_like(last_value), last_value)
-    return jax.lax.scan(backwards, start, rows, reverse=True, unroll=16)[1]
+    return jax.lax.scan(backward_step, start, rows, reverse=True, unroll=16)[1]
 
 
-def shuffled(noise: jax.Array, index: jax.Array, size: int) -> jax.Array:
-    """Where the bijection on `range(size)` that `noise` makes sends `index`: no sort.
+def shuffle_index(noise: jax.Array, index: jax.Array, size: int) -> jax.Array:
+    """Map indices by a random bijection on `range(size)`, without a sort.
 
-    Four rounds of multiply by an odd number, add, xor-shift, modulo a power of two; indices that
-    land outside the range go round again until they are inside (cycle walking). `noise` is 32
-    random bits, `[2, 4]`.
+    There are four rounds of multiplication by an odd number, addition, and xor-shift, modulo a
+    power of two. Indices outside the range are mapped again until they are inside (cycle walking).
+
+    Args:
+        noise: Random 32-bit integers `[2, 4]`, which determine the bijection.
+        index: Indices.
+        size: Size of the range.
     """
     num_bits = max(1, (size - 1).bit_length())
     mask = jnp.uint32(2**num_bits - 1)
@@ -155,7 +163,12 @@ def shuffled(noise: jax.Array, index: jax.Array, size: int) -> jax.Array:
 
 
 class PPO:
-    """The compiled pieces for one setting; `mesh` is given for the tuned form only."""
+    """Traced functions for one setting.
+
+    Args:
+        setting: Setting.
+        mesh: Mesh of devices, for the tuned form only.
+    """
 
     def __init__(self, setting: Setting, mesh: jax.sharding.Mesh | None = None) -> None:
         self.setting = setting
@@ -176,7 +189,7 @@ class PPO:
         return State(params, self.optimizer.init(params), env, key)
 
     def train(self, state: State) -> tuple[State, Metrics]:
-        """`num_updates` train batches; metrics `[num_updates]`."""
+        """Train on `num_updates` train batches; metrics are `[num_updates]`."""
         if self.mesh is None:
             return self._train(state)
         replicated, split = cast(Any, PartitionSpec()), cast(Any, PartitionSpec(AXIS))
@@ -192,22 +205,24 @@ class PPO:
 
     def _train(self, state: State) -> tuple[State, Metrics]:
         return jax.lax.scan(
-            lambda state, _: self._iteration(state), state, None, self.setting.num_updates
+            lambda state, _: self._train_iteration(state), state, None, self.setting.num_updates
         )
 
-    def _iteration(self, state: State) -> tuple[State, Metrics]:
+    def _train_iteration(self, state: State) -> tuple[State, Metrics]:
         key, key_shared = jax.random.split(state.key)
         key_own = key_shared
         if self.mesh is not None:
             key_own = jax.random.fold_in(key_shared, jax.lax.axis_index(AXIS))
         key_rollout, key_shuffle = jax.random.split(key_own)
         env, rollout = self._rollout(state.params, state.env, key_rollout)
-        batch = self._prepare(state.params, env, rollout)
-        params, opt_state, loss = self._learn(state.params, state.opt_state, batch, key_shuffle)
+        batch = self._compute_targets(state.params, env, rollout)
+        params, opt_state, loss = self._update_epochs(
+            state.params, state.opt_state, batch, key_shuffle
+        )
         metrics = Metrics(
-            self._mean(loss),
-            self._sum(jnp.sum(rollout.episode_return * rollout.ended)),
-            self._sum(jnp.sum(rollout.ended)),
+            self._pmean(loss),
+            self._psum(jnp.sum(rollout.episode_return * rollout.ended)),
+            self._psum(jnp.sum(rollout.ended)),
         )
         return State(params, opt_state, env, key), metrics
 
@@ -217,20 +232,20 @@ class PPO:
         def one_step(env: Env, key: jax.Array) -> tuple[Env, Transition]:
             key_act, key_env = jax.random.split(key)
             obs = env.physics
-            log_probs = self._log_probs(params, obs)
+            log_probs = self._compute_log_probs(params, obs)
             action = jax.random.categorical(key_act, log_probs)
             log_prob = jnp.take_along_axis(log_probs, action[:, None], axis=1)[:, 0]
-            value = self._value(params, obs)
+            value = self._compute_value(params, obs)
             keys = jax.random.split(key_env, num_envs)
             next_env, reward, ended = jax.vmap(step)(keys, env, action)
-            done_return = env.episode_return + reward
-            return next_env, Transition(obs, action, log_prob, value, reward, ended, done_return)
+            episode_return = env.episode_return + reward
+            return next_env, Transition(obs, action, log_prob, value, reward, ended, episode_return)
 
         return jax.lax.scan(one_step, env, jax.random.split(key, self.setting.num_steps))
 
-    def _prepare(self, params: Any, env: Env, rollout: Transition) -> Batch:
-        """Advantages (normalised over the whole train batch) and value targets, `[T * B, ...]`."""
-        last_value = self._value(params, env.physics)
+    def _compute_targets(self, params: Any, env: Env, rollout: Transition) -> Batch:
+        """Compute advantages, normalized over the train batch, and value targets `[T * B, ...]`."""
+        last_value = self._compute_value(params, env.physics)
         advantage = gae(
             rollout.reward,
             rollout.value,
@@ -239,8 +254,8 @@ class PPO:
             self.setting.gamma,
             self.setting.gae_lambda,
         )
-        mean = self._mean(jnp.mean(advantage))
-        std = jnp.sqrt(self._mean(jnp.mean((advantage - mean) ** 2)))
+        mean = self._pmean(jnp.mean(advantage))
+        std = jnp.sqrt(self._pmean(jnp.mean((advantage - mean) ** 2)))
         batch = Batch(
             rollout.obs,
             rollout.action,
@@ -250,27 +265,27 @@ class PPO:
         )
         return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), batch)
 
-    def _learn(
+    def _update_epochs(
         self, params: Any, opt_state: Any, batch: Batch, key: jax.Array
     ) -> tuple[Any, Any, jax.Array]:
         def minibatch_step(
             carry: tuple[Any, Any], minibatch: Batch
         ) -> tuple[tuple[Any, Any], jax.Array]:
             params, opt_state = carry
-            loss, grads = jax.value_and_grad(self._loss)(params, minibatch)
-            updates, opt_state = self.optimizer.update(self._mean(grads), opt_state, params)
+            loss, grads = jax.value_and_grad(self._compute_loss)(params, minibatch)
+            updates, opt_state = self.optimizer.update(self._pmean(grads), opt_state, params)
             return (optax.apply_updates(params, updates), opt_state), loss
 
         def epoch(carry: tuple[Any, Any], key: jax.Array) -> tuple[tuple[Any, Any], jax.Array]:
             if self.mesh is None:
-                return self._permuted_epoch(minibatch_step, carry, batch, key)
-            return self._bijective_epoch(minibatch_step, carry, batch, key)
+                return self._train_permuted_epoch(minibatch_step, carry, batch, key)
+            return self._train_bijective_epoch(minibatch_step, carry, batch, key)
 
         keys = jax.random.split(key, self.setting.num_epochs)
         (params, opt_state), loss = jax.lax.scan(epoch, (params, opt_state), keys)
         return params, opt_state, jnp.mean(loss)
 
-    def _permuted_epoch(
+    def _train_permuted_epoch(
         self, minibatch_step: Callable[..., Any], carry: Any, batch: Batch, key: jax.Array
     ) -> Any:
         permutation = jax.random.permutation(key, batch.obs.shape[0])
@@ -280,7 +295,7 @@ class PPO:
         )
         return jax.lax.scan(minibatch_step, carry, minibatches)
 
-    def _bijective_epoch(
+    def _train_bijective_epoch(
         self, minibatch_step: Callable[..., Any], carry: Any, batch: Batch, key: jax.Array
     ) -> Any:
         size = batch.obs.shape[0]
@@ -288,40 +303,40 @@ class PPO:
         noise = jax.random.bits(key, (2, 4), jnp.uint32)
 
         def gather_and_step(carry: Any, start: jax.Array) -> Any:
-            index = shuffled(noise, start + jnp.arange(part), size)
+            index = shuffle_index(noise, start + jnp.arange(part), size)
             return minibatch_step(carry, jax.tree.map(lambda x: x[index], batch))
 
         return jax.lax.scan(gather_and_step, carry, jnp.arange(0, size, part))
 
-    def _loss(self, params: Any, batch: Batch) -> jax.Array:
-        """Equation 9 of Schulman et al. 2017 with the clipped objective, equation 7."""
-        log_probs = self._log_probs(params, batch.obs)
+    def _compute_loss(self, params: Any, batch: Batch) -> jax.Array:
+        """Compute equation 9 of Schulman et al. 2017 with the clipped objective, equation 7."""
+        log_probs = self._compute_log_probs(params, batch.obs)
         log_prob = jnp.take_along_axis(log_probs, batch.action[:, None], axis=1)[:, 0]
         ratio = jnp.exp(log_prob - batch.log_prob)
         clip = self.setting.clip_param
         clipped = jnp.clip(ratio, 1.0 - clip, 1.0 + clip)
         policy_loss = -jnp.mean(jnp.minimum(ratio * batch.advantage, clipped * batch.advantage))
-        value = self._value(params, batch.obs)
+        value = self._compute_value(params, batch.obs)
         value_loss = 0.5 * jnp.mean((value - batch.target) ** 2)
         entropy = -jnp.mean(jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1))
         setting = self.setting
         return policy_loss + setting.vf_loss_coeff * value_loss - setting.entropy_coeff * entropy
 
-    def _log_probs(self, params: Any, obs: jax.Array) -> jax.Array:
+    def _compute_log_probs(self, params: Any, obs: jax.Array) -> jax.Array:
         return jax.nn.log_softmax(cast(jax.Array, self.actor.apply(params[0], obs)))
 
-    def _value(self, params: Any, obs: jax.Array) -> jax.Array:
+    def _compute_value(self, params: Any, obs: jax.Array) -> jax.Array:
         return cast(jax.Array, self.critic.apply(params[1], obs))[:, 0]
 
-    def _mean(self, tree: Any) -> Any:
+    def _pmean(self, tree: Any) -> Any:
         return tree if self.mesh is None else jax.lax.pmean(tree, AXIS)
 
-    def _sum(self, tree: Any) -> Any:
+    def _psum(self, tree: Any) -> Any:
         return tree if self.mesh is None else jax.lax.psum(tree, AXIS)
 
 
-def device_mesh(setting: Setting) -> jax.sharding.Mesh:
-    """As many devices as divide the environments and the minibatches."""
+def make_device_mesh(setting: Setting) -> jax.sharding.Mesh:
+    """Return a mesh of the most devices that divide the environments and the minibatches."""
     devices = jax.devices()
     count = max(
         n
@@ -332,6 +347,6 @@ def device_mesh(setting: Setting) -> jax.sharding.Mesh:
 
 
 def compile_train(ppo: PPO) -> Callable[[State], tuple[State, Metrics]]:
-    """The train loop, compiled; the state passed to it is donated."""
+    """Compile the train loop, which donates its state."""
     example = jax.eval_shape(ppo.init, jax.random.key(0))
     return jax.jit(ppo.train, donate_argnums=0).lower(example).compile()

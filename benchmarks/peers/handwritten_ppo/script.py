@@ -1,7 +1,8 @@
-"""The hand-written PPO as a researcher runs it: `python -m benchmarks.peers.handwritten_ppo.script STEPS`.
+"""Hand-written PPO as a researcher would run it.
 
-Compiles, trains, prints the returns of the last episodes, and writes nothing. `--tuned` is the second
-form of `ppo.py`, with the cores as devices.
+`python -m benchmarks.peers.handwritten_ppo.script STEPS [--tuned]` compiles, trains, prints the
+mean return of the last episodes, and writes no files. `--tuned` selects the tuned form of `ppo.py`,
+with the cores as devices.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ import jax
 import numpy as np
 
 from benchmarks.peers.handwritten_ppo import ppo
-from benchmarks.settings import available_cores, parse_setting
+from benchmarks.settings import count_available_cores, parse_setting
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("steps", type=int)
-    parser.add_argument("--tuned", action="store_true")
+    parser.add_argument("steps", type=int, help="environment steps")
+    parser.add_argument("--tuned", action="store_true", help="bijective shuffle, cores as devices")
     options = parser.parse_args()
     if options.tuned:
-        jax.config.update("jax_num_cpu_devices", min(available_cores(), 8))
+        jax.config.update("jax_num_cpu_devices", min(count_available_cores(), 8))
     setting = parse_setting("4x128", steps=options.steps)
-    program = ppo.PPO(setting, ppo.device_mesh(setting) if options.tuned else None)
+    program = ppo.PPO(setting, ppo.make_device_mesh(setting) if options.tuned else None)
     train = ppo.compile_train(program)
     state = jax.jit(program.init)(jax.random.key(setting.seed))
     if options.tuned:

@@ -1,4 +1,4 @@
-"""The hand-written PPO as a peer: `python -m benchmarks.peers.handwritten_ppo.worker [--tuned]`."""
+"""Hand-written PPO as a peer: `python -m benchmarks.peers.handwritten_ppo.worker [--tuned]`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ import optax
 
 from benchmarks.peers.handwritten_ppo import ppo
 from benchmarks.peers.protocol import serve
-from benchmarks.settings import Setting, available_cores
+from benchmarks.settings import Setting, count_available_cores
 
 MAX_CPU_DEVICES = 8
 
 
 class HandwrittenPeer:
-    """One compiled setting at a time; learning goes on from run to run."""
+    """Peer with one compiled setting, whose training continues from run to run.
+
+    Args:
+        tuned: Whether to use the tuned form of `ppo.py`.
+    """
 
     def __init__(self, *, tuned: bool) -> None:
         self._tuned = tuned
@@ -35,9 +39,9 @@ class HandwrittenPeer:
         return {"versions": versions, "devices": len(jax.devices()) if self._tuned else 1}
 
     def setup(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Compile for a setting and start from fresh parameters."""
+        """Compile for a setting and initialize new parameters."""
         self._setting = Setting.from_dict(request["setting"])
-        mesh = ppo.device_mesh(self._setting) if self._tuned else None
+        mesh = ppo.make_device_mesh(self._setting) if self._tuned else None
         program = ppo.PPO(self._setting, mesh)
         start = time.perf_counter()
         self._train = ppo.compile_train(program)
@@ -50,7 +54,7 @@ class HandwrittenPeer:
         return {"compile_s": compile_s}
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One measurement."""
+        """Run one measurement."""
         assert self._train is not None
         assert self._state is not None
         assert self._setting is not None
@@ -59,7 +63,7 @@ class HandwrittenPeer:
         return {"seconds": time.perf_counter() - start, "env_steps": self._setting.env_steps}
 
     def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Mean return of the training episodes that ended in the last run's last quarter."""
+        """Return the mean return of the episodes that ended in the last quarter of the last run."""
         assert self._metrics is not None
         last = max(1, self._metrics.loss.shape[0] // 4)
         total = float(np.sum(self._metrics.return_sum[-last:]))
@@ -72,7 +76,7 @@ def main() -> None:
     parser.add_argument("--tuned", action="store_true", help="bijective shuffle, cores as devices")
     tuned = parser.parse_args().tuned
     if tuned and "JAX_NUM_CPU_DEVICES" not in os.environ:
-        cores = min(available_cores(), MAX_CPU_DEVICES)
+        cores = min(count_available_cores(), MAX_CPU_DEVICES)
         jax.config.update("jax_num_cpu_devices", cores)
     peer = HandwrittenPeer(tuned=tuned)
     serve({"info": peer.info, "setup": peer.setup, "run": peer.run, "evaluate": peer.evaluate})

@@ -1,7 +1,7 @@
-"""Rejax's PPO in learning suites: all seeds of a job as one vmapped program, its usual way.
+"""Rejax's PPO in learning suites: all seeds of a job in one vmapped program, as usual for Rejax.
 
-Its returns are those of its own evaluation, by the acting policy, which samples. What it has fixed is
-said in `worker.py`. Recommended settings are those of its own configs
+Returns are those of Rejax's own evaluation with the sampling policy. The module docstring of
+`worker.py` lists what cannot be set. Recommended settings are those of Rejax's configs
 (https://github.com/keraJLi/rejax/tree/main/configs).
 """
 
@@ -16,8 +16,14 @@ import jax
 import numpy as np
 from rejax import PPO  # pyright: ignore[reportAttributeAccessIssue]
 
-from benchmarks.peers.learning import gymnasium_id, schedule_points, scored, settings_of, told
-from jaxrl.bench.job import Curve, Job, say
+from benchmarks.peers.learning import (
+    describe_process,
+    describe_run,
+    get_gymnasium_id,
+    get_schedule_points,
+    get_settings,
+)
+from jaxrl.bench.job import Curve, Job, report_progress
 
 EVALUATIONS = 20
 PACKAGES = ("rejax", "gymnax", "jax", "flax", "optax")
@@ -54,14 +60,17 @@ RECOMMENDED: Mapping[str, dict[str, Any]] = {
 
 def main() -> None:
     job = Job.read(sys.argv[1])
-    seeds = job.missing()
-    settings = RECOMMENDED.get(gymnasium_id(job), {}) if job.settings is None else _matched(job)
-    batch = settings.get("num_envs", 64) * settings.get("num_steps", 64)  # its own defaults
-    every = batch * max(1, round(job.budget / EVALUATIONS / batch))  # it trains whole batches
+    seeds = job.find_missing_seeds()
+    if job.settings is None:
+        settings = RECOMMENDED.get(get_gymnasium_id(job), {})
+    else:
+        settings = _translate_settings(job)
+    batch = settings.get("num_envs", 64) * settings.get("num_steps", 64)  # Rejax's defaults
+    interval = batch * max(1, round(job.budget / EVALUATIONS / batch))  # whole batches
     algorithm = PPO.create(
-        env=gymnasium_id(job),
-        total_timesteps=every * max(1, job.budget // every),
-        eval_freq=every,
+        env=get_gymnasium_id(job),
+        total_timesteps=interval * max(1, job.budget // interval),
+        eval_freq=interval,
         skip_initial_evaluation=True,
         **settings,
     )
@@ -69,23 +78,27 @@ def main() -> None:
     start = time.perf_counter()
     train = jax.jit(jax.vmap(lambda key: algorithm.train(rng=key)[1])).lower(keys).compile()
     compile_s = time.perf_counter() - start
-    say(steps=0, budget=job.budget)
+    report_progress(steps=0, budget=job.budget)
     start = time.perf_counter()
     _, returns = jax.block_until_ready(train(keys))
     seconds = time.perf_counter() - start
     means = np.asarray(returns).mean(axis=-1)  # [seeds, evaluations]
     devices = [device.device_kind for device in jax.local_devices()]
-    shared = told(seconds, compile_s, PACKAGES, devices, lanes=len(seeds))
+    shared = describe_process(seconds, compile_s, PACKAGES, devices, num_lanes=len(seeds))
     for seed, values in zip(seeds, means, strict=True):
         curve = Curve()
         for i, value in enumerate(values, start=1):
-            curve.add(i * every, float(value), seconds * i / len(values))
-        say(seed=seed, steps=curve.steps[-1], budget=job.budget, return_mean=float(values[-1]))
-        job.write_outcome(seed, {**shared, **scored(curve, float(values[-1]), curve.steps[-1])})
+            curve.add(i * interval, float(value), seconds * i / len(values))
+        report_progress(
+            seed=seed, steps=curve.steps[-1], budget=job.budget, return_mean=float(values[-1])
+        )
+        job.write_outcome(
+            seed, {**shared, **describe_run(curve, float(values[-1]), curve.steps[-1])}
+        )
 
 
-def _matched(job: Job) -> dict[str, Any]:
-    settings = settings_of(job)
+def _translate_settings(job: Job) -> dict[str, Any]:
+    settings = get_settings(job)
     model = settings["model_config"] or {}
     num_envs = settings["num_envs_per_env_runner"] or 1
     batch = settings["train_batch_size_per_learner"] or settings["train_batch_size"]
@@ -94,12 +107,12 @@ def _matched(job: Job) -> dict[str, Any]:
         "num_steps": batch // num_envs,
         "num_epochs": settings["num_epochs"],
         "num_minibatches": batch // (settings["minibatch_size"] or batch),
-        "learning_rate": schedule_points(settings["lr"])[0][1],
+        "learning_rate": get_schedule_points(settings["lr"])[0][1],
         "gamma": settings["gamma"],
         "gae_lambda": settings["lambda_"],
         "clip_eps": settings["clip_param"],
         "vf_coef": settings["vf_loss_coeff"],
-        "ent_coef": schedule_points(settings["entropy_coeff"])[0][1],
+        "ent_coef": get_schedule_points(settings["entropy_coeff"])[0][1],
         "max_grad_norm": settings["grad_clip"] or float("inf"),
         "agent_kwargs": {
             "activation": model.get("fcnet_activation") or "tanh",

@@ -1,9 +1,9 @@
-"""Rejax's DQN and SAC as a peer, run by the interpreter of its own environment.
+"""Rejax's DQN and SAC as a peer, in its own virtual environment.
 
-Rejax's evaluation is left out of what is timed. It makes one update for each step of all
-environments together, so DQN's four steps for each update are those of four environments. What it
-has fixed and we cannot make equal: batches are drawn without replacement, DQN's loss is a square,
-a time limit counts as a termination, and the first actions of SAC are the policy's.
+Rejax's evaluation is not timed. Rejax makes one update per vector step, so the four environment
+steps per update of DQN are one step of each of four environments. These differences from the
+setting remain: batches are sampled without replacement, DQN's loss is the squared error, a time
+limit counts as a termination, and the first actions of SAC come from the policy.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from benchmarks.replay_settings import ReplaySetting
 NUM_EVALUATION_EPISODES = 32
 
 
-class RejaxPeer:
-    """One compiled setting at a time; learning goes on from run to run."""
+class RejaxReplayPeer:
+    """Peer with one compiled setting, whose training continues from run to run."""
 
     def __init__(self) -> None:
         self._setting: ReplaySetting | None = None
@@ -37,9 +37,9 @@ class RejaxPeer:
         return {"versions": {name: version(name) for name in packages}, "devices": 1}
 
     def setup(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Compile Rejax's own `train`, and train until its updates have begun.
+        """Compile Rejax's own `train`, and train until updates have begun.
 
-        The state is donated, as is usual; without it each call copies the buffer.
+        The state is donated, as is usual; otherwise each call would copy the buffer.
         """
         self._setting = ReplaySetting.from_dict(request["setting"])
         self._algorithm = create(self._setting)
@@ -54,14 +54,14 @@ class RejaxPeer:
         return {"compile_s": seconds}
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One measurement."""
+        """Run one measurement."""
         assert self._setting is not None
         start = time.perf_counter()
         self._state = jax.block_until_ready(self._train(self._state))
         return {"seconds": time.perf_counter() - start, "env_steps": self._setting.env_steps}
 
     def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Mean return of fresh episodes played by Rejax's acting policy."""
+        """Return the mean return of new episodes with Rejax's acting policy."""
         algorithm = self._algorithm
         _, returns = evaluate(
             algorithm.make_act(self._state),
@@ -75,15 +75,15 @@ class RejaxPeer:
 
 
 def create(setting: ReplaySetting) -> Any:
-    """Rejax's algorithm at the setting, without its evaluation.
+    """Create Rejax's algorithm at a setting, without its evaluation.
 
     Raises:
-        ValueError: Several updates or none for each step of all environments.
+        ValueError: If the setting does not have one update per vector step.
     """
     if setting.steps_per_update != setting.num_envs:
         raise ValueError(
-            "Rejax makes one update for each step of all environments, so steps_per_update must "
-            f"be num_envs={setting.num_envs}, got {setting.steps_per_update}"
+            "Rejax makes one update per vector step, so steps_per_update must be "
+            f"num_envs={setting.num_envs}, got {setting.steps_per_update}"
         )
     common: dict[str, Any] = {
         "env": setting.env,
@@ -100,7 +100,7 @@ def create(setting: ReplaySetting) -> Any:
         "polyak": 1.0 - setting.tau,
         "target_update_freq": setting.target_update_freq,
     }
-    if setting.algorithm == "DQN":  # its layers are two of 64, whatever one asks for
+    if setting.algorithm == "DQN":  # Rejax's DQN always has two layers of 64 units
         algorithm = DQN.create(
             **common,
             ddqn=False,
@@ -117,7 +117,7 @@ def create(setting: ReplaySetting) -> Any:
 
 
 def main() -> None:
-    peer = RejaxPeer()
+    peer = RejaxReplayPeer()
     serve({"info": peer.info, "setup": peer.setup, "run": peer.run, "evaluate": peer.evaluate})
 
 

@@ -1,8 +1,8 @@
-"""Rejax's PPO as a peer, run by the interpreter of its own environment (see requirements.txt).
+"""Rejax's PPO as a peer, in its own virtual environment (see requirements.txt).
 
-Rejax's evaluation is left out of what is timed. What it has fixed and we cannot make equal: it
-clips gradients per element, Adam's epsilon is 1e-8, value losses are clipped at `clip_eps`,
-advantages are normalised per minibatch, and a time limit counts as a termination.
+Rejax's evaluation is not timed. These differences from the setting remain: gradients are clipped
+per element, Adam's epsilon is 1e-8, value losses are clipped at `clip_eps`, advantages are
+normalized per minibatch, and a time limit counts as a termination.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rejax import PPO  # pyright: ignore[reportAttributeAccessIssue]
 from rejax.evaluate import evaluate  # pyright: ignore[reportMissingImports]
 
 from benchmarks.peers.protocol import serve
-from benchmarks.recommended import in_batches
+from benchmarks.recommended import make_setting
 from benchmarks.settings import Setting
 
 NUM_EVALUATION_EPISODES = 128
 
 
 class RejaxPeer:
-    """One compiled setting at a time; learning goes on from run to run."""
+    """Peer with one compiled setting, whose training continues from run to run."""
 
     def __init__(self) -> None:
         self._setting: Setting | None = None
@@ -37,14 +37,14 @@ class RejaxPeer:
         return {"versions": {name: version(name) for name in packages}, "devices": 1}
 
     def setup(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Compile Rejax's own `train` for a setting and start from fresh parameters."""
+        """Compile Rejax's own `train` for a setting and initialize new parameters."""
         self._setting = Setting.from_dict(request["setting"])
         return self._compile(create(self._setting))
 
     def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The same with the hyperparameters of Rejax's own config for CartPole."""
-        self._setting = in_batches(request["setting"]["env_steps"], num_envs=5, num_steps=100)
-        return self._compile(own_config(self._setting.env_steps))
+        """Set up with the hyperparameters of Rejax's config for CartPole."""
+        self._setting = make_setting(request["setting"]["env_steps"], num_envs=5, num_steps=100)
+        return self._compile(create_recommended(self._setting.env_steps))
 
     def _compile(self, algorithm: Any) -> dict[str, Any]:
         assert self._setting is not None
@@ -56,14 +56,14 @@ class RejaxPeer:
         return {"compile_s": time.perf_counter() - start}
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One measurement."""
+        """Run one measurement."""
         assert self._setting is not None
         start = time.perf_counter()
         self._state = jax.block_until_ready(self._train(self._state))
         return {"seconds": time.perf_counter() - start, "env_steps": self._setting.env_steps}
 
     def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Mean return of fresh episodes played by the sampling policy."""
+        """Return the mean return of new episodes with the sampling policy."""
         algorithm = self._algorithm
         _, returns = evaluate(
             algorithm.make_act(self._state),
@@ -77,7 +77,7 @@ class RejaxPeer:
 
 
 def create(setting: Setting) -> Any:
-    """Rejax's PPO at the setting, without its evaluation."""
+    """Create Rejax's PPO at a setting, without its evaluation."""
     algorithm = PPO.create(
         env="CartPole-v1",
         num_envs=setting.num_envs,
@@ -102,8 +102,8 @@ def create(setting: Setting) -> Any:
     return algorithm.replace(eval_callback=lambda algorithm, state, rng: ())
 
 
-def own_config(env_steps: int) -> Any:
-    """Rejax's PPO as its `configs/gymnax/cartpole.yaml` has it, without its evaluation."""
+def create_recommended(env_steps: int) -> Any:
+    """Create Rejax's PPO with the values of `configs/gymnax/cartpole.yaml`, without evaluation."""
     algorithm = PPO.create(
         env="CartPole-v1",
         agent_kwargs={"activation": "tanh"},

@@ -1,8 +1,8 @@
-"""RLlib's PPO in learning suites: its new stack, environments in the process that learns.
+"""RLlib's PPO in learning suites, on the new API stack, sampling in the learner's process.
 
-Recommended settings are RLlib's own of the tuned example
-(https://github.com/ray-project/ray/blob/master/rllib/tuned_examples/ppo/cartpole_ppo.py) where
-there is one, and else its defaults.
+Recommended settings are those of RLlib's tuned example
+(https://github.com/ray-project/ray/blob/master/rllib/tuned_examples/ppo/cartpole_ppo.py) if there
+is one, otherwise RLlib's defaults.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ray.rllib.core.rl_module.default_model_config import (  # pyright: ignore[r
 )
 
 from benchmarks.peers import learning
-from benchmarks.peers.learning import Run, gymnasium_id, schedule_points, settings_of
+from benchmarks.peers.learning import Run, get_gymnasium_id, get_schedule_points, get_settings
 from benchmarks.peers.ray_start import start_ray
 
 
-def trained(run: Run) -> Callable[[], float]:
-    """Train to the budget; what evaluates the Algorithm."""
+def train(run: Run) -> Callable[[], float]:
+    """Train to the budget and return a function that evaluates the Algorithm."""
     job = run.job
-    config = PPOConfig().environment(gymnasium_id(job))
+    config = PPOConfig().environment(get_gymnasium_id(job))
     if job.settings is None:
-        config = _recommended(config, gymnasium_id(job))
+        config = _apply_recommended(config, get_gymnasium_id(job))
     else:
-        config = _matched(config, settings_of(job))
+        config = _apply_settings(config, get_settings(job))
     config = config.evaluation(
-        evaluation_interval=10**9,  # makes the runner that evaluates
+        evaluation_interval=10**9,  # creates the evaluation runner
         evaluation_duration=job.episodes,
         evaluation_duration_unit="episodes",
         evaluation_config={"explore": False},
@@ -41,7 +41,7 @@ def trained(run: Run) -> Callable[[], float]:
     while steps < job.budget:
         result = algorithm.train()["env_runners"]
         steps = int(result["num_env_steps_sampled_lifetime"])
-        run.point(steps, result.get("episode_return_mean"))
+        run.add_point(steps, result.get("episode_return_mean"))
 
     def evaluate() -> float:
         found = algorithm.evaluate()["env_runners"]["episode_return_mean"]
@@ -51,7 +51,7 @@ def trained(run: Run) -> Callable[[], float]:
     return evaluate
 
 
-def _recommended(config: Any, environment: str) -> Any:
+def _apply_recommended(config: Any, environment: str) -> Any:
     if environment != "CartPole-v1":
         return config
     return config.training(lr=0.0003, num_epochs=6, vf_loss_coeff=0.01).rl_module(
@@ -61,9 +61,9 @@ def _recommended(config: Any, environment: str) -> Any:
     )
 
 
-def _matched(config: Any, settings: Mapping[str, Any]) -> Any:
+def _apply_settings(config: Any, settings: Mapping[str, Any]) -> Any:
     model = settings["model_config"] or {}
-    lr = [[int(step), value] for step, value in schedule_points(settings["lr"])]
+    lr = [[int(step), value] for step, value in get_schedule_points(settings["lr"])]
     return (
         config.env_runners(num_envs_per_env_runner=settings["num_envs_per_env_runner"] or 1)
         .training(
@@ -76,8 +76,8 @@ def _matched(config: Any, settings: Mapping[str, Any]) -> Any:
             lambda_=settings["lambda_"],
             clip_param=settings["clip_param"],
             vf_clip_param=settings["vf_clip_param"],
-            vf_loss_coeff=settings["vf_loss_coeff"] / 2,  # its value loss has no factor of a half
-            entropy_coeff=schedule_points(settings["entropy_coeff"])[0][1],
+            vf_loss_coeff=settings["vf_loss_coeff"] / 2,  # RLlib's value loss has no factor of 1/2
+            entropy_coeff=get_schedule_points(settings["entropy_coeff"])[0][1],
             use_kl_loss=settings["use_kl_loss"],
             kl_coeff=settings["kl_coeff"],
             kl_target=settings["kl_target"],
@@ -98,6 +98,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     start_ray()
     try:
-        learning.main(trained, ("ray", "torch", "gymnasium"), ["cpu"])
+        learning.main(train, ("ray", "torch", "gymnasium"), ["cpu"])
     finally:
         ray.shutdown()

@@ -1,4 +1,4 @@
-"""RLlib's PPO on CartPole in a script of one loop: `python -m benchmarks.peers.rllib.script STEPS`."""
+"""Script that trains RLlib's PPO on CartPole: `python -m benchmarks.peers.rllib.script STEPS`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.settings import parse_setting
 
 
 def main(steps: int) -> None:
-    """Train in the process that asks, with the hyperparameters of the other peers."""
+    """Train in the driver process, with the hyperparameters of the other peers."""
     setting = parse_setting("4x128", steps=steps)
     config = (
         PPOConfig()
@@ -31,7 +31,7 @@ def main(steps: int) -> None:
             lambda_=setting.gae_lambda,
             clip_param=setting.clip_param,
             vf_clip_param=float("inf"),
-            vf_loss_coeff=setting.vf_loss_coeff / 2,  # its value loss has no factor of a half
+            vf_loss_coeff=setting.vf_loss_coeff / 2,  # RLlib's value loss has no factor of 1/2
             entropy_coeff=setting.entropy_coeff,
             use_kl_loss=False,
             grad_clip=setting.max_grad_norm,

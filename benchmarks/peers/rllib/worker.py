@@ -1,9 +1,9 @@
-"""RLlib's PPO as a peer, run by the interpreter of its own environment.
+"""RLlib's PPO as a peer, in its own virtual environment.
 
-`python -m benchmarks.peers.rllib.worker --runners 2 --envs 4`. torch has one thread in every
-process, which suits networks of this size: Ray says so to its actors, and this module to the
-driver, which learns. RLlib normalises advantages over the train batch, as jaxrl does, and its
-Adam's epsilon stays torch's 1e-8.
+`python -m benchmarks.peers.rllib.worker --runners 2 --envs 4`. torch uses one thread per process,
+which suits networks of this size: Ray sets this for its actors, and this module for the driver,
+which learns. RLlib normalizes advantages over the train batch, as jaxrl does; the epsilon of its
+Adam is torch's default of 1e-8.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ from benchmarks.settings import Setting
 
 
 class RLlibPeer:
-    """One Algorithm at a time; learning goes on from run to run."""
+    """Peer with one Algorithm, whose training continues from run to run.
+
+    Args:
+        num_runners: Number of env runners; 0 samples in this process.
+        envs_per_runner: Environments per runner.
+    """
 
     def __init__(self, num_runners: int, envs_per_runner: int) -> None:
         self._num_runners, self._envs_per_runner = num_runners, envs_per_runner
@@ -39,7 +44,7 @@ class RLlibPeer:
         return {"versions": versions, "devices": torch.get_num_threads()}
 
     def setup(self, request: dict[str, Any]) -> dict[str, Any]:
-        """A fresh Algorithm; nothing compiles. Its first iteration starts whatever is lazy."""
+        """Build a new Algorithm and run one iteration to warm up; nothing is compiled."""
         setting = Setting.from_dict(request["setting"])
         self.close()
         self._algorithm = create(setting, self._num_runners, self._envs_per_runner)
@@ -47,22 +52,22 @@ class RLlibPeer:
         return {"compile_s": None}
 
     def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The same with the hyperparameters of RLlib's own example for CartPole."""
+        """Set up with the hyperparameters of RLlib's example for CartPole."""
         self.close()
-        self._algorithm = example(
+        self._algorithm = create_example(
             request["setting"]["env_steps"], self._num_runners, self._envs_per_runner
         )
         self._train()
         return {"compile_s": None}
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One measurement: one `train()`, which repeats training steps until it has the steps."""
+        """Run one measurement: one `train()`, which repeats training steps to reach the number."""
         start = time.perf_counter()
         steps = self._train()
         return {"seconds": time.perf_counter() - start, "env_steps": steps}
 
     def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Mean return of the last hundred training episodes."""
+        """Return the mean return of the last hundred training episodes."""
         return {"return_mean": self._result["env_runners"].get("episode_return_mean")}
 
     def close(self) -> None:
@@ -71,7 +76,7 @@ class RLlibPeer:
             self._algorithm.stop()
 
     def _train(self) -> int:
-        """An iteration, and the environment steps it sampled."""
+        """Train for an iteration and return the number of sampled environment steps."""
         self._result = self._algorithm.train()
         before = self._sampled
         self._sampled = int(self._result["env_runners"]["num_env_steps_sampled_lifetime"])
@@ -79,7 +84,7 @@ class RLlibPeer:
 
 
 def create(setting: Setting, num_runners: int, envs_per_runner: int) -> Any:
-    """RLlib's PPO at the setting, learning in this process."""
+    """Build RLlib's PPO at a setting, with the learner in this process."""
     width = [setting.hidden_size] * (1 if setting.memory else 2)
     config = (
         PPOConfig()
@@ -95,7 +100,7 @@ def create(setting: Setting, num_runners: int, envs_per_runner: int) -> Any:
             lambda_=setting.gae_lambda,
             clip_param=setting.clip_param,
             vf_clip_param=float("inf"),
-            vf_loss_coeff=setting.vf_loss_coeff / 2,  # its value loss has no factor of a half
+            vf_loss_coeff=setting.vf_loss_coeff / 2,  # RLlib's value loss has no factor of 1/2
             entropy_coeff=setting.entropy_coeff,
             use_kl_loss=False,
             grad_clip=setting.max_grad_norm,
@@ -117,10 +122,11 @@ def create(setting: Setting, num_runners: int, envs_per_runner: int) -> Any:
     return config.build_algo()
 
 
-def example(env_steps: int, num_runners: int, envs_per_runner: int) -> Any:
-    """RLlib's `examples/algorithms/ppo/cartpole_ppo.py`; it learns in this process, not in another.
+def create_example(env_steps: int, num_runners: int, envs_per_runner: int) -> Any:
+    """Build the PPO of RLlib's `examples/algorithms/ppo/cartpole_ppo.py`.
 
-    The example has four runners of sixteen environments, for a larger machine.
+    The learner is in this process instead of a separate one. The example has four runners with
+    sixteen environments each, for a larger machine.
     """
     config = (
         PPOConfig()
@@ -141,8 +147,10 @@ def example(env_steps: int, num_runners: int, envs_per_runner: int) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--runners", type=int, required=True, help="0 samples in this process")
-    parser.add_argument("--envs", type=int, required=True, help="of each runner")
+    parser.add_argument(
+        "--runners", type=int, required=True, help="number of runners; 0 samples in this process"
+    )
+    parser.add_argument("--envs", type=int, required=True, help="environments per runner")
     options = parser.parse_args()
     torch.set_num_threads(1)
     start_ray()

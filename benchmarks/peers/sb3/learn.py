@@ -1,4 +1,4 @@
-"""Stable-Baselines3 in learning suites; one thread of torch, which suits networks of this size."""
+"""Stable-Baselines3 in learning suites, with one torch thread, which suits small networks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from benchmarks.peers.learning import Run
 from benchmarks.peers.sb3 import models
 
 
-class _Points(BaseCallback):  # pyright: ignore[reportUntypedBaseClass]
-    """The mean return of the last hundred training episodes, now and then."""
+class _CurveCallback(BaseCallback):  # pyright: ignore[reportUntypedBaseClass]
+    """Callback that records the mean return of the last hundred episodes at regular intervals."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()
@@ -34,19 +34,25 @@ class _Points(BaseCallback):  # pyright: ignore[reportUntypedBaseClass]
             self._next = self.num_timesteps + self._run.interval
             returns = [episode["r"] for episode in self.model.ep_info_buffer]
             mean = sum(returns) / len(returns) if returns else None
-            self._run.point(self.num_timesteps, mean)
+            self._run.add_point(self.num_timesteps, mean)
         return True
 
 
-def trained(
+def train(
     run: Run, algorithms: Mapping[str, Callable[..., Any]], adam_eps: str | None
 ) -> Callable[[], float]:
-    """Train to the budget; what evaluates the model."""
+    """Train to the budget and return a function that evaluates the model.
+
+    Args:
+        run: Run to train.
+        algorithms: Classes by algorithm name.
+        adam_eps: Keyword of the optimizer's epsilon; None if it cannot be set.
+    """
     model = models.create(run, algorithms, adam_eps)
-    model.learn(run.job.budget, callback=_Points(run), log_interval=10**9)
+    model.learn(run.job.budget, callback=_CurveCallback(run), log_interval=10**9)
 
     def evaluate() -> float:
-        envs = make_vec_env(learning.gymnasium_id(run.job), 8, seed=run.seed + 10_000)
+        envs = make_vec_env(learning.get_gymnasium_id(run.job), 8, seed=run.seed + 10_000)
         mean, _ = evaluate_policy(model, envs, run.job.episodes, deterministic=True)
         return float(mean)
 
@@ -56,7 +62,7 @@ def trained(
 if __name__ == "__main__":
     torch.set_num_threads(1)
     learning.main(
-        lambda run: trained(run, {"PPO": PPO, "DQN": DQN, "SAC": SAC}, "eps"),
+        lambda run: train(run, {"PPO": PPO, "DQN": DQN, "SAC": SAC}, "eps"),
         ("stable-baselines3", "torch", "gymnasium"),
         ["cpu"],
     )

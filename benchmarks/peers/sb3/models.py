@@ -1,8 +1,8 @@
-"""Stable-Baselines3's models for a job of a learning suite; SBX's have the same arguments.
+"""Models of Stable-Baselines3 for jobs of learning suites; SBX's take the same arguments.
 
 Recommended settings are those of RL Baselines3 Zoo
-(https://github.com/DLR-RM/rl-baselines3-zoo/tree/master/hyperparams); what it says nothing of has
-the library's defaults.
+(https://github.com/DLR-RM/rl-baselines3-zoo/tree/master/hyperparams), with the library's defaults
+for everything else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from stable_baselines3.common.env_util import (  # pyright: ignore[reportMissing
     make_vec_env,
 )
 
-from benchmarks.peers.learning import Run, gymnasium_id, interpolated, schedule_points, settings_of
+from benchmarks.peers.learning import (
+    Run,
+    get_gymnasium_id,
+    get_schedule_points,
+    get_settings,
+    interpolate,
+)
 
 RECOMMENDED: Mapping[tuple[str, str], dict[str, Any]] = {
     ("PPO", "CartPole-v1"): {
@@ -66,40 +72,46 @@ RECOMMENDED: Mapping[tuple[str, str], dict[str, Any]] = {
 
 
 def create(run: Run, algorithms: Mapping[str, Callable[..., Any]], adam_eps: str | None) -> Any:
-    """A fresh model of a run.
+    """Create a new model for a run.
 
     Args:
-        run: Whose algorithm, environment and settings count.
-        algorithms: The classes by name.
-        adam_eps: How the optimiser's keywords call its eps; None if it cannot be set.
+        run: Run with the algorithm, environment, and settings.
+        algorithms: Classes by algorithm name.
+        adam_eps: Keyword of the optimizer's epsilon; None if it cannot be set.
     """
     job = run.job
     if job.settings is None:
-        known = RECOMMENDED.get((job.algorithm, gymnasium_id(job)), {})
+        recommended = RECOMMENDED.get((job.algorithm, get_gymnasium_id(job)), {})
         arguments = {
-            name: _falling(value) if isinstance(value, tuple) else value
-            for name, value in known.items()
+            name: _make_linear_schedule(value) if isinstance(value, tuple) else value
+            for name, value in recommended.items()
         }
     else:
-        matched = {"PPO": _ppo, "DQN": _dqn, "SAC": _sac}[job.algorithm]
-        arguments = matched(run, settings_of(job), adam_eps)
-    envs = make_vec_env(gymnasium_id(job), arguments.pop("num_envs", 1), seed=run.seed)
+        translators = {
+            "PPO": _translate_ppo_settings,
+            "DQN": _translate_dqn_settings,
+            "SAC": _translate_sac_settings,
+        }
+        arguments = translators[job.algorithm](run, get_settings(job), adam_eps)
+    envs = make_vec_env(get_gymnasium_id(job), arguments.pop("num_envs", 1), seed=run.seed)
     model = algorithms[job.algorithm]
     return model("MlpPolicy", envs, seed=run.seed, device="cpu", verbose=0, **arguments)
 
 
-def _falling(ends: tuple[float, float]) -> Callable[[float], float]:
-    """A schedule as the library has it: from what is left of the run, 1 to 0."""
+def _make_linear_schedule(ends: tuple[float, float]) -> Callable[[float], float]:
+    """Return a linear schedule in SB3's form: a function of the remaining share of the run."""
     first, last = ends
     return lambda left: last + left * (first - last)
 
 
-def _schedule(value: Any, budget: int) -> Callable[[float], float]:
-    points = schedule_points(value)
-    return lambda left: interpolated(points, (1.0 - left) * budget)
+def _make_schedule(value: Any, budget: int) -> Callable[[float], float]:
+    points = get_schedule_points(value)
+    return lambda left: interpolate(points, (1.0 - left) * budget)
 
 
-def _policy(settings: Mapping[str, Any], shared: str, heads: tuple[str, ...]) -> dict[str, Any]:
+def _make_policy_kwargs(
+    settings: Mapping[str, Any], shared: str, heads: tuple[str, ...]
+) -> dict[str, Any]:
     import torch  # pyright: ignore[reportMissingImports]
 
     model = settings["model_config"] or {}
@@ -111,10 +123,12 @@ def _policy(settings: Mapping[str, Any], shared: str, heads: tuple[str, ...]) ->
     return kwargs
 
 
-def _ppo(run: Run, settings: Mapping[str, Any], adam_eps: str | None) -> dict[str, Any]:
+def _translate_ppo_settings(
+    run: Run, settings: Mapping[str, Any], adam_eps: str | None
+) -> dict[str, Any]:
     num_envs = settings["num_envs_per_env_runner"] or 1
     batch = settings["train_batch_size_per_learner"] or settings["train_batch_size"]
-    policy = _policy(settings, "tanh", ("pi", "vf"))
+    policy = _make_policy_kwargs(settings, "tanh", ("pi", "vf"))
     optimizer = settings.get("optimizer") or {}
     if adam_eps is not None and "eps" in optimizer:
         policy["optimizer_kwargs"] = {adam_eps: optimizer["eps"]}
@@ -123,18 +137,18 @@ def _ppo(run: Run, settings: Mapping[str, Any], adam_eps: str | None) -> dict[st
         "n_steps": batch // num_envs,
         "batch_size": settings["minibatch_size"] or batch,
         "n_epochs": settings["num_epochs"],
-        "learning_rate": _schedule(settings["lr"], run.job.budget),
+        "learning_rate": _make_schedule(settings["lr"], run.job.budget),
         "gamma": settings["gamma"],
         "gae_lambda": settings["lambda_"],
         "clip_range": settings["clip_param"],
-        "vf_coef": settings["vf_loss_coeff"] / 2,  # its value loss has no factor of a half
-        "ent_coef": schedule_points(settings["entropy_coeff"])[0][1],
+        "vf_coef": settings["vf_loss_coeff"] / 2,  # SB3's value loss has no factor of 1/2
+        "ent_coef": get_schedule_points(settings["entropy_coeff"])[0][1],
         "max_grad_norm": settings["grad_clip"] or float("inf"),
         "policy_kwargs": policy,
     }
 
 
-def _replay(run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _translate_replay_settings(run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
     num_envs = settings["num_envs_per_env_runner"] or 1
     buffer = settings["replay_buffer_config"] or {}
     fragment = settings["rollout_fragment_length"]
@@ -150,25 +164,29 @@ def _replay(run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _dqn(run: Run, settings: Mapping[str, Any], adam_eps: str | None) -> dict[str, Any]:
-    budget, epsilon = run.job.budget, schedule_points(settings["epsilon"])
+def _translate_dqn_settings(
+    run: Run, settings: Mapping[str, Any], adam_eps: str | None
+) -> dict[str, Any]:
+    budget, epsilon = run.job.budget, get_schedule_points(settings["epsilon"])
     num_envs = settings["num_envs_per_env_runner"] or 1
     return {
-        **_replay(run, settings),
-        "learning_rate": _schedule(settings["lr"], budget),
+        **_translate_replay_settings(run, settings),
+        "learning_rate": _make_schedule(settings["lr"], budget),
         "target_update_interval": max(1, settings["target_network_update_freq"] // num_envs),
         "exploration_initial_eps": epsilon[0][1],
         "exploration_final_eps": epsilon[-1][1],
         "exploration_fraction": min(1.0, max(epsilon[-1][0], 1.0) / budget),
-        "policy_kwargs": _policy(settings, "relu", ()),
+        "policy_kwargs": _make_policy_kwargs(settings, "relu", ()),
     }
 
 
-def _sac(run: Run, settings: Mapping[str, Any], adam_eps: str | None) -> dict[str, Any]:
+def _translate_sac_settings(
+    run: Run, settings: Mapping[str, Any], adam_eps: str | None
+) -> dict[str, Any]:
     rate = settings.get("critic_lr") or settings["lr"]
-    policy = _policy(settings, "relu", ())
+    policy = _make_policy_kwargs(settings, "relu", ())
     return {
-        **_replay(run, settings),
-        "learning_rate": _schedule(rate, run.job.budget),
+        **_translate_replay_settings(run, settings),
+        "learning_rate": _make_schedule(rate, run.job.budget),
         "policy_kwargs": policy,
     }

@@ -1,7 +1,7 @@
-"""Stable-Baselines3's DQN and SAC as a peer, run by the interpreter of its own environment.
+"""Stable-Baselines3's DQN and SAC as a peer, in its own virtual environment.
 
-`python -m benchmarks.peers.sb3.replay_worker [--threads N]`: torch's threads, all cores unless
-given. What it has fixed or by default: DQN clips its gradients at a norm of 10.
+`python -m benchmarks.peers.sb3.replay_worker [--threads N]`. One difference from the setting
+remains: DQN clips gradients at a norm of 10.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from benchmarks.peers.protocol import serve
 from benchmarks.replay_settings import ReplaySetting
 
 
-class StableBaselinesPeer:
-    """One model at a time of Stable-Baselines3 or a library with its interface.
+class SB3ReplayPeer:
+    """Peer with one model of Stable-Baselines3 or of a library with the same interface.
 
     Args:
-        algorithms: The classes by name.
-        packages: Whose versions count.
+        algorithms: Classes by algorithm name.
+        packages: Packages whose versions are recorded.
     """
 
     def __init__(self, algorithms: dict[str, Callable[..., Any]], packages: Sequence[str]) -> None:
@@ -41,9 +41,9 @@ class StableBaselinesPeer:
         return {"versions": versions, "devices": torch.get_num_threads()}
 
     def setup(self, request: dict[str, Any]) -> dict[str, Any]:
-        """A fresh model, trained until its updates have begun.
+        """Create a new model and train it until updates have begun.
 
-        What its first updates take beyond the next is compiling, if there is any.
+        Compilation time, if any, is the difference between the first updates and the next ones.
         """
         setting = self._setting = ReplaySetting.from_dict(request["setting"])
         self._model = create(self._algorithms[setting.algorithm], setting)
@@ -54,14 +54,14 @@ class StableBaselinesPeer:
         return {"compile_s": first - second}
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One measurement: one `learn()`, which goes on where the last one ended."""
+        """Run one measurement: one `learn()`, which continues from the last one."""
         assert self._setting is not None
         before = self._model.num_timesteps
         seconds = self._learn(self._setting.env_steps)
         return {"seconds": seconds, "env_steps": self._model.num_timesteps - before}
 
     def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Mean return of the last training episodes, as many as ours reports at the most."""
+        """Return the mean return of the last hundred training episodes."""
         returns = [episode["r"] for episode in self._model.ep_info_buffer]
         return {"return_mean": float(np.mean(returns)) if returns else None}
 
@@ -72,7 +72,7 @@ class StableBaselinesPeer:
 
 
 def create(algorithm: Callable[..., Any], setting: ReplaySetting) -> Any:
-    """The model at the setting, on the CPU."""
+    """Create a model at a setting, on the CPU."""
     arguments: dict[str, Any] = {
         "learning_rate": setting.lr,
         "buffer_size": setting.capacity,
@@ -92,25 +92,25 @@ def create(algorithm: Callable[..., Any], setting: ReplaySetting) -> Any:
     envs = make_vec_env(setting.env, setting.num_envs, seed=setting.seed)
     model = algorithm("MlpPolicy", envs, **arguments)
     if setting.algorithm == "DQN":
-        # Its own schedule is a share of each `learn()`, of which there are many here.
-        model.exploration_schedule = lambda _: epsilon(setting, model.num_timesteps)
+        # SB3's own schedule is relative to each `learn()`, and there are many here.
+        model.exploration_schedule = lambda _: compute_epsilon(setting, model.num_timesteps)
     return model
 
 
-def epsilon(setting: ReplaySetting, steps: int) -> float:
-    """Share of random actions after so many environment steps."""
+def compute_epsilon(setting: ReplaySetting, steps: int) -> float:
+    """Return the share of random actions after a number of environment steps."""
     progress = min(1.0, steps / setting.epsilon_steps)
     return 1.0 + progress * (setting.final_epsilon - 1.0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--threads", type=int, help="of torch (default: all cores)")
+    parser.add_argument("--threads", type=int, help="threads of torch (default: all cores)")
     threads = parser.parse_args().threads
     if threads is not None:
         torch.set_num_threads(threads)
     packages = ("stable-baselines3", "torch", "gymnasium")
-    peer = StableBaselinesPeer({"DQN": DQN, "SAC": SAC}, packages)
+    peer = SB3ReplayPeer({"DQN": DQN, "SAC": SAC}, packages)
     serve({"info": peer.info, "setup": peer.setup, "run": peer.run, "evaluate": peer.evaluate})
 
 

@@ -1,5 +1,9 @@
-"""Stable-Baselines3's PPO on CartPole as its quick start has it: `python -m ... STEPS`, or `--latency`."""
+"""Script that trains Stable-Baselines3's PPO on CartPole, as in its quick start, or times actions.
 
+`python -m benchmarks.peers.sb3.script STEPS`, or `--latency CALLS`.
+"""
+
+# pyright: reportUnknownParameterType=false
 from __future__ import annotations
 
 import json
@@ -17,8 +21,8 @@ from stable_baselines3.common.env_util import (  # pyright: ignore[reportMissing
 from benchmarks.settings import parse_setting
 
 
-def model(steps: int) -> PPO:
-    """With the hyperparameters of the other peers."""
+def create_model(steps: int) -> PPO:
+    """Create a model with the hyperparameters of the other peers."""
     setting = parse_setting("4x128", steps=steps)
     return PPO(
         "MlpPolicy",
@@ -37,9 +41,9 @@ def model(steps: int) -> PPO:
     )
 
 
-def latency(calls: int) -> None:
-    """Print the seconds of single actions."""
-    ppo, seconds = model(512), []
+def print_latency(calls: int) -> None:
+    """Print the seconds of single actions as JSON."""
+    ppo, seconds = create_model(512), []
     obs, _ = gymnasium.make("CartPole-v1").reset(seed=0)
     for _ in range(calls):
         start = time.perf_counter()
@@ -51,8 +55,8 @@ def latency(calls: int) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     if sys.argv[1] == "--latency":
-        latency(int(sys.argv[2]))
+        print_latency(int(sys.argv[2]))
     else:
-        learned = model(int(sys.argv[1])).learn(int(sys.argv[1]))
-        returns = [episode["r"] for episode in learned.ep_info_buffer]
-        print(learned.num_timesteps, sum(returns) / max(1, len(returns)))
+        trained = create_model(int(sys.argv[1])).learn(int(sys.argv[1]))
+        returns = [episode["r"] for episode in trained.ep_info_buffer]
+        print(trained.num_timesteps, sum(returns) / max(1, len(returns)))

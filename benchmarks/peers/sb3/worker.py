@@ -1,7 +1,7 @@
-"""Stable-Baselines3's PPO as a peer, run by the interpreter of its own environment.
+"""Stable-Baselines3's PPO as a peer, in its own virtual environment.
 
-`python -m benchmarks.peers.sb3.worker [--threads N]`: torch's threads, all cores unless given. What
-it has fixed or by default: advantages are normalised per minibatch.
+`python -m benchmarks.peers.sb3.worker [--threads N]`. One difference from the setting remains:
+advantages are normalized per minibatch.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from stable_baselines3.common.vec_env import (  # pyright: ignore[reportMissingI
 )
 
 from benchmarks.peers.protocol import serve
-from benchmarks.recommended import in_batches
+from benchmarks.recommended import make_setting
 from benchmarks.settings import Setting
 
 
 class SB3Peer:
-    """One model at a time; learning goes on from run to run."""
+    """Peer with one model, whose training continues from run to run."""
 
     def __init__(self) -> None:
         self._setting: Setting | None = None
@@ -39,20 +39,20 @@ class SB3Peer:
         return {"versions": versions, "devices": torch.get_num_threads()}
 
     def setup(self, request: dict[str, Any]) -> dict[str, Any]:
-        """A fresh model; nothing compiles."""
+        """Create a new model; nothing is compiled."""
         self._setting = Setting.from_dict(request["setting"])
         self._model = create(self._setting)
         return {"compile_s": None}
 
     def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
-        """A fresh model with the zoo's hyperparameters for CartPole."""
+        """Create a new model with the hyperparameters of RL Baselines3 Zoo for CartPole."""
         steps = request["setting"]["env_steps"]
-        self._setting = in_batches(steps, num_envs=8, num_steps=32)
-        self._model = zoo()
+        self._setting = make_setting(steps, num_envs=8, num_steps=32)
+        self._model = create_from_zoo()
         return {"compile_s": None}
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One measurement: one `learn()`, which goes on where the last one ended."""
+        """Run one measurement: one `learn()`, which continues from the last one."""
         assert self._setting is not None
         before, start = self._model.num_timesteps, time.perf_counter()
         self._model.learn(self._setting.env_steps, reset_num_timesteps=False, log_interval=10**9)
@@ -60,13 +60,13 @@ class SB3Peer:
         return {"seconds": seconds, "env_steps": self._model.num_timesteps - before}
 
     def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Mean return of the last hundred training episodes."""
+        """Return the mean return of the last hundred training episodes."""
         returns = [episode["r"] for episode in self._model.ep_info_buffer]
         return {"return_mean": float(np.mean(returns)) if returns else None}
 
 
 def create(setting: Setting) -> Any:
-    """SB3's PPO at the setting, on the CPU."""
+    """Create SB3's PPO at a setting, on the CPU."""
     envs = make_vec_env("CartPole-v1", setting.num_envs, seed=setting.seed, vec_env_cls=DummyVecEnv)
     width = [setting.hidden_size, setting.hidden_size]
     return PPO(
@@ -79,7 +79,7 @@ def create(setting: Setting) -> Any:
         gamma=setting.gamma,
         gae_lambda=setting.gae_lambda,
         clip_range=setting.clip_param,
-        vf_coef=setting.vf_loss_coeff / 2,  # its value loss has no factor of a half of its own
+        vf_coef=setting.vf_loss_coeff / 2,  # SB3's value loss has no factor of 1/2
         ent_coef=setting.entropy_coeff,
         max_grad_norm=setting.max_grad_norm,
         policy_kwargs={
@@ -93,8 +93,8 @@ def create(setting: Setting) -> Any:
     )
 
 
-def zoo() -> Any:
-    """SB3's PPO as RL Baselines3 Zoo tunes it; its linear schedules end with each `learn()`."""
+def create_from_zoo() -> Any:
+    """Create SB3's PPO as tuned in RL Baselines3 Zoo; linear schedules end with each `learn()`."""
     return PPO(
         "MlpPolicy",
         make_vec_env("CartPole-v1", 8, seed=0, vec_env_cls=DummyVecEnv),
@@ -114,7 +114,7 @@ def zoo() -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--threads", type=int, help="of torch (default: all cores)")
+    parser.add_argument("--threads", type=int, help="threads of torch (default: all cores)")
     threads = parser.parse_args().threads
     if threads is not None:
         torch.set_num_threads(threads)

@@ -1,6 +1,7 @@
-"""SBX in learning suites: Stable-Baselines3 with networks of flax.
+"""SBX (Stable-Baselines3 with flax networks) in learning suites.
 
-Its networks' activation is fixed (tanh for PPO, ReLU else), and so is Adam's eps of DQN and SAC.
+The activations of its networks are fixed (tanh for PPO, otherwise ReLU), and so is the epsilon of
+Adam for DQN and SAC.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ import jax
 from sbx import DQN, PPO, SAC  # pyright: ignore
 
 from benchmarks.peers import learning
-from benchmarks.peers.sb3.learn import trained
+from benchmarks.peers.sb3.learn import train
 
 if __name__ == "__main__":
     learning.main(
-        lambda run: trained(run, {"PPO": PPO, "DQN": DQN, "SAC": SAC}, None),
+        lambda run: train(run, {"PPO": PPO, "DQN": DQN, "SAC": SAC}, None),
         ("sbx-rl", "stable-baselines3", "jax", "flax", "gymnasium"),
         [device.device_kind for device in jax.local_devices()],
     )

@@ -1,6 +1,6 @@
-"""SBX, Stable-Baselines3 with networks of flax, as a peer; run by its own environment.
+"""SBX (Stable-Baselines3 with flax networks) as a peer, in its own virtual environment.
 
-What it has fixed: its DQN does not clip gradients.
+One difference from the setting remains: DQN does not clip gradients.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import jax
 from sbx import DQN, SAC  # pyright: ignore
 
 from benchmarks.peers.protocol import serve
-from benchmarks.peers.sb3.replay_worker import StableBaselinesPeer
+from benchmarks.peers.sb3.replay_worker import SB3ReplayPeer
 
 
-class SBXPeer(StableBaselinesPeer):
-    """One model at a time; learning goes on from run to run."""
+class SBXPeer(SB3ReplayPeer):
+    """Peer with one model, whose training continues from run to run."""
 
     def __init__(self) -> None:
         packages = ("sbx-rl", "stable-baselines3", "jax", "flax", "gymnasium")

@@ -1,14 +1,20 @@
-"""The arithmetic of training with replay: steps of a rollout, and updates that follow it."""
+"""Arithmetic of training with replay: the steps of a rollout and the updates that follow it."""
 
 import dataclasses
 import math
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from jaxrl.config.batch_plan.arithmetic import MAX_COUNT, MAX_SHARDS, BatchPlan, divisors, nearest
+from jaxrl.config.batch_plan.arithmetic import (
+    MAX_COUNT,
+    MAX_SHARDS,
+    BatchPlan,
+    divisors,
+    find_nearest,
+)
 from jaxrl.config.batch_plan.on_policy import BatchSizeError
-from jaxrl.config.modules import rows_of_a_draw
-from jaxrl.config.settings.replay import buffer_settings, n_step_range
+from jaxrl.config.modules import get_rows_per_sample
+from jaxrl.config.settings.replay import parse_n_step, resolve_buffer_settings
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +25,7 @@ MAX_INTENSITY_DENOMINATOR = 10_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplayPlan(BatchPlan):
-    """How many of what one training step has, where its updates draw from a buffer.
+    """Sizes of one training step whose updates sample from a replay buffer.
 
     A rollout of `num_envs * rollout_fragment_length` steps is followed by `num_minibatches`
     updates of `minibatch_size = train_batch_size` rows each. `num_shards` divides `num_envs` and
@@ -27,47 +33,47 @@ class ReplayPlan(BatchPlan):
     """
 
     buffer_length: int
-    """Transitions of each environment in the buffer, a multiple of the rollout's length."""
+    """Number of transitions per environment in the buffer, a multiple of the rollout length."""
 
     def describe(self) -> str:
-        """The arithmetic in one line."""
+        """Return the arithmetic in one line."""
         sampled = self.num_envs * self.rollout_fragment_length
         return (
-            f"{self._columns()} x {self.rollout_fragment_length} steps = {sampled} into a buffer "
+            f"{self._describe_columns()} x {self.rollout_fragment_length} steps = {sampled} into a buffer "
             f"of {self.buffer_length * self.num_envs}, then {self.num_minibatches} "
             f"update{'s' * (self.num_minibatches > 1)} of {self.train_batch_size}"
         )
 
 
-def replay_plan(config: "AlgorithmConfig") -> ReplayPlan:
-    """The plan of a config with replay; explicit values are kept exactly or refused.
+def make_replay_plan(config: "AlgorithmConfig") -> ReplayPlan:
+    """Return the plan of a config with replay; explicit values are never changed.
 
     Raises:
-        ConfigError: Sizes that do not divide; one sentence that names what would work.
+        ConfigError: If sizes are not divisible; the message suggests sizes that are.
     """
     training, runners = config.training_settings, config.env_runners_settings
-    _check_whole_batches(config)
-    n_step_range(training.n_step)
-    rows, num_runners = _rows(config), max(1, runners.num_env_runners)
+    _check_batch_mode(config)
+    parse_n_step(training.n_step)
+    rows, num_runners = _compute_num_rows(config), max(1, runners.num_env_runners)
     envs = runners.num_envs_per_env_runner
     if envs == "auto":
         raise ConfigError(
-            "num_envs_per_env_runner='auto' is for algorithms that learn from fresh batches: with a "
-            "replay buffer more environments put off the updates; set a number, or leave it out for 1."
+            "num_envs_per_env_runner='auto' is for on-policy algorithms: with a replay buffer, "
+            "more environments delay updates; set a number, or leave it out for 1."
         )
     envs_per_runner = envs or 1
     num_envs = num_runners * envs_per_runner
     steps = runners.rollout_fragment_length
     _check_countable(rows, num_envs, 1 if steps == "auto" else steps)
     notes: list[str] = []
-    intensity = _intensity(training.training_intensity)
+    intensity = _parse_intensity(training.training_intensity)
     if steps == "auto":
-        steps = _free_length(intensity, num_envs, rows)
+        steps = _compute_shortest_rollout(intensity, num_envs, rows)
         notes.append(f"rollout_fragment_length='auto': {steps}.")
     if envs is None:
         notes.append("num_envs_per_env_runner: 1.")
-    updates = _updates(config, intensity, num_envs, steps, rows)
-    length = _length(config, num_envs, steps)
+    updates = _compute_num_updates(config, intensity, num_envs, steps, rows)
+    length = _compute_buffer_length(config, num_envs, steps)
     return ReplayPlan(
         num_envs=num_envs,
         rollout_fragment_length=steps,
@@ -75,67 +81,70 @@ def replay_plan(config: "AlgorithmConfig") -> ReplayPlan:
         minibatch_size=rows,
         num_minibatches=updates,
         num_epochs=1,
-        num_shards=_shards(config, num_envs, rows),
+        num_shards=_choose_num_shards(config, num_envs, rows),
         num_env_runners=num_runners,
         envs_per_runner=envs_per_runner,
         buffer_length=length,
-        notes=(*notes, *_buffer_notes(config, num_envs * length)),
+        notes=(*notes, *_describe_buffer_sizes(config, num_envs * length)),
     )
 
 
-def _check_whole_batches(config: "AlgorithmConfig") -> None:
-    """Refuse fragments that differ in length."""
+def _check_batch_mode(config: "AlgorithmConfig") -> None:
+    """Raise if fragments may differ in length."""
     mode = config.env_runners_settings.batch_mode
     if mode != "truncate_episodes":
         raise ConfigError(
-            f"batch_mode={mode!r} gives fragments of many lengths, and a replay buffer takes those "
-            "of rollout_fragment_length steps, which may end within an episode; set "
+            f"batch_mode={mode!r} produces fragments of varying length, but a replay buffer "
+            "requires fragments of rollout_fragment_length steps; set "
             "batch_mode='truncate_episodes'."
         )
 
 
-def _length(config: "AlgorithmConfig", num_envs: int, steps: int) -> int:
-    """Transitions of each environment in the buffer, of whole rollouts."""
-    capacity = buffer_settings(config).capacity
+def _compute_buffer_length(config: "AlgorithmConfig", num_envs: int, steps: int) -> int:
+    """Return the number of transitions per environment in the buffer, a multiple of `steps`."""
+    capacity = resolve_buffer_settings(config).capacity
     length = capacity // (num_envs * steps) * steps
     if length == 0:
         raise ConfigError(
             f"replay_buffer_config['capacity']={capacity} is less than one rollout of {num_envs} "
             f"environments x {steps} steps; use at least {num_envs * steps}."
         )
-    held, setting = length * num_envs, "num_steps_sampled_before_learning_starts"
-    starts = config.training_settings.num_steps_sampled_before_learning_starts
-    if starts > held and setting in config.explicit:
+    num_stored, setting = length * num_envs, "num_steps_sampled_before_learning_starts"
+    learning_starts = config.training_settings.num_steps_sampled_before_learning_starts
+    if learning_starts > num_stored and setting in config.explicit:
         raise ConfigError(
-            f"{setting}={starts} transitions are more than the buffer holds ({held}): lower it to "
-            f"{held}, or set replay_buffer_config['capacity'] to {_whole(starts, num_envs * steps)}."
+            f"{setting}={learning_starts} transitions are more than the buffer holds "
+            f"({num_stored}): lower it to {num_stored}, or set replay_buffer_config['capacity'] "
+            f"to {_round_up(learning_starts, num_envs * steps)}."
         )
     return length
 
 
-def _whole(number: int, unit: int) -> int:
-    """The next multiple of the unit."""
+def _round_up(number: int, unit: int) -> int:
+    """Round a number up to a multiple of the unit."""
     return -(-number // unit) * unit
 
 
-def _buffer_notes(config: "AlgorithmConfig", held: int) -> list[str]:
-    """What of the buffer is not as the settings say."""
+def _describe_buffer_sizes(config: "AlgorithmConfig", num_stored: int) -> list[str]:
+    """Return sentences on buffer sizes that differ from the settings."""
     notes: list[str] = []
-    capacity = buffer_settings(config).capacity
-    starts = config.training_settings.num_steps_sampled_before_learning_starts
-    if held != capacity:
+    capacity = resolve_buffer_settings(config).capacity
+    learning_starts = config.training_settings.num_steps_sampled_before_learning_starts
+    if num_stored != capacity:
         notes.append(
-            f"replay_buffer_config['capacity']={capacity}: {held}, the most that is whole rollouts."
+            f"replay_buffer_config['capacity']={capacity}: {num_stored}, the most that is a "
+            "multiple of a rollout."
         )
-    if starts > held:
+    if learning_starts > num_stored:
         notes.append(
-            f"num_steps_sampled_before_learning_starts={starts}: {held}, when the buffer is full."
+            f"num_steps_sampled_before_learning_starts={learning_starts}: {num_stored}, when the "
+            "buffer is full."
         )
     return notes
 
 
-def _rows(config: "AlgorithmConfig") -> int:
-    """Rows of one update over all learners."""
+def _compute_num_rows(config: "AlgorithmConfig") -> int:
+    """Return the number of rows of one update over all learners."""
     training, explicit = config.training_settings, config.explicit
     learners = max(1, config.learners_settings.num_learners)
     share, whole = training.train_batch_size_per_learner, training.train_batch_size
@@ -155,40 +164,40 @@ def _rows(config: "AlgorithmConfig") -> int:
 
 
 def _check_countable(rows: int, num_envs: int, steps: int) -> None:
-    """Refuse sizes that no array has, before anything is divided."""
-    for said, number in (
+    """Raise if sizes exceed MAX_COUNT, before anything is divided."""
+    for text, number in (
         (f"train_batch_size={rows}", rows),
         (f"{num_envs} environments x rollout_fragment_length={steps}", num_envs * steps),
     ):
         if number > MAX_COUNT:
-            raise BatchSizeError(f"{said} must be at most {MAX_COUNT} rows; set smaller ones.")
+            raise BatchSizeError(f"{text} must be at most {MAX_COUNT} rows; set smaller values.")
 
 
-def _intensity(setting: float | None) -> Fraction | None:
-    """The setting as an exact ratio: 0.1 is a tenth, not the float next to it."""
+def _parse_intensity(setting: float | None) -> Fraction | None:
+    """Convert the setting to an exact ratio: 0.1 is 1/10, not the nearest float."""
     if setting is None:
         return None
     is_finite = math.isfinite(setting)
     ratio = Fraction(setting if is_finite else 0).limit_denominator(MAX_INTENSITY_DENOMINATOR)
     if not 0 < ratio <= MAX_COUNT:
         raise ConfigError(
-            f"training_intensity={setting:g} must be at least {1 / MAX_INTENSITY_DENOMINATOR:g} and "
-            f"at most {MAX_COUNT} rows of updates for each environment step that is sampled."
+            f"training_intensity={setting:g} must be at least {1 / MAX_INTENSITY_DENOMINATOR:g} "
+            f"and at most {MAX_COUNT} rows of updates per sampled environment step."
         )
     return ratio
 
 
-def _free_length(intensity: Fraction | None, num_envs: int, rows: int) -> int:
-    """The shortest rollout after which the number of updates is whole."""
+def _compute_shortest_rollout(intensity: Fraction | None, num_envs: int, rows: int) -> int:
+    """Return the length of the shortest rollout with a whole number of updates."""
     if intensity is None:
         return 1
     return (intensity * num_envs / rows).denominator
 
 
-def _updates(
+def _compute_num_updates(
     config: "AlgorithmConfig", intensity: Fraction | None, num_envs: int, steps: int, rows: int
 ) -> int:
-    """Updates for each rollout."""
+    """Return the number of updates per rollout."""
     if intensity is None:
         return 1
     updates = intensity * num_envs * steps / rows
@@ -196,24 +205,25 @@ def _updates(
         return updates.numerator
     if updates > MAX_COUNT:
         raise BatchSizeError(
-            f"training_intensity={config.training_settings.training_intensity:g} is {float(updates):g} "
-            f"updates for each rollout, of which there can be {MAX_COUNT}; lower it."
+            f"training_intensity={config.training_settings.training_intensity:g} is "
+            f"{float(updates):g} updates per rollout, more than the limit of {MAX_COUNT}; lower "
+            "it."
         )
     below, above = math.floor(updates), math.ceil(updates)
     ratios = [str(float(Fraction(n * rows, num_envs * steps))) for n in (below, above) if n > 0]
-    length = _free_length(intensity, num_envs, rows)
+    length = _compute_shortest_rollout(intensity, num_envs, rows)
     raise BatchSizeError(
         f"training_intensity={config.training_settings.training_intensity} with {num_envs} "
         f"environments x rollout_fragment_length={steps} and train_batch_size={rows} is "
-        f"{float(updates):g} updates for each rollout, not a whole number: set training_intensity "
+        f"{float(updates):g} updates per rollout, not a whole number: set training_intensity "
         f"to {' or '.join(ratios)}, or rollout_fragment_length to {length}."
     )
 
 
-def _shards(config: "AlgorithmConfig", num_envs: int, rows: int) -> int:
-    """The number of shards that was set, or the largest of 8, 4, 2, 1 times what learners need."""
+def _choose_num_shards(config: "AlgorithmConfig", num_envs: int, rows: int) -> int:
+    """Return the explicit number of shards, or the largest that fits of 8, 4, 2, 1 per learner."""
     learners = max(1, config.learners_settings.num_learners)
-    draws = rows // rows_of_a_draw(config)
+    draws = rows // get_rows_per_sample(config)
     common, wanted = math.gcd(num_envs, draws), config.learners_settings.num_shards
     if num_envs % learners:
         raise BatchSizeError(
@@ -227,6 +237,6 @@ def _shards(config: "AlgorithmConfig", num_envs: int, rows: int) -> int:
         each = f" and be a multiple of num_learners={learners}" if learners > 1 else ""
         raise BatchSizeError(
             f"num_shards={wanted} must divide {num_envs} environments and train_batch_size={rows}"
-            f"{each}; set it to {nearest(divisors(common, learners), wanted)}."
+            f"{each}; set it to {find_nearest(divisors(common, learners), wanted)}."
         )
     return wanted

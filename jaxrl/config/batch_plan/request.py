@@ -1,23 +1,23 @@
-"""What a config says about the sizes of a train batch."""
+"""Explicit train batch sizes of a config."""
 
 from typing import TYPE_CHECKING
 
 from jaxrl.config.batch_plan.arithmetic import BatchRequest
-from jaxrl.config.markers import holds_marker
+from jaxrl.config.markers import contains_tune_marker
 from jaxrl.config.settings.asynchronous import AsyncTraining
 from jaxrl.config.settings.training import OnPolicyTraining
-from jaxrl.config.sweep import markers_in
+from jaxrl.config.sweep import find_markers
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 
-def batch_request(config: "AlgorithmConfig") -> BatchRequest:
-    """The sizes that were set; None where the plan is free to choose.
+def make_batch_request(config: "AlgorithmConfig") -> BatchRequest:
+    """Return the explicit sizes of a config; None for those that the plan is free to choose.
 
     Raises:
-        ConfigError: The two train batch sizes contradict each other, or one is a search marker.
+        ConfigError: If the two train batch sizes contradict each other, or a setting is a marker.
     """
     refuse_markers(config)
     training, runners = config.training_settings, config.env_runners_settings
@@ -34,44 +34,46 @@ def batch_request(config: "AlgorithmConfig") -> BatchRequest:
         )
     )
     batch = _train_batch_size(config)
-    # A length that is only the default gives way to a train batch that was set.
+    # A default length adapts to an explicit train batch size.
     adapts = batch is not None and "rollout_fragment_length" not in explicit
-    again = isinstance(training, AsyncTraining)
+    is_async_training = isinstance(training, AsyncTraining)
     return BatchRequest(
         train_batch_size=batch,
         envs_per_runner=envs,
         rollout_fragment_length=None if adapts else steps,
         default_rollout_fragment_length=steps if adapts else None,
-        measures_envs=runners.num_envs_per_env_runner == "auto",
+        is_tuning_num_envs=runners.num_envs_per_env_runner == "auto",
         minibatch_size=size if "minibatch_size" in explicit else None,
         num_shards=shards,
         num_env_runners=max(1, runners.num_env_runners),
         num_learners=max(1, learners.num_learners),
-        # Without actors the environments of this process make the whole batch.
-        asynchronous=config.is_async and runners.num_env_runners > 0,
-        per_learner=training.train_batch_size_per_learner is not None,
+        # Without actors, the environments of this process produce the whole batch.
+        is_async=config.is_async and runners.num_env_runners > 0,
+        is_per_learner=training.train_batch_size_per_learner is not None,
         num_epochs=training.num_epochs if on_policy else 1,
-        iterations_per_batch=training.circular_buffer_iterations_per_batch if again else 1,
-        whole_batch=size is None,
+        iterations_per_batch=training.circular_buffer_iterations_per_batch
+        if is_async_training
+        else 1,
+        is_whole_batch=size is None,
         default_train_batch_size=training.train_batch_size,
         default_minibatch_size=size or training.train_batch_size,
     )
 
 
 def refuse_markers(config: "AlgorithmConfig") -> None:
-    """Raises for values of which one has to be chosen first: by a sweep's lanes, or Ray Tune."""
+    """Raise if settings hold search markers, which a sweep or Ray Tune must resolve first."""
     if config.sweep_settings.scheduler is not None:
         raise ConfigError(
-            "sweep(scheduler=...) compares the lanes of a sweep, and this would be one run: build() "
-            "makes a Population; Ray Tune takes a scheduler of its own."
+            "sweep(scheduler=...) compares the lanes of a sweep, but this would be a single run: "
+            "build() makes a Population; Ray Tune has its own schedulers."
         )
     for name, value in config.items():
-        if any(True for _ in markers_in(value)):
+        if any(True for _ in find_markers(value)):
             raise ConfigError(
-                f"{name} is to be swept, got {value!r}, so this config is of several runs: "
-                "build() makes a Population of them, and tune.Tuner(..., param_space=config) trials."
+                f"{name} is swept, got {value!r}, so this config describes several runs: build() "
+                "makes a Population of them, and tune.Tuner(..., param_space=config) trials."
             )
-        if holds_marker(value):
+        if contains_tune_marker(value):
             raise ConfigError(
                 f"{name} is a search marker, got {value!r}; give the config to "
                 "tune.Tuner(..., param_space=config), which tries its values, or set one of them."

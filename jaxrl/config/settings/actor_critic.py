@@ -1,4 +1,4 @@
-"""Settings of the algorithms that replay for a policy and for critics of its actions."""
+"""Settings of actor-critic algorithms with a replay buffer."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,43 +10,44 @@ from jaxrl.config.settings.training import Auto
 
 TdErrorLoss = Literal["huber", "mse"]
 TD_ERROR_LOSS_DOC = (
-    "The loss of a TD error e: 'huber' is ½ e² within 1 and linear outside, 'mse' e²."
+    "Loss of a TD error e: 'huber' is ½ e² for |e| <= 1 and linear beyond, 'mse' is e²."
 )
-BUFFER_OF_A_MILLION = {"type": "prioritized", "capacity": 1_000_000, "alpha": 0.6, "beta": 0.4}
-"""RLlib's, for SAC and TQC."""
-_no_common_rate = Check(
-    "None, since every part has a rate of its own (actor_lr, critic_lr, ...)",
+SAC_REPLAY_BUFFER = {"type": "prioritized", "capacity": 1_000_000, "alpha": 0.6, "beta": 0.4}
+"""RLlib's default buffer of SAC, also used for TQC."""
+_no_shared_lr = Check(
+    "None, since every part has its own learning rate (actor_lr, critic_lr, ...)",
     lambda value: value is None,
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActorCriticTraining(OffPolicyTraining):
-    """What SAC, TQC, TD3 and DDPG have in common."""
+    """Settings that SAC, TQC, TD3 and DDPG have in common."""
 
     lr: Any = field(
         default=None,
-        check=_no_common_rate,
-        doc="None: actor_lr, critic_lr and, where there is a temperature, alpha_lr are the rates.",
+        check=_no_shared_lr,
+        doc="Unused, must be None; the learning rates are actor_lr, critic_lr and, with a "
+        "temperature, alpha_lr.",
     )
     actor_lr: Schedule | Callable[[Any], Any] = field(
         default=3e-5,
         sweepable=True,
         check=non_negative,
-        doc="Learning rate of the policy, as `lr` elsewhere: a number, a schedule over environment "
-        "steps, or a function of them.",
+        doc="Learning rate of the policy: a number, a schedule [[timestep, value], ...] over "
+        "environment steps, or a function of their number.",
     )
     critic_lr: Schedule | Callable[[Any], Any] = field(
         default=3e-4,
         sweepable=True,
         check=non_negative,
-        doc="Learning rate of the critics, likewise.",
+        doc="Learning rate of the critics, in the same forms as actor_lr.",
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SoftTraining(ActorCriticTraining):
-    """What SAC and TQC have in common: a temperature that learns."""
+class SoftActorCriticTraining(ActorCriticTraining):
+    """Settings that SAC and TQC have in common, with a learned temperature."""
 
     alpha_lr: Schedule | Callable[[Any], Any] = field(
         default=3e-4,
@@ -55,10 +56,10 @@ class SoftTraining(ActorCriticTraining):
         doc="Learning rate of the temperature; 0 keeps it at initial_alpha.",
     )
     initial_alpha: float = field(
-        default=1.0, check=positive, doc="First temperature, the weight of the entropy."
+        default=1.0, check=positive, doc="Initial temperature, the weight of the entropy."
     )
     target_entropy: float | Auto = field(
         default="auto",
-        doc="Entropy that the temperature is steered to; 'auto' is -d for d numbers of a Box, and "
-        "0.98 log n for n legal actions of a Discrete space.",
+        doc="Entropy that the temperature is adapted to; 'auto' is -d for a Box with d elements, "
+        "and 0.98 log n for n legal actions of a Discrete space.",
     )

@@ -1,4 +1,4 @@
-"""Settings of the algorithms that learn from a replay buffer."""
+"""Settings of algorithms with a replay buffer."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
@@ -7,13 +7,13 @@ from jaxrl.config.coerce import MismatchError, coerce
 from jaxrl.config.fields import (
     Schedule,
     at_least_one,
-    check_knots,
+    check_schedule_points,
     count,
     count_or_zero,
     field,
     non_negative,
     positive,
-    steps,
+    step_count,
     unit_interval,
 )
 from jaxrl.config.settings.training import Auto, Training
@@ -31,8 +31,8 @@ _DEFAULTS = {
     "beta": 0.4,
     "storage": DEVICE,
 }
-"""Of what an algorithm's own default leaves out."""
-_TYPES = {
+"""Values for keys that an algorithm's own default does not set."""
+_BUFFER_TYPES = {
     UNIFORM: UNIFORM,
     PRIORITIZED: PRIORITIZED,
     "EpisodeReplayBuffer": UNIFORM,
@@ -40,85 +40,89 @@ _TYPES = {
     "PrioritizedEpisodeReplayBuffer": PRIORITIZED,
     "PrioritizedReplayBuffer": PRIORITIZED,
 }
-"""The types of buffers, RLlib's names among them."""
+"""Types of buffers by name, including RLlib's class names."""
 MAX_N_STEP = 32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OffPolicyTraining(Training):
-    """What algorithms have that learn from a replay buffer."""
+    """Settings of algorithms that train from a replay buffer."""
 
     replay_buffer_config: dict[str, Any] = field(
         default=_DEFAULTS,
-        doc="The buffer: `type` 'uniform' or 'prioritized' (RLlib's class names are understood), "
-        "`capacity` in transitions, for prioritised draws the exponents `alpha` of the "
-        "priorities and `beta` of the importance weights, a number or a schedule, and `storage` on "
-        "the learner's 'device' or, with runners on the host, in memory of the 'host'. What is "
-        "left out keeps its default.",
+        doc="Replay buffer: `type` 'uniform' or 'prioritized' (RLlib's class names are accepted), "
+        "`capacity` in transitions, the exponents `alpha` of the priorities and `beta` of the "
+        "importance weights (a number or a schedule) for prioritized sampling, and `storage` on "
+        "the learner's 'device' or, with runners on the host, in 'host' memory. Omitted keys keep "
+        "their defaults.",
     )
     num_steps_sampled_before_learning_starts: int = field(
         default=1000,
         check=non_negative,
-        doc="Transitions that are in the buffer before the first update.",
+        doc="Number of transitions in the buffer before the first update.",
     )
     initial_random_timesteps: int = field(
         default=0,
         sweepable=True,
         is_counter=True,
-        check=steps,
-        doc="Environment steps at the start of which the actions are uniformly random.",
+        check=step_count,
+        doc="Number of environment steps with uniformly random actions at the start.",
     )
     training_intensity: float | None = field(
         default=None,
         check=positive,
-        doc="Transitions learned from for each one sampled; updates for each rollout follow from "
-        "it, exactly or not at all. None is one update for each rollout.",
+        doc="Number of transitions trained on per sampled transition. It must give a whole number "
+        "of updates per rollout. None is one update per rollout.",
     )
     n_step: int | tuple[int, int] = field(
         default=1,
         check=count,
-        doc="Steps of a transition before the bootstrap, or a pair (least, most), between which it "
-        "is drawn for each row.",
+        doc="Number of steps of a transition before the bootstrap, or a pair (min, max) between "
+        "which it is sampled for each row.",
     )
     target_network_update_freq: int = field(
         default=0,
         check=non_negative,
-        doc="Environment steps between two updates of the target networks; 0 is with every "
-        "gradient step.",
+        doc="Number of environment steps between updates of the target networks; 0 updates them "
+        "with every gradient step.",
     )
     tau: float = field(
         default=1.0,
         sweepable=True,
         check=unit_interval,
-        doc="Share of the new parameters in an update of the target networks.",
+        doc="Weight of the new parameters in an update of the target networks.",
     )
     burn_in_len: int = field(
         default=0,
         check=count_or_zero,
-        doc="Rows before those of a sequence that a module which remembers learns from, to find its "
-        "state by the present parameters.",
+        doc="Number of rows before a sequence that a stateful module is unrolled over, without "
+        "training on them, to compute its state with the current parameters.",
     )
     zero_init_states: bool = field(
         default=False,
-        doc="Sequences begin without memory, instead of with what was remembered when acting, "
-        "which the buffer then need not hold.",
+        doc="Whether sequences start from the initial recurrent state instead of the state that "
+        "was recorded during the rollout, which the buffer then does not store.",
     )
     store_buffer_in_checkpoints: bool | Auto = field(
         default="auto",
-        doc="Whether checkpoints hold the buffer, without which a resumed run fills it anew before "
-        "it learns; 'auto' is True up to 1 GiB.",
+        doc="Whether checkpoints contain the buffer; otherwise a resumed run refills it before it "
+        "trains. 'auto' is True up to 1 GiB.",
     )
     max_buffer_bytes: int | Auto = field(
         default="auto",
         check=at_least_one,
-        doc="Memory that the buffer may take on all devices together; a larger one is refused "
-        "before it is allocated. 'auto' is half of what the devices have.",
+        doc="Maximum memory of the buffer over all devices, in bytes; a larger buffer raises an "
+        "error before it is allocated. 'auto' is half of the devices' memory.",
     )
+
+    @property
+    def starts_sequences_at_zero(self) -> bool:
+        return self.zero_init_states
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BufferSettings:
-    """`replay_buffer_config`, complete and checked."""
+    """Complete and validated values of `replay_buffer_config`."""
 
     type: str
     capacity: int
@@ -127,39 +131,39 @@ class BufferSettings:
     storage: str
 
 
-def buffer_settings(config: "AlgorithmConfig") -> BufferSettings:
-    """What the buffer of a config is.
+def resolve_buffer_settings(config: "AlgorithmConfig") -> BufferSettings:
+    """Return the complete and validated buffer settings of a config.
 
     Raises:
-        ConfigError: An unknown key, or a value out of range; one sentence.
+        ConfigError: If a key is unknown or a value is out of range.
     """
-    given = config.training_settings.replay_buffer_config
+    user_config = config.training_settings.replay_buffer_config
     default = {**_DEFAULTS, **type(config).training_settings.replay_buffer_config}
-    for key in given:
+    for key in user_config:
         if key not in default:
             raise ConfigError(
                 f"replay_buffer_config has {key!r}, but its settings are {', '.join(default)}."
                 f"{did_you_mean(key, default)}"
             )
-    merged = {**default, **given}
-    kind = merged["type"]
-    if not isinstance(kind, str) or kind not in _TYPES:
+    merged = {**default, **user_config}
+    buffer_type = merged["type"]
+    if not isinstance(buffer_type, str) or buffer_type not in _BUFFER_TYPES:
         raise ConfigError(
-            f"replay_buffer_config['type'] must be 'uniform' or 'prioritized', got {kind!r}."
-            f"{did_you_mean(str(kind), _TYPES)}"
+            f"replay_buffer_config['type'] must be 'uniform' or 'prioritized', got {buffer_type!r}."
+            f"{did_you_mean(str(buffer_type), _BUFFER_TYPES)}"
         )
-    if _TYPES[kind] == UNIFORM:
-        _refuse_exponents(given, default)
+    if _BUFFER_TYPES[buffer_type] == UNIFORM:
+        _check_no_exponents(user_config, default)
     return BufferSettings(
-        type=_TYPES[kind],
-        capacity=_capacity(merged["capacity"]),
-        alpha=_exponent("alpha", merged["alpha"], float),
-        beta=_exponent("beta", merged["beta"], Schedule),
-        storage=_storage(config, merged["storage"]),
+        type=_BUFFER_TYPES[buffer_type],
+        capacity=_parse_capacity(merged["capacity"]),
+        alpha=_parse_exponent("alpha", merged["alpha"], float),
+        beta=_parse_exponent("beta", merged["beta"], Schedule),
+        storage=_parse_storage(config, merged["storage"]),
     )
 
 
-def _storage(config: "AlgorithmConfig", value: Any) -> str:
+def _parse_storage(config: "AlgorithmConfig", value: object) -> str:
     if value not in (DEVICE, HOST):
         hint = did_you_mean(str(value), (DEVICE, HOST))
         raise ConfigError(
@@ -167,16 +171,16 @@ def _storage(config: "AlgorithmConfig", value: Any) -> str:
         )
     if value == HOST and config.learners_settings.num_learners > 0:
         raise ConfigError(
-            "replay_buffer_config['storage']='host' is for learning in this process, got "
+            "replay_buffer_config['storage']='host' requires a learner in this process, got "
             f"num_learners={config.learners_settings.num_learners}, whose buffers are on their "
             "devices; set num_learners=0, or 'storage' to 'device'."
         )
     return value
 
 
-def _capacity(value: Any) -> int:
+def _parse_capacity(value: object) -> int:
     try:
-        capacity: int = coerce(value, int)
+        capacity = coerce(value, int)
     except MismatchError:
         capacity = 0
     if capacity < 1:
@@ -187,36 +191,38 @@ def _capacity(value: Any) -> int:
     return capacity
 
 
-def _exponent(name: str, value: Any, annotation: Any) -> Any:
-    """A number between 0 and 1 or, if the annotation says so, a schedule of such."""
+def _parse_exponent(name: str, value: object, annotation: Any) -> Any:
+    """Return a number between 0 and 1 or, if the annotation allows it, a schedule of them."""
     name = f"replay_buffer_config[{name!r}]"
-    schedule = " or a schedule [[timestep, value], ...] of such" if annotation is Schedule else ""
-    wanted = f"{name} must be between 0 and 1{schedule}, got {value!r}."
+    schedule = (
+        " or a schedule [[timestep, value], ...] of such numbers" if annotation is Schedule else ""
+    )
+    message = f"{name} must be between 0 and 1{schedule}, got {value!r}."
     try:
-        exponent = coerce(value, annotation)
+        exponent: Schedule = coerce(value, annotation)
     except MismatchError:
-        raise ConfigError(wanted) from None
-    check_knots(name, exponent)
+        raise ConfigError(message) from None
+    check_schedule_points(name, exponent)
     values = [knot[1] for knot in exponent] if isinstance(exponent, list) else [exponent]
     if not all(0 <= number <= 1 for number in values):
-        raise ConfigError(wanted)
+        raise ConfigError(message)
     return exponent
 
 
-def _refuse_exponents(given: dict[str, Any], default: dict[str, Any]) -> None:
+def _check_no_exponents(given: dict[str, Any], default: dict[str, Any]) -> None:
     for name in ("alpha", "beta"):
         if given.get(name, default[name]) != default[name]:
             raise ConfigError(
-                f"replay_buffer_config[{name!r}]={given[name]!r} has no effect on uniform draws; "
-                "leave it out, or set 'type' to 'prioritized'."
+                f"replay_buffer_config[{name!r}]={given[name]!r} has no effect on uniform "
+                "sampling; leave it out, or set 'type' to 'prioritized'."
             )
 
 
-def n_step_range(setting: int | tuple[int, int]) -> tuple[int, int]:
-    """The least and the most steps.
+def parse_n_step(setting: int | tuple[int, int]) -> tuple[int, int]:
+    """Return the minimum and maximum of the setting `n_step`.
 
     Raises:
-        ConfigError: They are no range, or more than 32.
+        ConfigError: If the setting is not a range of numbers from 1 to `MAX_N_STEP`.
     """
     low, high = setting if isinstance(setting, tuple) else (setting, setting)
     if not 1 <= low <= high <= MAX_N_STEP:

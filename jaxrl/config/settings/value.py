@@ -1,4 +1,4 @@
-"""Settings of the algorithms that learn action values from replay."""
+"""Settings of value-based algorithms with a replay buffer."""
 
 import dataclasses
 from typing import Literal
@@ -22,43 +22,49 @@ class DQNTraining(OffPolicyTraining):
         default=[[0, 1.0], [10000, 0.05]],
         sweepable=True,
         check=unit_interval,
-        doc="Probability of a random action, or its schedule.",
+        doc="Probability of a random action, or a schedule of it.",
     )
     epsilon_ladder: float | None = field(
         default=None,
         sweepable=True,
         check=positive,
         doc="Ape-X: the i-th of N environments explores with epsilon ** (1 + epsilon_ladder * i / "
-        "(N - 1)), its paper's alpha being 7; None gives all of them the same.",
+        "(N - 1)); the paper's alpha is 7. None uses the same epsilon for all.",
     )
     double_q: bool = field(
-        default=True, doc="The learned network picks the action that the target network values."
+        default=True,
+        doc="Whether the online network selects the action that the target network evaluates.",
     )
-    dueling: bool = field(default=True, doc="Values and advantages have heads of their own.")
+    dueling: bool = field(default=True, doc="Whether values and advantages have separate heads.")
     num_atoms: int = field(
         default=1,
         check=count,
-        doc="C51: above 1, the probabilities of so many returns from v_min to v_max are learned.",
+        doc="Number of atoms of C51, returns from v_min to v_max whose probabilities are learned; "
+        "1 disables it.",
     )
-    v_min: float = field(default=-10.0, check=finite, doc="Least return that C51 can represent.")
+    v_min: float = field(default=-10.0, check=finite, doc="Smallest return that C51 can represent.")
     v_max: float = field(default=10.0, check=finite, doc="Largest return that C51 can represent.")
     num_quantiles: int = field(
-        default=1, check=count, doc="QR-DQN: above 1, so many quantiles are learned."
+        default=1, check=count, doc="Number of quantiles of QR-DQN; 1 disables it."
     )
     noisy: bool = field(
-        default=False, doc="Dense layers have learned noise, which explores beside epsilon."
+        default=False,
+        doc="Whether dense layers have learned noise, which explores in addition to epsilon.",
     )
     sigma0: float = field(
-        default=0.5, check=positive, doc="First noise of noisy layers, times 1 / sqrt(inputs)."
+        default=0.5,
+        check=positive,
+        doc="Initial noise of noisy layers, scaled by 1 / sqrt(inputs).",
     )
     td_error_loss_fn: Literal["huber", "mse"] = field(
         default="huber",
-        doc="Loss of single values; C51 has the cross-entropy, QR-DQN the Huber loss of quantiles.",
+        doc="Loss of scalar values; C51 uses the cross-entropy, QR-DQN the quantile Huber loss.",
     )
     use_h_function: bool = field(
         default=False,
-        doc="Learn rescaled values, h(x) = sign(x) (sqrt(|x| + 1) - 1) + h_function_epsilon x.",
+        doc="Whether to learn rescaled values, h(x) = sign(x) (sqrt(|x| + 1) - 1) + "
+        "h_function_epsilon x.",
     )
     h_function_epsilon: float = field(
-        default=1e-3, check=positive, doc="The linear part of that function."
+        default=1e-3, check=positive, doc="Coefficient of the linear term of use_h_function."
     )

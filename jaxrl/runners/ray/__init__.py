@@ -1,1 +1,1 @@
-"""EnvRunners as Ray actors. Nothing here is imported before a config asks for it."""
+"""Env runners and learners as Ray actors, imported only if a config uses them."""

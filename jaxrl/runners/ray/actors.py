@@ -1,4 +1,4 @@
-"""The backend that runs a fleet's actors on Ray."""
+"""Backend that runs the actors of a fleet on Ray."""
 
 import time
 from collections.abc import Sequence
@@ -6,27 +6,29 @@ from typing import Any
 
 import ray
 import ray.exceptions
+from ray import ObjectRef
+from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from jaxrl.runners.fragment import Weights
-from jaxrl.runners.ray.backend import Raised, RunnerDiedError
+from jaxrl.runners.ray.backend import ExceptionInfo, RunnerDiedError
 from jaxrl.runners.ray.env_runner import RayEnvRunner
-from jaxrl.runners.ray.start import placed
+from jaxrl.runners.ray.start import with_placement
 
 
 class RayBackend:
-    """Actors of Ray. Each is a fresh process: none is forked from one that has woken JAX.
+    """Backend of Ray actors, each in a new process, never forked from one that has started JAX.
 
     Args:
-        job: Packed; written once where all actors can read it.
+        job: Packed job, stored once for all actors.
         options: Ray's options of each actor.
-        group: Where they are placed, a bundle for each; None for wherever Ray puts them.
+        group: Placement group with a bundle per actor; None for Ray's default placement.
     """
 
     def __init__(
-        self, job: bytes, options: dict[str, Any], group: PlacementGroup | None = None
+        self, job: bytes, options: dict[str, Any], placement_group: PlacementGroup | None = None
     ) -> None:
-        self._job, self._group = ray.put(job), group
+        self._job_ref, self._group = ray.put(job), placement_group
         self._options = options
         self._actor_class: Any = ray.remote(RayEnvRunner)
 
@@ -34,17 +36,19 @@ class RayBackend:
         return time.monotonic()
 
     def start(self, worker_index: int, incarnation: int, env_steps: int) -> tuple[Any, Any]:
-        options = placed(self._options, self._group, worker_index - 1)
+        options = with_placement(self._options, self._group, worker_index - 1)
         handle = self._actor_class.options(**options).remote()
-        return handle, handle.start.remote(self._job, worker_index, incarnation, env_steps)
+        return handle, handle.start.remote(self._job_ref, worker_index, incarnation, env_steps)
 
-    def call(self, handle: Any, method: str, *args: Any) -> Any:
+    def call(
+        self, handle: "ActorHandle[RayEnvRunner]", method: str, *args: object
+    ) -> "ObjectRef[Any]":
         return getattr(handle, method).remote(*args)
 
-    def put(self, weights: Weights) -> Any:
+    def put(self, weights: Weights) -> "ObjectRef[Weights]":
         return ray.put(weights)
 
-    def wait(self, futures: Sequence[Any], timeout_s: float) -> list[Any]:
+    def wait(self, futures: "Sequence[ObjectRef[Any]]", timeout_s: float) -> "list[ObjectRef[Any]]":
         if not futures:
             time.sleep(timeout_s)
             return []
@@ -56,16 +60,16 @@ class RayBackend:
             ready = [*ready, *more]
         return ready
 
-    def get(self, future: Any) -> Any:
+    def get(self, future: "ObjectRef[Any]") -> Any:
         try:
             return ray.get(future)
-        except ray.exceptions.RayTaskError as error:  # outside of what the actor catches itself
+        except ray.exceptions.RayTaskError as error:  # raised outside of the actor's own handling
             cause = f"{type(error.cause).__name__}: {error.cause}"
-            return Raised(sentence=cause, traceback=str(error))
+            return ExceptionInfo(message=cause, traceback=str(error))
         except ray.exceptions.RayError as error:
             raise RunnerDiedError(" ".join(str(error).split())) from error
 
-    def kill(self, handle: Any) -> None:
+    def kill(self, handle: "ActorHandle[RayEnvRunner]") -> None:
         if ray.is_initialized():
             ray.kill(handle)
 

@@ -1,4 +1,4 @@
-"""What a group needs of whatever runs its actors; Ray in earnest, a simulation in tests."""
+"""Interface to the actors of a group, implemented by Ray and by a simulation in tests."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,63 +9,66 @@ from jaxrl.runners.fragment import Weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Raised:
-    """An exception in an actor as plain data: it may not be one that can be pickled.
+class ExceptionInfo:
+    """Exception in an actor as plain data, since exceptions may not be picklable.
 
-    `refused` is its class where the error is the user's to correct, so that trying again is of no
-    use: an environment that breaks the contract, a module that does not fit.
+    The exception's class is kept only if the user has to correct the error, so that a retry is
+    useless: an environment that violates the contract, or a module that does not fit.
     """
 
-    sentence: str
+    message: str
     traceback: str
-    refused: type[JaxrlError] | None = None
+    user_error_class: type[JaxrlError] | None = None
 
 
 class RunnerDiedError(RuntimeError):
-    """The process of an actor is gone, or its answer is."""
+    """The process of an actor, or its reply, was lost."""
 
 
 class Backend(Protocol):
-    """Actors, each of which does one thing after another, and futures of what they do."""
+    """Backend that runs actors, each executing its calls in order, and returns futures."""
 
     def now(self) -> float:
-        """Seconds on a clock that never goes back."""
+        """Return the seconds of a monotonic clock."""
         ...
 
     def start(self, worker_index: int, incarnation: int, env_steps: int) -> tuple[Any, Any]:
-        """A new actor, and the future of its start: None, or `Raised`.
+        """Start an actor.
 
         Args:
-            worker_index: Its place, from 1 on.
-            incarnation: How many actors have filled the place before.
-            env_steps: Steps that its environments may have taken in them.
+            worker_index: Index of the actor, from 1 on.
+            incarnation: Number of earlier actors with this index.
+            env_steps: Maximum number of steps that its environments have taken in earlier actors.
+
+        Returns:
+            Handle of the actor, and the future of its start, which holds None or an exception.
         """
         ...
 
-    def call(self, handle: Any, method: str, *args: Any) -> Any:
-        """The future of what a method of the actor returns, or `Raised`."""
+    def call(self, handle: Any, method: str, *args: object) -> object:
+        """Call a method of an actor; return the future of its result or exception."""
         ...
 
-    def put(self, weights: Weights) -> Any:
-        """Weights where every actor can read them, written once; an argument of `call`."""
+    def put(self, weights: Weights) -> object:
+        """Store weights once for all actors; return a reference to pass to `call`."""
         ...
 
     def wait(self, futures: Sequence[Any], timeout_s: float) -> list[Any]:
-        """Those that are ready; waits for the first of them."""
+        """Wait for the first future to be ready, or for the timeout; return all that are ready."""
         ...
 
     def get(self, future: Any) -> Any:
-        """What a future that is ready holds.
+        """Return the value of a future that is ready.
 
         Raises:
-            RunnerDiedError: The actor died before it answered.
+            RunnerDiedError: If the actor died before it replied.
         """
         ...
 
     def kill(self, handle: Any) -> None:
-        """End an actor at once; it may be dead already."""
+        """Kill an actor, which may be dead already."""
         ...
 
     def close(self) -> None:
-        """Let go of what all actors share; may be called twice."""
+        """Release the resources shared by all actors; safe to call more than once."""
         ...

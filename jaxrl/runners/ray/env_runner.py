@@ -1,11 +1,11 @@
-"""The actor around an EnvRunner, and what it is made of when it arrives in its process."""
+"""Ray actor of an EnvRunner, and the job from which it is created in its process."""
 
 import dataclasses
 import functools
 import logging
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from ray import cloudpickle
@@ -14,9 +14,9 @@ from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.runners.fragment import Fragment, Weights
-from jaxrl.runners.ray.backend import Raised
+from jaxrl.runners.ray.backend import ExceptionInfo
 from jaxrl.runtime.compilation_cache import enable_compilation_cache
-from jaxrl.runtime.devices import compute_where_called
+from jaxrl.runtime.devices import disable_async_dispatch
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_NOT_SENT = (
+_DRIVER_ONLY_SETTINGS = (
     "loggers",
     "custom_evaluation_function",
     "on_algorithm_init",
@@ -35,12 +35,12 @@ _NOT_SENT = (
     "on_env_runners_recreated",
     "on_checkpoint_loaded",
 )
-"""Settings that only the driver reads, and that need not be picklable."""
+"""Settings that are only read by the driver and need not be picklable."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
-    """What an actor makes its runner of."""
+class ActorJob:
+    """Data from which an actor creates its runner or learner."""
 
     config: "AlgorithmConfig"
     made: MadeEnv | MadeHostEnv
@@ -50,109 +50,110 @@ class Job:
     seed: int
 
 
-def pack_job(job: Job) -> bytes:
-    """A job as bytes, functions and classes of the main module by value.
+def pack_job(job: ActorJob) -> bytes:
+    """Pickle a job, with the functions and classes of the main module by value.
 
     Raises:
-        ConfigError: Names the setting that cannot be pickled.
+        ConfigError: If a setting cannot be pickled; the message names it.
     """
     config = job.config.copy(copy_frozen=False)
     defaults = type(config)()
-    config.update_from_dict({name: defaults[name] for name in _NOT_SENT})
+    config.update_from_dict({name: defaults[name] for name in _DRIVER_ONLY_SETTINGS})
     try:
-        return _pickled(dataclasses.replace(job, config=config))
+        return _pickle(dataclasses.replace(job, config=config))
     except Exception as error:
-        name = next((name for name, value in config.items() if not _can_be_sent(value)), "env")
-        if not _can_be_sent(job.made):
+        name = next((name for name, value in config.items() if not _is_picklable(value)), "env")
+        if not _is_picklable(job.made):
             name = "env"
         raise ConfigError(
             f"{name} cannot be sent to Ray actors, because it cannot be pickled "
-            f"({type(error).__name__}: {str(error).splitlines()[0]}): make what cannot inside of "
-            "the function rather than outside, or set num_env_runners=0."
+            f"({type(error).__name__}: {str(error).splitlines()[0]}): create the objects that "
+            "cannot be pickled inside the function, or set num_env_runners=0."
         ) from error
 
 
-def open_job(packed: bytes) -> Job:
-    """A job in its actor's process, which from now on logs and keeps programs as the job says."""
-    job: Job = cloudpickle.loads(packed)
+def unpack_job(packed: bytes) -> ActorJob:
+    """Unpickle a job in its actor's process, and apply its log level and compilation cache."""
+    job: ActorJob = cloudpickle.loads(packed)
     debugging = job.config.debugging_settings
     logging.getLogger("jaxrl").setLevel(debugging.log_level)
     enable_compilation_cache(debugging.compilation_cache_dir)
     return job
 
 
-def _pickled(value: Any) -> bytes:
+def _pickle(value: object) -> bytes:
     return cloudpickle.dumps(value)  # pyright: ignore[reportPrivateImportUsage]
 
 
-def _can_be_sent(value: Any) -> bool:
+def _is_picklable(value: object) -> bool:
     try:
-        _pickled(value)
+        _pickle(value)
     except Exception:  # noqa: BLE001  (an object may raise anything when it is pickled)
         return False
     return True
 
 
-def _guarded(
+def _return_exceptions(
     method: "Callable[Concatenate[RayEnvRunner, P], R]",
-) -> "Callable[Concatenate[RayEnvRunner, P], R | Raised]":
-    """Returns what a method raises as plain data: the exception may not be picklable."""
+) -> "Callable[Concatenate[RayEnvRunner, P], R | ExceptionInfo]":
+    """Wrap a method to return its exceptions as plain data, since they may not be picklable."""
 
     @functools.wraps(method)
-    def guarded(self: "RayEnvRunner", *args: P.args, **kwargs: P.kwargs) -> R | Raised:
+    def wrapper(self: "RayEnvRunner", *args: P.args, **kwargs: P.kwargs) -> R | ExceptionInfo:
         try:
             return method(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001  (it is the driver's to judge)
-            return as_raised(error)
+        except Exception as error:  # noqa: BLE001  (the driver handles it)
+            return to_exception_info(error)
 
-    return guarded
+    return wrapper
 
 
-def as_raised(error: Exception) -> Raised:
-    """An exception as plain data.
+def to_exception_info(error: Exception) -> ExceptionInfo:
+    """Convert an exception to plain data.
 
-    A JaxrlError that has no other exception as its cause is a refusal: the same would happen again.
+    A JaxrlError without another exception as its cause is the user's to correct: a retry would fail
+    in the same way.
     """
-    is_ours = isinstance(error, JaxrlError)
-    text = str(error) if is_ours else f"{type(error).__name__}: {error}"
-    return Raised(
-        sentence=text.strip() or type(error).__name__,
+    is_jaxrl_error = isinstance(error, JaxrlError)
+    text = str(error) if is_jaxrl_error else f"{type(error).__name__}: {error}"
+    return ExceptionInfo(
+        message=text.strip() or type(error).__name__,
         traceback="".join(traceback.format_exception(error)),
-        refused=type(error) if is_ours and error.__cause__ is None else None,
+        user_error_class=type(error) if is_jaxrl_error and error.__cause__ is None else None,
     )
 
 
 def start_new_episodes(runner: "EnvRunner", env_steps: int) -> None:
-    """Start all environments anew, with draws that none has made in so many steps."""
+    """Restart all environments, with random keys from after `env_steps` transitions."""
     count = np.full(runner.num_envs, env_steps, np.uint32)
     runner.set_state({**runner.get_state(), "count": count, "env": None})
 
 
 class RayEnvRunner:
-    """Lives in a process of its own, does one thing after another, and raises nothing."""
+    """Actor that owns an EnvRunner, executes calls in order, and returns exceptions as data."""
 
     def __init__(self) -> None:
-        self._made: EnvRunner | None = None
+        self._env_runner: EnvRunner | None = None
         self._fragment_length = 0
 
     @property
     def _runner(self) -> "EnvRunner":
-        if self._made is None:
-            raise RuntimeError("The EnvRunner was asked before it was started.")
-        return self._made
+        if self._env_runner is None:
+            raise RuntimeError("The EnvRunner was called before it was started.")
+        return self._env_runner
 
-    @_guarded
+    @_return_exceptions
     def start(self, job: bytes, worker_index: int, incarnation: int, env_steps: int) -> None:
-        """Make the runner and its environments, and reset them, so that what fails fails here.
+        """Create the runner and reset its environments, so that failures occur here.
 
-        In the place of an actor that failed, its environments start new episodes and draw from
-        where those could have come to, so that nothing is sampled twice.
+        If it replaces a failed actor, its environments start new episodes with random keys that
+        the failed actor cannot have used, so that nothing is sampled twice.
         """
         from jaxrl.runners.env_runner import make_env_runner
 
-        compute_where_called()
-        opened = open_job(job)
-        self._made = make_env_runner(
+        disable_async_dispatch()
+        opened = unpack_job(job)
+        self._env_runner = make_env_runner(
             opened.config,
             made=opened.made,
             worker_index=worker_index,
@@ -167,30 +168,30 @@ class RayEnvRunner:
         else:
             self._runner.get_state()  # resets the environments
 
-    @_guarded
+    @_return_exceptions
     def sample(self, weights: Weights | None) -> Fragment:
-        """One fragment, with new weights if there are."""
-        runner = self._with(weights)
+        """Sample one fragment, with new weights if given."""
+        runner = self._update_runner(weights)
         if runner.config.env_runners_settings.batch_mode == "complete_episodes":
-            return runner.sample_complete(self._fragment_length)
+            return runner.sample_complete_episodes(self._fragment_length)
         return runner.sample(self._fragment_length)
 
-    @_guarded
-    def evaluate(self, weights: Weights | None, method: str, kwargs: dict[str, Any]) -> Any:
-        """What a method of the runner returns, with new weights if there are."""
-        return getattr(self._with(weights), method)(**kwargs)
+    @_return_exceptions
+    def evaluate(self, weights: Weights | None, method: str, kwargs: dict[str, object]) -> object:
+        """Call a method of the runner, with new weights if given."""
+        return getattr(self._update_runner(weights), method)(**kwargs)
 
-    def _with(self, weights: Weights | None) -> "EnvRunner":
+    def _update_runner(self, weights: Weights | None) -> "EnvRunner":
         if weights is not None:
             self._runner.set_weights(weights)
         return self._runner
 
-    @_guarded
-    def apply(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """What a function of the runner returns."""
+    @_return_exceptions
+    def apply(self, fn: Callable[..., object], *args: object) -> object:
+        """Call a function with the runner and return its result."""
         return fn(self._runner, *args)
 
-    @_guarded
+    @_return_exceptions
     def close(self) -> None:
-        """Close the environments, before the process is ended."""
+        """Close the environments before the process is killed."""
         self._runner.close()

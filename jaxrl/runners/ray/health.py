@@ -1,37 +1,37 @@
-"""What is known of each remote runner, and when one that failed is started again."""
+"""State of each remote runner, and the policy for restarting failed ones."""
 
 import collections
 import dataclasses
 import enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 FIRST_DELAY_S = 1.0
-"""The wait before a second restart in a row; it doubles with each further one."""
-MAX_REPORTED = 20
-"""How many restarts results name, the latest first."""
-MAX_DETAIL = 4000
-"""Characters of a traceback that are kept, its end."""
+"""Delay before a second consecutive restart; it doubles with each further one."""
+MAX_REPORTED_RESTARTS = 20
+"""Maximum number of restarts listed in a result, latest first."""
+MAX_TRACEBACK_CHARS = 4000
+"""Maximum number of characters that are kept from the end of a traceback."""
 
 
 class Phase(enum.Enum):
-    """Where a remote runner is in its life."""
+    """Phase in the life cycle of a remote runner."""
 
     STARTING = "starting"
     HEALTHY = "healthy"
     SUSPECT = "suspect"
-    """It owes an answer for longer than sample_timeout_s; others do its share."""
+    """A reply is overdue by sample_timeout_s; other runners do its share."""
     WAITING = "waiting"
-    """It failed and will be started again when its back-off is over."""
+    """It failed and will be restarted after its back-off."""
     GONE = "gone"
-    """It failed and will not be started again."""
+    """It failed and will not be restarted."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FaultPolicy:
-    """What follows a failure; `fault_tolerance(...)` and the timeouts of `env_runners(...)`."""
+    """Response to failures, from `fault_tolerance(...)` and the timeouts of `env_runners(...)`."""
 
     restart: bool
     ignore: bool
@@ -46,7 +46,7 @@ class FaultPolicy:
     def from_config(config: "AlgorithmConfig") -> "FaultPolicy":
         faults, runners = config.fault_tolerance_settings, config.env_runners_settings
         return FaultPolicy(
-            restart=faults.restarts_env_runners,
+            restart=faults.should_restart_env_runners,
             ignore=faults.ignore_env_runner_failures,
             max_restarts=faults.max_num_env_runner_restarts,
             max_delay_s=faults.delay_between_env_runner_restarts_s,
@@ -56,84 +56,84 @@ class FaultPolicy:
             restore_timeout_s=faults.env_runner_restore_timeout_s,
         )
 
-    def delay(self, failures_in_a_row: int) -> float:
-        """Seconds before the next start: none after the first failure, then 1, 2, 4, ... ."""
-        if failures_in_a_row <= 1:
+    def get_restart_delay(self, num_consecutive_failures: int) -> float:
+        """Return the seconds before the next start: 0 after the first failure, then 1, 2, 4, ..."""
+        if num_consecutive_failures <= 1:
             return 0.0
-        doublings = min(failures_in_a_row - 2, 60)  # far beyond any limit, and no overflow
+        doublings = min(num_consecutive_failures - 2, 60)  # far beyond any limit, without overflow
         return min(self.max_delay_s, FIRST_DELAY_S * 2.0**doublings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
-    """What a runner owes: the answer to a call, and the environment steps in it."""
+class PendingCall:
+    """Pending call of a runner, with the number of environment steps that its reply contains."""
 
-    future: Any
+    future: object
     weights_version: int
     steps: int = 0
-    tag: Any = None
+    tag: object = None
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class Member:
-    """One place in the group, which keeps its index over all actors that fill it.
+class FleetMember:
+    """Member of a fleet, whose index is kept by all actors that successively fill its place.
 
     Attributes:
-        incarnation: How many actors have filled the place before this one.
-        env_steps: Steps that each of its environments may have taken so far, over all actors: a
-            new one goes on drawing from there, and repeats nothing.
-        started: The future of its start, while STARTING.
-        deadline: When a STARTING or SUSPECT one counts as failed, and a WAITING one starts.
-        head_since: Since when it owes the oldest of `requests`.
-        weights_version: The latest that this actor was sent, -1 for none.
-        last_number: Of the latest fragment of this actor, -1 for none.
-        failures_in_a_row: Since its latest fragment.
+        incarnation: Number of earlier actors of this member; -1 before the first start.
+        env_steps: Upper bound of the steps that each of its environments has taken in all actors.
+            The random keys of a new actor start from there, so nothing is sampled twice.
+        start_future: Future of the start, while STARTING.
+        deadline: Time at which the member fails if STARTING or SUSPECT, or starts if WAITING.
+        oldest_request_time: Time since which the oldest of `requests` has been pending.
+        weights_version: Version of the latest weights sent to this actor; -1 for none.
+        last_number: Number of the latest fragment of this actor; -1 for none.
+        num_consecutive_failures: Number of failures since the latest reply.
     """
 
     worker_index: int
     phase: Phase = Phase.GONE
     incarnation: int = -1
     env_steps: int = 0
-    handle: Any = None
-    started: Any = None
+    handle: object = None
+    start_future: object = None
     deadline: float = 0.0
-    requests: collections.deque[Request] = dataclasses.field(default_factory=collections.deque)
-    head_since: float = 0.0
+    requests: collections.deque[PendingCall] = dataclasses.field(default_factory=collections.deque)
+    oldest_request_time: float = 0.0
     weights_version: int = -1
     last_number: int = -1
-    failures_in_a_row: int = 0
-    restarts: int = 0
+    num_consecutive_failures: int = 0
+    num_restarts: int = 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is there and owes nothing."""
+        """Whether the member is healthy and has no pending requests."""
         return self.phase is Phase.HEALTHY and not self.requests
 
-    def forget_actor(self) -> None:
-        """What held for the actor that is no more."""
-        self.handle = self.started = None
+    def clear_actor(self) -> None:
+        """Clear everything that refers to the actor, after it has died."""
+        self.handle = self.start_future = None
         self.requests.clear()
         self.weights_version = self.last_number = -1
 
 
 class RestartLog:
-    """Failures and restarts in sentences with the original tracebacks, the latest first."""
+    """Log of failures and restarts as messages with the original tracebacks, latest first."""
 
     def __init__(self) -> None:
-        self._sentences: collections.deque[str] = collections.deque(maxlen=MAX_REPORTED)
+        self._messages: collections.deque[str] = collections.deque(maxlen=MAX_REPORTED_RESTARTS)
 
     def add(self, sentence: str, detail: str = "") -> None:
-        """Note what happened; of a long traceback its end is kept, where the cause is."""
-        self._sentences.appendleft(with_detail(sentence, detail))
+        """Add a message; only the end of a long traceback is kept, which contains the cause."""
+        self._messages.appendleft(append_traceback(sentence, detail))
 
-    def sentences(self) -> list[str]:
-        """The latest first."""
-        return list(self._sentences)
+    def get_messages(self) -> list[str]:
+        """Return the messages, latest first."""
+        return list(self._messages)
 
 
-def with_detail(sentence: str, detail: str) -> str:
-    """A sentence, and below it a traceback's end."""
+def append_traceback(sentence: str, detail: str) -> str:
+    """Append the end of a traceback to a message, on a new line."""
     detail = detail.strip()
-    if len(detail) > MAX_DETAIL:
-        detail = f"[...]{detail[-MAX_DETAIL:]}"
+    if len(detail) > MAX_TRACEBACK_CHARS:
+        detail = f"[...]{detail[-MAX_TRACEBACK_CHARS:]}"
     return f"{sentence}\n{detail}" if detail else sentence

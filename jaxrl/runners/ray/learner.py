@@ -1,4 +1,4 @@
-"""One learner of several: a process that holds its part of the state and does as the others do."""
+"""Ray actor of one of several learners, which holds its part of the state."""
 
 import functools
 import socket
@@ -10,82 +10,83 @@ import jax.numpy as jnp
 import numpy as np
 import ray
 import ray.util
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from ray import cloudpickle
 
-from jaxrl.core.seeds import seed_key
+from jaxrl.core.keys import make_key
 from jaxrl.core.types import PyTree
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.runners.fragment import Weights
-from jaxrl.runners.ray.env_runner import as_raised, open_job
-from jaxrl.training.report import Report, to_host
+from jaxrl.runners.ray.backend import ExceptionInfo
+from jaxrl.runners.ray.env_runner import to_exception_info, unpack_job
+from jaxrl.training.report import TrainReport, to_host
 from jaxrl.training.sharding import (
-    AXIS,
-    compile_runner,
+    DEVICE_AXIS,
     data_specs,
-    learn_program,
+    make_runner_programs,
+    make_train_step_program,
     state_shardings,
 )
-from jaxrl.training.train_state import Sampled, TrainState
+from jaxrl.training.train_state import RolloutBatch, TrainState
 
 if TYPE_CHECKING:
     from jaxrl.assembly.assemble import Assembly
 
 
-PROBES = "probes"
-"""Ray's name for the thread that answers whether the process is there."""
+PROBE_GROUP = "probes"
+"""Name of Ray's concurrency group for the thread that answers health probes."""
 
 
-def free_address() -> str:
-    """Where the first learner waits for the others: this node, a port that is free now."""
+def find_free_address() -> str:
+    """Return the address of this node with a free port, where the first learner coordinates."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
 
-def keys_as_data(tree: PyTree) -> PyTree:
-    """The tree with typed keys as their numbers, which NumPy can hold."""
+def unwrap_keys(tree: PyTree) -> PyTree:
+    """Convert typed keys in a tree to their raw data, which NumPy can represent."""
 
-    def plain(leaf: Any) -> Any:
+    def unwrap(leaf: jax.Array | np.ndarray) -> jax.Array | np.ndarray:
         is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         return jax.random.key_data(leaf) if is_key else leaf
 
-    return jax.tree.map(plain, tree)
+    return jax.tree.map(unwrap, tree)
 
 
-def data_as_keys(tree: PyTree, like: PyTree) -> PyTree:
-    """The tree with typed keys again where `like`, of the same structure, has them."""
+def wrap_keys(tree: PyTree, like: PyTree) -> PyTree:
+    """Convert raw key data back to typed keys where `like`, of the same structure, has them."""
 
-    def typed(leaf: Any, example: Any) -> Any:
+    def wrap(leaf: Any, example: jax.Array | jax.ShapeDtypeStruct) -> jax.Array | np.ndarray:
         is_key = jnp.issubdtype(example.dtype, jax.dtypes.prng_key)
         return jax.random.wrap_key_data(leaf) if is_key else leaf
 
-    return jax.tree.map(typed, tree, like)
+    return jax.tree.map(wrap, tree, like)
 
 
-def first_state(assembly: "Assembly", seed: int) -> TrainState:
-    """The state that learning begins with."""
-    key, made = seed_key(seed), assembly.made
-    if assembly.in_graph:
+def init_state(assembly: "Assembly", seed: int) -> TrainState:
+    """Create the initial state."""
+    key, made = make_key(seed), assembly.made
+    if assembly.is_in_graph:
         assert isinstance(made, MadeEnv)
         return assembly.in_graph_runner.init(key, to_host(made.params))
-    return assembly.runner.init_learning(key, assembly.plan.total_envs)
+    return assembly.runner.init_without_envs(key, assembly.plan.total_envs)
 
 
 class RayLearner:
-    """Lives in a process of its own; every method is called in all learners at once."""
+    """Actor of one learner; every method is called in all learners at the same time."""
 
-    @ray.method(concurrency_group=PROBES)
+    @ray.method(concurrency_group=PROBE_GROUP)
     def is_there(self) -> bool:
-        """Answer, in a thread of its own, also while the learner computes."""
+        """Return True, from a separate thread, even while the learner computes."""
         return True
 
     def address(self) -> str:
-        """Where the others find this learner, if it is the first."""
-        return free_address()
+        """Return the coordinator address, if this is the first learner."""
+        return find_free_address()
 
     def join(self, address: str, rank: int, number: int, timeout_s: int) -> int:
-        """Meet the other learners; how many devices this one brings."""
+        """Join the other learners; return the number of devices of this one."""
         if number > 1:
             jax.distributed.initialize(
                 address,
@@ -95,81 +96,81 @@ class RayLearner:
             )
         return len(jax.local_devices())
 
-    def build(self, packed: bytes) -> Any:
-        """Make the run's functions and its first state; None, or what was raised."""
+    def build(self, packed: bytes) -> ExceptionInfo | None:
+        """Create the run's functions and initial state; return None or the exception as data."""
         try:
             self._build(packed)
-        except Exception as error:  # noqa: BLE001  (it is the driver's to judge)
-            return as_raised(error)
+        except Exception as error:  # noqa: BLE001  (the driver handles it)
+            return to_exception_info(error)
         return None
 
     def _build(self, packed: bytes) -> None:
         from jaxrl.assembly.assemble import assemble
 
-        config = open_job(packed).config
+        config = unpack_job(packed).config
         debugging = config.debugging_settings
         assembly = assemble(config)
         runner, self._devices = assembly.runner, jax.devices()
-        self._mesh = Mesh(np.asarray(self._devices), (AXIS,))
-        first = functools.partial(first_state, assembly, debugging.seed)
+        self._mesh = Mesh(np.asarray(self._devices), (DEVICE_AXIS,))
+        first = functools.partial(init_state, assembly, debugging.seed)
         shapes = jax.eval_shape(first)
-        if assembly.in_graph:
-            compiled = compile_runner(
+        if assembly.is_in_graph:
+            compiled = make_runner_programs(
                 assembly.in_graph_runner, shapes, self._devices, max_retraces=None, jit=True
             )
             self._main, self._shardings = compiled.run, compiled.shardings
         else:
-            self._main = learn_program(runner, self._devices, max_retraces=None, jit=True)
+            self._main = make_train_step_program(runner, self._devices, max_retraces=None, jit=True)
             self._shardings = state_shardings(shapes, self._devices)
         self._state = jax.jit(first, out_shardings=self._shardings)()
-        self._actor = jax.jit(runner.actor, out_shardings=self._everywhere)
-        self._whole = jax.jit(keys_as_data, out_shardings=self._everywhere)
+        self._actor = jax.jit(runner.make_actor_state, out_shardings=self._replicated)
+        self._replicate = jax.jit(unwrap_keys, out_shardings=self._replicated)
 
     @property
-    def _everywhere(self) -> NamedSharding:
+    def _replicated(self) -> NamedSharding:
         return NamedSharding(self._mesh, PartitionSpec())
 
-    def run(self, batches: int) -> Report:
-        """Train batches of environments inside the program."""
+    def run(self, batches: int) -> TrainReport:
+        """Run train batches of a run whose environments are in the compiled program."""
         self._state, rows = self._main(self._state, np.int32(1), np.int32(batches))
-        return Report.of_row(self._gathered(rows), 0)
+        return TrainReport.from_row(self._gather(rows), 0)
 
-    def learn(self, columns: Sampled) -> Report:
-        """One train batch, of which this learner has its own columns, NumPy."""
+    def learn(self, columns: RolloutBatch) -> TrainReport:
+        """Train on one train batch, given the NumPy columns of this learner."""
         specs = data_specs(columns)
 
-        def place(leaf: Any, spec: PartitionSpec) -> jax.Array:
+        def place(leaf: np.ndarray, spec: PartitionSpec) -> jax.Array:
             return jax.make_array_from_process_local_data(NamedSharding(self._mesh, spec), leaf)
 
         self._state, summary = self._main(self._state, jax.tree.map(place, columns, specs))
-        return Report.fetch(self._state, [summary], self._gathered)
+        return TrainReport.fetch(self._state, [summary], self._gather)
 
-    def _gathered(self, tree: PyTree) -> PyTree:
-        """NumPy copies of arrays that are spread over the learners."""
-        return to_host(self._whole(tree))
+    def _gather(self, tree: PyTree) -> PyTree:
+        """Return NumPy copies of arrays that are sharded over the learners."""
+        return to_host(self._replicate(tree))
 
     def weights(self, version: int) -> Weights:
-        """What acting depends on now."""
+        """Return the current actor state, labeled with a version."""
         return Weights(version=version, actor=to_host(self._actor(self._state)))
 
     def get_state(self) -> PyTree:
-        """The whole state, NumPy, with keys as their numbers."""
-        return self._gathered(self._state)
+        """Return the full state in NumPy, with keys as raw data."""
+        return self._gather(self._state)
 
     def set_state(self, state: PyTree) -> None:
-        """Take over a state as `get_state` returns it."""
-        typed = data_as_keys(state, self._state)
+        """Replace the state by one returned by `get_state`."""
+        typed = wrap_keys(state, self._state)
 
-        def place(leaf: Any, sharding: Any) -> jax.Array:
+        def place(leaf: jax.Array | np.ndarray, sharding: Sharding) -> jax.Array:
             return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
 
         self._state = jax.tree.map(place, typed, self._shardings)
 
-    def apply(self, packed: bytes) -> Any:
-        """What a function of this learner returns."""
-        fn: Callable[[RayLearner], Any] = cloudpickle.loads(packed)
+    def apply(self, packed: bytes) -> object:
+        """Call a pickled function with this learner and return its result."""
+        fn: Callable[[RayLearner], object] = cloudpickle.loads(packed)
         return fn(self)
 
-    def call(self, method: str, *args: Any) -> Any:
-        """What a method returns."""
+    def call(self, method: str, *args: object) -> object:
+        """Call a method by name and return its result."""
         return getattr(self, method)(*args)

@@ -1,27 +1,29 @@
-"""Calls of all runners: the shares of an evaluation, and what is done to each of them."""
+"""Calls to all runners of a fleet: evaluation rounds and functions applied to each runner."""
 
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxrl.errors import EnvRunnerError
-from jaxrl.runners.ray.backend import Raised, RunnerDiedError
+from jaxrl.runners.ray.backend import ExceptionInfo, RunnerDiedError
 from jaxrl.runners.ray.fleet import Fleet
-from jaxrl.runners.ray.health import Member, with_detail
+from jaxrl.runners.ray.health import FleetMember, append_traceback
+
+ValueT = TypeVar("ValueT")
 
 CLOSE_TIMEOUT_S = 2.0
-"""Environments may take so long to close before their processes are ended."""
+"""Time that environments have to close before their processes are killed."""
 
 
 class EvaluationRound:
-    """Shares of one evaluation, done by the runners while the caller does something else.
+    """Asynchronous evaluation, divided into shares that the runners process.
 
     Args:
-        fleet: The runners, which do nothing else meanwhile.
-        method: Of the runners.
+        fleet: Fleet of runners, which must not be used otherwise during the round.
+        method: Name of the method of the runners to call.
         shares: Keyword arguments of each call.
-        on_end: Called when the round is over.
+        on_end: Function called when the round is complete.
     """
 
     def __init__(
@@ -29,128 +31,131 @@ class EvaluationRound:
         fleet: Fleet,
         method: str,
         shares: Sequence[dict[str, Any]],
-        on_end: Callable[[], None] = lambda: None,
+        on_done: Callable[[], None] = lambda: None,
     ) -> None:
-        self._fleet, self._method, self._on_end = fleet, method, on_end
+        self._fleet, self._method, self._on_end = fleet, method, on_done
         self._shares = list(shares)
         self._results: dict[int, Any] = {}
-        self._hand_out()
+        self._assign_shares()
 
     @property
     def is_done(self) -> bool:
-        """Whether every share is done, of what was heard so far."""
+        """Whether the results of all shares have been received."""
         return len(self._results) == len(self._shares)
 
     def collect(self, timeout_s: float = math.inf) -> list[Any]:
-        """Results of the shares that are done within the time, in order of the shares.
+        """Return the results that arrive before the timeout, in order of the shares.
 
-        Call it again to wait for longer. A share whose runner is late or failed is given to
-        another one as well.
+        Call it again to wait longer. The share of a late or failed runner is also assigned to
+        another runner.
 
         Raises:
-            EnvRunnerError: The policy says that a failure ends the run, or no runner is left.
+            EnvRunnerError: If a failure ends the run according to the fault policy, or if no runner
+                is left.
         """
         now = self._fleet.backend.now
         deadline = now() + timeout_s
         while not self.is_done:
             self._fleet.raise_if_lost()
-            self._hand_out()
+            self._assign_shares()
             for arrival in self._fleet.poll(max(0.0, deadline - now())):
-                self._take(arrival.tag, arrival.value)
+                self._add_result(arrival.tag, arrival.value)
             if now() >= deadline:
                 break
         if self.is_done:
             self._on_end()
-        return [self._results[place] for place in sorted(self._results)]
+        return [self._results[index] for index in sorted(self._results)]
 
-    def _take(self, tag: Any, value: Any) -> None:
-        """An answer to an earlier round, that was given up, is nothing to this one."""
-        if isinstance(tag, _Share) and tag.round is self:
-            self._results.setdefault(tag.place, value)
+    def _add_result(self, tag: object, value: object) -> None:
+        """Store a result, ignoring replies from rounds that were abandoned."""
+        if isinstance(tag, _ShareTag) and tag.round is self:
+            self._results.setdefault(tag.index, value)
 
-    def _hand_out(self) -> None:
-        healthy = self._fleet.healthy()
-        under_way = {
-            request.tag.place
+    def _assign_shares(self) -> None:
+        healthy = self._fleet.get_healthy()
+        pending = {
+            request.tag.index
             for member in healthy
             for request in member.requests
-            if isinstance(request.tag, _Share) and request.tag.round is self
+            if isinstance(request.tag, _ShareTag) and request.tag.round is self
         }
         todo = [
-            place
-            for place in range(len(self._shares))
-            if place not in under_way and place not in self._results
+            index
+            for index in range(len(self._shares))
+            if index not in pending and index not in self._results
         ]
         idle = [member for member in healthy if not member.requests]
-        for member, place in zip(idle, todo, strict=False):
-            tag = _Share(self, place)
-            self._fleet.ask(member, "evaluate", self._method, self._shares[place], tag=tag)
+        for member, index in zip(idle, todo, strict=False):
+            tag = _ShareTag(self, index)
+            self._fleet.call(member, "evaluate", self._method, self._shares[index], tag=tag)
 
 
-class _Share:
-    """Which share of which round was asked for."""
+class _ShareTag:
+    """Round and index of the share that a request belongs to."""
 
-    def __init__(self, of: EvaluationRound, place: int) -> None:
-        self.round, self.place = of, place
+    def __init__(self, evaluation_round: EvaluationRound, index: int) -> None:
+        self.round, self.index = evaluation_round, index
 
 
-def ask_all(
+def call_all(
     fleet: Fleet, fn: Callable[..., Any], arguments: Sequence[Any] | None = None
 ) -> dict[int, Any]:
-    """What a function of each healthy runner returns, by index.
+    """Call a function on each healthy runner and return the results by runner index.
 
-    It waits behind what a runner does already. One that takes longer than a sample may is left out,
-    and so is one that died, of which the policy is told.
+    The call is queued behind a runner's pending requests. Runners that exceed the sampling timeout
+    are left out, and so are runners that died, which are handled by the fault policy.
 
     Args:
-        fleet: The runners; somebody else may sample with them at the same time.
-        fn: Called in the actor with its runner, and with its argument if there are any.
-        arguments: One for each runner, in order of their indices.
+        fleet: Fleet of runners; another thread may sample from it at the same time.
+        fn: Function called in the actor with its runner, and with its argument if there are any.
+        arguments: One argument per runner, in order of their indices.
 
     Raises:
-        EnvRunnerError: The function raised.
+        EnvRunnerError: If the function raised.
     """
     backend, policy = fleet.backend, fleet.policy
-    asked: dict[Any, tuple[Member, Any]] = {}
+    pending: dict[Any, tuple[FleetMember, Any]] = {}
     with fleet.lock:
-        for member in fleet.healthy():
+        for member in fleet.get_healthy():
             extra = () if arguments is None else (arguments[member.worker_index - 1],)
             future = backend.call(member.handle, "apply", fn, *extra)
-            asked[future] = member, member.handle
+            pending[future] = member, member.handle
     deadline = backend.now() + policy.sample_timeout_s + policy.probe_timeout_s
     results: dict[int, Any] = {}
-    while asked and (left := deadline - backend.now()) > 0:
-        for future in backend.wait(list(asked), left):
-            member, handle = asked.pop(future)
+    while pending and (left := deadline - backend.now()) > 0:
+        for future in backend.wait(list(pending), left):
+            member, handle = pending.pop(future)
             try:
-                answer = backend.get(future)
+                reply = backend.get(future)
             except RunnerDiedError as error:
-                _note_death(fleet, member, handle, error)
+                _record_death(fleet, member, handle, error)
                 continue
-            results[member.worker_index] = _value(answer, member.worker_index)
+            results[member.worker_index] = _unwrap(reply, member.worker_index)
     return dict(sorted(results.items()))
 
 
-def _note_death(fleet: Fleet, member: Member, handle: Any, error: RunnerDiedError) -> None:
-    """What ends the run by it is raised where the run goes on, not where it was noticed."""
+def _record_death(
+    fleet: Fleet, member: FleetMember, handle: object, error: RunnerDiedError
+) -> None:
+    """Mark a member as failed; if that ends the run, the error is raised by the next sampling."""
     with fleet.lock, contextlib.suppress(EnvRunnerError):
         if member.handle is handle:
             fleet.fail(member, "died", str(error))
 
 
 def close_envs(fleet: Fleet) -> None:
-    """Let healthy runners close their environments, and wait a moment for it."""
+    """Close the environments of healthy runners, waiting up to `CLOSE_TIMEOUT_S`."""
     backend = fleet.backend
     with fleet.lock:
-        futures = [backend.call(member.handle, "close") for member in fleet.healthy()]
+        futures = [backend.call(member.handle, "close") for member in fleet.get_healthy()]
     deadline = backend.now() + CLOSE_TIMEOUT_S
     while futures and (left := deadline - backend.now()) > 0:
         ready = backend.wait(futures, left)
         futures = [future for future in futures if future not in ready]
 
 
-def _value(answer: Any, index: int) -> Any:
-    if isinstance(answer, Raised):
-        sentence = f"EnvRunner {index} raised {answer.sentence.rstrip('.')}."
-        raise EnvRunnerError(with_detail(sentence, answer.traceback))
-    return answer
+def _unwrap(reply: ValueT | ExceptionInfo, index: int) -> ValueT:
+    if isinstance(reply, ExceptionInfo):
+        message = f"EnvRunner {index} raised {reply.message.rstrip('.')}."
+        raise EnvRunnerError(append_traceback(message, reply.traceback))
+    return reply

@@ -1,4 +1,4 @@
-"""Starting Ray, or joining the one that is there, and holding what is asked against what it has."""
+"""Starting or joining Ray, and checking the requested resources against the available ones."""
 
 import contextlib
 import dataclasses
@@ -17,8 +17,8 @@ import ray.util
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from jaxrl.errors import ConfigError, RayError, in_one_line
-from jaxrl.runtime.devices import usable_cores
+from jaxrl.errors import ConfigError, RayError, summarize_exception
+from jaxrl.runtime.devices import count_usable_cores
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -27,20 +27,20 @@ _PLACEMENT_TIMEOUT_S = 30.0
 _RELEASE_TIMEOUT_S = 10.0
 
 Bundle = dict[str, float]
-"""The resources of one actor by Ray's names."""
+"""Resources of an actor by Ray's names."""
 
 
 def ensure_ray(config: "AlgorithmConfig") -> str:
-    """Connect to the Ray that is there, or start one on this machine without a dashboard.
+    """Connect to a running Ray instance, or start one on this machine without a dashboard.
 
-    `RAY_ADDRESS` names a cluster, as Ray's own documentation says. What actors print is shown with
+    As in Ray itself, `RAY_ADDRESS` selects a cluster. The output of actors is shown with
     debugging(log_level="INFO" or "DEBUG").
 
     Returns:
-        What came of it, a sentence for `explain()`.
+        Message for `explain()`.
     """
     if ray.is_initialized():
-        return f"Ray: the one that runs, with {_cpus():g} CPUs."
+        return f"Ray: the running instance, with {_count_cpus():g} CPUs."
     level = config.debugging_settings.log_level
     options: dict[str, Any] = {
         "log_to_driver": level in ("INFO", "DEBUG"),
@@ -49,13 +49,13 @@ def ensure_ray(config: "AlgorithmConfig") -> str:
     address = os.environ.get("RAY_ADDRESS", "local")
     if address != "local":
         start_ray(**options)
-        return f"Ray: the cluster at {address}, with {_cpus():g} CPUs."
-    start_ray_here(usable_cores(), **options)
-    return f"Ray: started on this machine with {_cpus():g} CPUs, as many as it has cores to use."
+        return f"Ray: the cluster at {address}, with {_count_cpus():g} CPUs."
+    start_local_ray(count_usable_cores(), **options)
+    return f"Ray: started on this machine with {_count_cpus():g} CPUs, one per usable core."
 
 
-def start_ray_here(num_cpus: int, **options: Any) -> None:
-    """Start Ray for this process alone, on this machine's loopback, without a dashboard."""
+def start_local_ray(num_cpus: int, **options: object) -> None:
+    """Start Ray for this process only, on the loopback interface, without a dashboard."""
     start_ray(
         address="local",
         num_cpus=num_cpus,
@@ -66,32 +66,36 @@ def start_ray_here(num_cpus: int, **options: Any) -> None:
 
 
 def start_ray(**options: Any) -> None:
-    """`ray.init`, which leaves this process as it was but for being connected."""
-    # Actors are told what they see; Ray would otherwise warn that it will stop telling them.
+    """Call `ray.init` without changing this process's signal handlers.
+
+    Raises:
+        RayError: If Ray cannot be started or joined.
+    """
+    # Actors set their visible devices themselves; Ray would warn about a change of its default.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    with _signal_handlers_kept(), warnings.catch_warnings():
-        # What Ray forks here becomes another program at once, so JAX's threads do it no harm.
+    with _keep_signal_handlers(), warnings.catch_warnings():
+        # Ray's forks exec another program at once, so JAX's threads do not affect them.
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
         try:
             ray.init(**options)
         except Exception as error:  # of many kinds, plain Exception among them
             where = options.get("address") or os.environ.get("RAY_ADDRESS", "local")
             raise RayError(
-                f"Ray could not be started or joined (address {where!r}): {in_one_line(error)}; a "
-                "machine that does much else may need another try, and what Ray itself logged is in "
+                f"Ray could not be started or joined (address {where!r}): {summarize_exception(error)}; "
+                "try again if the machine is busy. Ray's own logs are in "
                 "/tmp/ray/session_latest/logs."
             ) from error
 
 
-def _cpus() -> float:
+def _count_cpus() -> float:
     return ray.cluster_resources().get("CPU", 0.0)
 
 
 @contextlib.contextmanager
-def _signal_handlers_kept() -> Generator[None]:
-    """Ray replaces the handler of SIGTERM, by which a run would save itself."""
+def _keep_signal_handlers() -> Generator[None]:
+    """Restore the signal handlers: Ray replaces that of SIGTERM, on which a run saves itself."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers, and Ray does not try
+        yield  # only the main thread may set handlers, so Ray sets none
         return
     before = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -102,14 +106,14 @@ def _signal_handlers_kept() -> Generator[None]:
                 signal.signal(name, handler)
 
 
-def runner_bundle(config: "AlgorithmConfig") -> Bundle:
-    """The resources of one EnvRunner."""
+def make_runner_bundle(config: "AlgorithmConfig") -> Bundle:
+    """Return the resources of one EnvRunner."""
     settings = config.env_runners_settings
     return {"CPU": settings.num_cpus_per_env_runner, **settings.custom_resources_per_env_runner}
 
 
-def learner_bundle(config: "AlgorithmConfig") -> Bundle:
-    """The resources of one learner."""
+def make_learner_bundle(config: "AlgorithmConfig") -> Bundle:
+    """Return the resources of one learner."""
     settings = config.learners_settings
     gpus = float(settings.num_gpus_per_learner)
     cpus = settings.num_cpus_per_learner
@@ -121,137 +125,145 @@ def learner_bundle(config: "AlgorithmConfig") -> Bundle:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What a group of actors needs.
+class ResourceRequest:
+    """Resources requested for a group of actors.
 
     Args:
-        count: How many actors.
-        bundle: Resources of each.
+        count: Number of actors.
+        bundle: Resources of each actor.
         strategy: Ray's placement strategy.
-        count_setting: The setting that says how many, for messages.
-        setting_of: The setting behind each resource, for messages.
+        count_setting: Name of the setting of the number of actors, for messages.
+        setting_by_resource: Name of the setting of each resource, for messages.
     """
 
     count: int
     bundle: Bundle
     strategy: str
     count_setting: str
-    setting_of: Mapping[str, str]
+    setting_by_resource: Mapping[str, str]
 
 
-def check_resources(wanted: Wanted) -> None:
-    """Refuse what can never be placed, before any actor waits for it for ever.
+def check_resources(request: ResourceRequest) -> None:
+    """Raise if actors can never be placed, instead of letting them wait indefinitely.
 
-    What other actors hold is waited for a moment: those of a run that has just ended may not have
-    given it back yet.
+    Resources held by other actors are waited for briefly, since those of a run that has just ended
+    may not have been released yet.
 
     Raises:
-        ConfigError: Names the setting, what is there and what would fit.
+        ConfigError: If the resources do not suffice; the message gives a setting that fits.
     """
     group = ray.util.get_current_placement_group()
-    if group is not None:  # a trial of Tune has what its bundles say, the first being its own
-        refuse_misfit(wanted, group.bundle_specs[1:] or group.bundle_specs, "this trial has")
+    if group is not None:  # a trial of Tune has the resources of its bundles; the first is its own
+        check_fit(request, group.bundle_specs[1:] or group.bundle_specs, "this trial has")
         return
     nodes = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
-    refuse_misfit(wanted, nodes, "Ray has")
+    check_fit(request, nodes, "Ray has")
     deadline = time.monotonic() + _RELEASE_TIMEOUT_S
     while time.monotonic() < deadline:
-        if _fits_free(wanted, ray.available_resources()):
+        if _fits_available(request, ray.available_resources()):
             return
         time.sleep(0.1)
-    refuse_misfit(wanted, [ray.available_resources()], "others hold all of Ray's but")
+    check_fit(request, [ray.available_resources()], "others use all of Ray's but")
 
 
-def _fits_free(wanted: Wanted, free: Mapping[str, float]) -> bool:
+def _fits_available(wanted: ResourceRequest, free: Mapping[str, float]) -> bool:
     return all(free.get(name, 0.0) >= each * wanted.count for name, each in wanted.bundle.items())
 
 
-def refuse_misfit(wanted: Wanted, nodes: Sequence[Mapping[str, float]], whose: str) -> None:
-    """Raises ConfigError if the actors do not fit onto nodes with these resources."""
-    for name, each in sorted(wanted.bundle.items()):
+def check_fit(request: ResourceRequest, nodes: Sequence[Mapping[str, float]], subject: str) -> None:
+    """Raise ConfigError if the actors do not fit onto nodes with these resources."""
+    for name, each in sorted(request.bundle.items()):
         if each <= 0:
             continue
-        there = sum(node.get(name, 0.0) for node in nodes)
-        fit = sum(_fits(node.get(name, 0.0), each) for node in nodes)
-        if fit < wanted.count:
+        available = sum(node.get(name, 0.0) for node in nodes)
+        fit = sum(_count_fitting(node.get(name, 0.0), each) for node in nodes)
+        if fit < request.count:
             raise ConfigError(
-                f"{wanted.count_setting}={wanted.count} with {wanted.setting_of[name]}={each:g} "
-                f"needs {wanted.count * each:g} {name}, but {whose} {there:g}: "
-                f"{_advice(wanted, name, nodes, fit)}."
+                f"{request.count_setting}={request.count} with {request.setting_by_resource[name]}={each:g} "
+                f"needs {request.count * each:g} {name}, but {subject} {available:g}: "
+                f"{_suggest_settings(request, name, nodes, fit)}."
             )
     num_nodes = len(nodes)
-    if wanted.strategy == "STRICT_SPREAD" and wanted.count > num_nodes:
+    if request.strategy == "STRICT_SPREAD" and request.count > num_nodes:
         raise ConfigError(
-            f"placement_strategy='STRICT_SPREAD' puts each of {wanted.count_setting}="
-            f"{wanted.count} on a node of its own, but {whose} {num_nodes}: set "
-            f"{wanted.count_setting}={num_nodes}, or placement_strategy='SPREAD'."
+            f"placement_strategy='STRICT_SPREAD' puts each of {request.count_setting}="
+            f"{request.count} on a node of its own, but {subject} {num_nodes}: set "
+            f"{request.count_setting}={num_nodes}, or placement_strategy='SPREAD'."
         )
-    if wanted.strategy == "STRICT_PACK":
-        most = max(_all_fit(node, wanted.bundle) for node in nodes)
-        if most < wanted.count:
+    if request.strategy == "STRICT_PACK":
+        largest = max(_count_fitting_bundles(node, request.bundle) for node in nodes)
+        if largest < request.count:
             raise ConfigError(
-                f"placement_strategy='STRICT_PACK' puts all of {wanted.count_setting}="
-                f"{wanted.count} on one node, and the largest has room for {most}: set "
-                f"{wanted.count_setting}={most}, or placement_strategy='PACK'."
+                f"placement_strategy='STRICT_PACK' puts all of {request.count_setting}="
+                f"{request.count} on one node, and the largest has room for {largest}: set "
+                f"{request.count_setting}={largest}, or placement_strategy='PACK'."
             )
 
 
-def _fits(there: float, each: float) -> int:
-    return math.floor(there / each + 1e-9)
+def _count_fitting(available: float, each: float) -> int:
+    return math.floor(available / each + 1e-9)
 
 
-def _all_fit(node: Mapping[str, float], bundle: Bundle) -> int:
-    counts = [_fits(node.get(name, 0.0), each) for name, each in bundle.items() if each > 0]
+def _count_fitting_bundles(node: Mapping[str, float], bundle: Bundle) -> int:
+    counts = [
+        _count_fitting(node.get(name, 0.0), each) for name, each in bundle.items() if each > 0
+    ]
     return min(counts, default=2**31)
 
 
-def _advice(wanted: Wanted, name: str, nodes: Sequence[Mapping[str, float]], fit: int) -> str:
-    """The single changes that would fit, as far as there are any."""
-    ways = [f"set {wanted.count_setting}={fit}"] * (fit > 0)
-    # As many shares of the fullest node as there are actors: they fit whatever the others have.
+def _suggest_settings(
+    wanted: ResourceRequest, name: str, nodes: Sequence[Mapping[str, float]], fit: int
+) -> str:
+    """Return the changes of single settings that would fit."""
+    options = [f"set {wanted.count_setting}={fit}"] * (fit > 0)
+    # Divide the largest node among all actors, so that they fit regardless of the other nodes.
     share = math.floor(1000 * max(node.get(name, 0.0) for node in nodes) / wanted.count) / 1000
     if name == "CPU" and share > 0:
-        ways.append(f"{wanted.setting_of[name]}={share:g} to let them share")
-    if not ways:
-        return f"give the cluster some {name}, or leave it out of {wanted.setting_of[name]}"
-    return ", or ".join(ways)
+        options.append(f"{wanted.setting_by_resource[name]}={share:g} to let them share")
+    if not options:
+        return (
+            f"give the cluster some {name}, or leave it out of {wanted.setting_by_resource[name]}"
+        )
+    return ", or ".join(options)
 
 
-def place(wanted: Wanted) -> PlacementGroup | None:
-    """Reserve a bundle for each actor; None where Ray's own packing is what is asked for.
+def reserve_bundles(request: ResourceRequest) -> PlacementGroup | None:
+    """Reserve a bundle for each actor; return None if Ray's default packing is requested.
 
     Raises:
-        ConfigError: The bundles can never be placed, or are not.
+        ConfigError: If the bundles can never be placed, or are not placed in time.
     """
-    check_resources(wanted)
-    if wanted.strategy == "PACK" or ray.util.get_current_placement_group() is not None:
+    check_resources(request)
+    if request.strategy == "PACK" or ray.util.get_current_placement_group() is not None:
         return None
-    bundle = {name: each for name, each in wanted.bundle.items() if each > 0} or {"CPU": 0.001}
-    group = placement_group([bundle] * wanted.count, strategy=wanted.strategy)
+    bundle = {name: each for name, each in request.bundle.items() if each > 0} or {"CPU": 0.001}
+    group = placement_group([bundle] * request.count, strategy=request.strategy)
     if not group.wait(_PLACEMENT_TIMEOUT_S):
         remove_placement_group(group)
         raise ConfigError(
-            f"placement_strategy={wanted.strategy!r} could not place {wanted.count_setting}="
-            f"{wanted.count} actors within {_PLACEMENT_TIMEOUT_S:g} seconds: something else took "
+            f"placement_strategy={request.strategy!r} could not place {request.count_setting}="
+            f"{request.count} actors within {_PLACEMENT_TIMEOUT_S:g} seconds: something else took "
             "the resources; set placement_strategy='PACK', or ask for fewer."
         )
     return group
 
 
-def actor_options(bundle: Bundle, environs: Mapping[str, str]) -> dict[str, Any]:
-    """Ray's options of an actor with these resources, which Ray itself never starts again."""
+def make_actor_options(bundle: Bundle, env_vars: Mapping[str, str]) -> dict[str, Any]:
+    """Return Ray's options for an actor with these resources, without restarts by Ray."""
     return {
         "num_cpus": bundle["CPU"],
         "num_gpus": bundle.get("GPU", 0),
         "resources": {name: each for name, each in bundle.items() if name not in ("CPU", "GPU")},
         "max_restarts": 0,
         "max_task_retries": 0,
-        "runtime_env": {"env_vars": dict(environs)},
+        "runtime_env": {"env_vars": dict(env_vars)},
     }
 
 
-def placed(options: dict[str, Any], group: PlacementGroup | None, index: int) -> dict[str, Any]:
-    """The options of the actor that has the bundle of this index, if bundles were reserved."""
+def with_placement(
+    options: dict[str, Any], group: PlacementGroup | None, index: int
+) -> dict[str, Any]:
+    """Return the options extended by the bundle of this index, if bundles were reserved."""
     if group is None:
         return options
     strategy = PlacementGroupSchedulingStrategy(

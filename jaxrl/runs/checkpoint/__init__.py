@@ -1,49 +1,50 @@
-"""Checkpoints: the whole TrainState, atomic, under digests, and without pickle.
+"""Checkpoints of the whole TrainState: atomic, verified by digests, and without pickle.
 
-A checkpoint is a folder with `state/` (every leaf under its path, arrays of TensorStore's), `metadata/` (JSON:
-config, versions, and of every leaf its shape, dtype and checksum) and `manifest.json` (the SHA-256 of
-every file, itself under a digest and signed by the user who wrote it). It is written under a temporary
-name and renamed, and renamed before it is removed, so a folder called `checkpoint_...` is complete.
-Nothing is loaded that does not match leaf by leaf.
+A checkpoint is a folder with `state/` (leaves as TensorStore arrays, by path), `metadata/` (JSON
+with the config, versions, and the shape, dtype and checksum of every leaf) and `manifest.json` (the
+SHA-256 of every file, with a digest of itself and the signature of the user who wrote it). It is
+written under a temporary name and then renamed, and renamed before it is removed, so a folder
+called `checkpoint_...` is always complete. Leaves are loaded only if all of them match.
 
-A number that is saved again is written beside the old one; while the two change places, the old one
-is called `replaced_checkpoint_...` and still counts. So at every moment the newest number is there.
+If a number is saved again, the new checkpoint is written next to the old one. While they are
+swapped, the old one is called `replaced_checkpoint_...` and is still valid, so the newest number is
+available at any time.
 """
 
 from jaxrl.runs.checkpoint.folders import (
-    complete_checkpoints,
+    describe_previous,
     find_checkpoint,
     is_checkpoint,
-    previous_hint,
+    list_checkpoints,
     remove_checkpoint,
-    set_aside_later,
+    set_aside_later_checkpoints,
 )
 from jaxrl.runs.checkpoint.leaves import (
-    describe,
+    describe_leaves,
+    fetch_leaves,
     fill,
-    first_difference,
-    host_leaves,
-    leaf_name,
-    named_leaves,
+    find_first_difference,
+    format_leaf_name,
+    get_named_leaves,
 )
 from jaxrl.runs.checkpoint.reader import is_own, read_leaves, read_metadata
 from jaxrl.runs.checkpoint.writer import CheckpointWriter
 
 __all__ = [
     "CheckpointWriter",
-    "complete_checkpoints",
-    "describe",
+    "describe_leaves",
+    "describe_previous",
+    "fetch_leaves",
     "fill",
     "find_checkpoint",
-    "first_difference",
-    "host_leaves",
+    "find_first_difference",
+    "format_leaf_name",
+    "get_named_leaves",
     "is_checkpoint",
     "is_own",
-    "leaf_name",
-    "named_leaves",
-    "previous_hint",
+    "list_checkpoints",
     "read_leaves",
     "read_metadata",
     "remove_checkpoint",
-    "set_aside_later",
+    "set_aside_later_checkpoints",
 ]

@@ -1,4 +1,4 @@
-"""Named arrays in a folder: TensorStore's zarr in an OCDBT database, compressed and without pickle."""
+"""Storage of named arrays: TensorStore's zarr in an OCDBT database, compressed, without pickle."""
 
 import math
 from collections.abc import Mapping
@@ -8,24 +8,24 @@ from typing import Any
 import numpy as np
 
 _CHUNK_BYTES = 64 * 2**20
-"""What is compressed at once, about: large leaves are compressed side by side."""
+"""Approximate chunk size in bytes; chunks of large leaves are compressed in parallel."""
 
 
 def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write all arrays; nothing writes any more when this returns or raises.
+    """Write all arrays; no write is pending when this returns or raises.
 
     Args:
-        folder: Made.
-        arrays: By name; none without entries.
+        folder: Folder to create.
+        arrays: Arrays by name; each must have at least one entry.
     """
-    import tensorstore as ts  # a good part of a second to import, so only when something is saved
+    import tensorstore as ts  # slow to import, so only when something is saved
 
     folder.mkdir()
-    context = ts.Context()  # of one database, so that all arrays share its files
+    context = ts.Context()  # shared, so that all arrays are in the same database files
     transaction = ts.Transaction(atomic=True)
-    together: dict[str, Any] = {"context": context, "transaction": transaction}
+    shared: dict[str, Any] = {"context": context, "transaction": transaction}
     stores = [
-        ts.open(_spec(folder, name, array), create=True, open=True, **together)
+        ts.open(_make_spec(folder, name, array), create=True, open=True, **shared)
         for name, array in arrays.items()
     ]
     writes = [
@@ -36,32 +36,33 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     transaction.commit_sync()
 
 
-def stored_arrays(folder: Path, names: list[str]) -> dict[str, Any]:
-    """Stores by name, which know shape and type of what they would read.
+def open_arrays(folder: Path, names: list[str]) -> dict[str, Any]:
+    """Open stores by name; their shapes and dtypes are available before reading.
 
     Raises:
-        ValueError: One is not there, or is damaged.
+        ValueError: If a store is missing or damaged.
     """
     import tensorstore as ts
 
     context = ts.Context()
     opened = {
-        name: ts.open(_spec(folder, name), open=True, read=True, context=context) for name in names
+        name: ts.open(_make_spec(folder, name), open=True, read=True, context=context)
+        for name in names
     }
     return {name: store.result() for name, store in opened.items()}
 
 
 def read_arrays(stores: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """What is in the stores.
+    """Read the arrays of the stores.
 
     Raises:
-        ValueError: Something is damaged.
+        ValueError: If an array is damaged.
     """
     reads = {name: store.read() for name, store in stores.items()}
     return {name: np.asarray(read.result()) for name, read in reads.items()}
 
 
-def _spec(folder: Path, name: str, array: np.ndarray | None = None) -> dict[str, Any]:
+def _make_spec(folder: Path, name: str, array: np.ndarray | None = None) -> dict[str, Any]:
     base = {"driver": "file", "path": f"{folder}/"}
     spec: dict[str, Any] = {
         "driver": "zarr",
@@ -70,7 +71,7 @@ def _spec(folder: Path, name: str, array: np.ndarray | None = None) -> dict[str,
     if array is None:
         return spec
     compressor = {"id": "zstd", "level": 1}
-    metadata = {"shape": array.shape, "chunks": _chunks(array), "compressor": compressor}
+    metadata = {"shape": array.shape, "chunks": _choose_chunks(array), "compressor": compressor}
     return {
         **spec,
         "dtype": array.dtype.name,
@@ -79,9 +80,9 @@ def _spec(folder: Path, name: str, array: np.ndarray | None = None) -> dict[str,
     }
 
 
-def _chunks(array: np.ndarray) -> list[int]:
-    """The shape of an array's chunks: whole rows."""
+def _choose_chunks(array: np.ndarray) -> list[int]:
+    """Return the shape of an array's chunks, which have whole rows."""
     if not array.ndim:
         return []
-    row = array.itemsize * math.prod(array.shape[1:])
-    return [max(1, min(array.shape[0], _CHUNK_BYTES // row)), *array.shape[1:]]
+    row_bytes = array.itemsize * math.prod(array.shape[1:])
+    return [max(1, min(array.shape[0], _CHUNK_BYTES // row_bytes)), *array.shape[1:]]

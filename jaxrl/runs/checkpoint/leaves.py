@@ -1,24 +1,26 @@
-"""A state as named arrays, and named arrays put back into a state."""
+"""Conversion between a state and named arrays."""
 
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from jaxrl.core.types import PyTree
 
 
-def named_leaves(tree: PyTree) -> dict[str, Any]:
-    """Every leaf under its path, `learner.sgd.params.pi.kernel`; leaves without entries left out.
+def get_named_leaves(tree: PyTree) -> dict[str, Any]:
+    """Return the leaves of a tree by path, such as `learner.sgd.params.pi.kernel`.
 
-    Typed keys stand as their words, under `<path>:<implementation>`.
+    Leaves without entries are omitted. Typed keys are converted to their key data, named
+    `<path>:<implementation>`.
     """
     leaves: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        name = leaf_name(path)
+        name = format_leaf_name(path)
         if _is_key(leaf):
             leaves[f"{name}:{jax.random.key_impl(leaf)}"] = jax.random.key_data(leaf)
         elif np.size(leaf):
@@ -26,22 +28,22 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
     return leaves
 
 
-def leaf_name(path: Any) -> str:
-    """A path of JAX's tree functions in words."""
+def format_leaf_name(path: jax.tree_util.KeyPath[Any]) -> str:
+    """Return the name of a leaf from its JAX key path."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
-def _is_key(leaf: Any) -> bool:
+def _is_key(leaf: object) -> TypeGuard[jax.Array]:
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def host_leaves(tree: PyTree) -> dict[str, np.ndarray]:
-    """The named leaves as NumPy copies."""
-    return {name: np.array(leaf) for name, leaf in jax.device_get(named_leaves(tree)).items()}
+def fetch_leaves(tree: PyTree) -> dict[str, np.ndarray]:
+    """Return the named leaves as NumPy copies."""
+    return {name: np.array(leaf) for name, leaf in jax.device_get(get_named_leaves(tree)).items()}
 
 
-def describe(leaves: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
-    """Shape, dtype and checksum of every leaf."""
+def describe_leaves(leaves: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
+    """Return the shape, dtype and checksum of every leaf."""
     return {
         name: {
             "shape": list(leaf.shape),
@@ -52,40 +54,54 @@ def describe(leaves: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
     }
 
 
-def first_difference(
+def find_first_difference(
     template: PyTree, leaves: Mapping[str, np.ndarray], prefixes: tuple[str, ...] = ("",)
 ) -> str | None:
-    """What does not fit, in words that name the first differing leaf; None if all fits."""
-    wanted = named_leaves(template)
-    for name, leaf in wanted.items():
-        if not _selected(name, prefixes):
+    """Describe the first leaf that does not match a template.
+
+    Args:
+        template: Tree with the expected leaves.
+        leaves: Leaves by name.
+        prefixes: Prefixes of the names to compare; others are ignored.
+
+    Returns:
+        A phrase that names the leaf; None if all match.
+    """
+    expected = get_named_leaves(template)
+    for name, leaf in expected.items():
+        if not _is_selected(name, prefixes):
             continue
         if name not in leaves:
             return f"{name} is missing"
         got, want = leaves[name], leaf
         if tuple(got.shape) != tuple(want.shape) or str(got.dtype) != str(want.dtype):
             return (
-                f"{name} is {got.dtype}{list(got.shape)} there and "
-                f"{want.dtype}{list(want.shape)} here"
+                f"{name} is {got.dtype}{list(got.shape)}, expected {want.dtype}{list(want.shape)}"
             )
     for name in leaves:
-        if _selected(name, prefixes) and name not in wanted:
-            return f"{name} has no place here"
+        if _is_selected(name, prefixes) and name not in expected:
+            return f"{name} is unexpected"
     return None
 
 
-def _selected(name: str, prefixes: tuple[str, ...]) -> bool:
+def _is_selected(name: str, prefixes: tuple[str, ...]) -> bool:
     return any(name == p or not p or name.startswith(f"{p}.") for p in prefixes)
 
 
 def fill(
     template: PyTree, leaves: Mapping[str, np.ndarray], prefixes: tuple[str, ...] = ("",)
 ) -> PyTree:
-    """The template with the selected leaves replaced, each put where the template's leaf lies."""
+    """Replace the selected leaves of a template, keeping the sharding of its leaves.
 
-    def place(path: Any, old: Any) -> Any:
-        name = leaf_name(path)
-        if not _selected(name, prefixes):
+    Args:
+        template: Tree with leaves to replace.
+        leaves: New leaves by name.
+        prefixes: Prefixes of the names to replace; other leaves of the template are kept.
+    """
+
+    def replace_leaf(path: jax.tree_util.KeyPath[Any], old: ArrayLike) -> ArrayLike:
+        name = format_leaf_name(path)
+        if not _is_selected(name, prefixes):
             return old
         if _is_key(old):
             impl = str(jax.random.key_impl(old))
@@ -96,4 +112,4 @@ def fill(
             new = leaves[name]
         return jax.device_put(new, old.sharding) if isinstance(old, jax.Array) else new
 
-    return jax.tree_util.tree_map_with_path(place, template)
+    return jax.tree_util.tree_map_with_path(replace_leaf, template)

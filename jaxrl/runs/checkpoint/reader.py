@@ -1,4 +1,4 @@
-"""Reading a checkpoint: what it says is checked before it is believed, and before memory is taken."""
+"""Reading checkpoints: content is verified before it is used and before memory is allocated."""
 
 import contextlib
 import json
@@ -13,9 +13,9 @@ import numpy as np
 
 from jaxrl.errors import CheckpointError
 from jaxrl.runs.checkpoint import manifest as manifests
-from jaxrl.runs.checkpoint.arrays import read_arrays, stored_arrays
-from jaxrl.runs.checkpoint.folders import previous_hint
-from jaxrl.runs.checkpoint.leaves import describe
+from jaxrl.runs.checkpoint.arrays import open_arrays, read_arrays
+from jaxrl.runs.checkpoint.folders import describe_previous
+from jaxrl.runs.checkpoint.leaves import describe_leaves
 from jaxrl.runs.checkpoint.manifest import VERSION
 
 logger = logging.getLogger("jaxrl.runs.checkpoint")
@@ -23,47 +23,47 @@ logger = logging.getLogger("jaxrl.runs.checkpoint")
 METADATA = "metadata/metadata"
 _MAX_METADATA_BYTES = 256 * 2**20
 _MAX_RATIO = 2**16
-"""Entries of a leaf for a byte of its file, at most: above what compression makes of zeros."""
+"""Maximum number of a leaf's entries per byte on disk: above the compression ratio of zeros."""
 
 
 def read_metadata(checkpoint: Path) -> dict[str, Any]:
-    """The checkpoint's JSON.
+    """Return the checkpoint's metadata.
 
     Raises:
-        CheckpointError: If it is damaged, not jaxrl's, or of a later version.
+        CheckpointError: If it is damaged, not jaxrl's, or has a later version.
     """
-    with refusing(checkpoint):
+    with translate_errors(checkpoint):
         manifest = manifests.read_manifest(checkpoint)
         if manifest is not None:
             manifests.check_names(checkpoint, manifest)
             manifests.check_content(checkpoint, manifest, METADATA)
         text = manifests.read_bounded(checkpoint / METADATA, _MAX_METADATA_BYTES)
-        document = manifests.parsed(text, METADATA)
+        document = manifests.parse_json_object(text, METADATA)
         if "leaves" not in document:
             raise ValueError("its metadata is not jaxrl's")
         _check_version(document.get("checkpoint_version"), manifest is not None)
         if manifest is None:
             logger.warning(
-                "%s was written before checkpoints had digests, so that damage to its metadata would "
-                "not be noticed.",
+                "%s was written before checkpoints had digests, so damage to its metadata cannot "
+                "be detected.",
                 checkpoint,
             )
-        _check_described(document["leaves"], checkpoint)
+        _check_descriptions(document["leaves"], checkpoint)
     return document
 
 
 def is_own(checkpoint: Path) -> bool:
-    """Whether the user of this process wrote the checkpoint on this machine.
+    """Return whether the current user wrote the checkpoint on this machine.
 
     Raises:
-        CheckpointError: Its manifest is damaged.
+        CheckpointError: If its manifest is damaged.
     """
-    with refusing(checkpoint):
+    with translate_errors(checkpoint):
         return manifests.is_own(manifests.read_manifest(checkpoint))
 
 
-def score_of(checkpoint: Path) -> float | None:
-    """The metric's value that a checkpoint was written with; None without one, or if it is damaged."""
+def read_score(checkpoint: Path) -> float | None:
+    """Return the score that a checkpoint was saved with; None without one, or if it is damaged."""
     try:
         manifest = manifests.read_manifest(checkpoint)
         if manifest is not None:
@@ -76,48 +76,52 @@ def score_of(checkpoint: Path) -> float | None:
 
 
 def read_leaves(checkpoint: Path, metadata: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """All leaves, each compared with its checksum.
+    """Read all leaves and verify their checksums.
+
+    Args:
+        checkpoint: Path of the checkpoint.
+        metadata: Metadata returned by `read_metadata`.
 
     Raises:
         CheckpointError: If anything is missing or damaged.
     """
     described: dict[str, dict[str, Any]] = metadata["leaves"]
-    with refusing(checkpoint):
+    with translate_errors(checkpoint):
         manifest = manifests.read_manifest(checkpoint)
         if manifest is not None:
             manifests.check_names(checkpoint, manifest)
             manifests.check_content(checkpoint, manifest)
-        stores = stored_arrays(checkpoint / "state", list(described))
+        stores = open_arrays(checkpoint / "state", list(described))
         _check_stored(stores, described)
         leaves = read_arrays(stores)
-        for name, entry in describe(leaves).items():
+        for name, entry in describe_leaves(leaves).items():
             if entry["crc32"] != described[name]["crc32"]:
                 raise ValueError(f"the checksum of {name} does not match")
     return leaves
 
 
-def _check_version(version: Any, has_manifest: bool) -> None:
+def _check_version(version: object, has_manifest: bool) -> None:
     if version == VERSION and not has_manifest:
         raise ValueError(f"its file {manifests.MANIFEST} is missing")
     if version != (VERSION if has_manifest else 1) or isinstance(version, bool):
         raise ValueError(
-            f"its format is version {version!r}, this jaxrl reads versions up to {VERSION}"
+            f"its format is version {version!r}, but this jaxrl reads versions up to {VERSION}"
         )
 
 
-def _check_described(leaves: Any, checkpoint: Path) -> None:
-    """Refuse leaves that no state has, and more of them than the files can hold."""
+def _check_descriptions(leaves: object, checkpoint: Path) -> None:
+    """Raise ValueError for invalid leaf descriptions, or ones too large for the files' sizes."""
     if not isinstance(leaves, dict):
-        raise ValueError("its leaves are no mapping")
+        raise ValueError("its leaves are not a mapping")
     described = cast(dict[str, Any], leaves)
-    total = sum(_entries(name, entry) for name, entry in described.items())
-    held = sum(path.stat().st_size for path in (checkpoint / "state").rglob("*") if path.is_file())
-    if total > held * _MAX_RATIO:
-        raise ValueError(f"its leaves are said to have {total} entries, in files of {held} bytes")
+    total = sum(_count_entries(name, entry) for name, entry in described.items())
+    size = sum(path.stat().st_size for path in (checkpoint / "state").rglob("*") if path.is_file())
+    if total > size * _MAX_RATIO:
+        raise ValueError(f"its leaves claim to have {total} entries in files of {size} bytes")
 
 
-def _entries(name: str, entry: Any) -> int:
-    """How many entries a leaf has that is described as `describe` does."""
+def _count_entries(name: str, entry: object) -> int:
+    """Return the number of entries of a leaf, given its description by `describe_leaves`."""
     if not isinstance(entry, dict) or entry.keys() != {"shape", "dtype", "crc32"}:
         raise ValueError(f"its leaf {name} is not described by shape, dtype and crc32")
     shape, dtype, checksum = entry["shape"], entry["dtype"], entry["crc32"]
@@ -130,8 +134,8 @@ def _entries(name: str, entry: Any) -> int:
     return math.prod(shape)
 
 
-def _is_dtype(name: Any) -> bool:
-    """Whether this is the name of a type of numbers, or of truth values."""
+def _is_dtype(name: object) -> bool:
+    """Return whether this is the name of a numeric or boolean dtype."""
     if not isinstance(name, str) or not name.isidentifier():
         return False
     try:
@@ -142,28 +146,27 @@ def _is_dtype(name: Any) -> bool:
 
 
 def _check_stored(stores: Mapping[str, Any], described: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse arrays that are not of the shape that the metadata says, before they are read."""
+    """Raise ValueError if stored arrays differ in shape or dtype from the metadata."""
     for name, entry in described.items():
         store = stores[name]
         if list(store.shape) != entry["shape"] or store.dtype.name != entry["dtype"]:
-            raise ValueError(f"its leaf {name} is of another shape than its metadata says")
+            raise ValueError(f"its leaf {name} differs in shape or dtype from its metadata")
 
 
 @contextlib.contextmanager
-def refusing(checkpoint: Path) -> Generator[None]:
-    """Turns whatever reading raises into one sentence that also names the previous checkpoint."""
+def translate_errors(checkpoint: Path) -> Generator[None]:
+    """Translate any error of reading to a CheckpointError that names the previous checkpoint."""
     try:
         yield
     except CheckpointError:
         raise
     except Exception as error:
-        raise CheckpointError(
-            f"{checkpoint} cannot be loaded: {_reason(error)}.{previous_hint(checkpoint)}"
-        ) from error
+        reason, hint = _summarize_error(error), describe_previous(checkpoint)
+        raise CheckpointError(f"{checkpoint} cannot be loaded: {reason}.{hint}") from error
 
 
-def _reason(error: Exception) -> str:
+def _summarize_error(error: Exception) -> str:
     if isinstance(error, RecursionError | MemoryError):
-        return f"it is nested or large beyond measure ({type(error).__name__})"
+        return f"it is nested too deeply or too large ({type(error).__name__})"
     lines = str(error).strip().splitlines()
     return (lines[0].rstrip(".") if lines else repr(error))[:300]

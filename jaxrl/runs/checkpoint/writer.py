@@ -1,4 +1,4 @@
-"""Writing checkpoints: beside, then renamed; some are kept; a full disk is one sentence."""
+"""Writing checkpoints atomically, optionally in the background, and removing old ones."""
 
 import json
 import logging
@@ -17,32 +17,33 @@ from jaxrl.core.types import PyTree
 from jaxrl.errors import CheckpointError
 from jaxrl.runs.checkpoint.arrays import write_arrays
 from jaxrl.runs.checkpoint.folders import (
-    WRITING,
-    checkpoint_path,
-    complete_checkpoints,
-    number_of,
+    WRITING_PREFIX,
+    clean_up,
+    get_checkpoint_path,
+    list_checkpoints,
+    parse_number,
     publish,
     remove_checkpoint,
-    tidy,
 )
-from jaxrl.runs.checkpoint.leaves import describe, host_leaves
+from jaxrl.runs.checkpoint.leaves import describe_leaves, fetch_leaves
 from jaxrl.runs.checkpoint.manifest import VERSION, write_manifest
-from jaxrl.runs.checkpoint.reader import METADATA, read_metadata, score_of
+from jaxrl.runs.checkpoint.reader import METADATA, read_metadata, read_score
 
 logger = logging.getLogger("jaxrl.runs.checkpoint")
 
 
 class CheckpointWriter:
-    """Saves numbered checkpoints into one folder and keeps some of them.
+    """Writer of numbered checkpoints in one folder that removes old ones.
 
     Args:
-        folder: Made if missing.
-        max_to_keep: None for all. The newest are kept or, if they are scored, the best, and the
-            newest beside them.
-        scored: Whether `save` is given scores.
-        score_order: "max" or "min".
-        kept: Numbers that stay, whatever else; may change.
-        asynchronous: Write in the background; `wait` or the next save waits for the previous one.
+        folder: Folder of the checkpoints, created if missing.
+        max_to_keep: Maximum number of checkpoints; None keeps all. The newest ones are kept or,
+            with scores, the best ones and the newest.
+        scored: Whether scores are passed to `save`.
+        score_order: Order of scores: "max" if higher is better, else "min".
+        protected: Numbers of checkpoints that are never removed; may be mutated by the caller.
+        asynchronous: Whether to write in the background; `wait` and the next `save` wait for the
+            previous write.
     """
 
     def __init__(
@@ -52,91 +53,95 @@ class CheckpointWriter:
         max_to_keep: int | None = None,
         scored: bool = False,
         score_order: str = "max",
-        kept: Container[int] = (),
+        protected: Container[int] = (),
         asynchronous: bool = False,
     ) -> None:
         self.folder = Path(folder).expanduser().resolve()
-        self._max_to_keep, self._kept = max_to_keep, kept
+        self._max_to_keep, self._protected = max_to_keep, protected
         self._sign = (1.0 if score_order == "max" else -1.0) if scored else 0.0
         self._scores: dict[int, float | None] = {}
         self._asynchronous = asynchronous
-        self._writing: threading.Thread | None = None
+        self._write_thread: threading.Thread | None = None
         self._failure: Exception | None = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            tidy(self.folder)
+            clean_up(self.folder)
         except OSError as error:
-            raise self._error(error) from error
+            raise self._make_error(error) from error
 
     def save(
         self, number: int, state: PyTree, metadata: Mapping[str, Any], score: float | None = None
     ) -> Path:
-        """Begin to save; the state may be donated as soon as this returns.
+        """Start saving; the state may be donated as soon as this returns.
 
-        A write in the background that failed is logged by the next save, which then does not leave
-        before it is on the disk, and raises if it fails as well. Nor does one that replaces another.
+        If the previous background write failed, its error is logged and this save is synchronous,
+        so that it raises if it fails, too. A save that replaces a checkpoint is also synchronous.
 
         Args:
-            number: The checkpoint's number, ascending within the folder. If it is there, it stays
-                as it is or, if it holds anything else, until the new one is complete.
+            number: Number of the checkpoint, ascending within the folder. If it exists with the
+                same content, nothing is written; else it is kept until the new one is complete.
             state: Any pytree.
-            metadata: JSON; the description of the leaves is added.
-            score: The metric's value now, for keeping the best; None if there is none yet.
+            metadata: JSON-serializable metadata, to which the leaves' descriptions are added.
+            score: Current value of the metric by which the best checkpoints are kept; None if there
+                is none yet.
+
+        Returns:
+            The path of the checkpoint.
 
         Raises:
-            CheckpointError: It could not be written; earlier ones are as they were.
+            CheckpointError: If writing failed; earlier checkpoints are intact.
         """
-        leaves = host_leaves(state)
-        document = {**metadata, "checkpoint_version": VERSION, "leaves": describe(leaves)}
+        leaves = fetch_leaves(state)
+        document = {**metadata, "checkpoint_version": VERSION, "leaves": describe_leaves(leaves)}
         text = json.dumps(document)
         score = None if score is None or not math.isfinite(score) else float(score)
-        path = checkpoint_path(self.folder, number)
-        failed = self._joined()
-        if failed is not None:
-            logger.error("%s", self._error(failed))
-        if _holds(path, text):
+        path = get_checkpoint_path(self.folder, number)
+        failure = self._join_write()
+        if failure is not None:
+            logger.error("%s", self._make_error(failure))
+        if _has_metadata(path, text):
             return path
         content = (path, leaves, text, score)
-        if self._asynchronous and failed is None and not path.exists():
-            self._writing = threading.Thread(target=self._write_aside, args=content)
-            self._writing.start()
+        if self._asynchronous and failure is None and not path.exists():
+            self._write_thread = threading.Thread(target=self._try_write, args=content)
+            self._write_thread.start()
         else:
-            self._write_aside(*content)
+            self._try_write(*content)
             self.wait()
         return path
 
     def wait(self) -> None:
-        """Until everything is on disk under its final name.
+        """Wait until the latest checkpoint is on disk under its final name.
 
         Raises:
-            CheckpointError: What was being written could not be; said once.
+            CheckpointError: If writing failed; raised once per failure.
         """
-        failed = self._joined()
-        if failed is not None:
-            raise self._error(failed) from failed
+        failure = self._join_write()
+        if failure is not None:
+            raise self._make_error(failure) from failure
 
     def close(self) -> None:
-        """Wait, and raise what `wait` does."""
+        """Wait for pending writes; see `wait`."""
         self.wait()
 
-    def _joined(self) -> Exception | None:
-        """Why the latest write failed, once it is over; None if it did not, or that was said."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.join()
-        failed, self._failure = self._failure, None
-        return failed
+    def _join_write(self) -> Exception | None:
+        """Wait for the latest write and return its error, unless returned before."""
+        thread, self._write_thread = self._write_thread, None
+        if thread is not None:
+            thread.join()
+        failure, self._failure = self._failure, None
+        return failure
 
-    def _write_aside(self, *content: Any) -> None:
+    def _try_write(self, *content: Any) -> None:
         try:
             self._write(*content)
-        except Exception as error:  # noqa: BLE001  (a thread hands on whatever it was)
+        except Exception as error:  # noqa: BLE001  (raised in the caller's thread)
             self._failure = error
 
     def _write(
         self, path: Path, leaves: Mapping[str, np.ndarray], text: str, score: float | None
     ) -> None:
-        staging = path.with_name(WRITING + path.name)
+        staging = path.with_name(WRITING_PREFIX + path.name)
         try:
             shutil.rmtree(staging, ignore_errors=True)
             (staging / METADATA).parent.mkdir(parents=True)
@@ -147,39 +152,39 @@ class CheckpointWriter:
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         logger.info("checkpoint %s of %d arrays", path, len(leaves))
-        number = number_of(path.name) or 0
+        number = parse_number(path.name) or 0
         self._scores[number] = score
-        self._drop(number)
+        self._remove_old(number)
 
-    def _drop(self, latest: int) -> None:
-        """Remove what is neither among the best, nor the newest, nor to be kept, nor the latest."""
-        saved = {number_of(path.name) or 0: path for path in complete_checkpoints(self.folder)}
+    def _remove_old(self, latest: int) -> None:
+        """Remove all checkpoints but the best, the newest, the latest saved and protected ones."""
+        saved = {parse_number(path.name) or 0: path for path in list_checkpoints(self.folder)}
         if self._max_to_keep is None:
             return
-        best = sorted(saved, key=self._rank)[-self._max_to_keep :]
-        stays = {*best, max(saved, default=latest), latest}
+        best = sorted(saved, key=self._get_rank)[-self._max_to_keep :]
+        retained = {*best, max(saved, default=latest), latest}
         for number, path in saved.items():
-            if number not in stays and number not in self._kept:
+            if number not in retained and number not in self._protected:
                 remove_checkpoint(path)
 
-    def _rank(self, number: int) -> tuple[float, int]:
-        """One without a score is worse than any with; of two equals the newer is better."""
+    def _get_rank(self, number: int) -> tuple[float, int]:
+        """Return the sort key of a checkpoint: no score is worst, newer is better among equals."""
         if not self._sign:
             return 0.0, number
         if number not in self._scores:
-            self._scores[number] = score_of(checkpoint_path(self.folder, number))
+            self._scores[number] = read_score(get_checkpoint_path(self.folder, number))
         score = self._scores[number]
         return (-math.inf if score is None else self._sign * score), number
 
-    def _error(self, error: Exception) -> CheckpointError:
+    def _make_error(self, error: Exception) -> CheckpointError:
         return CheckpointError(
-            f"Checkpoints cannot be written in {self.folder}: {_reason(error)}; those that are there "
-            "are as they were."
+            f"Checkpoints cannot be written in {self.folder}: {_summarize_error(error)}; existing "
+            "checkpoints are intact."
         )
 
 
-def _holds(checkpoint: Path, text: str) -> bool:
-    """Whether a checkpoint has this metadata, which has the checksum of every leaf."""
+def _has_metadata(checkpoint: Path, text: str) -> bool:
+    """Return whether a checkpoint has this metadata, which has the checksum of every leaf."""
     if not checkpoint.exists():
         return False
     try:
@@ -188,8 +193,8 @@ def _holds(checkpoint: Path, text: str) -> bool:
         return False
 
 
-def _reason(error: Exception) -> str:
-    """What the operating system said, also where a library wraps it in hundreds of lines."""
+def _summarize_error(error: Exception) -> str:
+    """Return the operating system's message, even if a library wraps it in hundreds of lines."""
     code = re.search(r"os_error_code='(\d+)'", str(error))
     if code is not None:
         return os.strerror(int(code[1]))

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl.core.types import Rollout
 from jaxrl.runners.fragment import Fragment, Weights
-from jaxrl.runners.ray.backend import Raised, RunnerDiedError
+from jaxrl.runners.ray.backend import ExceptionInfo, RunnerDiedError
 from jaxrl.training.episode_stats import EpisodeRecord
 
 STEPS = 10
@@ -111,7 +111,7 @@ class Simulation:
         if what is DIED:
             actor.dies_at = min(actor.dies_at, actor.free_at + 0.5)
             what = 1.0
-        if isinstance(what, Raised):
+        if isinstance(what, ExceptionInfo):
             actor.free_at += 0.5
             future = Future(actor.free_at, what)
         else:

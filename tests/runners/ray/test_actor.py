@@ -11,8 +11,8 @@ from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.assembly.assemble import assemble
 from jaxrl.errors import ConfigError, EnvError
 from jaxrl.runners.fragment import Weights
-from jaxrl.runners.ray.backend import Raised
-from jaxrl.runners.ray.env_runner import Job, RayEnvRunner, as_raised, pack_job
+from jaxrl.runners.ray.backend import ExceptionInfo
+from jaxrl.runners.ray.env_runner import ActorJob, RayEnvRunner, pack_job, to_exception_info
 from jaxrl.training.report import to_host
 from tests.runners.ray.toys import Toy
 
@@ -31,14 +31,15 @@ def job_for(config: Any) -> bytes:
     config.freeze()
     made = assemble(config).made
     return pack_job(
-        Job(config=config, made=made, num_workers=3, num_envs=2, fragment_length=4, seed=5)
+        ActorJob(config=config, made=made, num_workers=3, num_envs=2, fragment_length=4, seed=5)
     )
 
 
 def weights_for(config: Any) -> Weights:
     runner = assemble(config).runner
     return Weights(
-        version=1, actor=to_host(runner.actor(runner.init_learning(jax.random.key(0), 2)))
+        version=1,
+        actor=to_host(runner.make_actor_state(runner.init_without_envs(jax.random.key(0), 2))),
     )
 
 
@@ -76,23 +77,23 @@ def test_batch_mode_is_the_runners_too() -> None:
 
 def test_what_fails_is_returned() -> None:
     asked_too_early = RayEnvRunner().sample(None)
-    assert isinstance(asked_too_early, Raised)
-    assert "before it was started" in asked_too_early.sentence
+    assert isinstance(asked_too_early, ExceptionInfo)
+    assert "before it was started" in asked_too_early.message
     actor = RayEnvRunner()
     raised = actor.start(job_for(config_for(fault="start", worker=1)), 1, 0, 0)
-    assert isinstance(raised, Raised)
-    assert raised.refused is None
-    assert "no such simulator" in raised.sentence
+    assert isinstance(raised, ExceptionInfo)
+    assert raised.user_error_class is None
+    assert "no such simulator" in raised.message
     assert "raise OSError" in raised.traceback
 
 
 def test_an_error_without_a_cause_is_a_refusal() -> None:
-    assert as_raised(EnvError("The reward is a str.")).refused is EnvError
+    assert to_exception_info(EnvError("The reward is a str.")).user_error_class is EnvError
     caused = EnvError("step raised ValueError.")
     caused.__cause__ = ValueError("boom")
-    assert as_raised(caused).refused is None
-    assert as_raised(KeyError("x")).sentence == "KeyError: 'x'"
-    assert as_raised(KeyError("x")).refused is None
+    assert to_exception_info(caused).user_error_class is None
+    assert to_exception_info(KeyError("x")).message == "KeyError: 'x'"
+    assert to_exception_info(KeyError("x")).user_error_class is None
 
 
 def test_the_setting_that_cannot_be_pickled_is_named() -> None:

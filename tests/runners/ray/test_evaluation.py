@@ -19,16 +19,16 @@ from jaxrl.evaluation import on_ray as ray_evaluation
 from jaxrl.evaluation.on_ray import RayEvaluation
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.hooks import NoHooks
-from jaxrl.runners.quotas import CHUNK, Played, Share
+from jaxrl.runners.quotas import CHUNK_STEPS, EvalEpisodes, EvalShare
 from tests.helpers import small
 from tests.runners.ray.seeded import Seeded
 
 # --- without Ray: what becomes of what the runners answer ---
 
 
-def played(share: Share, **changes: Any) -> Played:
+def played(share: EvalShare, **changes: Any) -> EvalEpisodes:
     episodes = sum(share.episodes or (1,))
-    plain = Played(
+    plain = EvalEpisodes(
         episode_return=(2.0,) * episodes,
         episode_length=(4,) * episodes,
         env_steps=4 * episodes if share.episodes else sum(share.steps),
@@ -47,7 +47,7 @@ class Group:
     def __init__(self, config: Any, assembly: Any, hooks: Any, shape: Any) -> None:
         self.shape = shape
         self.num_healthy_env_runners = shape.num_env_runners
-        self.asked: list[list[Share]] = []
+        self.asked: list[list[EvalShare]] = []
         self.answers: Any = lambda place, share: played(share)
         self.waited: list[float] = []
 
@@ -56,7 +56,7 @@ class Group:
         self.asked.append([share["share"] for share in shares])
         return Round(self, self.asked[-1])
 
-    def metrics(self) -> Any:
+    def get_metrics(self) -> Any:
         healthy = self.num_healthy_env_runners
         faults = {"num_healthy_env_runners": healthy, "num_env_runner_restarts": 3, "restarts": []}
         return {"fault_tolerance": {**faults, "num_env_steps_queued": 0}}
@@ -65,11 +65,11 @@ class Group:
 class Round:
     """What a group answers to one evaluation."""
 
-    def __init__(self, group: Group, shares: list[Share]) -> None:
+    def __init__(self, group: Group, shares: list[EvalShare]) -> None:
         self.group, self.shares = group, shares
         self.is_done = False
 
-    def collect(self, timeout_s: float) -> list[Played]:
+    def collect(self, timeout_s: float) -> list[EvalEpisodes]:
         answers = [self.group.answers(place, share) for place, share in enumerate(self.shares)]
         parts = [answer for answer in answers if answer is not None]
         self.is_done = len(parts) == len(answers)
@@ -139,7 +139,7 @@ def test_evaluations_that_nobody_can_do_are_skipped_and_counted(
             assert result["fault_tolerance"]["num_consecutive_skips"] == number
             assert result["fault_tolerance"]["num_env_runners_late"] == 0
             assert np.isnan(result["env_runners"]["episode_return_mean"])
-    assert "skipped for the 2. time" in caplog.text
+    assert "2 consecutive skips" in caplog.text
     with pytest.raises(EnvRunnerError, match="evaluation_error_after_n_consecutive_skips=3"):
         evaluation.run(WEIGHTS, 5, None)
     group.num_healthy_env_runners = 2
@@ -152,7 +152,7 @@ def test_runners_that_recover_are_waited_for_as_long_as_is_set(evaluation_of: An
     group.num_healthy_env_runners = 0
     begin = time.monotonic()
 
-    def answer(place: int, share: Share) -> Played | None:
+    def answer(place: int, share: EvalShare) -> EvalEpisodes | None:
         if time.monotonic() - begin < 0.3:
             return None
         group.num_healthy_env_runners = 2
@@ -173,15 +173,15 @@ def test_beside_training_runners_go_on_until_it_is_done(evaluation_of: Any) -> N
     )
     done = threading.Event()
 
-    def answer(place: int, share: Share) -> Played:
+    def answer(place: int, share: EvalShare) -> EvalEpisodes:
         if len(group.asked) == 3:
             done.set()
         return played(share, num_cut=2)
 
     group.answers = answer
-    result = evaluation.run_beside(WEIGHTS, 5, done)
+    result = evaluation.run_parallel(WEIGHTS, 5, done)
     assert len(group.asked) == 3
-    assert [[share.goes_on for share in shares] for shares in group.asked] == [
+    assert [[share.is_continuation for share in shares] for shares in group.asked] == [
         [False] * 2,
         [True] * 2,
         [True] * 2,
@@ -190,7 +190,7 @@ def test_beside_training_runners_go_on_until_it_is_done(evaluation_of: Any) -> N
     steps = [shares[0].steps[0] for shares in group.asked]
     assert steps[0] == 32  # the least, over two environments
     assert steps[1] == steps[2] == 160  # the most: so quick are they
-    assert all(number % CHUNK == 0 for number in steps)
+    assert all(number % CHUNK_STEPS == 0 for number in steps)
     assert result["env_runners"]["num_env_steps_sampled"] == 4 * sum(steps)
     assert result["env_runners"]["num_episodes"] == 6
     assert result["env_runners"]["num_episodes_cut"] == 4  # those of the last part
@@ -202,10 +202,10 @@ def test_beside_training_there_is_one_part_at_least(evaluation_of: Any) -> None:
     )
     done = threading.Event()
     done.set()
-    assert evaluation.run_beside(WEIGHTS, 5, done)["env_runners"]["num_episodes"] == 2
+    assert evaluation.run_parallel(WEIGHTS, 5, done)["env_runners"]["num_episodes"] == 2
     group.answers = lambda place, share: None
     group.num_healthy_env_runners = 0
-    skipped = evaluation.run_beside(WEIGHTS, 5, threading.Event())
+    skipped = evaluation.run_parallel(WEIGHTS, 5, threading.Event())
     assert skipped["fault_tolerance"]["num_consecutive_skips"] == 1
 
 

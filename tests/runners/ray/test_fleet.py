@@ -10,10 +10,16 @@ from hypothesis import strategies as st
 
 from jaxrl.errors import EnvError, EnvRunnerError
 from jaxrl.runners.fragment import RunnerFault, Weights
-from jaxrl.runners.ray.backend import Raised
+from jaxrl.runners.ray.backend import ExceptionInfo
 from jaxrl.runners.ray.fleet import Fleet
-from jaxrl.runners.ray.health import MAX_DETAIL, MAX_REPORTED, FaultPolicy, Phase, with_detail
-from jaxrl.runners.ray.sampling import SyncSampling
+from jaxrl.runners.ray.health import (
+    MAX_REPORTED_RESTARTS,
+    MAX_TRACEBACK_CHARS,
+    FaultPolicy,
+    Phase,
+    append_traceback,
+)
+from jaxrl.runners.ray.sampling import SyncSampler
 from tests.runners.ray.simulation import DIED, STEPS, Actor, Behaviour, Simulation
 
 POLICY = FaultPolicy(
@@ -28,7 +34,7 @@ POLICY = FaultPolicy(
 )
 IGNORE: dict[str, Any] = {"restart": False, "ignore": True}
 NEITHER: dict[str, Any] = {"restart": False, "ignore": False}
-BOOM = Raised(sentence="ValueError: boom", traceback="Traceback: line 7 of env.py\nboom")
+BOOM = ExceptionInfo(message="ValueError: boom", traceback="Traceback: line 7 of env.py\nboom")
 
 
 class Group:
@@ -46,7 +52,7 @@ class Group:
         self.fleet = Fleet(
             self.backend, dataclasses.replace(POLICY, **policy), size, "Toy-v0", STEPS, 1
         )
-        self.sampling = SyncSampling(self.fleet, size, max_in_flight)
+        self.sampling = SyncSampler(self.fleet, size, max_in_flight)
         self.fleet.start()
         self.fleet.wait_until_started()
 
@@ -92,11 +98,11 @@ def test_a_dead_runners_share_is_done_by_another_and_it_comes_back() -> None:
     assert group.batch(2)[0] == (1, 3)
     while group.fleet.num_restarts == 0:
         group.batch(group.fleet.weights_version + 1)
-    assert group.fleet.take_recreated() == [2]
-    assert group.fleet.take_recreated() == []
+    assert group.fleet.pop_recreated() == [2]
+    assert group.fleet.pop_recreated() == []
     assert group.batch(9)[1][0] == 2
-    latest, died, *_ = group.fleet.log.sentences()
-    assert latest == "EnvRunner 2 (environment Toy-v0) was started again (restart 1)."
+    latest, died, *_ = group.fleet.log.get_messages()
+    assert latest == "EnvRunner 2 (environment Toy-v0) was restarted (restart 1)."
     assert died.startswith("EnvRunner 2 (environment Toy-v0) died.")
     assert "SIGKILL" in died
 
@@ -130,8 +136,8 @@ def test_a_runner_that_hangs_for_good_is_killed_and_started_again() -> None:
         group.batch(version)
     assert group.fleet.num_restarts == 1
     assert group.backend.actors[1].killed
-    assert "hangs" in group.fleet.log.sentences()[1]
-    assert "sample_timeout_s=10" in group.fleet.log.sentences()[1]
+    assert "hangs" in group.fleet.log.get_messages()[1]
+    assert "sample_timeout_s=10" in group.fleet.log.get_messages()[1]
     assert group.fleet.ledger.maybe_lost == STEPS
 
 
@@ -139,11 +145,13 @@ def test_the_original_traceback_is_reported() -> None:
     group = Group(on(3, 1, BOOM))
     group.batch(0)
     assert group.batch(1) == [(1, 1), (2, 1), (1, 2)]
-    assert any(s.endswith(BOOM.traceback) for s in group.fleet.log.sentences())
+    assert any(s.endswith(BOOM.traceback) for s in group.fleet.log.get_messages())
 
 
 def test_a_broken_contract_is_raised_at_once_and_not_tried_again() -> None:
-    broken = Raised(sentence="Toy-v0: the reward is a str.", traceback="", refused=EnvError)
+    broken = ExceptionInfo(
+        message="Toy-v0: the reward is a str.", traceback="", user_error_class=EnvError
+    )
     group = Group(on(3, 0, broken))
     with pytest.raises(EnvError, match=r"EnvRunner 3 .*failed: Toy-v0: the reward is a str"):
         group.batch(0)
@@ -186,8 +194,8 @@ def test_a_runner_that_cannot_start_is_an_error_at_once() -> None:
 
 def test_restarts_back_off_from_nothing_to_the_limit() -> None:
     policy = dataclasses.replace(POLICY, max_delay_s=5.0)
-    assert [policy.delay(n) for n in range(7)] == [0.0, 0.0, 1.0, 2.0, 4.0, 5.0, 5.0]
-    assert policy.delay(10**6) == 5.0
+    assert [policy.get_restart_delay(n) for n in range(7)] == [0.0, 0.0, 1.0, 2.0, 4.0, 5.0, 5.0]
+    assert policy.get_restart_delay(10**6) == 5.0
     group = Group(on(1, 1, DIED), lambda a, n: BOOM if 0 < n < 4 else 1.0, size=1, max_delay_s=5.0)
     group.batch(0)
     before = group.backend.time
@@ -232,27 +240,27 @@ def test_accounts_name_sub_environments_that_were_restarted() -> None:
     group = Group(size=1)
     fault = RunnerFault(worker_index=1, env_index=4, what="raised", detail="Traceback: x")
     group.fleet.publish(Weights(version=0, actor=None))
-    group.fleet.request(group.fleet.members[0])
+    group.fleet.request_fragment(group.fleet.members[0])
     head = group.fleet.members[0].requests[0].future
     silent = dataclasses.replace(fault, silent=True)
     nan = dataclasses.replace(fault, what="reward")
     head.value = dataclasses.replace(head.value, faults=(fault, silent, nan))
     group.fleet.poll(math.inf)
     assert group.fleet.num_sub_env_restarts == 2
-    (sentence,) = group.fleet.log.sentences()
+    (sentence,) = group.fleet.log.get_messages()
     assert sentence.startswith("EnvRunner 1 restarted its environment 4 of Toy-v0")
     assert sentence.endswith("Traceback: x")
 
 
 def test_the_log_is_bounded() -> None:
     group = Group(size=1)
-    for number in range(3 * MAX_REPORTED):
+    for number in range(3 * MAX_REPORTED_RESTARTS):
         group.fleet.log.add(f"restart {number}")
-    assert len(group.fleet.log.sentences()) == MAX_REPORTED
-    assert group.fleet.log.sentences()[0] == f"restart {3 * MAX_REPORTED - 1}"
-    long = with_detail("It died.", "x" * 10 * MAX_DETAIL + " the cause")
+    assert len(group.fleet.log.get_messages()) == MAX_REPORTED_RESTARTS
+    assert group.fleet.log.get_messages()[0] == f"restart {3 * MAX_REPORTED_RESTARTS - 1}"
+    long = append_traceback("It died.", "x" * 10 * MAX_TRACEBACK_CHARS + " the cause")
     assert long.endswith("the cause")
-    assert len(long) < 2 * MAX_DETAIL
+    assert len(long) < 2 * MAX_TRACEBACK_CHARS
 
 
 def test_stop_kills_every_actor_and_closes() -> None:

@@ -46,8 +46,8 @@ def config_for(env: Any, runners: int = 2, algo: Any = PPOConfig, **env_config: 
 
 
 def weights_of(assembly: Assembly, version: int) -> Weights:
-    state = assembly.runner.init_learning(jax.random.key(version), 4)
-    return Weights(version=version, actor=to_host(assembly.runner.actor(state)))
+    state = assembly.runner.init_without_envs(jax.random.key(version), 4)
+    return Weights(version=version, actor=to_host(assembly.runner.make_actor_state(state)))
 
 
 class Hooks(NoHooks):
@@ -74,7 +74,7 @@ class Run:
 
     def batch(self) -> list[Fragment]:
         self.version += 1
-        self.group.publish(Weights(version=self.version, actor=self.weights.actor))
+        self.group.sync_weights(Weights(version=self.version, actor=self.weights.actor))
         return self.group.next_batch()
 
     def until(self, is_so: Callable[[], bool], limit_s: float = 60.0) -> None:
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def faults(self) -> dict[str, Any]:
-        return self.group.metrics()["fault_tolerance"]
+        return self.group.get_metrics()["fault_tolerance"]
 
     def pids(self) -> list[int]:
         return self.group.foreach_env_runner(lambda runner: os.getpid())
@@ -142,7 +142,7 @@ def test_actors_sample_what_one_runner_in_this_process_does(env: str, start: Sta
     weights = [weights_of(run.assembly, version) for version in range(3)]
     local = make_env_runner(run.config, num_envs=2 * ENVS, first_env_index=0, num_workers=2)
     for version in (0, 1, 2):
-        run.group.publish(weights[version])
+        run.group.sync_weights(weights[version])
         local.set_weights(weights[version])
         remote = run.group.next_batch()
         assert [fragment.weights_version for fragment in remote] == [version] * 2
@@ -322,7 +322,7 @@ def test_asynchronous_runners_keep_the_queue_full_and_lose_nothing(start: Start)
             assert (fragment.worker_index, fragment.number) not in seen
             seen.add((fragment.worker_index, fragment.number))
     time.sleep(0.5)
-    metrics = run.group.metrics()
+    metrics = run.group.get_metrics()
     faults, sampling = metrics["fault_tolerance"], metrics["env_runners"]
     assert sampling["num_fragments_queued"] == 4
     assert faults["num_env_steps_queued"] == 4 * ENVS * STEPS

@@ -9,7 +9,7 @@ from jaxrl.errors import EnvRunnerError
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.ray.fleet import Fleet
 from jaxrl.runners.ray.health import Phase
-from jaxrl.runners.ray.rounds import EvaluationRound, ask_all
+from jaxrl.runners.ray.rounds import EvaluationRound, call_all
 from tests.runners.ray.simulation import DIED, STEPS, Actor, Behaviour, Simulation
 from tests.runners.ray.test_fleet import BOOM, IGNORE, POLICY
 
@@ -68,17 +68,17 @@ def test_a_failed_runners_share_is_done_by_another(fault: Any) -> None:
 
 def test_a_call_of_all_leaves_out_the_dead_and_names_who_raised() -> None:
     fleet = fleet_of(lambda actor, number: DIED if actor.worker_index == 2 else 1.0, size=3)
-    answers = ask_all(fleet, len, ["a", "b", "c"])
+    answers = call_all(fleet, len, ["a", "b", "c"])
     assert [(index, answer[-1]) for index, answer in answers.items()] == [(1, "a"), (3, "c")]
     # The death is known, and followed as the policy says.
     assert [member.phase for member in fleet.members][1] is Phase.WAITING
     strict = fleet_of(lambda actor, number: DIED, restart=False)
-    assert ask_all(strict, len) == {}
+    assert call_all(strict, len) == {}
     with pytest.raises(EnvRunnerError, match=r"EnvRunner 1 .*died"):
         strict.raise_if_lost()
     raising = fleet_of(lambda actor, number: BOOM if actor.worker_index == 2 else 1.0)
     with pytest.raises(EnvRunnerError, match=r"EnvRunner 2 raised ValueError: boom") as caught:
-        ask_all(raising, len)
+        call_all(raising, len)
     assert BOOM.traceback in str(caught.value)
     hanging = fleet_of(lambda actor, number: 1e9 if actor.worker_index == 1 else 1.0)
-    assert list(ask_all(hanging, len)) == [2]
+    assert list(call_all(hanging, len)) == [2]

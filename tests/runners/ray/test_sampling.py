@@ -9,7 +9,7 @@ import pytest
 from jaxrl.errors import EnvRunnerError
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.ray.fleet import Fleet
-from jaxrl.runners.ray.sampling import AsyncSampling, FragmentQueue
+from jaxrl.runners.ray.sampling import AsyncSampler, FragmentQueue
 from tests.runners.ray.simulation import DIED, STEPS, Behaviour, Simulation, fragment
 from tests.runners.ray.test_fleet import POLICY
 
@@ -25,12 +25,12 @@ def test_the_queue_is_first_in_first_out_and_tells_when_there_is_room() -> None:
     queue = FragmentQueue(3)
     first = [fragment(1, number, 0) for number in range(3)]
     queue.put(first)
-    assert queue.room() == 0
+    assert queue.count_free() == 0
     taken: list[Fragment] = []
     taker = threading.Timer(0.05, lambda: taken.extend(queue.take(2)))
     taker.start()
     queue.wait_for_room(20.0)
-    assert queue.room() == 2
+    assert queue.count_free() == 2
     taker.join()
     assert taken == first[:2]
     putter = threading.Timer(0.05, lambda: queue.put([fragment(1, 3, 0)]))
@@ -53,13 +53,13 @@ class Asynchronous:
         self.fleet = Fleet(self.backend, POLICY, 2, "Toy-v0", STEPS, 1)
         self.fleet.start()
         self.fleet.wait_until_started()
-        self.sampling = AsyncSampling(self.fleet, 2, max_in_flight, queue_batches=3)
+        self.sampling = AsyncSampler(self.fleet, 2, max_in_flight, max_queued_batches=3)
 
     def publish(self, version: int) -> None:
         self.fleet.publish(Weights(version=version, actor=None))
 
     def queued(self) -> int:
-        return self.sampling.metrics()["num_fragments_queued"]
+        return self.sampling.get_metrics()["num_fragments_queued"]
 
 
 def test_the_queue_fills_and_then_runners_are_asked_for_no_more() -> None:
@@ -75,7 +75,7 @@ def test_the_queue_fills_and_then_runners_are_asked_for_no_more() -> None:
     wait_until(lambda: run.queued() == 6)
     run.sampling.stop()
     assert run.fleet.ledger.trained == 4 * STEPS
-    run.sampling.forget()
+    run.sampling.discard_pending()
     assert dict(run.fleet.ledger.discarded) == {"stale": 6 * STEPS}
     assert run.fleet.ledger.queued == 0
 
@@ -91,10 +91,10 @@ def test_staleness_counts_batches_from_sampling_to_learning() -> None:
         assert seen.isdisjoint((item.worker_index, item.number) for item in batch)
         seen |= {(item.worker_index, item.number) for item in batch}
         expected += [version - item.weights_version for item in batch]
-    metrics = run.sampling.metrics()
+    metrics = run.sampling.get_metrics()
     assert metrics["staleness_max"] == max(expected) > 2
     assert metrics["staleness_mean"] == pytest.approx(sum(expected) / len(expected))
-    assert "staleness_mean" not in run.sampling.metrics()
+    assert "staleness_mean" not in run.sampling.get_metrics()
     run.sampling.stop()
 
 

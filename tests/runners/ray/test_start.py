@@ -10,18 +10,23 @@ import psutil
 import pytest
 
 from jaxrl.errors import ConfigError, RayError
-from jaxrl.runners.ray.start import Wanted, refuse_misfit, start_ray_here
+from jaxrl.runners.ray.start import ResourceRequest, check_fit, start_local_ray
 
 ROOT = Path(__file__).parents[3]
 
 
-def wanted(count: int, cpus: float = 1.0, strategy: str = "PACK", **custom: float) -> Wanted:
-    return Wanted(
+def wanted(
+    count: int, cpus: float = 1.0, strategy: str = "PACK", **custom: float
+) -> ResourceRequest:
+    return ResourceRequest(
         count=count,
         bundle={"CPU": cpus, **custom},
         strategy=strategy,
         count_setting="num_env_runners",
-        setting_of={"CPU": "num_cpus_per_env_runner", "robot": "custom_resources_per_env_runner"},
+        setting_by_resource={
+            "CPU": "num_cpus_per_env_runner",
+            "robot": "custom_resources_per_env_runner",
+        },
     )
 
 
@@ -71,18 +76,18 @@ def wanted(count: int, cpus: float = 1.0, strategy: str = "PACK", **custom: floa
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_would(
-    request_: Wanted, nodes: list[dict[str, float]], sentence: str
+    request_: ResourceRequest, nodes: list[dict[str, float]], sentence: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        refuse_misfit(request_, nodes, "Ray has")
+        check_fit(request_, nodes, "Ray has")
     assert str(caught.value) == sentence
 
 
 def test_what_fits_passes() -> None:
-    refuse_misfit(wanted(4), [{"CPU": 2.0}, {"CPU": 2.0}], "Ray has")
-    refuse_misfit(wanted(3, 1 / 3), [{"CPU": 1.0}], "Ray has")
-    refuse_misfit(wanted(9, 0.0, "STRICT_PACK"), [{"CPU": 1.0}], "Ray has")
-    refuse_misfit(wanted(2, robot=0.5, strategy="SPREAD"), [{"CPU": 2.0, "robot": 1.0}], "Ray has")
+    check_fit(wanted(4), [{"CPU": 2.0}, {"CPU": 2.0}], "Ray has")
+    check_fit(wanted(3, 1 / 3), [{"CPU": 1.0}], "Ray has")
+    check_fit(wanted(9, 0.0, "STRICT_PACK"), [{"CPU": 1.0}], "Ray has")
+    check_fit(wanted(2, robot=0.5, strategy="SPREAD"), [{"CPU": 2.0, "robot": 1.0}], "Ray has")
 
 
 SCRIPT = """
@@ -119,7 +124,7 @@ def test_ray_is_started_once_and_ends_with_the_process(tmp_path: Path) -> None:
     )
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["note"].startswith(f"Ray: started on this machine with {said['cores']} CPUs")
-    assert said["again"] == f"Ray: the one that runs, with {said['cores']} CPUs."
+    assert said["again"] == f"Ray: the running instance, with {said['cores']} CPUs."
     assert said["cpus"] == said["cores"]
     assert said["handler"]
     assert "os.fork" not in done.stderr
@@ -136,5 +141,5 @@ def test_a_ray_that_does_not_start_is_one_error(monkeypatch: pytest.MonkeyPatch)
         r"Ray could not be started or joined \(address 'local'\): Exception: The current node timed"
     )
     with pytest.raises(RayError, match=said) as error:
-        start_ray_here(1)
+        start_local_ray(1)
     assert "\n" not in str(error.value)

@@ -1,0 +1,50 @@
+"""JAX keys: from a seed to a run's key, and from that to the keys of its parts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jaxrl.core.seeds import split_seed
+from jaxrl.core.struct import pytree
+from jaxrl.core.types import Key
+
+
+@pytree
+class RunKeys:
+    """Keys of the parts of a run.
+
+    Attributes:
+        learner: Key of `Learner.init`.
+        env: Key from which each environment's key is folded (`envs.vector.derive_env_keys`).
+        run: Key that `TrainState` carries, from which each train batch's key is folded.
+    """
+
+    learner: Key
+    env: Key
+    run: Key
+
+
+def split_run_key(key: Key) -> RunKeys:
+    """Split a run's key, in the same way wherever the environments are stepped."""
+    learner, env, run = jax.random.split(key, 3)
+    return RunKeys(learner=learner, env=env, run=run)
+
+
+def make_key(seed: int | np.ndarray | Array) -> Key:
+    """Make the key from which everything drawn on the device derives.
+
+    Args:
+        seed: Seed as a number or as its two words.
+    """
+    words = split_seed(int(seed)) if isinstance(seed, int | np.integer) else seed
+    data = jax.random.key_data(jax.random.key(words[0]))
+    # In every implementation, the first of each pair of words is 0 for a seed of 32 bits.
+    return jax.random.wrap_key_data(data.at[::2].set(jnp.asarray(words[1], data.dtype)))
+
+
+def fold_in_uint64(key: Key, number: int) -> Key:
+    """Fold a number below 2**64 into a key; each number gives a different key."""
+    low, high = (int(word) for word in split_seed(number))
+    key = jax.random.fold_in(key, np.uint32(low))
+    return jax.random.fold_in(key, np.uint32(high)) if high else key

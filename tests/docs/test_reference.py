@@ -1,0 +1,40 @@
+"""The API reference has every public name."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+import jaxrl
+
+REFERENCE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
+PACKAGES = (
+    "jaxrl",
+    "jaxrl.connectors",
+    "jaxrl.envs",
+    "jaxrl.episodes",
+    "jaxrl.loggers",
+    "jaxrl.policy",
+    "jaxrl.testing",
+)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_stands_in_the_reference(package: str) -> None:
+    names = set(importlib.import_module(package).__all__) - {"__version__"}
+    if package == "jaxrl":
+        names |= set(jaxrl.TRAINABLES)
+    missing = sorted(name for name in names if not re.search(rf"\b{name}\b", REFERENCE))
+    assert not missing
+
+
+def test_every_entry_of_the_reference_exists() -> None:
+    entries = re.findall(r"^::: ([\w.]+)", REFERENCE, re.MULTILINE)
+    assert len(entries) == len(set(entries))
+    for entry in entries:
+        try:
+            importlib.import_module(entry)
+        except ImportError:
+            module, _, name = entry.rpartition(".")
+            assert hasattr(importlib.import_module(module), name), entry
