@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     )
     from jaxrl.config.base import AlgorithmConfig
     from jaxrl.config.load import load_config
+    from jaxrl.config.markers import choice, grid, loguniform, uniform
     from jaxrl.config.pbt import PopulationBasedTraining
-    from jaxrl.config.sweep import choice, grid, loguniform, uniform
     from jaxrl.envs.base import JaxEnv
     from jaxrl.envs.context import EnvContext
     from jaxrl.envs.registry import list_envs, register_env
@@ -96,7 +96,7 @@ _MODULES = {
     "Population": "jaxrl.sweeps.population",
     "Trials": "jaxrl.sweeps.trials",
     "PopulationBasedTraining": "jaxrl.config.pbt",
-    **dict.fromkeys(("choice", "grid", "loguniform", "uniform"), "jaxrl.config.sweep"),
+    **dict.fromkeys(("choice", "grid", "loguniform", "uniform"), "jaxrl.config.markers"),
     "RLModule": "jaxrl.modules.rl_module",
     "RLModuleSpec": "jaxrl.modules.rl_module",
     "list_envs": "jaxrl.envs.registry",

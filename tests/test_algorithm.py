@@ -350,7 +350,7 @@ def test_a_folder_that_cannot_be_written_is_refused_at_build(tmp_path: Path) -> 
 
 def test_too_large_a_batch_is_refused_before_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = 2**24
-    monkeypatch.setattr("jaxrl.runners.placement.memory_limit", lambda _: 2**28)
+    monkeypatch.setattr("jaxrl.runners.placement.get_memory_limit", lambda _: 2**28)
     config = small().env_runners(num_envs_per_env_runner=2**20)
     config.training(train_batch_size=rows, minibatch_size=2**20)
     with pytest.raises(ConfigError, match=f"train_batch_size={rows} .*needs at least .* GiB"):

@@ -49,7 +49,7 @@ def given(built: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Give
         pytest.fail(f"'{program.name}' was compiled before the mistake was found")
 
     monkeypatch.setattr(Program, "_compile", compiles)
-    monkeypatch.setattr("jaxrl.runners.placement.memory_limit", lambda _: 2**26)
+    monkeypatch.setattr("jaxrl.runners.placement.get_memory_limit", lambda _: 2**26)
     folder = tmp_path / "given"
     folder.mkdir()
     copy = shutil.copytree(built.checkpoint, tmp_path / "copy" / built.checkpoint.name)

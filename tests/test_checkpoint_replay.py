@@ -167,7 +167,7 @@ def test_a_buffer_that_was_not_stored_lies_on_all_devices_again(tmp_path: Path) 
 def test_explain_tells_whether_checkpoints_hold_it(
     setting: Any, limit: int, held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jaxrl.assembly.assemble.SAVED_UP_TO", limit)
+    monkeypatch.setattr("jaxrl.assembly.assemble.MAX_SAVED_BUFFER_BYTES", limit)
     with replaying(store_buffer_in_checkpoints=setting).build() as algorithm:
         text = algorithm.explain()
         assert bool(buffer_leaves(algorithm.get_state()["train_state"])) == held

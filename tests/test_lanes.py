@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jaxrl.config.sweep import grid
+from jaxrl.config.markers import grid
 from jaxrl.sweeps.population import Population
 from tests.helpers import REPLAYS, assert_close, every_algorithm, small
 from tests.lanes import (

@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl import PopulationBasedTraining, loguniform
 from jaxrl.algorithm import Algorithm
-from jaxrl.config.sweep import Marker, grid
+from jaxrl.config.markers import Marker, grid
 from jaxrl.core.struct import replace
 from jaxrl.errors import UnknownNameError
 from jaxrl.sweeps.pbt import Exploit, PBTScheduler, read_schedule

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithm import Algorithm
-from jaxrl.config.sweep import grid
+from jaxrl.config.markers import grid
 from jaxrl.core.struct import replace
 from jaxrl.errors import ConfigError, DivergenceError, UnknownNameError
 from jaxrl.runs.checkpoint import fetch_leaves
@@ -175,7 +175,7 @@ def test_fit_trains_every_lane_to_the_criterion() -> None:
         assert len(list((sweep.folder.path / "lane_002" / "checkpoints").iterdir())) == 1
         with pytest.raises(UnknownNameError, match="no lane 4"):
             sweep.lane(4)
-        with pytest.raises(UnknownNameError, match="as 'nothing'"):
+        with pytest.raises(UnknownNameError, match="a number under 'nothing'"):
             sweep.best_lane("nothing")
         with pytest.raises(ConfigError, match="'best'"):
             sweep.best_lane(mode="best")

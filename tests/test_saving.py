@@ -204,7 +204,7 @@ def test_who_wants_no_checkpoints_gets_none(tmp_path: Path) -> None:
 def test_fit_looks_at_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(recorder, "SaveSchedule", lambda settings: SaveSchedule(settings, clock))
-    monkeypatch.setattr("jaxrl.algorithm.SaveTimes", recorder.SaveSchedule)
+    monkeypatch.setattr("jaxrl.algorithm.SaveSchedule", recorder.SaveSchedule)
 
     def later(result: dict[str, Any]) -> None:
         clock.now += 200.0

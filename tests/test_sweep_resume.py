@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxrl import PopulationBasedTraining, loguniform
-from jaxrl.config.sweep import grid
+from jaxrl.config.markers import grid
 from jaxrl.core.struct import replace
 from jaxrl.errors import CheckpointError
 from jaxrl.loggers import RunFolder
@@ -175,7 +175,7 @@ def test_settings_that_are_given_are_not_restored() -> None:
 
 
 def test_what_is_no_saved_sweep_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no sweep\.json"):
+    with pytest.raises(CheckpointError, match=r"holds no saved sweep: sweep\.json"):
         Population.from_checkpoint(tmp_path)
     (tmp_path / "sweep.json").write_text("{")
     with pytest.raises(CheckpointError, match="damaged"):

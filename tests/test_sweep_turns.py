@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxrl.assembly.assemble import assemble
-from jaxrl.config.sweep import grid
+from jaxrl.config.markers import grid
 from jaxrl.errors import ConfigError
 from jaxrl.runners.placement import compute_state_bytes, estimate_required_bytes
 from jaxrl.runtime.program import Program

@@ -58,7 +58,7 @@ def test_a_lane_without_a_return_is_no_best_lane(tmp_path: Path) -> None:
         with pytest.raises(UnknownNameError, match="a number under 'env_runners/"):
             sweep.best_lane()
         assert math.isnan(sweep.points()[0].score)
-        sweep._combine_resultss[1]["env_runners"]["episode_return_mean"] = -5.0
+        sweep._results[1]["env_runners"]["episode_return_mean"] = -5.0
         assert sweep.best_lane() == sweep.best_lane(mode="min") == 1
         assert sweep.points()[0].scores == (-5.0,)
         assert sweep._combine_results()["env_runners"]["episode_return_mean"] == -5.0

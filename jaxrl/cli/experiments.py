@@ -95,7 +95,7 @@ def _parse_steps(text: str) -> float:
 def _assign(config: "AlgorithmConfig", assignment: str) -> None:
     """Apply "name=value", or "name.key=value" for one entry of a dictionary setting."""
     from jaxrl.config.load import parse_yaml_value
-    from jaxrl.config.sweep import replace_at_path
+    from jaxrl.config.markers import replace_at_path
 
     path, equals, text = assignment.partition("=")
     name, *keys = path.strip().split(".")

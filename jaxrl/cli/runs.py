@@ -366,9 +366,10 @@ def find_run(given: str) -> Path:
     """
     path = Path(given).expanduser()
     root = resolve_results_dir()
-    if path.exists() or not (root.is_dir() and path.name == given):
+    if path.exists() or path.name != given:
         return path
-    runs = [entry.name for entry in root.iterdir() if is_run_folder(entry)]
+    entries = root.iterdir() if root.is_dir() else ()
+    runs = [entry.name for entry in entries if is_run_folder(entry)]
     if given not in runs:
         raise RunFolderError(
             f"There is no run '{given}', here or in {root}.{did_you_mean(given, runs)}"

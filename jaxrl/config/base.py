@@ -11,6 +11,7 @@ from jaxrl.config.explain import explain
 from jaxrl.config.fields import fluent
 from jaxrl.config.modules import get_rows_per_sample, resolve_module_spec
 from jaxrl.config.names import refuse_method
+from jaxrl.config.registry import load_run_class
 from jaxrl.config.settings import run as run_groups
 from jaxrl.config.settings import runners as runner_groups
 from jaxrl.config.settings import training as training_groups
@@ -204,8 +205,6 @@ class AlgorithmConfig(ConfigBuilder):
         Returns:
             An Algorithm, Population or Trials.
         """
-        from jaxrl.algorithm import Algorithm
-
         if logger_creator is not None:
             self._apply({"logger_creator": logger_creator})
         config = self.copy(copy_frozen=False) if use_copy else self
@@ -214,7 +213,7 @@ class AlgorithmConfig(ConfigBuilder):
         if is_sweep(config):
             refuse_num_envs_tuning(config)
             return _build_sweep(config)
-        return (config.algo_class or Algorithm)(config)
+        return (config.algo_class or load_run_class("algorithm"))(config)
 
     build_algo = build
     """Alias of `build`, RLlib's newer name."""
@@ -222,10 +221,7 @@ class AlgorithmConfig(ConfigBuilder):
 
 def _build_sweep(config: AlgorithmConfig) -> Any:
     """Build the runs of a sweep as lanes of shared programs or, where impossible, as trials."""
-    from jaxrl.sweeps.population import Population
-    from jaxrl.sweeps.trials import Trials
-
     try:
-        return Population(config)
+        return load_run_class("population")(config)
     except HostLanesError:
-        return Trials(config)
+        return load_run_class("trials")(config)

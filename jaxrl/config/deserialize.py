@@ -21,11 +21,11 @@ from jaxrl.config.imports import (
     load_object,
     restrict_imports,
 )
+from jaxrl.config.markers import Marker
 from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.registry import get_algorithm_config_class
 from jaxrl.config.serialize import DATACLASS_KEY, FLOAT_KEY, IMPORT_KEY, SPACE_KEY, TUPLE_KEY
 from jaxrl.config.spaces import space_from_data
-from jaxrl.config.sweep import Marker
 from jaxrl.envs.registry import find_imports
 from jaxrl.errors import CheckpointError, JaxrlError, summarize_exception
 
@@ -37,7 +37,8 @@ logger = logging.getLogger("jaxrl.config")
 
 REGISTERED_DATACLASSES = (
     "jaxrl.config.pbt:PopulationBasedTraining",
-    "jaxrl.config.sweep:Marker",
+    "jaxrl.config.markers:Marker",
+    "jaxrl.config.sweep:Marker",  # its former place, in saved sweeps
     "jaxrl.modules.model_config:DefaultModelConfig",
     "jaxrl.modules.rl_module:RLModuleSpec",
 )

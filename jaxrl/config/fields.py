@@ -20,14 +20,16 @@ from jaxrl.config.coerce import (
     is_outside_float32,
 )
 from jaxrl.config.imports import ANYTHING, ImportKind, load_object
-from jaxrl.config.markers import contains_tune_marker
-from jaxrl.config.sweep import Marker
+from jaxrl.config.markers import Marker, contains_tune_marker
 from jaxrl.core.hparams import is_hyperparameter
 from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.ops.schedules import parse_schedule
 
 Schedule: TypeAlias = float | list[list[float]]
 """Constant, or linearly interpolated points `[[timestep, value], ...]` from timestep 0."""
+
+OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "lion", "radam", "nadam", "adabelief", "lamb")
+"""Optimizers of optax that `training(optimizer=...)` names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,8 +310,6 @@ class fluent(Generic[P]):  # noqa: N801  (used like a decorator)
 def _find_optimizer_problem(setting: object) -> str | None:
     """Return the problem with an optimizer setting as the end of a message, or None if valid."""
     import optax  # pyright: ignore[reportMissingTypeStubs]
-
-    from jaxrl.learners.learner import OPTIMIZERS
 
     if callable(setting):
         return None

@@ -12,11 +12,11 @@ import yaml
 
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import get_settings
+from jaxrl.config.markers import marker_from_data, replace_at_path
 from jaxrl.config.pbt import PopulationBasedTraining
 from jaxrl.config.registry import find_shipped_configs, get_algorithm_config
 from jaxrl.config.settings.run import SweepSettings
 from jaxrl.config.stop import StopCriteria, parse_stop
-from jaxrl.config.sweep import marker_from_data, replace_at_path
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError, did_you_mean
 
 TOP_LEVEL_SETTINGS = (

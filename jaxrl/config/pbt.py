@@ -5,8 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from jaxrl.config.markers import is_tune_marker
-from jaxrl.config.sweep import Marker, as_marker, marker_from_data
+from jaxrl.config.markers import Marker, as_marker, is_tune_marker, marker_from_data
 from jaxrl.core.types import Counter
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 from jaxrl.metrics import RENAMED_KEYS, check_key

@@ -1,15 +1,14 @@
 """Registry of algorithms and shipped configs; modules of algorithms are imported on first use."""
 
-from typing import TYPE_CHECKING
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from jaxrl.config.imports import ALGORITHM_CONFIG, Trust, load_object, restrict_imports
 from jaxrl.errors import UnknownNameError, did_you_mean
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
-from pathlib import Path
-
-import jaxrl
 
 _CONFIG_PATHS: dict[str, str] = {
     "PPO": "jaxrl.algorithms.ppo:PPOConfig",
@@ -25,6 +24,19 @@ _CONFIG_PATHS: dict[str, str] = {
     "TD3": "jaxrl.algorithms.td3:TD3Config",
     "DDPG": "jaxrl.algorithms.td3:DDPGConfig",
 }
+
+_RUN_CLASSES = {
+    "algorithm": ("jaxrl.algorithm", "Algorithm"),
+    "population": ("jaxrl.sweeps.population", "Population"),
+    "trials": ("jaxrl.sweeps.trials", "Trials"),
+}
+"""Classes that `AlgorithmConfig.build` makes; they import the config, which names them only."""
+
+
+def load_run_class(kind: Literal["algorithm", "population", "trials"]) -> Any:
+    """Import the class of what a config builds: a run, or a sweep in one of its two forms."""
+    module, name = _RUN_CLASSES[kind]
+    return getattr(importlib.import_module(module), name)
 
 
 def register(name: str, config: str) -> None:
@@ -68,7 +80,7 @@ def get_algorithm_config(name: str) -> "AlgorithmConfig":
 
 def find_shipped_configs() -> dict[str, Path]:
     """Return the config files shipped with jaxrl, by ids such as "classic/cartpole-ppo"."""
-    root = Path(jaxrl.__file__).parent / "configs"
+    root = Path(__file__).parents[1] / "configs"
     return {
         path.relative_to(root).with_suffix("").as_posix(): path for path in root.rglob("*.yaml")
     }

@@ -1,148 +1,34 @@
-"""Sweeps: markers for settings with several values, and the lanes that they define."""
+"""Lanes of a sweep: single runs, defined by the markers in a config and its seeds."""
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxrl.config.markers import is_tune_marker
+from jaxrl.config.markers import (
+    Marker,
+    SettingPath,
+    choice,
+    find_markers,
+    grid,
+    loguniform,
+    replace_at_path,
+    uniform,
+)
+from jaxrl.config.pbt import get_mutations
 from jaxrl.core.seeds import make_seed_sequence
 from jaxrl.errors import ConfigError
+
+__all__ = ["Lane", "choice", "grid", "is_sweep", "loguniform", "make_lanes", "uniform"]
 
 MAX_LANES = 10_000
 """Maximum number of lanes of a sweep; describing more takes longer than a short run."""
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
-
-MarkerKind: TypeAlias = Literal["grid", "choice", "uniform", "loguniform"]
-MARKER_KINDS: tuple[MarkerKind, ...] = ("grid", "choice", "uniform", "loguniform")
-SettingPath: TypeAlias = tuple[str | int, ...]
-"""Name of a setting, followed by the keys inside its value."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Marker:
-    """Search marker, which stands for several values of a setting.
-
-    Attributes:
-        kind: "grid" for all values; the other kinds sample one value per sample of the sweep.
-        values: Values of "grid" and "choice"; the two bounds of "uniform" and "loguniform".
-    """
-
-    kind: MarkerKind
-    values: tuple[Any, ...]
-
-    def map_values(self, function: Callable[[Any], Any]) -> "Marker":
-        """Return the marker with `function` applied to its values."""
-        return Marker(self.kind, tuple(function(value) for value in self.values))
-
-    def sample(self, generator: np.random.Generator) -> Any:
-        """Sample a value; `kind` must not be "grid"."""
-        low, high = self.values[0], self.values[-1]
-        if self.kind == "choice":
-            return self.values[int(generator.integers(len(self.values)))]
-        if self.kind == "uniform":
-            return float(generator.uniform(low, high))
-        return float(math.exp(generator.uniform(math.log(low), math.log(high))))
-
-    def to_data(self) -> dict[str, list[Any]]:
-        """Convert to data as in YAML, such as `{"grid": [0.001, 0.0003]}`."""
-        return {self.kind: list(self.values)}
-
-    def __repr__(self) -> str:
-        shown = list(self.values) if self.kind in ("grid", "choice") else self.values
-        return f"{self.kind}({str(shown).strip('()')})"
-
-
-def grid(values: list[Any] | tuple[Any, ...]) -> Any:
-    """Try every value, each in separate lanes."""
-    return _make_marker("grid", values)
-
-
-def choice(values: list[Any] | tuple[Any, ...]) -> Any:
-    """Sample one of the values for each of `sweep(num_samples=...)`."""
-    return _make_marker("choice", values)
-
-
-def uniform(low: float, high: float) -> Any:
-    """Sample a number uniformly between the bounds for each of `sweep(num_samples=...)`."""
-    return _make_marker("uniform", (low, high))
-
-
-def loguniform(low: float, high: float) -> Any:
-    """Sample a number log-uniformly between the bounds for each of `sweep(num_samples=...)`."""
-    return _make_marker("loguniform", (low, high))
-
-
-def _make_marker(kind: MarkerKind, values: object) -> Marker:
-    if not isinstance(values, list | tuple) or not values:
-        raise ConfigError(f"{kind}() needs a list of values to try, got {values!r}.")
-    values = tuple(cast(list[Any], values))
-    if kind in ("uniform", "loguniform"):
-        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-        min_bound = -math.inf if kind == "uniform" else 0.0
-        if (
-            len(values) != 2
-            or len(numbers) != 2
-            or not min_bound < values[0] < values[1] < math.inf
-        ):
-            condition = "" if kind == "uniform" else ", above 0"
-            raise ConfigError(
-                f"{kind}() needs a lower and a higher finite bound{condition}, got {list(values)}."
-            )
-    return Marker(kind, values)
-
-
-def marker_from_data(data: object, name: str) -> Marker:
-    """Parse a marker in YAML, such as `{"grid": [0.001, 0.0003]}`; a plain list is a grid.
-
-    Raises:
-        ConfigError: If the data is neither; the message names the setting.
-    """
-    if isinstance(data, list):
-        return _make_marker("grid", data)
-    entries: Mapping[object, object] = (
-        cast(Mapping[Any, Any], data) if isinstance(data, Mapping) else {}
-    )
-    if len(entries) == 1:
-        ((kind, values),) = entries.items()
-        if kind in MARKER_KINDS:
-            return _make_marker(kind, values)
-    raise ConfigError(
-        f"sweep has {name}: {data!r}, which must be a list of values, or one of "
-        f"{', '.join(MARKER_KINDS)} with its values, such as {{uniform: [0, 0.1]}}."
-    )
-
-
-def as_marker(value: object) -> Marker | None:
-    """Convert a marker, or Ray Tune's `grid_search`, to a Marker; return None for other values."""
-    if isinstance(value, Marker):
-        return value
-    if is_tune_marker(value) and isinstance(value, Mapping):
-        return _make_marker("grid", cast(Mapping[str, Any], value)["grid_search"])
-    return None
-
-
-def find_markers(value: object, path: SettingPath = ()) -> Iterator[tuple[SettingPath, Marker]]:
-    """Yield the markers in a setting's value, each with its path."""
-    marker = as_marker(value)
-    if marker is not None:
-        yield path, marker
-    elif isinstance(value, Mapping):
-        for key, part in cast(Mapping[Any, Any], value).items():
-            yield from find_markers(part, (*path, key))
-
-
-def replace_at_path(value: object, path: SettingPath, new: object) -> object:
-    """Return a copy of a setting's value with a part replaced; missing keys are created."""
-    if not path:
-        return new
-    mapping = dict(cast(Mapping[Any, Any], value or {}))
-    return {**mapping, path[0]: replace_at_path(mapping.get(path[0]), path[1:], new)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -186,8 +72,6 @@ def make_lanes(config: "AlgorithmConfig") -> list[Lane]:
             above 1 and nothing is sampled.
         UnknownNameError: If the scheduler changes a setting that does not exist.
     """
-    from jaxrl.config.pbt import get_mutations  # imports this module
-
     sweep = config.sweep_settings
     marked = list(_find_marked(config))
     for path, marker in marked:

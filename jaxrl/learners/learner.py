@@ -259,7 +259,6 @@ _CLIPPING: dict[str, Callable[[Any], optax.GradientTransformation]] = {
 
 
 OptimizerSetting = str | Mapping[str, Any] | Callable[..., optax.GradientTransformation]
-OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "lion", "radam", "nadam", "adabelief", "lamb")
 
 
 def build_optimizer(

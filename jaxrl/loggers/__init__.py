@@ -1,6 +1,6 @@
 """Run logging: the run folder, result sinks, displays and learning curves."""
 
-from jaxrl.loggers.sinks import FILE_SINKS, Sink, close_sinks, open_sinks
+from jaxrl.loggers.sinks import Sink, close_sinks, open_sinks
 from jaxrl.runs.run_folder import RunFolder
 
-__all__ = ["FILE_SINKS", "RunFolder", "Sink", "close_sinks", "open_sinks"]
+__all__ = ["RunFolder", "Sink", "close_sinks", "open_sinks"]

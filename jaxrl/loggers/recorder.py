@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl.core.types import PyTree
 from jaxrl.errors import JaxrlError, RunFolderError, summarize_exception
-from jaxrl.loggers import FILE_SINKS, RunFolder, Sink, close_sinks, open_sinks
+from jaxrl.loggers import RunFolder, Sink, close_sinks, open_sinks
 from jaxrl.loggers.plots import draw_learning_curve
+from jaxrl.loggers.sinks import FILE_SINKS
 from jaxrl.metrics import lookup
 from jaxrl.runs import results
 from jaxrl.runs.checkpoint import CheckpointWriter, list_checkpoints

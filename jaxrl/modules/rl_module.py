@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import importlib
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, Self, cast
@@ -40,6 +41,8 @@ from jaxrl.modules.networks import format_parameter_table
 from jaxrl.modules.unroll import gather_rows, unroll_steps
 
 ACTION_MASK = "action_mask"
+DEFAULT_MODULE_CLASS = "jaxrl.modules.actor_critic", "ActorCriticModule"
+"""Module and name of the class of a spec that names none; a subclass, so it is named only."""
 
 
 class RLModule:
@@ -305,9 +308,8 @@ class RLModuleSpec:
 
     def _resolve_class(self) -> type[RLModule]:
         if self.module_class is None:
-            from jaxrl.modules.actor_critic import ActorCriticModule
-
-            return ActorCriticModule
+            module, name = DEFAULT_MODULE_CLASS
+            return getattr(importlib.import_module(module), name)
         if not (isinstance(self.module_class, type) and issubclass(self.module_class, RLModule)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ModuleError(
                 f"RLModuleSpec.module_class is {self.module_class!r}; it must be a subclass of "

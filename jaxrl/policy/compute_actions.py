@@ -2,12 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl.config.base import AlgorithmConfig
 from jaxrl.core.keys import fold_in_uint64
 from jaxrl.core.seeds import check_seed
 from jaxrl.core.types import Key, PyTree
@@ -20,6 +19,9 @@ from jaxrl.runs.host_state import RunMetadata
 from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded
 from jaxrl.training.rollout import ActorState
 
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
 _ACTIONS, _POLICY = 0x61637473, 0x706F6C69
 """Constants folded into the seed's key; far from all others that are."""
 
@@ -27,7 +29,7 @@ _ACTIONS, _POLICY = 0x61637473, 0x706F6C69
 class ComputeActionsMixin(ABC):
     """Mixin of Algorithm with the methods that act on the caller's observations."""
 
-    config: AlgorithmConfig
+    config: "AlgorithmConfig"
     _inference: Inference
     _host: RunMetadata
     _use: ExclusiveLock

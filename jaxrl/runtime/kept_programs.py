@@ -284,9 +284,7 @@ def _is_own(data: object) -> bool:
 @functools.cache
 def _digest_source() -> str:
     """Return a digest of the names, sizes and modification times of jaxrl's source files."""
-    import jaxrl
-
-    root = Path(jaxrl.__file__).parent
+    root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for folder, folders, files in os.walk(root, followlinks=True):
         folders.sort()

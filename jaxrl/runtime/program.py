@@ -86,13 +86,13 @@ class Program:
     Args:
         name: Name in messages and the compile report.
         fn: Pure function.
-        donate: Indices of the arguments whose memory is donated to the result.
+        donate_argnums: Indices of the arguments whose memory is donated to the result.
         max_retraces: Maximum number of compilations beyond the first; None for no limit.
         out_shardings: Shardings of the results; None leaves them to JAX.
-        waited_for: Whether every call is waited for, so that on a CPU a program of few operations
-            is compiled for low latency, running in the calling thread alone.
-        kept: Cache to load the executable from before tracing, and to store it in; None for no
-            cache.
+        low_latency: Whether the caller waits for every call, so that on a CPU a program of few
+            operations is compiled to run in the calling thread alone.
+        program_cache: Cache to load the executable from before tracing, and to store it in; None
+            for no cache.
         enabled: Whether to compile; False calls `fn` without jit, for stepping through it in a
             debugger.
     """
@@ -114,8 +114,8 @@ class Program:
         self._fn = fn
         self._enabled = enabled
         self._max_retraces = max_retraces
-        self._waited_for = low_latency
-        self._kept = program_cache
+        self._low_latency = low_latency
+        self._program_cache = program_cache
         self._sharding_key = "" if program_cache is None else repr(out_shardings)
         kwargs = {} if out_shardings is None else {"out_shardings": out_shardings}
         named = fn if program_cache is None else _rename(f"kept_{name}", fn)
@@ -154,10 +154,10 @@ class Program:
 
     def _load(self, signature: Signature) -> jax.stages.Compiled | None:
         """Load the executable compiled by another process; None if there is none."""
-        if self._kept is None:
+        if self._program_cache is None:
             return None
         started = time.perf_counter()
-        found = self._kept.load_executable(self.name, self._sharding_key, signature)
+        found = self._program_cache.load_executable(self.name, self._sharding_key, signature)
         if found is None:
             return None
         executable, figures = found
@@ -168,33 +168,37 @@ class Program:
         return executable
 
     def _compile(self, signature: Signature, *args: PyTree) -> jax.stages.Compiled:
-        hits, kept, key = _hits.count, self._kept, (self.name, self._sharding_key, signature)
+        hits, cache, key = (
+            _hits.count,
+            self._program_cache,
+            (self.name, self._sharding_key, signature),
+        )
         t0 = time.perf_counter()
         traced = self._jitted.trace(*args)
         t1 = time.perf_counter()
         lowered = traced.lower()
         lower_s = time.perf_counter() - t1
         flops = count_flops(traced.jaxpr)
-        small = self._waited_for and flops <= SMALL_FLOPS
+        small = self._low_latency and flops <= SMALL_FLOPS
         t2 = time.perf_counter()
         on_cpu = jax.default_backend() == "cpu"
         options = (
             SMALL_PROGRAM_OPTIONS
             if small
             else FAST_COMPILE_OPTIONS
-            if on_cpu and not self._waited_for
+            if on_cpu and not self._low_latency
             else {}
         )
-        entry = None if kept is None else kept.get_entry(lowered, *key)
-        known = None if kept is None or entry is None else kept.load_compiled(entry, lowered)
-        compiled = compile_with_options(options, lowered) if known is None else known
+        entry = None if cache is None else cache.get_entry(lowered, *key)
+        cached = None if cache is None or entry is None else cache.load_compiled(entry, lowered)
+        compiled = compile_with_options(options, lowered) if cached is None else cached
         t3 = time.perf_counter()
         memory = compiled.memory_analysis()
         figures = CompileStats(
             trace_s=t1 - t0,
             lower_s=lower_s,
             compile_s=t3 - t2,
-            cache_hit=known is not None or _hits.count > hits,
+            cache_hit=cached is not None or _hits.count > hits,
             flops=flops,
             argument_bytes=_bytes(memory, "argument_size_in_bytes"),
             output_bytes=_bytes(memory, "output_size_in_bytes"),
@@ -204,10 +208,10 @@ class Program:
         self.compile_stats.append(figures)
         self._log(figures)
         self._log_shapes(args)
-        if kept is not None and entry is not None:
+        if cache is not None and entry is not None:
             new = None if figures.cache_hit else compiled  # a loaded one cannot be serialized
-            keep = partial(kept.store, entry, lowered, new, dataclasses.asdict(figures), *key)
-            threading.Thread(target=keep, name="jaxrl-keep").start()
+            store = partial(cache.store, entry, lowered, new, dataclasses.asdict(figures), *key)
+            threading.Thread(target=store, name="jaxrl-keep").start()
         return compiled
 
     def _log(self, figures: CompileStats) -> None:

@@ -11,8 +11,9 @@ import jax
 import numpy as np
 
 from jaxrl.assembly.assemble import Assembly
+from jaxrl.config.markers import Marker
 from jaxrl.config.pbt import PopulationBasedTraining, check_mutable
-from jaxrl.config.sweep import Lane, Marker
+from jaxrl.config.sweep import Lane
 from jaxrl.core.seeds import make_seed_sequence
 from jaxrl.errors import ConfigError, UnknownNameError
 from jaxrl.metrics import KNOWN_KEYS, lookup

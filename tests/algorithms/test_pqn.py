@@ -190,7 +190,7 @@ def test_wrong_targets_are_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) 
         case "late":
             monkeypatch.setattr(pqn, "compute_successor_values", _next_but_one)
         case "worst":
-            monkeypatch.setattr(PQNLearner, "_best", _worst)
+            monkeypatch.setattr(PQNLearner, "_max_over_legal", _worst)
         case "not cut":
             monkeypatch.setattr(returns, "lambda_returns", _ends_never(returns.lambda_returns))
         case _:

@@ -115,10 +115,12 @@ def test_discrete_losses_equal_plain_loops_over_legal_actions() -> None:
 
 def test_without_a_mask_auto_aims_below_the_largest_entropy() -> None:
     learner = ac.learner_of(SACConfig(), DISCRETE)
-    target = learner.target_entropy(jnp.zeros((5, 4)), jnp.zeros(5))
+    target = learner.compute_target_entropy(jnp.zeros((5, 4)), jnp.zeros(5))
     np.testing.assert_allclose(target, np.full(5, 0.98 * np.log(3)), rtol=1e-6)
     learner = ac.learner_of(SACConfig(), target_entropy=-3.0)
-    np.testing.assert_array_equal(learner.target_entropy(jnp.zeros((5, 4)), jnp.zeros(5)), -3.0)
+    np.testing.assert_array_equal(
+        learner.compute_target_entropy(jnp.zeros((5, 4)), jnp.zeros(5)), -3.0
+    )
 
 
 @pytest.mark.parametrize("of", [continuous, discrete])

@@ -71,7 +71,7 @@ def test_targets_and_losses_equal_plain_loops() -> None:
     ):
         np.testing.assert_allclose(metrics[name], value / ac.ROWS, rtol=1e-4, err_msg=name)
     key, alpha = jax.random.key(8), np.float32(ALPHA)
-    targets = jax.eval_shape(lambda: learner.targets(state, batch, alpha, key))
+    targets = jax.eval_shape(lambda: learner.compute_td_targets(state, batch, alpha, key))
     assert targets.shape == (ac.ROWS, kept)
 
 

@@ -176,7 +176,7 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     ((*PPO, "--name", "a/b"), "is not a valid folder name"),
     ((*PPO, "--results-dir", "/proc/nowhere"), "/proc"),
     (("evaluate", "/nowhere/at/all"), "/nowhere/at/all"),
-    (("resume", "no_such_run"), "no run"),
+    (("resume", "no_such_run"), "There is no run 'no_such_run'"),
     (("check-env", "gymnasium:CartPole-v9"), "Did you mean 'CartPole-v1'"),
     (("check-env", "gymnasium:CartPole-v1", "--env-config", "{"), "--env-config is not valid JSON"),
 ]

@@ -10,9 +10,9 @@ from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config import get_algorithm_config
 from jaxrl.config.load import experiment_from_dict, load_experiment
+from jaxrl.config.markers import grid
 from jaxrl.config.serialize import serialize_config
 from jaxrl.config.stop import parse_stop
-from jaxrl.config.sweep import grid
 from jaxrl.errors import ConfigError, JaxrlError
 
 Case = tuple[str, Callable[[], Any], list[str]]

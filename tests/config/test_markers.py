@@ -54,14 +54,14 @@ def test_domains_are_recognised_without_importing_ray() -> None:
     code = """
 import sys
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.config.markers import holds_marker, is_marker
+from jaxrl.config.markers import contains_tune_marker, is_tune_marker
 PPOConfig().training(lr={"grid_search": [1]})
 assert "ray" not in sys.modules
 from ray import tune
 for domain in (tune.uniform(0, 1), tune.choice([1, 2]), tune.sample_from(lambda spec: 1),
                tune.qloguniform(1e-4, 1e-1, 1e-4), tune.grid_search([1, 2])):
-    assert is_marker(domain)
-    assert holds_marker([{"a": domain}])
+    assert is_tune_marker(domain)
+    assert contains_tune_marker([{"a": domain}])
 config = PPOConfig().training(lr=tune.loguniform(1e-5, 1e-2))
 assert config.to_dict()["lr"] is config.lr
 """

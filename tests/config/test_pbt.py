@@ -11,9 +11,10 @@ from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.load import experiment_from_dict
+from jaxrl.config.markers import Marker, choice, grid, loguniform, uniform
 from jaxrl.config.pbt import get_mutations, get_scheduler
 from jaxrl.config.serialize import serialize_config
-from jaxrl.config.sweep import Marker, choice, grid, is_sweep, loguniform, make_lanes, uniform
+from jaxrl.config.sweep import is_sweep, make_lanes
 from jaxrl.errors import ConfigError, JaxrlError
 
 tune: Any = pytest.importorskip("ray.tune")

@@ -22,12 +22,12 @@ from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.fields import get_settings
 from jaxrl.config.imports import Trust
 from jaxrl.config.load import experiment_from_dict
+from jaxrl.config.markers import loguniform
 from jaxrl.config.pbt import PopulationBasedTraining
 from jaxrl.config.serialize import serialize_config, serialize_for_display
 from jaxrl.config.settings.actor_critic import ActorCriticTraining, SoftActorCriticTraining
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.training import OnPolicyTraining, Training
-from jaxrl.config.sweep import loguniform
 from jaxrl.envs.base import JaxEnv
 from jaxrl.errors import CheckpointError, ConfigError
 from jaxrl.modules.model_config import DefaultModelConfig

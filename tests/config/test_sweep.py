@@ -8,7 +8,8 @@ import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.load import experiment_from_dict
-from jaxrl.config.sweep import choice, grid, is_sweep, loguniform, make_lanes, uniform
+from jaxrl.config.markers import choice, grid, loguniform, uniform
+from jaxrl.config.sweep import is_sweep, make_lanes
 from jaxrl.errors import ConfigError, JaxrlError
 
 

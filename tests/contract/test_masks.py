@@ -76,7 +76,7 @@ def check_what_is_illegal(algorithm: Any) -> None:
     """Its probability is 0, its entropy and divergence finite, and it is no arg-max."""
     module = algorithm._assembly.module
     sides = jnp.array([[-1.0], [1.0]])
-    obs = algorithm._assembly.acting.obs_pipeline(
+    obs = algorithm._assembly.policy_step.obs_pipeline(
         algorithm.state.connectors.obs, jax.vmap(MaskAmongParts().add_mask)(sides)
     )
     illegal = np.array([2, 0])

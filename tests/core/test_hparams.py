@@ -133,7 +133,7 @@ def test_updates_follow_a_function_and_it_is_saved_by_its_path() -> None:
     [
         (lambda: 1e-3, ["lr is", "cannot be traced", "[[timestep, value], ...]"]),
         (lambda steps: 1e-3 if steps > 5 else 0.0, ["cannot be traced", "jax.numpy"]),
-        (lambda steps: jnp.ones(3), ["array of shape (3,)", "one number"]),
+        (lambda steps: jnp.ones(3), ["array of shape (3,)", "a single number"]),
     ],
 )
 def test_functions_that_are_no_schedules_are_refused(fn: Any, words: list[str]) -> None:

@@ -54,13 +54,13 @@ def test_positions_alone_do_not_balance_the_pole() -> None:
 
 def test_resetting_a_row_late_fails_the_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Learning forgets the first observation of an episode, which acting remembers."""
-    honest = RecurrentEncoder._through
+    honest = RecurrentEncoder._unroll
 
     def broken(self: Any, sequence: Any) -> Any:
         late = jnp.pad(sequence.is_first[:, :-1], ((0, 0), (1, 0)))
         return honest(self, replace(sequence, is_first=late))
 
-    monkeypatch.setattr(RecurrentEncoder, "_through", broken)
+    monkeypatch.setattr(RecurrentEncoder, "_unroll", broken)
     assert evaluated(RECALL, RECALL_STEPS, 0) < 0.9
 
 

@@ -14,6 +14,8 @@ EXTRAS = PROJECT["optional-dependencies"]
 INSTALLED_AS = {"yaml": "pyyaml"}
 # Needed by gymnax and JAX, which do not declare them.
 NOT_IMPORTED = {"filelock", "six"}
+# Part of every type checker, and imported by nothing else.
+OF_TYPE_CHECKERS = {"_typeshed"}
 
 
 def name_of(requirement: str) -> str:
@@ -30,7 +32,7 @@ def imported() -> set[str]:
                     names |= {alias.name.split(".")[0] for alias in node.names}
                 elif isinstance(node, ast.ImportFrom):
                     names.add(node.module.split(".")[0])
-    return names - set(sys.stdlib_module_names) - {"jaxrl"}
+    return names - set(sys.stdlib_module_names) - OF_TYPE_CHECKERS - {"jaxrl"}
 
 
 def test_every_import_is_declared() -> None:

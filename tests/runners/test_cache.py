@@ -141,7 +141,7 @@ def hit(setting, name, function):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     program = Program(name, function)
     program(jnp.ones((8, 8)))
-    return program.figures[-1].cache_hit, len(list(folder.glob("*-cache")))
+    return program.compile_stats[-1].cache_hit, len(list(folder.glob("*-cache")))
 
 print(json.dumps([
     hit("off", "sine", lambda x: jnp.sin(x) @ x)[1],

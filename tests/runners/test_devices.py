@@ -52,7 +52,7 @@ def in_process(code: str, **environment: str) -> subprocess.CompletedProcess[str
 CLAIM = """
 import jax
 import jaxrl.runtime.devices as devices
-devices.usable_cores = lambda: {cores}
+devices.count_usable_cores = lambda: {cores}
 {before}
 print(devices.claim_cpu_devices())
 print(devices.claim_cpu_devices() == [] or "said again")
@@ -103,7 +103,7 @@ def test_devices_are_claimed_once_unless_somebody_said_otherwise(
 LOST = """
 import jax
 import jaxrl.runtime.devices as devices
-devices.usable_cores = lambda: 2
+devices.count_usable_cores = lambda: 2
 jax.random.key(0)
 from jaxrl.algorithms.ppo import PPOConfig
 config = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=16)
@@ -127,7 +127,7 @@ def test_cores_that_a_run_goes_without_are_a_warning(rows: int, learners: str, t
 CHECK = """
 import jax
 import jaxrl.runtime.devices as devices
-devices.usable_cores = lambda: 3
+devices.count_usable_cores = lambda: 3
 from jaxrl.testing.check_env import check_env
 check_env("jaxrl.envs.probes:ProbeAction")
 assert jax.local_device_count() == 3

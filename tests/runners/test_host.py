@@ -103,7 +103,7 @@ def test_columns_are_divided_over_devices_with_the_same_minibatches() -> None:
 def fragments() -> list[Fragment]:
     with on_host().env_runners(num_envs_per_env_runner=4, rollout_fragment_length=32).build() as a:
         assert a.env_runner_group is not None
-        a.env_runner_group.sync_weights(a.learner_group.weights(0))
+        a.env_runner_group.sync_weights(a.learner_group.get_weights(0))
         return [a.env_runner_group.next_batch()[0] for _ in range(2)]
 
 
@@ -249,7 +249,7 @@ class Slow(EnvRunner):
 
 def test_a_runner_of_ones_own_samples() -> None:
     with gymnasium_env().env_runners(env_runner_cls=Slow).build() as algorithm:
-        algorithm.env_runner_group.sync_weights(algorithm.learner_group.weights(0))
+        algorithm.env_runner_group.sync_weights(algorithm.learner_group.get_weights(0))
         assert algorithm.env_runner_group.next_batch()[0].seconds == 1e6
 
 
@@ -307,11 +307,11 @@ def test_a_step_has_its_metrics_when_they_are_read(monkeypatch: pytest.MonkeyPat
 def test_what_is_acted_with_is_not_overwritten_by_learning() -> None:
     with gymnasium_env().build() as algorithm:
         algorithm.train()
-        held = algorithm.learner_group.weights(0).actor
+        held = algorithm.learner_group.get_weights(0).actor
         before = jax.device_get(held)
         algorithm.train()
         assert_equal(jax.device_get(held), before)
-        assert differs(held.params, algorithm.learner_group.weights(0).actor.params)
+        assert differs(held.params, algorithm.learner_group.get_weights(0).actor.params)
 
 
 def test_arrays_of_the_host_are_compiled_for_by_their_shape() -> None:

@@ -112,7 +112,7 @@ def test_weights_are_published_after_every_train_batch(gym: Any) -> None:
         algorithm._batches_to_run = 1
         algorithm.training_step()
     assert np.diff(versions).tolist() == [1, 1]
-    actor = algorithm.learner_group.weights(0).actor
+    actor = algorithm.learner_group.get_weights(0).actor
     assert_close(actor.params, algorithm.get_weights()["default_policy"])
 
 

@@ -93,7 +93,7 @@ def test_the_size_of_an_observation_is_known_without_making_one(
 
 
 def test_a_module_that_is_too_large_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxrl.runners.placement.memory_limit", lambda _: 2**25)
+    monkeypatch.setattr("jaxrl.runners.placement.get_memory_limit", lambda _: 2**25)
     config = small().rl_module(model_config={"fcnet_hiddens": [2048, 2048]})
     with pytest.raises(ConfigError, match=r"module and its optimizer need .* layers of model_conf"):
         config.build()

@@ -327,11 +327,11 @@ def test_host_batches_reproduce_what_acted(
     assert abs(kl_of_the_first_step()) < 1e-7
     if batch_mode == "truncate_episodes":
         return
-    honest = RecurrentEncoder._through
+    honest = RecurrentEncoder._unroll
 
     def late(self: Any, sequence: Any) -> Any:
         is_first = jnp.pad(sequence.is_first[:, :-1], ((0, 0), (1, 0)))
         return honest(self, replace(sequence, is_first=is_first))
 
-    monkeypatch.setattr(RecurrentEncoder, "_through", late)
+    monkeypatch.setattr(RecurrentEncoder, "_unroll", late)
     assert kl_of_the_first_step() > 1e-6

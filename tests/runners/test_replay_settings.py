@@ -103,7 +103,7 @@ def test_a_buffer_that_is_too_large_is_refused_with_a_capacity_that_fits(
 
 def test_left_to_us_it_may_take_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assembly, device = assemble(replaying(buffer={"capacity": 8000})), jax.local_devices()[:1]
-    limit = "jaxrl.runners.placement.memory_limit"
+    limit = "jaxrl.runners.placement.get_memory_limit"
     monkeypatch.setattr(limit, lambda _: 2 * assembly.buffer_bytes)
     check_memory(assembly, device)
     monkeypatch.setattr(limit, lambda _: 2 * assembly.buffer_bytes - 2)

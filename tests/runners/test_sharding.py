@@ -43,7 +43,7 @@ def config_of(num_envs: int, batch: int) -> Any:
 def fragments_of_four_environments() -> list[Fragment]:
     with config_of(NUM_ENVS, 8 * NUM_ENVS).build() as algorithm:
         group: Any = algorithm.env_runner_group
-        group.sync_weights(algorithm.learner_group.weights(0))
+        group.sync_weights(algorithm.learner_group.get_weights(0))
         return [group.next_batch()[0] for _ in range(NUM_FRAGMENTS)]
 
 
@@ -63,7 +63,7 @@ def test_fragments_of_an_environment_are_chained_in_order_of_time(num_devices: i
     config = config_of(NUM_ENVS * NUM_FRAGMENTS, 8 * NUM_ENVS * NUM_FRAGMENTS)
     with config.learners(num_devices=num_devices, num_shards=4).build() as algorithm:
         arrived = [fragments[place] for place in (2, 0, 3, 1)]
-        algorithm.learner_group.learn(arrived, lambda phase: None)
+        algorithm.learner_group.update(arrived, lambda phase: None)
         got = jax.device_get(algorithm.state.connectors)
     assert_close(got.learner[0], state, rtol=1e-4)
     others = np.zeros(NUM_ENVS * (NUM_FRAGMENTS - 1))

@@ -3,10 +3,9 @@
 from typing import TYPE_CHECKING
 
 from jaxrl.config.batch_plan.arithmetic import BatchRequest
-from jaxrl.config.markers import contains_tune_marker
+from jaxrl.config.markers import contains_tune_marker, find_markers
 from jaxrl.config.settings.asynchronous import AsyncTraining
 from jaxrl.config.settings.training import OnPolicyTraining
-from jaxrl.config.sweep import find_markers
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
