@@ -1,5 +1,6 @@
 """Small configs and comparisons that many tests share."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import gymnasium
@@ -51,8 +52,17 @@ REPLAYS = tuple(
 """Those that learn from a replay buffer."""
 RATES = dict.fromkeys(("SAC", "TQC", "TD3", "DDPG"), "critic_lr")
 """Where the learning rate has another name than `lr`."""
-RELATIVES = ("Rainbow", "TD3", "TQC")
-"""DQN, DDPG and SAC cover all that they do, but for losses, so that their contracts are slow tests."""
+REPRESENTATIVES = ("APPO", "DDPG", "DQN", "PPO", "PQN", "SAC")
+"""One of each kind: they cover all that the others do, but for losses, whose contracts are slow tests."""
+RELATIVES = tuple(sorted(set(ALGORITHMS) - set(REPRESENTATIVES)))
+"""All others."""
+
+
+def slow_but(*chosen: Any, of: Iterable[Any]) -> list[Any]:
+    """A parameter for each value, and those that are not chosen in the slow set."""
+    return [
+        pytest.param(value, marks=[] if value in chosen else [pytest.mark.slow]) for value in of
+    ]
 
 
 def every_algorithm(*, slow: tuple[str, ...] = RELATIVES) -> list[Any]:

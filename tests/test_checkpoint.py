@@ -18,7 +18,7 @@ from jaxrl.runs.checkpoint import (
     read_leaves,
     read_metadata,
 )
-from tests.helpers import assert_equal, differs, small
+from tests.helpers import assert_equal, differs, slow_but, small
 
 ROOT = Path(__file__).parent.parent
 
@@ -32,7 +32,7 @@ def in_new_process(code: str, *args: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("algo", ["PPO", "A2C", "PG"])
+@pytest.mark.parametrize("algo", slow_but("PPO", of=["PPO", "A2C", "PG"]))
 def test_resuming_in_a_new_process_is_byte_exact(algo: str, tmp_path: Path) -> None:
     config = small(algo).env_runners(observation_filter="MeanStdFilter", normalize_rewards=True)
     with config.build() as algorithm:

@@ -29,7 +29,7 @@ from jaxrl.runs.checkpoint import (
     read_metadata,
     set_aside_later_checkpoints,
 )
-from tests.helpers import assert_equal, small
+from tests.helpers import assert_equal, slow_but, small
 
 ROOT = Path(__file__).parent.parent
 
@@ -256,7 +256,7 @@ def kill_after(delay: float, code: str, folder: Path) -> str:
     return (complete or [line])[-1]
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.03, 0.1, 0.2, 0.35])
+@pytest.mark.parametrize("delay", slow_but(0.0, 0.1, of=[0.0, 0.03, 0.1, 0.2, 0.35]))
 def test_killed_while_saving_the_newest_complete_one_loads(delay: float, tmp_path: Path) -> None:
     kill_after(delay, KILLED, tmp_path)
     newest = find_checkpoint(tmp_path)
@@ -285,7 +285,7 @@ for number in range(10_000):
 """
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.07, 0.16, 0.3])
+@pytest.mark.parametrize("delay", slow_but(0.07, of=[0.0, 0.07, 0.16, 0.3]))
 def test_killed_while_saving_a_number_again_it_is_still_there(delay: float, tmp_path: Path) -> None:
     reached = [int(word) for word in kill_after(delay, KILLED_REPEATING, tmp_path).split()]
     newest = find_checkpoint(tmp_path)

@@ -60,10 +60,10 @@ def resumed_elsewhere(path: str) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("placement", "buffer", "resumed"),
     [
-        ("in_graph", {}, resumed_here),
+        pytest.param("in_graph", {}, resumed_here, marks=pytest.mark.slow),
         ("in_graph", PRIORITIZED, resumed_elsewhere),
-        ("host", {}, resumed_here),
-        ("host", PRIORITIZED, resumed_here),
+        pytest.param("host", {}, resumed_here, marks=pytest.mark.slow),
+        pytest.param("host", PRIORITIZED, resumed_here, marks=pytest.mark.slow),
         ("host", {**PRIORITIZED, "storage": "host"}, resumed_here),
     ],
     ids=["uniform", "prioritized-new-process", "host-uniform", "host-prioritized", "host-memory"],

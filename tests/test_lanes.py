@@ -18,7 +18,7 @@ from tests.lanes import (
 
 pytestmark = pytest.mark.allow_key_reuse
 
-REPRESENTATIVES = ("PPO", "DQN", "SAC", "APPO")
+REPRESENTATIVES = ("PPO", "DQN")
 SLOW = tuple(sorted({p.values[0] for p in every_algorithm(slow=())} - set(REPRESENTATIVES)))
 GROUPS = ("PPO", "APPO", "DQN", "PQN", "SAC", "TD3")
 """Algorithms that have all traced settings together."""

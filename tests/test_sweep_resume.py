@@ -126,6 +126,7 @@ def test_a_sweep_that_was_killed_goes_on_where_all_lanes_were(tmp_path: Path) ->
         assert others in ([], ["checkpoint_000004"])
 
 
+@pytest.mark.slow
 def test_lanes_that_diverged_stay_left_behind(tmp_path: Path) -> None:
     with population(swept(scheduler=False)) as sweep:
         sweep.train()

@@ -19,6 +19,7 @@ from jaxrl.learners.learner import NUM_NONFINITE_UPDATES
 from jaxrl.modules.exploration import NOISE
 from jaxrl.testing import references
 from jaxrl.training.rollout import RolloutWorker
+from tests.helpers import slow_but
 
 ROWS, ACTIONS = 24, 3
 SPACE = spaces.Dict(
@@ -323,7 +324,9 @@ def values_of(algorithm: Algorithm, obs: Any) -> np.ndarray:
     return np.asarray(algorithm.get_module().compute_values(params, obs))
 
 
-@pytest.mark.parametrize("part", [name for name in PARTS if name != "dueling"])
+@pytest.mark.parametrize(
+    "part", slow_but("none", "n_step", "rainbow", of=[p for p in PARTS if p != "dueling"])
+)
 def test_every_part_alone_and_together_looks_beyond_a_truncation(part: str) -> None:
     """Reward 1 for ever, cut every ten steps: the value is 1 / (1 - gamma)."""
     with trained("probe-truncation-v0", part) as algorithm:

@@ -15,7 +15,7 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress
 from jaxrl.envs.registry import make
 from jaxrl.training.rollout import RolloutWorker
-from tests.helpers import small
+from tests.helpers import slow_but, small
 
 ROWS = 40
 
@@ -167,7 +167,7 @@ ACTION_PROBES = [
 ]
 
 
-@pytest.mark.parametrize("algo", ["PPO", "A2C"])
+@pytest.mark.parametrize("algo", slow_but("PPO", of=["PPO", "A2C"]))
 @pytest.mark.parametrize("env", VALUE_PROBES)
 def test_values_are_learned(algo: str, env: str) -> None:
     gamma = 0.8
@@ -176,7 +176,7 @@ def test_values_are_learned(algo: str, env: str) -> None:
         np.testing.assert_allclose(values_of(algorithm, table.obs), table.values, atol=0.08)
 
 
-@pytest.mark.parametrize("algo", ["PPO", "A2C", "PG"])
+@pytest.mark.parametrize("algo", slow_but("PPO", of=["PPO", "A2C", "PG"]))
 @pytest.mark.parametrize("env", ACTION_PROBES)
 def test_actions_are_learned(algo: str, env: str) -> None:
     with trained(algo, env, 150) as algorithm:

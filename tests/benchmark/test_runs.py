@@ -132,6 +132,7 @@ def test_a_broken_learning_rate_is_a_regression(finished: Path, tmp_path: Path) 
     assert benchmarks.run(path, str(tmp_path / "out"), str(tmp_path / "out")) == 0
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     text = SUITE.replace("LR", "3e-3").replace("8_192", "60_000")
     path = tmp_path / "suites" / "tiny.yaml"

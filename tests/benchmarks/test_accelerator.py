@@ -9,6 +9,7 @@ import pytest
 from benchmarks import accelerator
 
 
+@pytest.mark.slow
 def test_widths_levers_and_what_fails_are_rows(tmp_path: Path, capsys: Any) -> None:
     options = ["--quick", "--widths", "4x16,8x16", "--levers", "rbg keys,no command buffers"]
     assert accelerator.main([*options, "--out", str(tmp_path)]) == 0

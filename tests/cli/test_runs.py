@@ -21,6 +21,7 @@ from jaxrl.cli.app import app
 from jaxrl.loggers.plots import draw_learning_curve
 from jaxrl.loggers.status import RunStatus
 from jaxrl.runs.run_folder import RunFolder
+from tests.helpers import slow_but
 
 SMALL = {
     "num_envs_per_env_runner": 8,
@@ -145,7 +146,10 @@ def test_a_run_that_ended_before_its_first_checkpoint(command: str, tmp_path: Pa
     assert "early has no checkpoint yet: the run ended before the first was saved" in done.stderr
 
 
-@pytest.fixture(params=[signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.fixture(
+    params=slow_but(signal.SIGTERM, of=[signal.SIGTERM, signal.SIGHUP]),
+    ids=lambda number: number.name,
+)
 def interrupted(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A run that a signal ended in order, after its second iteration or later."""
     number: signal.Signals = request.param

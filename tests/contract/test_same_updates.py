@@ -51,7 +51,7 @@ def config_of(algo: str, updates: str) -> Any:
 
 @pytest.mark.parametrize(
     ("algo", "updates"),
-    [*one_update(slow=REPLAYS), pytest.param("PPO", "many", marks=pytest.mark.slow)],
+    [*one_update(slow=(*REPLAYS, *RELATIVES)), pytest.param("PPO", "many", marks=pytest.mark.slow)],
 )
 def test_a_vmapped_pair_equals_two_runs(algo: str, updates: str) -> None:
     assembly = assemble(config_of(algo, updates))
@@ -76,7 +76,9 @@ def test_a_vmapped_pair_equals_two_runs(algo: str, updates: str) -> None:
         assert_close(lane_state.learner, alone.learner, **TOLERANCE[updates])
 
 
-@pytest.mark.parametrize(("algo", "updates"), [*one_update(), ("PPO", "many")])
+@pytest.mark.parametrize(
+    ("algo", "updates"), [*one_update(slow=(*RELATIVES, "DDPG", "PQN")), ("PPO", "many")]
+)
 def test_one_device_equals_eight(algo: str, updates: str) -> None:
     assembly = assemble(config_of(algo, updates))
     batches = FIRST_UPDATE.get(algo, 1)

@@ -10,7 +10,7 @@ import pytest
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.errors import ConfigError
 from jaxrl.learners.microbatches import accumulate_gradients, get_num_microbatches
-from tests.helpers import assert_close, small
+from tests.helpers import assert_close, slow_but, small
 
 NUM_ROWS = 1024
 PARAMS = {"w": jnp.array([0.5, -1.0, 2.0])}
@@ -80,9 +80,7 @@ def trained(config: Any) -> tuple[Any, set[tuple[int, ...]]]:
         return {"params": algo.get_weights(), "said": learned}, shapes
 
 
-@pytest.mark.parametrize(
-    "algo", ["PPO", "IMPALA", pytest.param("APPO", marks=pytest.mark.slow), "PQN"]
-)
+@pytest.mark.parametrize("algo", slow_but("PPO", of=["PPO", "IMPALA", "APPO", "PQN"]))
 def test_the_setting_reaches_every_loss_over_minibatches(algo: str) -> None:
     config = small(algo)
     whole, shapes = trained(config.copy().training(microbatch_size=None))

@@ -17,7 +17,7 @@ from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.errors import CheckpointError, ConfigError, ModuleError
 from jaxrl.modules.network_module import make_network_module
 from jaxrl.modules.rl_module import RLModule, RLModuleSpec
-from tests.helpers import small
+from tests.helpers import slow_but, small
 
 OBS = spaces.Box(-1.0, 1.0, (4,), np.float32)
 
@@ -170,7 +170,7 @@ def test_where_a_network_can_stand() -> None:
         NotLinen(observation_space=OBS, action_space=spaces.Discrete(2)).init(jax.random.key(0))
 
 
-@pytest.mark.parametrize("network", [Nnx, (init, apply), Linen(width=3)])
+@pytest.mark.parametrize("network", [Nnx, *slow_but(of=[(init, apply), Linen(width=3)])])
 def test_a_network_trains_and_is_restored(network: Any, tmp_path: Path) -> None:
     config = small().rl_module(network=network, model_config={}).learners(num_devices=1)
     obs = np.array([0.1, -0.2, 0.03, 0.4], np.float32)

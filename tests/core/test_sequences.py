@@ -14,11 +14,14 @@ from jaxrl.modules.actor_critic import ActorCriticModule
 from jaxrl.modules.policy_and_critics import DeterministicPolicyModule, StochasticPolicyModule
 from jaxrl.modules.q_network import QModule
 from jaxrl.modules.rl_module import RLModule, RLModuleSpec
+from tests.helpers import slow_but
 from tests.recurrent import MEMORY, step_by_step
 
 pytestmark = pytest.mark.allow_key_reuse
 
 T, B = 12, 3
+ENOUGH = ("own", "shared", "gru", "soft", "linear", "attention")
+"""A module of each kind and a memory of each; the others are combinations."""
 VECTOR = spaces.Box(-1.0, 1.0, (4,), np.float32)
 ARM = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
@@ -87,7 +90,7 @@ def swap(tree: Any) -> Any:
     return jax.tree.map(lambda x: jnp.swapaxes(jnp.asarray(x), 0, 1), tree)
 
 
-@pytest.fixture(scope="module", params=sorted(MODULES))
+@pytest.fixture(scope="module", params=slow_but(*ENOUGH, of=sorted(MODULES)))
 def case(request: Any) -> Any:
     """A module, its parameters, rows, the carry before them, and all step by step."""
     module = module_of(request.param)

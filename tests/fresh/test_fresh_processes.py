@@ -21,6 +21,7 @@ import pytest
 from jaxrl.loggers import text
 from jaxrl.runs.checkpoint import find_checkpoint, read_leaves, read_metadata
 from jaxrl.runtime.devices import MAX_CPU_DEVICES, count_usable_cores
+from tests.helpers import slow_but
 
 PROGRAM = Path(__file__).with_name("program.py")
 KEPT = ("PATH", "LD_LIBRARY_PATH", "JAX_PLATFORMS", "TMPDIR", "LANG")
@@ -93,7 +94,7 @@ def is_as_trained(got: dict[str, Any], want: dict[str, Any]) -> None:
     assert hits["train" if "train" in hits else "learn"]
 
 
-@pytest.mark.parametrize("kind", ["ppo", "sweep"])
+@pytest.mark.parametrize("kind", slow_but("ppo", of=["ppo", "sweep"]))
 def test_the_cores_are_the_devices_of_what_goes_on_elsewhere(
     kind: str, trained: Trained, started: Started
 ) -> None:

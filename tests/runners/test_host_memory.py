@@ -36,7 +36,7 @@ def after_a_few_updates(
 @pytest.mark.parametrize(
     ("buffer", "training", "num_devices"),
     [
-        ({}, {"n_step": (1, 3), "training_intensity": 8.0}, 1),
+        pytest.param({}, {"n_step": (1, 3), "training_intensity": 8.0}, 1, marks=pytest.mark.slow),
         # One update for each rollout sees the priorities of all before it.
         (PRIORITIZED, {"training_intensity": 2.0}, 1),
         (PRIORITIZED, {"training_intensity": 2.0}, 4),

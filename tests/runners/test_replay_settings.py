@@ -77,7 +77,13 @@ def size_of(assembly: Assembly) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.buffer))
 
 
-@pytest.mark.parametrize("buffer", [{"capacity": 4000}, {**PRIORITIZED, "capacity": 4000}])
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        pytest.param({"capacity": 4000}, marks=pytest.mark.slow),
+        {**PRIORITIZED, "capacity": 4000},  # whose tree grows in jumps
+    ],
+)
 def test_a_buffer_that_is_too_large_is_refused_with_a_capacity_that_fits(
     buffer: dict[str, Any],
 ) -> None:

@@ -96,7 +96,7 @@ warnings.simplefilter("error")
 import jax
 jax.numpy.ones(3).sum().block_until_ready()
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.runtime.devices import usable_cores
+from jaxrl.runtime.devices import count_usable_cores
 from jaxrl.runners.ray.start import ensure_ray
 handler = lambda *_: None
 signal.signal(signal.SIGTERM, handler)
@@ -104,7 +104,7 @@ note = ensure_ray(PPOConfig())
 again = ensure_ray(PPOConfig())
 import psutil, ray
 print(json.dumps({
-    "note": note, "again": again, "cores": usable_cores(),
+    "note": note, "again": again, "cores": count_usable_cores(),
     "cpus": ray.cluster_resources()["CPU"],
     "handler": signal.getsignal(signal.SIGTERM) is handler,
     "children": [child.pid for child in psutil.Process().children(recursive=True)],
