@@ -13,6 +13,7 @@ from jaxrl.config.batch_plan.arithmetic import BatchPlan, divisors
 from jaxrl.config.batch_plan.replay import ReplayPlan
 from jaxrl.config.settings.replay import HOST, PRIORITIZED, parse_n_step, resolve_buffer_settings
 from jaxrl.core.struct import replace
+from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError
 from jaxrl.modules.encoder_module import EncoderModule
 from jaxrl.modules.rl_module import RLModule
@@ -183,7 +184,7 @@ def select_expected_state(
     return replace(state, buffer=())
 
 
-def restore_empty_buffer(assembly: "Assembly", restored: TrainState, buffer: Any) -> TrainState:
+def restore_empty_buffer(assembly: "Assembly", restored: TrainState, buffer: PyTree) -> TrainState:
     """Return a restored state with an empty replay buffer, if it needs one that was not saved.
 
     Args:

@@ -97,7 +97,7 @@ class SgdState:
 _NUMBERS = (jax.Array, np.ndarray, np.generic, int, float)
 
 
-def validate_loss(loss_name: str, output: Any) -> tuple[Float[Array, ""], Metrics]:
+def validate_loss(loss_name: str, output: object) -> tuple[Float[Array, ""], Metrics]:
     """Validate the output of a loss: a scalar and a dictionary of numbers.
 
     Args:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxrl.core.types import Key, Metrics, Params
+from jaxrl.core.types import Key, Metrics, Params, PyTree
 
 B = TypeVar("B")
 LossFn = Callable[[Params, B, Key], tuple[Float[Array, ""], Metrics]]
@@ -82,7 +82,11 @@ def _fewest_microbatches(num_rows: int, max_rows: int) -> int:
 
 
 def _accumulate(
-    grad_fn: Callable[..., Gradients], num_microbatches: int, params: Params, batch: Any, key: Key
+    grad_fn: Callable[..., Gradients],
+    num_microbatches: int,
+    params: Params,
+    batch: PyTree,
+    key: Key,
 ) -> Gradients:
     """Compute the mean of the microbatches' losses, metrics and gradients."""
 

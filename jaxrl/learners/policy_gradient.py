@@ -1,13 +1,13 @@
 """Shared steps of policy-gradient algorithms: initial state, advantage weights, gradient step."""
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxrl.core.hparams import HParams, HParamValues, build_hparams, current_values
 from jaxrl.core.struct import replace
-from jaxrl.core.types import Key, Metrics, Params, Progress
+from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree
 from jaxrl.learners.learner import SgdState, apply_gradients, build_optimizer, validate_loss
 from jaxrl.learners.microbatches import accumulate_gradients
 from jaxrl.modules.rl_module import RLModule
@@ -30,7 +30,7 @@ class LossLearner(Protocol):
     def log_gradients(self) -> bool: ...
 
     def compute_loss(
-        self, params: Params, batch: Any, values: dict[str, Float[Array, ""]], key: Key
+        self, params: Params, batch: PyTree, values: dict[str, Float[Array, ""]], key: Key
     ) -> tuple[Float[Array, ""], Metrics]:
         """Compute the mean loss of a minibatch, or of a microbatch of it, and its metrics."""
         ...
@@ -75,7 +75,11 @@ def weight_advantages(
 
 
 def policy_gradient_step(
-    learner: AdvantageLearner, state: S, batch: Any, values: dict[str, Float[Array, ""]], key: Key
+    learner: AdvantageLearner,
+    state: S,
+    batch: PyTree,
+    values: dict[str, Float[Array, ""]],
+    key: Key,
 ) -> tuple[S, Metrics]:
     """Take one gradient step on a minibatch, `[N, ...]`, with advantages standardized if set so.
 
@@ -93,7 +97,7 @@ def policy_gradient_step(
 
 
 def loss_step(
-    learner: LossLearner, state: S, batch: Any, values: dict[str, Float[Array, ""]], key: Key
+    learner: LossLearner, state: S, batch: PyTree, values: dict[str, Float[Array, ""]], key: Key
 ) -> tuple[S, Metrics]:
     """Take one gradient step on a minibatch that has a `weight`.
 
@@ -104,7 +108,7 @@ def loss_step(
         values: Current hyperparameters by name.
         key: Key of losses that draw. Consumed.
     """
-    learner_state: Any = state
+    learner_state: PyTree = state
     named_values = HParamValues(values)
     found = accumulate_gradients(
         lambda params, rows, key: validate_loss(

@@ -30,7 +30,7 @@ class DivergenceGuard:
     tolerance: int
 
     def update_after_batch(
-        self, guard: GuardState, before: Any, learned: Any, skipped: Bool[Array, " U"]
+        self, guard: GuardState, before: PyTree, learned: PyTree, skipped: Bool[Array, " U"]
     ) -> tuple[GuardState, Any]:
         """Update the guard after a train batch, and roll back if necessary.
 
@@ -61,7 +61,7 @@ class DivergenceGuard:
     def update_after_replay(
         self,
         guard: GuardState,
-        learned: Any,
+        learned: PyTree,
         skipped: Bool[Array, " U"],
         has_updates: Bool[Array, ""],
         progress: Progress,

@@ -88,7 +88,7 @@ class BatchSource(Protocol):
         self,
         source_state: PyTree,
         step: Int[Array, ""],
-        indices: Any,
+        indices: PyTree,
         td_error: Float[Array, " N *L"],
     ) -> PyTree:
         """Return the memory after the step.
@@ -278,7 +278,7 @@ class ReplayUpdates:
         self,
         source: BatchSource,
         obs_state: PyTree,
-        learner_state: Any,
+        learner_state: PyTree,
         memory: PyTree,
         progress: Progress,
         number: Int[Array, ""],

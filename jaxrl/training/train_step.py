@@ -370,7 +370,7 @@ class TrainStep:
 
     def _minibatch_epochs(
         self,
-        learner_state: Any,
+        learner_state: PyTree,
         batch: PyTree,
         progress: Progress,
         shuffle_key: Key,
