@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxrl.assembly.assemble import Assembly, assemble_run, get_spaces, log_assembly
 from jaxrl.assembly.device_trial import DeviceTrials, open_device_trials
-from jaxrl.assembly.env_params import change_env_params
+from jaxrl.assembly.env_params import change_env_params, get_jax_env
 from jaxrl.assembly.replay import (
     describe_buffer,
     restore_empty_buffer,
@@ -70,9 +70,9 @@ from jaxrl.runs.weights import get_parameters, refresh_snapshot, select_module, 
 from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded, until_stopped
 from jaxrl.runtime.process import prepare_process
 from jaxrl.runtime.program import Program, make_compile_report, total_compile_seconds
-from jaxrl.training import nonfinite
 from jaxrl.training.evaluate import EvaluationInputs
 from jaxrl.training.in_graph import InGraphRunner
+from jaxrl.training.nonfinite import NonfiniteMonitor
 from jaxrl.training.report import IterationTotals, to_host
 from jaxrl.training.rollout import ActorState
 from jaxrl.training.sharding import RunnerPrograms
@@ -136,7 +136,7 @@ class Algorithm(ComputeActionsMixin):
             self._callbacks.check_no_host_hooks()
         log_assembly(config, self._assembly, [self._placement_reason, *self._notes])
         self._host = host.RunMetadata()
-        self._has_warned_of_nonfinite = False
+        self._nonfinite = NonfiniteMonitor(config.fault_tolerance_settings)
         self._last_result: Result = {}
         self._should_stop: Callable[[], bool] = lambda: False
         self._start()
@@ -253,7 +253,7 @@ class Algorithm(ComputeActionsMixin):
     @property
     def env_params(self) -> PyTree:
         """Current environment parameters as NumPy arrays, in the form `runner.init` accepts."""
-        self._check_in_graph("env_params")
+        get_jax_env(self._assembly, "env_params")
         return to_host(self.state.env_params)
 
     @single_threaded
@@ -272,19 +272,9 @@ class Algorithm(ComputeActionsMixin):
             UnknownNameError: If a parameter does not exist.
             EnvError: If the structure, a shape or a type differs, or a space would change.
         """
-        made = self._check_in_graph("set_env_params()")
+        made = get_jax_env(self._assembly, "set_env_params()")
         new = change_env_params(made, self.state.env_params, params, fields)
         self.state = replace(self.state, env_params=new)
-
-    def _check_in_graph(self, what: str) -> MadeEnv:
-        made = self._assembly.made
-        if not self._assembly.is_in_graph or not isinstance(made, MadeEnv):
-            raise ConfigError(
-                f"{what} requires an environment in the compiled program, but {made.id} is stepped "
-                "by runners on the host: call a method of your environment on each runner with "
-                "env_runner_group.foreach_env_runner(...)."
-            )
-        return made
 
     @property
     def devices(self) -> list[Device]:
@@ -339,7 +329,7 @@ class Algorithm(ComputeActionsMixin):
             self._raise_if_diverged(totals)
         self._host.iteration += 1
         trained = totals.make_result(reporting.metrics_num_episodes_for_smoothing)
-        self._warn_of_nonfinite(totals)
+        self._nonfinite.warn_once(totals)
         result = self._loop.extend_result(
             {**trained, TIMERS: {"training_step_s": totals.wait_seconds}}
         )
@@ -399,43 +389,23 @@ class Algorithm(ComputeActionsMixin):
             raise mark_has_checkpoint_path(found) from error
 
     def _raise_if_diverged(self, totals: IterationTotals) -> None:
-        settings = self.config.fault_tolerance_settings
-        if settings.on_nonfinite != "raise" or not totals.train_batches:
-            return
-        num_consecutive = int(totals.fetch_report().latest.in_a_row)
-        if num_consecutive >= settings.nonfinite_updates_tolerance:
+        problem = self._nonfinite.describe_divergence(totals)
+        if problem is not None:
             # Reset the count so that a run restored from this checkpoint can continue.
             guard = replace(self.state.guard, in_a_row=self.state.guard.in_a_row * 0)
             self.state = replace(self.state, guard=guard)
             self._host.iteration += 1
-            error = DivergenceError(
-                f"{num_consecutive} updates in a row had a non-finite loss or gradient "
-                f"(nonfinite_updates_tolerance={settings.nonfinite_updates_tolerance}); the last "
-                f"finite parameters are saved in {self.save()}."
-            )
-            raise mark_has_checkpoint_path(error)
-
-    def _warn_of_nonfinite(self, totals: IterationTotals) -> None:
-        """Log once which terms were not finite, regardless of the configured loggers."""
-        counts = totals.nonfinite_counts
-        if self._has_warned_of_nonfinite or not any(counts.values()):
-            return
-        self._has_warned_of_nonfinite = True
-        skipped = int(totals.fetch_report().latest.num_nonfinite)
-        nonfinite.warn_nonfinite(counts, skipped, self.config.fault_tolerance_settings.on_nonfinite)
-
-    def _is_evaluation_due(self, iteration: int) -> bool:
-        interval = self.config.evaluation_settings.evaluation_interval or 0
-        return interval > 0 and iteration % interval == 0
+            saved = f"the last finite parameters are saved in {self.save()}."
+            raise mark_has_checkpoint_path(DivergenceError(f"{problem}; {saved}"))
 
     def _begin_evaluation_if_due(self) -> None:
         """Start an evaluation in parallel to this iteration, with the weights from before it."""
-        if self._is_evaluation_due(self.iteration + 1):
+        if self.config.evaluation_settings.is_due(self.iteration + 1):
             self._call("on_evaluate_start")
             self._evaluation.start_parallel(self._make_evaluation_inputs())
 
     def _evaluate_if_due(self, result: Result) -> None:
-        due = self._is_evaluation_due(self.iteration)
+        due = self.config.evaluation_settings.is_due(self.iteration)
         if due:
             begin = time.perf_counter()
             self._host.last_evaluation = to_plain(

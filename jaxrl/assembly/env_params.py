@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl.assembly.assemble import Assembly
 from jaxrl.core.spaces import is_same_space
 from jaxrl.core.types import PyTree
 from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.params import cast_params, override_params
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.envs.wrappers import HasTimeLimit
-from jaxrl.errors import EnvError
+from jaxrl.errors import ConfigError, EnvError
 from jaxrl.training.report import to_host
 
 
@@ -39,6 +40,26 @@ def change_env_params(
     new = override_params(made.id, new, fields, given_in="set_env_params()")
     _check_compiled_properties(made, new)
     return jax.tree.map(_place_like, current, new)
+
+
+def get_jax_env(assembly: Assembly, what: str) -> MadeEnv:
+    """Return the environment of a run, which must be part of the compiled program.
+
+    Args:
+        assembly: Functions of the run.
+        what: Property or method that requires it, for the message.
+
+    Raises:
+        ConfigError: If it is stepped on the host.
+    """
+    made = assembly.made
+    if not assembly.is_in_graph or not isinstance(made, MadeEnv):
+        raise ConfigError(
+            f"{what} requires an environment in the compiled program, but {made.id} is stepped "
+            "by runners on the host: call a method of your environment on each runner with "
+            "env_runner_group.foreach_env_runner(...)."
+        )
+    return made
 
 
 def can_share_program(made: MadeEnv, other: MadeEnv) -> bool:
@@ -81,7 +102,7 @@ def _find_compiled_differences(
     return [(name, old, new) for name, old, new, same in found if not same(old, new)]
 
 
-def _place_like(old: Any, new: Any) -> Any:
+def _place_like(old: PyTree, new: PyTree) -> PyTree:
     if not isinstance(old, jax.Array):  # not compiled, so without a device
         return new
     value = np.asarray(new, old.dtype)

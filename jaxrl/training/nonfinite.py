@@ -2,13 +2,17 @@
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxrl.core.types import Metrics
 from jaxrl.learners.learner import NUM_NONFINITE_UPDATES
+
+if TYPE_CHECKING:
+    from jaxrl.config.settings.run import FaultToleranceSettings
+    from jaxrl.training.report import IterationTotals
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +52,35 @@ def select_counts(metrics: Mapping[str, T]) -> dict[str, T]:
         for n, x in metrics.items()
         if n.startswith(NONFINITE_PREFIX)
     }
+
+
+class NonfiniteMonitor:
+    """Reaction of a run to updates that were skipped because they were not finite."""
+
+    def __init__(self, settings: "FaultToleranceSettings") -> None:
+        self._settings = settings
+        self._has_warned = False
+
+    def warn_once(self, totals: "IterationTotals") -> None:
+        """Log the first time which terms were not finite, regardless of the configured loggers."""
+        counts = totals.nonfinite_counts
+        if not self._has_warned and any(counts.values()):
+            self._has_warned = True
+            skipped = int(totals.fetch_report().latest.num_nonfinite)
+            warn_nonfinite(counts, skipped, self._settings.on_nonfinite)
+
+    def describe_divergence(self, totals: "IterationTotals") -> str | None:
+        """Return why the run has to end; None if it may continue."""
+        if self._settings.on_nonfinite != "raise" or not totals.train_batches:
+            return None
+        tolerance = self._settings.nonfinite_updates_tolerance
+        num_consecutive = int(totals.fetch_report().latest.in_a_row)
+        if num_consecutive < tolerance:
+            return None
+        return (
+            f"{num_consecutive} updates in a row had a non-finite loss or gradient "
+            f"(nonfinite_updates_tolerance={tolerance})"
+        )
 
 
 def warn_nonfinite(counts: Mapping[str, float], num_skipped: int, on_nonfinite: str) -> None:

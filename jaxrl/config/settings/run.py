@@ -111,6 +111,10 @@ class EvaluationSettings:
         default=True, doc="Whether results between two evaluations repeat the latest one."
     )
 
+    def is_due(self, iteration: int) -> bool:
+        """Return whether an iteration ends with an evaluation."""
+        return bool(self.evaluation_interval) and iteration % self.evaluation_interval == 0
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FaultToleranceSettings:
