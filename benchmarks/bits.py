@@ -2,8 +2,9 @@
 
 Two versions of the code compute the same if their lines are equal. A digest covers every leaf of
 the state after some iterations, with counters and ended episodes. Means of metrics are excluded,
-because their last digits depend on the number of dispatches per iteration. Digests differ between
-machines.
+because their last digits depend on the number of dispatches per iteration. What a build would
+measure to decide (the number of devices, and whether to use microbatches) is fixed. Digests differ
+between machines.
 """
 
 import argparse
@@ -62,7 +63,9 @@ def compute_digest(name: str, iterations: int, folder: str) -> str:
     if config.env_runners_settings.num_env_runners or config.learners_settings.num_learners:
         return "skipped: samples of actors depend on their speed"
     config.debugging(loggers=[], results_dir=folder, log_sys_usage=False)
-    config.evaluation(evaluation_interval=None)
+    config.evaluation(evaluation_interval=None).learners(num_devices=1)
+    if getattr(config, "microbatch_size", None) == "auto":
+        config.update_from_dict({"microbatch_size": None})
     try:
         algorithm = config.build()
     except EnvError as error:  # a package of the environment is missing
