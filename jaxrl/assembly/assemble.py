@@ -161,17 +161,19 @@ def _with_sequences(config: "AlgorithmConfig", policy_step: PolicyStepT) -> Poli
 
 
 def assemble_run(config: "AlgorithmConfig", *, should_train: bool) -> Assembly:
-    """Assemble a run, with the cache of programs that earlier processes compiled for it.
+    """Assemble a run, with the cache of programs that were compiled for it before.
 
     Args:
         config: Config of the run.
         should_train: Whether the run may be trained, rather than only inspected.
     """
     assembly = assemble(config)
-    if not assembly.is_in_graph:
-        return assembly
-    kept, at_once = open_program_cache(config), should_train and is_command()
-    return dataclasses.replace(assembly, program_cache=kept, should_compile_train=at_once)
+    is_in_graph = assembly.is_in_graph
+    return dataclasses.replace(
+        assembly,
+        program_cache=open_program_cache(config, is_in_graph=is_in_graph),
+        should_compile_train=is_in_graph and should_train and is_command(),
+    )
 
 
 def _make_assembly(

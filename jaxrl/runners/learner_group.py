@@ -132,7 +132,11 @@ class LocalLearnerGroup:
             main = self._host_memory.train_program
         else:
             main = make_train_step_program(
-                assembly.runner, devices, max_retraces=retraces, jit=debugging.jit
+                assembly.runner,
+                devices,
+                max_retraces=retraces,
+                jit=debugging.jit,
+                program_cache=assembly.program_cache,
             )
 
         def init(key: Key) -> TrainState:
@@ -140,7 +144,13 @@ class LocalLearnerGroup:
 
         key = make_key(debugging.seed)
         shardings = state_shardings(jax.eval_shape(init, key), devices)
-        first = Program("init", init, out_shardings=shardings, enabled=debugging.jit)
+        first = Program(
+            "init",
+            init,
+            out_shardings=shardings,
+            program_cache=assembly.program_cache,
+            enabled=debugging.jit,
+        )
         state = first(key)
         if self._host_memory is not None:
             state = replace(state, buffer=self._host_memory.init_buffer(state))

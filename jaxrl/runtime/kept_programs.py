@@ -1,4 +1,7 @@
-"""On-disk cache of compiled programs, which are found without tracing them again.
+"""Caches of compiled programs, in memory and on disk, which are found without tracing them again.
+
+Within a process, builds of equal configs share their executables (`SHARED_PROGRAMS`), as long as
+the config names no class or function from other packages, and no function of jaxrl was replaced.
 
 JAX's persistent cache finds a program by its instructions, so a process has to trace and lower it
 first, which takes longer than reading it. If a program follows from a config and jaxrl's own code
@@ -20,10 +23,14 @@ import os
 import pickle
 import platform
 import re
+import sys
 import tempfile
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +64,37 @@ _LAPACK = "lapack_"
 Others, such as callbacks to Python, may not exist in another process.
 """
 _CHECKSUM_BYTES = 32
+MAX_SHARED_PROGRAMS = 8
+"""Maximum number of executables that are shared in memory; the least recently used leave first."""
+
+Cached: TypeAlias = tuple[jax.stages.Compiled, Mapping[str, Any]]
+"""Executable and the figures of its compilation."""
+
+
+class SharedPrograms:
+    """Executables of this process, by digest of the config and signature."""
+
+    def __init__(self) -> None:
+        self._programs: OrderedDict[tuple[object, ...], Cached] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, *key: object) -> Cached | None:
+        """Return the executable stored under a key; None if there is none."""
+        with self._lock:
+            found = self._programs.get(key)
+            if found is not None:
+                self._programs.move_to_end(key)
+            return found
+
+    def put(self, value: Cached, *key: object) -> None:
+        """Store an executable, and remove the least recently used ones above the limit."""
+        with self._lock:
+            self._programs[key] = value
+            while len(self._programs) > MAX_SHARED_PROGRAMS:
+                self._programs.popitem(last=False)
+
+
+SHARED_PROGRAMS = SharedPrograms()
 
 
 class ProgramCache:
@@ -67,13 +105,23 @@ class ProgramCache:
     the digest of the config.
 
     Args:
-        folder: Folder of the entries.
+        folder: Folder of the entries; None to share executables in memory only.
         config: Digest of the config and of jaxrl's code; None if code of other packages may matter.
         machine: Digest of the processor, the packages and their options.
+        shared: Key of the config, the code in memory and JAX's options, under which executables
+            are shared in memory; None if they are not.
     """
 
-    def __init__(self, folder: Path, *, config: str | None, machine: str) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        config: str | None,
+        machine: str,
+        shared: tuple[object, ...] | None = None,
+    ) -> None:
         self._folder, self._config, self._machine = folder, config, machine
+        self._shared = shared
 
     def get_or_make(self, name: str, make: Callable[[], ValueT]) -> ValueT:
         """Return the value stored under a name, or make and store it."""
@@ -86,18 +134,34 @@ class ProgramCache:
             self._write_entry(entry, value)
         return value
 
-    def load_executable(
-        self, *signature: object
-    ) -> tuple[jax.stages.Compiled, Mapping[str, Any]] | None:
+    def load_executable(self, *signature: object) -> Cached | None:
         """Return the executable and figures stored under a signature; None if there are none."""
+        shared = None if self._shared is None else SHARED_PROGRAMS.get(self._shared, *signature)
+        return shared or self._load_stored(*signature)
+
+    def share(
+        self, compiled: jax.stages.Compiled, figures: Mapping[str, Any], *signature: object
+    ) -> None:
+        """Share an executable with equal configs in this process."""
+        if self._shared is not None:
+            SHARED_PROGRAMS.put((compiled, figures), self._shared, *signature)
+
+    def _load_stored(self, *signature: object) -> Cached | None:
+        if self._folder is None:
+            return None
         known = None if self._config is None else self._read_entry(self._config_entry(*signature))
         if known is None:
             return None
         loaded = self._load(self._folder / known["entry"], known["takes"], known["returns"])
         return None if loaded is None else (loaded, known["figures"])
 
-    def get_entry(self, lowered: jax.stages.Lowered, *signature: object) -> Path:
-        """Return the path of an executable with these instructions, whatever config compiled it."""
+    def get_entry(self, lowered: jax.stages.Lowered, *signature: object) -> Path | None:
+        """Return the path of an executable with these instructions, whatever config compiled it.
+
+        None without a folder.
+        """
+        if self._folder is None:
+            return None
         return self._entry_path("instructions", lowered.as_text(), *signature)
 
     def load_compiled(self, entry: Path, lowered: jax.stages.Lowered) -> jax.stages.Compiled | None:
@@ -188,6 +252,7 @@ class ProgramCache:
             logger.info("program not cached: %s", error)
             return
         content = hashlib.sha256(content).digest() + content
+        assert self._folder is not None
         with contextlib.suppress(OSError):
             _make_room(self._folder, len(content))
             handle, written = tempfile.mkstemp(dir=self._folder, prefix=".")
@@ -204,33 +269,40 @@ class ProgramCache:
 
     def _entry_path(self, *what: object) -> Path:
         name = "\n".join([self._machine, *map(str, what)])
+        assert self._folder is not None
         return self._folder / hashlib.sha256(name.encode()).hexdigest()
 
 
-def open_program_cache(config: "AlgorithmConfig") -> ProgramCache | None:
+def open_program_cache(
+    config: "AlgorithmConfig", *, is_in_graph: bool = True
+) -> ProgramCache | None:
     """Open the cache of a config's programs; None if there is none.
 
-    It is available on CPUs only, since the calls of programs on other backends have not been
-    tested.
+    The folder is used on CPUs only, since the calls of stored programs on other backends have not
+    been tested.
 
     Args:
         config: Config with all values resolved that are measured on the machine.
+        is_in_graph: Whether the environments are part of the programs; otherwise they are shared
+            in memory only.
     """
-    debugging = config.debugging_settings
-    if not debugging.jit or jax.default_backend() != "cpu":
+    if not config.debugging_settings.jit:
         return None
-    setting = debugging.compilation_cache_dir
-    folder = get_cache_file(setting, FOLDER) if uses_own_folder(setting) else None
-    if folder is None or make_private(folder) is not None:
-        return None
-    packages = _get_package_versions()
+    description = _describe_config(config)
+    shared = None
+    if description is not None:
+        shared = (_digest({"config": description, "jax": _jax_options()}), _snapshot_code())
+    folder = _get_folder(config) if is_in_graph else None
+    packages = None if folder is None else _get_package_versions()
     if packages is None:
-        return None
-    description = _describe_config(config) if is_command() else None
+        return (
+            None if shared is None else ProgramCache(None, config=None, machine="", shared=shared)
+        )
     return ProgramCache(
         folder,
+        shared=shared,
         config=None
-        if description is None
+        if description is None or not is_command()
         else _digest({"config": description, "code": _digest_source()}),
         machine=_digest(
             {
@@ -243,6 +315,14 @@ def open_program_cache(config: "AlgorithmConfig") -> ProgramCache | None:
     )
 
 
+def _get_folder(config: "AlgorithmConfig") -> Path | None:
+    setting = config.debugging_settings.compilation_cache_dir
+    if jax.default_backend() != "cpu" or not uses_own_folder(setting):
+        return None
+    folder = get_cache_file(setting, FOLDER)
+    return None if folder is None or make_private(folder) is not None else folder
+
+
 def _digest(data: object) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -252,8 +332,10 @@ def _describe_config(config: "AlgorithmConfig") -> dict[str, Any] | None:
 
     None if it names code of other packages.
     """
+    if not type(config).__module__.startswith("jaxrl."):
+        return None
     data, not_saved = serialize_restorable(config)
-    if not_saved or not type(config).__module__.startswith("jaxrl."):
+    if not_saved:
         return None
     settings = {n: value for n, value in data["settings"].items() if n not in NON_PROGRAM_SETTINGS}
     description = {"algo": data["algo"], "algo_class": data["algo_class"], "settings": settings}
@@ -279,6 +361,31 @@ def _is_own(data: object) -> bool:
     if isinstance(data, list):
         return all(_is_own(value) for value in cast(list[Any], data))
     return True
+
+
+_TRACED = re.compile(
+    r"jaxrl\.(algorithms|assembly|buffers|config|connectors|core|distributions|envs|learners|modules"
+    r"|ops|training)\b"
+)
+"""Modules that programs are traced from."""
+
+
+def _snapshot_code() -> tuple[object, ...]:
+    """Return the functions and constants that programs are traced from, as they are now.
+
+    A script may replace some, e.g. assign another loss to a Learner class; then programs that were
+    traced before are not shared. The values themselves are part of the key, as an address may be
+    used again.
+    """
+    modules = {name: module for name, module in sys.modules.items() if _TRACED.match(name)}
+    found = [value for name in sorted(modules) for value in vars(modules[name]).values()]
+    classes = [value for value in found if isinstance(value, type) and value.__module__ in modules]
+    for own in classes:
+        found += vars(own).values()
+    return tuple(value for value in found if isinstance(value, _CODE))
+
+
+_CODE = (FunctionType, type, staticmethod, classmethod, property, int, float, str)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -208,6 +209,8 @@ class Program:
         self.compile_stats.append(figures)
         self._log(figures)
         self._log_shapes(args)
+        if cache is not None:
+            cache.share(compiled, dataclasses.asdict(figures), *key)
         if cache is not None and entry is not None:
             new = None if figures.cache_hit else compiled  # a loaded one cannot be serialized
             store = partial(cache.store, entry, lowered, new, dataclasses.asdict(figures), *key)
@@ -249,10 +252,12 @@ def _rename(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
 def compile_with_options(
     options: dict[str, Any], lowered: jax.stages.Lowered
 ) -> jax.stages.Compiled:
-    """Compile with options, leaving them out if this XLA rejects them.
+    """Compile with options, leaving out those that `XLA_FLAGS` sets, and all if XLA rejects them.
 
     XLA's compile options are not a stable interface.
     """
+    flags = os.environ.get("XLA_FLAGS", "")
+    options = {name: value for name, value in options.items() if f"--{name}=" not in flags}
     if not options:
         return lowered.compile()
     try:

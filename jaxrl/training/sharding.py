@@ -183,7 +183,12 @@ def make_runner_programs(
 
 
 def make_train_step_program(
-    runner: TrainStep, devices: list[Device], *, max_retraces: int | None, jit: bool
+    runner: TrainStep,
+    devices: list[Device],
+    *,
+    max_retraces: int | None,
+    jit: bool,
+    program_cache: ProgramCache | None = None,
 ) -> Program:
     """Make `learn(state, data) -> (state, summary)` for data recorded by runners on the host.
 
@@ -207,7 +212,14 @@ def make_train_step_program(
         new_state, summary = learn(gather_columns(runner, state, data), data)
         return scatter_columns(state, new_state, data), summary
 
-    return Program("learn", program, donate_argnums=(0,), max_retraces=max_retraces, enabled=jit)
+    return Program(
+        "learn",
+        program,
+        donate_argnums=(0,),
+        max_retraces=max_retraces,
+        program_cache=program_cache,
+        enabled=jit,
+    )
 
 
 def shard_over_devices(

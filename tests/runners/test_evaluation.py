@@ -16,7 +16,7 @@ from jaxrl.errors import ConfigError, RetraceError
 from jaxrl.evaluation.evaluation import Evaluation, run_custom_evaluation
 from jaxrl.runners import in_graph_loop as dispatch
 from jaxrl.runners.ahead import Pace
-from jaxrl.runtime import program
+from jaxrl.runtime import kept_programs, program
 from jaxrl.runtime.program import Program
 from tests.helpers import small
 
@@ -233,5 +233,6 @@ def test_what_fails_to_compile_beside_training_is_told_by_the_evaluation(
     compile_it = Program._compile
     monkeypatch.setattr(Program, "_compile", broken)
     config = small().evaluation(evaluation_interval=2, evaluation_duration=2)
+    monkeypatch.setattr(kept_programs, "SHARED_PROGRAMS", kept_programs.SharedPrograms())
     with config.build() as algo, pytest.raises(ValueError, match="no MainThread"):
         algo.fit({"training_iteration": 2})

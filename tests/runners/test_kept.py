@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.algorithms.ppo import PPOConfig, PPOLearner
 from jaxrl.callbacks import Callbacks
 from jaxrl.envs.classic.cartpole import CartPole
 from jaxrl.envs.registry import register_env
@@ -40,6 +40,12 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def of_config(config: Any, folder: Path) -> ProgramCache | None:
     return open_program_cache(config.debugging(compilation_cache_dir=str(folder)))
+
+
+def folder_of(config: Any) -> Path | None:
+    cache = open_program_cache(config)
+    assert cache is not None
+    return cache._folder
 
 
 def made(folder: Path, config: str | None = "config") -> ProgramCache:
@@ -160,7 +166,7 @@ def test_a_checkout_that_is_not_installed_keeps_nothing(
 
     monkeypatch.setattr(kept.importlib.metadata, "requires", requires)
     kept._get_package_versions.cache_clear()
-    assert of_config(small(), command) is None
+    assert folder_of(small().debugging(compilation_cache_dir=str(command))) is None
     kept._get_package_versions.cache_clear()
 
 
@@ -206,10 +212,10 @@ def test_code_of_others_is_traced(config: Any, command: Path) -> None:
 
 def test_only_in_commands_and_where_the_cache_is_on(command: Path, monkeypatch: Any) -> None:
     assert of_config(small(), command) is not None
-    assert open_program_cache(small().debugging(compilation_cache_dir="off")) is None
+    assert folder_of(small().debugging(compilation_cache_dir="off")) is None
     monkeypatch.setitem(commands._process_state, "command", False)
     jax.config.update("jax_compilation_cache_dir", str(command.parent / "of_jax"))
-    assert open_program_cache(small()) is None, "JAX was told where to keep programs"
+    assert folder_of(small()) is None, "JAX was told where to keep programs"
     elsewhere = of_config(small(), command)
     assert elsewhere is not None
     assert elsewhere._config is None, "a script may have changed jaxrl's own functions"
@@ -266,3 +272,43 @@ def test_a_command_finds_its_programs_and_computes_the_same(tmp_path: Path) -> N
             assert "traced 0.00, lowered 0.00, from the cache" in line
     first, second = ([repr(own(row)) for row in of_run] for of_run in rows)
     assert first == second
+
+
+def test_equal_configs_share_programs_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "SHARED_PROGRAMS", kept.SharedPrograms())
+
+    def traced(config: Any) -> list[str]:
+        """Names of the programs that a run traced, after its numbers were compared."""
+        with config.build() as algorithm:
+            algorithm.train()
+            return [p.name for p in algorithm._programs for s in p.compile_stats if s.trace_s]
+
+    assert traced(small()) == ["init", "train"]
+    assert traced(small().debugging(seed=3)) == []
+    assert traced(small(gamma=0.9)) == ["init", "train"]
+    assert traced(small().environment(OwnCartPole)) == ["init", "train"]
+    assert traced(small().environment(OwnCartPole)) == ["init", "train"]
+    honest = PPOLearner.compute_loss
+    monkeypatch.setattr(PPOLearner, "compute_loss", lambda *args: honest(*args))
+    assert traced(small()) == ["init", "train"], "a function was replaced"
+    monkeypatch.setattr(PPOLearner, "compute_loss", honest)
+    assert traced(small()) == []
+
+
+def test_a_shared_program_computes_the_same() -> None:
+    states = []
+    for _ in range(2):
+        with small().build() as algorithm:
+            algorithm.train()
+            states.append(jax.device_get(algorithm.get_weights()))
+    jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+def test_the_least_recently_used_program_leaves_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "MAX_SHARED_PROGRAMS", 2)
+    shared, one = kept.SharedPrograms(), (jax.jit(jnp.sin).lower(1.0).compile(), {})
+    shared.put(one, "a")
+    shared.put(one, "b")
+    assert shared.get("a") is one
+    shared.put(one, "c")
+    assert [shared.get(name) is one for name in "abc"] == [True, False, True]
