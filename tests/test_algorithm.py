@@ -329,6 +329,7 @@ def test_should_stop_ends_an_iteration_between_dispatches() -> None:
         assert result["num_env_steps_sampled_lifetime"] < 128 * 10**6
 
 
+@pytest.mark.slow
 @pytest.mark.allow_key_reuse
 def test_without_jit_it_computes_the_same() -> None:
     states = []

@@ -87,7 +87,9 @@ ENV_CONFIGS = [
     pytest.param(
         "PPO", paid_cart_pole, "pay", [1.0, 0.01], 2, id="creator", marks=pytest.mark.slow
     ),
-    pytest.param("PPO", "Pendulum-v1", "max_torque", [1.0, 4.0], 2, id="space"),
+    pytest.param(
+        "PPO", "Pendulum-v1", "max_torque", [1.0, 4.0], 2, id="space", marks=pytest.mark.slow
+    ),
     pytest.param(
         "PPO", "CartPole-v1", "gravity", [1.0, 60.0], 1, id="parameter", marks=pytest.mark.slow
     ),

@@ -13,7 +13,7 @@ from jaxrl.config.sweep import make_lanes
 from jaxrl.core.keys import fold_in_uint64, make_key
 from jaxrl.core.seeds import check_seed, make_seed_sequence, split_seed
 from jaxrl.errors import ConfigError
-from tests.helpers import small
+from tests.helpers import slow_but, small
 
 pytestmark = pytest.mark.allow_key_reuse
 
@@ -75,7 +75,9 @@ def first_fragment(algorithm: Algorithm) -> Any:
     return group.next_batch()[0].rollout
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", "gymnasium:CartPole-v1"])
+@pytest.mark.parametrize(
+    "env", slow_but("CartPole-v1", of=["CartPole-v1", "gymnasium:CartPole-v1"])
+)
 def test_environments_on_the_host_draw_by_the_whole_seed(env: str) -> None:
     """A JAX environment's runs are those of the program, gymnasium's have starts of their own."""
     starts: list[Any] = []

@@ -12,7 +12,7 @@ from jaxrl.errors import ConfigError
 from jaxrl.runners.placement import compute_state_bytes, estimate_required_bytes
 from jaxrl.runtime.program import Program
 from jaxrl.sweeps import grouping
-from tests.helpers import assert_close, small
+from tests.helpers import assert_close, slow_but, small
 from tests.test_sweep_resume import lasting, population, states_of, swept
 
 pytestmark = pytest.mark.allow_key_reuse
@@ -84,7 +84,7 @@ def test_lanes_at_once_follow_from_memory(monkeypatch: pytest.MonkeyPatch) -> No
         at_once(10, 9 * states + work + work // 2)
 
 
-@pytest.mark.parametrize("num_devices", [1, "auto"])
+@pytest.mark.parametrize("num_devices", slow_but("auto", of=[1, "auto"]))
 def test_all_lanes_are_evaluated_in_one_dispatch(
     num_devices: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

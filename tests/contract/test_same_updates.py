@@ -77,7 +77,7 @@ def test_a_vmapped_pair_equals_two_runs(algo: str, updates: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("algo", "updates"), [*one_update(slow=(*RELATIVES, "DDPG", "PQN")), ("PPO", "many")]
+    ("algo", "updates"), [*one_update(slow=(*RELATIVES, "APPO", "DDPG", "PQN")), ("PPO", "many")]
 )
 def test_one_device_equals_eight(algo: str, updates: str) -> None:
     assembly = assemble(config_of(algo, updates))

@@ -14,7 +14,13 @@ from jaxrl.envs import make
 from jaxrl.envs.adapters.gymnax import ENV_IDS, GymnaxEnv
 from jaxrl.errors import EnvError
 from jaxrl.testing import check_env
+from tests.helpers import slow_but
 
+ONE_OF_EACH = (
+    *("CartPole-v1", "Pendulum-v1", "Breakout-MinAtar", "Catch-bsuite", "FourRooms-misc"),
+    *("SimpleBandit-bsuite", "Reacher-misc"),
+)
+"""Of each suite, and of each kind of observation and action."""
 MINATAR = [name for name in ENV_IDS if name.endswith("-MinAtar")]
 
 
@@ -24,7 +30,7 @@ def test_the_list_is_gymnaxs_but_for_the_one_that_downloads() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*does not depend on the key")
-@pytest.mark.parametrize("name", ENV_IDS)
+@pytest.mark.parametrize("name", slow_but(*ONE_OF_EACH, of=ENV_IDS))
 def test_contract(name: str) -> None:
     check_env(f"gymnax:{name}", num_steps=16, num_envs=2)
 

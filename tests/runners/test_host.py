@@ -17,7 +17,7 @@ from jaxrl.runners.env_runner import EnvRunner
 from jaxrl.runners.fragment import Fragment
 from jaxrl.runtime.program import Program
 from jaxrl.training.report import TrainReport
-from tests.helpers import assert_close, assert_equal, differs, small
+from tests.helpers import assert_close, assert_equal, differs, slow_but, small
 
 pytestmark = pytest.mark.allow_key_reuse
 
@@ -64,7 +64,7 @@ def test_a_host_run_equals_the_compiled_one(settings: dict[str, Any]) -> None:
         assert result["env_runners"][key] == expected["env_runners"][key]
 
 
-@pytest.mark.parametrize("num_devices", [1, 4])
+@pytest.mark.parametrize("num_devices", slow_but(4, of=[1, 4]))
 def test_rows_that_are_no_transitions_are_no_steps_in_the_program_either(num_devices: int) -> None:
     """Of schedules, stop criteria and results; one that misses some makes another batch of them."""
     results, states = [], []
@@ -157,7 +157,7 @@ def test_a_resumed_run_is_the_same_to_the_bit_where_the_environment_can_be_resto
         assert leaf.tobytes() == found[name].tobytes(), name
 
 
-@pytest.mark.parametrize("batches", [3, 4])
+@pytest.mark.parametrize("batches", slow_but(3, of=[3, 4]))
 def test_a_run_resumes_with_the_weights_that_were_acted_with(batches: int, tmp_path: Path) -> None:
     """Those of the latest broadcast, with their statistics, and not the learner's newest."""
 
