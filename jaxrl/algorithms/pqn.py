@@ -10,7 +10,6 @@ the value of the last row's).
 import dataclasses
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -27,6 +26,7 @@ from jaxrl.modules.q_network import QModule
 from jaxrl.modules.rl_module import RLModule, RLModuleSpec
 from jaxrl.modules.sequences import attach_final_carries, forward_rollout, split_into_sequences
 from jaxrl.ops import losses, returns
+from jaxrl.ops.value_losses import batched_index
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class PQNLearner:
             "curr_epsilon": values["epsilon"],
             "qf_target_mean": moments.mean,
             "qf_explained_var": losses.explained_variance(
-                targets, _index_actions(acting_values, rollout.action), rollout.mask, self.axis_name
+                targets, batched_index(acting_values, rollout.action), rollout.mask, self.axis_name
             ),
         }
 
@@ -119,7 +119,7 @@ class PQNLearner:
 
     def _max_over_legal(self, q: Float[Array, "*batch n"], obs: PyTree) -> Float[Array, "*batch"]:
         """Compute maxₐ Q(s, a) over the legal actions."""
-        return _index_actions(q, self.module.action_dist(q, obs).mode())
+        return batched_index(q, self.module.action_dist(q, obs).mode())
 
     def compute_loss(
         self,
@@ -141,7 +141,7 @@ class PQNLearner:
         """
         del values, key
         out = self.module.forward_train(params, {Columns.OBS: batch.obs})
-        q = _index_actions(out[Columns.ACTION_DIST_INPUTS], batch.action)
+        q = batched_index(out[Columns.ACTION_DIST_INPUTS], batch.action)
         loss = jnp.mean(batch.weight * 0.5 * jnp.square(q - batch.targets))
         return loss, {"qf_loss": loss, "qf_mean": jnp.mean(batch.weight * q)}
 
@@ -154,15 +154,6 @@ class PQNLearner:
         """Return the state unchanged: there is no target network."""
         del metrics, progress
         return state
-
-
-def _index_actions(
-    q: Float[Array, "*batch n"], action: Int[Array, "*batch"]
-) -> Float[Array, "*batch"]:
-    """Return Q(s, a) of given actions."""
-    # Sum against the one-hot: the gradient of a gather is a serial scatter on a CPU.
-    chosen = jax.nn.one_hot(action, q.shape[-1], dtype=jnp.bool_)
-    return jnp.sum(jnp.where(chosen, q, 0.0), axis=-1)
 
 
 class PQNConfig(AlgorithmConfig):

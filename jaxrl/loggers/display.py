@@ -99,7 +99,6 @@ class PlainDisplay:
         )
         self._printed_at = float("-inf")
         self._is_waiting = False
-        self._announced = False
 
     def __enter__(self) -> Self:
         self.print_message(self._title)

@@ -47,7 +47,7 @@ class LocalEnvRunnerGroup:
         self._watch = HangWatch(assembly.made.id, limit)
         self._num_restarts = 0
         self._latest_faults: deque[RunnerFault] = deque(maxlen=MAX_REPORTED_RESTARTS)
-        self._num_env_steps, self._env_seconds, self._seconds = 0, 0.0, 0.0
+        self._env_seconds, self._seconds = 0.0, 0.0
 
     @property
     def programs(self) -> list[Program]:
@@ -64,7 +64,6 @@ class LocalEnvRunnerGroup:
         with self._watch:
             fragments = [sample(self._fragment_length) for _ in range(self._fragments_per_batch)]
         for fragment in fragments:
-            self._num_env_steps += fragment.num_env_steps
             self._seconds += fragment.seconds
             self._env_seconds += fragment.env_seconds
             self._num_restarts += sum(fault.what == "raised" for fault in fragment.faults)

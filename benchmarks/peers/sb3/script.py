@@ -35,7 +35,7 @@ def create_model(steps: int) -> PPO:
         gae_lambda=setting.gae_lambda,
         clip_range=setting.clip_param,
         ent_coef=setting.entropy_coeff,
-        vf_coef=setting.vf_loss_coeff,
+        vf_coef=setting.vf_loss_coeff / 2,  # SB3's value loss has no factor of 1/2
         max_grad_norm=setting.max_grad_norm,
         device="cpu",
     )
