@@ -5,10 +5,15 @@ checked: shapes, dtypes and equal axes of what is passed and returned, while pro
 where arrays are handled outside of them.
 """
 
+import functools
 import inspect
+import operator
+import types
 from collections.abc import Callable
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, Union, get_args, get_origin
 
+import jax
+import numpy as np
 from beartype import BeartypeConf, BeartypeStrategy, beartype
 from jaxtyping import AbstractArray
 
@@ -21,9 +26,27 @@ def check(function: Callable[..., Any]) -> Callable[..., Any]:
         return function  # leaves of a dataclass may be stacked, sharded or abstract
     annotations = function.__annotations__
     function.__annotations__ = {
-        name: hint if _is_of_arrays(hint) else Any for name, hint in annotations.items()
+        name: _widen(hint) if _is_of_arrays(hint) else Any for name, hint in annotations.items()
     }
     return _check(function)
+
+
+def _widen(hint: Any) -> Any:
+    """The annotation with NumPy's arrays, and numbers as scalars, where JAX takes them for its own."""
+    if inspect.isclass(hint) and issubclass(hint, AbstractArray):
+        if hint.array_type is not jax.Array:
+            return hint
+        widened = hint.dtype[jax.Array | np.ndarray | jax.ShapeDtypeStruct, hint.dim_str]
+        dims = hint.dim_str.split()
+        return widened | _NUMBER if all(name.startswith("*") for name in dims) else widened
+    parts = tuple(_widen(part) if part is not ... else part for part in get_args(hint))
+    origin = get_origin(hint)
+    if origin is tuple:
+        return tuple[parts]
+    return functools.reduce(operator.or_, parts) if origin in (Union, types.UnionType) else hint
+
+
+_NUMBER = np.generic | float | int | bool
 
 
 def _is_of_arrays(hint: Any) -> bool:

@@ -226,16 +226,16 @@ class Counter:
         low = number - high * 2.0**32
         return Counter(low=low.astype(jnp.uint32), high=high.astype(jnp.uint32))
 
-    def is_below(self, other: "Counter") -> Bool[Array, ""]:
+    def is_below(self, other: "Counter") -> Bool[Array, "*n"]:
         """Return whether this count is strictly less than another."""
         return (self.high < other.high) | ((self.high == other.high) & (self.low < other.low))
 
-    def add(self, amount: int | Int[Array, ""]) -> "Counter":
+    def add(self, amount: int | Int[Array, "*n"]) -> "Counter":
         """Return the count plus a non-negative amount below 2**32."""
         low = self.low + jnp.asarray(amount, jnp.uint32)
         return Counter(low=low, high=self.high + (low < self.low).astype(jnp.uint32))
 
-    def as_float(self) -> Float[Array, ""]:
+    def as_float(self) -> Float[Array, "*n"]:
         """Return the count as float32 (24 significant bits), for schedules."""
         return self.high.astype(jnp.float32) * 2.0**32 + self.low.astype(jnp.float32)
 

@@ -8,7 +8,7 @@ import gymnasium
 import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Num
 
 from jaxrl.core.spaces import OBSERVATION_SPACE, check_supported
 from jaxrl.core.types import Columns, Key, ObsSequence, ObsWithCarry, Params, PyTree, map_obs
@@ -63,7 +63,7 @@ class Encoder(nn.Module):
         x = self._compute_features(obs) if self.streams is None else self.streams(obs)
         return self.mlp(x)
 
-    def _compute_features(self, obs: Float[Array, "*batch_and_obs"]) -> Float[Array, "*batch n"]:
+    def _compute_features(self, obs: Num[Array, "*batch_and_obs"]) -> Float[Array, "*batch n"]:
         x = obs.astype(jnp.float32)
         if self.scale is not None:
             x = x * self.scale
