@@ -64,7 +64,7 @@ class SubEnvFault:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SubEnvSpec:
-    """How to make one copy, and whether to restart it after a fault.
+    """Recipe of one copy, and whether to restart it after a fault.
 
     `index` is the copy's index among all copies of the run; its seeds derive from it, so that data
     do not depend on how copies are distributed over runners.

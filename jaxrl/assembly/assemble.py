@@ -61,7 +61,7 @@ class Assembly:
     """Everything static of a run, before any device is touched.
 
     `runner` is an `InGraphRunner` if the environments are part of the compiled program, else a
-    `TrainStep`. `program_cache` is the cache of programs from earlier processes;
+    `TrainStep`. `program_cache` is the cache of programs that were compiled before;
     `should_compile_train` is whether training will follow, so that its program is compiled
     concurrently with others.
     """
@@ -92,7 +92,7 @@ class Assembly:
 
     @property
     def should_save_buffer(self) -> bool:
-        """Whether checkpoints store the replay buffer."""
+        """Return whether checkpoints store the replay buffer."""
         if self.store_buffer == "auto":
             return self.buffer_bytes <= MAX_SAVED_BUFFER_BYTES
         return self.store_buffer
@@ -120,7 +120,7 @@ class Assembly:
 
     @property
     def is_in_graph(self) -> bool:
-        """Whether the environments are stepped inside the compiled program."""
+        """Return whether the environments are stepped inside the compiled program."""
         return isinstance(self.runner, InGraphRunner)
 
     @property
@@ -171,7 +171,11 @@ def assemble_run(config: "AlgorithmConfig", *, should_train: bool) -> Assembly:
     is_in_graph = assembly.is_in_graph
     return dataclasses.replace(
         assembly,
-        program_cache=open_program_cache(config, is_in_graph=is_in_graph),
+        program_cache=open_program_cache(
+            config,
+            is_in_graph=is_in_graph,
+            spaces=() if is_in_graph else get_spaces(assembly.made),
+        ),
         should_compile_train=is_in_graph and should_train and is_command(),
     )
 

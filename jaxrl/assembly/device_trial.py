@@ -79,7 +79,7 @@ class DeviceTrials:
 
     @property
     def is_possible(self) -> bool:
-        """Whether there are devices to measure on, and a file to store results in."""
+        """Return whether there are devices to measure on, and a file to store results in."""
         return self._store is not None and has_device_per_core()
 
     def is_faster(self, rows: int, num_devices: int) -> bool:

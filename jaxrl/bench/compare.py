@@ -33,7 +33,7 @@ class Change:
 
     @property
     def is_regression(self) -> bool:
-        """Whether the cell got worse or fails now."""
+        """Return whether the cell got worse or fails now."""
         return self.verdict in ("worse", "failed")
 
 

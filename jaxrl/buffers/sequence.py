@@ -109,7 +109,7 @@ class SequenceReplayBuffer:
 
     @property
     def in_host_memory(self) -> bool:
-        """Whether the state is kept in host memory, apart from the learner's."""
+        """Return whether the state is kept in host memory, apart from the learner's."""
         return self.replay.in_host_memory
 
     @property

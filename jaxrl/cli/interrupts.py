@@ -113,7 +113,7 @@ class Interrupts(SignalWatch):
 
     @property
     def requested(self) -> bool:
-        """Whether a stop was requested."""
+        """Return whether a stop was requested."""
         return self.received is not None
 
     @property

@@ -97,7 +97,7 @@ class AlgorithmConfig(ConfigBuilder):
 
     @property
     def is_multi_agent(self) -> bool:
-        """Whether the config is for multiple agents; always False."""
+        """Return whether the config is for multiple agents; always False."""
         return False
 
     @property

@@ -219,7 +219,7 @@ class ConfigBuilder:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the config belongs to a built Algorithm and cannot change."""
+        """Return whether the config belongs to a built Algorithm and cannot change."""
         return self._frozen
 
     @property

@@ -196,7 +196,7 @@ class Setting:
 
     @property
     def _takes_floats(self) -> bool:
-        """Whether the setting takes floats, which may enter the compiled program as float32."""
+        """Return whether the setting takes floats, which a program may read as float32."""
         members = typing.get_args(self.annotation) or (self.annotation,)
         return any(
             m is float or float in typing.get_args(m) or m == list[list[float]] for m in members

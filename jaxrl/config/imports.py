@@ -40,7 +40,7 @@ class ImportKind:
 
     @property
     def is_restricted(self) -> bool:
-        """Whether classes are restricted."""
+        """Return whether classes are restricted."""
         return bool(self.bases or self.methods)
 
     def matches(self, found: type) -> bool:

@@ -71,7 +71,7 @@ class EpisodeData:
 
     @property
     def is_numpy(self) -> bool:
-        """Whether the data are stored as arrays."""
+        """Return whether the data are stored as arrays."""
         return self.rewards.finalized
 
     def to_numpy(self) -> Self:

@@ -150,12 +150,12 @@ class SingleAgentEpisode(EpisodeData):
 
     @property
     def is_reset(self) -> bool:
-        """Whether the episode has a first observation."""
+        """Return whether the episode has a first observation."""
         return len(self.observations) > 0
 
     @property
     def is_done(self) -> bool:
-        """Whether the episode has ended."""
+        """Return whether the episode has ended."""
         return self.is_terminated or self.is_truncated
 
     def concat_episode(self, other: "SingleAgentEpisode") -> None:

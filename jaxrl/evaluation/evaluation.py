@@ -151,7 +151,7 @@ class Evaluation:
 
     @property
     def is_parallel_running(self) -> bool:
-        """Whether `begin` was called without `finish`."""
+        """Return whether `begin` was called without `finish`."""
         return self._parallel is not None
 
     def finish_parallel(self, folder: Path | None = None) -> dict[str, Any]:

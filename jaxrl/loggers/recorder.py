@@ -174,7 +174,7 @@ class Recorder:
 
     @property
     def has_folder(self) -> bool:
-        """Whether the run has a folder, which the first write creates."""
+        """Return whether the run has a folder, which the first write creates."""
         return self._folder is not None
 
     def write(self, result: Mapping[str, Any]) -> None:

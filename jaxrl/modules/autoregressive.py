@@ -79,7 +79,7 @@ class ActionLayout:
 
     @property
     def is_exact(self) -> bool:
-        """Whether entropy and KL are summed over all prefixes."""
+        """Return whether entropy and KL are summed over all prefixes."""
         sizes = [component.num_choices for component in self.components[:-1]]
         return 0 < math.prod(sizes) <= MAX_PREFIXES
 

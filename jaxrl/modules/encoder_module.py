@@ -120,7 +120,7 @@ class EncoderModule(RLModule):
 
     @property
     def is_stateful(self) -> bool:
-        """Whether the encoders have a recurrent core."""
+        """Return whether the encoders have a recurrent core."""
         return self.settings.is_recurrent
 
     def initial_carry(self, batch_size: int) -> PyTree:

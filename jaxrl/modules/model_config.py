@@ -263,7 +263,7 @@ class DefaultModelConfig:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether a recurrent core follows the encoder."""
+        """Return whether a recurrent core follows the encoder."""
         return self.use_lstm or self.use_attention
 
     @property

@@ -119,7 +119,7 @@ class PolicyQModule(EncoderModule):
 
     @property
     def is_discrete(self) -> bool:
-        """Whether critics output a value for each action instead of taking one as input."""
+        """Return whether critics output a value for each action instead of taking one as input."""
         return isinstance(self.action_space, spaces.Discrete)
 
     def init(self, key: Key) -> Params:

@@ -128,7 +128,7 @@ class RLModule:
 
     @property
     def is_stateful(self) -> bool:
-        """Whether the module is recurrent, and learns from sequences."""
+        """Return whether the module is recurrent, and learns from sequences."""
         has_own_step = type(self)._forward_step is not RLModule._forward_step
         return has_own_step and self.initial_carry(1) is not None
 

@@ -119,7 +119,7 @@ class _QuotaTally:
 
     @property
     def done(self) -> Bool[np.ndarray, " B"]:
-        """Whether each environment has reached its quota, `[B]`."""
+        """Return whether each environment has reached its quota, `[B]`."""
         # The bound on rows ends environments that produce no valid transitions.
         spent = (self._num_steps >= self._max_steps) | (
             self._num_rows >= 2 * self._max_steps + CHUNK_STEPS

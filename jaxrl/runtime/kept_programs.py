@@ -27,16 +27,18 @@ import sys
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 from jax.experimental import serialize_executable
 
 from jaxrl.config.serialize import DATACLASS_KEY, IMPORT_KEY, serialize_restorable
+from jaxrl.core.spaces import get_leaf_spaces
 from jaxrl.core.types import Device
 from jaxrl.envs.registry import find_imports, get_registered_env
 from jaxrl.runtime.commands import is_command
@@ -274,7 +276,10 @@ class ProgramCache:
 
 
 def open_program_cache(
-    config: "AlgorithmConfig", *, is_in_graph: bool = True
+    config: "AlgorithmConfig",
+    *,
+    is_in_graph: bool = True,
+    spaces: Iterable[gymnasium.Space[Any]] = (),
 ) -> ProgramCache | None:
     """Open the cache of a config's programs; None if there is none.
 
@@ -285,13 +290,16 @@ def open_program_cache(
         config: Config with all values resolved that are measured on the machine.
         is_in_graph: Whether the environments are part of the programs; otherwise they are shared
             in memory only.
+        spaces: Spaces of an environment outside of jaxrl, whose id may be registered again with
+            others, which change the module.
     """
     if not config.debugging_settings.jit:
         return None
     description = _describe_config(config)
     shared = None
     if description is not None:
-        shared = (_digest({"config": description, "jax": _jax_options()}), _snapshot_code())
+        built = _digest({"config": description, "jax": _jax_options()})
+        shared = (built, _digest_spaces(spaces), _snapshot_code())
     folder = _get_folder(config) if is_in_graph else None
     packages = None if folder is None else _get_package_versions()
     if packages is None:
@@ -332,6 +340,10 @@ def _describe_config(config: "AlgorithmConfig") -> dict[str, Any] | None:
 
     None if it names code of other packages.
     """
+    overrides = config.evaluation_settings.evaluation_config or {}
+    envs = (config.environment_settings.env, overrides.get("env"))
+    if not all(env is None or (isinstance(env, str) and _is_own_env(env)) for env in envs):
+        return None
     if not type(config).__module__.startswith("jaxrl."):
         return None
     data, not_saved = serialize_restorable(config)
@@ -339,10 +351,18 @@ def _describe_config(config: "AlgorithmConfig") -> dict[str, Any] | None:
         return None
     settings = {n: value for n, value in data["settings"].items() if n not in NON_PROGRAM_SETTINGS}
     description = {"algo": data["algo"], "algo_class": data["algo_class"], "settings": settings}
-    overrides = config.evaluation_settings.evaluation_config or {}
-    envs = (config.environment_settings.env, overrides.get("env"))
-    foreign = [env for env in envs if isinstance(env, str) and not _is_own_env(env)]
-    return description if not foreign and _is_own(description) else None
+    return description if _is_own(description) else None
+
+
+def _digest_spaces(spaces: Iterable[gymnasium.Space[Any]]) -> str:
+    """Return a digest of spaces with all bounds, which their text abbreviates."""
+    digest = hashlib.sha256()
+    for space in spaces:
+        digest.update(repr(space).encode())
+        for _, leaf in get_leaf_spaces(space):
+            if isinstance(leaf, gymnasium.spaces.Box):
+                digest.update(leaf.low.tobytes() + leaf.high.tobytes())
+    return digest.hexdigest()
 
 
 def _is_own_env(name: str) -> bool:
@@ -382,6 +402,8 @@ def _snapshot_code() -> tuple[object, ...]:
     classes = [value for value in found if isinstance(value, type) and value.__module__ in modules]
     for own in classes:
         found += vars(own).values()
+    for table in [value for value in found if isinstance(value, dict)]:
+        found += cast(dict[object, object], table).values()
     return tuple(value for value in found if isinstance(value, _CODE))
 
 

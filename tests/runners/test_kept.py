@@ -4,15 +4,18 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig, PPOLearner
+from jaxrl.assembly.assemble import assemble_run
 from jaxrl.callbacks import Callbacks
 from jaxrl.envs.classic.cartpole import CartPole
 from jaxrl.envs.registry import register_env
@@ -312,3 +315,35 @@ def test_the_least_recently_used_program_leaves_first(monkeypatch: pytest.Monkey
     assert shared.get("a") is one
     shared.put(one, "c")
     assert [shared.get(name) is one for name in "abc"] == [True, False, True]
+
+
+def test_an_id_that_is_registered_again_with_other_bounds_shares_nothing() -> None:
+    def key(bound: float) -> object:
+        gymnasium.register("Bounded-v0", entry_point=lambda: Bounded(bound))
+        config = small(env="Bounded-v0").env_runners(placement="host")
+        cache = assemble_run(config, should_train=True).program_cache
+        assert cache is not None
+        return cache._shared
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the id is overridden
+            assert key(1.0) == key(1.0) != key(2.0)
+    finally:
+        gymnasium.registry.pop("Bounded-v0")
+
+
+class Bounded(gymnasium.Env[Any, Any]):
+    """A box of actions, whose shape says nothing of its bounds."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def __init__(self, bound: float) -> None:
+        self.action_space = gymnasium.spaces.Box(-bound, bound, (1,), np.float32)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), 0.0, False, False, {}

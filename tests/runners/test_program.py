@@ -1,6 +1,7 @@
 """Programs that somebody waits for are compiled for it, if they are small."""
 
 import logging
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,3 +77,31 @@ def test_the_first_state_is_typed_as_a_restored_one(algo: str) -> None:
     ]
     for path, leaf in jax.tree_util.tree_flatten_with_path(first)[0]:
         assert not leaf.weak_type, jax.tree_util.keystr(path)
+
+
+class Recorded:
+    """A lowered program that remembers the options it is compiled with."""
+
+    def __init__(self) -> None:
+        self.options: Any = None
+
+    def compile(self, compiler_options: Any = None) -> Any:
+        self.options = compiler_options
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", {"some_level": 1, "other": True}),
+        ("--some_level=0 --unrelated=1", {"other": True}),
+        ("--some_level_of_more=0", {"some_level": 1, "other": True}),
+        ("--other=false --some_level=3", None),
+    ],
+)
+def test_options_that_the_flags_set_are_theirs(
+    flags: str, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    lowered: Any = Recorded()
+    program.compile_with_options({"some_level": 1, "other": True}, lowered)
+    assert lowered.options == expected

@@ -181,7 +181,7 @@ class FaultToleranceSettings:
 
     @property
     def should_restart_env_runners(self) -> bool:
-        """Whether failed runners are restarted, given both settings; at most one is True."""
+        """Return whether failed runners are restarted, given both settings; at most one is True."""
         return self.restart_failed_env_runners and not self.ignore_env_runner_failures
 
 

@@ -154,12 +154,12 @@ class Training:
 
     @property
     def starts_sequences_at_zero(self) -> bool:
-        """Whether replayed sequences begin with a zero recurrent state instead of the stored one."""
+        """Return whether replayed sequences begin with a zero state instead of the stored one."""
         return False
 
     @property
     def needs_values(self) -> bool:
-        """Whether the module must compute state values."""
+        """Return whether the module must compute state values."""
         return False
 
 

@@ -106,7 +106,7 @@ class FleetMember:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the member is healthy and has no pending requests."""
+        """Return whether the member is healthy and has no pending requests."""
         return self.phase is Phase.HEALTHY and not self.requests
 
     def clear_actor(self) -> None:

@@ -40,7 +40,7 @@ class EvaluationRound:
 
     @property
     def is_done(self) -> bool:
-        """Whether the results of all shares have been received."""
+        """Return whether the results of all shares have been received."""
         return len(self._results) == len(self._shares)
 
     def collect(self, timeout_s: float = math.inf) -> list[Any]:
