@@ -183,13 +183,13 @@ class ProgramCache:
         Args:
             entry: Path from `get_entry`.
             lowered: Lowered program.
-            compiled: Executable if it was just compiled, None if it was loaded by
-                `compiled_before`.
-            figures: Figures that `executable` returns with it.
+            compiled: Executable if it was just compiled; None if it was loaded, from here or from
+                JAX's cache.
+            figures: Figures that `load_executable` returns with it.
             signature: Signature of the call, with whatever else distinguishes the program from
                 others of the config.
         """
-        is_kept = compiled is None or self._write_executable(compiled, entry)
+        is_kept = entry.exists() if compiled is None else self._write_executable(compiled, entry)
         if not is_kept or self._config is None:
             return
         known = {

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from jaxrl.runtime import kept_programs as kept
 from jaxrl.runtime.kept_programs import ProgramCache, open_program_cache
 from jaxrl.runtime.program import Program
 from tests.helpers import small
+
+FACTOR = 2 + time.time_ns() % 10**6
+"""Of instructions that no earlier run left in JAX's cache."""
 
 TIMES = ("time", "date", "system", "compil", "per_second", "pid")
 
@@ -87,54 +91,58 @@ def test_another_process_reads_it_without_tracing(tmp_path: Path) -> None:
 
 
 def test_other_arguments_are_another_program(tmp_path: Path) -> None:
-    joined(Program("double", lambda x: x * 2, program_cache=made(tmp_path)), jnp.ones(3))
-    other = Program("double", lambda x: x * 2, program_cache=made(tmp_path))
+    joined(Program("double", lambda x: x * FACTOR, program_cache=made(tmp_path)), jnp.ones(3))
+    other = Program("double", lambda x: x * FACTOR, program_cache=made(tmp_path))
     assert other(jnp.ones(4)).shape == (4,)
     assert not other.compile_stats[-1].cache_hit
 
 
 def test_the_same_instructions_of_other_code_are_traced_and_not_compiled(tmp_path: Path) -> None:
-    joined(Program("double", lambda x: x * 2, program_cache=made(tmp_path, "before")), jnp.ones(3))
-    after = Program("double", lambda x: x * 2, program_cache=made(tmp_path, "after"))
+    joined(
+        Program("double", lambda x: x * FACTOR, program_cache=made(tmp_path, "before")), jnp.ones(3)
+    )
+    after = Program("double", lambda x: x * FACTOR, program_cache=made(tmp_path, "after"))
     joined(after, jnp.ones(3))
     assert after.compile_stats[-1].cache_hit
     assert after.compile_stats[-1].trace_s > 0
-    again = Program("double", lambda x: x * 2, program_cache=made(tmp_path, "after"))
+    again = Program("double", lambda x: x * FACTOR, program_cache=made(tmp_path, "after"))
     again(jnp.ones(3))
     assert again.compile_stats[-1].trace_s == 0
 
 
 def test_other_instructions_of_other_code_are_compiled(tmp_path: Path) -> None:
-    joined(Program("double", lambda x: x * 2, program_cache=made(tmp_path, "before")), jnp.ones(3))
+    joined(
+        Program("double", lambda x: x * FACTOR, program_cache=made(tmp_path, "before")), jnp.ones(3)
+    )
     after = Program("double", lambda x: x * 3, program_cache=made(tmp_path, "after"))
     assert float(after(jnp.ones(3))[0]) == 3.0
 
 
 def test_elsewhere_a_program_is_found_by_its_instructions(tmp_path: Path) -> None:
-    joined(Program("double", lambda x: x * 2, program_cache=made(tmp_path, None)), jnp.ones(3))
+    joined(Program("double", lambda x: x * FACTOR, program_cache=made(tmp_path, None)), jnp.ones(3))
     changed = Program("double", lambda x: x * 3, program_cache=made(tmp_path, None))
     assert float(joined(changed, jnp.ones(3))[0]) == 3.0
-    again = Program("double", lambda x: x * 2, program_cache=made(tmp_path, None))
-    assert float(again(jnp.ones(3))[0]) == 2.0
+    again = Program("double", lambda x: x * FACTOR, program_cache=made(tmp_path, None))
+    assert float(again(jnp.ones(3))[0]) == FACTOR
     assert again.compile_stats[-1].cache_hit
     assert again.compile_stats[-1].trace_s > 0
 
 
 def test_a_damaged_entry_is_made_anew(tmp_path: Path) -> None:
-    joined(Program("double", lambda x: x * 2, program_cache=made(tmp_path)), jnp.ones(3))
+    joined(Program("double", lambda x: x * FACTOR, program_cache=made(tmp_path)), jnp.ones(3))
     for entry in tmp_path.iterdir():
         content = bytearray(entry.read_bytes())
         content[len(content) // 2] ^= 1
         entry.write_bytes(bytes(content))
-    program = Program("double", lambda x: x * 2, program_cache=made(tmp_path))
-    assert float(program(jnp.ones(3))[0]) == 2.0
+    program = Program("double", lambda x: x * FACTOR, program_cache=made(tmp_path))
+    assert float(program(jnp.ones(3))[0]) == FACTOR
     assert program.compile_stats[-1].trace_s > 0
 
 
 def test_what_calls_python_is_not_kept(tmp_path: Path) -> None:
     def told(x: Any) -> Any:
         jax.debug.callback(lambda _: None, x)
-        return x * 2
+        return x * FACTOR
 
     joined(Program("told", told, program_cache=made(tmp_path)), jnp.ones(3))
     again = Program("told", told, program_cache=made(tmp_path))
@@ -145,14 +153,16 @@ def test_what_calls_python_is_not_kept(tmp_path: Path) -> None:
 def test_room_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "MAX_BYTES", 30_000)
     for number in range(1, 12):
-        joined(Program("double", lambda x: x * 2, program_cache=made(tmp_path)), jnp.ones(number))
+        joined(
+            Program("double", lambda x: x * FACTOR, program_cache=made(tmp_path)), jnp.ones(number)
+        )
     assert 0 < sum(entry.stat().st_size for entry in tmp_path.iterdir()) <= 30_000
 
 
 def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     nowhere = ProgramCache(tmp_path / "missing", config="config", machine="machine")
-    program = Program("double", lambda x: x * 2, program_cache=nowhere)
-    assert float(joined(program, jnp.ones(3))[0]) == 2.0
+    program = Program("double", lambda x: x * FACTOR, program_cache=nowhere)
+    assert float(joined(program, jnp.ones(3))[0]) == FACTOR
 
 
 def test_what_no_pickle_holds_is_not_kept(tmp_path: Path) -> None:
