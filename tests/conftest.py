@@ -64,3 +64,22 @@ def _ray_is_small_and_shared(request: pytest.FixtureRequest) -> None:
     """Starts the one Ray before any test marked `ray`: none may start one of its own."""
     if "ray" in request.keywords:
         request.getfixturevalue("ray_cluster")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the parameters that `representatives` does not name to the slow set."""
+    unnamed: dict[str, set[str]] = {}
+    for item in items:
+        marker = item.get_closest_marker("representatives")
+        if marker is not None and isinstance(item, pytest.Function):
+            function = item.nodeid.partition("[")[0]
+            missing = unnamed.setdefault(function, set(marker.args))
+            if item.callspec.id in marker.args:
+                missing.discard(item.callspec.id)
+            else:
+                item.add_marker(pytest.mark.slow)
+    is_selected = any("::" in argument for argument in config.args)  # so not all are collected
+    wrong = [f"{function}: {missing}" for function, missing in unnamed.items() if missing]
+    if wrong and not is_selected:
+        raise pytest.UsageError(f"No parameters have the ids of `representatives` of {wrong}.")

@@ -331,6 +331,7 @@ def test_should_stop_ends_an_iteration_between_dispatches() -> None:
 
 @pytest.mark.slow
 @pytest.mark.allow_key_reuse
+@pytest.mark.slow
 def test_without_jit_it_computes_the_same() -> None:
     states = []
     for jit in (True, False):

@@ -21,11 +21,13 @@ from jaxrl.runtime.program import Program
 from tests.bad_input_cases import CASES, Case, Given
 from tests.helpers import small
 
-ON_THE_COMMAND_LINE = [case for case in CASES if case.command is not None]
-
-
-def named(cases: list[Case]) -> Any:
-    return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
+COMPILING = ("buffer of more than half of the memory", "buffer of more than was allowed")
+"""Cases whose refusal takes seconds; as a call they are tested by default."""
+ON_THE_COMMAND_LINE = [
+    pytest.param(case, marks=pytest.mark.slow if case.name in COMPILING else [], id=case.name)
+    for case in CASES
+    if case.command is not None
+]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,7 @@ def test_the_table_is_long_enough() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
 
 
-@named(CASES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.usefixtures("nothing_written")
 def test_bad_input_is_one_sentence(case: Case, given: Given) -> None:
     before = given.algorithm.state
@@ -82,7 +84,7 @@ def test_bad_input_is_one_sentence(case: Case, given: Given) -> None:
     assert given.algorithm.state is before
 
 
-@named(ON_THE_COMMAND_LINE)
+@pytest.mark.parametrize("case", ON_THE_COMMAND_LINE)
 @pytest.mark.usefixtures("nothing_written")
 def test_on_the_command_line_it_is_exit_code_2(case: Case, given: Given) -> None:
     assert case.command is not None

@@ -57,6 +57,7 @@ def resumed_elsewhere(path: str) -> dict[str, np.ndarray]:
     return dict(np.load(file))
 
 
+@pytest.mark.representatives("prioritized-new-process")
 @pytest.mark.parametrize(
     ("placement", "buffer", "resumed"),
     [
@@ -148,6 +149,7 @@ def test_parts_are_restored_whether_there_is_a_buffer_or_not(without: Any) -> No
     assert_equal({n: got[n] for n in learned}, {n: saved[n] for n in learned})
 
 
+@pytest.mark.slow
 def test_a_buffer_that_was_not_stored_lies_on_all_devices_again(tmp_path: Path) -> None:
     config = replaying(store_buffer_in_checkpoints=False).learners(num_devices=4, num_shards=4)
     with config.build() as algorithm:

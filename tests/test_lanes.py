@@ -51,6 +51,7 @@ def assert_lanes_are_runs_by_themselves(sweep: Population, indices: list[int]) -
     return result
 
 
+@pytest.mark.representatives("PPO")
 @pytest.mark.parametrize("algo", every_algorithm(slow=SLOW))
 def test_a_lane_is_the_run_by_itself(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With another seed and another value of everything that can be swept in a program."""

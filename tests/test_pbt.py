@@ -44,6 +44,7 @@ def leaves_of(sweep: Population, index: int) -> dict[str, np.ndarray]:
     return sweep._runs[index].get_state()["train_state"]
 
 
+@pytest.mark.representatives("PPO-1")
 @pytest.mark.parametrize(
     ("algo", "num_devices"),
     [
@@ -77,6 +78,7 @@ def test_a_copy_is_exact_but_for_keys_and_new_values(algo: str, num_devices: int
             np.testing.assert_array_equal(after[3][name], before[0][name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_count_is_copied_to_the_last_step() -> None:
     """Of 2**24 + 1 float32 knows nothing."""
     late = 2**24 + 1
@@ -96,6 +98,7 @@ def test_a_count_is_copied_to_the_last_step() -> None:
         assert new in (late, late + 2)
 
 
+@pytest.mark.slow
 def test_a_lane_learns_by_its_new_value_as_a_run_by_itself_would() -> None:
     with population(trained_by(scheduler())) as sweep:
         first = sweep.train()

@@ -48,6 +48,7 @@ def test_first_values_of_the_state_are_the_lanes() -> None:
             assert float(learner.kl_coeff) == pytest.approx(lane.values["kl_coeff"])
 
 
+@pytest.mark.slow
 def test_lanes_count_their_own_steps_and_do_as_many_batches() -> None:
     """A lane whose environments are at fault has fewer transitions than the others."""
     config = swept(lr=[[0, 1e-2], [1000, 0.0]], seeds=1).environment("jaxrl.envs.faults:FaultyEnv")
@@ -86,6 +87,7 @@ def test_a_lane_goes_on_by_itself_and_from_its_checkpoint() -> None:
     assert (folder / "lane_000" / "result.json").is_file()
 
 
+@pytest.mark.slow
 def test_other_structures_are_programs_of_their_own() -> None:
     config = swept(seeds=1).rl_module(model_config={"fcnet_hiddens": grid([[8], [4]])})
     config.environment(env_config={"gravity": grid([9.8, 12.0])})

@@ -107,6 +107,7 @@ def test_whatever_ends_a_run_it_is_saved(tmp_path: Path, error: BaseException) -
         assert again.train()["training_iteration"] == 3
 
 
+@pytest.mark.representatives("LearnerError", "DivergenceError")
 @pytest.mark.parametrize("kind", [EnvRunnerError, LearnerError, DivergenceError])
 def test_a_run_is_saved_whoever_raises_what_training_raises_too(
     tmp_path: Path, kind: type[JaxrlError]

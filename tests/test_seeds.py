@@ -76,7 +76,7 @@ def first_fragment(algorithm: Algorithm) -> Any:
 
 
 @pytest.mark.parametrize(
-    "env", slow_but("CartPole-v1", of=["CartPole-v1", "gymnasium:CartPole-v1"])
+    "env", slow_but("gymnasium:CartPole-v1", of=["CartPole-v1", "gymnasium:CartPole-v1"])
 )
 def test_environments_on_the_host_draw_by_the_whole_seed(env: str) -> None:
     """A JAX environment's runs are those of the program, gymnasium's have starts of their own."""

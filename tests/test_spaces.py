@@ -172,6 +172,8 @@ MORE = [
 ]
 
 
+@pytest.mark.slow
+@pytest.mark.representatives("0-in_graph")
 @pytest.mark.parametrize(("seed", "placement"), [*ALTERNATING, *MORE])
 def test_random_spaces_train(seed: int, placement: str) -> None:
     observations, actions = both_spaces(seed)
@@ -187,6 +189,7 @@ def two_frames() -> Any:
     return FrameStacking(2)
 
 
+@pytest.mark.representatives("stacked")
 @pytest.mark.parametrize(
     ("algo", "settings"),
     [

@@ -45,6 +45,7 @@ def test_turns_train_as_one_program_does(algo: str) -> None:
             assert found["env_runners"] == pytest.approx(evaluated[index]["env_runners"])
 
 
+@pytest.mark.slow
 def test_a_copy_may_come_from_another_turn() -> None:
     config = swept().sweep(max_lanes_per_program=1)
     with population(config) as sweep:
@@ -128,6 +129,7 @@ def test_all_lanes_are_evaluated_in_one_dispatch(
         assert after[4] == found[4]
 
 
+@pytest.mark.slow
 def test_the_environment_of_evaluation_may_be_another_for_every_lane() -> None:
     config = small(lr=1e-3).environment(env_config={"gravity": grid([5.0, 20.0])})
     config.evaluation(evaluation_config={"env": "CartPole-v1"}, evaluation_duration=4)

@@ -117,6 +117,7 @@ def test_a_callback_uses_the_run_that_calls_it_and_threads_take_turns(algorithm:
     assert all(Path(result["saved"]).is_dir() for result in results)
 
 
+@pytest.mark.slow
 @pytest.mark.allow_key_reuse
 def test_a_sweep_is_used_by_one_thread() -> None:
     config = small().sweep(seeds=2).debugging(loggers=[])
@@ -196,6 +197,7 @@ def test_a_trainable_is_used_by_one_thread(tmp_path: Path) -> None:
         trial.stop()
 
 
+@pytest.mark.representatives("in_graph")
 @pytest.mark.parametrize("placement", ["in_graph", "host"])
 def test_a_run_that_was_stopped_is_trained_no_more(placement: str, tmp_path: Path) -> None:
     config = small().env_runners(placement=placement).evaluation(evaluation_duration=2)

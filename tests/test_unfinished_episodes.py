@@ -49,6 +49,7 @@ def test_sinks_scores_and_stop_criteria_survive_nan(tmp_path: Path) -> None:
         assert math.isnan(repeated["episode_return_mean"])
 
 
+@pytest.mark.slow
 @pytest.mark.allow_key_reuse  # lanes are a vmap over whole states
 def test_a_lane_without_a_return_is_no_best_lane(tmp_path: Path) -> None:
     config = small(env="Pendulum-v1").sweep(seeds=2).debugging(results_dir=str(tmp_path))

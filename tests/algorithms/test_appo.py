@@ -144,6 +144,7 @@ def test_the_penalty_adapts(kl: float, factor: float) -> None:
 # --- in the compiled program ---
 
 
+@pytest.mark.representatives("probe-obs-action-v0")
 @pytest.mark.parametrize("env", ["probe-obs-action-v0", "probe-obs-action-continuous-v0"])
 def test_probes_are_learned(env: str) -> None:
     check_probe("APPO", env, 200, circular_buffer_num_batches=8, clip_param=0.2)
@@ -202,6 +203,7 @@ def test_a_restored_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
 # --- from runners on the host ---
 
 
+@pytest.mark.slow
 def test_a_host_environments_batches_fill_the_same_buffer() -> None:
     config = small("APPO", "gymnasium:CartPole-v1", circular_buffer_num_batches=3)
     config.training(circular_buffer_iterations_per_batch=3)

@@ -349,6 +349,7 @@ def test_a_target_that_takes_truncation_for_termination_fails_that_test(
         test_every_part_alone_and_together_looks_beyond_a_truncation("none")
 
 
+@pytest.mark.slow
 @pytest.mark.allow_key_reuse
 def test_rainbow_learns_legal_actions_and_plays_them_from_a_checkpoint(tmp_path: Any) -> None:
     table = make("jaxrl:probe-mask-v0").env.value_table(0.8)  # pyright: ignore

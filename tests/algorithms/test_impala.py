@@ -163,6 +163,7 @@ def test_one_update_is_the_papers() -> None:
     assert_same_gradient(updated(learner, state, batch), jax.grad(loss)(params))
 
 
+@pytest.mark.representatives("minibatch")
 @pytest.mark.parametrize("setting", [True, "minibatch"])
 def test_advantages_can_be_normalised(setting: Any) -> None:
     learner, state = learner_and_state("IMPALA", normalize_advantages=setting, grad_clip=None)
@@ -204,6 +205,7 @@ def check_probe(algo: str, env: str, batches: int, **training: Any) -> None:
         np.testing.assert_allclose(actions, table.actions, atol=tolerance)
 
 
+@pytest.mark.representatives("probe-discount-v0")
 @pytest.mark.parametrize("env", ["probe-discount-v0", "probe-obs-action-continuous-v0"])
 def test_probes_are_learned_from_actors_that_lag(env: str) -> None:
     check_probe("IMPALA", env, 300, broadcast_interval=3)
@@ -216,6 +218,7 @@ def test_truncation_is_not_termination() -> None:
     np.testing.assert_allclose(value, 10.0, rtol=0.05)
 
 
+@pytest.mark.representatives("True")
 @pytest.mark.parametrize("vtrace", [True, False])
 def test_the_correction_finds_the_policys_own_value(vtrace: bool) -> None:
     """Actors that never get new weights act at random: their value is 0, the policy's is 1.

@@ -167,6 +167,7 @@ ACTION_PROBES = [
 ]
 
 
+@pytest.mark.representatives("probe-discount-v0-PPO")
 @pytest.mark.parametrize("algo", slow_but("PPO", of=["PPO", "A2C"]))
 @pytest.mark.parametrize("env", VALUE_PROBES)
 def test_values_are_learned(algo: str, env: str) -> None:
@@ -176,6 +177,7 @@ def test_values_are_learned(algo: str, env: str) -> None:
         np.testing.assert_allclose(values_of(algorithm, table.obs), table.values, atol=0.08)
 
 
+@pytest.mark.representatives("probe-obs-action-v0-PPO", "probe-obs-action-continuous-v0-PPO")
 @pytest.mark.parametrize("algo", slow_but("PPO", of=["PPO", "A2C", "PG"]))
 @pytest.mark.parametrize("env", ACTION_PROBES)
 def test_actions_are_learned(algo: str, env: str) -> None:
@@ -186,7 +188,7 @@ def test_actions_are_learned(algo: str, env: str) -> None:
         np.testing.assert_allclose(actions, table.actions, atol=tolerance)
 
 
-@pytest.mark.parametrize("algo", ["PPO", "A2C"])
+@pytest.mark.parametrize("algo", slow_but("PPO", of=["PPO", "A2C"]))
 def test_truncation_is_not_termination(algo: str) -> None:
     """Reward 1 for ever, cut every ten steps: the value is 1 / (1 - gamma)."""
     gamma = 0.9
@@ -237,6 +239,7 @@ def test_a_custom_loss_is_used_and_reported() -> None:
         assert "policy_loss" not in learned
 
 
+@pytest.mark.slow
 def test_log_gradients_names_every_tensor() -> None:
     with small().reporting(log_gradients=True).build() as algorithm:
         learned = algorithm.train()["learners"]["default_policy"]

@@ -314,6 +314,7 @@ def test_a_target_that_takes_truncation_for_termination_fails_that_test(
         test_critics_look_beyond_a_truncation_and_actions_stay_in_the_space()
 
 
+@pytest.mark.slow
 @pytest.mark.allow_key_reuse
 def test_a_discrete_policy_learns_legal_actions() -> None:
     table = make("jaxrl:probe-mask-v0").env.value_table(0.8)  # pyright: ignore

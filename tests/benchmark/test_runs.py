@@ -120,6 +120,7 @@ def test_the_page_stands_by_itself(finished: Path) -> None:
     assert "## CartPole-v1" in (finished / "out" / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_broken_learning_rate_is_a_regression(finished: Path, tmp_path: Path) -> None:
     suite_of(tmp_path, lr=1e-9)
     path = str(tmp_path / "suites" / "tiny.yaml")
@@ -199,6 +200,7 @@ def test_a_peer_that_crashes_is_a_row_and_the_suite_goes_on(
     assert [row["better"] for row in summary["improvement"]] == ["PPO"]
 
 
+@pytest.mark.slow
 def test_a_peer_that_cannot_be_installed_is_a_row(tmp_path: Path) -> None:
     folder = tmp_path / "checkout"
     folder.mkdir()
@@ -227,6 +229,7 @@ def test_verdicts_need_intervals_apart() -> None:
     assert verdicts == {"a": "no clear difference", "b": "worse", "c": "better", "d": "failed"}
 
 
+@pytest.mark.slow
 def test_a_host_environment_runs_seed_by_seed(tmp_path: Path) -> None:
     text = SUITE.replace("LR", "3e-3").replace(
         "CartPole-v1: {budget: 8_192", "gymnasium:CartPole-v1: {budget: 512"

@@ -79,6 +79,7 @@ def test_it_learns_in_both_forms(num_devices: int | None) -> None:
     assert metrics.return_sum[-15:].sum() / metrics.num_episodes[-15:].sum() > 150
 
 
+@pytest.mark.slow
 def test_devices_agree_after_an_update() -> None:
     """Parameters move, and are the same on every device."""
     mesh = ppo.make_device_mesh(TINY)

@@ -79,6 +79,7 @@ def test_an_unknown_option_says_how_settings_are_given() -> None:
     assert "--set" not in run("resume", "x", "--lr", "3e-4")[2]
 
 
+@pytest.mark.representatives("command0")
 @pytest.mark.parametrize("command", [["-m", "jaxrl"], ["-c", "from jaxrl.cli import main; main()"]])
 def test_modules_of_the_current_folder_can_be_imported(command: list[str], tmp_path: Path) -> None:
     """The second command is what the console script is: Python puts no folder of its on the path."""

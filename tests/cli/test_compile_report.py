@@ -82,6 +82,7 @@ def test_a_run_folder_is_reported_on_as_it_was_trained(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "the_run").iterdir()) == before
 
 
+@pytest.mark.slow
 def test_environments_on_the_host_are_stepped_for_one_iteration(tmp_path: Path) -> None:
     path = config_file(tmp_path)
     text = Path(path).read_text().replace("CartPole-v1", "gymnasium:CartPole-v1")
@@ -117,6 +118,7 @@ def test_a_damaged_run_folder_is_one_sentence(tmp_path: Path) -> None:
     assert len(error.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_sweep_and_a_run_without_jit_are_refused(tmp_path: Path) -> None:
     code, _, error = run("compile-report", "file", config_file(tmp_path, seeds=2))
     assert code == 2

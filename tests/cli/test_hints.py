@@ -102,6 +102,7 @@ def test_it_is_said_once_after_the_first_iteration(tmp_path: Path) -> None:
     assert "goes into updates" not in done.output
 
 
+@pytest.mark.slow
 @pytest.mark.allow_key_reuse  # taken for that of vmapped runs
 def test_a_sweep_is_told_too(tmp_path: Path) -> None:
     small = {

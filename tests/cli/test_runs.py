@@ -108,6 +108,7 @@ def test_evaluate_takes_a_checkpoint_or_a_run_and_changes_nothing(
     assert [path.name for path in run.parent.iterdir()] == [run.name]
 
 
+@pytest.mark.slow
 def test_evaluate_writes_a_video_into_the_run(trained: tuple[Path, Result], tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(trained[0], run)
@@ -197,6 +198,7 @@ gymnasium.register("Breaks-v0", Breaks)
 """
 
 
+@pytest.mark.representatives("raises")
 @pytest.mark.parametrize(
     ("end", "said"),
     [

@@ -278,6 +278,7 @@ def everything() -> Any:
     return [FrameStacking(3), PrevActionsPrevRewards(2, 1)]
 
 
+@pytest.mark.slow
 def test_memories_are_divided_over_devices_and_saved(tmp_path: Any) -> None:
     states = []
     for num_devices in (1, 4):

@@ -26,6 +26,7 @@ def started(assembly: Assembly, seed: int = 0) -> TrainState:
     return jax.jit(assembly.runner.init)(jax.random.key(seed), assembly.made.params)
 
 
+@pytest.mark.representatives("PPO", "DQN")
 def test_the_second_call_does_not_recompile(algo: str) -> None:
     config = small(algo).debugging(max_retraces=0)
     with config.build() as algorithm:
@@ -39,6 +40,7 @@ def test_the_second_call_does_not_recompile(algo: str) -> None:
             algorithm.train()
 
 
+@pytest.mark.representatives("PPO", "DQN", "SAC")
 def test_parameters_change_and_stay_finite(algo: str) -> None:
     kind = "-continuous" if algo in ENVS else ""
     assembly = assemble(small(algo, env=f"jaxrl:probe-obs-action{kind}-v0"))
@@ -50,6 +52,7 @@ def test_parameters_change_and_stay_finite(algo: str) -> None:
             assert np.isfinite(leaf).all(), name
 
 
+@pytest.mark.representatives("PPO", "DQN")
 def test_chunks_do_not_matter_bit_for_bit(algo: str) -> None:
     runner = assemble(small(algo)).runner
     run = jax.jit(runner.run_batches)
@@ -61,6 +64,7 @@ def test_chunks_do_not_matter_bit_for_bit(algo: str) -> None:
     assert_equal(together, apart)
 
 
+@pytest.mark.representatives("PPO", "DQN")
 def test_jit_equals_eager(algo: str) -> None:
     """One update from the same batch (a whole run differs by rounding, soon by much)."""
     assembly = assemble(small(algo))

@@ -49,6 +49,7 @@ def config_of(algo: str, updates: str) -> Any:
     return small(algo, **training).learners(num_shards=8)
 
 
+@pytest.mark.representatives("PPO-one")
 @pytest.mark.parametrize(
     ("algo", "updates"),
     [*one_update(slow=(*REPLAYS, *RELATIVES)), pytest.param("PPO", "many", marks=pytest.mark.slow)],
@@ -76,6 +77,7 @@ def test_a_vmapped_pair_equals_two_runs(algo: str, updates: str) -> None:
         assert_close(lane_state.learner, alone.learner, **TOLERANCE[updates])
 
 
+@pytest.mark.representatives("PPO-many", "DQN-one")
 @pytest.mark.parametrize(
     ("algo", "updates"), [*one_update(slow=(*RELATIVES, "APPO", "DDPG", "PQN")), ("PPO", "many")]
 )

@@ -118,6 +118,7 @@ def reference(params, x, carry, is_first, num_units):
     return y
 
 
+@pytest.mark.representatives("2")
 @pytest.mark.parametrize("num_units", [1, 2])
 def test_gtrxl_is_its_equations(num_units):
     memory = small(num_units=num_units)

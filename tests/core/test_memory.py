@@ -103,6 +103,7 @@ def assert_close(got, wanted, rtol=2e-5, atol=2e-6):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), got, wanted)
 
 
+@pytest.mark.representatives("gtrxl", "lstm", "custom cell")
 @every_memory
 def test_sequence_is_the_loop_over_steps(memory):
     params = params_of(memory)
@@ -132,6 +133,7 @@ def test_a_reset_one_row_off_is_seen(memory, shift):
     assert max(jax.tree.leaves(differences)) > 1e-2
 
 
+@pytest.mark.representatives("0-gtrxl", "1-lstm", "2-lru", "1-custom cell")
 @every_memory
 @pytest.mark.parametrize("seed", range(3))
 def test_chunks_that_hand_over_the_carry_are_the_whole(memory, seed):
@@ -184,6 +186,7 @@ def test_columns_do_not_mix(memory):
     assert_close(alone, y[:, 2:3])
 
 
+@pytest.mark.representatives("lstm", "lru")
 @every_memory
 def test_gradients_are_those_of_the_loop(memory):
     params = params_of(memory)
@@ -280,6 +283,7 @@ class Holder(nn.Module):
         return self.memory(x, self.memory.initial_carry(x.shape[0]))[0]
 
 
+@pytest.mark.representatives("lstm", "gtrxl")
 @every_memory
 def test_initial_carry_can_be_asked_for_inside_of_a_network(memory):
     network = Holder(memory)

@@ -90,6 +90,7 @@ def test_the_setting_reaches_every_loss_over_minibatches(algo: str) -> None:
     assert_close(parts, whole, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_sequence_is_never_cut() -> None:
     config = small("PPO")
     config.rl_module(model_config={"use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 4})

@@ -92,6 +92,7 @@ def test_numbers_are_scaled_where_they_are_integers_and_choices_count_from_their
 KINDS_OF_MODULES = ("PPO", "DQN", "SAC", "TD3")
 
 
+@pytest.mark.representatives("PPO", "TD3")
 @pytest.mark.parametrize(
     "algo", every_algorithm(slow=tuple(set(ALGORITHMS) - set(KINDS_OF_MODULES)))
 )

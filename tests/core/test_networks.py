@@ -143,6 +143,7 @@ def test_layernorm_follows_each_layer():
     np.testing.assert_allclose(y.std(axis=-1), np.ones(4), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_layernorm_follows_each_convolution():
     """Over the channels, which lie first in the output: standardised at every pixel."""
     x = jax.random.normal(jax.random.key(0), (4, 6, 5, 2))

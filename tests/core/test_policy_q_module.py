@@ -61,6 +61,7 @@ def test_critics_take_actions_of_any_shape(num_critics: int, num_quantiles: int 
         assert not np.array_equal(q[0], q[1])
 
 
+@pytest.mark.slow
 def test_images_go_through_convolutions_before_actions_join() -> None:
     module: Any = module_of(StochasticPolicyModule, MATRIX, IMAGE)
     params = module.init(jax.random.key(0))

@@ -90,6 +90,7 @@ def disputed(name: str, rows: dict[str, Any]) -> dict[str, Any]:
     return where
 
 
+@pytest.mark.representatives("Asterix", "Breakout", "Freeway", "SpaceInvaders")
 @pytest.mark.allow_key_reuse
 @pytest.mark.parametrize("name", GAMES)
 def test_every_transition_is_gymnaxs(name: str) -> None:
@@ -111,6 +112,7 @@ def test_every_transition_is_gymnaxs(name: str) -> None:
         np.testing.assert_array_equal(leaf[goes_on], theirs[goes_on], str(path))
 
 
+@pytest.mark.representatives("Asterix", "Breakout", "Freeway", "SpaceInvaders")
 @pytest.mark.allow_key_reuse
 @pytest.mark.parametrize("name", GAMES)
 def test_the_recorded_transitions_are_of_every_kind(name: str) -> None:

@@ -65,6 +65,7 @@ def assert_same(fragment: Fragment, rollout: Any, record: Any) -> None:
                     np.testing.assert_array_equal(leaf, wanted, err_msg=name)
 
 
+@pytest.mark.representatives("box", "faulty reward")
 @pytest.mark.parametrize(
     ("env", "num_steps"),
     [

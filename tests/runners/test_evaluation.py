@@ -148,6 +148,7 @@ def algorithm() -> Iterator[Algorithm]:
         yield built
 
 
+@pytest.mark.slow
 def test_every_program_is_in_the_result_and_compiled_once(algorithm: Algorithm) -> None:
     first = algorithm.train()
     assert set(first["compile"]) == {"init", "train"}

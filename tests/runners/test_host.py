@@ -46,6 +46,7 @@ def gymnasium_env(**training: Any) -> Any:
     return config.env_runners(num_envs_per_env_runner=4)
 
 
+@pytest.mark.representatives("statistics")
 @pytest.mark.parametrize(
     "settings",
     [{}, {"observation_filter": "MeanStdFilter", "normalize_rewards": True}],
@@ -89,6 +90,7 @@ def test_rows_that_are_no_transitions_are_no_steps_in_the_program_either(num_dev
     assert compiled["told"] == 3 * 128 - faults
 
 
+@pytest.mark.slow
 def test_columns_are_divided_over_devices_with_the_same_minibatches() -> None:
     states = []
     for num_devices in (1, 4):
@@ -157,7 +159,7 @@ def test_a_resumed_run_is_the_same_to_the_bit_where_the_environment_can_be_resto
         assert leaf.tobytes() == found[name].tobytes(), name
 
 
-@pytest.mark.parametrize("batches", slow_but(3, of=[3, 4]))
+@pytest.mark.parametrize("batches", slow_but(4, of=[3, 4]))
 def test_a_run_resumes_with_the_weights_that_were_acted_with(batches: int, tmp_path: Path) -> None:
     """Those of the latest broadcast, with their statistics, and not the learner's newest."""
 

@@ -33,6 +33,7 @@ def after_a_few_updates(
         return jax.device_get(algorithm.state), [p.name for p in algorithm._programs]
 
 
+@pytest.mark.representatives("prioritized")
 @pytest.mark.parametrize(
     ("buffer", "training", "num_devices"),
     [
@@ -57,6 +58,7 @@ def test_it_is_learned_from_as_if_it_were_on_the_device(
     assert ("renew" in programs) == bool(buffer)
 
 
+@pytest.mark.slow
 def test_updates_of_one_rollout_renew_priorities_together() -> None:
     config = replaying(buffer={**PRIORITIZED, "storage": "host"}).env_runners(placement="host")
     with config.learners(local_device_idx=1).build() as algorithm:
@@ -79,6 +81,7 @@ def test_updates_of_one_rollout_renew_priorities_together() -> None:
         algorithm.train()
 
 
+@pytest.mark.slow
 def test_it_may_be_left_out_of_checkpoints(tmp_path: Any) -> None:
     config = replaying(buffer={"storage": "host"}, store_buffer_in_checkpoints=False)
     with config.env_runners(placement="host").build() as algorithm:

@@ -147,6 +147,7 @@ def assert_folds_stay_in_their_stream(batches: list[Any], most: int) -> dict[int
     return lengths
 
 
+@pytest.mark.slow
 def test_steps_that_were_lost_are_not_folded_over() -> None:
     config = replaying(Toy, n_step=3, num_steps_sampled_before_learning_starts=160)
     config.training(replay_buffer_config={"type": "uniform", "capacity": 160})
@@ -166,6 +167,7 @@ def test_steps_that_were_lost_are_not_folded_over() -> None:
         assert set(lengths) == {1, 2, 3}
 
 
+@pytest.mark.slow
 def test_an_environment_with_a_dictionary_of_observations_is_replayed() -> None:
     """Observations of several leaves, images among them, as their types."""
     with replaying(Pictures, buffer=PRIORITIZED).build() as algorithm:
@@ -206,6 +208,7 @@ PLACES = {
 }
 
 
+@pytest.mark.representatives("host_memory", "in_graph")
 @pytest.mark.parametrize("place", PLACES)
 def test_results_tell_of_the_buffer_and_count_its_rows_as_trained(place: str) -> None:
     """The buffer of 80 is full after one iteration of 96 steps, of which 24 are too early."""
@@ -232,6 +235,7 @@ def test_results_tell_of_the_buffer_and_count_its_rows_as_trained(place: str) ->
     assert second["num_env_steps_sampled_lifetime"] == 192
 
 
+@pytest.mark.representatives("host")
 @pytest.mark.parametrize("placement", ["in_graph", "host"])
 def test_an_iteration_lasts_until_so_many_rows_were_trained_on(placement: Any) -> None:
     config = replaying().env_runners(placement=placement)

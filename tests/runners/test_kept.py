@@ -259,6 +259,7 @@ def own(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_command_finds_its_programs_and_computes_the_same(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     command = [

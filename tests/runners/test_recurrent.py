@@ -53,6 +53,7 @@ def sampled(assembly: Assembly, state: Any) -> tuple[Any, Any]:
     return jax.jit(roll)(state)
 
 
+@pytest.mark.representatives("PPO", "APPO")
 @pytest.mark.parametrize("algo", FRESH)
 def test_sequences_of_a_batch_give_what_acting_gave(algo: str) -> None:
     assembly = assemble(short(remembering(algo)))
@@ -111,6 +112,7 @@ def replayed(algo: str, **training: Any) -> Any:
     return config
 
 
+@pytest.mark.representatives("settings0")
 @pytest.mark.parametrize(
     "settings", [{}, {"burn_in_len": 3}, {"zero_init_states": True, "burn_in_len": 2}]
 )
@@ -190,6 +192,7 @@ def _check_fold(rows: Any, env: int, times: Any, batch: Any, i: int) -> None:
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.representatives("DQN")
 @pytest.mark.parametrize(
     "algo", ["PPO", "DQN", pytest.param("SAC", marks=SLOW), pytest.param("TD3", marks=SLOW)]
 )
@@ -236,6 +239,7 @@ def test_a_custom_module_that_remembers_learns_from_sequences() -> None:
         assert (np.asarray(algorithm.get_weights()["default_policy"]["w"]) != before).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["PPO", pytest.param("DQN", marks=SLOW)])
 def test_devices_change_nothing(algo: str) -> None:
     training = {"num_epochs": 1, "minibatch_size": None} if algo == "PPO" else {}

@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl.algorithms.ppo import PPOConfig
@@ -145,6 +146,7 @@ def test_the_fault_log_names_the_last_one() -> None:
         assert (int(log.env_index[shard]), int(log.env_step[shard])) == last[shard]
 
 
+@pytest.mark.slow
 def test_means_of_a_train_batch_are_the_same_over_devices() -> None:
     record = records(2, 1)[0]
     ended = np.asarray(record.ended)
@@ -168,6 +170,7 @@ def test_means_of_a_train_batch_are_the_same_over_devices() -> None:
     assert np.isnan(none["episode_len_mean"])
 
 
+@pytest.mark.slow
 def test_a_scanned_run_has_a_learning_curve_and_trains_results_have_none_in_the_learner() -> None:
     config = PPOConfig().environment("jaxrl:probe-obs-action-v0").learners(num_devices=1)
     config.env_runners(num_envs_per_env_runner=4).rl_module(model_config={"fcnet_hiddens": [4]})

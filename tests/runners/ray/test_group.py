@@ -133,6 +133,7 @@ def columns(fragments: list[Fragment]) -> Any:
     return jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *rollouts)
 
 
+@pytest.mark.representatives("gymnasium:CartPole-v1")
 @pytest.mark.allow_key_reuse  # keys of copies are folded with a count, call after call
 @pytest.mark.parametrize("env", ["CartPole-v1", "gymnasium:CartPole-v1"])
 def test_actors_sample_what_one_runner_in_this_process_does(env: str, start: Start) -> None:
@@ -338,6 +339,7 @@ def test_asynchronous_runners_keep_the_queue_full_and_lose_nothing(start: Start)
     assert run.faults["num_env_steps_maybe_lost_lifetime"] <= 2 * ENVS * STEPS
 
 
+@pytest.mark.representatives("IMPALAConfig")
 @pytest.mark.parametrize("algo", [PPOConfig, IMPALAConfig])
 def test_a_group_that_nobody_holds_lets_its_actors_go(algo: Any) -> None:
     def use() -> list[int]:

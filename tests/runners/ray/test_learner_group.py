@@ -60,6 +60,7 @@ def test_a_function_reaches_every_learner(two: Algorithm) -> None:
     assert ranks == [0, 1]
 
 
+@pytest.mark.slow
 def test_two_learners_of_host_runners_equal_one() -> None:
     states = []
     for number in (2, 0):
@@ -80,6 +81,7 @@ def test_a_dead_learner_is_one_error_with_the_last_checkpoint(tmp_path: Any) -> 
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_frozen_learner_is_noticed_within_the_settings_seconds(tmp_path: Any) -> None:
     config = config_of("auto", 2, **ONE).fault_tolerance(learner_health_probe_timeout_s=30.0)
     with config.build() as algorithm:

@@ -65,6 +65,7 @@ def test_two_actors_feed_one_prioritized_buffer_from_a_ladder_of_epsilons() -> N
     assert len(np.unique(values)) > 100
 
 
+@pytest.mark.slow
 def test_a_killed_actor_cuts_its_streams_and_changes_no_ratio() -> None:
     config = with_actors(
         Toy,
@@ -94,6 +95,7 @@ def test_a_killed_actor_cuts_its_streams_and_changes_no_ratio() -> None:
         assert set(index) == {10, 11, 20, 21}
 
 
+@pytest.mark.representatives("auto")
 @pytest.mark.parametrize("placement", ["auto", "host"])
 def test_two_learners_with_a_buffer_equal_one(placement: str, tmp_path: Any) -> None:
     states = []
@@ -117,6 +119,7 @@ def test_two_learners_with_a_buffer_equal_one(placement: str, tmp_path: Any) -> 
     assert int(one.progress.updates.low) == 2
 
 
+@pytest.mark.representatives("2-cartpole-dqn")
 @pytest.mark.parametrize("name", ["cartpole-dqn", "pendulum-sac"])
 @pytest.mark.parametrize("num_env_runners", [0, 2])
 def test_shipped_files_run_here_and_with_actors(
