@@ -1,26 +1,14 @@
 """Reinforcement learning in JAX, with RLlib's API."""
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxrl import moved
+from jaxrl.core.algorithms import ALGORITHMS
 
 if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm
-    from jaxrl.algorithms import (
-        A2CConfig,
-        APPOConfig,
-        DDPGConfig,
-        DQNConfig,
-        IMPALAConfig,
-        PGConfig,
-        PPOConfig,
-        PQNConfig,
-        RainbowConfig,
-        SACConfig,
-        TD3Config,
-        TQCConfig,
-    )
+    from jaxrl.algorithms import *  # noqa: F403
     from jaxrl.config.base import AlgorithmConfig
     from jaxrl.config.load import load_config
     from jaxrl.config.markers import choice, grid, loguniform, uniform
@@ -33,48 +21,24 @@ if TYPE_CHECKING:
     from jaxrl.policy.policy import Policy
     from jaxrl.sweeps.population import Population
     from jaxrl.sweeps.trials import Trials
-    from jaxrl.tune import AlgorithmTrainable
-
-    A2C: type[AlgorithmTrainable]
-    APPO: type[AlgorithmTrainable]
-    DDPG: type[AlgorithmTrainable]
-    DQN: type[AlgorithmTrainable]
-    IMPALA: type[AlgorithmTrainable]
-    PG: type[AlgorithmTrainable]
-    PPO: type[AlgorithmTrainable]
-    PQN: type[AlgorithmTrainable]
-    Rainbow: type[AlgorithmTrainable]
-    SAC: type[AlgorithmTrainable]
-    TD3: type[AlgorithmTrainable]
-    TQC: type[AlgorithmTrainable]
 
 __version__ = "0.1.0"
 
 moved.install_import_hook()
 
-__all__ = [
-    "A2CConfig",
-    "APPOConfig",
+_CONFIG_CLASSES = sorted(path.partition(":")[2] for path, _ in ALGORITHMS.values())
+
+__all__ = [  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
     "Algorithm",
     "AlgorithmConfig",
-    "DDPGConfig",
-    "DQNConfig",
     "EnvContext",
-    "IMPALAConfig",
     "JaxEnv",
     "JaxrlError",
-    "PGConfig",
-    "PPOConfig",
-    "PQNConfig",
     "Policy",
     "Population",
     "PopulationBasedTraining",
     "RLModule",
     "RLModuleSpec",
-    "RainbowConfig",
-    "SACConfig",
-    "TD3Config",
-    "TQCConfig",
     "Trials",
     "__version__",
     "choice",
@@ -84,6 +48,7 @@ __all__ = [
     "loguniform",
     "register_env",
     "uniform",
+    *_CONFIG_CLASSES,
 ]
 
 _MODULES = {
@@ -105,26 +70,13 @@ _MODULES = {
 }
 
 
-TRAINABLES = (
-    "A2C",
-    "APPO",
-    "DDPG",
-    "DQN",
-    "IMPALA",
-    "PG",
-    "PPO",
-    "PQN",
-    "Rainbow",
-    "SAC",
-    "TD3",
-    "TQC",
-)
+TRAINABLES = tuple(sorted(ALGORITHMS))
 """Names of the algorithms as Trainables of Ray Tune; accessing one of them imports Ray."""
 _MODULES.update(dict.fromkeys(TRAINABLES, "jaxrl.tune"))
-_MODULES.update(dict.fromkeys((f"{name}Config" for name in TRAINABLES), "jaxrl.algorithms"))
+_MODULES.update(dict.fromkeys(_CONFIG_CLASSES, "jaxrl.algorithms"))
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     """Import a public name on first access (PEP 562), which keeps `import jaxrl` fast."""
     if name not in _MODULES:
         raise AttributeError(f"module 'jaxrl' has no attribute {name!r}")

@@ -3,51 +3,56 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from jaxrl.core.algorithms import ALGORITHMS
+
 if TYPE_CHECKING:
     from jaxrl.algorithms.appo import APPOConfig
-    from jaxrl.algorithms.dqn import DQNConfig, RainbowConfig
-    from jaxrl.algorithms.impala import IMPALAConfig
-    from jaxrl.algorithms.ppo import A2CConfig, PGConfig, PPOConfig
+    from jaxrl.algorithms.dqn import (
+        ApexDQNConfig,
+        DQNConfig,
+        R2D2Config,
+        RainbowConfig,
+        SimpleQConfig,
+    )
+    from jaxrl.algorithms.impala import A3CConfig, IMPALAConfig
+    from jaxrl.algorithms.ppo import A2CConfig, DDPPOConfig, PGConfig, PPOConfig
     from jaxrl.algorithms.pqn import PQNConfig
-    from jaxrl.algorithms.sac import SACConfig
-    from jaxrl.algorithms.td3 import DDPGConfig, TD3Config
+    from jaxrl.algorithms.random_agent import RandomAgentConfig
+    from jaxrl.algorithms.sac import RNNSACConfig, SACConfig
+    from jaxrl.algorithms.td3 import ApexDDPGConfig, DDPGConfig, TD3Config
     from jaxrl.algorithms.tqc import TQCConfig
 
 __all__ = [
     "A2CConfig",
+    "A3CConfig",
     "APPOConfig",
+    "ApexDDPGConfig",
+    "ApexDQNConfig",
     "DDPGConfig",
+    "DDPPOConfig",
     "DQNConfig",
     "IMPALAConfig",
     "PGConfig",
     "PPOConfig",
     "PQNConfig",
+    "R2D2Config",
+    "RNNSACConfig",
     "RainbowConfig",
+    "RandomAgentConfig",
     "SACConfig",
+    "SimpleQConfig",
     "TD3Config",
     "TQCConfig",
 ]
 
-_HOME = {
-    "A2CConfig": "ppo",
-    "APPOConfig": "appo",
-    "DDPGConfig": "td3",
-    "DQNConfig": "dqn",
-    "IMPALAConfig": "impala",
-    "PGConfig": "ppo",
-    "PPOConfig": "ppo",
-    "PQNConfig": "pqn",
-    "RainbowConfig": "dqn",
-    "SACConfig": "sac",
-    "TD3Config": "td3",
-    "TQCConfig": "tqc",
-}
+_MODULES = {path.partition(":")[2]: path.partition(":")[0] for path, _ in ALGORITHMS.values()}
+"""Module of each config class."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'jaxrl.algorithms' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"jaxrl.algorithms.{_HOME[name]}"), name)
+    value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

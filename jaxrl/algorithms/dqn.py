@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import fluent
+from jaxrl.config.settings.replay import APEX_REPLAY_BUFFER
 from jaxrl.config.settings.value import DQNTraining
 from jaxrl.core.hparams import HParams, current_values
 from jaxrl.core.struct import pytree, replace
@@ -214,3 +215,72 @@ class RainbowConfig(DQNConfig):
             "beta": [[0, 0.4], [50_000_000, 1.0]],
         },
     )
+
+
+class SimpleQConfig(DQNConfig):
+    """DQN without its extensions (Mnih et al. 2015), with the defaults of RLlib's SimpleQ."""
+
+    algo_name = "SimpleQ"
+    env_runners_settings = dataclasses.replace(
+        DQNConfig.env_runners_settings, rollout_fragment_length=4
+    )
+    training_settings: DQNTraining = dataclasses.replace(
+        DQNConfig.training_settings,
+        double_q=False,
+        dueling=False,
+        epsilon=[[0, 1.0], [10_000, 0.02]],
+        replay_buffer_config={"type": "uniform", "capacity": 50_000},
+    )
+
+
+class ApexDQNConfig(DQNConfig):
+    """Ape-X DQN (Horgan et al. 2018): a ladder of epsilons, prioritized replay, 3-step targets.
+
+    Defaults are those of RLlib's APEX (2.3), whose 32 workers with fragments of 50 steps are 32
+    environments with fragments of 16 steps here, one batch of 512.
+    """
+
+    algo_name = "APEX"
+    env_runners_settings = dataclasses.replace(
+        DQNConfig.env_runners_settings, num_envs_per_env_runner=32, rollout_fragment_length=16
+    )
+    training_settings: DQNTraining = dataclasses.replace(
+        DQNConfig.training_settings,
+        epsilon=0.4,
+        epsilon_ladder=7.0,
+        n_step=3,
+        train_batch_size=512,
+        training_intensity=1.0,
+        target_network_update_freq=500_000,
+        num_steps_sampled_before_learning_starts=50_000,
+        replay_buffer_config=APEX_REPLAY_BUFFER,
+    )
+    reporting_settings = dataclasses.replace(
+        DQNConfig.reporting_settings, min_sample_timesteps_per_iteration=25_000
+    )
+
+
+class R2D2Config(DQNConfig):
+    """R2D2 (Kapturowski et al. 2019): DQN with an LSTM, from sequences and on rescaled values.
+
+    Defaults are those of RLlib's R2D2 (2.3), which starts sequences at a zero state; the paper
+    stores the state and sets `burn_in_len` to 40. Its capacity of 100,000 sequences of 20 rows is
+    the same number of rows here.
+    """
+
+    algo_name = "R2D2"
+    training_settings: DQNTraining = dataclasses.replace(
+        DQNConfig.training_settings,
+        zero_init_states=True,
+        use_h_function=True,
+        optimizer={"name": "adam", "eps": 1e-3},
+        lr=1e-4,
+        gamma=0.997,
+        train_batch_size=1000,
+        training_intensity=150.0,
+        target_network_update_freq=1000,
+        replay_buffer_config={"type": "uniform", "capacity": 2_000_000},
+    )
+
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        return RLModuleSpec(module_class=QModule, model_config={**TORCH_BIASES, "use_lstm": True})

@@ -147,3 +147,17 @@ class IMPALAConfig(AlgorithmConfig):
 
     def get_default_learner_class(self) -> type[IMPALALearner]:
         return IMPALALearner
+
+
+class A3CConfig(IMPALAConfig):
+    """A3C (Mnih et al. 2016) as IMPALA with both clips at 1, and the defaults of RLlib's A3C (2.3).
+
+    V-trace corrects for the lag between actors and learner, which A3C accepts; without lag the
+    gradient is the same. Gradients are computed by the learner, from 50 environments at once.
+    """
+
+    algo_name = "A3C"
+    env_runners_settings = dataclasses.replace(
+        IMPALAConfig.env_runners_settings, rollout_fragment_length=10
+    )
+    training_settings: AsyncTraining = dataclasses.replace(IMPALAConfig.training_settings, lr=1e-4)

@@ -255,3 +255,23 @@ class PGConfig(A2CConfig):
         use_critic=False,
         entropy_coeff=0.0,
     )
+
+
+class DDPPOConfig(PPOConfig):
+    """DD-PPO (Wijmans et al. 2020): PPO with data-parallel gradients and without a KL penalty.
+
+    PPO on several devices or learners is data-parallel already; defaults are those of RLlib's DDPPO
+    (2.3). Straggler mitigation is not implemented, as there.
+    """
+
+    algo_name = "DDPPO"
+    env_runners_settings = dataclasses.replace(
+        PPOConfig.env_runners_settings, num_envs_per_env_runner=5, rollout_fragment_length=100
+    )
+    training_settings: PPOTraining = dataclasses.replace(
+        PPOConfig.training_settings,
+        train_batch_size=500,
+        num_epochs=10,
+        minibatch_size=50,
+        use_kl_loss=False,
+    )

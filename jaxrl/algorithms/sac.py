@@ -104,3 +104,19 @@ class SACConfig(AlgorithmConfig):
     def get_module_settings(self) -> dict[str, Any]:
         num_critics = 2 if self.training_settings.twin_q else 1
         return super().get_module_settings() | {"num_critics": num_critics}
+
+
+class RNNSACConfig(SACConfig):
+    """SAC with an LSTM, from sequences (RLlib 2.3's RNNSAC).
+
+    The train batch of 320 rows is 16 sequences of `max_seq_len`, 20; RLlib's is 256 rows.
+    """
+
+    algo_name = "RNNSAC"
+    training_settings: SACTraining = dataclasses.replace(
+        SACConfig.training_settings, train_batch_size=320, zero_init_states=True
+    )
+
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        model_config = {**RELU_ACTIVATIONS, "use_lstm": True}
+        return RLModuleSpec(module_class=StochasticPolicyModule, model_config=model_config)

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import at_least_one, field, fluent, non_negative, unit_interval
 from jaxrl.config.settings.actor_critic import TD_ERROR_LOSS_DOC, ActorCriticTraining, TdErrorLoss
+from jaxrl.config.settings.replay import APEX_REPLAY_BUFFER
 from jaxrl.core.hparams import HParams, build_hparams, current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Params, Progress, Transition
@@ -268,4 +269,30 @@ class DDPGConfig(TD3Config):
         train_batch_size=256,
         num_steps_sampled_before_learning_starts=1500,
         initial_random_timesteps=1000,
+    )
+
+
+class ApexDDPGConfig(DDPGConfig):
+    """Ape-X DPG (Horgan et al. 2018): DDPG with prioritized replay and 3-step targets.
+
+    Defaults are those of RLlib 2.3, except that target networks are copied every 100 batches, as in
+    the paper's appendix D.
+    """
+
+    algo_name = "APEX_DDPG"
+    env_runners_settings = dataclasses.replace(
+        DDPGConfig.env_runners_settings, num_envs_per_env_runner=32, rollout_fragment_length=16
+    )
+    training_settings: TD3Training = dataclasses.replace(
+        DDPGConfig.training_settings,
+        n_step=3,
+        train_batch_size=512,
+        training_intensity=1.0,
+        tau=1.0,
+        target_network_update_freq=51_200,
+        num_steps_sampled_before_learning_starts=50_000,
+        replay_buffer_config=APEX_REPLAY_BUFFER,
+    )
+    reporting_settings = dataclasses.replace(
+        DDPGConfig.reporting_settings, min_sample_timesteps_per_iteration=25_000
     )

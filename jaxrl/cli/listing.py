@@ -11,25 +11,12 @@ import yaml
 
 from jaxrl.cli.command import format_command
 from jaxrl.cli.experiments import parse_json_object
-from jaxrl.config.registry import find_shipped_configs
+from jaxrl.config.registry import find_shipped_configs, list_algorithms
+from jaxrl.core.algorithms import ALGORITHMS
 from jaxrl.envs.registry import AnyMadeEnv, make
 from jaxrl.errors import JaxrlError
 from jaxrl.testing import check_env
 
-_ALGORITHMS = {
-    "PPO": "on-policy; discrete and continuous actions",
-    "A2C": "on-policy, one update per batch; discrete and continuous actions",
-    "PG": "on-policy, REINFORCE; discrete and continuous actions",
-    "IMPALA": "actors overlap the learner, V-trace; discrete and continuous actions",
-    "APPO": "IMPALA with PPO's clipping; discrete and continuous actions",
-    "DQN": "replay; discrete actions",
-    "Rainbow": "replay, DQN with all its extensions; discrete actions",
-    "PQN": "on-policy, Q(lambda) without replay or target network; discrete actions",
-    "SAC": "replay; continuous and discrete actions",
-    "TQC": "replay, SAC with truncated quantile critics; continuous actions",
-    "TD3": "replay; continuous actions",
-    "DDPG": "replay; continuous actions",
-}
 _OTHER_ENVS = (
     "",
     "and every gymnasium id, stepped on the host: LunarLander-v3, ALE/Pong-v5, ...",
@@ -47,9 +34,7 @@ def format_listing(what: str, *, everything: bool = False) -> list[str]:
         everything: Whether to include environments that only test algorithms.
     """
     if what == "algos":
-        from jaxrl.config.registry import list_algorithms
-
-        return _format_table((name, _ALGORITHMS.get(name, "")) for name in list_algorithms())
+        return _format_table((name, ALGORITHMS[name].description) for name in list_algorithms())
     if what == "envs":
         return _list_environments(everything)
     return _format_table(

@@ -5,25 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxrl.config.imports import ALGORITHM_CONFIG, Trust, load_object, restrict_imports
+from jaxrl.core.algorithms import ALGORITHMS, AlgorithmEntry
 from jaxrl.errors import UnknownNameError, did_you_mean
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
-
-_CONFIG_PATHS: dict[str, str] = {
-    "PPO": "jaxrl.algorithms.ppo:PPOConfig",
-    "A2C": "jaxrl.algorithms.ppo:A2CConfig",
-    "PG": "jaxrl.algorithms.ppo:PGConfig",
-    "IMPALA": "jaxrl.algorithms.impala:IMPALAConfig",
-    "APPO": "jaxrl.algorithms.appo:APPOConfig",
-    "DQN": "jaxrl.algorithms.dqn:DQNConfig",
-    "Rainbow": "jaxrl.algorithms.dqn:RainbowConfig",
-    "PQN": "jaxrl.algorithms.pqn:PQNConfig",
-    "SAC": "jaxrl.algorithms.sac:SACConfig",
-    "TQC": "jaxrl.algorithms.tqc:TQCConfig",
-    "TD3": "jaxrl.algorithms.td3:TD3Config",
-    "DDPG": "jaxrl.algorithms.td3:DDPGConfig",
-}
 
 _RUN_CLASSES = {
     "algorithm": ("jaxrl.algorithm", "Algorithm"),
@@ -46,12 +32,12 @@ def register(name: str, config: str) -> None:
         name: Name of the algorithm.
         config: Import path of the config class, `"module:object"`.
     """
-    _CONFIG_PATHS[name] = config
+    ALGORITHMS[name] = AlgorithmEntry(config, "registered by this process")
 
 
 def list_algorithms() -> list[str]:
     """Return the names of all registered algorithms, sorted."""
-    return sorted(_CONFIG_PATHS)
+    return sorted(ALGORITHMS)
 
 
 def get_algorithm_config_class(name: str) -> "type[AlgorithmConfig]":
@@ -60,15 +46,15 @@ def get_algorithm_config_class(name: str) -> "type[AlgorithmConfig]":
     Raises:
         UnknownNameError: If no algorithm of this name is registered.
     """
-    known = {key.lower(): key for key in _CONFIG_PATHS}
+    known = {key.lower(): key for key in ALGORITHMS}
     if name.lower() not in known:
         raise UnknownNameError(
             f"There is no algorithm '{name}'; known are {', '.join(list_algorithms())}."
-            + did_you_mean(name, _CONFIG_PATHS)
+            + did_you_mean(name, ALGORITHMS)
         )
     with restrict_imports(Trust(everything=True)):  # registered by code in this process
         found: type[AlgorithmConfig] = load_object(
-            _CONFIG_PATHS[known[name.lower()]], "algo", ALGORITHM_CONFIG
+            ALGORITHMS[known[name.lower()]].config, "algo", ALGORITHM_CONFIG
         )
     return found
 

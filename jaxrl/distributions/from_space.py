@@ -30,9 +30,10 @@ from jaxrl.distributions.base import (
     SquashedGaussian,
 )
 from jaxrl.distributions.joint import IndependentBernoulli, Joint
+from jaxrl.distributions.uniform import Uniform, get_uniform_bounds
 from jaxrl.errors import SpaceError
 
-ContinuousFamily: TypeAlias = Literal["gaussian", "squashed", "deterministic"]
+ContinuousFamily: TypeAlias = Literal["gaussian", "squashed", "deterministic", "uniform"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,7 @@ def make_action_distribution(
         space: Discrete, MultiDiscrete, MultiBinary, a Box of floats, or a Dict or Tuple of these,
             whose parts are independent.
         continuous: Distribution of a Box: "gaussian" (unbounded), "squashed" (by tanh into the
-            bounds, which must be finite) or "deterministic".
+            bounds, which must be finite), "deterministic", or "uniform" (within finite bounds).
         log_std_clip: Clamp of the log standard deviation; infinity for none.
 
     Raises:
@@ -285,6 +286,10 @@ def _continuous(
         case "deterministic":
             family, input_dim = Deterministic, size
             build = partial(Deterministic.from_inputs, event_shape=shape)
+        case "uniform":
+            family, input_dim = Uniform, size
+            low, high = get_uniform_bounds(space)
+            build = partial(Uniform.from_inputs, low=low, high=high, event_shape=shape)
     return ActionDistribution(
         family=family, input_dim=input_dim, event_shape=shape, maskable=False, build=build
     )

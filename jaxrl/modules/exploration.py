@@ -8,12 +8,10 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
 
 from jaxrl.core.types import Counter, Key, Params, Progress, PyTree
-from jaxrl.distributions.from_space import make_action_distribution
-from jaxrl.errors import SpaceError
+from jaxrl.distributions.from_space import ActionDistribution, make_action_distribution
 from jaxrl.modules.networks import Initializer
 
 
@@ -32,10 +30,7 @@ def is_warming_up(hparams: Mapping[str, Any], progress: Progress) -> Bool[Array,
 
 def draw_random_noise(action_space: gymnasium.Space[Any], keys: Key) -> PyTree:
     """Draw the noise of uniformly random actions, one per typed key `[B]`. Consumes the keys."""
-    if isinstance(action_space, spaces.Box):
-        shape = action_space.shape
-        return jax.vmap(lambda key: jax.random.uniform(key, shape, jnp.float32))(keys)
-    return jax.vmap(make_action_distribution(action_space).sample_noise)(keys)
+    return jax.vmap(make_uniform_distribution(action_space).sample_noise)(keys)
 
 
 def make_random_action(
@@ -46,7 +41,8 @@ def make_random_action(
     Actions are a module's: 0 .. n-1 of a discrete space, whatever its start.
 
     Args:
-        action_space: Discrete, MultiDiscrete or a Box with finite bounds.
+        action_space: Discrete, MultiDiscrete, MultiBinary, a Box with finite bounds, or a Dict or
+            Tuple of these.
         draws: Noise made by `draw_random_noise` from one key per action.
         mask: Mask of legal discrete actions, the choices of a MultiDiscrete concatenated; None if
             all are legal.
@@ -54,43 +50,20 @@ def make_random_action(
     Raises:
         SpaceError: If a Box has infinite bounds, or a space has no distribution.
     """
-    if isinstance(action_space, spaces.Box):
-        return _random_box_action(action_space, draws)
-    distribution = make_action_distribution(action_space)
+    distribution = make_uniform_distribution(action_space)
     batch = jax.tree.leaves(draws)[0].shape[0]
     uniform = distribution.from_inputs(jnp.zeros((batch, distribution.input_dim)), mask)
     actions = uniform.from_noise(draws)
     return actions, uniform.log_prob(actions)
 
 
-def check_random_actions(action_space: gymnasium.Space[Any]) -> None:
-    """Raise if uniformly random actions are undefined for a Box.
+def make_uniform_distribution(action_space: gymnasium.Space[Any]) -> ActionDistribution:
+    """Return the distribution of an action space that is uniform where its inputs are 0.
 
     Raises:
-        SpaceError: If a bound is infinite.
+        SpaceError: If a Box has infinite bounds, or a space has no distribution.
     """
-    if isinstance(action_space, spaces.Box):
-        _finite_bounds(action_space)
-
-
-def _random_box_action(space: spaces.Box, draws: Array) -> tuple[Array, Float[Array, " B"]]:
-    low, high = _finite_bounds(space)
-    width = high - low
-    # Rounding may exceed the upper bound by one ulp, which is outside of the space.
-    actions = jnp.asarray(low)[None] + draws * jnp.asarray(width)[None]
-    actions = jnp.minimum(actions, jnp.asarray(high)[None])
-    log_density = -float(np.sum(np.log(np.where(width > 0.0, width, 1.0))))
-    return actions, jnp.full(draws.shape[:1], log_density, jnp.float32)
-
-
-def _finite_bounds(space: spaces.Box) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    low, high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
-    if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise SpaceError(
-            f"The action space {space} has an infinite bound, so uniformly random actions are "
-            "undefined; give it finite bounds or set initial_random_timesteps=0."
-        )
-    return low, high
+    return make_action_distribution(action_space, continuous="uniform")
 
 
 NOISE = "noise"

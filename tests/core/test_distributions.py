@@ -31,6 +31,7 @@ FAMILIES = {
     "gaussian": partial(make_action_distribution, BOX),
     "squashed": partial(make_action_distribution, UNEVEN, continuous="squashed"),
     "deterministic": partial(make_action_distribution, UNEVEN, continuous="deterministic"),
+    "uniform": partial(make_action_distribution, UNEVEN, continuous="uniform"),
 }
 
 

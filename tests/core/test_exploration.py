@@ -12,10 +12,10 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter, Progress
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.modules.exploration import (
-    check_random_actions,
     draw_random_noise,
     is_warming_up,
     make_random_action,
+    make_uniform_distribution,
 )
 
 N = 6000
@@ -59,8 +59,8 @@ def test_a_box_is_filled_evenly():
 def test_a_box_without_bounds_is_refused():
     space = spaces.Box(-np.inf, np.inf, (2,))
     with pytest.raises(SpaceError, match=r"infinite bound.*initial_random_timesteps=0"):
-        check_random_actions(space)
-    check_random_actions(spaces.Discrete(2))
+        make_uniform_distribution(space)
+    make_uniform_distribution(spaces.Discrete(2))
 
 
 def test_warming_up_ends_at_the_number_of_steps():

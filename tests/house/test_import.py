@@ -49,9 +49,10 @@ def test_unknown_name_is_an_attribute_error() -> None:
 def test_every_config_is_there_by_name() -> None:
     for name in list_algorithms():
         cls = get_algorithm_config_class(name)
-        assert getattr(jaxrl, f"{name}Config") is getattr(algorithms, f"{name}Config") is cls
-        assert f"{name}Config" in jaxrl.__all__
-        assert f"{name}Config" in algorithms.__all__
+        assert getattr(jaxrl, cls.__name__) is getattr(algorithms, cls.__name__) is cls
+        assert cls.__name__ in jaxrl.__all__
+        assert cls.__name__ in algorithms.__all__
+        assert cls.algo_name == name
     assert not hasattr(algorithms, "NoConfig")
     found = run_python(
         "import sys; from jaxrl import PPOConfig;"

@@ -42,6 +42,8 @@ _BUFFER_TYPES = {
 }
 """Types of buffers by name, including RLlib's class names."""
 MAX_N_STEP = 32
+APEX_REPLAY_BUFFER = {"type": PRIORITIZED, "capacity": 2_000_000, "alpha": 0.6, "beta": 0.4}
+"""Default of the two algorithms of Horgan et al. 2018."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

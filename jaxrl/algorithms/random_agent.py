@@ -1,0 +1,141 @@
+"""RandomAgent: uniformly random legal actions, without learning.
+
+Its return is the zero of normalized scores. It runs on every placement and with every connector, so
+the numbers compare with those of the algorithms.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.fields import fluent
+from jaxrl.config.settings.training import OnPolicyTraining
+from jaxrl.core.hparams import HParams, build_hparams
+from jaxrl.core.struct import pytree
+from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
+from jaxrl.distributions.from_space import ActionDistribution
+from jaxrl.errors import ConfigError
+from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState
+from jaxrl.modules.exploration import make_uniform_distribution
+from jaxrl.modules.rl_module import RLModule, RLModuleSpec, make_zeros
+
+
+class RandomModule(RLModule):
+    """Module without parameters whose actions are uniformly random, with and without exploring."""
+
+    def make_distribution(self) -> ActionDistribution:
+        return make_uniform_distribution(self.action_space)
+
+    def init(self, key: Key) -> Params:
+        """Return no parameters. Does not consume the key."""
+        return {}
+
+    def _forward(self, params: Params, obs: PyTree) -> dict[str, Any]:
+        leaf, one_row = jax.tree.leaves(obs)[0], make_zeros(self.observation_space, ())
+        batch = leaf.shape[: leaf.ndim - jax.tree.leaves(one_row)[0].ndim]
+        return {
+            Columns.ACTION_DIST_INPUTS: jnp.zeros((*batch, self.distribution.input_dim)),
+            Columns.VF_PREDS: jnp.zeros(batch),
+        }
+
+    def forward_inference(
+        self,
+        params: Params,
+        obs: PyTree,
+        carry: PyTree = None,
+        hparams: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+        env_index: Int[Array, " B"] | None = None,
+        draws: PyTree = None,
+    ) -> dict[str, Any]:
+        """Sample actions `[B, ...]` from `draws`, as while exploring."""
+        inputs = self._forward_policy(params, obs)
+        return {
+            Columns.ACTIONS: self.action_dist(inputs, obs).from_noise(draws),
+            Columns.ACTION_DIST_INPUTS: inputs,
+            Columns.STATE_OUT: carry,
+        }
+
+
+@pytree
+class RandomState:
+    """Learner state of RandomAgent: no parameters."""
+
+    sgd: SgdState
+    hparams: HParams
+
+
+@pytree
+class RandomBatch:
+    """Train batch, `[T, B]`; `weight` is 0 where a row is not a transition."""
+
+    weight: Float[Array, "*batch"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RandomLearner:
+    """Learner that changes nothing."""
+
+    module: RLModule
+    settings: OnPolicyTraining
+    axis_name: str | None = None
+    log_gradients: bool = False
+
+    def init(self, key: Key) -> RandomState:
+        sgd = SgdState(params=self.module.init(key), opt_state=())
+        return RandomState(sgd=sgd, hparams=build_hparams(self.settings))
+
+    def prepare(
+        self, state: RandomState, rollout: Rollout, progress: Progress
+    ) -> tuple[RandomBatch, Metrics]:
+        del state, progress
+        return RandomBatch(weight=rollout.mask.astype(jnp.float32)), {}
+
+    def update(
+        self, state: RandomState, batch: RandomBatch, progress: Progress, key: Key
+    ) -> tuple[RandomState, Metrics]:
+        """Return the state unchanged. Does not consume the key."""
+        del batch, progress, key
+        zero = jnp.zeros((), jnp.float32)
+        return state, {"total_loss": zero, "grad_norm": zero, NUM_NONFINITE_UPDATES: zero}
+
+    def finish(self, state: RandomState, metrics: Metrics, progress: Progress) -> RandomState:
+        """Return the state unchanged."""
+        del metrics, progress
+        return state
+
+
+class RandomAgentConfig(AlgorithmConfig):
+    """Configuration of RandomAgent."""
+
+    algo_name = "RandomAgent"
+    training_settings: OnPolicyTraining = OnPolicyTraining(
+        lr=0.0, train_batch_size=4000, num_epochs=1, minibatch_size=None
+    )
+    training = fluent("training_settings", OnPolicyTraining)
+
+    def get_default_learner_class(self) -> type[RandomLearner]:
+        return RandomLearner
+
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        return RLModuleSpec(module_class=RandomModule)
+
+    def validate(self) -> None:
+        super().validate()
+        defaults = type(self).training_settings
+        for setting in dataclasses.fields(defaults):
+            value = getattr(self.training_settings, setting.name)
+            if setting.name not in _USED and value != getattr(defaults, setting.name):
+                raise ConfigError(
+                    f"RandomAgent does not learn, so {setting.name}={value!r} has no effect; leave "
+                    "it out."
+                )
+
+
+_USED = ("gamma", "train_batch_size", "train_batch_size_per_learner")
+"""Settings with an effect: the batch, and the discount factor of normalized rewards."""

@@ -1,0 +1,91 @@
+"""Table of the algorithms; it imports nothing, so that `import jaxrl` can read it."""
+
+from typing import NamedTuple
+
+
+class AlgorithmEntry(NamedTuple):
+    """Entry of the table of algorithms.
+
+    Attributes:
+        config: Import path of the config class, `"module:Class"`.
+        description: One line for `jaxrl list algos`.
+    """
+
+    config: str
+    description: str
+
+
+ALGORITHMS: dict[str, AlgorithmEntry] = {
+    "PPO": AlgorithmEntry(
+        "jaxrl.algorithms.ppo:PPOConfig",
+        "on-policy; discrete and continuous actions",
+    ),
+    "A2C": AlgorithmEntry(
+        "jaxrl.algorithms.ppo:A2CConfig",
+        "on-policy, one update per batch; discrete and continuous actions",
+    ),
+    "PG": AlgorithmEntry(
+        "jaxrl.algorithms.ppo:PGConfig",
+        "on-policy, REINFORCE; discrete and continuous actions",
+    ),
+    "DDPPO": AlgorithmEntry(
+        "jaxrl.algorithms.ppo:DDPPOConfig",
+        "PPO without a KL penalty, data-parallel; discrete and continuous actions",
+    ),
+    "IMPALA": AlgorithmEntry(
+        "jaxrl.algorithms.impala:IMPALAConfig",
+        "actors overlap the learner, V-trace; discrete and continuous actions",
+    ),
+    "A3C": AlgorithmEntry(
+        "jaxrl.algorithms.impala:A3CConfig",
+        "IMPALA with A3C's defaults; discrete and continuous actions",
+    ),
+    "APPO": AlgorithmEntry(
+        "jaxrl.algorithms.appo:APPOConfig",
+        "IMPALA with PPO's clipping; discrete and continuous actions",
+    ),
+    "DQN": AlgorithmEntry("jaxrl.algorithms.dqn:DQNConfig", "replay; discrete actions"),
+    "Rainbow": AlgorithmEntry(
+        "jaxrl.algorithms.dqn:RainbowConfig",
+        "replay, DQN with all its extensions; discrete actions",
+    ),
+    "SimpleQ": AlgorithmEntry(
+        "jaxrl.algorithms.dqn:SimpleQConfig",
+        "replay, DQN without extensions; discrete actions",
+    ),
+    "APEX": AlgorithmEntry(
+        "jaxrl.algorithms.dqn:ApexDQNConfig",
+        "replay, DQN with a ladder of epsilons and 3-step targets; discrete actions",
+    ),
+    "R2D2": AlgorithmEntry(
+        "jaxrl.algorithms.dqn:R2D2Config",
+        "replay, DQN with an LSTM on rescaled values; discrete actions",
+    ),
+    "PQN": AlgorithmEntry(
+        "jaxrl.algorithms.pqn:PQNConfig",
+        "on-policy, Q(lambda) without replay or target network; discrete actions",
+    ),
+    "SAC": AlgorithmEntry(
+        "jaxrl.algorithms.sac:SACConfig",
+        "replay; continuous and discrete actions",
+    ),
+    "RNNSAC": AlgorithmEntry(
+        "jaxrl.algorithms.sac:RNNSACConfig",
+        "replay, SAC with an LSTM; continuous and discrete actions",
+    ),
+    "TQC": AlgorithmEntry(
+        "jaxrl.algorithms.tqc:TQCConfig",
+        "replay, SAC with truncated quantile critics; continuous actions",
+    ),
+    "TD3": AlgorithmEntry("jaxrl.algorithms.td3:TD3Config", "replay; continuous actions"),
+    "DDPG": AlgorithmEntry("jaxrl.algorithms.td3:DDPGConfig", "replay; continuous actions"),
+    "APEX_DDPG": AlgorithmEntry(
+        "jaxrl.algorithms.td3:ApexDDPGConfig",
+        "replay, DDPG with prioritized 3-step targets; continuous actions",
+    ),
+    "RandomAgent": AlgorithmEntry(
+        "jaxrl.algorithms.random_agent:RandomAgentConfig",
+        "random legal actions, no learning; every action space",
+    ),
+}
+"""Algorithms by name, as in `--algo NAME` and `run: NAME`."""

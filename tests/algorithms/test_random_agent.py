@@ -1,0 +1,69 @@
+"""RandomAgent: uniformly random and legal on every placement, and nothing is learned."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from jaxrl.algorithms.random_agent import RandomAgentConfig, RandomModule
+from jaxrl.errors import ConfigError, SpaceError
+from tests.helpers import assert_equal
+
+
+def agent(env: str, **settings: Any) -> RandomAgentConfig:
+    config = RandomAgentConfig().environment(env).env_runners(num_envs_per_env_runner=8)
+    config.training(train_batch_size=800).debugging(loggers=[]).learners(num_devices=1)
+    return config.update_from_dict(settings)
+
+
+def test_legal_actions_are_equally_likely() -> None:
+    with agent("CartPole-v1").build() as algorithm:
+        algorithm.train()
+        obs = np.zeros((2000, 4), np.float32)
+        actions = algorithm.compute_actions(obs, explore=False)
+    assert abs(np.mean(actions) - 0.5) < 0.05
+
+
+@pytest.mark.parametrize("placement", ["in_graph", "host"])
+def test_no_illegal_action_is_taken(placement: str) -> None:
+    with agent("jaxrl:probe-mask-v0", placement=placement).build() as algorithm:
+        result = algorithm.train()
+    assert result["env_runners"]["episode_return_max"] == 1.0  # an illegal action pays 100
+
+
+def test_a_box_is_filled_evenly() -> None:
+    with agent("Pendulum-v1").build() as algorithm:
+        actions = algorithm.compute_actions(np.zeros((4000, 3), np.float32), explore=True)
+    assert np.all(np.abs(actions) <= 2.0)
+    np.testing.assert_allclose(np.quantile(actions, [0.25, 0.5, 0.75]), [-1, 0, 1], atol=0.15)
+
+
+def test_all_parts_of_an_action_are_random() -> None:
+    with agent("three-parts-v0").build() as algorithm:
+        algorithm.train()
+
+
+def test_nothing_is_learned() -> None:
+    with agent("CartPole-v1", evaluation_interval=1, evaluation_duration=100).build() as algorithm:
+        before = jax.tree.map(np.asarray, algorithm.state.learner)
+        result = algorithm.train()
+        assert_equal(algorithm.state.learner, before)
+    for key in ("env_runners", "evaluation"):
+        part = result[key] if key == "env_runners" else result[key]["env_runners"]
+        assert 15 < part["episode_return_mean"] < 30  # 22 in expectation
+
+
+@pytest.mark.parametrize("settings", [{"lr": 0.1}, {"num_epochs": 2}, {"optimizer": "sgd"}])
+def test_settings_of_learning_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"does not learn, so {next(iter(settings))}="):
+        agent("CartPole-v1", **settings).validate()
+
+
+def test_a_box_without_bounds_is_refused() -> None:
+    with pytest.raises(SpaceError, match="infinite bound"):
+        RandomModule(
+            observation_space=spaces.Box(-1.0, 1.0, (2,)),
+            action_space=spaces.Box(-np.inf, np.inf, (2,)),
+        )
