@@ -38,3 +38,13 @@ def test_every_entry_of_the_reference_exists() -> None:
         except ImportError:
             module, _, name = entry.rpartition(".")
             assert hasattr(importlib.import_module(module), name), entry
+
+
+def test_every_member_of_the_reference_exists() -> None:
+    found = re.findall(
+        r"^::: ([\w.]+)\n    options:\n      members: \[([^]]+)\]", REFERENCE, re.MULTILINE
+    )
+    assert len(found) > 10
+    for entry, members in found:
+        module = importlib.import_module(entry)
+        assert [name for name in members.split(", ") if not hasattr(module, name)] == [], entry
