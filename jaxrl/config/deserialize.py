@@ -21,6 +21,7 @@ from jaxrl.config.imports import (
     load_object,
     restrict_imports,
 )
+from jaxrl.config.loggers import LOCAL_LOGGERS
 from jaxrl.config.markers import Marker
 from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.registry import get_algorithm_config_class
@@ -52,8 +53,6 @@ TRUSTED_ONLY_SETTINGS = (
 )
 """Settings with side effects: folders that machine code is loaded from or files are written to, and
 environment variables."""
-
-LOCAL_LOGGERS = ("console", "json", "csv", "tensorboard")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

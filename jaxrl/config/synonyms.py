@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 
+from jaxrl.config.loggers import LOGGERS
 from jaxrl.errors import did_you_mean
 
 _STOP_CRITERION = (
@@ -17,7 +18,7 @@ _ROLLOUT = (
     "env_runners(rollout_fragment_length=...), and training(train_batch_size=...) is that times "
     "the number of environments"
 )
-_LOGGERS = "debugging(loggers=[...]), with 'console', 'json', 'csv', 'tensorboard' or 'wandb'"
+_LOGGERS = f"debugging(loggers=[...]), with {', '.join(map(repr, LOGGERS[:-1]))} or {LOGGERS[-1]!r}"
 _OPTIMIZER = 'training(optimizer={"name": "adam", "eps": 1e-5})'
 
 _COUNTERPARTS: Mapping[str, tuple[str, ...]] = {

@@ -1,9 +1,11 @@
 """The `Sink` protocol and the sinks that a config can name."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
 
+from jaxrl.config.loggers import LoggerName
 from jaxrl.config.serialize import serialize_for_display
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 from jaxrl.loggers.csv_sink import CsvSink
@@ -15,7 +17,6 @@ from jaxrl.runs.run_folder import RunFolder
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
-SINK_NAMES = ("json", "csv", "tensorboard", "console", "wandb")
 FILE_SINKS = (JsonSink, CsvSink, TensorBoardSink)
 """Sinks that do not modify results, so they share one converted to plain Python types."""
 
@@ -34,6 +35,54 @@ class Sink(Protocol):
 
 
 SinkSpec: TypeAlias = "str | Sink | type"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordedRun:
+    """Run that sinks are opened for; the fields are the arguments of `open_all`."""
+
+    folder: RunFolder
+    params: Mapping[str, Any]
+    start_iteration: int
+    start_env_steps: int
+
+
+def _open_json(run: RecordedRun) -> Sink:
+    return JsonSink(run.folder.result_file, start_iteration=run.start_iteration)
+
+
+def _open_csv(run: RecordedRun) -> Sink:
+    return CsvSink(run.folder.progress_file, start_iteration=run.start_iteration)
+
+
+def _open_tensorboard(run: RecordedRun) -> Sink:
+    return TensorBoardSink(
+        run.folder.path,
+        start_iteration=run.start_iteration,
+        start_env_steps=run.start_env_steps,
+    )
+
+
+def _open_console(run: RecordedRun) -> Sink:
+    from jaxrl.loggers.console_sink import ConsoleSink  # rich is slow to import
+
+    return ConsoleSink(run.folder.name, run.folder.stop_criterion)
+
+
+def _open_wandb(run: RecordedRun) -> Sink:
+    from jaxrl.loggers.wandb_sink import WandbSink
+
+    return WandbSink(run.folder, run.params)
+
+
+OPENERS: Mapping[LoggerName, Callable[[RecordedRun], Sink]] = {
+    "json": _open_json,
+    "csv": _open_csv,
+    "tensorboard": _open_tensorboard,
+    "console": _open_console,
+    "wandb": _open_wandb,
+}
+"""How the sink of each name is opened; `jaxrl.config.loggers` has the names."""
 
 
 def open_sinks(
@@ -63,22 +112,28 @@ def open_all(
     """Open every sink in a run folder, dropping entries later than `start_iteration`.
 
     Args:
-        specs: Names from `SINK_NAMES`, sinks, or sink classes (called with the `RunFolder`).
+        specs: Names from `OPENERS`, sinks, or sink classes (called with the `RunFolder`).
         folder: Run folder.
         params: Config as a dictionary, for sinks that show it.
         start_iteration: Iteration that a resumed run continues from; 0 for a new run.
         start_env_steps: Environment steps sampled up to that iteration.
 
     Raises:
-        UnknownNameError: If a name is not in `SINK_NAMES`.
+        UnknownNameError: If a name is not in `OPENERS`.
         ConfigError: If an entry is not a sink, or the package of a sink is missing.
         RunFolderError: If a file cannot be written.
     """
+    run = RecordedRun(
+        folder=folder,
+        params=params,
+        start_iteration=start_iteration,
+        start_env_steps=start_env_steps,
+    )
     with contextlib.ExitStack() as on_failure:
         opened: list[Sink] = []
         on_failure.callback(close_sinks, opened)
         for spec in specs:
-            sink = _open(spec, folder, params, start_iteration, start_env_steps)
+            sink = _open(spec, run)
             opened.append(sink)
         on_failure.pop_all()
     return opened
@@ -96,46 +151,23 @@ def close_sinks(sinks: Sequence[Sink]) -> None:
         raise failures[0]
 
 
-def _open(
-    spec: SinkSpec, folder: RunFolder, params: Mapping[str, Any], iteration: int, env_steps: int
-) -> Sink:
+def _open(spec: SinkSpec, run: RecordedRun) -> Sink:
     if isinstance(spec, str):
-        return _open_named(spec, folder, params, iteration, env_steps)
+        openers = cast(Mapping[str, Callable[[RecordedRun], Sink]], OPENERS)
+        if spec not in openers:
+            raise UnknownNameError(
+                f"There is no logger '{spec}'.{did_you_mean(spec, openers)} "
+                f"The loggers are {', '.join(openers)}."
+            )
+        return openers[spec](run)
     sink: Any = spec
     if isinstance(spec, type):
         if not issubclass(spec, Sink):
             raise ConfigError(f"A logger must have write(result) and close(), got {spec!r}.")
-        sink = sink(folder)
+        sink = sink(run.folder)
     if not isinstance(sink, Sink):
         raise ConfigError(
             f"A logger must have write(result) and close(), got {sink!r}; "
-            f"the built-in ones are {', '.join(SINK_NAMES)}."
+            f"the built-in ones are {', '.join(OPENERS)}."
         )
     return sink
-
-
-def _open_named(
-    name: str, folder: RunFolder, params: Mapping[str, Any], iteration: int, env_steps: int
-) -> Sink:
-    match name:
-        case "json":
-            return JsonSink(folder.result_file, start_iteration=iteration)
-        case "csv":
-            return CsvSink(folder.progress_file, start_iteration=iteration)
-        case "tensorboard":
-            return TensorBoardSink(
-                folder.path, start_iteration=iteration, start_env_steps=env_steps
-            )
-        case "console":
-            from jaxrl.loggers.console_sink import ConsoleSink  # rich is slow to import
-
-            return ConsoleSink(folder.name, folder.stop_criterion)
-        case "wandb":
-            from jaxrl.loggers.wandb_sink import WandbSink
-
-            return WandbSink(folder, params)
-        case _:
-            raise UnknownNameError(
-                f"There is no logger '{name}'.{did_you_mean(name, SINK_NAMES)} "
-                f"The loggers are {', '.join(SINK_NAMES)}."
-            )

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from jaxrl.config.loggers import LOGGERS
 from jaxrl.errors import ConfigError, RunFolderError, UnknownNameError
 from jaxrl.loggers import RunFolder, Sink
 from jaxrl.loggers.csv_sink import CsvSink
 from jaxrl.loggers.json_sink import JsonSink, read_results
-from jaxrl.loggers.sinks import open_all
+from jaxrl.loggers.sinks import OPENERS, open_all
 from jaxrl.loggers.tensorboard_sink import TensorBoardSink
 
 
@@ -281,6 +282,9 @@ class Recorder:
 
 
 class TestOpenAll:
+    def test_every_name_that_a_config_takes_can_be_opened(self) -> None:
+        assert set(OPENERS) == set(LOGGERS)
+
     def test_names_instances_and_classes(self, folder: RunFolder) -> None:
         mine = Recorder()
         sinks = open_all(["json", "csv", "tensorboard", mine, Recorder], folder, {})

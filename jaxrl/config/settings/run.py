@@ -16,12 +16,12 @@ from jaxrl.config.fields import (
     positive,
 )
 from jaxrl.config.imports import ImportKind
+from jaxrl.config.loggers import LoggerName
 from jaxrl.config.pbt import PopulationBasedTraining
 from jaxrl.config.settings.training import Auto
 from jaxrl.core.seeds import SEED_DESCRIPTION, is_seed
 
 Hook = Callable[..., Any] | list[Callable[..., Any]] | None
-LoggerName = Literal["console", "json", "csv", "tensorboard", "wandb"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
