@@ -24,6 +24,7 @@ from jaxrl.envs.adapters.host_creators import (
 )
 from jaxrl.envs.adapters.host_spaces import describe_casts, log_warnings, to_runner_space, warn_once
 from jaxrl.envs.adapters.host_state import get_time_limit
+from jaxrl.envs.catalog import BUILTIN_ENVS
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import EnvRequest, MadeHostEnv
 from jaxrl.envs.params import check_required
@@ -266,6 +267,7 @@ def _find_spec(env_id: str, name: str) -> EnvSpec:
         except ImportError as error:
             raise EnvError(
                 f"Cannot import {module!r} for the environment {name!r}: {error}."
+                f"{did_you_mean(name, BUILTIN_ENVS)}"
             ) from error
     try:
         namespace, env_name, version = parse_env_id(bare)

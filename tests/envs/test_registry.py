@@ -217,6 +217,8 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (lambda context: 5, {}, EnvError, "must return a JaxEnv or a gymnasium.Env, got 5"),
     (lambda context: 1 // 0, {}, EnvError, "its creation raised ZeroDivisionError"),
     ("no_such_module:Env", {}, EnvError, "No module named 'no_such_module'. Run it in the folder"),
+    ("jaxlr:CartPole-v1", {}, EnvError, "Cannot import 'jaxlr'"),
+    ("jaxlr:CartPole-v1", {}, EnvError, "Did you mean 'CartPole-v1'?"),
     ("jaxrl.envs.classic.pendulum:Pendulem", {}, EnvError, "Did you mean 'Pendulum'"),
     ("collections:OrderedDict", {}, EnvError, "is neither a JaxEnv class nor"),
     (5, {}, EnvError, "must be an id, a class path"),
