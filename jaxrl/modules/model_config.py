@@ -8,6 +8,7 @@ from jaxrl.errors import ConfigError, UnknownSettingError, did_you_mean
 from jaxrl.modules import model_checks as check
 from jaxrl.modules.model_checks import Check, InitializerSetting
 from jaxrl.modules.networks import get_initializer
+from jaxrl.modules.recurrent import RECURRENT_CORES
 
 T = TypeVar("T")
 
@@ -193,8 +194,7 @@ class DefaultModelConfig:
     recurrent_layer_type: str | type[Any] = _setting(
         "lstm",
         check.layer_type,
-        "'lstm', 'gru', 'lru' (a linear recurrence, Orvieto et al. 2023), or a subclass of "
-        "flax.linen.RNNCellBase.",
+        f"One of {', '.join(map(repr, RECURRENT_CORES))}, or a subclass of flax.linen.RNNCellBase.",
     )
     recurrent_num_layers: int = _setting(
         1, check.at_least(1), "Number of stacked recurrent layers."

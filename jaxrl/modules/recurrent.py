@@ -333,7 +333,7 @@ def make_recurrent_core(kind: RecurrentLayer, size: int, num_layers: int = 1) ->
     """Build `num_layers` recurrent layers of `size` features, one after another.
 
     Args:
-        kind: A name of `MEMORIES`, or a class with flax's cell interface, constructed as
+        kind: A name of `RECURRENT_CORES`, or a class with flax's cell interface, constructed as
             `kind(features=size)`.
         size: Number of features of each layer.
         num_layers: Number of layers. One layer is not wrapped in a `RecurrentStack`: its carry is not a

@@ -13,7 +13,15 @@ import pytest
 from jaxrl.core.struct import where_rows
 from jaxrl.errors import ConfigError
 from jaxrl.modules.attention import GTrXL
-from jaxrl.modules.recurrent import GRU, LRU, LSTM, FlaxCell, RecurrentStack, make_recurrent_core
+from jaxrl.modules.recurrent import (
+    GRU,
+    LRU,
+    LSTM,
+    RECURRENT_CORES,
+    FlaxCell,
+    RecurrentStack,
+    make_recurrent_core,
+)
 
 T, B, N = 12, 4, 5
 SIZE = 6
@@ -41,9 +49,7 @@ class Leaky(nn.RNNCellBase):
 
 
 MEMORIES = {
-    "lstm": LSTM(SIZE),
-    "gru": GRU(SIZE),
-    "lru": LRU(SIZE),
+    **{name: make_recurrent_core(name, SIZE) for name in RECURRENT_CORES},
     "gtrxl": GTrXL(num_units=2, dim=SIZE, num_heads=2, head_dim=3, memory=4),
     "custom cell": FlaxCell(Leaky()),
     "flax cell": FlaxCell(nn.MGUCell(SIZE)),
@@ -436,7 +442,7 @@ class NeedsMore(Leaky):
 
 @pytest.mark.parametrize(
     ("kind", "made"),
-    [("lstm", LSTM), ("gru", GRU), ("lru", LRU), (nn.MGUCell, FlaxCell), (Leaky, FlaxCell)],
+    [*RECURRENT_CORES.items(), (nn.MGUCell, FlaxCell), (Leaky, FlaxCell)],
 )
 def test_make_memory_makes_layers_of_that_size(kind, made):
     memory = make_recurrent_core(kind, 7)
