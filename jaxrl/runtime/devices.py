@@ -14,25 +14,13 @@ from pathlib import Path
 import jax
 
 from jaxrl.core.types import Device
+from jaxrl.runtime.cores import count_usable_cores
 
 logger = logging.getLogger("jaxrl")
 
 MAX_CPU_DEVICES = 8
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _UNSET = -1
 """JAX's default of `jax_num_cpu_devices`."""
-
-
-def count_usable_cores() -> int:
-    """Return the number of cores this process may use, from its affinity and its cgroup's quota."""
-    affinity = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    if CPU_QUOTA.exists():
-        limit, period = CPU_QUOTA.read_text().split()
-        if limit != "max":
-            return max(1, min(affinity, int(limit) // int(period)))
-    return affinity
 
 
 def claim_cpu_devices() -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from jaxrl.runtime.devices import count_usable_cores
+from jaxrl.runtime.cores import count_usable_cores
 
 MAX_ENTRIES = 200
 """Maximum number of entries per file; the oldest are removed first."""
@@ -55,8 +55,8 @@ def add_entries(store: Path | None, entries: Mapping[str, Any]) -> None:
 
 def get_cpu_model() -> str:
     """Return the processor's model, since machines of several kinds may share a home folder."""
-    with contextlib.suppress(OSError):
+    named: list[str] = []
+    with contextlib.suppress(OSError):  # not Linux
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-        return named[0] if named else platform.processor()
-    return platform.processor()  # not Linux
+    return named[0] if named else platform.processor() or "unknown"

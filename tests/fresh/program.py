@@ -13,7 +13,8 @@ from typing import Any
 
 from jaxrl.assembly.device_trial import ALWAYS_FASTER_ROWS
 from jaxrl.config.batch_plan.on_policy import MIN_ROWS_PER_CPU_DEVICE
-from jaxrl.runtime.devices import MAX_CPU_DEVICES, count_usable_cores
+from jaxrl.runtime.cores import count_usable_cores
+from jaxrl.runtime.devices import MAX_CPU_DEVICES
 
 ROWS = ALWAYS_FASTER_ROWS * min(MAX_CPU_DEVICES, count_usable_cores())
 """Of a minibatch: enough to be shared by all devices without a trial."""

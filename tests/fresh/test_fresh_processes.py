@@ -20,7 +20,8 @@ import pytest
 
 from jaxrl.loggers import text
 from jaxrl.runs.checkpoint import find_checkpoint, read_leaves, read_metadata
-from jaxrl.runtime.devices import MAX_CPU_DEVICES, count_usable_cores
+from jaxrl.runtime.cores import count_usable_cores
+from jaxrl.runtime.devices import MAX_CPU_DEVICES
 from tests.helpers import slow_but
 
 PROGRAM = Path(__file__).with_name("program.py")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl.runtime import devices
+from jaxrl.runtime import cores, devices
 
 
 @pytest.mark.parametrize(
-    ("quota", "cores"),
+    ("quota", "expected"),
     [
         (None, 6),
         ("max 100000", 6),
@@ -22,14 +22,14 @@ from jaxrl.runtime import devices
     ],
 )
 def test_usable_cores_are_the_affinitys_within_the_quota(
-    quota: str | None, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quota: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "cpu.max"
     if quota is not None:
         file.write_text(f"{quota}\n")
-    monkeypatch.setattr(devices, "CPU_QUOTA", file)
+    monkeypatch.setattr(cores, "CPU_QUOTA", file)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
-    assert devices.count_usable_cores() == cores
+    assert cores.count_usable_cores() == expected
 
 
 def in_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -18,7 +18,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from jaxrl.errors import ConfigError, RayError, summarize_exception
-from jaxrl.runtime.devices import count_usable_cores
+from jaxrl.runtime.cores import count_usable_cores
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

@@ -96,7 +96,7 @@ warnings.simplefilter("error")
 import jax
 jax.numpy.ones(3).sum().block_until_ready()
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.runtime.devices import count_usable_cores
+from jaxrl.runtime.cores import count_usable_cores
 from jaxrl.runners.ray.start import ensure_ray
 handler = lambda *_: None
 signal.signal(signal.SIGTERM, handler)
