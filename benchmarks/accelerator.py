@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
-import json
-import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,10 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, measure
-from benchmarks.report import render_header, render_table
+from benchmarks.commands import parse_names, save_results, start_results
+from benchmarks.peers import launch
+from benchmarks.report import build_header
 from benchmarks.settings import FALLBACK_STEPS, parse_setting
-from benchmarks.statistics import Estimate, estimate_median
-from benchmarks.worker import Worker, WorkerError
+from benchmarks.statistics import estimate_median
+from benchmarks.worker import Worker
+from jaxrl.bench.figures import COLORS
+from jaxrl.bench.markdown import Table, format_estimate, format_optional, render_document
+from jaxrl.bench.peers import PeerError
+from jaxrl.loggers.plots import save_figure
+from jaxrl.sweeps.statistics import Interval
 
 WIDTHS = ("64x32", "2048x16", "8192x16", "32768x16")
 ROUNDS = 5
@@ -52,15 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     options = _parse(arguments)
     deadline = time.monotonic() + 60.0 * options.minutes
-    results: dict[str, Any] = {
-        "command": shlex.join(["python", "-m", "benchmarks.accelerator", *arguments]),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "quick": options.quick,
-        "machine": machine.describe(),
-        "load": {"before": machine.get_load_average()},
-        "peers": {},
-        "rows": [],
-    }
+    results = start_results("benchmarks.accelerator", arguments, is_quick=options.quick)
+    results |= {"peers": {}, "rows": []}
     plan = [(width, SHIPPED) for width in options.widths]
     plan += [(options.widths[-1], lever) for lever in options.levers]
     for width, lever in plan:
@@ -68,17 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if left <= 0:
             results["rows"].append({"width": width, "lever": lever, "failure": "no time was left"})
             continue
-        measure.log_progress(f"{width}, {lever}")
+        launch.log(f"{width}, {lever}")
         results["rows"].append(_measure_row(results, width, lever, left, options))
-    results["load"]["after"] = machine.get_load_average()
-    text = render_markdown(results)
-    options.out.mkdir(parents=True, exist_ok=True)
-    data = json.dumps(results, indent=1) + "\n"
-    (options.out / "accelerator.json").write_text(data, encoding="utf-8")
-    (options.out / "accelerator.md").write_text(text, encoding="utf-8")
+    save_results(results, options.out, "accelerator", render_markdown)
     if any("steps_per_s" in row for row in results["rows"]):
         draw(results, options.out / "accelerator.png")
-    print(text)
     return 0
 
 
@@ -101,10 +92,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="folder for the results")
     options = parser.parse_args(arguments)
     options.widths = options.widths.split(",")
-    options.levers = [name for name in options.levers.split(",") if name]
-    for name in options.levers:
-        if name not in LEVERS:
-            parser.error(f"--levers: {name!r} is not one of {', '.join(LEVERS)}")
+    options.levers = parse_names(parser, "--levers", options.levers, tuple(LEVERS))
     for width in options.widths:
         try:
             parse_setting(width)
@@ -141,9 +129,9 @@ def _measure_row(
             worker.ask("run")
             replies = [worker.ask("run") for _ in range(options.rounds)]
             row["return_mean"] = worker.ask("evaluate")["return_mean"]
-    except WorkerError as error:
-        return {**row, "failure": str(error).strip().splitlines()[-1]}
-    return {**row, "steps_per_s": [reply["env_steps"] / reply["seconds"] for reply in replies]}
+    except PeerError as error:
+        return {**row, "failure": str(error)}
+    return {**row, "steps_per_s": [measure.compute_rate(reply) for reply in replies]}
 
 
 def _start_worker(lever: str, left_s: float) -> Worker:
@@ -151,14 +139,14 @@ def _start_worker(lever: str, left_s: float) -> Worker:
     return Worker(lever, command, env=LEVERS.get(lever), timeout_s=left_s)
 
 
-def _estimate_rate(row: Mapping[str, Any]) -> Estimate:
+def _estimate_rate(row: Mapping[str, Any]) -> Interval:
     return estimate_median(row["steps_per_s"])
 
 
 def render_markdown(results: Mapping[str, Any]) -> str:
     """Render the table as Markdown, with each lever's gain over the same width as shipped."""
     shipped = {
-        row["width"]: _estimate_rate(row).median
+        row["width"]: _estimate_rate(row).value
         for row in results["rows"]
         if row["lever"] == SHIPPED and "steps_per_s" in row
     }
@@ -168,14 +156,13 @@ def render_markdown(results: Mapping[str, Any]) -> str:
             rows.append((row["width"], row["lever"], "-", "-", "-", row["failure"]))
             continue
         rate, base = _estimate_rate(row), shipped.get(row["width"])
-        gain = "-" if base is None else f"{rate.median / base:.2f}"
         mean_return = row["return_mean"]
         rows.append(
             (
                 row["width"],
                 row["lever"],
-                f"{rate.median:,.0f} ({rate.low:,.0f} - {rate.high:,.0f})",
-                gain,
+                format_estimate(rate, ",.0f"),
+                format_optional(base and rate.value / base, ".2f"),
                 f"{row['compile_s']:.1f}",
                 "-" if mean_return is None else f"return {mean_return:.0f}",
             )
@@ -186,30 +173,27 @@ def render_markdown(results: Mapping[str, Any]) -> str:
         "processes, so a gain below 1.3 is undecided."
     )
     names = ("width", "lever", "steps/s", "gain over as shipped", "compile s", "")
-    return (
-        "\n\n".join([render_header(results, "On an accelerator"), text, render_table(names, rows)])
-        + "\n"
+    return render_document(
+        *build_header(results, "On an accelerator"), Table(text=text, header=names, rows=rows)
     )
 
 
 def draw(results: Mapping[str, Any], path: Path) -> None:
     """Draw the steps per second of each width, and of each lever at the largest width."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     measured = [row for row in results["rows"] if "steps_per_s" in row]
     figure = Figure(figsize=(7.2, 4.2), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
     axes: Any = figure.add_subplot()
     names = [f"{row['width']}, {row['lever']}" for row in measured]
     rates = [_estimate_rate(row) for row in measured]
-    medians = [rate.median for rate in rates]
-    spread = [[r.median - r.low for r in rates], [r.high - r.median for r in rates]]
-    axes.barh(names, medians, xerr=spread, color="#0072B2", ecolor="0.4", capsize=3)
+    medians = [rate.value for rate in rates]
+    spread = [[r.value - r.low for r in rates], [r.high - r.value for r in rates]]
+    axes.barh(names, medians, xerr=spread, color=COLORS[0], ecolor="0.4", capsize=3)
     axes.invert_yaxis()
     axes.set(xlabel="environment steps per second", xscale="log")
     axes.grid(alpha=0.25, axis="x")
-    figure.savefig(path)
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

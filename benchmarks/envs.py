@@ -8,10 +8,6 @@ affects both alike. Compilation is excluded.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import datetime
-import json
-import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +15,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, report
-from benchmarks.report import render_table
-from benchmarks.statistics import Estimate, estimate_median, estimate_ratio
+from benchmarks import machine, measure
+from benchmarks.commands import parse_names, save_results, start_results
+from benchmarks.report import build_header
+from benchmarks.statistics import estimate_median, estimate_ratio, from_dict, to_dict
+from jaxrl.bench.markdown import Cells, Table, format_estimate, render_document
 
 GAMES = ("Breakout", "Asterix", "Freeway", "SpaceInvaders", "Seaquest")
 OURS, THEIRS = "jaxrl", "gymnax"
@@ -36,25 +34,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     options = _parse(arguments)
-    load = machine.get_load_average()
-    games = {name: measure_game(name, options) for name in options.games}
+    results = start_results("benchmarks.envs", arguments, is_quick=options.quick)
     versions = {name: version(name) for name in ("jax", "gymnax")}
-    results: dict[str, Any] = {
-        "command": shlex.join(["python", "-m", "benchmarks.envs", *arguments]),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "quick": options.quick,
-        "machine": machine.describe(),
-        "load": {"before": load, "after": machine.get_load_average()},
+    results |= {
         "peers": {name: {"devices": 1, "versions": versions} for name in PREFIXES},
         "num_envs": options.num_envs,
         "num_steps": options.num_steps,
-        "games": games,
+        "games": {name: measure_game(name, options) for name in options.games},
     }
-    text = render_markdown(results)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "envs.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    (options.out / "envs.md").write_text(text, encoding="utf-8")
-    print(text)
+    save_results(results, options.out, "envs", render_markdown)
     return 0
 
 
@@ -73,10 +61,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="two short rounds of everything")
     parser.add_argument("--out", type=Path, help="folder for the results")
     options = parser.parse_args(arguments)
-    options.games = options.games.split(",")
-    for name in options.games:
-        if name not in GAMES:
-            parser.error(f"--games: {name!r} is not one of {', '.join(GAMES)}")
+    options.games = parse_names(parser, "--games", options.games, GAMES)
     if options.quick:
         options.num_envs, options.num_steps, options.pairs = 16, 8, 2
     options.out = options.out or machine.choose_results_folder(is_complete=not options.quick)
@@ -89,16 +74,13 @@ def measure_game(name: str, options: argparse.Namespace) -> dict[str, Any]:
         peer: make_round(f"{prefix}{name}-MinAtar", options.num_envs, options.num_steps)
         for peer, prefix in PREFIXES.items()
     }
-    for run_round in rounds.values():
-        run_round()
-    rates: dict[str, list[float]] = {peer: [] for peer in rounds}
-    for _ in range(options.pairs):
-        for peer, run_round in rounds.items():
-            rates[peer].append(options.num_envs * options.num_steps / run_round())
+    steps = options.num_envs * options.num_steps
+    seconds = measure.take_turns(rounds, options.pairs)
+    rates = {peer: [steps / elapsed for elapsed in found] for peer, found in seconds.items()}
     return {
         "rates": rates,
-        "median": {p: dataclasses.asdict(estimate_median(r)) for p, r in rates.items()},
-        "ratio": dataclasses.asdict(estimate_ratio(rates[OURS], rates[THEIRS])),
+        "median": {p: to_dict(estimate_median(r)) for p, r in rates.items()},
+        "ratio": to_dict(estimate_ratio(rates[OURS], rates[THEIRS])),
     }
 
 
@@ -138,29 +120,17 @@ def make_round(env_id: str, num_envs: int, num_steps: int) -> Callable[[], float
 
 def render_markdown(results: Mapping[str, Any]) -> str:
     """Render the table as Markdown."""
-    rows = []
+    rows: list[Cells] = []
     for name, game in results["games"].items():
-        ours, theirs = (Estimate(**game["median"][peer]) for peer in (OURS, THEIRS))
-        ratio = Estimate(**game["ratio"])
-        rows.append(
-            (
-                name,
-                f"{ours.median:,.0f}",
-                f"{theirs.median:,.0f}",
-                f"{ratio.median:.1f} ({ratio.low:.1f} - {ratio.high:.1f})",
-            )
-        )
+        rates = (f"{from_dict(game['median'][peer]).value:,.0f}" for peer in (OURS, THEIRS))
+        rows.append((name, *rates, format_estimate(from_dict(game["ratio"]), ".1f")))
     text = (
         f"MinAtar with random actions and auto-reset: {results['num_envs']:,} copies x "
         f"{results['num_steps']} steps per round. Steps per second, medians over the rounds; "
         "ratios with 95 % intervals."
     )
-    sections = [
-        report.render_header(results, "Environments"),
-        text,
-        render_table(("game", OURS, THEIRS, "ratio"), rows),
-    ]
-    return "\n\n".join(sections) + "\n"
+    table = Table(text=text, header=("game", OURS, THEIRS, "ratio"), rows=rows)
+    return render_document(*build_header(results, "Environments"), table)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,11 @@ from benchmarks import replay_settings as replay
 from benchmarks.limits import compute_shares, format_share
 from benchmarks.machine import RESULTS, ROOT
 from benchmarks.peers import launch
-from benchmarks.report import render_table
-from benchmarks.statistics import Estimate, estimate_ratio
+from benchmarks.statistics import estimate_ratio, from_dict
+from jaxrl.bench.figures import COLORS
+from jaxrl.bench.markdown import Cells, Table, render_document
+from jaxrl.loggers.plots import format_steps, save_figure
+from jaxrl.sweeps.statistics import Interval
 
 PICTURE = ROOT / "docs" / "images" / "speed.png"
 README = ROOT / "README.md"
@@ -43,13 +46,13 @@ OUR_PEERS = (launch.OURS, launch.LOCAL, replay.OURS, launch.HOST_LSTM, launch.LS
 """Peers whose rates are divided by the others'."""
 
 FAMILY_STYLES = {
-    "jaxrl": ("#0072B2", "o"),
-    "Rejax": ("#E69F00", "s"),
-    "SB3": ("#009E73", "^"),
-    "RLlib": ("#D55E00", "D"),
+    "jaxrl": (COLORS[0], "o"),
+    "Rejax": (COLORS[4], "s"),
+    "SB3": (COLORS[2], "^"),
+    "RLlib": (COLORS[1], "D"),
     "other": ("#666666", "X"),
 }
-"""Color-blind safe color (Okabe and Ito) and marker of each library."""
+"""Color and marker of each library."""
 FAMILY_BY_PREFIX = {
     "rejax": "Rejax",
     "sb3": "SB3",
@@ -68,8 +71,8 @@ class Panel:
     measured: Mapping[str, Any]
 
     @property
-    def speeds(self) -> dict[str, Estimate]:
-        return {name: Estimate(**p["median"]) for name, p in self.measured["peers"].items()}
+    def speeds(self) -> dict[str, Interval]:
+        return {name: from_dict(p["median"]) for name, p in self.measured["peers"].items()}
 
     @property
     def ours(self) -> str | None:
@@ -136,34 +139,32 @@ def get_family(peer: str) -> str:
 
 def draw(panels: Sequence[Panel], path: Path) -> None:
     """Draw rates with their intervals on logarithmic axes, in one panel per setting."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     columns = 3 if len(panels) > 2 else len(panels)
     rows = -(-len(panels) // columns)
     most = max(len(panel.speeds) for panel in panels)
-    figure = Figure(figsize=(5.2 * columns, (0.9 + 0.3 * most) * rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    size = (5.2 * columns, (0.9 + 0.3 * most) * rows)
+    figure = Figure(figsize=size, dpi=110, layout="constrained")
     grid: Any = figure.subplots(rows, columns, squeeze=False)
     for axes, panel in zip(grid.flat, panels, strict=False):
         _draw_panel(axes, panel)
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
     figure.supxlabel("environment steps per second, median and 95 % interval", fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    save_figure(figure, path)
 
 
 def _draw_panel(axes: Any, panel: Panel) -> None:
-    ordered = sorted(panel.speeds.items(), key=lambda item: item[1].median)
+    ordered = sorted(panel.speeds.items(), key=lambda item: item[1].value)
     for place, (name, speed) in enumerate(ordered):
         color, marker = FAMILY_STYLES[get_family(name)]
-        error = [[speed.median - speed.low], [speed.high - speed.median]]
+        error = [[speed.value - speed.low], [speed.high - speed.value]]
         axes.errorbar(
-            speed.median, place, xerr=error, fmt=marker, color=color, capsize=3, markersize=7
+            speed.value, place, xerr=error, fmt=marker, color=color, capsize=3, markersize=7
         )
         axes.annotate(
-            f"{speed.median:,.0f}",
+            f"{speed.value:,.0f}",
             (speed.high, place),
             xytext=(6, 0),
             textcoords="offset points",
@@ -175,19 +176,13 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
     low = min(speed.low for _, speed in ordered)
     high = max(speed.high for _, speed in ordered)
     axes.set_xlim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(3 * high)))
-    axes.xaxis.set_major_formatter(lambda value, _: _format_thousands(value))
+    axes.xaxis.set_major_formatter(lambda value, _: format_steps(value))
     axes.xaxis.set_minor_formatter("")
     axes.set_ylim(-0.7, len(ordered) - 0.3)
     axes.set_yticks(range(len(ordered)), [name for name, _ in ordered])
     axes.set_title(textwrap.fill(panel.title, 36), fontsize=11)
     axes.grid(axis="x", which="major", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _format_thousands(value: float) -> str:
-    if value >= 1e6:
-        return f"{value / 1e6:g}M"
-    return f"{value / 1e3:g}k" if value >= 1e3 else f"{value:g}"
 
 
 def render_readme_table(results: Mapping[str, Any]) -> str:
@@ -202,13 +197,14 @@ def render_readme_table(results: Mapping[str, Any]) -> str:
     if any(result["load"]["before"] > 0.5 for result in results.values()):
         note += " The machine was busy: only the ratios are meaningful."
     names = ("setting", "jaxrl, steps/s", "ratio to", "of its limit")
-    found = [render_table(names, rows)] if rows else []
-    if "user" in results:
-        found.append(user_report.render_readme_table(results["user"]))
-    return "\n\n".join([*found, note])
+    return render_document(
+        Table(header=names, rows=rows) if rows else None,
+        user_report.build_readme_table(results["user"]) if "user" in results else None,
+        note,
+    ).rstrip("\n")
 
 
-def _make_row(panel: Panel) -> tuple[str, ...] | None:
+def _make_row(panel: Panel) -> Cells | None:
     ours = panel.ours
     if ours is None:
         return None
@@ -221,12 +217,12 @@ def _make_row(panel: Panel) -> tuple[str, ...] | None:
     if not others:
         return None
     ratios = ", ".join(
-        f"{name} {_format_ratio(ratio.median)} "
+        f"{name} {_format_ratio(ratio.value)} "
         f"({_format_ratio(ratio.low)} - {_format_ratio(ratio.high)})"
         for name, ratio in others.items()
     )
     share = format_share(compute_shares(panel.measured).get(ours))
-    return panel.title, f"{panel.speeds[ours].median:,.0f}", ratios, share
+    return panel.title, f"{panel.speeds[ours].value:,.0f}", ratios, share
 
 
 def _format_ratio(ratio: float) -> str:

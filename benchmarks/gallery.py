@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.machine import RESULTS, ROOT
 from benchmarks.scores import load_summaries
-from jaxrl.bench.figures import COLORS, render_svg
-from jaxrl.loggers.plots import format_steps
+from jaxrl.bench.figures import draw_curve, render_svg
 
 PAGE = ROOT / "docs" / "gallery.md"
 PICTURES = ROOT / "docs" / "images" / "curves"
@@ -96,18 +95,8 @@ def render_page(summaries: Sequence[Mapping[str, Any]]) -> str:
 
 def draw(cell: Cell) -> str:
     """Draw a cell's learning curve as SVG."""
-    curve = cell["curve"]
     figure = Figure(figsize=(6.0, 2.8), layout="constrained")
-    axes = figure.add_subplot()
-    axes.fill_between(
-        curve["steps"], curve["low"], curve["high"], color=COLORS[0], alpha=0.2, linewidth=0
-    )
-    axes.plot(curve["steps"], curve["value"], color=COLORS[0])
-    if cell["threshold"] is not None:
-        axes.axhline(cell["threshold"], color="0.5", linewidth=0.8, linestyle=(0, (2, 3)))
-    axes.set(xlabel="environment steps", ylabel="training return")
-    axes.xaxis.set_major_formatter(lambda value, _: format_steps(value))
-    axes.grid(alpha=0.25)
+    draw_curve(figure.add_subplot(), cell, alpha=0.2)
     return render_svg(figure)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 from benchmarks import measure
 from benchmarks.peers import launch
 from benchmarks.settings import make_host_setting
-from benchmarks.worker import Worker
 
 PARTS = ("throughput", "impala")
 PEERS = (*launch.HOST_PEERS, launch.LIMITS)
@@ -25,22 +24,17 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     setting = make_host_setting(steps=steps)
     results: dict[str, Any] = {"peers": {}, "throughput": {}, "impala": {}}
     if "throughput" in options.parts and options.peers:
-        measure.log_progress(
-            f"{setting.name}: {options.pairs} rounds of {', '.join(options.peers)}"
-        )
+        launch.log(f"{setting.name}: {options.pairs} rounds of {', '.join(options.peers)}")
         with contextlib.ExitStack() as stack:
-            workers: dict[str, Worker] = {}
-            for name in options.peers:  # one after another: several Rays at once start slowly
-                workers[name] = measure.start_worker(stack, name)
-                results["peers"][name] = workers[name].ask("info")
+            workers = measure.start_workers(stack, options.peers, results["peers"])
             results["throughput"][setting.name] = measure.measure_throughput(
                 workers, setting, options.pairs, launch.LOCAL
             )
     if "impala" in options.parts:
-        measure.log_progress("IMPALA with two actors")
+        launch.log("IMPALA with two actors")
         setting = make_host_setting(steps=setting.env_steps * FLOW_FACTOR)
         with contextlib.ExitStack() as stack:
-            worker = measure.start_worker(stack, launch.IMPALA)
-            results["peers"][launch.IMPALA] = worker.ask("info")
+            workers = measure.start_workers(stack, [launch.IMPALA], results["peers"])
+            worker = workers[launch.IMPALA]
             results["impala"] = measure.measure_flow(worker, setting, options.pairs)
     return results

@@ -7,14 +7,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.peers import launch
-from benchmarks.report import (
-    render_header,
-    render_limit_sections,
-    render_ratio_section,
-    render_table,
-    render_throughput_section,
-)
-from benchmarks.statistics import Estimate, Slope
+from benchmarks.report import build_header, build_throughput_tables
+from benchmarks.statistics import from_dict
+from jaxrl.bench.markdown import Table, format_estimate, format_range, render_document
 
 SETTING = "8x256"
 RATIO_AIMS = {
@@ -38,40 +33,36 @@ TEXT = (
 
 def render_markdown(results: Mapping[str, Any]) -> str:
     """Render all tables of a run as Markdown."""
-    sections = [render_header(results, "Speed on the host")]
-    if results["throughput"]:
-        sections += [
-            render_throughput_section(results["throughput"], TEXT),
-            render_ratio_section(results["throughput"], launch.LOCAL, RATIO_AIMS),
-            *render_limit_sections(results["throughput"]),
-        ]
-    if results["impala"]:
-        sections.append(_render_impala(results["impala"]))
-    return "\n\n".join(section for section in sections if section) + "\n"
+    return render_document(
+        *build_header(results, "Speed on the host"),
+        *build_throughput_tables(results["throughput"], TEXT, launch.LOCAL, RATIO_AIMS),
+        _build_impala(results["impala"]) if results["impala"] else None,
+    )
 
 
-def _render_impala(measured: Mapping[str, Any]) -> str:
+def _build_impala(measured: Mapping[str, Any]) -> Table:
     replies = measured["replies"]
-    speed = Estimate(**measured["steps_per_s"])
+    speed = from_dict(measured["steps_per_s"])
 
-    def get_median(name: str) -> float:
-        return median(reply[name] for reply in replies)
+    def format_median(name: str) -> str:
+        return f"{median(reply[name] for reply in replies):.2f}"
 
-    rows = [
-        ("environment steps/s", f"{speed.median:,.0f} ({speed.low:,.0f} - {speed.high:,.0f})"),
-        ("fraction of time the learner waits", f"{get_median('learner_wait_fraction'):.2f}"),
-        ("fraction of time the actors wait", f"{get_median('env_runners_wait_fraction'):.2f}"),
-        ("mean staleness in train batches", f"{get_median('staleness_mean'):.2f}"),
-        ("maximum staleness", str(max(reply["staleness_max"] for reply in replies))),
-        ("steps discarded", str(replies[-1]["num_env_steps_discarded"])),
-        ("load", " / ".join(str(value) for value in measured["load"])),
-    ]
-    return (
-        "## IMPALA with two actors\n\n"
-        "Five environments per actor, train batches of 500 steps, alone on the machine; medians of "
-        f"{len(replies)} measurements of {measured['env_steps']:,} steps. Staleness is the number "
-        "of train batches between the weights that sampled a fragment and those that are trained "
-        "on it.\n\n" + render_table(("", "jaxrl"), rows)
+    return Table(
+        title="IMPALA with two actors",
+        text="Five environments per actor, train batches of 500 steps, alone on the machine; "
+        f"medians of {len(replies)} measurements of {measured['env_steps']:,} steps. Staleness is "
+        "the number of train batches between the weights that sampled a fragment and those that "
+        "are trained on it.",
+        header=("", "jaxrl"),
+        rows=[
+            ("environment steps/s", format_estimate(speed, ",.0f")),
+            ("fraction of time the learner waits", format_median("learner_wait_fraction")),
+            ("fraction of time the actors wait", format_median("env_runners_wait_fraction")),
+            ("mean staleness in train batches", format_median("staleness_mean")),
+            ("maximum staleness", str(max(reply["staleness_max"] for reply in replies))),
+            ("steps discarded", str(replies[-1]["num_env_steps_discarded"])),
+            ("load", " / ".join(str(value) for value in measured["load"])),
+        ],
     )
 
 
@@ -80,8 +71,9 @@ def render_soak_markdown(results: Mapping[str, Any]) -> str:
     rows = []
     for name, run in results["runs"].items():
         for role, slope in run["slopes"]["resident"].items():
-            resident, private = Slope(**slope), Slope(**run["slopes"]["private"][role])
-            aim = f"under {MAX_MB_PER_MINUTE:g}: {resident.judge(MAX_MB_PER_MINUTE)}"
+            resident = from_dict(slope, "slope")
+            private = from_dict(run["slopes"]["private"][role], "slope")
+            aim = f"under {MAX_MB_PER_MINUTE:g}: {resident.judge_at_most(MAX_MB_PER_MINUTE)}"
             values = run["resident"][role]
             rows.append(
                 (
@@ -89,9 +81,9 @@ def render_soak_markdown(results: Mapping[str, Any]) -> str:
                     role,
                     f"{values[run['first']]:,.1f}",
                     f"{values[-1]:,.1f}",
-                    f"{resident.slope:+.3f}",
-                    f"{resident.low:+.3f} - {resident.high:+.3f}",
-                    f"{private.slope:+.3f}",
+                    f"{resident.value:+.3f}",
+                    format_range(resident, "+.3f"),
+                    f"{private.value:+.3f}",
                     "-" if role in ROLES_WITHOUT_AIM else aim,
                 )
             )
@@ -103,5 +95,7 @@ def render_soak_markdown(results: Mapping[str, Any]) -> str:
         f"memory is neither shared nor backed by files. Total environment steps: {steps}."
     )
     names = ("run", "process", "first MB", "last MB", "MB/minute", "interval", "private", "aim")
-    title = render_header(results, "Memory", is_timed=False)
-    return "\n\n".join([title, text, render_table(names, rows)]) + "\n"
+    return render_document(
+        *build_header(results, "Memory", is_timed=False),
+        Table(text=text, header=names, rows=rows),
+    )

@@ -21,7 +21,7 @@ from benchmarks import replay_settings as replay
 from benchmarks.peers import launch
 from benchmarks.replay_settings import ReplaySetting
 from benchmarks.settings import Setting
-from benchmarks.statistics import Estimate, estimate_ratio
+from benchmarks.statistics import estimate_ratio
 
 ARITHMETIC, STEPPING = "arithmetic", "stepping"
 NUM_GATES = {None: 1, "lstm": 4, "gru": 3, "lru": 1}
@@ -122,8 +122,7 @@ def format_share(share: Mapping[str, Any] | None) -> str:
     """Format a share for a table, as in "42 % of stepping"."""
     if share is None:
         return "-"
-    estimate: Estimate = share["share"]
-    return f"{100 * estimate.median:.0f} % of {share['limit']}"
+    return f"{100 * share['share'].value:.0f} % of {share['limit']}"
 
 
 def _iter_limits(name: str, limits: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[float]]]:

@@ -1,16 +1,14 @@
-"""The machine: its description, its load, and the memory of its processes (Linux's /proc)."""
+"""The machine: where its results are, its load, and the memory of its processes (/proc)."""
 
 from __future__ import annotations
 
 import os
-import platform
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.settings import count_available_cores
+from jaxrl.bench.machine import describe
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -18,19 +16,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 PROC = Path("/proc")
 MB = 1e6
-
-
-def describe() -> dict[str, Any]:
-    """Return the machine and what affects its speed, without names of hosts, users, or folders."""
-    settings = ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS", "OMP_NUM_THREADS")
-    return {
-        "cpu": _read_cpu_model(),
-        "cores": count_available_cores(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "environment": {name: os.environ[name] for name in settings if name in os.environ},
-    }
 
 
 def make_folder_name(machine: Mapping[str, Any]) -> str:
@@ -106,11 +91,3 @@ def _read_parent(folder: Path) -> int | None:
     except (FileNotFoundError, ProcessLookupError):  # the process has ended meanwhile
         return None
     return int(stat.rpartition(")")[2].split()[1])  # the name before it may contain anything
-
-
-def _read_cpu_model() -> str:
-    if sys.platform == "linux":
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or "unknown"

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import math
-import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks import limits
 from benchmarks.limits import AnySetting
-from benchmarks.machine import get_load_average
+from benchmarks.machine import ROOT, get_load_average
 from benchmarks.peers import launch
 from benchmarks.recommended import RECOMMENDATIONS
 from benchmarks.settings import Setting, adapt_to_peer
-from benchmarks.statistics import Estimate, estimate_median, estimate_ratio
+from benchmarks.statistics import estimate_median, estimate_ratio, to_dict
 from benchmarks.worker import Worker
+from jaxrl.bench.peers import run_process
+
+T = TypeVar("T")
 
 OVERHEAD_ITERATION_S = 0.6
 IMPORT_STATEMENTS = {
@@ -48,6 +52,51 @@ def start_worker(stack: contextlib.ExitStack, name: str) -> Worker:
     return stack.enter_context(worker)
 
 
+def start_workers(
+    stack: contextlib.ExitStack, names: Iterable[str], infos: dict[str, Any]
+) -> dict[str, Worker]:
+    """Start peers one after another, because several Rays at once start slowly.
+
+    Args:
+        stack: Stack until whose end they run.
+        names: Names of the peers.
+        infos: Versions and devices of the peers, which are added here.
+    """
+    workers: dict[str, Worker] = {}
+    for name in names:
+        workers[name] = start_worker(stack, name)
+        infos[name] = workers[name].ask("info")
+    return workers
+
+
+def take_turns(functions: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+    """Call every function once per round, after one round to warm up.
+
+    The order rotates by one every round.
+
+    Args:
+        functions: Functions by name.
+        rounds: Number of rounds after the first.
+
+    Returns:
+        What the functions returned, a list for each.
+    """
+    found: dict[str, list[T]] = {name: [] for name in functions}
+    order = list(functions)
+    for number in range(rounds + 1):
+        first = number % len(order)
+        for name in order[first:] + order[:first]:
+            value = functions[name]()
+            if number > 0:
+                found[name].append(value)
+    return found
+
+
+def compute_rate(reply: Mapping[str, Any]) -> float:
+    """Compute the environment steps per second of a measurement."""
+    return reply["env_steps"] / reply["seconds"]
+
+
 def measure_in_turn(
     workers: Mapping[str, Worker],
     settings: Mapping[str, dict[str, Any]],
@@ -55,9 +104,7 @@ def measure_in_turn(
     *,
     setup_command: str = "setup",
 ) -> dict[str, dict[str, Any]]:
-    """Set up every peer, then measure all of them in turn, after one round to warm up.
-
-    The order rotates by one every round.
+    """Set up every peer, then measure all of them in turn.
 
     Args:
         workers: Peers by name.
@@ -69,24 +116,16 @@ def measure_in_turn(
         For each peer, the reply to its setup, `steps_per_s`, and `return_mean`; `rates` for the
         peer that measures the machine's limits.
     """
-    peers: dict[str, dict[str, Any]] = {}
-    replies: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
-    for name, worker in workers.items():
-        peers[name] = worker.ask(setup_command, setting=settings[name])
-    order = list(workers)
-    for number in range(rounds + 1):
-        first = number % len(order)
-        for name in order[first:] + order[:first]:
-            reply = workers[name].ask("run")
-            if number > 0:
-                replies[name].append(reply)
+    peers: dict[str, dict[str, Any]] = {
+        name: worker.ask(setup_command, setting=settings[name]) for name, worker in workers.items()
+    }
+    replies = take_turns({n: partial(w.ask, "run") for n, w in workers.items()}, rounds)
     for name, worker in workers.items():
         if name == launch.LIMITS:
             probes = replies[name][0]["rates"]
             peers[name]["rates"] = {p: [r["rates"][p] for r in replies[name]] for p in probes}
         else:
-            steps = [reply["env_steps"] / reply["seconds"] for reply in replies[name]]
-            peers[name]["steps_per_s"] = steps
+            peers[name]["steps_per_s"] = [compute_rate(reply) for reply in replies[name]]
             peers[name]["return_mean"] = worker.ask("evaluate")["return_mean"]
     return peers
 
@@ -129,11 +168,43 @@ def compare_peers(
         for name, peer in peers.items():
             if name != ours:
                 ratio = estimate_ratio(peers[ours]["steps_per_s"], peer["steps_per_s"])
-                ratios[name] = as_dict(ratio)
+                ratios[name] = to_dict(ratio)
     for peer in peers.values():
-        peer["median"] = as_dict(estimate_median(peer["steps_per_s"]))
+        peer["median"] = to_dict(estimate_median(peer["steps_per_s"]))
     found = {"peers": peers, "ratios": ratios, "load": [before, get_load_average()]}
     return found if machine_limits is None else {**found, "limits": machine_limits}
+
+
+def measure_parts(
+    options: argparse.Namespace,
+    make_settings: Callable[..., Mapping[str, AnySetting]],
+    ours: Mapping[str, str],
+    quick_steps: int,
+) -> dict[str, Any]:
+    """Measure the parts and peers that the options select, each part in new processes.
+
+    Args:
+        options: Parsed options.
+        make_settings: Function from a part, and the environment steps per measurement, to the
+            settings of its peers.
+        ours: Peer whose rate is divided by the others', by part.
+        quick_steps: Environment steps per measurement of a quick run.
+    """
+    steps = options.steps or (quick_steps if options.quick else None)
+    results: dict[str, Any] = {"peers": {}, "throughput": {}}
+    for part in options.parts:
+        settings = make_settings(part, steps=steps)
+        names = [name for name in options.peers if name in settings]
+        if not names:
+            continue
+        names += [name for name in options.peers if name == launch.LIMITS]
+        launch.log(f"{part}: {options.pairs} rounds of {', '.join(names)}")
+        with contextlib.ExitStack() as stack:
+            workers = start_workers(stack, names, results["peers"])
+            measured = compare_peers(workers, settings, options.pairs, ours[part])
+        used = {name: settings[name].to_dict() for name in measured["peers"]}
+        results["throughput"][part] = {"settings": used, **measured}
+    return results
 
 
 def measure_recommended(
@@ -152,7 +223,7 @@ def measure_recommended(
     settings = {name: {"env_steps": steps or RECOMMENDATIONS[name].env_steps} for name in workers}
     peers = measure_in_turn(workers, settings, rounds, setup_command="recommend")
     for peer in peers.values():
-        peer["median"] = as_dict(estimate_median(peer["steps_per_s"]))
+        peer["median"] = to_dict(estimate_median(peer["steps_per_s"]))
     return {"peers": peers, "load": [before, get_load_average()]}
 
 
@@ -163,12 +234,11 @@ def measure_flow(worker: Worker, setting: Setting, rounds: int) -> dict[str, Any
     """
     before = get_load_average()
     worker.ask("setup", setting=setting.to_dict())
-    replies = [worker.ask("flow") for _ in range(rounds + 1)][1:]
-    speeds = [reply["env_steps"] / reply["seconds"] for reply in replies]
+    replies = take_turns({"flow": partial(worker.ask, "flow")}, rounds)["flow"]
     return {
         "env_steps": setting.env_steps,
         "replies": replies,
-        "steps_per_s": as_dict(estimate_median(speeds)),
+        "steps_per_s": to_dict(estimate_median([compute_rate(reply) for reply in replies])),
         "load": [before, get_load_average()],
     }
 
@@ -183,29 +253,20 @@ def measure_train_overhead(
     updates = max(1, math.ceil(OVERHEAD_ITERATION_S * steps_per_s / setting.train_batch_size))
     setting = dataclasses.replace(setting, num_updates=updates)
     worker.ask("setup", setting=setting.to_dict())
-    seconds: dict[str, list[float]] = {"run": [], "bare": []}
-    for number in range(rounds + 1):
-        for command in ("run", "bare") if number % 2 else ("bare", "run"):
-            elapsed = worker.ask(command)["seconds"]
-            if number > 0:
-                seconds[command].append(elapsed)
+    replies = take_turns({name: partial(worker.ask, name) for name in ("bare", "run")}, rounds)
+    seconds = {name: [reply["seconds"] for reply in found] for name, found in replies.items()}
     return {
         "num_updates": updates,
         "train_s": seconds["run"],
         "bare_s": seconds["bare"],
-        "ratio": as_dict(estimate_ratio(seconds["run"], seconds["bare"])),
+        "ratio": to_dict(estimate_ratio(seconds["run"], seconds["bare"])),
     }
 
 
 def measure_import_times(rounds: int) -> dict[str, list[float]]:
-    """Measure each import in fresh processes, in turn, after one round to fill the disk cache."""
-    seconds: dict[str, list[float]] = {name: [] for name in IMPORT_STATEMENTS}
-    for number in range(rounds + 1):
-        for name, statement in IMPORT_STATEMENTS.items():
-            elapsed = _time_import(statement)
-            if number > 0:
-                seconds[name].append(elapsed)
-    return seconds
+    """Measure each import in fresh processes, in turn; the first round fills the disk cache."""
+    imports = {name: partial(_time_import, text) for name, text in IMPORT_STATEMENTS.items()}
+    return take_turns(imports, rounds)
 
 
 def measure_compile_times(setting: Setting, rounds: int) -> dict[str, Any]:
@@ -228,21 +289,9 @@ def compute_median_excess(values: Sequence[float], base: Sequence[float]) -> flo
     return median(a - b for a, b in zip(values, base, strict=True))
 
 
-def log_progress(text: str) -> None:
-    """Print progress to stderr."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def as_dict(estimate: Estimate) -> dict[str, Any]:
-    return dataclasses.asdict(estimate)
-
-
 def _time_import(statement: str) -> float:
     code = f"import time; s = time.perf_counter(); {statement}; print(time.perf_counter() - s)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=launch.ROOT
-    )
-    return float(done.stdout.split()[-1])
+    return float(run_process([sys.executable, "-c", code], ROOT).split()[-1])
 
 
 def _compile_once(setting: Setting, cache_folder: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -11,13 +10,9 @@ from typing import Any
 from benchmarks import measure
 from benchmarks.peers import launch
 from benchmarks.peers.launch import FEEDFORWARD, GRU, HOST_LSTM, LRU, LSTM, RLLIB_LSTM, WIDE
-from benchmarks.report import (
-    render_header,
-    render_limit_sections,
-    render_ratio_section,
-    render_throughput_section,
-)
+from benchmarks.report import build_header, build_throughput_tables
 from benchmarks.settings import Setting, make_host_setting, parse_setting
+from jaxrl.bench.markdown import render_document
 
 IN_GRAPH = {FEEDFORWARD: None, WIDE: None, LSTM: "lstm", GRU: "gru", LRU: "lru"}
 """Peers in the compiled program, with the second layer of their networks.
@@ -77,33 +72,12 @@ def make_settings(part: str, *, steps: int | None = None) -> dict[str, Setting]:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measure the parts and peers that the options select."""
-    steps = options.steps or (QUICK_STEPS if options.quick else None)
-    results: dict[str, Any] = {"peers": {}, "throughput": {}}
-    for part in options.parts:
-        settings = make_settings(part, steps=steps)
-        names = [name for name in options.peers if name in settings]
-        if not names:
-            continue
-        names += [name for name in options.peers if name == launch.LIMITS]
-        measure.log_progress(f"{part}: {options.pairs} rounds of {', '.join(names)}")
-        with contextlib.ExitStack() as stack:
-            workers = {}
-            for name in names:  # one after another: several Rays at once start slowly
-                workers[name] = measure.start_worker(stack, name)
-                results["peers"][name] = workers[name].ask("info")
-            measured = measure.compare_peers(workers, settings, options.pairs, OURS[part])
-            used = {name: settings[name].to_dict() for name in measured["peers"]}
-            results["throughput"][part] = {"settings": used, **measured}
-    return results
+    return measure.measure_parts(options, make_settings, OURS, QUICK_STEPS)
 
 
 def render_markdown(results: Mapping[str, Any]) -> str:
     """Render all tables of a run as Markdown."""
-    sections = [render_header(results, "Speed of recurrent modules")]
-    if results["throughput"]:
-        sections += [
-            render_throughput_section(results["throughput"], TEXT),
-            render_ratio_section(results["throughput"], OURS, RATIO_AIMS),
-            *render_limit_sections(results["throughput"]),
-        ]
-    return "\n\n".join(section for section in sections if section) + "\n"
+    return render_document(
+        *build_header(results, "Speed of recurrent modules"),
+        *build_throughput_tables(results["throughput"], TEXT, OURS, RATIO_AIMS),
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 from collections.abc import Mapping
 from statistics import median
 from typing import Any
@@ -11,14 +10,9 @@ from typing import Any
 from benchmarks import measure, replay_settings
 from benchmarks.peers import launch
 from benchmarks.replay_settings import MEASUREMENT_STEPS, SETTING_NAMES, ReplaySetting
-from benchmarks.report import (
-    render_header,
-    render_limit_sections,
-    render_ratio_section,
-    render_table,
-    render_throughput_section,
-)
-from benchmarks.statistics import Estimate
+from benchmarks.report import build_header, build_throughput_tables
+from benchmarks.statistics import from_dict
+from jaxrl.bench.markdown import Cells, Table, render_document
 
 PARTS = SETTING_NAMES
 PEERS = (
@@ -50,45 +44,27 @@ TEXT = (
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measure the settings and peers that the options select."""
-    steps = options.steps or (QUICK_STEPS if options.quick else None)
-    results: dict[str, Any] = {"peers": {}, "throughput": {}}
-    for part in options.parts:
-        settings = replay_settings.make_replay_settings(part, steps=steps)
-        names = [name for name in options.peers if name in settings]
-        if not names:
-            continue
-        names += [name for name in options.peers if name == launch.LIMITS]
-        measure.log_progress(f"{part}: {options.pairs} rounds of {', '.join(names)}")
-        with contextlib.ExitStack() as stack:
-            workers = {name: measure.start_worker(stack, name) for name in names}
-            for name, worker in workers.items():
-                results["peers"][name] = worker.ask("info")
-            measured = measure.compare_peers(workers, settings, options.pairs, replay_settings.OURS)
-            used = {name: settings[name].to_dict() for name in measured["peers"]}
-            results["throughput"][part] = {"settings": used, **measured}
-    return results
+    make, ours = replay_settings.make_replay_settings, dict.fromkeys(PARTS, replay_settings.OURS)
+    return measure.measure_parts(options, make, ours, QUICK_STEPS)
 
 
 def render_markdown(results: Mapping[str, Any]) -> str:
     """Render all tables of a run as Markdown."""
-    sections = [render_header(results, "Speed with replay")]
-    if results["throughput"]:
-        sections += [
-            render_throughput_section(results["throughput"], TEXT),
-            render_ratio_section(results["throughput"], replay_settings.OURS, RATIO_AIMS),
-            *render_limit_sections(results["throughput"]),
-            _render_updates(results["throughput"]),
-        ]
-    return "\n\n".join(section for section in sections if section) + "\n"
+    throughput = results["throughput"]
+    return render_document(
+        *build_header(results, "Speed with replay"),
+        *build_throughput_tables(throughput, TEXT, replay_settings.OURS, RATIO_AIMS),
+        _build_updates(throughput) if throughput else None,
+    )
 
 
-def _render_updates(throughput: Mapping[str, Any]) -> str:
-    """Render the time of an update with its environment steps, and the length of measurements."""
-    rows = []
+def _build_updates(throughput: Mapping[str, Any]) -> Table:
+    """Build the time of an update with its environment steps, and the length of measurements."""
+    rows: list[Cells] = []
     for part, measured in throughput.items():
         for name, peer in measured["peers"].items():
             setting = ReplaySetting.from_dict(measured["settings"][name])
-            speed = Estimate(**peer["median"]).median
+            speed = from_dict(peer["median"]).value
             seconds = [setting.env_steps / value for value in peer["steps_per_s"]]
             rows.append(
                 (
@@ -99,10 +75,11 @@ def _render_updates(throughput: Mapping[str, Any]) -> str:
                     f"{median(seconds):.2f}",
                 )
             )
-    text = (
-        "Milliseconds of one update and its environment steps. `products` computes only the matrix "
-        "products of SAC's update, so the ratio above is the share of the machine's arithmetic "
-        "that SAC uses, with the environment and acting counted as loss."
+    return Table(
+        title="Updates",
+        text="Milliseconds of one update and its environment steps. `products` computes only the "
+        "matrix products of SAC's update, so the ratio above is the share of the machine's "
+        "arithmetic that SAC uses, with the environment and acting counted as loss.",
+        header=("setting", "peer", "ms", "steps per measurement", "seconds per measurement"),
+        rows=rows,
     )
-    names = ("setting", "peer", "ms", "steps per measurement", "seconds per measurement")
-    return f"## Updates\n\n{text}\n\n" + render_table(names, rows)

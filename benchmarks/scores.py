@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import RESULTS, ROOT
-from jaxrl.bench.tables import format_interval, format_number
+from jaxrl.bench.markdown import format_interval, format_short, render_row
 from jaxrl.config.registry import find_shipped_configs
 
 PAGE = ROOT / "docs" / "scores.md"
@@ -102,18 +102,18 @@ def _render_suite(summary: Mapping[str, Any]) -> str:
 
 def _render_row(cell: Mapping[str, Any]) -> str:
     name = f"`{cell['file']}`" if cell["file"] else cell["entrant"]
-    reference = "" if cell["reference"] is None else format_number(cell["reference"])
+    reference = "" if cell["reference"] is None else format_short(cell["reference"])
     cells = (
         name,
         cell["environment"],
         f"{cell['budget']:,}",
         format_interval(cell["return"]),
-        format_number(cell["min"]),
-        format_number(cell["seconds"]),
+        format_short(cell["min"]),
+        format_short(cell["seconds"]),
         reference,
         cell.get("against_reference", ""),
     )
-    return f"| {' | '.join(cells)} |"
+    return render_row(cells)
 
 
 def _render_sources(cells: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -122,7 +122,7 @@ def _render_sources(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     for cell in cells:
         if cell["reference"] is not None:
             source = re.sub(r"https://[^\s,)]+", r"<\g<0>>", cell["source"])
-            found.setdefault(source, []).append(format_number(cell["reference"]))
+            found.setdefault(source, []).append(format_short(cell["reference"]))
     lines = [f"- {', '.join(dict.fromkeys(values))}: {source}" for source, values in found.items()]
     return [*lines, ""] if lines else []
 

@@ -6,11 +6,8 @@ Uses the standard library alone, because peers in their own virtual environments
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 DEFAULT_SETTINGS = ("4x128", "64x32", "2048x16")
@@ -131,14 +128,3 @@ def make_host_setting(*, steps: int | None = None) -> Setting:
     batch = 8 * 256
     updates = max(1, round((steps or HOST_STEPS) / batch))
     return Setting(num_envs=8, num_steps=256, num_updates=updates, num_minibatches=batch // 128)
-
-
-def count_available_cores() -> int:
-    """Return the number of cores that this process may use, by its affinity and cgroup quota."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    if quota.exists():
-        limit, period = quota.read_text(encoding="utf-8").split()
-        if limit != "max":
-            cores = min(cores, int(limit) // int(period))
-    return max(1, cores)

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
-import json
-import shlex
 import sys
 import tempfile
 import time
@@ -20,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, measure
+from benchmarks.commands import parse_names, save_results, start_results
 from benchmarks.host_report import render_soak_markdown
 from benchmarks.peers import launch
 from benchmarks.settings import make_host_setting
-from benchmarks.statistics import MIN_POINTS, estimate_slope
-from benchmarks.worker import Worker, WorkerError
+from benchmarks.statistics import MIN_POINTS, estimate_slope, to_dict
+from benchmarks.worker import Worker
+from jaxrl.bench.peers import PeerError
 
 RUNS = (launch.LOCAL, launch.REMOTE)
 MemoryUsage = dict[str, tuple[float, float]]
@@ -39,12 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     options = _parse(arguments)
-    results: dict[str, Any] = {
-        "command": shlex.join(["python", "-m", "benchmarks.soak", *arguments]),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "quick": options.minutes < 10,
-        "machine": machine.describe(),
-        "load": {"before": machine.get_load_average()},
+    results = start_results("benchmarks.soak", arguments, is_quick=options.minutes < 10)
+    results |= {
         "minutes": options.minutes,
         "warmup_minutes": options.warmup,
         "peers": {},
@@ -52,17 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     try:
         for name in options.runs:
-            measure.log_progress(f"{name}: {options.warmup:g} + {options.minutes:g} minutes")
+            launch.log(f"{name}: {options.warmup:g} + {options.minutes:g} minutes")
             results["peers"][name], results["runs"][name] = _run(name, options)
-    except (WorkerError, ProcessLookupError) as error:
+    except (PeerError, ProcessLookupError) as error:
         print(f"benchmarks.soak: {error}", file=sys.stderr)
         return 1
-    results["load"]["after"] = machine.get_load_average()
-    text = render_soak_markdown(results)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "soak.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    (options.out / "soak.md").write_text(text, encoding="utf-8")
-    print(text)
+    save_results(results, options.out, "soak", render_soak_markdown)
     return 0
 
 
@@ -85,10 +75,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, help="folder for the results")
     options = parser.parse_args(arguments)
-    options.runs = options.runs.split(",")
-    for name in options.runs:
-        if name not in RUNS:
-            parser.error(f"--runs: {name!r} is not one of {', '.join(RUNS)}")
+    options.runs = parse_names(parser, "--runs", options.runs, RUNS)
     if (
         options.interval <= 0
         or options.minutes * 60 < MIN_POINTS * options.interval
@@ -191,7 +178,7 @@ def summarize(trace: Trace, warmup_s: float) -> dict[str, Any]:
     minutes = [seconds / 60 for seconds in trace.seconds[first:]]
     slopes = {
         kind: {
-            role: dataclasses.asdict(estimate_slope(minutes, values[first:]))
+            role: to_dict(estimate_slope(minutes, values[first:]), "slope")
             for role, values in series.items()
         }
         for kind, series in (("resident", trace.resident), ("private", trace.private))

@@ -8,9 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import datetime
-import json
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,11 +24,12 @@ from benchmarks import (
     user,
     user_report,
 )
+from benchmarks.commands import parse_names, save_results, start_results
 from benchmarks.peers import launch
 from benchmarks.recommended import RECOMMENDATIONS
 from benchmarks.report import render_markdown
 from benchmarks.settings import DEFAULT_SETTINGS, Setting, parse_setting
-from benchmarks.worker import Worker, WorkerError
+from jaxrl.bench.peers import PeerError
 
 IN_GRAPH_PARTS = ("throughput", "recommended", "overhead", "imports", "compile")
 IN_GRAPH_PEERS = (*launch.PEERS, launch.LIMITS, launch.RLLIB_2X16)
@@ -75,22 +73,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     for name, chosen in options.suites.items():
         suite = SUITES[name]
-        results: dict[str, Any] = {
-            "command": shlex.join(["python", "-m", "benchmarks.speed", *arguments]),
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "quick": options.quick,
-            "machine": machine.describe(),
-            "load": {"before": machine.get_load_average()},
-        }
+        results = start_results("benchmarks.speed", arguments, is_quick=options.quick)
         try:
             results |= suite.run(chosen)
-        except (WorkerError, RuntimeError) as error:
-            print(f"benchmarks.speed: {error}", file=sys.stderr)
+        except RuntimeError as error:
+            details = error.output if isinstance(error, PeerError) else ""
+            print(f"benchmarks.speed: {error}\n{details}".rstrip(), file=sys.stderr)
             return 1
-        results["load"]["after"] = machine.get_load_average()
-        text = suite.markdown(results)
-        _write_results(options.out, suite.stem, results, text)
-        print(text)
+        save_results(results, options.out, suite.stem, suite.markdown)
     if options.out.resolve().parent == figure.RESULTS:
         return figure.main([])
     return 0
@@ -148,8 +138,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     chosen = list(SUITES) if options.suite == "all" else [options.suite]
     known_peers = [name for suite in chosen for name in SUITES[suite].known_peers]
     known_parts = [name for suite in chosen for name in SUITES[suite].parts]
-    peers = _parse_names(parser, "--peers", options.peers, known_peers)
-    parts = _parse_names(parser, "--parts", options.parts, known_parts)
+    peers, parts = (
+        None if text is None else parse_names(parser, option, text, known)
+        for option, text, known in (
+            ("--peers", options.peers, known_peers),
+            ("--parts", options.parts, known_parts),
+        )
+    )
     options.suites = {
         name: _select_for_suite(options, SUITES[name], peers, parts) for name in chosen
     }
@@ -158,18 +153,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _format_defaults(field: str) -> str:
     return "; ".join(f"{name}: {','.join(vars(suite)[field])}" for name, suite in SUITES.items())
-
-
-def _parse_names(
-    parser: argparse.ArgumentParser, option: str, text: str | None, known: Sequence[str]
-) -> list[str] | None:
-    if text is None:
-        return None
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in known:
-            parser.error(f"{option}: {name!r} is not one of {', '.join(known)}")
-    return names
 
 
 def _select_for_suite(
@@ -186,22 +169,16 @@ def _select_for_suite(
 def _measure_in_graph(options: argparse.Namespace) -> dict[str, Any]:
     results: dict[str, Any] = {"peers": {}, "throughput": {}, "overhead": {}, "recommended": {}}
     with contextlib.ExitStack() as stack:
-        workers: dict[str, Worker] = {}
-        for name in options.peers:
-            if name == launch.RLLIB_2X16:
-                continue
-            workers[name] = measure.start_worker(stack, name)
-            results["peers"][name] = workers[name].ask("info")
+        names = [name for name in options.peers if name != launch.RLLIB_2X16]
+        workers = measure.start_workers(stack, names, results["peers"])
         if "throughput" in options.parts and workers:
             for setting in options.settings:
-                measure.log_progress(
-                    f"{setting.name}: {options.pairs} rounds of {', '.join(workers)}"
-                )
+                launch.log(f"{setting.name}: {options.pairs} rounds of {', '.join(workers)}")
                 measured = measure.measure_throughput(workers, setting, options.pairs)
                 results["throughput"][setting.name] = measured
         if "overhead" in options.parts and launch.OURS in workers:
             for setting in options.settings:
-                measure.log_progress(f"{setting.name}: train() compared with the bare loop")
+                launch.log(f"{setting.name}: train() compared with the bare loop")
                 results["overhead"][setting.name] = measure.measure_train_overhead(
                     workers[launch.OURS], setting, options.pairs, _get_our_speed(results, setting)
                 )
@@ -209,10 +186,10 @@ def _measure_in_graph(options: argparse.Namespace) -> dict[str, Any]:
         results["recommended"] = _measure_recommended(options, results["peers"])
     rounds = 1 if options.quick else 5
     if "imports" in options.parts:
-        measure.log_progress("imports")
+        launch.log("imports")
     results["imports"] = measure.measure_import_times(rounds) if "imports" in options.parts else {}
     if "compile" in options.parts and launch.OURS in options.peers:
-        measure.log_progress("compile times")
+        launch.log("compile times")
         results["compile"] = measure.measure_compile_times(
             _get_middle(options.settings), min(rounds, 3)
         )
@@ -231,12 +208,10 @@ def _measure_recommended(options: argparse.Namespace, infos: dict[str, Any]) -> 
     peers = [name for name in RECOMMENDATIONS if name in options.peers]
     if not peers:
         return {}
-    measure.log_progress(f"recommended: {options.pairs} rounds of {', '.join(peers)}")
+    launch.log(f"recommended: {options.pairs} rounds of {', '.join(peers)}")
     steps = options.steps or (QUICK_RECOMMENDED_STEPS if options.quick else None)
     with contextlib.ExitStack() as stack:
-        workers = {name: measure.start_worker(stack, name) for name in peers}
-        for name, worker in workers.items():
-            infos[name] = worker.ask("info")
+        workers = measure.start_workers(stack, peers, infos)
         return measure.measure_recommended(workers, steps, options.pairs)
 
 
@@ -250,11 +225,6 @@ def _get_our_speed(results: dict[str, Any], setting: Setting) -> float:
 
 def _get_middle(settings: Sequence[Setting]) -> Setting:
     return settings[len(settings) // 2]
-
-
-def _write_results(folder: Path, stem: str, results: dict[str, Any], text: str) -> None:
-    (folder / f"{stem}.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    (folder / f"{stem}.md").write_text(text, encoding="utf-8")
 
 
 SUITES = {

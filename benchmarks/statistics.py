@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import scipy.stats
 
+from jaxrl.sweeps.statistics import CONFIDENCE, Groups, Interval, compute_interval
+
+NUM_RESAMPLES = 10_000
 NUM_GROUPS = 10
 """Number of groups of consecutive measurements; a slope is fitted to the groups' means."""
 
@@ -15,26 +19,20 @@ MIN_POINTS = 2 * NUM_GROUPS
 """Minimum number of measurements for a slope."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """Median with its interval, which is the range for fewer than three values."""
-
-    median: float
-    low: float
-    high: float
-    count: int
-
-    def judge(self, aim: float) -> str:
-        """Return whether the true value is at least `aim`: "yes", "no", or "undecided"."""
-        if self.low >= aim:
-            return "yes"
-        return "no" if self.high < aim else "undecided"
+def to_dict(interval: Interval, name: str = "median") -> dict[str, Any]:
+    """Return an interval as plain data, with its value under a name."""
+    values = dataclasses.asdict(interval)
+    return {name: values.pop("value"), **values}
 
 
-def estimate_median(
-    values: Sequence[float], *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
-) -> Estimate:
-    """Compute the median with its percentile bootstrap interval (Efron & Tibshirani, section 13.3).
+def from_dict(data: Mapping[str, Any], name: str = "median") -> Interval:
+    """Restore an interval from plain data."""
+    values = {**data}
+    return Interval(value=values.pop(name), **values)
+
+
+def estimate_median(values: Sequence[float]) -> Interval:
+    """Compute the median with its interval.
 
     Raises:
         ValueError: If there is no value, or one is not finite.
@@ -42,18 +40,12 @@ def estimate_median(
     data = np.asarray(values, dtype=np.float64)
     if data.size == 0 or not np.isfinite(data).all():
         raise ValueError(f"a median needs at least one value, all of them finite, got {values}")
-    if data.size < 3:
-        low, high = data.min(), data.max()
-    else:
-        draws = np.random.default_rng(seed).integers(data.size, size=(resamples, data.size))
-        tail = (1.0 - confidence) / 2.0
-        low, high = np.quantile(np.median(data[draws], axis=1), [tail, 1.0 - tail])
-    return Estimate(
-        median=float(np.median(data)), low=float(low), high=float(high), count=data.size
+    return compute_interval(
+        lambda x: np.median(x[0], axis=-1), {0: data}, num_resamples=NUM_RESAMPLES
     )
 
 
-def estimate_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Estimate:
+def estimate_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
     """Compute the median of `numerator[i] / denominator[i]`, both measured in round `i`.
 
     A ratio within a round cancels the effect of a busy or throttled machine on the whole round.
@@ -69,56 +61,27 @@ def estimate_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> 
     return estimate_median([a / b for a, b in zip(numerator, denominator, strict=True)])
 
 
-def estimate_geometric_mean(
-    groups: Sequence[Sequence[float]],
-    *,
-    confidence: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
-) -> Estimate:
-    """Compute the geometric mean of the groups' medians with its percentile bootstrap interval.
+def estimate_geometric_mean(groups: Sequence[Sequence[float]]) -> Interval:
+    """Compute the geometric mean of the groups' medians with its interval.
 
-    Each group is resampled separately; the median of a group of fewer than three values is fixed.
-    `count` is the number of values in all groups.
+    Each group is resampled separately; `count` is the number of values in all groups.
 
     Raises:
         ValueError: If there is no group, one is empty, or a value is not above zero.
     """
-    data = [np.asarray(values, dtype=np.float64) for values in groups]
-    if not data or any(not values.size or not (values > 0).all() for values in data):
+    data = dict(enumerate(np.asarray(values, dtype=np.float64) for values in groups))
+    if not data or any(not values.size or not (values > 0).all() for values in data.values()):
         raise ValueError(f"a geometric mean needs values above zero in every group, got {groups}")
-    generator = np.random.default_rng(seed)
-    logs = np.zeros(resamples)
-    for values in data:
-        draws = generator.integers(values.size, size=(resamples, values.size))
-        is_fixed = values.size < 3
-        logs += np.log(np.median(values if is_fixed else values[draws], axis=-1))
-    tail = (1.0 - confidence) / 2.0
-    low, high = np.exp(np.quantile(logs / len(data), [tail, 1.0 - tail]))
-    middle = np.exp(np.mean([np.log(np.median(values)) for values in data]))
-    count = sum(values.size for values in data)
-    return Estimate(median=float(middle), low=float(low), high=float(high), count=count)
+
+    def compute_log_mean(x: Groups) -> np.ndarray:
+        return np.mean([np.log(np.median(values, axis=-1)) for values in x.values()], axis=0)
+
+    found = compute_interval(compute_log_mean, data, num_resamples=NUM_RESAMPLES)
+    value, low, high = (float(np.exp(x)) for x in (found.value, found.low, found.high))
+    return Interval(value=value, low=low, high=high, count=found.count)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Slope:
-    """Slope of a value over time, with its interval."""
-
-    slope: float
-    low: float
-    high: float
-    count: int
-
-    def judge(self, limit: float) -> str:
-        """Return whether the true slope is below a limit: "yes", "no", or "undecided"."""
-        if self.high < limit:
-            return "yes"
-        return "no" if self.low >= limit else "undecided"
-
-
-def estimate_slope(
-    times: Sequence[float], values: Sequence[float], *, confidence: float = 0.95
-) -> Slope:
+def estimate_slope(times: Sequence[float], values: Sequence[float]) -> Interval:
     """Compute the least-squares slope of the means of ten groups, with Student's t interval.
 
     The interval assumes independent points. Measurements within a second or two are correlated;
@@ -127,7 +90,6 @@ def estimate_slope(
     Args:
         times: Times in ascending order.
         values: Values at these times.
-        confidence: Probability that the interval contains the true slope.
 
     Raises:
         ValueError: If there are fewer than two points per group, or one is not finite.
@@ -138,12 +100,8 @@ def estimate_slope(
             f"a slope needs at least {MIN_POINTS} points, all of them finite, got {t.size} times "
             f"and {y.size} values"
         )
-    t_mean = np.array([group.mean() for group in np.array_split(t, NUM_GROUPS)])
-    y_mean = np.array([group.mean() for group in np.array_split(y, NUM_GROUPS)])
-    centered = t_mean - t_mean.mean()
-    square = float(centered @ centered)
-    slope = float(centered @ y_mean) / square
-    residuals = y_mean - y_mean.mean() - slope * centered
-    deviation = float(np.sqrt(residuals @ residuals / (NUM_GROUPS - 2) / square))
-    margin = float(scipy.stats.t.ppf(0.5 + confidence / 2.0, NUM_GROUPS - 2)) * deviation
-    return Slope(slope=slope, low=slope - margin, high=slope + margin, count=t.size)
+    t, y = ([group.mean() for group in np.array_split(x, NUM_GROUPS)] for x in (t, y))
+    fit: Any = scipy.stats.linregress(t, y)
+    margin = float(scipy.stats.t.ppf(0.5 + CONFIDENCE / 2.0, NUM_GROUPS - 2)) * float(fit.stderr)
+    slope = float(fit.slope)
+    return Interval(value=slope, low=slope - margin, high=slope + margin, count=len(times))

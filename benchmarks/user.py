@@ -6,21 +6,21 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks import measure
-from benchmarks.machine import get_load_average
+from benchmarks.machine import ROOT, get_load_average
 from benchmarks.peers import launch
 from benchmarks.recommended import CARTPOLE_CONFIG
-from benchmarks.statistics import estimate_median, estimate_ratio
-from benchmarks.worker import ROOT, WorkerError
+from benchmarks.statistics import estimate_median, estimate_ratio, to_dict
+from jaxrl.bench.peers import run_process
 
 STEPS, QUICK_STEPS = 500_000, 4_096
 CALLS, QUICK_CALLS = 3_000, 20
@@ -92,12 +92,12 @@ def measure_commands(peers: Sequence[str], steps: int, rounds: int, folder: Path
     before = get_load_average()
     seconds: dict[str, list[float]] = {name: [] for name in peers}
     for number in range(rounds + 1):
-        measure.log_progress(f"commands: round {number} of {rounds}")
+        launch.log(f"commands: round {number} of {rounds}")
         for name in (name for name in peers if _should_run(name, number, rounds)):
             elapsed = time_command(name, steps, folder)
             seconds[name] += [elapsed] if number > 0 else []
     found = {
-        name: {"seconds": values, "median": measure.as_dict(estimate_median(values))}
+        name: {"seconds": values, "median": to_dict(estimate_median(values))}
         for name, values in seconds.items()
     }
     ratios = {}
@@ -105,7 +105,7 @@ def measure_commands(peers: Sequence[str], steps: int, rounds: int, folder: Path
         for name, values in seconds.items():
             if name != OURS:
                 ours = seconds[OURS][: len(values)]
-                ratios[name] = measure.as_dict(estimate_ratio(ours, values))
+                ratios[name] = to_dict(estimate_ratio(ours, values))
     return {"peers": found, "ratios": ratios, "load": [before, get_load_average()]}
 
 
@@ -118,7 +118,7 @@ def time_command(name: str, steps: int, folder: Path) -> float:
     """Run a command once and return its seconds.
 
     Raises:
-        PeerError: If the command failed.
+        PeerError: If the command fails.
     """
     command = COMMANDS[name]
     words = [word.format(steps=steps) for word in command.arguments]
@@ -132,21 +132,10 @@ def time_command(name: str, steps: int, folder: Path) -> float:
         variables = {"HOME": str(home)}
         if command.uses_jax_cache:
             variables |= measure.make_cache_variables(str(home / "xla"))
-        prefix = (str(launch.ISOLATE),) if command.starts_ray else ()
-        line = [*prefix, launch.get_python(command.environment), *words]
+        python = launch.get_python(command.environment, starts_ray=command.starts_ray)
         start = time.perf_counter()
-        done = subprocess.run(
-            line,
-            cwd=ROOT,
-            env={**os.environ, **variables},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        elapsed = time.perf_counter() - start
-    if done.returncode:
-        raise WorkerError(f"{name} failed with exit code {done.returncode}\n{done.stderr[-2000:]}")
-    return elapsed
+        run_process([*python, *words], ROOT, variables)
+        return time.perf_counter() - start
 
 
 def measure_iterations(steps: int, rounds: int) -> dict[str, Any]:
@@ -156,56 +145,37 @@ def measure_iterations(steps: int, rounds: int) -> dict[str, Any]:
     """
     before = get_load_average()
     setting = {"env_steps": steps}
-    rates: dict[str, list[float]] = {"whole": [], "single": []}
     with contextlib.ExitStack() as stack:
-        workers = {name: measure.start_worker(stack, launch.OURS) for name in rates}
-        workers["whole"].ask("recommend", setting=setting)
-        workers["single"].ask("recommend_single", setting=setting)
-        for number in range(rounds + 1):
-            for name, worker in _iter_in_turn(workers, number):
-                reply = worker.ask("run" if name == "whole" else "run_single")
-                rate = reply["env_steps"] / reply["seconds"]
-                rates[name] += [rate] if number > 0 else []
+        whole, single = (measure.start_worker(stack, launch.OURS) for _ in range(2))
+        whole.ask("recommend", setting=setting)
+        single.ask("recommend_single", setting=setting)
+        runs = {"whole": partial(whole.ask, "run"), "single": partial(single.ask, "run_single")}
+        replies = measure.take_turns(runs, rounds)
+    rates = {name: [measure.compute_rate(reply) for reply in replies[name]] for name in runs}
     return {
         "rates": rates,
-        "medians": {name: measure.as_dict(estimate_median(r)) for name, r in rates.items()},
-        "ratio": measure.as_dict(estimate_ratio(rates["single"], rates["whole"])),
+        "medians": {name: to_dict(estimate_median(r)) for name, r in rates.items()},
+        "ratio": to_dict(estimate_ratio(rates["single"], rates["whole"])),
         "load": [before, get_load_average()],
     }
-
-
-def _iter_in_turn(workers: Mapping[str, Any], number: int) -> Iterator[tuple[str, Any]]:
-    items = list(workers.items())
-    yield from items[number % 2 :] + items[: number % 2]
 
 
 def measure_latency(peers: Sequence[str], calls: int) -> dict[str, Any]:
     """Measure percentiles of the seconds per action, in separate processes."""
     found: dict[str, list[float]] = {}
     if OURS in peers:
-        found |= _run_and_parse(sys.executable, "benchmarks.peers.jaxrl_latency", str(calls))
+        found |= _run_and_parse(None, "benchmarks.peers.jaxrl_latency", str(calls))
     if SB3 in peers:
-        words = ("benchmarks.peers.sb3.script", "--latency", str(calls))
-        seconds = _run_and_parse(launch.get_python("sb3"), *words)
+        seconds = _run_and_parse("sb3", "benchmarks.peers.sb3.script", "--latency", str(calls))
         found |= {f"sb3 {name}": values for name, values in seconds.items()}
     shares = {"p10": 0.1, "p50": 0.5, "p99": 0.99}
     return {
-        name: {key: _compute_percentile(seconds, share) for key, share in shares.items()}
-        for name, seconds in found.items()
+        name: {key: float(np.quantile(x, share, method="lower")) for key, share in shares.items()}
+        for name, x in found.items()
     }
 
 
-def _run_and_parse(python: str, module: str, *arguments: str) -> dict[str, list[float]]:
-    """Run a module and parse the JSON in the last line that it prints."""
-    done = subprocess.run(
-        [python, "-m", module, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise WorkerError(
-            f"{module} failed with exit code {done.returncode}\n{done.stderr[-2000:]}"
-        )
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def _compute_percentile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[int(share * (len(values) - 1))]
+def _run_and_parse(environment: str | None, *words: str) -> dict[str, list[float]]:
+    """Run a module with its arguments and parse the JSON in the last line that it prints."""
+    output = run_process([*launch.get_python(environment), "-m", *words], ROOT)
+    return json.loads(output.strip().splitlines()[-1])

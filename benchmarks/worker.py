@@ -14,10 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from benchmarks.machine import PROC, ROOT, list_descendants
-
-
-class WorkerError(RuntimeError):
-    """Failure of a peer: an error reply, a crash, or a timeout."""
+from jaxrl.bench.peers import PeerError
 
 
 class Worker:
@@ -119,7 +116,6 @@ class Worker:
     ) -> None:
         self.close()
 
-    def _make_error(self, problem: str) -> WorkerError:
+    def _make_error(self, problem: str) -> PeerError:
         self._stderr.seek(0)
-        tail = "".join(self._stderr.readlines()[-12:]).strip()
-        return WorkerError(f"the peer {self.name} {problem}" + (f"\n{tail}" if tail else ""))
+        return PeerError(f"the peer {self.name} {problem}", self._stderr.read())

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from benchmarks import replay_settings as replay
 from benchmarks.machine import ROOT
 from benchmarks.worker import Worker
-from jaxrl.bench.peers import ensure_environment
+from jaxrl.bench.peers import prepare_python
 
 OURS, HANDWRITTEN, TUNED, REJAX = "jaxrl", "handwritten", "handwritten-tuned", "rejax"
 LIMITS = "limits"
@@ -30,9 +30,6 @@ per runner."""
 OTHER_HOST_PEERS = (SB3_THREADS,)
 """Peers that are measured only if they are named."""
 
-ISOLATE = ROOT / ".ci" / "loopback"
-"""Script that runs a command with no network except loopback, where the system allows it."""
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Peer:
@@ -43,8 +40,7 @@ class Peer:
         environment: Name of the folder in `.peers` with the peer's virtual environment, and of the
             folder in `benchmarks/peers` with its requirements. None runs the peer in the current
             environment.
-        starts_ray: Whether the peer starts Ray, which then gets no network except loopback: Ray
-            contacts several addresses to find its own.
+        starts_ray: Whether the peer starts Ray.
     """
 
     module: tuple[str, ...]
@@ -105,23 +101,21 @@ def start(
             to peers that start Ray.
     """
     peer = _PEERS_BY_NAME[name]
-    python = get_python(peer.environment)
-    prefix = (str(ISOLATE),) if peer.starts_ray else ()
-    command = [*prefix, python, "-m", *peer.module]
+    python = get_python(peer.environment, starts_ray=peer.starts_ray)
+    command = [*python, "-m", *peer.module]
     return Worker(name, command, env=env, stop_when_idle=stop_when_idle and peer.starts_ray)
 
 
-def get_python(environment: str | None) -> str:
-    """Return the interpreter of a peer's virtual environment, created if missing.
+def get_python(environment: str | None, *, starts_ray: bool = False) -> list[str]:
+    """Return the command of the interpreter of a peer's virtual environment, created if missing.
 
     Args:
         environment: Name of the environment; None for the current interpreter.
+        starts_ray: Whether the process starts Ray.
     """
-    if environment is None:
-        return sys.executable
-    requirements = ROOT / "benchmarks" / "peers" / environment / "requirements.txt"
-    return str(ensure_environment(ROOT / ".peers" / environment, requirements, _log))
+    return prepare_python(ROOT / "benchmarks" / "peers", environment, log, starts_ray=starts_ray)
 
 
-def _log(note: str) -> None:
-    print(note, file=sys.stderr, flush=True)
+def log(text: str) -> None:
+    """Print progress to stderr."""
+    print(text, file=sys.stderr, flush=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrl.bench.scores import Interval
 from jaxrl.errors import ConfigError
+from jaxrl.sweeps.statistics import Interval
 
 SUMMARY_FILE = "summary.json"
 

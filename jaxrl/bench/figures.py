@@ -5,8 +5,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from jaxrl.loggers.plots import format_steps
 
@@ -45,21 +46,37 @@ def plot_learning_curves(summary: Row) -> str:
         axes = figure.add_subplot(rows, columns, i + 1)
         for cell in _select_cells(summary, env):
             color, style = style_by_name[cell["entrant"]]
-            curve = cell["curve"]
-            axes.fill_between(
-                curve["steps"], curve["low"], curve["high"], color=color, alpha=0.18, linewidth=0
-            )
-            (line,) = axes.plot(curve["steps"], curve["value"], style, color=color)
-            lines.setdefault(cell["entrant"], line)
-            if cell["threshold"] is not None:
-                axes.axhline(cell["threshold"], color="0.5", linewidth=0.8, linestyle=(0, (2, 3)))
-        axes.set(title=env, xlabel="environment steps", ylabel="training return")
-        axes.xaxis.set_major_formatter(lambda value, _: format_steps(value))
-        axes.grid(alpha=0.25)
+            lines.setdefault(cell["entrant"], draw_curve(axes, cell, color, style))
+        axes.set_title(env)
     figure.legend(
         list(lines.values()), list(lines), loc="outside upper center", ncols=5, frameon=False
     )
     return render_svg(figure)
+
+
+def draw_curve(
+    axes: Axes, cell: Row, color: str = COLORS[0], style: str = "-", *, alpha: float = 0.18
+) -> Line2D:
+    """Draw the learning curve of a cell with its interval as a band, and the threshold.
+
+    Args:
+        axes: Axes to draw on.
+        cell: Cell of a summary, with a curve.
+        color: Color of the line and the band.
+        style: Style of the line.
+        alpha: Opacity of the band.
+    """
+    curve = cell["curve"]
+    axes.fill_between(
+        curve["steps"], curve["low"], curve["high"], color=color, alpha=alpha, linewidth=0
+    )
+    (line,) = axes.plot(curve["steps"], curve["value"], style, color=color)
+    if cell["threshold"] is not None:
+        axes.axhline(cell["threshold"], color="0.5", linewidth=0.8, linestyle=(0, (2, 3)))
+    axes.set(xlabel="environment steps", ylabel="training return")
+    axes.xaxis.set_major_formatter(lambda value, _: format_steps(value))
+    axes.grid(alpha=0.25)
+    return line
 
 
 def _select_cells(summary: Row, env: str) -> list[Row]:
@@ -115,7 +132,6 @@ def render_svg(figure: Figure) -> str:
     """Render the SVG element without XML declaration, with text kept as text."""
     import matplotlib
 
-    FigureCanvasSVG(figure)
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "jaxrl"}):
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})

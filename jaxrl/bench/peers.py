@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,9 +12,51 @@ import yaml
 
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError, did_you_mean
 
+MAX_OUTPUT_LINES = 12
+
 
 class PeerError(JaxrlError, RuntimeError):
-    """Failure of a peer, or of its installation."""
+    """Failure of a peer, or of its installation.
+
+    Args:
+        problem: Message, to which the last line of the output is added if it is not part of it.
+        output: Output of the peer.
+
+    Attributes:
+        output: Last lines of the output.
+    """
+
+    def __init__(self, problem: str, output: str = "") -> None:
+        lines = output.strip().splitlines()[-MAX_OUTPUT_LINES:]
+        is_known = not lines or lines[-1] in problem
+        super().__init__(problem if is_known else f"{problem}: {lines[-1]}")
+        self.output = "\n".join(lines)
+
+
+def run_process(command: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None) -> str:
+    """Run a process to its end and return what it wrote to stdout.
+
+    Args:
+        command: Command line of the process.
+        cwd: Folder in which it runs.
+        env: Environment variables in addition to those of this process.
+
+    Raises:
+        PeerError: If the process fails.
+    """
+    done = subprocess.run(
+        list(command),
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode:
+        output = f"{done.stdout}\n{done.stderr}".strip()
+        raise PeerError(f"exit code {done.returncode}", output or "(no output)")
+    return done.stdout
 
 
 def find_peers_folder(suite: Path) -> Path | None:
@@ -58,14 +100,34 @@ def prepare_command(folder: Path, name: str, on_message: Callable[[str], None]) 
     Raises:
         PeerError: If the peer cannot be installed.
     """
-    requirements, python = folder / name / "requirements.txt", Path(sys.executable)
-    if requirements.is_file():
-        python = ensure_environment(
-            get_checkout(folder) / ".peers" / name, requirements, on_message
-        )
     manifest = read_manifest(folder, name)
-    isolate = [str(get_checkout(folder) / ".ci" / "loopback")] if manifest.get("starts_ray") else []
-    return [*isolate, str(python), "-m", str(manifest["module"])]
+    environment = name if (folder / name / "requirements.txt").is_file() else None
+    starts_ray = bool(manifest.get("starts_ray"))
+    python = prepare_python(folder, environment, on_message, starts_ray=starts_ray)
+    return [*python, "-m", str(manifest["module"])]
+
+
+def prepare_python(
+    folder: Path, name: str | None, on_message: Callable[[str], None], *, starts_ray: bool = False
+) -> list[str]:
+    """Return the command of a peer's interpreter, creating its virtual environment if missing.
+
+    Args:
+        folder: Folder of the peers' adapters.
+        name: Name of the peer whose environment it is; None for this process's interpreter.
+        on_message: Callback for a message, called before an installation.
+        starts_ray: Whether the process starts Ray, which then gets no network except loopback,
+            where the system allows it: Ray contacts several addresses to find its own.
+
+    Raises:
+        PeerError: If the peer cannot be installed.
+    """
+    python, checkout = Path(sys.executable), get_checkout(folder)
+    if name is not None:
+        requirements = folder / name / "requirements.txt"
+        python = ensure_environment(checkout / ".peers" / name, requirements, on_message)
+    isolate = [str(checkout / ".ci" / "loopback")] if starts_ray else []
+    return [*isolate, str(python)]
 
 
 def get_checkout(folder: Path) -> Path:
@@ -96,14 +158,13 @@ def ensure_environment(folder: Path, requirements: Path, on_message: Callable[[s
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run(
-        [*pip, "-r", str(requirements)], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        tail = " ".join(done.stderr.strip().splitlines()[-3:])
+    try:
+        run_process([*pip, "-r", str(requirements)], Path.cwd())
+    except PeerError as error:
+        tail = " ".join(error.output.splitlines()[-3:])
         raise PeerError(
             f"{os.path.relpath(requirements)} could not be installed; leave this peer out, or "
             f"install it by hand: {tail}"
-        )
+        ) from error
     marker.write_text(expected, encoding="utf-8")
     return python

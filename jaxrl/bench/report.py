@@ -9,8 +9,9 @@ from typing import Any
 
 from jaxrl.bench import figures
 from jaxrl.bench.compare import SUMMARY_FILE, Change
+from jaxrl.bench.markdown import Table, render_document
 from jaxrl.bench.scores import AGGREGATES
-from jaxrl.bench.tables import Table, build_changes_table, build_tables, has_aggregates
+from jaxrl.bench.tables import build_changes_table, build_tables, has_aggregates
 from jaxrl.runs import files
 
 MARKDOWN_FILE, PAGE_FILE = "report.md", "report.html"
@@ -37,9 +38,7 @@ def write_report(
 
 def render_markdown(summary: Mapping[str, Any], tables: Sequence[Table]) -> str:
     """Render the report as Markdown."""
-    sections = [f"# {summary['suite']}", *_format_introduction(summary)]
-    sections += [_render_markdown_table(table) for table in tables]
-    return "\n\n".join(sections) + "\n"
+    return render_document(f"# {summary['suite']}", *_format_introduction(summary), *tables)
 
 
 def _format_introduction(summary: Mapping[str, Any]) -> list[str]:
@@ -51,15 +50,6 @@ def _format_introduction(summary: Mapping[str, Any]) -> list[str]:
         f"Python {machine['python']}; {versions}."
     )
     return [*filter(None, [summary["about"]]), f"{summary['date']}; {setup}"]
-
-
-def _render_markdown_table(table: Table) -> str:
-    lines = [table.header, ("---",) * len(table.header)]
-    for i, row in enumerate(table.rows):
-        cells = tuple(cell.replace("|", "\\|").replace("\n", " ") for cell in row)
-        lines.append(tuple(f"**{cell}**" for cell in cells) if i in table.strong else cells)
-    body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"## {table.title}\n\n{table.text}\n\n{body}"
 
 
 STYLE = """

@@ -21,8 +21,6 @@ from jaxrl.errors import JaxrlError, RunFolderError
 from jaxrl.runs import files
 from jaxrl.runs.run_folder import resolve_results_dir
 
-MAX_OUTPUT_LINES = 12
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CellProgress:
@@ -183,16 +181,16 @@ def _run_process(
             raise
     code = process.returncode
     if code:
-        output = "\n".join(last)
-        (Path(command[-1]).parent / "failure.txt").write_text(output + "\n", encoding="utf-8")
-        raise peers.PeerError(f"exit code {code}: {last[-1] if last else '(no output)'}")
+        error = peers.PeerError(f"exit code {code}", "\n".join(last) or "(no output)")
+        (Path(command[-1]).parent / "failure.txt").write_text(error.output + "\n", encoding="utf-8")
+        raise error
 
 
 def _forward_progress(
     lines: Iterable[str], progress: CellProgress, on_progress: OnProgress
 ) -> list[str]:
     """Forward the progress that a process reports, and return the last of its other lines."""
-    last: collections.deque[str] = collections.deque(maxlen=MAX_OUTPUT_LINES)
+    last: collections.deque[str] = collections.deque(maxlen=peers.MAX_OUTPUT_LINES)
     for line in lines:
         report = _parse_report(line)
         if report is None:

@@ -1,14 +1,12 @@
 """Speed measurements of a suite by a checkout's `python -m benchmarks.speed`."""
 
 import dataclasses
-import re
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from jaxrl.bench.peers import PeerError
-from jaxrl.bench.tables import Table
+from jaxrl.bench.markdown import Table, parse_tables
+from jaxrl.bench.peers import PeerError, run_process
 from jaxrl.runs import files
 
 FILE_STEMS = {"in_graph": "speed", "host": "host", "replay": "replay", "recurrent": "recurrent"}
@@ -73,18 +71,7 @@ def _measure(speed: SpeedSpec, suite: str, root: Path, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     arguments = speed.to_arguments(suite)
     command = [sys.executable, "-m", "benchmarks.speed", *arguments, "--out", str(folder)]
-    done = subprocess.run(
-        command,
-        cwd=root,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if done.returncode:
-        last = done.stdout.strip().splitlines()[-1:] or ["(no output)"]
-        raise PeerError(f"exit code {done.returncode}: {last[0]}")
+    run_process(command, root)
     (folder / f"{FILE_STEMS[suite]}.arguments").write_text(" ".join(arguments), "utf-8")
 
 
@@ -94,31 +81,8 @@ def read_speed_tables(speed: SpeedSpec, folder: Path, failures: Mapping[str, str
     for suite in speed.suites:
         if suite in failures:
             row = (suite, failures[suite])
-            tables.append(
-                Table(title=f"Speed: {suite}", text="", header=("suite", "failed"), rows=[row])
-            )
+            tables.append(Table(title=f"Speed: {suite}", header=("suite", "failed"), rows=[row]))
             continue
         text = (folder / f"{FILE_STEMS[suite]}.md").read_text("utf-8")
-        tables += _parse_tables(text, f"Speed, {suite}")
+        tables += parse_tables(text, f"Speed, {suite}")
     return tables
-
-
-def _parse_tables(text: str, prefix: str) -> list[Table]:
-    """Parse the tables of a page, each with the text above it."""
-    tables: list[Table] = []
-    title, paragraphs = prefix, list[str]()
-    for block in re.split(r"\n{2,}", text.strip()):
-        if block.startswith("#"):
-            title, paragraphs = f"{prefix}: {block.lstrip('# ')}", []
-        elif block.startswith("|"):
-            header, _, *rows = (_split_cells(line) for line in block.splitlines())
-            table = Table(title=title, text=" ".join(paragraphs), header=header, rows=list(rows))
-            tables.append(table)
-            paragraphs = []
-        else:
-            paragraphs.append(block.replace("\n", " "))
-    return tables
-
-
-def _split_cells(line: str) -> tuple[str, ...]:
-    return tuple(cell.strip() for cell in line.strip().strip("|").split("|"))

@@ -2,20 +2,17 @@
 
 import dataclasses
 import datetime
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxrl.bench import metrics, scores
+from jaxrl.bench import machine, metrics, scores
+from jaxrl.bench.markdown import Table
 from jaxrl.bench.metrics import Outcome
-from jaxrl.bench.scores import Interval, Scores
 from jaxrl.bench.suite import Suite, SuiteCell
-from jaxrl.bench.tables import Table
-from jaxrl.runtime.devices import count_usable_cores
-from jaxrl.runtime.measurements import get_cpu_model
+from jaxrl.sweeps.statistics import Groups, Interval, compute_interval, estimate_iqm
 
 MAX_CURVE_POINTS = 200
 NUM_TAUS = 51
@@ -46,10 +43,7 @@ def summarize(
         "about": suite.about,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": {
-            "cpu": get_cpu_model(),
-            "cores": count_usable_cores(),
-            "system": f"{platform.system()} {platform.machine()}",
-            "python": platform.python_version(),
+            **machine.describe(),
             "devices": sorted(
                 {d for cell in outcomes.values() for o in cell.values() for d in _list_devices(o)}
             ),
@@ -114,33 +108,21 @@ def _summarize_cell(
     if cell.threshold is not None:
         row |= _summarize_threshold(cell.threshold, outcomes, row["return"])
     if cell.reference is not None:
-        row["against_reference"] = compare_with_reference(cell.reference, row["return"])
+        row["against_reference"] = Interval(**row["return"]).get_side(cell.reference)
     return row
-
-
-def compare_with_reference(reference: float, final: Mapping[str, float]) -> str:
-    """Return the side of a reference on which the whole interval lies."""
-    if final["low"] > reference:
-        return "above"
-    return "below" if final["high"] < reference else "undecided"
 
 
 def _compute_interval(values: Sequence[float]) -> dict[str, float]:
     """Compute the interquartile mean with its interval."""
-    interval = scores.compute_interval(scores.iqm, {"": np.asarray(values, np.float64)})
+    interval = estimate_iqm(values)
     return {"value": interval.value, "low": interval.low, "high": interval.high}
 
 
 def _summarize_threshold(
-    threshold: float, outcomes: Sequence[Outcome], final: Mapping[str, float]
+    threshold: float, outcomes: Sequence[Outcome], final: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Summarize whether a threshold was reached, and the medians of when, over runs that did."""
-    verdict = "undecided"
-    if final["low"] >= threshold:
-        verdict = "yes"
-    elif final["high"] < threshold:
-        verdict = "no"
-    row: dict[str, Any] = {"learned": verdict}
+    row: dict[str, Any] = {"learned": Interval(**final).judge_at_least(threshold)}
     for unit in ("steps", "seconds"):
         when = [metrics.find_threshold_crossing(outcome, threshold, unit) for outcome in outcomes]
         reached = [x for x in when if x is not None]
@@ -191,10 +173,9 @@ def _collect_scores(
     return entrants
 
 
-def _compute_aggregates(by_task: Scores) -> dict[str, Any]:
+def _compute_aggregates(by_task: Groups) -> dict[str, Any]:
     intervals = {
-        name: scores.compute_interval(statistic, by_task)
-        for name, statistic in scores.AGGREGATES.items()
+        name: compute_interval(statistic, by_task) for name, statistic in scores.AGGREGATES.items()
     }
     return {
         "tasks": list(by_task),
@@ -202,13 +183,13 @@ def _compute_aggregates(by_task: Scores) -> dict[str, Any]:
     }
 
 
-def _compute_profile(by_task: Scores) -> dict[str, list[float]]:
+def _compute_profile(by_task: Groups) -> dict[str, list[float]]:
     profile = scores.performance_profile(by_task, np.linspace(0.0, 1.0, NUM_TAUS))
     names = ("taus", "share", "low", "high")
     return {name: getattr(profile, name).tolist() for name in names}
 
 
-def _compare_pairs(entrants: Mapping[str, Scores]) -> list[dict[str, Any]]:
+def _compare_pairs(entrants: Mapping[str, Groups]) -> list[dict[str, Any]]:
     """Compute the probability of improvement of each pair of entrants over their common tasks."""
     rows = []
     names = list(entrants)

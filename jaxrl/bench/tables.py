@@ -1,34 +1,15 @@
 """Tables of a report as headings and rows of text, shared by Markdown and HTML."""
 
-import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxrl.bench.compare import Change
+from jaxrl.bench.markdown import Table, format_interval, format_optional, format_short
 from jaxrl.bench.metrics import METRICS
 from jaxrl.bench.scores import AGGREGATES
+from jaxrl.sweeps.statistics import Interval
 
 Row = Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Table:
-    """Table of a report.
-
-    Args:
-        title: Title above the table.
-        text: Description of the contents.
-        header: Column headings.
-        rows: Rows of cells.
-        strong: Indices of highlighted rows.
-    """
-
-    title: str
-    text: str
-    header: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-    strong: tuple[int, ...] = ()
 
 
 def build_tables(summary: Row) -> list[Table]:
@@ -41,7 +22,7 @@ def build_tables(summary: Row) -> list[Table]:
     failed = [cell for cell in summary["cells"] if cell["failure"] or cell["lost_seeds"]]
     if failed:
         tables.append(_build_failures_table(failed))
-    tables += [_restore_table(table) for table in summary["speed"]]
+    tables += [Table(**table) for table in summary["speed"]]
     return tables
 
 
@@ -50,34 +31,6 @@ def has_aggregates(summary: Row) -> bool:
     return len(summary["aggregates"]) > 1 or bool(
         summary["aggregates"] and len(summary["winners"]) > 1
     )
-
-
-def _restore_table(data: Row) -> Table:
-    """Restore a table from plain data."""
-    return Table(
-        title=data["title"],
-        text=data["text"],
-        header=tuple(data["header"]),
-        rows=[tuple(row) for row in data["rows"]],
-    )
-
-
-def format_number(value: float | None) -> str:
-    """Format a number with about three significant digits; None or NaN is a dash."""
-    if value is None or math.isnan(value):
-        return "-"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
-
-
-def format_interval(bounds: Row | Sequence[float] | None) -> str:
-    """Format an interval as `value [low, high]`; None is a dash."""
-    if bounds is None:
-        return "-"
-    values = bounds.values() if isinstance(bounds, Mapping) else bounds
-    value, low, high = values
-    return f"{format_number(value)} [{format_number(low)}, {format_number(high)}]"
 
 
 def _build_environment_table(summary: Row, env: str) -> Table:
@@ -125,13 +78,13 @@ def _build_environment_table(summary: Row, env: str) -> Table:
 def _format_learned(cell: Row) -> str:
     if cell["threshold"] is None:
         return "-"
-    return f"{cell['learned']} ({format_number(cell['threshold'])})"
+    return f"{cell['learned']} ({format_short(cell['threshold'])})"
 
 
 def _format_reference(cell: Row) -> str:
     if cell["reference"] is None:
         return "-"
-    return f"{format_number(cell['reference'])}: {cell['against_reference']}"
+    return f"{format_short(cell['reference'])}: {cell['against_reference']}"
 
 
 def _make_threshold_formatter(unit: str) -> Callable[[Row], str]:
@@ -139,21 +92,19 @@ def _make_threshold_formatter(unit: str) -> Callable[[Row], str]:
         value = cell.get(f"{unit}_to_threshold")
         reached = cell.get("num_reached")
         return (
-            "-"
-            if value is None
-            else f"{format_number(value)} ({reached} of {len(cell['returns'])})"
+            "-" if value is None else f"{format_short(value)} ({reached} of {len(cell['returns'])})"
         )
 
     return format_cell
 
 
 def _format_return(cell: Row) -> str:
-    return f"{format_interval(cell['return'])}, min {format_number(cell['min'])}"
+    return f"{format_interval(cell['return'])}, min {format_short(cell['min'])}"
 
 
 def _format_rate(cell: Row) -> str:
     lanes = cell["num_lanes"]
-    return format_number(cell["steps_per_second"]) + (f" ({lanes} lanes)" if lanes > 1 else "")
+    return format_short(cell["steps_per_second"]) + (f" ({lanes} lanes)" if lanes > 1 else "")
 
 
 COLUMNS: Mapping[str, Callable[[Row], str]] = {
@@ -163,10 +114,10 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "reference": _format_reference,
     "steps_to_threshold": _make_threshold_formatter("steps"),
     "seconds_to_threshold": _make_threshold_formatter("seconds"),
-    "seconds": lambda cell: format_number(cell["seconds"]),
+    "seconds": lambda cell: format_short(cell["seconds"]),
     "steps_per_second": _format_rate,
-    "compile_s": lambda cell: format_number(cell["compile_s"]),
-    "memory_gib": lambda cell: format_number(cell["memory_gib"]),
+    "compile_s": lambda cell: format_short(cell["compile_s"]),
+    "memory_gib": lambda cell: format_short(cell["memory_gib"]),
 }
 
 
@@ -191,7 +142,7 @@ def _describe_references(cells: Sequence[Row]) -> str:
         if cell["reference"] is not None:
             entrants.setdefault((cell["reference"], cell["source"]), []).append(cell["entrant"])
     references = [
-        f"{format_number(value)} ({', '.join(names)}): {source}"
+        f"{format_short(value)} ({', '.join(names)}): {source}"
         for (value, source), names in entrants.items()
     ]
     return (
@@ -224,11 +175,8 @@ def _build_improvement_table(summary: Row) -> Table:
     rows = []
     for pair in summary["improvement"]:
         value, low, high = pair["probability"]
-        verdict = "undecided"
-        if low > 0.5:
-            verdict = "yes"
-        elif high < 0.5:
-            verdict = "no"
+        side = Interval(value=value, low=low, high=high).get_side(0.5)
+        verdict = {"above": "yes", "below": "no"}.get(side, side)
         probability = f"{value:.2f} [{low:.2f}, {high:.2f}]"
         num_tasks = str(len(pair["tasks"]))
         rows.append((pair["better"], pair["than"], num_tasks, probability, verdict))
@@ -264,7 +212,7 @@ def build_changes_table(changes: Sequence[Change]) -> Table:
             format_interval(change.before),
             format_interval(change.now),
             change.verdict,
-            "-" if change.speed is None else f"{change.speed:.2f}",
+            format_optional(change.speed, ".2f"),
         )
         for change in changes
     ]

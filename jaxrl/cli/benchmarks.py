@@ -8,12 +8,12 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from jaxrl.bench import runner
 from jaxrl.bench.compare import Change, compare_summaries, read_summary
+from jaxrl.bench.markdown import Table
 from jaxrl.bench.peers import get_checkout
 from jaxrl.bench.report import MARKDOWN_FILE, write_report
 from jaxrl.bench.speed import measure_speed, read_speed_tables
 from jaxrl.bench.suite import Suite, find_suite_file, load_suite
 from jaxrl.bench.summary import summarize
-from jaxrl.bench.tables import Table
 from jaxrl.cli.interrupts import RaiseOnInterrupt
 from jaxrl.errors import RunFolderError
 from jaxrl.loggers import text

@@ -76,11 +76,9 @@ def draw_learning_curve(folder: RunFolder, *, title: str | None = None) -> Path 
     curve = read_learning_curve(folder.path)
     if not curve.steps and not curve.evaluations:
         return None
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # slow to import
 
     figure = Figure(figsize=(7.0, 4.2), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     marker = "o" if len(curve.steps) == 1 else ""
     axes.fill_between(
@@ -104,9 +102,9 @@ def save_figure(figure: "Figure", path: Path) -> Path:
         RunFolderError: If the image cannot be written.
     """
     with files.translate_os_errors("write", path):
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
-        figure.savefig(part, format="png")
+        figure.savefig(part, format="png", metadata={"Software": None})
         part.replace(path)
     return path
 

@@ -11,7 +11,7 @@ from jaxrl.loggers import text
 from jaxrl.loggers.plots import LearningCurve, format_steps, read_learning_curve, save_figure
 from jaxrl.sweeps.base import SweepRuns
 from jaxrl.sweeps.points import SweepPoint
-from jaxrl.sweeps.statistics import bootstrap_interval, interquartile_mean
+from jaxrl.sweeps.statistics import estimate_iqm
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,12 +50,10 @@ def draw_sweep(sweep: SweepRuns) -> Path | None:
     shown = [point for point in points if any(curve.steps for curve in curves[point.number])]
     if not shown:
         return None
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # slow to import
 
     swept = [name for name in points[0].values if _is_swept(points, name)]
     figure = Figure(figsize=(6.4 + 3.6 * len(swept), 4.4), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
     ratios = [1.6, *[1.0] * len(swept)]
     axes = figure.subplots(1, 1 + len(swept), squeeze=False, width_ratios=ratios)[0]
     _draw_curves(axes[0], shown[:MAX_CURVES], curves)
@@ -108,11 +106,8 @@ def _compute_band(curves: Sequence[LearningCurve]) -> tuple[Any, Any, Any, Any]:
     first, last = max(c.steps[0] for c in curves), min(c.steps[-1] for c in curves)
     steps = np.unique(np.linspace(first, last, CURVE_POINTS).astype(np.int64))
     values = np.array([np.interp(steps, curve.steps, curve.mean) for curve in curves]).T
-    middle = interquartile_mean(values)
-    if len(curves) == 1:
-        return steps, middle, middle, middle
-    intervals = np.array([bootstrap_interval(row.tolist(), num_resamples=500) for row in values])
-    return steps, middle, intervals[:, 0], intervals[:, 1]
+    found = [estimate_iqm(row.tolist(), num_resamples=500) for row in values]
+    return steps, *np.array([(point.value, point.low, point.high) for point in found]).T
 
 
 def _draw_scores(axes: "Axes", points: Sequence[SweepPoint], name: str) -> None:

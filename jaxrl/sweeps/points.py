@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl.metrics import get_score
-from jaxrl.sweeps.statistics import bootstrap_interval, interquartile_mean
+from jaxrl.sweeps.statistics import estimate_iqm
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,14 +35,14 @@ class SweepPoint:
         number: int, values: Mapping[str, Any], lanes: tuple[int, ...], scores: Sequence[float]
     ) -> "SweepPoint":
         """Return the point with the statistics of its scores."""
-        score = float(interquartile_mean(scores)) if scores else math.nan
+        found = estimate_iqm(scores) if scores else None
         return SweepPoint(
             number=number,
             values=values,
             lanes=lanes,
             scores=tuple(scores),
-            score=score,
-            interval=bootstrap_interval(scores) if len(scores) > 1 else (score, score),
+            score=found.value if found else math.nan,
+            interval=(found.low, found.high) if found else (math.nan, math.nan),
         )
 
 

@@ -9,7 +9,6 @@ from jaxrl.bench import figures
 from jaxrl.bench.metrics import METRICS
 from jaxrl.bench.report import render_markdown, render_page
 from jaxrl.bench.scores import AGGREGATES
-from jaxrl.bench.summary import compare_with_reference
 from jaxrl.bench.tables import build_tables
 
 
@@ -141,12 +140,3 @@ def test_a_reference_has_a_column_and_a_source() -> None:
     column = table.header.index("reference")
     assert [row[column] for row in table.rows] == ["490: above", "490: below", "-"]
     assert "References: 490 (entrant 0, entrant 1): somebody." in table.text
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "against"), [(1.0, 2.0, "above"), (-1.0, 0.4, "below"), (0.4, 0.5, "undecided")]
-)
-def test_a_return_is_above_or_below_by_its_whole_interval(
-    low: float, high: float, against: str
-) -> None:
-    assert compare_with_reference(0.5, {"value": low, "low": low, "high": high}) == against

@@ -8,7 +8,7 @@ import scipy.stats
 
 from jaxrl.bench import scores
 from jaxrl.bench.job import Curve
-from jaxrl.bench.scores import Interval
+from jaxrl.sweeps.statistics import Interval, compute_interval
 
 GENERATOR = np.random.default_rng(7)
 TASKS = {name: GENERATOR.normal(0.6, 0.2, size=8) for name in ("a", "b", "c")}
@@ -37,21 +37,21 @@ def test_the_optimality_gap_counts_nothing_beyond_the_goal() -> None:
 
 def test_resampling_stays_within_a_task() -> None:
     values = {"low": np.zeros(4), "high": np.ones(4)}
-    found = scores.compute_interval(scores.mean, values)
+    found = compute_interval(scores.mean, values)
     assert (found.low, found.value, found.high) == (0.5, 0.5, 0.5)
 
 
 def test_the_interval_of_a_mean_is_near_the_normal_one() -> None:
     data = {"a": GENERATOR.normal(size=400)}
-    found = scores.compute_interval(scores.mean, data)
+    found = compute_interval(scores.mean, data)
     error = 1.96 * data["a"].std() / 20
     assert found.low == pytest.approx(found.value - error, abs=0.02)
     assert found.high == pytest.approx(found.value + error, abs=0.02)
 
 
 def test_a_single_run_has_no_interval() -> None:
-    found = scores.compute_interval(scores.iqm, {"a": np.array([3.0])})
-    assert found == Interval(value=3.0, low=3.0, high=3.0)
+    found = compute_interval(scores.iqm, {"a": np.array([3.0])})
+    assert found == Interval(value=3.0, low=3.0, high=3.0, count=1)
 
 
 def test_the_profile_is_the_share_of_runs_above() -> None:

@@ -9,9 +9,9 @@ from matplotlib.image import imread
 
 from benchmarks import figure, machine, speed
 from benchmarks.figure import BEGIN, END
+from benchmarks.machine import ROOT
 from benchmarks.peers import launch
 from benchmarks.settings import DEFAULT_SETTINGS
-from benchmarks.worker import ROOT
 
 
 def test_readme_has_the_table_of_the_results() -> None:

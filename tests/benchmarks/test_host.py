@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from benchmarks import host, measure, speed
+from benchmarks.machine import ROOT
 from benchmarks.peers import launch
 from benchmarks.peers.gymnasium_worker import GymnasiumPeer
 from benchmarks.peers.jaxrl_host_worker import HostPeer, make_impala_config, make_ppo_config
 from benchmarks.settings import make_host_setting
-from benchmarks.worker import ROOT
+from jaxrl.bench import peers
 from tests.benchmarks.fake_limits import FakeLimits
 
 RATES = {
@@ -159,10 +160,11 @@ def test_peers_with_ray_have_loopback_alone_and_are_stopped_when_idle(
         return folder / "bin" / "python"
 
     monkeypatch.setattr(launch, "Worker", worker)
-    monkeypatch.setattr(launch, "ensure_environment", environment)
+    monkeypatch.setattr(peers, "ensure_environment", environment)
     for name in (*launch.PEERS, *host.KNOWN_PEERS, launch.IMPALA):
         launch.start(name, stop_when_idle=True)
-    with_ray = {name for name, (command, _) in started.items() if command[0] == str(launch.ISOLATE)}
+    isolate = str(ROOT / ".ci" / "loopback")
+    with_ray = {name for name, (command, _) in started.items() if command[0] == isolate}
     assert with_ray == {name for name, (_, stopped) in started.items() if stopped}
     assert with_ray == {
         launch.REMOTE,
@@ -171,7 +173,7 @@ def test_peers_with_ray_have_loopback_alone_and_are_stopped_when_idle(
         launch.RLLIB_2X4,
         launch.RLLIB_2X8,
     }
-    assert launch.ISOLATE.exists()
+    assert Path(isolate).exists()
     assert ".peers/sb3/bin/python" in started[launch.SB3][0][0]
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks import recurrent as peers
 from benchmarks import speed
+from benchmarks.machine import ROOT
 from benchmarks.peers import jaxrl_host_worker, jaxrl_worker, launch
 from benchmarks.settings import Setting
-from benchmarks.worker import ROOT
 from tests.benchmarks.fake_limits import FakeLimits
 
 RATES = {

@@ -17,6 +17,7 @@ import pytest
 
 from benchmarks import replay, speed
 from benchmarks import replay_settings as peers
+from benchmarks.machine import ROOT
 from benchmarks.peers import launch, products_worker
 from benchmarks.peers.jaxrl_replay_worker import JaxrlReplayPeer, make_config
 from benchmarks.replay_settings import (
@@ -25,7 +26,7 @@ from benchmarks.replay_settings import (
     ReplaySetting,
     make_replay_settings,
 )
-from benchmarks.worker import ROOT
+from jaxrl.bench import peers as installation
 from tests.benchmarks.fake_limits import FakeLimits
 
 RATES = {
@@ -137,7 +138,7 @@ def test_every_peer_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
         return folder / "bin" / "python"
 
     monkeypatch.setattr(launch, "Worker", worker)
-    monkeypatch.setattr(launch, "ensure_environment", environment)
+    monkeypatch.setattr(installation, "ensure_environment", environment)
     for name in replay.PEERS:
         launch.start(name)
     assert ".peers/sbx/bin/python" in started[peers.SBX][0]

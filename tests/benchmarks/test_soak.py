@@ -12,8 +12,9 @@ from typing import Any, cast
 import pytest
 
 from benchmarks import machine, soak
+from benchmarks.machine import ROOT
 from benchmarks.peers import launch
-from benchmarks.worker import ROOT, Worker
+from benchmarks.worker import Worker
 
 needs_proc = pytest.mark.skipif(not machine.PROC.exists(), reason="memory is read from /proc")
 

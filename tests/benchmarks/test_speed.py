@@ -8,12 +8,13 @@ from typing import Any, cast
 import pytest
 
 from benchmarks import measure, speed
+from benchmarks.machine import ROOT
 from benchmarks.peers import launch
 from benchmarks.peers.jaxrl_worker import load_recommended_config
 from benchmarks.recommended import RECOMMENDATIONS
 from benchmarks.report import render_markdown
 from benchmarks.settings import Setting, parse_setting
-from benchmarks.worker import ROOT, Worker
+from benchmarks.worker import Worker
 from tests.benchmarks.fake_limits import FakeLimits
 
 

@@ -1,13 +1,12 @@
 """The suite of whole commands: turns, ratios, failures, and its tables."""
 
-import argparse
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks import user, user_report
-from benchmarks.worker import WorkerError
+from jaxrl.bench.markdown import render_document
+from jaxrl.bench.peers import PeerError
 
 SLEEPS = {user.OURS: 0.02, user.HANDWRITTEN: 0.06, user.SB3: 0.02}
 
@@ -47,7 +46,7 @@ def test_a_command_is_timed_from_start_to_end(tmp_path: Path) -> None:
 def test_a_command_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = user.Command(arguments=("-c", "raise SystemExit('no such thing')"))
     monkeypatch.setattr(user, "COMMANDS", {user.CACHED: bad})
-    with pytest.raises(WorkerError, match="no such thing"):
+    with pytest.raises(PeerError, match="no such thing"):
         user.time_command(user.CACHED, user.STEPS, tmp_path)
 
 
@@ -56,11 +55,11 @@ def test_what_commands_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     show = "import os; print(os.environ['HOME'], os.environ.get('JAX_COMPILATION_CACHE_DIR'))"
     seen: list[tuple[list[str], dict[str, str]]] = []
 
-    def run(line: list[str], env: dict[str, str], **_: Any) -> Any:
+    def run(line: list[str], cwd: Path, env: dict[str, str]) -> str:
         seen.append((line, env))
-        return argparse.Namespace(returncode=0, stderr="")
+        return ""
 
-    monkeypatch.setattr(user.subprocess, "run", run)
+    monkeypatch.setattr(user, "run_process", run)
     found = {
         user.OURS: user.Command(arguments=("-c", show)),
         user.COLD: user.Command(arguments=("-c", show), has_new_home=True),
@@ -105,7 +104,7 @@ def test_the_tables_say_what_was_reached() -> None:
     assert "at most 0.75: yes" in text
     assert "aim: at least 0.85; reached: no" in text
     assert "Aim: at most 0.15 at p50; reached: yes" in text
-    readme = user_report.render_readme_table(results)
+    readme = render_document(user_report.build_readme_table(results))
     assert "| 8.0 s |" in readme
     assert "| 80,000 steps/s |" in readme
     assert "| 0.12 ms |" in readme

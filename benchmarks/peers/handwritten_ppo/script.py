@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from benchmarks.peers.handwritten_ppo import ppo
-from benchmarks.settings import count_available_cores, parse_setting
+from benchmarks.settings import parse_setting
 
 
 def main() -> None:
@@ -22,7 +22,11 @@ def main() -> None:
     parser.add_argument("--tuned", action="store_true", help="bijective shuffle, cores as devices")
     options = parser.parse_args()
     if options.tuned:
-        jax.config.update("jax_num_cpu_devices", min(count_available_cores(), 8))
+        from jaxrl.runtime.cores import (
+            count_usable_cores,  # the plain form imports nothing of jaxrl
+        )
+
+        jax.config.update("jax_num_cpu_devices", min(count_usable_cores(), 8))
     setting = parse_setting("4x128", steps=options.steps)
     program = ppo.PPO(setting, ppo.make_device_mesh(setting) if options.tuned else None)
     train = ppo.compile_train(program)

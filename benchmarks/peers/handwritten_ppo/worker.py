@@ -15,7 +15,8 @@ import optax
 
 from benchmarks.peers.handwritten_ppo import ppo
 from benchmarks.peers.protocol import serve
-from benchmarks.settings import Setting, count_available_cores
+from benchmarks.settings import Setting
+from jaxrl.runtime.cores import count_usable_cores
 
 MAX_CPU_DEVICES = 8
 
@@ -76,7 +77,7 @@ def main() -> None:
     parser.add_argument("--tuned", action="store_true", help="bijective shuffle, cores as devices")
     tuned = parser.parse_args().tuned
     if tuned and "JAX_NUM_CPU_DEVICES" not in os.environ:
-        cores = min(count_available_cores(), MAX_CPU_DEVICES)
+        cores = min(count_usable_cores(), MAX_CPU_DEVICES)
         jax.config.update("jax_num_cpu_devices", cores)
     peer = HandwrittenPeer(tuned=tuned)
     serve({"info": peer.info, "setup": peer.setup, "run": peer.run, "evaluate": peer.evaluate})

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.machine import ROOT
 from benchmarks.peers.jaxrl_worker import make_config
 from benchmarks.settings import DEFAULT_SETTINGS, parse_setting
-from benchmarks.worker import ROOT
 
 
 @pytest.mark.parametrize("name", DEFAULT_SETTINGS)
