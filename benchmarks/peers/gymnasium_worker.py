@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from benchmarks.peers.protocol import serve
+from benchmarks.peers.protocol import serve_peer
 from benchmarks.settings import Setting
 
 
@@ -53,7 +53,7 @@ class GymnasiumPeer:
 
 def main() -> None:
     peer = GymnasiumPeer()
-    serve({"info": peer.info, "setup": peer.setup, "run": peer.run, "evaluate": peer.evaluate})
+    serve_peer(peer)
 
 
 if __name__ == "__main__":

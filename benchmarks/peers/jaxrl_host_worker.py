@@ -16,7 +16,7 @@ from importlib.metadata import version
 from typing import Any
 
 from benchmarks.peers import jaxrl_worker
-from benchmarks.peers.protocol import serve
+from benchmarks.peers.protocol import serve_peer
 from benchmarks.peers.ray_start import start_ray
 from benchmarks.settings import Setting
 from jaxrl.algorithms.impala import IMPALAConfig
@@ -123,9 +123,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
         os.environ["JAXRL_RESULTS_DIR"] = folder
         peer = HostPeer(options.algorithm, options.runners)
-        names = ("info", "setup", "run", "evaluate", "flow", "train_for")
         try:
-            serve({name: getattr(peer, name) for name in names})
+            serve_peer(peer, "flow", "train_for")
         finally:
             peer.close()
 

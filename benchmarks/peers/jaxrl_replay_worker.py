@@ -9,22 +9,15 @@ from typing import Any
 
 import jax
 
-from benchmarks.peers.jaxrl_worker import get_versions, wait_for_state
-from benchmarks.peers.protocol import serve
+from benchmarks.peers.jaxrl_worker import AlgorithmPeer, get_versions
+from benchmarks.peers.protocol import serve_peer
 from benchmarks.replay_settings import ReplaySetting, make_replay_settings
-from jaxrl import Algorithm
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.registry import get_algorithm_config_class
-from jaxrl.runs import results
 
 
-class JaxrlReplayPeer:
-    """Peer with one Algorithm, whose training continues from run to run."""
-
-    def __init__(self) -> None:
-        self._setting: ReplaySetting | None = None
-        self._algorithm: Algorithm | None = None
-        self._result: dict[str, Any] = {}
+class JaxrlReplayPeer(AlgorithmPeer):
+    """Peer that trains DQN or SAC."""
 
     def info(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return versions and the number of devices, which the first build claims."""
@@ -33,36 +26,15 @@ class JaxrlReplayPeer:
 
     def setup(self, request: dict[str, Any]) -> dict[str, Any]:
         """Build for a setting and train until updates have begun. The first `train()` compiles."""
-        setting = self._setting = ReplaySetting.from_dict(request["setting"])
+        setting = ReplaySetting.from_dict(request["setting"])
         self.close()
+        self._env_steps = setting.env_steps
         start = time.perf_counter()
         self._algorithm = make_config(setting).build()
         built = time.perf_counter() - start
         runs = max(2, -(-setting.warmup_steps // setting.env_steps))
         seconds = [self.run({})["seconds"] for _ in range(runs)]
         return {"compile_s": built + seconds[0] - seconds[-1]}
-
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run one measurement: one `train()`."""
-        assert self._algorithm is not None
-        assert self._setting is not None
-        wait_for_state(self._algorithm)
-        start = time.perf_counter()
-        self._result = self._algorithm.train()
-        seconds = time.perf_counter() - start
-        sampled = self._result["env_runners"]["num_env_steps_sampled"]
-        if sampled != self._setting.env_steps:
-            raise RuntimeError(f"train() made {sampled} steps, expected {self._setting.env_steps}")
-        return {"seconds": seconds, "env_steps": sampled}
-
-    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the mean return of the latest training episodes."""
-        return {"return_mean": results.get_number(self._result, results.RETURN_MEAN)}
-
-    def close(self) -> None:
-        """Stop the Algorithm, if there is one."""
-        if self._algorithm is not None:
-            self._algorithm.stop()
 
 
 def make_config(setting: ReplaySetting) -> AlgorithmConfig:
@@ -99,7 +71,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
         os.environ["JAXRL_RESULTS_DIR"] = folder
         peer = JaxrlReplayPeer()
-        serve({"info": peer.info, "setup": peer.setup, "run": peer.run, "evaluate": peer.evaluate})
+        serve_peer(peer)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import optax
 
 import jaxrl
 from benchmarks.machine import ROOT
-from benchmarks.peers.protocol import serve
+from benchmarks.peers.protocol import serve_peer
 from benchmarks.recommended import CARTPOLE_CONFIG, make_setting
 from benchmarks.settings import Setting
 from jaxrl import Algorithm
@@ -25,18 +25,47 @@ from jaxrl.config.load import load_experiment
 from jaxrl.runs import results
 
 
-class JaxrlPeer:
-    """Peer with one Algorithm, whose training continues from run to run.
+class AlgorithmPeer:
+    """Peer with one Algorithm, whose training continues from run to run."""
+
+    def __init__(self) -> None:
+        self._algorithm: Algorithm | None = None
+        self._env_steps = 0
+        self._result: dict[str, Any] = {}
+
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Run one measurement: one `train()`."""
+        assert self._algorithm is not None
+        wait_for_state(self._algorithm)
+        start = time.perf_counter()
+        self._result = self._algorithm.train()
+        seconds = time.perf_counter() - start
+        sampled = self._result["env_runners"]["num_env_steps_sampled"]
+        if sampled != self._env_steps:
+            raise RuntimeError(f"train() made {sampled} steps, expected {self._env_steps}")
+        return {"seconds": seconds, "env_steps": sampled}
+
+    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the mean return of the latest training episodes."""
+        return {"return_mean": results.get_number(self._result, results.RETURN_MEAN)}
+
+    def close(self) -> None:
+        """Stop the Algorithm, if there is one."""
+        if self._algorithm is not None:
+            self._algorithm.stop()
+
+
+class JaxrlPeer(AlgorithmPeer):
+    """Peer that trains PPO, or what a function makes of its setting.
 
     Args:
         configure: Function from a setting to a config.
     """
 
     def __init__(self, configure: Callable[[Setting], AlgorithmConfig]) -> None:
+        super().__init__()
         self._configure = configure
-        self._setting: Setting | None = None
-        self._algorithm: Algorithm | None = None
-        self._result: dict[str, Any] = {}
+        self._num_updates = 0
 
     def info(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return versions and the number of devices, which the first build claims."""
@@ -49,14 +78,13 @@ class JaxrlPeer:
         The first `train()` compiles; the time of a second one is subtracted. `program_s` is the
         time to trace, lower, and compile the train program; `compile_s` is the total.
         """
-        self._setting = Setting.from_dict(request["setting"])
-        return self._build(self._configure(self._setting))
+        setting = self._use(Setting.from_dict(request["setting"]))
+        return self._build(self._configure(setting))
 
     def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
         """Set up with jaxrl's shipped config for CartPole, without its evaluations."""
         chosen = self._configure_recommended(request)
-        assert self._setting is not None
-        chosen.reporting(min_sample_timesteps_per_iteration=self._setting.env_steps)
+        chosen.reporting(min_sample_timesteps_per_iteration=self._env_steps)
         return self._build(chosen)
 
     def recommend_single(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -66,12 +94,18 @@ class JaxrlPeer:
     def _configure_recommended(self, request: dict[str, Any]) -> AlgorithmConfig:
         chosen = load_recommended_config()
         plan = chosen.plan()
-        self._setting = make_setting(
-            request["setting"]["env_steps"],
-            num_envs=plan.num_envs,
-            num_steps=plan.rollout_fragment_length,
+        self._use(
+            make_setting(
+                request["setting"]["env_steps"],
+                num_envs=plan.num_envs,
+                num_steps=plan.rollout_fragment_length,
+            )
         )
         return chosen
+
+    def _use(self, setting: Setting) -> Setting:
+        self._env_steps, self._num_updates = setting.env_steps, setting.num_updates
+        return setting
 
     def _build(self, chosen: AlgorithmConfig) -> dict[str, Any]:
         self.close()
@@ -83,45 +117,20 @@ class JaxrlPeer:
         second = time.perf_counter()
         return {"compile_s": (first - start) - (second - first), "program_s": compiled}
 
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run one measurement: one `train()`."""
-        assert self._algorithm is not None
-        assert self._setting is not None
-        wait_for_state(self._algorithm)
-        start = time.perf_counter()
-        self._result = self._algorithm.train()
-        seconds = time.perf_counter() - start
-        sampled = self._result["env_runners"]["num_env_steps_sampled"]
-        if sampled != self._setting.env_steps:
-            raise RuntimeError(f"train() made {sampled} steps, expected {self._setting.env_steps}")
-        return {"seconds": seconds, "env_steps": sampled}
-
     def run_single(self, request: dict[str, Any]) -> dict[str, Any]:
         """Run one measurement: one `train()` per train batch."""
         assert self._algorithm is not None
-        assert self._setting is not None
         wait_for_state(self._algorithm)
         start = time.perf_counter()
-        for _ in range(self._setting.num_updates):
+        for _ in range(self._num_updates):
             self._result = self._algorithm.train()
-        seconds = time.perf_counter() - start
-        return {"seconds": seconds, "env_steps": self._setting.env_steps}
+        return {"seconds": time.perf_counter() - start, "env_steps": self._env_steps}
 
     def bare(self, request: dict[str, Any]) -> dict[str, Any]:
         """Run one measurement of the compiled program of `run`, without `train()` around it."""
         assert self._algorithm is not None
-        assert self._setting is not None
-        seconds = time_bare_loop(self._algorithm, self._setting.num_updates)
-        return {"seconds": seconds, "env_steps": self._setting.env_steps}
-
-    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the mean return of the latest training episodes."""
-        return {"return_mean": results.get_number(self._result, results.RETURN_MEAN)}
-
-    def close(self) -> None:
-        """Stop the Algorithm, if there is one."""
-        if self._algorithm is not None:
-            self._algorithm.stop()
+        seconds = time_bare_loop(self._algorithm, self._num_updates)
+        return {"seconds": seconds, "env_steps": self._env_steps}
 
 
 def load_recommended_config() -> AlgorithmConfig:
@@ -224,18 +233,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
         os.environ["JAXRL_RESULTS_DIR"] = folder
         peer = JaxrlPeer(make_config)
-        serve(
-            {
-                "info": peer.info,
-                "setup": peer.setup,
-                "recommend": peer.recommend,
-                "recommend_single": peer.recommend_single,
-                "run": peer.run,
-                "run_single": peer.run_single,
-                "bare": peer.bare,
-                "evaluate": peer.evaluate,
-            }
-        )
+        serve_peer(peer, "recommend", "recommend_single", "run_single", "bare")
 
 
 if __name__ == "__main__":

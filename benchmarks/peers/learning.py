@@ -6,11 +6,10 @@ Uses the standard library alone, because peers in their own virtual environments
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxrl.bench.job import Clock, Curve, Job, get_peak_memory_gib, report_progress
+from jaxrl.bench.job import Clock, Curve, Job, describe_process, describe_run, report_progress
 
 MIN_POINTS = 100
 """Minimum number of points of a learning curve."""
@@ -65,37 +64,6 @@ def main(
         job.write_outcome(seed, {**shared, **describe_run(run.curve, float(evaluate()), steps)})
 
 
-def describe_process(
-    seconds: float,
-    compile_s: float,
-    packages: Sequence[str],
-    devices: Sequence[str],
-    num_lanes: int = 1,
-) -> dict[str, Any]:
-    """Return the fields of an outcome that describe the process.
-
-    Args:
-        seconds: Seconds of training, without compilation.
-        compile_s: Seconds of compilation.
-        packages: Packages whose versions are recorded.
-        devices: Devices that the peer computes on.
-        num_lanes: Number of runs in the process.
-    """
-    return {
-        "seconds": seconds,
-        "compile_s": compile_s,
-        "memory_gib": get_peak_memory_gib(),
-        "num_lanes": num_lanes,
-        "devices": list(devices),
-        "versions": {name: version(name) for name in packages},
-    }
-
-
-def describe_run(curve: Curve, evaluated: float, env_steps: int) -> dict[str, Any]:
-    """Return the fields of an outcome that describe one run."""
-    return {"evaluated": evaluated, "env_steps": env_steps, "curve": curve.to_data()}
-
-
 def get_gymnasium_id(job: Job) -> str:
     """Return gymnasium's id of the environment."""
     return job.environment.removeprefix("gymnasium:")
@@ -125,16 +93,3 @@ def get_schedule_points(value: Any) -> list[tuple[float, float]]:
     if isinstance(value, list):
         return [(float(step), float(y)) for step, y in value]
     return [(0.0, float(value))]
-
-
-def interpolate(points: list[tuple[float, float]], step: float) -> float:
-    """Interpolate linearly between the points of a schedule."""
-    previous = points[0]
-    for point in points:
-        if point[0] > step:
-            share = 0.0
-            if step > previous[0]:
-                share = (step - previous[0]) / (point[0] - previous[0])
-            return previous[1] + share * (point[1] - previous[1])
-        previous = point
-    return previous[1]

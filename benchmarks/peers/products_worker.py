@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.peers.protocol import serve
+from benchmarks.peers.protocol import serve_peer
 from benchmarks.replay_settings import ReplaySetting
 
 NUM_BATCHES = 16
@@ -141,7 +141,7 @@ def compute_weight_gradients(
 
 def main() -> None:
     peer = ProductsPeer()
-    serve({"info": peer.info, "setup": peer.setup, "run": peer.run, "evaluate": peer.evaluate})
+    serve_peer(peer)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,14 @@ from typing import Any
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 
+COMMANDS = ("info", "setup", "run", "evaluate")
+"""Commands of every peer that is compared."""
+
+
+def serve_peer(peer: object, *others: str) -> None:
+    """Serve the commands of every peer, and the given others, by the methods of these names."""
+    serve({name: getattr(peer, name) for name in (*COMMANDS, *others)})
+
 
 def serve(handlers: Mapping[str, Handler]) -> None:
     """Reply to `{"command": name, ...}` lines until `quit` or the end of the input.

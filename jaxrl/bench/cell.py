@@ -9,13 +9,12 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
 from jaxrl.algorithm import Algorithm, Result
 from jaxrl.assembly.assemble import assemble
-from jaxrl.bench.job import Clock, Curve, Job, get_peak_memory_gib, report_progress
+from jaxrl.bench.job import Clock, Curve, Job, describe_process, describe_run, report_progress
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.imports import Trust
@@ -203,14 +202,10 @@ def _run(job: Job, runs: Runs) -> None:
         trained.fit({results.ENV_STEPS: job.budget}, on_iteration=progress)
         seconds = progress.seconds
         evaluations = runs.evaluate(job.episodes)
+    devices = [device.device_kind for device in trained.devices]
     shared = {
-        "seconds": seconds,
-        "compile_s": progress.compile_s,
-        "memory_gib": get_peak_memory_gib(),
-        "num_lanes": len(runs.seeds),
+        **describe_process(seconds, progress.compile_s, PACKAGES, devices, len(runs.seeds)),
         "resumed_at": progress.resumed_at,
-        "devices": [device.device_kind for device in trained.devices],
-        "versions": {name: version(name) for name in PACKAGES},
     }
     for seed, why in runs.get_failures().items():
         job.write_outcome(seed, {**shared, "failure": why})
@@ -219,15 +214,8 @@ def _run(job: Job, runs: Runs) -> None:
         if score is None:
             job.write_outcome(seed, {**shared, "failure": "no episode ended in the evaluation"})
             continue
-        job.write_outcome(
-            seed,
-            {
-                **shared,
-                "evaluated": score,
-                "env_steps": curve.steps[-1] if curve.steps else job.budget,
-                "curve": curve.to_data(),
-            },
-        )
+        steps = curve.steps[-1] if curve.steps else job.budget
+        job.write_outcome(seed, {**shared, **describe_run(curve, score, steps)})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,37 @@ def get_peak_memory_gib() -> float:
     """Return the peak memory of this process in GiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**30 if sys.platform == "darwin" else 2**20)
+
+
+def describe_process(
+    seconds: float,
+    compile_s: float,
+    packages: Sequence[str],
+    devices: Sequence[str],
+    num_lanes: int = 1,
+) -> dict[str, Any]:
+    """Return the fields of an outcome that describe the process.
+
+    Args:
+        seconds: Seconds of training, without compilation.
+        compile_s: Seconds of compilation.
+        packages: Packages whose versions are recorded.
+        devices: Devices that the peer computes on.
+        num_lanes: Number of runs in the process.
+    """
+    return {
+        "seconds": seconds,
+        "compile_s": compile_s,
+        "memory_gib": get_peak_memory_gib(),
+        "num_lanes": num_lanes,
+        "devices": list(devices),
+        "versions": {name: version(name) for name in packages},
+    }
+
+
+def describe_run(curve: Curve, evaluated: float, env_steps: int) -> dict[str, Any]:
+    """Return the fields of an outcome that describe one run."""
+    return {"evaluated": evaluated, "env_steps": env_steps, "curve": curve.to_data()}
 
 
 class Clock:

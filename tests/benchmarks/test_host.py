@@ -16,7 +16,7 @@ from benchmarks.peers.gymnasium_worker import GymnasiumPeer
 from benchmarks.peers.jaxrl_host_worker import HostPeer, make_impala_config, make_ppo_config
 from benchmarks.settings import make_host_setting
 from jaxrl.bench import peers
-from tests.benchmarks.fake_limits import FakeLimits
+from tests.benchmarks.fake_workers import FakeWorker, start_fakes
 
 RATES = {
     launch.LOCAL: 60_000.0,
@@ -38,46 +38,25 @@ FLOW = {
 }
 
 
-class FakeWorker:
-    """Answers like a peer, and notes what it was asked."""
+class FakeHostWorker(FakeWorker):
+    """Compiles nothing, and may be asked for a flow whose staleness grows."""
 
-    log: list[tuple[str, str]]
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.number = 0
-        self.limits = FakeLimits()
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
-        self.log.append((self.name, command))
-        if self.name == launch.LIMITS:
-            return self.limits.ask(command, **arguments)
-        if command in ("run", "flow"):
-            self.number += 1
-            timed = {"seconds": 6e4 / RATES[self.name], "env_steps": 60_000}
-            return timed if command == "run" else {**timed, **FLOW, "staleness_max": self.number}
-        return {"compile_s": None, "return_mean": None, "versions": {"fake": "1"}, "devices": 1}
-
-    def __enter__(self) -> "FakeWorker":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.log.append((self.name, "end"))
+        reply = super().ask(command, **arguments)
+        self.number += command == "flow"
+        flow = {**FLOW, "staleness_max": self.number} if command == "flow" else {}
+        nothing = {"compile_s": None, "return_mean": None} if "versions" in reply else {}
+        return {**reply, **flow, **nothing}
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """What peers are asked for, none of which is started."""
-    log: list[tuple[str, str]] = []
-    monkeypatch.setattr(FakeWorker, "log", log, raising=False)
-
-    def start(name: str, env: dict[str, str], *, stop_when_idle: bool = False) -> FakeWorker:
-        assert env["JAX_COMPILATION_CACHE_DIR"]
-        assert stop_when_idle
-        return FakeWorker(name)
-
-    monkeypatch.setattr(launch, "start", start)
-    return log
+    return start_fakes(monkeypatch, RATES, FakeHostWorker)
 
 
 def test_a_run_writes_json_and_the_table_it_prints(
@@ -229,6 +208,6 @@ def test_a_quick_run_measures_everything_of_ours(tmp_path: Path) -> None:
 
 
 def test_the_first_measurement_of_a_flow_is_not_counted(asked: list[tuple[str, str]]) -> None:
-    worker: Any = FakeWorker(launch.IMPALA)
+    worker: Any = FakeHostWorker(launch.IMPALA, 1.0, asked)
     measured = measure.measure_flow(worker, make_host_setting(), rounds=2)
     assert [reply["staleness_max"] for reply in measured["replies"]] == [2, 3]

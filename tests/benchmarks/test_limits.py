@@ -12,8 +12,9 @@ from benchmarks import limits, recurrent, replay_settings
 from benchmarks.limits import ARITHMETIC, STEPPING
 from benchmarks.peers import jaxrl_worker, launch, limits_worker
 from benchmarks.peers.limits_worker import LimitsPeer, Probe
-from benchmarks.report import render_limit_sections
+from benchmarks.report import build_limit_tables
 from benchmarks.settings import Setting, make_host_setting, parse_setting
+from jaxrl.bench.markdown import render_document
 from jaxrl.runtime.flops import count_flops
 
 SMALL = Setting(num_envs=8, num_steps=4, num_updates=1, hidden_size=16)
@@ -80,10 +81,10 @@ def test_a_share_is_of_the_lower_limit_of_the_same_round() -> None:
     shares = limits.compute_shares(measured())
     ours = shares["jaxrl"]
     assert (ours["limit"], ours["limits"]) == (ARITHMETIC, {ARITHMETIC: 20.0, STEPPING: 50.0})
-    assert ours["share"].median == 0.5  # of 10/20, 5/10 and 2/20
+    assert ours["share"].value == 0.5  # of 10/20, 5/10 and 2/20
     actors = shares["jaxrl-2x4"]
     assert (actors["limit"], actors["limits"][STEPPING]) == (STEPPING, 18.0)  # of two processes
-    assert actors["share"].median == 0.5
+    assert actors["share"].value == 0.5
     assert shares["gymnasium"]["limits"] == {STEPPING: 9.0}
     assert limits.format_share(ours) == "50 % of arithmetic"
     assert limits.format_share(None) == "-"
@@ -92,13 +93,13 @@ def test_a_share_is_of_the_lower_limit_of_the_same_round() -> None:
 def test_without_limits_there_are_no_shares() -> None:
     before = {"peers": measured()["peers"]}
     assert limits.compute_shares(before) == {}
-    assert render_limit_sections({"64x32": before}) == []
+    assert build_limit_tables({"64x32": before}) == []
 
 
 def test_tables_say_which_limit_it_is() -> None:
     found = measured()
     found["limits"]["rates"]["triad"] = [2e9, 3e9, 4e9]
-    shares, machine = render_limit_sections({"64x32": found})
+    shares, machine = map(render_document, build_limit_tables({"64x32": found}))
     assert "| 64x32 | jaxrl | 0.0 | 20 | 50 | arithmetic | 0.500 | 0.100 - 0.500 |" in shares
     assert "| 64x32 | gymnasium | - | - | 9 | stepping | 1.000 |" in shares
     assert "| triad | 3.0 | 2.0 - 4.0 | GB/s |" in machine

@@ -5,16 +5,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks import recurrent as peers
 from benchmarks import speed
 from benchmarks.machine import ROOT
-from benchmarks.peers import jaxrl_host_worker, jaxrl_worker, launch
+from benchmarks.peers import jaxrl_host_worker, jaxrl_worker
 from benchmarks.settings import Setting
-from tests.benchmarks.fake_limits import FakeLimits
+from tests.benchmarks.fake_workers import start_fakes
 
 RATES = {
     peers.FEEDFORWARD: 100_000.0,
@@ -27,30 +26,10 @@ RATES = {
 }
 
 
-class FakeWorker:
-    """Answers like a peer."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.limits = name, FakeLimits()
-
-    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
-        if self.name == launch.LIMITS:
-            return self.limits.ask(command, **arguments)
-        if command == "run":
-            return {"seconds": 6e4 / RATES[self.name], "env_steps": 60_000}
-        return {"compile_s": 2.5, "return_mean": 100.0, "versions": {"fake": "1"}, "devices": 1}
-
-    def __enter__(self) -> "FakeWorker":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 def test_a_run_writes_json_and_the_table_it_prints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "start", lambda name, **_: FakeWorker(name))
+    start_fakes(monkeypatch, RATES)
     assert speed.main(["--suite", "recurrent", "--pairs", "3", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     for row in (

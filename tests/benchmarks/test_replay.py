@@ -27,7 +27,7 @@ from benchmarks.replay_settings import (
     make_replay_settings,
 )
 from jaxrl.bench import peers as installation
-from tests.benchmarks.fake_limits import FakeLimits
+from tests.benchmarks.fake_workers import FakeWorker, start_fakes
 
 RATES = {
     peers.OURS: 30_000.0,
@@ -39,39 +39,19 @@ RATES = {
 }
 
 
-class FakeWorker:
-    """Answers like a peer, and notes what it was asked."""
-
-    log: list[tuple[str, str]]
-
-    def __init__(self, name: str) -> None:
-        self.name, self.env_steps = name, 0
-        self.limits = FakeLimits()
+class FakeReplayWorker(FakeWorker):
+    """Makes as many steps as it is asked for."""
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
-        self.log.append((self.name, command))
-        if self.name == launch.LIMITS:
-            return self.limits.ask(command, **arguments)
-        if command == "setup":
+        if command == "setup" and self.name != launch.LIMITS:
             self.env_steps = ReplaySetting.from_dict(arguments["setting"]).env_steps
-        if command == "run":
-            return {"seconds": self.env_steps / RATES[self.name], "env_steps": self.env_steps}
-        return {"compile_s": 2.5, "return_mean": 100.0, "versions": {"fake": "1"}, "devices": 1}
-
-    def __enter__(self) -> "FakeWorker":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+        return super().ask(command, **arguments)
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """What peers are asked for, none of which is started."""
-    log: list[tuple[str, str]] = []
-    monkeypatch.setattr(FakeWorker, "log", log, raising=False)
-    monkeypatch.setattr(launch, "start", lambda name, **_: FakeWorker(name))
-    return log
+    return start_fakes(monkeypatch, RATES, FakeReplayWorker)
 
 
 def test_a_run_writes_json_and_the_table_it_prints(

@@ -15,7 +15,7 @@ from benchmarks.recommended import RECOMMENDATIONS
 from benchmarks.report import render_markdown
 from benchmarks.settings import Setting, parse_setting
 from benchmarks.worker import Worker
-from tests.benchmarks.fake_limits import FakeLimits
+from tests.benchmarks.fake_workers import FakeLimits
 
 
 class FakeWorker:

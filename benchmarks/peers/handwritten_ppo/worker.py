@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from benchmarks.peers.handwritten_ppo import ppo
-from benchmarks.peers.protocol import serve
+from benchmarks.peers.protocol import serve_peer
 from benchmarks.settings import Setting
 from jaxrl.runtime.cores import count_usable_cores
 
@@ -80,7 +80,7 @@ def main() -> None:
         cores = min(count_usable_cores(), MAX_CPU_DEVICES)
         jax.config.update("jax_num_cpu_devices", cores)
     peer = HandwrittenPeer(tuned=tuned)
-    serve({"info": peer.info, "setup": peer.setup, "run": peer.run, "evaluate": peer.evaluate})
+    serve_peer(peer)
 
 
 if __name__ == "__main__":

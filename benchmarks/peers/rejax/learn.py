@@ -16,14 +16,8 @@ import jax
 import numpy as np
 from rejax import PPO  # pyright: ignore[reportAttributeAccessIssue]
 
-from benchmarks.peers.learning import (
-    describe_process,
-    describe_run,
-    get_gymnasium_id,
-    get_schedule_points,
-    get_settings,
-)
-from jaxrl.bench.job import Curve, Job, report_progress
+from benchmarks.peers.learning import get_gymnasium_id, get_schedule_points, get_settings
+from jaxrl.bench.job import Curve, Job, describe_process, describe_run, report_progress
 
 EVALUATIONS = 20
 PACKAGES = ("rejax", "gymnax", "jax", "flax", "optax")

@@ -9,69 +9,36 @@ limit counts as a termination, and the first actions of SAC come from the policy
 from __future__ import annotations
 
 import time
-from importlib.metadata import version
 from typing import Any
 
 import jax
-import numpy as np
 from rejax import DQN, SAC  # pyright: ignore[reportAttributeAccessIssue]
-from rejax.evaluate import evaluate  # pyright: ignore[reportMissingImports]
 
-from benchmarks.peers.protocol import serve
+from benchmarks.peers.protocol import serve_peer
+from benchmarks.peers.rejax.worker import RejaxPeer
 from benchmarks.replay_settings import ReplaySetting
 
-NUM_EVALUATION_EPISODES = 32
 
+class RejaxReplayPeer(RejaxPeer):
+    """Peer with one compiled setting of DQN or SAC."""
 
-class RejaxReplayPeer:
-    """Peer with one compiled setting, whose training continues from run to run."""
-
-    def __init__(self) -> None:
-        self._setting: ReplaySetting | None = None
-        self._algorithm: Any = None
-        self._train: Any = None
-        self._state: Any = None
-
-    def info(self, request: dict[str, Any]) -> dict[str, Any]:
-        packages = ("rejax", "gymnax", "jax", "flax", "optax")
-        return {"versions": {name: version(name) for name in packages}, "devices": 1}
+    num_evaluation_episodes = 32
 
     def setup(self, request: dict[str, Any]) -> dict[str, Any]:
         """Compile Rejax's own `train`, and train until updates have begun.
 
         The state is donated, as is usual; otherwise each call would copy the buffer.
         """
-        self._setting = ReplaySetting.from_dict(request["setting"])
-        self._algorithm = create(self._setting)
-        key = jax.random.PRNGKey(self._setting.seed)
-        self._state = jax.jit(self._algorithm.init_state)(key)
+        setting = ReplaySetting.from_dict(request["setting"])
+        self._algorithm, self._env_steps = create(setting), setting.env_steps
+        self._state = jax.jit(self._algorithm.init_state)(jax.random.PRNGKey(setting.seed))
         start = time.perf_counter()
         train = jax.jit(lambda state: self._algorithm.train(train_state=state)[0], donate_argnums=0)
         self._train = train.lower(self._state).compile()
         seconds = time.perf_counter() - start
-        for _ in range(-(-self._setting.warmup_steps // self._setting.env_steps)):
+        for _ in range(-(-setting.warmup_steps // setting.env_steps)):
             self.run({})
         return {"compile_s": seconds}
-
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run one measurement."""
-        assert self._setting is not None
-        start = time.perf_counter()
-        self._state = jax.block_until_ready(self._train(self._state))
-        return {"seconds": time.perf_counter() - start, "env_steps": self._setting.env_steps}
-
-    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the mean return of new episodes with Rejax's acting policy."""
-        algorithm = self._algorithm
-        _, returns = evaluate(
-            algorithm.make_act(self._state),
-            jax.random.PRNGKey(1),
-            algorithm.env,
-            algorithm.env_params,
-            NUM_EVALUATION_EPISODES,
-            algorithm.env_params.max_steps_in_episode,
-        )
-        return {"return_mean": float(np.mean(returns))}
 
 
 def create(setting: ReplaySetting) -> Any:
@@ -118,7 +85,7 @@ def create(setting: ReplaySetting) -> Any:
 
 def main() -> None:
     peer = RejaxReplayPeer()
-    serve({"info": peer.info, "setup": peer.setup, "run": peer.run, "evaluate": peer.evaluate})
+    serve_peer(peer)
 
 
 if __name__ == "__main__":

@@ -16,18 +16,18 @@ import numpy as np
 from rejax import PPO  # pyright: ignore[reportAttributeAccessIssue]
 from rejax.evaluate import evaluate  # pyright: ignore[reportMissingImports]
 
-from benchmarks.peers.protocol import serve
+from benchmarks.peers.protocol import serve_peer
 from benchmarks.recommended import make_setting
 from benchmarks.settings import Setting
-
-NUM_EVALUATION_EPISODES = 128
 
 
 class RejaxPeer:
     """Peer with one compiled setting, whose training continues from run to run."""
 
+    num_evaluation_episodes = 128
+
     def __init__(self) -> None:
-        self._setting: Setting | None = None
+        self._env_steps = 0
         self._algorithm: Any = None
         self._train: Any = None
         self._state: Any = None
@@ -38,18 +38,17 @@ class RejaxPeer:
 
     def setup(self, request: dict[str, Any]) -> dict[str, Any]:
         """Compile Rejax's own `train` for a setting and initialize new parameters."""
-        self._setting = Setting.from_dict(request["setting"])
-        return self._compile(create(self._setting))
+        setting = Setting.from_dict(request["setting"])
+        return self._compile(create(setting), setting)
 
     def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
         """Set up with the hyperparameters of Rejax's config for CartPole."""
-        self._setting = make_setting(request["setting"]["env_steps"], num_envs=5, num_steps=100)
-        return self._compile(create_recommended(self._setting.env_steps))
+        setting = make_setting(request["setting"]["env_steps"], num_envs=5, num_steps=100)
+        return self._compile(create_recommended(setting.env_steps), setting)
 
-    def _compile(self, algorithm: Any) -> dict[str, Any]:
-        assert self._setting is not None
-        self._algorithm = algorithm
-        self._state = jax.jit(self._algorithm.init_state)(jax.random.PRNGKey(self._setting.seed))
+    def _compile(self, algorithm: Any, setting: Setting) -> dict[str, Any]:
+        self._algorithm, self._env_steps = algorithm, setting.env_steps
+        self._state = jax.jit(self._algorithm.init_state)(jax.random.PRNGKey(setting.seed))
         start = time.perf_counter()
         train = jax.jit(lambda state: self._algorithm.train(train_state=state)[0])
         self._train = train.lower(self._state).compile()
@@ -57,20 +56,19 @@ class RejaxPeer:
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Run one measurement."""
-        assert self._setting is not None
         start = time.perf_counter()
         self._state = jax.block_until_ready(self._train(self._state))
-        return {"seconds": time.perf_counter() - start, "env_steps": self._setting.env_steps}
+        return {"seconds": time.perf_counter() - start, "env_steps": self._env_steps}
 
     def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the mean return of new episodes with the sampling policy."""
+        """Return the mean return of new episodes with Rejax's acting policy."""
         algorithm = self._algorithm
         _, returns = evaluate(
             algorithm.make_act(self._state),
             jax.random.PRNGKey(1),
             algorithm.env,
             algorithm.env_params,
-            NUM_EVALUATION_EPISODES,
+            self.num_evaluation_episodes,
             algorithm.env_params.max_steps_in_episode,
         )
         return {"return_mean": float(np.mean(returns))}
@@ -127,8 +125,7 @@ def create_recommended(env_steps: int) -> Any:
 
 def main() -> None:
     peer = RejaxPeer()
-    names = ("info", "setup", "recommend", "run", "evaluate")
-    serve({name: getattr(peer, name) for name in names})
+    serve_peer(peer, "recommend")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from ray.rllib.core.rl_module.default_model_config import (  # pyright: ignore[r
     DefaultModelConfig,
 )
 
-from benchmarks.peers.protocol import serve
+from benchmarks.peers.protocol import serve_peer
 from benchmarks.peers.ray_start import start_ray
 from benchmarks.settings import Setting
 
@@ -156,8 +156,7 @@ def main() -> None:
     start_ray()
     peer = RLlibPeer(options.runners, options.envs)
     try:
-        names = ("info", "setup", "recommend", "run", "evaluate")
-        serve({name: getattr(peer, name) for name in names})
+        serve_peer(peer, "recommend")
     finally:
         peer.close()
         ray.shutdown()

@@ -10,17 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from stable_baselines3.common.env_util import (  # pyright: ignore[reportMissingImports]
     make_vec_env,
 )
 
-from benchmarks.peers.learning import (
-    Run,
-    get_gymnasium_id,
-    get_schedule_points,
-    get_settings,
-    interpolate,
-)
+from benchmarks.peers.learning import Run, get_gymnasium_id, get_schedule_points, get_settings
 
 RECOMMENDED: Mapping[tuple[str, str], dict[str, Any]] = {
     ("PPO", "CartPole-v1"): {
@@ -81,11 +76,7 @@ def create(run: Run, algorithms: Mapping[str, Callable[..., Any]], adam_eps: str
     """
     job = run.job
     if job.settings is None:
-        recommended = RECOMMENDED.get((job.algorithm, get_gymnasium_id(job)), {})
-        arguments = {
-            name: _make_linear_schedule(value) if isinstance(value, tuple) else value
-            for name, value in recommended.items()
-        }
+        arguments = make_recommended_arguments(job.algorithm, get_gymnasium_id(job))
     else:
         translators = {
             "PPO": _translate_ppo_settings,
@@ -98,6 +89,14 @@ def create(run: Run, algorithms: Mapping[str, Callable[..., Any]], adam_eps: str
     return model("MlpPolicy", envs, seed=run.seed, device="cpu", verbose=0, **arguments)
 
 
+def make_recommended_arguments(algorithm: str, env: str) -> dict[str, Any]:
+    """Return the recommended arguments of a model, with `num_envs`; empty if there are none."""
+    return {
+        name: _make_linear_schedule(value) if isinstance(value, tuple) else value
+        for name, value in RECOMMENDED.get((algorithm, env), {}).items()
+    }
+
+
 def _make_linear_schedule(ends: tuple[float, float]) -> Callable[[float], float]:
     """Return a linear schedule in SB3's form: a function of the remaining share of the run."""
     first, last = ends
@@ -105,8 +104,8 @@ def _make_linear_schedule(ends: tuple[float, float]) -> Callable[[float], float]
 
 
 def _make_schedule(value: Any, budget: int) -> Callable[[float], float]:
-    points = get_schedule_points(value)
-    return lambda left: interpolate(points, (1.0 - left) * budget)
+    steps, values = zip(*get_schedule_points(value), strict=True)
+    return lambda left: float(np.interp((1.0 - left) * budget, steps, values))
 
 
 def _make_policy_kwargs(

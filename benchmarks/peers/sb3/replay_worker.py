@@ -6,69 +6,43 @@ remains: DQN clips gradients at a norm of 10.
 
 from __future__ import annotations
 
-import argparse
-import time
-from collections.abc import Callable, Sequence
-from importlib.metadata import version
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import torch  # pyright: ignore[reportMissingImports]
 from stable_baselines3 import DQN, SAC  # pyright: ignore[reportMissingImports]
 from stable_baselines3.common.env_util import (  # pyright: ignore[reportMissingImports]
     make_vec_env,
 )
 
-from benchmarks.peers.protocol import serve
+from benchmarks.peers.protocol import serve_peer
+from benchmarks.peers.sb3.worker import ModelPeer, set_threads
 from benchmarks.replay_settings import ReplaySetting
 
 
-class SB3ReplayPeer:
-    """Peer with one model of Stable-Baselines3 or of a library with the same interface.
+class SB3ReplayPeer(ModelPeer):
+    """Peer that trains DQN or SAC of Stable-Baselines3 or of a library with the same interface.
 
     Args:
         algorithms: Classes by algorithm name.
-        packages: Packages whose versions are recorded.
     """
 
-    def __init__(self, algorithms: dict[str, Callable[..., Any]], packages: Sequence[str]) -> None:
-        self._algorithms, self._packages = algorithms, packages
-        self._setting: ReplaySetting | None = None
-        self._model: Any = None
-
-    def info(self, request: dict[str, Any]) -> dict[str, Any]:
-        versions = {name: version(name) for name in self._packages}
-        return {"versions": versions, "devices": torch.get_num_threads()}
+    def __init__(self, algorithms: dict[str, Callable[..., Any]]) -> None:
+        super().__init__()
+        self._algorithms = algorithms
 
     def setup(self, request: dict[str, Any]) -> dict[str, Any]:
         """Create a new model and train it until updates have begun.
 
         Compilation time, if any, is the difference between the first updates and the next ones.
         """
-        setting = self._setting = ReplaySetting.from_dict(request["setting"])
+        setting = ReplaySetting.from_dict(request["setting"])
+        self._env_steps = setting.env_steps
         self._model = create(self._algorithms[setting.algorithm], setting)
-        self._learn(setting.learning_starts)
-        first = self._learn(2 * setting.steps_per_update)
-        second = self._learn(2 * setting.steps_per_update)
-        self._learn(max(setting.warmup_steps - self._model.num_timesteps, setting.steps_per_update))
+        self.learn(setting.learning_starts)
+        first = self.learn(2 * setting.steps_per_update)
+        second = self.learn(2 * setting.steps_per_update)
+        self.learn(max(setting.warmup_steps - self._model.num_timesteps, setting.steps_per_update))
         return {"compile_s": first - second}
-
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run one measurement: one `learn()`, which continues from the last one."""
-        assert self._setting is not None
-        before = self._model.num_timesteps
-        seconds = self._learn(self._setting.env_steps)
-        return {"seconds": seconds, "env_steps": self._model.num_timesteps - before}
-
-    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the mean return of the last hundred training episodes."""
-        returns = [episode["r"] for episode in self._model.ep_info_buffer]
-        return {"return_mean": float(np.mean(returns)) if returns else None}
-
-    def _learn(self, steps: int) -> float:
-        start = time.perf_counter()
-        self._model.learn(steps, reset_num_timesteps=False, log_interval=10**9)
-        return time.perf_counter() - start
 
 
 def create(algorithm: Callable[..., Any], setting: ReplaySetting) -> Any:
@@ -103,16 +77,6 @@ def compute_epsilon(setting: ReplaySetting, steps: int) -> float:
     return 1.0 + progress * (setting.final_epsilon - 1.0)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--threads", type=int, help="threads of torch (default: all cores)")
-    threads = parser.parse_args().threads
-    if threads is not None:
-        torch.set_num_threads(threads)
-    packages = ("stable-baselines3", "torch", "gymnasium")
-    peer = SB3ReplayPeer({"DQN": DQN, "SAC": SAC}, packages)
-    serve({"info": peer.info, "setup": peer.setup, "run": peer.run, "evaluate": peer.evaluate})
-
-
 if __name__ == "__main__":
-    main()
+    set_threads()
+    serve_peer(SB3ReplayPeer({"DQN": DQN, "SAC": SAC}))

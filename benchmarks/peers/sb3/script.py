@@ -14,31 +14,14 @@ import gymnasium
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 from stable_baselines3 import PPO  # pyright: ignore[reportMissingImports]
-from stable_baselines3.common.env_util import (  # pyright: ignore[reportMissingImports]
-    make_vec_env,
-)
 
+from benchmarks.peers.sb3.worker import create
 from benchmarks.settings import parse_setting
 
 
 def create_model(steps: int) -> PPO:
     """Create a model with the hyperparameters of the other peers."""
-    setting = parse_setting("4x128", steps=steps)
-    return PPO(
-        "MlpPolicy",
-        make_vec_env("CartPole-v1", setting.num_envs, seed=setting.seed),
-        n_steps=setting.num_steps,
-        batch_size=setting.minibatch_size,
-        n_epochs=setting.num_epochs,
-        learning_rate=setting.lr,
-        gamma=setting.gamma,
-        gae_lambda=setting.gae_lambda,
-        clip_range=setting.clip_param,
-        ent_coef=setting.entropy_coeff,
-        vf_coef=setting.vf_loss_coeff / 2,  # SB3's value loss has no factor of 1/2
-        max_grad_norm=setting.max_grad_norm,
-        device="cpu",
-    )
+    return create(parse_setting("4x128", steps=steps))
 
 
 def print_latency(calls: int) -> None:

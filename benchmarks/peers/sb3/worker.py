@@ -21,48 +21,59 @@ from stable_baselines3.common.vec_env import (  # pyright: ignore[reportMissingI
     DummyVecEnv,
 )
 
-from benchmarks.peers.protocol import serve
+from benchmarks.peers.protocol import serve_peer
+from benchmarks.peers.sb3 import models
 from benchmarks.recommended import make_setting
 from benchmarks.settings import Setting
 
 
-class SB3Peer:
+class ModelPeer:
     """Peer with one model, whose training continues from run to run."""
 
+    packages = ("stable-baselines3", "torch", "gymnasium")
+    """Packages whose versions are recorded."""
+
     def __init__(self) -> None:
-        self._setting: Setting | None = None
+        self._env_steps = 0
         self._model: Any = None
 
     def info(self, request: dict[str, Any]) -> dict[str, Any]:
-        packages = ("stable-baselines3", "torch", "gymnasium")
-        versions = {name: version(name) for name in packages}
+        versions = {name: version(name) for name in self.packages}
         return {"versions": versions, "devices": torch.get_num_threads()}
-
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Create a new model; nothing is compiled."""
-        self._setting = Setting.from_dict(request["setting"])
-        self._model = create(self._setting)
-        return {"compile_s": None}
-
-    def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Create a new model with the hyperparameters of RL Baselines3 Zoo for CartPole."""
-        steps = request["setting"]["env_steps"]
-        self._setting = make_setting(steps, num_envs=8, num_steps=32)
-        self._model = create_from_zoo()
-        return {"compile_s": None}
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Run one measurement: one `learn()`, which continues from the last one."""
-        assert self._setting is not None
-        before, start = self._model.num_timesteps, time.perf_counter()
-        self._model.learn(self._setting.env_steps, reset_num_timesteps=False, log_interval=10**9)
-        seconds = time.perf_counter() - start
+        before = self._model.num_timesteps
+        seconds = self.learn(self._env_steps)
         return {"seconds": seconds, "env_steps": self._model.num_timesteps - before}
 
     def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the mean return of the last hundred training episodes."""
         returns = [episode["r"] for episode in self._model.ep_info_buffer]
         return {"return_mean": float(np.mean(returns)) if returns else None}
+
+    def learn(self, steps: int) -> float:
+        """Train for a number of environment steps and return the seconds."""
+        start = time.perf_counter()
+        self._model.learn(steps, reset_num_timesteps=False, log_interval=10**9)
+        return time.perf_counter() - start
+
+
+class SB3Peer(ModelPeer):
+    """Peer that trains PPO."""
+
+    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Create a new model; nothing is compiled."""
+        setting = Setting.from_dict(request["setting"])
+        self._model, self._env_steps = create(setting), setting.env_steps
+        return {"compile_s": None}
+
+    def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Create a new model with the hyperparameters of RL Baselines3 Zoo for CartPole."""
+        steps = request["setting"]["env_steps"]
+        self._env_steps = make_setting(steps, num_envs=8, num_steps=32).env_steps
+        self._model = create_from_zoo()
+        return {"compile_s": None}
 
 
 def create(setting: Setting) -> Any:
@@ -95,33 +106,20 @@ def create(setting: Setting) -> Any:
 
 def create_from_zoo() -> Any:
     """Create SB3's PPO as tuned in RL Baselines3 Zoo; linear schedules end with each `learn()`."""
-    return PPO(
-        "MlpPolicy",
-        make_vec_env("CartPole-v1", 8, seed=0, vec_env_cls=DummyVecEnv),
-        n_steps=32,
-        batch_size=256,
-        n_epochs=20,
-        gamma=0.98,
-        gae_lambda=0.8,
-        ent_coef=0.0,
-        learning_rate=lambda left: 1e-3 * left,
-        clip_range=lambda left: 0.2 * left,
-        seed=0,
-        device="cpu",
-        verbose=0,
-    )
+    arguments = models.make_recommended_arguments("PPO", "CartPole-v1")
+    envs = make_vec_env("CartPole-v1", arguments.pop("num_envs"), seed=0, vec_env_cls=DummyVecEnv)
+    return PPO("MlpPolicy", envs, seed=0, device="cpu", verbose=0, **arguments)
 
 
-def main() -> None:
+def set_threads() -> None:
+    """Set the number of torch's threads to the one given on the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, help="threads of torch (default: all cores)")
     threads = parser.parse_args().threads
     if threads is not None:
         torch.set_num_threads(threads)
-    peer = SB3Peer()
-    names = ("info", "setup", "recommend", "run", "evaluate")
-    serve({name: getattr(peer, name) for name in names})
 
 
 if __name__ == "__main__":
-    main()
+    set_threads()
+    serve_peer(SB3Peer(), "recommend")

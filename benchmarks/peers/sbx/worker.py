@@ -10,25 +10,18 @@ from typing import Any
 import jax
 from sbx import DQN, SAC  # pyright: ignore
 
-from benchmarks.peers.protocol import serve
+from benchmarks.peers.protocol import serve_peer
 from benchmarks.peers.sb3.replay_worker import SB3ReplayPeer
 
 
 class SBXPeer(SB3ReplayPeer):
     """Peer with one model, whose training continues from run to run."""
 
-    def __init__(self) -> None:
-        packages = ("sbx-rl", "stable-baselines3", "jax", "flax", "gymnasium")
-        super().__init__({"DQN": DQN, "SAC": SAC}, packages)
+    packages = ("sbx-rl", "stable-baselines3", "jax", "flax", "gymnasium")
 
     def info(self, request: dict[str, Any]) -> dict[str, Any]:
         return {**super().info(request), "devices": jax.local_device_count()}
 
 
-def main() -> None:
-    peer = SBXPeer()
-    serve({"info": peer.info, "setup": peer.setup, "run": peer.run, "evaluate": peer.evaluate})
-
-
 if __name__ == "__main__":
-    main()
+    serve_peer(SBXPeer({"DQN": DQN, "SAC": SAC}))
