@@ -4,7 +4,6 @@ import contextlib
 import os
 import sys
 import time
-import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import numpy as np
 
-from jaxrl.assembly.assemble import Assembly, assemble_run, get_spaces, log_assembly
-from jaxrl.assembly.device_trial import DeviceTrials, open_device_trials
+from jaxrl.assembly.assemble import get_spaces, log_assembly
 from jaxrl.assembly.env_params import change_env_params, get_jax_env
 from jaxrl.assembly.replay import (
     describe_buffer,
@@ -23,7 +21,6 @@ from jaxrl.assembly.replay import (
     select_saved_state,
 )
 from jaxrl.callbacks import CallbackList
-from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.imports import TrustSpec
 from jaxrl.config.placement import resolve_placement
 from jaxrl.config.serialize import get_config_class_path
@@ -35,37 +32,33 @@ from jaxrl.config.stop import (
     parse_fit_criteria,
 )
 from jaxrl.config.synonyms import make_unknown_method_error
-from jaxrl.core.keys import fold_in_uint64, make_key
+from jaxrl.core.keys import PurposeKeys
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.envs.registry import MadeEnv
-from jaxrl.errors import (
-    CheckpointError,
-    ConfigError,
-    DivergenceError,
-    EnvRunnerError,
-    LearnerError,
-    mark_has_checkpoint_path,
-)
-from jaxrl.evaluation.evaluation import Evaluation, run_custom_evaluation
+from jaxrl.errors import CheckpointError, ConfigError, DivergenceError, mark_has_checkpoint_path
+from jaxrl.evaluation.evaluation import run_custom_evaluation
 from jaxrl.evaluation.host import EvaluationRunners
 from jaxrl.loggers import RunFolder
 from jaxrl.loggers.plots import preload_matplotlib
 from jaxrl.loggers.python_log import get_system_usage, set_log_level
 from jaxrl.loggers.recorder import Recorder, SaveSchedule, note_close_failure
+from jaxrl.loggers.run_record import RunRecord
 from jaxrl.metrics import DEFAULT_MODULE, TIMERS
-from jaxrl.policy.compute_actions import ComputeActionsMixin, check_module_id
+from jaxrl.policy.compute_actions import ActionOptions, ComputeActions, check_module_id
 from jaxrl.policy.inference import Inference
-from jaxrl.runners.factories import make_learner_group, make_loop
-from jaxrl.runners.hooks import AlgorithmHooks, RunnerHooks
+from jaxrl.policy.policy import Policy
+from jaxrl.run_parts import OwnRunParts, RunParts
+from jaxrl.runners.hooks import AlgorithmHooks
 from jaxrl.runners.in_graph_group import InGraphLearnerGroup
-from jaxrl.runners.learner_group import LearnerGroup, prune_for_acting
+from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runners.num_envs_tuning import resolve_num_envs
-from jaxrl.runners.placement import check_memory, choose_devices, resolve_microbatch_size
-from jaxrl.runners.protocols import EnvRunnerGroup, LearnerMetrics, Loop
+from jaxrl.runners.placement import resolve_microbatch_size
+from jaxrl.runners.protocols import EnvRunnerGroup, LearnerMetrics
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import host_state as host
 from jaxrl.runs.results import to_plain
+from jaxrl.runs.saved_run import SavedRun
 from jaxrl.runs.weights import get_parameters, refresh_snapshot, select_module, set_parameters
 from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded, until_stopped
 from jaxrl.runtime.process import prepare_process
@@ -74,7 +67,6 @@ from jaxrl.training.evaluate import EvaluationInputs
 from jaxrl.training.in_graph import InGraphRunner
 from jaxrl.training.nonfinite import NonfiniteMonitor
 from jaxrl.training.report import IterationTotals, to_host
-from jaxrl.training.rollout import ActorState
 from jaxrl.training.sharding import RunnerPrograms
 from jaxrl.training.train_state import TrainState
 
@@ -83,13 +75,12 @@ if TYPE_CHECKING:
     from jaxrl.modules.rl_module import RLModule
 
 _EVALUATION_SALT = 0x6576616C
-"""Constant folded into the seed's key for evaluation draws. It is far from the small numbers that
-`split` and the training counters fold in, so the streams do not overlap."""
+"""Constant folded into the seed's key for evaluation draws."""
 
 Result = dict[str, Any]
 
 
-class Algorithm(ComputeActionsMixin):
+class Algorithm:
     """A training run that is built from a config and can be trained, evaluated, saved and restored.
 
     Subclasses may override `training_step`; pass them as `PPOConfig(algo_class=...)`.
@@ -106,6 +97,7 @@ class Algorithm(ComputeActionsMixin):
         *,
         run_folder: RunFolder | None = None,
         read_only: bool = False,
+        _parts: RunParts | None = None,
     ) -> None:
         """Initialize the run; call `config.build()` or `from_checkpoint` instead.
 
@@ -114,6 +106,7 @@ class Algorithm(ComputeActionsMixin):
             run_folder: Folder of the run to continue; None creates one on the first write.
             read_only: Whether to skip the check that a run folder can be created, and the
                 start of runners, which only training needs.
+            _parts: Factory of the parts that lanes of a sweep share; None makes the run's own.
         """
         config.validate()
         self._use = ExclusiveLock("Algorithm")
@@ -123,69 +116,50 @@ class Algorithm(ComputeActionsMixin):
         if not read_only:
             Recorder(config, run_folder).check_writable()
         config, measured = resolve_num_envs(config)
-        config = resolve_microbatch_size(config, trials := self._open_device_trials(config))
+        parts = OwnRunParts() if _parts is None else _parts
+        config = resolve_microbatch_size(config, trials := parts.open_device_trials(config))
         self._notes += measured
         config.freeze()
         self.config = config
-        self._recorder = Recorder(config, run_folder)
+        self._record = RunRecord(config, run_folder)
+        self._recorder = self._record.recorder
         self._callbacks = CallbackList(config.callbacks_settings)
-        trains = not read_only
-        self._assembly, self._devices, self._placement_reason = self._assemble(trials, trains)
+        self._assembly, self._devices, self._placement_reason = parts.assemble(
+            config, trials, should_train=not read_only
+        )
         self._notes += [*trials.notes, *describe_buffer(self._assembly)]
         if self._assembly.is_in_graph and not config.evaluation_settings.evaluation_num_env_runners:
             self._callbacks.check_no_host_hooks()
         log_assembly(config, self._assembly, [self._placement_reason, *self._notes])
-        self._host = host.RunMetadata()
         self._nonfinite = NonfiniteMonitor(config.fault_tolerance_settings)
-        self._last_result: Result = {}
         self._should_stop: Callable[[], bool] = lambda: False
-        self._start()
+        self._start(parts)
         if not read_only:
             self._loop.prepare()
             if config.evaluation_settings.evaluation_interval:
                 self._evaluation.start()
         self._call("on_algorithm_init")
 
-    def _start(self) -> None:
-        debugging, made = self.config.debugging_settings, self._assembly.made
-        hooks = AlgorithmHooks(self._callbacks, self)
-        self._evaluation = self._make_evaluation(hooks)
-        self._learners = self._make_learner_group()
-        self._loop = self._make_loop()
+    def _start(self, parts: RunParts) -> None:
+        config, assembly, callbacks = self.config, self._assembly, self._callbacks
+        self._keys = PurposeKeys(config.debugging_settings.seed)
+        self._evaluation = parts.make_evaluation(
+            config, assembly, AlgorithmHooks(callbacks, self), self._get_evaluation_key
+        )
+        self._learners = parts.make_learner_group(config, assembly, self._devices)
+        self._loop = parts.make_loop(config, assembly, self._learners, callbacks, self)
         self._batches_to_run = 1
         self._count_fit_iterations_left: Callable[[], int] = lambda: sys.maxsize
-        self._totals = IterationTotals(self._loop.fetch_report, self._assembly.replay)
-        self._purpose_keys: dict[int, Key] = {}
-        self._actor_program = self._assembly.make_actor_program(debugging.jit)
-        self._actor_cache: tuple[weakref.ref[TrainState], ActorState] | None = None
-        """Actor of a TrainState, cached by identity since states are replaced and never mutated."""
-        self._inference = Inference(
-            self._assembly.policy_step,
-            get_spaces(made)[0],
-            max_retraces=debugging.max_retraces,
-            jit=debugging.jit,
+        self._totals = IterationTotals(self._loop.fetch_report, assembly.replay)
+        self._acting = parts.make_acting_state(config, assembly, self._learners, self._devices)
+        inference = Inference(
+            assembly.policy_step,
+            get_spaces(assembly.made)[0],
+            max_retraces=config.debugging_settings.max_retraces,
+            jit=config.debugging_settings.jit,
         )
-
-    def _open_device_trials(self, config: "AlgorithmConfig") -> DeviceTrials:
-        return open_device_trials(config)
-
-    def _assemble(
-        self, trials: DeviceTrials, should_train: bool
-    ) -> tuple[Assembly, list[Device], str]:
-        """Return the run's functions, its devices and the reason for choosing them."""
-        assembly = assemble_run(self.config, should_train=should_train)
-        devices, why = choose_devices(self.config, assembly, trials)
-        check_memory(assembly, devices)
-        return assembly, devices, why
-
-    def _make_evaluation(self, hooks: RunnerHooks) -> Evaluation:
-        return Evaluation(self.config, self._assembly, hooks)
-
-    def _make_learner_group(self) -> LearnerGroup:
-        return make_learner_group(self.config, self._assembly, self._devices)
-
-    def _make_loop(self) -> Loop:
-        return make_loop(self.config, self._assembly, self._learners, self._callbacks, self)
+        self._actions = ComputeActions(inference, self._acting, self._keys, self._record, self._use)
+        parts.attach(self._record, self._load)
 
     if not TYPE_CHECKING:  # hidden from the type checker, which would accept any attribute
 
@@ -217,12 +191,12 @@ class Algorithm(ComputeActionsMixin):
     @property
     def iteration(self) -> int:
         """Number of completed `train` calls, including those before a restore."""
-        return self._host.iteration
+        return self._record.iteration
 
     @property
     def last_result(self) -> Result:
         """Latest result; after a restore, the numeric values of the restored run's last result."""
-        return self._last_result
+        return self._record.last_result
 
     @property
     def runner(self) -> InGraphRunner:
@@ -247,8 +221,8 @@ class Algorithm(ComputeActionsMixin):
     @property
     def _programs(self) -> list[Program]:
         """All compiled programs of the run."""
-        others = (*self._evaluation.programs, *self._inference.programs)
-        return [*self._learners.programs, *self._loop.programs, *others, self._actor_program]
+        others = (*self._evaluation.programs, *self._actions.programs)
+        return [*self._learners.programs, *self._loop.programs, *others, *self._acting.programs]
 
     @property
     def env_params(self) -> PyTree:
@@ -327,7 +301,7 @@ class Algorithm(ComputeActionsMixin):
                 break
             self.training_step()
             self._raise_if_diverged(totals)
-        self._host.iteration += 1
+        self._record.iteration += 1
         trained = totals.make_result(reporting.metrics_num_episodes_for_smoothing)
         self._nonfinite.warn_once(totals)
         result = self._loop.extend_result(
@@ -335,16 +309,14 @@ class Algorithm(ComputeActionsMixin):
         )
         self._evaluate_if_due(result)
         result[TIMERS]["compile_s"] = total_compile_seconds(self._programs) - compiled_before
-        result |= self._host.get_auto_filled_metrics(
+        result |= self._record.host.get_auto_filled_metrics(
             time.perf_counter() - started + totals.ahead_seconds
         )
         result["compile"] = make_compile_report(self._programs)
         if self.config.debugging_settings.log_sys_usage:
             result["system"] = get_system_usage(self._devices)
         self._call("on_train_result", result=result)
-        self._recorder.write(result)
-        self._last_result = result
-        self._host.record_result(result)
+        self._record.add_result(result)
         return result
 
     def _count_iterations_to_state_read(self) -> int:
@@ -366,27 +338,10 @@ class Algorithm(ComputeActionsMixin):
         Returns:
             Learner metrics of the dispatch, averaged over its train batches and fetched on access.
         """
-        with self._save_on_runner_failure():
+        with self._record.save_on_runner_failure(self._save_or_explain):
             dispatched = self._loop.run_batches(self._batches_to_run, self.on_phase)
         self._totals.add(dispatched)
         return LearnerMetrics(self._loop, dispatched)
-
-    @contextlib.contextmanager
-    def _save_on_runner_failure(self) -> Generator[None]:
-        """Save on runner failure, and add the latest checkpoint's path to errors ending the run."""
-        try:
-            yield
-        except EnvRunnerError as error:
-            # The learner state is intact; only the environment states are lost with the runners.
-            self._host.iteration += 1
-            raise mark_has_checkpoint_path(
-                EnvRunnerError(f"{error} {self._save_or_explain()}")
-            ) from error
-        except LearnerError as error:
-            latest = self._recorder.latest_checkpoint
-            where = f"is {latest}" if latest else "does not exist: nothing has been saved yet"
-            found = LearnerError(f"{error} The latest checkpoint {where}.")
-            raise mark_has_checkpoint_path(found) from error
 
     def _raise_if_diverged(self, totals: IterationTotals) -> None:
         problem = self._nonfinite.describe_divergence(totals)
@@ -394,7 +349,7 @@ class Algorithm(ComputeActionsMixin):
             # Reset the count so that a run restored from this checkpoint can continue.
             guard = replace(self.state.guard, in_a_row=self.state.guard.in_a_row * 0)
             self.state = replace(self.state, guard=guard)
-            self._host.iteration += 1
+            self._record.iteration += 1
             saved = f"the last finite parameters are saved in {self.save()}."
             raise mark_has_checkpoint_path(DivergenceError(f"{problem}; {saved}"))
 
@@ -408,15 +363,15 @@ class Algorithm(ComputeActionsMixin):
         due = self.config.evaluation_settings.is_due(self.iteration)
         if due:
             begin = time.perf_counter()
-            self._host.last_evaluation = to_plain(
+            self._record.host.last_evaluation = to_plain(
                 self._finish_evaluation()
                 if self._evaluation.is_parallel_running
                 else self.evaluate()
             )
             result[TIMERS]["evaluation_s"] = time.perf_counter() - begin
         attaches = due or self.config.evaluation_settings.always_attach_evaluation_results
-        if self._host.last_evaluation and attaches:
-            result["evaluation"] = self._host.last_evaluation
+        if self._record.host.last_evaluation and attaches:
+            result["evaluation"] = self._record.host.last_evaluation
 
     def _finish_evaluation(self) -> Result:
         self.on_phase("evaluating")
@@ -453,7 +408,7 @@ class Algorithm(ComputeActionsMixin):
             self.run_folder.save_stop_criterion(criteria)
         self._should_stop = should_stop or (lambda: False)
         self._count_fit_iterations_left = lambda: min(
-            count_iterations_left(self._last_result, criteria),
+            count_iterations_left(self._record.last_result, criteria),
             count_until_multiple(self.iteration, settings.checkpoint_frequency),
         )
         try:
@@ -469,7 +424,7 @@ class Algorithm(ComputeActionsMixin):
 
     def _fit(self, criteria: StopCriteria, on_iteration: Callable[[Result], None]) -> Result:
         """Run iterations and save checkpoints in between."""
-        result, times = self._last_result, SaveSchedule(self.config.checkpointing_settings)
+        result, times = self._record.last_result, SaveSchedule(self.config.checkpointing_settings)
         deferred = [
             preload_matplotlib,
             *self._evaluation.get_deferred_tasks(self._make_evaluation_inputs),
@@ -496,21 +451,9 @@ class Algorithm(ComputeActionsMixin):
         try:
             yield
         except BaseException as error:
-            note = self._save_after_error(error)
-            if note:
-                error.add_note(note)
+            has_trained = self._totals.train_batches > 0
+            self._record.save_after_error(error, self._save_or_explain, has_trained=has_trained)
             raise
-
-    def _save_after_error(self, error: BaseException) -> str:
-        """Save the run after an error and return a note about it; empty if there is none."""
-        has_learned = bool(self._last_result) or self._totals.train_batches > 0
-        if getattr(error, "has_checkpoint_path", False) or not has_learned:
-            return ""
-        if not self.config.checkpointing_settings.checkpoint_at_end:
-            return ""
-        # Train batches of an iteration without a result count towards the next one.
-        self._host.iteration = int(self._last_result.get("training_iteration", 0))
-        return self._save_or_explain()
 
     def _save_or_explain(self) -> str:
         return self._recorder.try_save(lambda: self._save_in_run(wait=True))
@@ -591,7 +534,7 @@ class Algorithm(ComputeActionsMixin):
         return self.run_folder.videos if chosen is None else Path(chosen)
 
     def _make_evaluation_inputs(self) -> EvaluationInputs:
-        actor, env_params = self._get_acting_state()
+        actor, env_params = self._acting.fetch()
         return EvaluationInputs(
             actor=actor,
             env_params=env_params,
@@ -600,27 +543,99 @@ class Algorithm(ComputeActionsMixin):
         )
 
     def _get_evaluation_key(self, iteration: int) -> Key:
-        return jax.random.fold_in(self._get_purpose_key(_EVALUATION_SALT), iteration)
+        return jax.random.fold_in(self._keys.get(_EVALUATION_SALT), iteration)
 
-    def _get_acting_state(self) -> tuple[ActorState, PyTree]:
-        """Return the actor state and the environment parameters on one device."""
-        state = self.state
-        acting = self._actor_program(prune_for_acting(state)), state.env_params
-        if len(self._devices) == 1:
-            return acting
-        return jax.tree.map(lambda leaf: leaf.addressable_data(0), acting)
+    def get_policy(
+        self, policy_id: str = DEFAULT_MODULE, *, explore: bool | None = None, seed: int = 0
+    ) -> Policy:
+        """Return the current policy as an object that keeps the state of an episode.
 
-    def _get_actor_state(self) -> ActorState:
-        state = self.state
-        if self._actor_cache is None or self._actor_cache[0]() is not state:
-            self._actor_cache = weakref.ref(state), self._get_acting_state()[0]
-        return self._actor_cache[1]
+        It has a copy of the parameters, so later training does not change it.
 
-    def _get_purpose_key(self, purpose: int) -> Key:
-        if purpose not in self._purpose_keys:
-            run_key = make_key(self.config.debugging_settings.seed)
-            self._purpose_keys[purpose] = fold_in_uint64(run_key, purpose)
-        return self._purpose_keys[purpose]
+        Args:
+            policy_id: Name of the module; there is only one.
+            explore: Whether to sample actions; False takes the mode, None uses the config's
+                `explore`.
+            seed: Seed of the sampled actions.
+
+        Raises:
+            UnknownNameError: If there is no such module.
+            ConfigError: If the seed is invalid.
+        """
+        return self._actions.get_policy(policy_id, self._resolve_explore(explore), seed)
+
+    def compute_single_action(
+        self,
+        obs: object,
+        state: PyTree = None,
+        *,
+        explore: bool | None = None,
+        full_fetch: bool = False,
+        policy_id: str = DEFAULT_MODULE,
+        unsquash_action: bool | None = None,
+        clip_action: bool | None = None,
+        prev_action: object = None,
+        prev_reward: float | None = None,
+        **unused: None,
+    ) -> PyTree:
+        """Compute the action for one observation, including all connectors.
+
+        Args:
+            obs: Observation as returned by the environment, NumPy.
+            state: State that `full_fetch` returned for the previous observation, if the module or
+                a connector (stacked frames, previous rewards) is stateful; None at an episode's
+                start.
+            explore: Whether to sample the action; False takes the mode, None uses the config's
+                `explore`.
+            full_fetch: Whether to also return the new state and the module's outputs.
+            policy_id: Name of the module; there is only one.
+            unsquash_action: Whether to unsquash a Box action; False leaves it in the module's
+                range, None is as configured.
+            clip_action: Whether to clip a Box action that is not unsquashed; None is as configured.
+            prev_action: Action that the environment executed, if it is not the one computed with
+                `state`; for connectors that read it.
+            prev_reward: Reward of the previous step, for connectors that read it.
+            **unused: RLlib's other inputs (`info`, `episode`, ...), which must be None.
+
+        Returns:
+            The environment action; `(action, state_out, outputs)` with `full_fetch` or a `state`.
+
+        Raises:
+            SpaceError: If the observation is not in the observation space.
+            ConfigError: If an input is not used, or a state that a connector needs is missing.
+        """
+        past = {"prev_action": prev_action, "prev_reward": prev_reward}
+        explore = self._resolve_explore(explore)
+        options = ActionOptions(explore, full_fetch, unsquash_action, clip_action)
+        return self._actions.compute_one(obs, state, past, unused, policy_id, options)
+
+    def compute_actions(
+        self,
+        observations: Sequence[Any] | Mapping[Any, Any],
+        state: PyTree = None,
+        *,
+        explore: bool | None = None,
+        full_fetch: bool = False,
+        policy_id: str = DEFAULT_MODULE,
+        unsquash_action: bool | None = None,
+        clip_action: bool | None = None,
+        prev_action: object = None,
+        prev_reward: object = None,
+        **unused: None,
+    ) -> PyTree:
+        """Compute actions for several observations: a dictionary for a dictionary, else a batch.
+
+        `state`, `prev_action`, `prev_reward` and the values that `full_fetch` returns are also by
+        name, or have a leading batch axis. The other arguments are those of
+        `compute_single_action`.
+        """
+        past = {"prev_action": prev_action, "prev_reward": prev_reward}
+        explore = self._resolve_explore(explore)
+        options = ActionOptions(explore, full_fetch, unsquash_action, clip_action)
+        return self._actions.compute_several(observations, state, past, unused, policy_id, options)
+
+    def _resolve_explore(self, explore: bool | None) -> bool:
+        return self.config.env_runners_settings.explore if explore is None else explore
 
     # --- module, weights, state ---
 
@@ -680,11 +695,7 @@ class Algorithm(ComputeActionsMixin):
         Raises:
             CheckpointError: If the state does not fit; nothing is changed.
         """
-        if not isinstance(state, Mapping) or not {"train_state", "metadata"} <= state.keys():
-            raise CheckpointError(
-                "A state must be the return value of get_state(), with train_state and metadata, "
-                f"got {state!r}."
-            )
+        host.check_state(state)
         saved: Mapping[str, np.ndarray] = state["train_state"]
         prefixes = host.get_component_prefixes(component)
         restored = host.RunMetadata.from_metadata(state["metadata"])
@@ -700,15 +711,14 @@ class Algorithm(ComputeActionsMixin):
         else:
             filled = ckpt.fill(template, leaves, prefixes)
             self.state = restore_empty_buffer(self._assembly, filled, before.buffer)
-            self._host = restored
+            self._record.host = restored
             self._loop.restore(partial(host.restore_part, envs), restored.runner_counts)
-            self._last_result = self._host.last_result
-            self._recorder.set_start(self.iteration, state["metadata"]["env_steps"])
+            self._record.resume_after(state["metadata"]["env_steps"])
 
     def _make_metadata(self) -> dict[str, Any]:
         steps = int(self.state.progress.env_steps)
-        self._host.runner_counts = self._loop.get_counts()
-        return host.make_checkpoint_metadata(self.config, self._host, steps, self._devices)
+        self._record.host.runner_counts = self._loop.get_counts()
+        return host.make_checkpoint_metadata(self.config, self._record.host, steps, self._devices)
 
     # --- checkpoints ---
 
@@ -730,10 +740,7 @@ class Algorithm(ComputeActionsMixin):
 
     def _save_in_run(self, *, wait: bool) -> Path:
         self.on_phase("saving")
-        state = self._get_full_state()
-        return self._recorder.save(
-            self.iteration, state, self._make_metadata(), self._last_result, wait=wait
-        )
+        return self._record.save(self._get_full_state(), self._make_metadata(), wait=wait)
 
     @single_threaded
     def restore(self, path: str | os.PathLike[str], component: str | None = None) -> None:
@@ -797,21 +804,14 @@ class Algorithm(ComputeActionsMixin):
         Raises:
             CheckpointError: If the checkpoint is damaged or foreign, or a setting must be supplied.
         """
-        found = ckpt.find_checkpoint(path)
-        metadata = ckpt.read_metadata(found)
-        host.check_metadata(metadata, found)
-        trusted = host.resolve_trust(found, trust)
-        host.get_component_prefixes(component)  # raises for an unknown name
-        host.check_missing_settings(metadata, overrides, found)
-        config = deserialize_config(metadata["config"], overrides, trust=trusted)
-        host.prepare_resumed_process(config, metadata)
-        leaves = ckpt.read_leaves(found, metadata)  # raises, if damaged, before anything compiles
-        algorithm_class = config.algo_class or cls
-        algorithm = algorithm_class(config, run_folder=run_folder, read_only=True)
+        saved = SavedRun.read(path, component, trust, overrides)
+        algorithm_class = saved.config.algo_class or cls
+        algorithm = algorithm_class(saved.config, run_folder=run_folder, read_only=True)
+        leaves = saved.leaves
         if overrides and component is None:
             own = ckpt.fetch_leaves(algorithm.state)
-            leaves = host.apply_overrides(leaves, own, config, overrides)
-        algorithm._load(found, metadata, leaves, component)
+            leaves = host.apply_overrides(leaves, own, saved.config, overrides)
+        algorithm._load(saved.path, saved.metadata, leaves, component)
         return algorithm
 
     # --- the end ---

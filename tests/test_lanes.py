@@ -39,7 +39,7 @@ def assert_lanes_are_runs_by_themselves(sweep: Population, indices: list[int]) -
         config = lane.config.copy(copy_frozen=False).debugging(seed=lane.seed)
         with config.learners(num_devices=1).build() as alone:
             want = alone.train()
-            state = sweep._runs[index].get_state()["train_state"]
+            state = sweep._runs[index].algorithm.get_state()["train_state"]
             assert_close(alone.get_state()["train_state"], state, rtol=1e-5, atol=1e-6)
         got = result["lanes"][index]
         assert got["env_runners"]["num_episodes"] == want["env_runners"]["num_episodes"]
@@ -61,7 +61,7 @@ def test_a_lane_is_the_run_by_itself(algo: str, monkeypatch: pytest.MonkeyPatch)
     with population_of(config, points, monkeypatch) as sweep:
         assert len(sweep._groups) == 1
         result = assert_lanes_are_runs_by_themselves(sweep, [2])
-        states = [run.get_state()["train_state"] for run in sweep._runs]
+        states = [run.algorithm.get_state()["train_state"] for run in sweep._runs]
     assert result["num_lanes"] == 3
     assert len({params_of(state) for state in states}) == 3
 

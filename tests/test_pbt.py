@@ -41,7 +41,7 @@ def population(config: Any) -> Population:
 
 
 def leaves_of(sweep: Population, index: int) -> dict[str, np.ndarray]:
-    return sweep._runs[index].get_state()["train_state"]
+    return sweep._runs[index].algorithm.get_state()["train_state"]
 
 
 @pytest.mark.representatives("PPO-1")
@@ -93,7 +93,7 @@ def test_a_count_is_copied_to_the_last_step() -> None:
         sweep.train()
         (exploit,) = sweep.schedule
         new = exploit.new["initial_random_timesteps"]
-        hparams = sweep._runs[exploit.lane].learner_group.state.learner.hparams
+        hparams = sweep._runs[exploit.lane].algorithm.learner_group.state.learner.hparams
         assert int(hparams["initial_random_timesteps"]) == new
         assert new in (late, late + 2)
 
@@ -160,7 +160,7 @@ def test_a_lane_that_diverged_goes_on_as_a_copy() -> None:
     config.fault_tolerance(nonfinite_updates_tolerance=4)
     with population(config) as sweep:
         sweep.train()
-        run = sweep._runs[0]
+        run = sweep._runs[0].algorithm
         broken = jax.tree.map(lambda x: x * np.nan, run.state.learner.sgd.params)
         learner = replace(run.state.learner, sgd=replace(run.state.learner.sgd, params=broken))
         guard = replace(run.state.guard, snapshot=learner)

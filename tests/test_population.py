@@ -40,7 +40,7 @@ def test_first_values_of_the_state_are_the_lanes() -> None:
     config.training(lr=grid([[[0, 1e-3], [1000, 0.0]], [[0, 1e-4], [500, 1e-5]]]))
     with population(config) as sweep:
         assert len(sweep._groups) == 1
-        learners = [run.state.learner for run in sweep._runs]
+        learners = [run.algorithm.state.learner for run in sweep._runs]
         for lane, learner in zip(sweep.lanes, learners, strict=True):
             knots = np.asarray(lane.values["lr"])
             np.testing.assert_allclose(learner.hparams["lr"].times.low, knots[:, 0])
@@ -56,7 +56,7 @@ def test_lanes_count_their_own_steps_and_do_as_many_batches() -> None:
     config.environment(env_config={"env": "CartPole-v1", **share})
     with population(config.reporting(min_sample_timesteps_per_iteration=256)) as sweep:
         lanes = list(sweep.train()["lanes"].values())
-        steps = [int(run.state.progress.env_steps) for run in sweep._runs]
+        steps = [int(run.algorithm.state.progress.env_steps) for run in sweep._runs]
         faults = [lane["fault_tolerance"]["num_nonfinite_env_steps"] for lane in lanes]
         assert faults[0] == 0 < faults[1]
         for lane, taken, fault in zip(lanes, steps, faults, strict=True):
@@ -75,7 +75,7 @@ def test_a_lane_goes_on_by_itself_and_from_its_checkpoint() -> None:
             alone.train()
             went_on = alone.get_state()["train_state"]
         sweep.train()
-        together = sweep._runs[1].get_state()["train_state"]
+        together = sweep._runs[1].algorithm.get_state()["train_state"]
         assert_close(went_on, together, rtol=1e-4, atol=1e-5)
     with Algorithm.from_checkpoint(folder / "lane_001") as restored:
         assert restored.iteration == 1
@@ -97,7 +97,7 @@ def test_other_structures_are_programs_of_their_own() -> None:
         result = sweep.train()
         assert set(result["lanes"]) == set(range(8))
         for lane, run in zip(sweep.lanes, sweep._runs, strict=True):
-            gravity = float(np.asarray(run.env_params.gravity))
+            gravity = float(np.asarray(run.algorithm.env_params.gravity))
             assert gravity == pytest.approx(lane.values["env_config.gravity"])
         assert "8 lanes in 2 programs" in sweep.explain()
 
@@ -107,7 +107,7 @@ def test_a_lane_that_diverges_is_left_behind_alone() -> None:
     with population(config) as sweep, population(config) as untouched:
         for either in (sweep, untouched):
             either.train()
-        run = sweep._runs[3]
+        run = sweep._runs[3].algorithm
         broken = jax.tree.map(lambda x: x * jnp.nan, run.state.learner.sgd.params)
         learner = run.state.learner
         run.state = replace(
@@ -123,7 +123,7 @@ def test_a_lane_that_diverges_is_left_behind_alone() -> None:
         for _ in range(2):
             want = untouched.train()
         assert result["lanes"][2]["env_runners"] | TIMES == want["lanes"][2]["env_runners"] | TIMES
-        states = [p._runs[2].get_state()["train_state"] for p in (sweep, untouched)]
+        states = [p._runs[2].algorithm.get_state()["train_state"] for p in (sweep, untouched)]
         for name, leaf in states[0].items():
             np.testing.assert_array_equal(leaf, states[1][name])
         assert sweep.best_lane() in (0, 1, 2)
@@ -146,13 +146,13 @@ def test_devices_share_the_lanes() -> None:
     with population(swept()) as sweep:
         assert len(sweep.devices) == 4
         sweep.train()
-        spread = [run.get_state()["train_state"] for run in sweep._runs]
+        spread = [run.algorithm.get_state()["train_state"] for run in sweep._runs]
     config = swept().learners(num_devices=1)
     with population(config) as sweep:
         assert len(sweep.devices) == 1
         sweep.train()
         for run, state in zip(sweep._runs, spread, strict=True):
-            assert_close(run.get_state()["train_state"], state, rtol=1e-5, atol=1e-6)
+            assert_close(run.algorithm.get_state()["train_state"], state, rtol=1e-5, atol=1e-6)
 
 
 def test_fit_trains_every_lane_to_the_criterion() -> None:

@@ -223,7 +223,7 @@ def test_a_sweep_is_saved_with_all_lanes_at_one_iteration(tmp_path: Path) -> Non
     train = runs[1].train
 
     def interrupted() -> Any:  # after the first lane has finished its third iteration
-        if runs[1].iteration == 2:
+        if runs[1].algorithm.iteration == 2:
             raise KeyboardInterrupt
         return train()
 

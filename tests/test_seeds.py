@@ -101,8 +101,8 @@ def test_environments_on_the_host_draw_by_the_whole_seed(env: str) -> None:
 def test_lanes_evaluation_and_policies_draw_by_the_whole_seed() -> None:
     config = small("A2C").sweep(seeds=[0, 2**32, 2**63]).checkpointing(checkpoint_at_end=False)
     with config.build() as sweep:
-        states = [run.state for run in sweep._runs]
-        runs = list(sweep._runs)
+        states = [run.algorithm.state for run in sweep._runs]
+        runs = [run.algorithm for run in sweep._runs]
         assert len({np.asarray(s.env.obs).tobytes() for s in states}) == 3
         keys = [jax.random.key_data(run._get_evaluation_key(0)).tobytes() for run in runs]
         assert len(set(keys)) == 3

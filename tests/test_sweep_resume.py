@@ -43,7 +43,9 @@ def population(config: Any) -> Population:
 
 
 def states_of(sweep: Population) -> list[dict[str, np.ndarray]]:
-    return [sweep._runs[index].get_state()["train_state"] for index in sweep.active_indices]
+    return [
+        sweep._runs[index].algorithm.get_state()["train_state"] for index in sweep.active_indices
+    ]
 
 
 def lasting(result: Any) -> Any:
@@ -54,7 +56,7 @@ def lasting(result: Any) -> Any:
 
 
 def diverge(sweep: Population, index: int) -> None:
-    run = sweep._runs[index]
+    run = sweep._runs[index].algorithm
     broken = jax.tree.map(lambda x: x * np.nan, run.state.learner.sgd.params)
     learner = replace(run.state.learner, sgd=replace(run.state.learner.sgd, params=broken))
     run.state = replace(
@@ -100,19 +102,19 @@ def test_a_sweep_that_was_killed_goes_on_where_all_lanes_were(tmp_path: Path) ->
         sweep.train()
         assert [x.training_iteration for x in sweep.schedule] == [2]
         for index in (0, 1):  # killed while the next checkpoints are written
-            sweep._runs[index].save()
+            sweep._runs[index].algorithm.save()
     shutil.rmtree(folder / "lane_003" / "plots", ignore_errors=True)
     with (
         RunFolder.open(folder) as run_folder,
         Population.from_checkpoint(folder, run_folder=run_folder) as sweep,
     ):
         assert sweep.iteration == 2
-        assert {run.iteration for run in sweep._runs} == {2}
+        assert {run.algorithm.iteration for run in sweep._runs} == {2}
         newest = {list_checkpoints(folder / f"lane_00{i}" / "checkpoints")[-1] for i in range(4)}
         assert {path.name for path in newest} == {"checkpoint_000002"}
         assert sweep.schedule == []
         assert sweep.folder.stop_criterion == {"training_iteration": 2.0}
-        assert sweep._runs[3].run_folder.stop_criterion == {"training_iteration": 2.0}
+        assert sweep._runs[3].algorithm.run_folder.stop_criterion == {"training_iteration": 2.0}
         result = sweep.fit({"training_iteration": 2})  # reached before
         assert result["training_iteration"] == sweep.iteration == 2
         sweep.fit({"training_iteration": 5})
@@ -168,9 +170,11 @@ def test_settings_that_are_given_are_not_restored() -> None:
         folder = sweep.save()
     with Population.from_checkpoint(folder, entropy_coeff=0.5) as resumed:
         for run, lane in zip(resumed._runs, resumed.lanes, strict=True):
-            assert run.config.entropy_coeff == 0.5
-            assert float(run.state.learner.hparams["entropy_coeff"]) == 0.5
-            assert float(run.state.learner.hparams["lr"]) == pytest.approx(lane.values["lr"])
+            assert run.algorithm.config.entropy_coeff == 0.5
+            assert float(run.algorithm.state.learner.hparams["entropy_coeff"]) == 0.5
+            assert float(run.algorithm.state.learner.hparams["lr"]) == pytest.approx(
+                lane.values["lr"]
+            )
     with pytest.raises(CheckpointError, match="cannot be set: the lanes"):
         Population.from_checkpoint(folder, lr=0.1)
 

@@ -104,7 +104,8 @@ def test_all_lanes_are_evaluated_in_one_dispatch(
     )
     with population(config) as sweep:
         assert len(sweep.devices) == (8 if num_devices == "auto" else 1)
-        sweep._runs[0]._evaluation.compile(sweep._runs[0]._make_evaluation_inputs())
+        first = sweep._runs[0].algorithm
+        first._evaluation.compile(first._make_evaluation_inputs())
         result = sweep.train()
         assert calls.count("evaluate") == 1
         assert result["lanes"][5]["compile"]["evaluate"]["num_compilations"] == 1
@@ -119,7 +120,7 @@ def test_all_lanes_are_evaluated_in_one_dispatch(
                 assert alone.evaluate(num_episodes=3)["env_runners"] == pytest.approx(
                     found[index]["env_runners"]
                 )
-        run = sweep._runs[5]
+        run = sweep._runs[5].algorithm
         before = found[5]["env_runners"]["episode_return_mean"]
         run.set_weights(
             {"default_policy": jax.tree.map(np.zeros_like, run.get_weights()["default_policy"])}

@@ -48,3 +48,26 @@ def fold_in_uint64(key: Key, number: int) -> Key:
     low, high = (int(word) for word in split_seed(number))
     key = jax.random.fold_in(key, np.uint32(low))
     return jax.random.fold_in(key, np.uint32(high)) if high else key
+
+
+class PurposeKeys:
+    """Keys of a run for purposes outside of training, one per purpose, made on first use.
+
+    Args:
+        seed: Seed of the run.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._keys: dict[int, Key] = {}
+
+    def get(self, purpose: int) -> Key:
+        """Return the base key for a purpose, from which the keys of its draws are folded.
+
+        Args:
+            purpose: Constant that is folded into the run's key. It is far from the small numbers
+                that `split` and the training counters fold in, so the streams do not overlap.
+        """
+        if purpose not in self._keys:
+            self._keys[purpose] = fold_in_uint64(make_key(self._seed), purpose)
+        return self._keys[purpose]

@@ -1,6 +1,5 @@
 """Evaluation: compiled, by a runner in this process, or by Ray actors, as configured."""
 
-import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping
@@ -12,32 +11,20 @@ from jaxrl.config.fields import count_evaluation_arguments
 from jaxrl.core.types import PyTree
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv
-from jaxrl.envs.vector import VectorEnv
-from jaxrl.envs.wrappers import HasTimeLimit
 from jaxrl.errors import ConfigError, JaxrlError
+from jaxrl.evaluation.compiled import CompiledEvaluation, JaxEvaluation, OwnCompiledEvaluation
 from jaxrl.evaluation.host import EvaluationRunners, HostEvaluationPlan, LocalEvaluation
 from jaxrl.evaluation.recording import VideoRecorder
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.hooks import NoHooks, RunnerHooks
-from jaxrl.runtime.program import Program, to_shape_structs
-from jaxrl.training.evaluate import (
-    DEFAULT_MAX_EPISODE_STEPS,
-    MIN_EPISODES_PER_ENV,
-    EvaluationInputs,
-    Evaluator,
-)
+from jaxrl.runtime.program import Program
+from jaxrl.training.evaluate import EvaluationInputs
 from jaxrl.training.report import compute_evaluation_metrics, to_host
-from jaxrl.training.rollout import RolloutWorker
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
-    from jaxrl.config.settings.training import Auto
     from jaxrl.evaluation.on_ray import RayEvaluation
 
-MAX_EVALUATION_ENVS = 64
-"""Maximum number of environments of a compiled evaluation with `evaluation_num_envs="auto"`."""
-MAX_RECORDED_EPISODES = 1024
-"""Maximum number of recorded episodes per environment in an evaluation by timesteps."""
 ENV_SETTINGS = ("env", "env_config", "max_episode_steps")
 """Settings of `evaluation_config` that require a separate evaluation environment."""
 
@@ -49,7 +36,7 @@ class Evaluation:
         config: Config of the run; `evaluation_config` overrides are applied to a copy.
         assembly: Functions of the run, whose module and connectors are used.
         hooks: Callbacks of host runners.
-        programs: Compiled programs by number of episodes, for evaluations that share them.
+        make_compiled: Function that makes what runs the compiled evaluation, if there is one.
 
     Raises:
         JaxrlError: If the environment of `evaluation_config` cannot be made or has different
@@ -61,33 +48,40 @@ class Evaluation:
         config: "AlgorithmConfig",
         assembly: Assembly,
         hooks: RunnerHooks | None = None,
-        programs: dict[int | None, Program] | None = None,
+        make_compiled: Callable[[JaxEvaluation], CompiledEvaluation] = OwnCompiledEvaluation,
     ) -> None:
         changed = config.get_evaluation_config_object()
         assert changed is not None
         self._config = changed
-        self._made = made = make_evaluation_env(config, changed, assembly.made)
+        made = make_evaluation_env(config, changed, assembly.made)
         self._assembly = dataclasses.replace(assembly, made=made)
         self._hooks = NoHooks() if hooks is None else hooks
-        self._trained_limit = assembly.made.max_episode_steps
-        # Host runners have their own environment parameters, which cannot be changed here.
-        self._is_same_env = assembly.is_in_graph and not _has_overrides(
-            config, ("env", "env_config")
-        )
-        self._programs: dict[int | None, Program] = {} if programs is None else programs
         self._num_versions = 0
         self._local: LocalEvaluation | None = None
         self._remote: RayEvaluation | None = None
         self._parallel: _ParallelEvaluation | None = None
-        self._compile_thread: threading.Thread | None = None
+        self._jax: JaxEvaluation | None = None
+        self._compiled: CompiledEvaluation | None = None
         settings = changed.evaluation_settings
         self._num_env_runners = settings.evaluation_num_env_runners
+        if isinstance(made, MadeEnv):
+            self._jax = JaxEvaluation(
+                config=changed,
+                assembly=self._assembly,
+                made=made,
+                trained_limit=assembly.made.max_episode_steps,
+                # Host runners have their own environment parameters, which cannot be changed here.
+                is_same_env=assembly.is_in_graph
+                and not _has_overrides(config, ("env", "env_config")),
+            )
         if self._num_env_runners > 0:
             HostEvaluationPlan.from_config(
                 changed, made
             )  # checks the settings early; the actors start later
         elif isinstance(made, MadeHostEnv):
             self._local = LocalEvaluation(changed, made, self._hooks)
+        elif self._jax is not None:
+            self._compiled = make_compiled(self._jax)
         self._recorder = (
             VideoRecorder(changed, made, assembly.policy_step) if settings.record_video else None
         )
@@ -95,7 +89,7 @@ class Evaluation:
     @property
     def programs(self) -> list[Program]:
         """Compiled programs, one per requested number of episodes."""
-        return list(self._programs.values())
+        return [] if self._compiled is None else self._compiled.programs
 
     def start(self) -> None:
         """Start the actors, if there are any, so that their errors are raised early."""
@@ -124,7 +118,9 @@ class Evaluation:
         if on_host is not None:
             result = on_host.run(self._make_weights(policy), policy.seed, num_episodes)
         else:
-            result = {"env_runners": self._run_compiled(policy, num_episodes)}
+            assert self._compiled is not None
+            played = self._compiled.run(policy, num_episodes)
+            result = {"env_runners": compute_evaluation_metrics(played)}
         return self.add_videos(result, policy, folder)
 
     def add_videos(
@@ -186,22 +182,17 @@ class Evaluation:
             if part is not None:
                 part.stop()
         self._join_parallel()
-        self._join_compile_thread()
+        if self._compiled is not None:
+            self._compiled.stop()
         if self._recorder is not None:
             self._recorder.close()
 
     # --- compiled evaluation ---
 
-    def _run_compiled(self, policy: EvaluationInputs, num_episodes: int | None) -> dict[str, Any]:
-        self._join_compile_thread()
-        program = self._get_program(num_episodes)
-        return compute_evaluation_metrics(to_host(program(*self._get_traced_args(policy))))
-
     def compile(self, policy: EvaluationInputs) -> None:
         """Compile the evaluation program, if there is one, without running it."""
-        self._join_compile_thread()
-        if self._num_env_runners == 0 and self._local is None:
-            self._get_program(None).get_executable(*self._get_traced_args(policy))
+        if self._compiled is not None:
+            self._compiled.compile(policy)
 
     def get_deferred_tasks(
         self, policy: Callable[[], EvaluationInputs]
@@ -216,75 +207,15 @@ class Evaluation:
         """
         settings, learners = self._config.evaluation_settings, self._config.learners_settings
         is_ours = settings.custom_evaluation_function is None and not learners.num_learners
-        on_host = self._num_env_runners > 0 or not self._assembly.is_in_graph
-        if not settings.evaluation_interval or not is_ours or on_host:
+        if self._compiled is None or not self._assembly.is_in_graph:
             return []
-        shapes = to_shape_structs(self._get_traced_args(policy()))
-
-        def compile_program() -> None:
-            with contextlib.suppress(Exception):  # raised again when the evaluation compiles
-                self._get_program(None).get_executable(*shapes)
-
-        def start_thread() -> None:
-            thread = threading.Thread(target=compile_program, name="jaxrl-compile")
-            self._compile_thread = thread
-            thread.start()
-
-        return [start_thread]
-
-    def _join_compile_thread(self) -> None:
-        thread, self._compile_thread = self._compile_thread, None
-        if thread is not None:
-            thread.join()
-
-    def _get_traced_args(self, policy: EvaluationInputs) -> tuple[Any, ...]:
-        return policy.actor, self._get_params(policy.env_params), policy.key
+        if not settings.evaluation_interval or not is_ours:
+            return []
+        return self._compiled.get_deferred_tasks(policy)
 
     def _get_params(self, trained: PyTree) -> PyTree:
-        """Return the evaluation environment's parameters, given those of the training one."""
-        made = self._made
-        if not isinstance(made, MadeEnv):
-            return ()
-        env, limit = made.env, made.max_episode_steps
-        if not self._is_same_env:
-            return made.params
-        if isinstance(env, HasTimeLimit) and limit is not None and limit != self._trained_limit:
-            return env.with_time_limit(trained, limit)
-        return trained
-
-    def _get_program(self, num_episodes: int | None) -> Program:
-        if num_episodes in self._programs:
-            return self._programs[num_episodes]
-        name, config, made = "evaluate", self._config, self._made
-        assert isinstance(made, MadeEnv)
-        if num_episodes is not None:
-            name = f"evaluate_{num_episodes}_episodes"
-            config = config.copy().evaluation(
-                evaluation_duration=num_episodes,
-                evaluation_duration_unit="episodes",
-                evaluation_num_envs="auto",
-            )
-        mode = config.environment_settings.reset_mode
-        policy_step = self._assembly.policy_step
-        rollout_worker = RolloutWorker(
-            env=VectorEnv(made.env, made.env.reset_mode if mode == "auto" else mode),
-            module=policy_step.module,
-            obs_pipeline=policy_step.obs_pipeline,
-            action_pipeline=policy_step.action_pipeline,
-        )
-        program = Program(
-            name,
-            self._make_function(make_evaluator(config, rollout_worker, made)),
-            max_retraces=config.debugging_settings.max_retraces,
-            program_cache=self._assembly.program_cache,
-            enabled=config.debugging_settings.jit,
-        )
-        self._programs[num_episodes] = program
-        return program
-
-    def _make_function(self, evaluator: Evaluator) -> Callable[..., Any]:
-        """Return the function of `(actor, env_params, key)` to compile."""
-        return evaluator
+        """Return the evaluation environment's parameters; empty if it is stepped on the host."""
+        return () if self._jax is None else self._jax.get_params(trained)
 
 
 class _ParallelEvaluation:
@@ -380,52 +311,3 @@ def run_custom_evaluation(
             f"{{'custom_metrics': {{...}}}}, got {metrics!r}."
         )
     return dict(cast(Mapping[str, Any], metrics))
-
-
-def make_evaluator(
-    config: "AlgorithmConfig", rollout_worker: RolloutWorker, made: MadeEnv
-) -> Evaluator:
-    """Return the compiled evaluation's function for an evaluation config.
-
-    Args:
-        config: Config of the evaluation.
-        rollout_worker: Functions that step the evaluation environments.
-        made: Evaluation environment.
-    """
-    settings = config.evaluation_settings
-    explore = config.env_runners_settings.explore
-    duration = settings.evaluation_duration
-    assert duration != "auto"
-    limit = made.max_episode_steps or DEFAULT_MAX_EPISODE_STEPS
-    by_steps = settings.evaluation_duration_unit == "timesteps"
-    # By timesteps, every environment must have room for several episodes, or short ones would be
-    # overrepresented.
-    min_duration = MIN_EPISODES_PER_ENV * limit if by_steps else 1
-    num_envs = _choose_num_envs(settings.evaluation_num_envs, duration, min_duration)
-    env_duration = -(-duration // num_envs)
-    if by_steps:
-        return Evaluator(
-            rollout_worker=rollout_worker,
-            num_envs=num_envs,
-            episodes_per_env=None,
-            max_steps=env_duration,
-            max_recorded_episodes=min(env_duration, MAX_RECORDED_EPISODES),
-            explore=explore,
-        )
-    return Evaluator(
-        rollout_worker=rollout_worker,
-        num_envs=num_envs,
-        episodes_per_env=env_duration,
-        max_steps=env_duration * limit,
-        max_recorded_episodes=env_duration,
-        explore=explore,
-    )
-
-
-def _choose_num_envs(setting: "int | Auto", duration: int, min_duration: int) -> int:
-    """Return the largest divisor of the duration that leaves each environment enough, or else 1."""
-    if setting != "auto":
-        return setting
-    candidates = range(2, min(duration, MAX_EVALUATION_ENVS) + 1)
-    valid = (n for n in candidates if duration % n == 0 and duration // n >= min_duration)
-    return max(valid, default=1)

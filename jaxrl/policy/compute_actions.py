@@ -1,161 +1,143 @@
-"""Methods of an Algorithm that compute actions for external observations."""
+"""Actions and policies for external observations, with the current weights of a run."""
 
-from abc import ABC, abstractmethod
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl.core.keys import fold_in_uint64
+from jaxrl.core.keys import PurposeKeys, fold_in_uint64
 from jaxrl.core.seeds import check_seed
-from jaxrl.core.types import Key, PyTree
+from jaxrl.core.types import PyTree
 from jaxrl.errors import UnknownNameError
+from jaxrl.loggers.run_record import RunRecord
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.policy.inference import Inference
 from jaxrl.policy.policy import Policy
 from jaxrl.policy.requests import ActionRequest, ActionResult, check_inputs, split_by_name, take_row
-from jaxrl.runs.host_state import RunMetadata
+from jaxrl.run_parts import ActingState
 from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded
-from jaxrl.training.rollout import ActorState
-
-if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+from jaxrl.runtime.program import Program
 
 _ACTIONS, _POLICY = 0x61637473, 0x706F6C69
 """Constants folded into the seed's key; far from all others that are."""
 
 
-class ComputeActionsMixin(ABC):
-    """Mixin of Algorithm with the methods that act on the caller's observations."""
+@dataclasses.dataclass(frozen=True)
+class ActionOptions:
+    """Options of a call for actions.
 
-    config: "AlgorithmConfig"
-    _inference: Inference
-    _host: RunMetadata
-    _use: ExclusiveLock
+    Args:
+        explore: Whether to sample actions; False takes the mode.
+        full_fetch: Whether to also return the new state and the module's outputs.
+        unsquash: Whether to unsquash Box actions; None is as configured.
+        clip: Whether to clip Box actions that are not unsquashed; None is as configured.
+    """
 
-    @abstractmethod
-    def _get_actor_state(self) -> ActorState:
-        """Return the current parameters and connector statistics, on one device."""
+    explore: bool
+    full_fetch: bool
+    unsquash: bool | None
+    clip: bool | None
 
-    @abstractmethod
-    def _get_purpose_key(self, purpose: int) -> Key:
-        """Return the base key for a purpose, from which the keys of its draws are folded."""
+    def make_request_fields(self, *, has_state: bool) -> dict[str, Any]:
+        """Make the fields of the ActionRequest; a state is returned to whoever passed one."""
+        return {
+            "explore": self.explore,
+            "unsquash": self.unsquash,
+            "clip": self.clip,
+            "should_return_state": self.full_fetch or has_state,
+            "should_return_outputs": self.full_fetch or has_state,
+        }
+
+
+class ComputeActions:
+    """Actions for the caller's observations, and policies, from the current state of a run.
+
+    Args:
+        inference: Compiled forward passes of the run.
+        acting: Source of the current parameters and connector statistics.
+        keys: Keys of the run outside of training.
+        record: Record of the run, which counts the draws.
+        lock: Lock of the run.
+    """
+
+    def __init__(
+        self,
+        inference: Inference,
+        acting: ActingState,
+        keys: PurposeKeys,
+        record: RunRecord,
+        lock: ExclusiveLock,
+    ) -> None:
+        self._inference, self._acting = inference, acting
+        self._keys, self._record, self._use = keys, record, lock
+
+    @property
+    def programs(self) -> list[Program]:
+        """Compiled programs, one per requested combination of options."""
+        return self._inference.programs
 
     @single_threaded
-    def get_policy(
-        self, policy_id: str = DEFAULT_MODULE, *, explore: bool | None = None, seed: int = 0
-    ) -> Policy:
-        """Return the current policy as an object that keeps the state of an episode.
-
-        It has a copy of the parameters, so later training does not change it.
-
-        Args:
-            policy_id: Name of the module; there is only one.
-            explore: Whether to sample actions; False takes the mode, None uses the config's
-                `explore`.
-            seed: Seed of the sampled actions.
-
-        Raises:
-            UnknownNameError: If there is no such module.
-            ConfigError: If the seed is invalid.
-        """
+    def get_policy(self, policy_id: str, explore: bool, seed: int) -> Policy:
+        """Return the current policy; see `Algorithm.get_policy`."""
         check_module_id(policy_id)
         check_seed(seed)
         return Policy(
             self._inference,
-            jax.tree.map(jnp.copy, self._get_actor_state()),
-            key=fold_in_uint64(self._get_purpose_key(_POLICY), seed),
-            explore=self._resolve_explore(explore),
+            jax.tree.map(jnp.copy, self._acting.get_actor_state()),
+            key=fold_in_uint64(self._keys.get(_POLICY), seed),
+            explore=explore,
         )
 
-    def compute_single_action(
+    def compute_one(
         self,
         obs: object,
-        state: PyTree = None,
-        *,
-        explore: bool | None = None,
-        full_fetch: bool = False,
-        policy_id: str = DEFAULT_MODULE,
-        unsquash_action: bool | None = None,
-        clip_action: bool | None = None,
-        prev_action: object = None,
-        prev_reward: float | None = None,
-        **unused: None,
+        state: PyTree,
+        past: Mapping[str, Any],
+        unused: Mapping[str, None],
+        policy_id: str,
+        options: ActionOptions,
     ) -> PyTree:
-        """Compute the action for one observation, including all connectors.
+        """Compute the action for one observation; see `Algorithm.compute_single_action`.
 
         Args:
-            obs: Observation as returned by the environment, NumPy.
-            state: State that `full_fetch` returned for the previous observation, if the module or
-                a connector (stacked frames, previous rewards) is stateful; None at an episode's
-                start.
-            explore: Whether to sample the action; False takes the mode, None uses the config's
-                `explore`.
-            full_fetch: Whether to also return the new state and the module's outputs.
-            policy_id: Name of the module; there is only one.
-            unsquash_action: Whether to unsquash a Box action; False leaves it in the module's
-                range, None is as configured.
-            clip_action: Whether to clip a Box action that is not unsquashed; None is as configured.
-            prev_action: Action that the environment executed, if it is not the one computed with
-                `state`; for connectors that read it.
-            prev_reward: Reward of the previous step, for connectors that read it.
-            **unused: RLlib's other inputs (`info`, `episode`, ...), which must be None.
-
-        Returns:
-            The environment action; `(action, state_out, outputs)` with `full_fetch` or a `state`.
-
-        Raises:
-            SpaceError: If the observation is not in the observation space.
-            ConfigError: If an input is not used, or a state that a connector needs is missing.
+            obs: Observation as returned by the environment.
+            state: State returned for the previous observation; None at an episode's start.
+            past: Previous action and reward.
+            unused: Inputs of RLlib's that must be None.
+            policy_id: Name of the module.
+            options: Options of the call.
         """
-        past = {"prev_action": prev_action, "prev_reward": prev_reward}
-        check_inputs("compute_single_action", {**past, **unused}, self._inference.get_read_inputs())
-        request = ActionRequest.from_single(
-            obs,
-            state,
-            past,
-            explore=self._resolve_explore(explore),
-            unsquash=unsquash_action,
-            clip=clip_action,
-            should_return_state=full_fetch or state is not None,
-            should_return_outputs=full_fetch or state is not None,
-        )
+        read = self._inference.get_read_inputs()
+        check_inputs("compute_single_action", {**past, **unused}, read)
+        fields = options.make_request_fields(has_state=state is not None)
+        request = ActionRequest.from_single(obs, state, past, **fields)
         result = self._act(request, policy_id)
         return take_row(result if request.should_return_state else result[0], 0)
 
-    def compute_actions(
+    def compute_several(
         self,
         observations: Sequence[Any] | Mapping[Any, Any],
-        state: PyTree = None,
-        *,
-        explore: bool | None = None,
-        full_fetch: bool = False,
-        policy_id: str = DEFAULT_MODULE,
-        unsquash_action: bool | None = None,
-        clip_action: bool | None = None,
-        prev_action: object = None,
-        prev_reward: object = None,
-        **unused: None,
+        state: PyTree,
+        past: Mapping[str, Any],
+        unused: Mapping[str, None],
+        policy_id: str,
+        options: ActionOptions,
     ) -> PyTree:
-        """Compute actions for several observations: a dictionary for a dictionary, else a batch.
+        """Compute actions for several observations; see `Algorithm.compute_actions`.
 
-        `state`, `prev_action`, `prev_reward` and the values that `full_fetch` returns are also by
-        name, or have a leading batch axis. The other arguments are those of
-        `compute_single_action`.
+        Args:
+            observations: Sequence of observations, or a mapping by name.
+            state: State returned for the previous observations, by name or batched.
+            past: Previous actions and rewards, likewise.
+            unused: Inputs of RLlib's that must be None.
+            policy_id: Name of the module.
+            options: Options of the call.
         """
-        past = {"prev_action": prev_action, "prev_reward": prev_reward}
         check_inputs("compute_actions", {**past, **unused}, self._inference.get_read_inputs())
-        request = ActionRequest.from_batch(
-            observations,
-            state,
-            past,
-            explore=self._resolve_explore(explore),
-            unsquash=unsquash_action,
-            clip=clip_action,
-            should_return_state=full_fetch or state is not None,
-            should_return_outputs=full_fetch or state is not None,
-        )
+        fields = options.make_request_fields(has_state=state is not None)
+        request = ActionRequest.from_batch(observations, state, past, **fields)
         names = list(observations) if isinstance(observations, Mapping) else None
         result = split_by_name(self._act(request, policy_id), names)
         return result if request.should_return_state else result[0]
@@ -163,12 +145,10 @@ class ComputeActionsMixin(ABC):
     @single_threaded
     def _act(self, request: ActionRequest, policy_id: str) -> ActionResult:
         check_module_id(policy_id)
-        self._host.actions_drawn += 1
-        base_key, number = self._get_purpose_key(_ACTIONS), self._host.actions_drawn
-        return self._inference(self._get_actor_state, request, base_key, number)
-
-    def _resolve_explore(self, explore: bool | None) -> bool:
-        return self.config.env_runners_settings.explore if explore is None else explore
+        counters = self._record.host
+        counters.actions_drawn += 1
+        base_key, number = self._keys.get(_ACTIONS), counters.actions_drawn
+        return self._inference(self._acting.get_actor_state, request, base_key, number)
 
 
 def check_module_id(module_id: str) -> None:

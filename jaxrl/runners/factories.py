@@ -7,7 +7,7 @@ from jaxrl.core.types import Device
 from jaxrl.runners.hooks import DISPATCH_HOOKS, AlgorithmHooks, RunnerHooks
 from jaxrl.runners.host_loop import HostLoop
 from jaxrl.runners.in_graph_group import InGraphLearnerGroup
-from jaxrl.runners.in_graph_loop import InGraphLoop
+from jaxrl.runners.in_graph_loop import DispatchStrategy, InGraphLoop, OwnDispatches
 from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
 from jaxrl.runners.protocols import EnvRunnerGroup, Loop
 
@@ -36,13 +36,24 @@ def make_loop(
 ) -> Loop:
     """Create the training loop: dispatches of the compiled program, or the host loop."""
     if assembly.is_in_graph:
-        hooks = AlgorithmHooks(callbacks, algorithm, DISPATCH_HOOKS)
-        steps, replay = assembly.in_graph_runner.batch_steps, assembly.replay
-        trained = steps if replay is None else replay.num_updates * replay.rows_per_update
-        return InGraphLoop(learners, steps, trained, hooks)
+        return make_in_graph_loop(assembly, learners, callbacks, algorithm, OwnDispatches())
     hooks = AlgorithmHooks(callbacks, algorithm)
     interval = config.training_settings.weights_interval
     return HostLoop(lambda: make_env_runner_group(config, assembly, hooks), learners, interval)
+
+
+def make_in_graph_loop(
+    assembly: Assembly,
+    learners: LearnerGroup,
+    callbacks: RunnerHooks,
+    algorithm: object,
+    strategy: DispatchStrategy,
+) -> InGraphLoop:
+    """Create the loop over dispatches of the compiled program."""
+    hooks = AlgorithmHooks(callbacks, algorithm, DISPATCH_HOOKS)
+    steps, replay = assembly.in_graph_runner.batch_steps, assembly.replay
+    trained = steps if replay is None else replay.num_updates * replay.rows_per_update
+    return InGraphLoop(learners, steps, trained, hooks, strategy)
 
 
 def make_env_runner_group(

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -27,6 +27,41 @@ CHUNK_SECONDS = 1.0
 """Target duration of a dispatch; stop signals and time limits are checked in between."""
 
 
+class DispatchStrategy(Protocol):
+    """Source of a loop's dispatches: the loop itself, or a group of runs that shares them."""
+
+    def get_pending_batches(self) -> int | None:
+        """Return the train batches of a dispatch that has been run already; None if none has."""
+        ...
+
+    def count_sampled_steps(self, totals: IterationTotals, batch_steps: int) -> int:
+        """Return the steps sampled so far that count towards the iteration's required number.
+
+        Args:
+            totals: Totals of the iteration so far.
+            batch_steps: Number of environment steps per train batch, if no environment fails.
+        """
+        ...
+
+    def extend_result(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Return a result with the entries that only this run has."""
+        ...
+
+
+class OwnDispatches:
+    """Strategy of a run that has its program for itself."""
+
+    def get_pending_batches(self) -> int | None:
+        return None
+
+    def count_sampled_steps(self, totals: IterationTotals, batch_steps: int) -> int:
+        del batch_steps
+        return totals.env_steps
+
+    def extend_result(self, result: dict[str, Any]) -> dict[str, Any]:
+        return result
+
+
 class InGraphLoop:
     """Loop that runs train batches in chunks of about a second.
 
@@ -38,17 +73,23 @@ class InGraphLoop:
         batch_steps: Number of environment steps per train batch, if no environment fails.
         trained_steps: Number of steps trained on per train batch, once learning has started.
         hooks: Callbacks for episodes and samples.
+        strategy: Source of the dispatches.
     """
 
     def __init__(
-        self, learners: LearnerGroup, batch_steps: int, trained_steps: int, hooks: RunnerHooks
+        self,
+        learners: LearnerGroup,
+        batch_steps: int,
+        trained_steps: int,
+        hooks: RunnerHooks,
+        strategy: DispatchStrategy,
     ) -> None:
         self.runners = None
         self.notes: list[str] = []
         self.programs: list[Program] = []
         self._learners = learners
         self._batch_steps, self._trained_steps = batch_steps, trained_steps
-        self._hooks = hooks
+        self._hooks, self._strategy = hooks, strategy
         self._seconds_per_batch: float | None = None
         self._started = 0.0
         self._latest_counts: tuple[int, np.ndarray] | None = None
@@ -61,7 +102,11 @@ class InGraphLoop:
     def next_num_batches(
         self, reporting: "ReportingSettings", totals: IterationTotals, elapsed: float
     ) -> int:
-        to_sample, to_train = count_steps_left(reporting, totals, self._count_sampled_steps(totals))
+        pending = self._strategy.get_pending_batches()
+        if pending is not None:
+            return pending
+        sampled = self._strategy.count_sampled_steps(totals, self._batch_steps)
+        to_sample, to_train = count_steps_left(reporting, totals, sampled)
         left = max(-(-to_sample // self._batch_steps), -(-to_train // self._trained_steps))
         batch_s = self._seconds_per_batch
         chunk = 1 if batch_s is None else max(1, int(CHUNK_SECONDS / batch_s))
@@ -80,10 +125,6 @@ class InGraphLoop:
 
     def set_lookahead(self, num_iterations: int) -> None:
         self._lookahead = num_iterations
-
-    def _count_sampled_steps(self, totals: IterationTotals) -> int:
-        """Return the steps sampled so far that count towards the iteration's required number."""
-        return totals.env_steps
 
     def run_batches(self, num_batches: int, on_phase: Callable[[str], None]) -> DispatchResult:
         def on_phase_and_clock(phase: str) -> None:
@@ -143,7 +184,7 @@ class InGraphLoop:
         return TrainReport.merge(pending)
 
     def extend_result(self, result: dict[str, Any]) -> dict[str, Any]:
-        return result
+        return self._strategy.extend_result(result)
 
     def full_state(self, state: TrainState) -> TrainState:
         return state

@@ -141,6 +141,15 @@ def make_checkpoint_metadata(
     }
 
 
+def check_state(state: object) -> None:
+    """Raise CheckpointError unless this looks like a return value of `Algorithm.get_state`."""
+    if not isinstance(state, Mapping) or not {"train_state", "metadata"} <= state.keys():
+        raise CheckpointError(
+            "A state must be the return value of get_state(), with train_state and metadata, "
+            f"got {state!r}."
+        )
+
+
 _METADATA_TYPES: dict[str, Any] = {
     "algorithm": str,
     "config": dict[str, Any],

@@ -1,25 +1,19 @@
 """Evaluation of lanes: one program runs the episodes of all lanes of a group."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl.assembly.assemble import Assembly
 from jaxrl.config.sweep import Lane
 from jaxrl.core.types import Device, Key, PyTree
-from jaxrl.envs.registry import MadeEnv
-from jaxrl.evaluation.evaluation import Evaluation
-from jaxrl.runners.hooks import RunnerHooks
+from jaxrl.evaluation.compiled import JaxEvaluation
 from jaxrl.runtime.program import Program
 from jaxrl.sweeps.lanes import get_vmap_axes, shard_lanes, stack_trees
 from jaxrl.training.evaluate import EvaluationInputs, EvaluationResult, Evaluator
-from jaxrl.training.report import compute_evaluation_metrics, to_host
+from jaxrl.training.report import to_host
 from jaxrl.training.train_state import TrainState
-
-if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
 
 
 class SharedEvaluations:
@@ -51,13 +45,11 @@ class _Group(Protocol):
     lanes: list[Lane]
 
 
-class LaneEvaluation(Evaluation):
+class LaneEvaluation:
     """Evaluation of one lane; the first lane to be evaluated evaluates all lanes of its group.
 
     Args:
-        config: Config of the lane.
-        assembly: Functions of the group.
-        hooks: Callbacks of the evaluation.
+        evaluation: Environment and functions of the lane's evaluation.
         group: Group of the lane.
         slot: Position of the lane in the group.
         make_key: Function from an iteration to the lane's evaluation key.
@@ -65,28 +57,29 @@ class LaneEvaluation(Evaluation):
 
     def __init__(
         self,
-        config: "AlgorithmConfig",
-        assembly: Assembly,
-        hooks: RunnerHooks,
+        evaluation: JaxEvaluation,
         group: _Group,
         slot: int,
         make_key: Callable[[int], Key],
     ) -> None:
-        super().__init__(config, assembly, hooks, programs=group.evaluations.programs)
-        self._group, self._slot, self._make_key = group, slot, make_key
+        self._evaluation, self._group, self._slot = evaluation, group, slot
+        self.make_key = make_key
         group.evaluations.members[slot] = self
 
-    def _run_compiled(self, policy: EvaluationInputs, num_episodes: int | None) -> dict[str, Any]:
+    @property
+    def programs(self) -> list[Program]:
+        return list(self._group.evaluations.programs.values())
+
+    def run(self, policy: EvaluationInputs, num_episodes: int | None) -> EvaluationResult:
         shared = self._group.evaluations
         moment = self._group.version, num_episodes, policy.iteration
         if shared.results_key != moment:
             shared.results = self._evaluate_all(policy.iteration, num_episodes)
             shared.results_key = moment
-        return compute_evaluation_metrics(jax.tree.map(lambda x: x[self._slot], shared.results))
+        return jax.tree.map(lambda x: x[self._slot], shared.results)
 
     def compile(self, policy: EvaluationInputs) -> None:
-        if self._num_env_runners == 0:
-            self._get_program(None).get_executable(*self._make_arguments(policy.iteration))
+        self._get_program(None).get_executable(*self._make_arguments(policy.iteration))
 
     def get_deferred_tasks(
         self, policy: Callable[[], EvaluationInputs]
@@ -94,28 +87,42 @@ class LaneEvaluation(Evaluation):
         del policy  # lanes are not trained by `Algorithm.fit`, which calls these functions
         return []
 
+    def stop(self) -> None:
+        """Do nothing: there are no resources to release."""
+
+    @property
+    def env_params(self) -> PyTree:
+        """Parameters of the environment that `evaluation_config` names."""
+        return self._evaluation.made.params
+
     def _evaluate_all(self, iteration: int, num_episodes: int | None) -> EvaluationResult:
         return to_host(self._get_program(num_episodes)(*self._make_arguments(iteration)))
 
     def _make_arguments(self, iteration: int) -> tuple[TrainState, PyTree, Key]:
         slots = range(len(self._group.lanes))
         members = [self._group.evaluations.members.get(slot, self) for slot in slots]
-        keys = jnp.stack([member._make_key(iteration) for member in members])
+        keys = jnp.stack([member.make_key(iteration) for member in members])
         params = (
-            None if self._is_same_env else stack_trees([member._eval_params for member in members])
+            None
+            if self._evaluation.is_same_env
+            else stack_trees([member.env_params for member in members])
         )
         return self._group.states, params, keys
 
-    @property
-    def _eval_params(self) -> PyTree:
-        """Parameters of the environment that `evaluation_config` names."""
-        assert isinstance(self._made, MadeEnv)
-        return self._made.params
+    def _get_program(self, num_episodes: int | None) -> Program:
+        programs = self._group.evaluations.programs
+        if num_episodes not in programs:
+            programs[num_episodes] = self._evaluation.make_program(
+                num_episodes, self._make_function
+            )
+        return programs[num_episodes]
 
-    def _make_function(self, evaluator: Evaluator) -> Callable[..., Any]:
+    def _make_function(self, evaluator: Evaluator) -> Callable[..., EvaluationResult]:
+        runner = self._evaluation.assembly.runner
+
         def evaluate_one(state: TrainState, params: PyTree, key: Key) -> EvaluationResult:
-            params = self._get_params(state.env_params) if params is None else params
-            return evaluator(self._assembly.runner.make_actor_state(state), params, key)
+            params = self._evaluation.get_params(state.env_params) if params is None else params
+            return evaluator(runner.make_actor_state(state), params, key)
 
         def evaluate_all(states: TrainState, params: PyTree, keys: Key) -> EvaluationResult:
             return jax.vmap(evaluate_one, in_axes=(get_vmap_axes(states), 0, 0))(

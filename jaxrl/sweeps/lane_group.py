@@ -5,8 +5,7 @@ Each lane of a group gets its part of a dispatch's report.
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -18,15 +17,11 @@ from jaxrl.core.keys import make_key
 from jaxrl.core.seeds import split_seed
 from jaxrl.core.types import Device, PyTree
 from jaxrl.runners.fragment import Fragment, Weights
-from jaxrl.runners.in_graph_loop import InGraphLoop
 from jaxrl.runtime.program import Program
 from jaxrl.sweeps.lane_evaluation import SharedEvaluations
 from jaxrl.sweeps.lanes import LanePrograms, Lanes, is_per_lane, make_lane_programs, stack_trees
 from jaxrl.training.report import IterationTotals, TrainReport
 from jaxrl.training.train_state import TrainState
-
-if TYPE_CHECKING:
-    from jaxrl.config.settings.run import ReportingSettings
 
 
 class LaneGroup:
@@ -253,25 +248,26 @@ class LaneLearner:
         """Do nothing: there are no resources to release."""
 
 
-class LaneDispatcher(InGraphLoop):
-    """Dispatcher of a lane; consumes dispatches that other lanes have run before running new ones.
+class LaneDispatches:
+    """Strategy of a lane: consume dispatches that other lanes have run before running new ones.
 
     The lane's own values are reported under "config" in its results.
+
+    Args:
+        learner: Learner of the lane.
     """
 
-    reported_values: Mapping[str, Any] = MappingProxyType({})
-    """Numbers among the values of settings that differ between lanes."""
+    def __init__(self, learner: LaneLearner) -> None:
+        self._learner = learner
+        self.reported_values: dict[str, float] = {}
+        """Numbers among the values of settings that differ between lanes."""
 
-    def next_num_batches(
-        self, reporting: "ReportingSettings", totals: IterationTotals, elapsed: float
-    ) -> int:
-        learner: Any = self._learners
-        pending: int | None = learner.get_pending_batches()
-        return super().next_num_batches(reporting, totals, elapsed) if pending is None else pending
+    def get_pending_batches(self) -> int | None:
+        return self._learner.get_pending_batches()
 
-    def _count_sampled_steps(self, totals: IterationTotals) -> int:
+    def count_sampled_steps(self, totals: IterationTotals, batch_steps: int) -> int:
         """Count all rows, transitions or not, so that all lanes have equally many batches."""
-        return totals.train_batches * self._batch_steps
+        return totals.train_batches * batch_steps
 
     def extend_result(self, result: dict[str, Any]) -> dict[str, Any]:
         return {**result, "config": dict(self.reported_values)} if self.reported_values else result

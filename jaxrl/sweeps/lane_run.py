@@ -1,31 +1,144 @@
-"""A lane of a sweep as an Algorithm with its own results, evaluation and checkpoints."""
+"""A lane of a sweep: an Algorithm whose state and programs belong to the lane's group."""
 
-import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxrl.algorithm import Algorithm, Result
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.device_trial import DeviceTrials
-from jaxrl.core.types import Device, PyTree
+from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.errors import DivergenceError, mark_has_checkpoint_path
+from jaxrl.evaluation.compiled import JaxEvaluation
+from jaxrl.evaluation.evaluation import Evaluation
 from jaxrl.loggers import RunFolder
+from jaxrl.loggers.run_record import RunRecord
 from jaxrl.metrics import DEFAULT_MODULE
-from jaxrl.runners.hooks import DISPATCH_HOOKS, AlgorithmHooks, RunnerHooks
+from jaxrl.run_parts import ActingState, LoadLeaves
+from jaxrl.runners.factories import make_in_graph_loop
+from jaxrl.runners.hooks import RunnerHooks
+from jaxrl.runners.in_graph_loop import InGraphLoop
+from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import host_state as host
+from jaxrl.runtime.program import Program
 from jaxrl.sweeps.lane_evaluation import LaneEvaluation
-from jaxrl.sweeps.lane_group import LaneDispatcher, LaneGroup, LaneLearner
+from jaxrl.sweeps.lane_group import LaneDispatches, LaneGroup, LaneLearner
 from jaxrl.training.rollout import ActorState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 
-class LaneRun(Algorithm):
-    """One lane of a group: an Algorithm whose state and programs belong to the group.
+class LaneActingState:
+    """Acting state of a lane, taken from the states of its group.
+
+    Args:
+        group: Group of the lane.
+        slot: Position of the lane in the group.
+    """
+
+    def __init__(self, group: LaneGroup, slot: int) -> None:
+        self._group, self._slot = group, slot
+        self._cache: tuple[int, ActorState] | None = None
+        """Version of the group's states and the actor of that version."""
+
+    @property
+    def programs(self) -> list[Program]:
+        """No programs: those of the group are reported by its learners."""
+        return []
+
+    def fetch(self) -> tuple[ActorState, PyTree]:
+        state = self._group.get_state(self._slot, buffer=False)
+        return self._group.assembly.runner.make_actor_state(state), state.env_params
+
+    def get_actor_state(self) -> ActorState:
+        version = self._group.version
+        if self._cache is None or self._cache[0] != version:
+            self._cache = version, self.fetch()[0]
+        return self._cache[1]
+
+
+class LaneParts:
+    """Parts of a lane's Algorithm: those of its group.
+
+    Args:
+        group: Group of the lane.
+        slot: Position of the lane in the group.
+
+    Attributes:
+        learner: Learner of the lane.
+        dispatches: Dispatches of the group, as the lane consumes them.
+        record: Record of the lane's Algorithm, available once that is built.
+        load: Function that restores a checkpoint into it.
+    """
+
+    record: RunRecord
+    load: LoadLeaves
+
+    def __init__(self, group: LaneGroup, slot: int) -> None:
+        self._group, self._slot = group, slot
+        self.learner = LaneLearner(group, slot)
+        self.dispatches = LaneDispatches(self.learner)
+
+    def open_device_trials(self, config: "AlgorithmConfig") -> DeviceTrials:
+        del config  # lanes share the devices of their program
+        return DeviceTrials(None)
+
+    def assemble(
+        self, config: "AlgorithmConfig", trials: DeviceTrials, *, should_train: bool
+    ) -> tuple[Assembly, list[Device], str]:
+        del config, trials, should_train
+        number = len(self._group.lanes)
+        why = f"Lane {self._slot} of {number} in one program."
+        return self._group.assembly, self._group.devices[:1], why
+
+    def make_evaluation(
+        self,
+        config: "AlgorithmConfig",
+        assembly: Assembly,
+        hooks: RunnerHooks,
+        make_key: Callable[[int], Key],
+    ) -> Evaluation:
+        def make_compiled(evaluation: JaxEvaluation) -> LaneEvaluation:
+            return LaneEvaluation(evaluation, self._group, self._slot, make_key)
+
+        return Evaluation(config, assembly, hooks, make_compiled)
+
+    def make_learner_group(
+        self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
+    ) -> LearnerGroup:
+        del config, assembly, devices
+        return self.learner
+
+    def make_loop(
+        self,
+        config: "AlgorithmConfig",
+        assembly: Assembly,
+        learners: LearnerGroup,
+        callbacks: RunnerHooks,
+        algorithm: object,
+    ) -> InGraphLoop:
+        del config
+        return make_in_graph_loop(assembly, learners, callbacks, algorithm, self.dispatches)
+
+    def make_acting_state(
+        self,
+        config: "AlgorithmConfig",
+        assembly: Assembly,
+        learners: LearnerGroup,
+        devices: list[Device],
+    ) -> ActingState:
+        del config, assembly, learners, devices
+        return LaneActingState(self._group, self._slot)
+
+    def attach(self, record: RunRecord, load: LoadLeaves) -> None:
+        self.record, self.load = record, load
+
+
+class LaneRun:
+    """One lane of a group: its Algorithm, and the lane's place in the group.
 
     Args:
         config: Config of the lane.
@@ -36,7 +149,9 @@ class LaneRun(Algorithm):
         run_folder: Folder of the lane to resume; None creates one.
 
     Attributes:
-        current_values: Current values of these settings.
+        algorithm: Algorithm with the results, evaluation and checkpoints of the lane; `train` here
+            also recognizes a lane that has diverged.
+        current_values: Current values of the settings that differ between lanes.
     """
 
     def __init__(
@@ -49,33 +164,27 @@ class LaneRun(Algorithm):
     ) -> None:
         self._group, self._slot = group, slot
         self._num_updates = 0
+        self._parts = LaneParts(group, slot)
         self.current_values: dict[str, Any] = {}
-        self._cached_actor: tuple[int, ActorState] | None = None
-        """Version of the group's states and the actor of that version."""
-        super().__init__(config, run_folder=run_folder)
+        self.algorithm = Algorithm(config, run_folder=run_folder, _parts=self._parts)
         self._set_values(values)
 
     def _set_values(self, values: Mapping[str, Any]) -> None:
         self.current_values = dict(values)
-        self._dispatcher.reported_values = {
+        self._parts.dispatches.reported_values = {
             name: value
             for name, value in values.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
 
     @property
-    def last_result(self) -> Result:
-        """Latest result; after a restore, the numbers of the saved one."""
-        return self._last_result
-
-    @property
     def last_iteration(self) -> int:
         """Iteration of the latest result; 0 before the first."""
-        return int(self._last_result.get("training_iteration", 0))
+        return self._parts.record.last_iteration
 
     def rewind_to(self, iteration: int) -> None:
         """Label the current state with an earlier iteration; a resume discards later results."""
-        self._host.iteration = iteration
+        self._parts.record.iteration = iteration
 
     # --- training ---
 
@@ -91,22 +200,18 @@ class LaneRun(Algorithm):
             hparams: New values of training settings, by name.
             salt: Data to fold into this lane's keys.
         """
-        self._lane_learner.copy_member(source.state, hparams, salt)
+        self._parts.learner.copy_member(source.algorithm.state, hparams, salt)
         values = {**source.current_values, **hparams}
         self._update_config(values)
         self._set_values(values)
         self._num_updates = source._num_updates
-        self._last_result = source._last_result
-        previous = self._host
-        self._host = dataclasses.replace(
-            source._host, time_total_s=previous.time_total_s, actions_drawn=previous.actions_drawn
-        )
+        self._parts.record.copy_progress(source._parts.record)
 
     def _update_config(self, numbers: Mapping[str, Any]) -> None:
         """Copy the state's hyperparameters into the config stored with checkpoints."""
-        config = self.config.copy(copy_frozen=False).update_from_dict(numbers)
+        config = self.algorithm.config.copy(copy_frozen=False).update_from_dict(numbers)
         config.freeze()
-        self.config = config
+        self.algorithm.config = config
 
     def train(self) -> Result:
         """Train for one iteration.
@@ -115,18 +220,18 @@ class LaneRun(Algorithm):
             DivergenceError: If none of the iteration's updates was finite, or under the conditions
                 of `on_nonfinite="raise"`.
         """
-        previous = self._num_updates
-        result = super().train()
+        algorithm, previous = self.algorithm, self._num_updates
+        result = algorithm.train()
         learner_metrics = result["learners"][DEFAULT_MODULE]
         self._num_updates = learner_metrics["num_updates_lifetime"]
         num_updates = self._num_updates - previous
-        tolerance = self.config.fault_tolerance_settings.nonfinite_updates_tolerance
+        tolerance = algorithm.config.fault_tolerance_settings.nonfinite_updates_tolerance
         num_nonfinite = result["fault_tolerance"]["num_nonfinite_updates"]
         all_skipped = math.isnan(learner_metrics.get("grad_norm", math.nan))
         if num_updates >= tolerance and all_skipped and num_nonfinite >= tolerance:
             error = DivergenceError(
-                f"None of the {num_updates} updates of iteration {self.iteration} had a finite "
-                f"loss and gradient; the lane is saved in {self.save()}."
+                f"None of the {num_updates} updates of iteration {algorithm.iteration} had a "
+                f"finite loss and gradient; the lane is saved in {algorithm.save()}."
             )
             raise mark_has_checkpoint_path(error)
         return result
@@ -135,7 +240,7 @@ class LaneRun(Algorithm):
 
     def keep_checkpoint(self) -> None:
         """Protect this iteration's checkpoint from removal until another one is protected."""
-        self._recorder.protect_checkpoint(self.iteration)
+        self._parts.record.recorder.protect_checkpoint(self.algorithm.iteration)
 
     def resume_from(
         self, checkpoint: Path, values: Mapping[str, Any] | None, overrides: Mapping[str, Any]
@@ -151,54 +256,13 @@ class LaneRun(Algorithm):
         metadata = ckpt.read_metadata(checkpoint)
         leaves: Mapping[str, Any] = ckpt.read_leaves(checkpoint, metadata)
         if overrides:
-            current = ckpt.fetch_leaves(self.state)
-            leaves = host.apply_overrides(leaves, current, self.config, overrides)
-        self._lane_learner.should_set_counters = True
-        self._load(checkpoint, metadata, leaves)
-        self._lane_learner.should_set_counters = False
+            current = ckpt.fetch_leaves(self.algorithm.state)
+            leaves = host.apply_overrides(leaves, current, self.algorithm.config, overrides)
+        self._parts.learner.should_set_counters = True
+        self._parts.load(checkpoint, metadata, leaves)
+        self._parts.learner.should_set_counters = False
         if values is not None:
             self._update_config(values)
             self._set_values(values)
-        self._num_updates = int(self.state.progress.updates)
+        self._num_updates = int(self.algorithm.state.progress.updates)
         self.keep_checkpoint()
-
-    # --- parts of the Algorithm ---
-
-    def _open_device_trials(self, config: "AlgorithmConfig") -> DeviceTrials:
-        del config  # lanes share the devices of their program
-        return DeviceTrials(None)
-
-    def _assemble(
-        self, trials: DeviceTrials, should_train: bool
-    ) -> tuple[Assembly, list[Device], str]:
-        del should_train
-        number = len(self._group.lanes)
-        why = f"Lane {self._slot} of {number} in one program."
-        return self._group.assembly, self._group.devices[:1], why
-
-    def _make_evaluation(self, hooks: RunnerHooks) -> LaneEvaluation:
-        return LaneEvaluation(
-            self.config, self._assembly, hooks, self._group, self._slot, self._get_evaluation_key
-        )
-
-    def _get_acting_state(self) -> tuple[ActorState, PyTree]:
-        state = self._group.get_state(self._slot, buffer=False)
-        return self._assembly.runner.make_actor_state(state), state.env_params
-
-    def _get_actor_state(self) -> ActorState:
-        version = self._group.version
-        if self._cached_actor is None or self._cached_actor[0] != version:
-            self._cached_actor = version, self._get_acting_state()[0]
-        return self._cached_actor[1]
-
-    def _make_learner_group(self) -> LaneLearner:
-        self._lane_learner = LaneLearner(self._group, self._slot)
-        return self._lane_learner
-
-    def _make_loop(self) -> LaneDispatcher:
-        hooks = AlgorithmHooks(self._callbacks, self, DISPATCH_HOOKS)
-        runner, replay = self._assembly.in_graph_runner, self._assembly.replay
-        steps = runner.batch_steps
-        trained_steps = steps if replay is None else replay.num_updates * replay.rows_per_update
-        self._dispatcher = LaneDispatcher(self._learners, steps, trained_steps, hooks)
-        return self._dispatcher

@@ -120,7 +120,7 @@ class Population(SweepRuns):
             for turns in self._groups
             if len(turns) > 1
         ]
-        return [summary, *turns, *self._runs[0].notes]
+        return [summary, *turns, *self._runs[0].algorithm.notes]
 
     @property
     def schedule(self) -> list[Exploit]:
@@ -193,7 +193,7 @@ class Population(SweepRuns):
         """
         criteria = parse_fit_criteria(stop, should_stop)
         if stop is not None:
-            for folder in (self.folder, *(run.run_folder for run in self._runs)):
+            for folder in (self.folder, *(run.algorithm.run_folder for run in self._runs)):
                 folder.save_stop_criterion(criteria)
         settings = self.config.checkpointing_settings
         stop_requested = should_stop or (lambda: False)
@@ -268,9 +268,9 @@ class Population(SweepRuns):
         """
         self._check_index(index)
         run = self._runs[index]
-        config = run.config.copy(copy_frozen=False)
+        config = run.algorithm.config.copy(copy_frozen=False)
         alone = (config.algo_class or Algorithm)(config)
-        alone.set_state(run.get_state())
+        alone.set_state(run.algorithm.get_state())
         return alone
 
     @single_threaded
@@ -284,7 +284,8 @@ class Population(SweepRuns):
             A result like that of `train`, with the result of `Algorithm.evaluate` for each lane.
         """
         results = {
-            i: self._runs[i].evaluate(num_episodes=num_episodes) for i in self.active_indices
+            i: self._runs[i].algorithm.evaluate(num_episodes=num_episodes)
+            for i in self.active_indices
         }
         return self._combine_results(results)
 
@@ -294,7 +295,7 @@ class Population(SweepRuns):
     def save(self) -> str:
         """Write a checkpoint of every active lane and return the path of the sweep's folder."""
         for index in self.active_indices:
-            self._runs[index].save()
+            self._runs[index].algorithm.save()
         scheduler = self._scheduler
         state = {
             "training_iteration": self.iteration,
@@ -350,7 +351,7 @@ class Population(SweepRuns):
                 lane, None if has_diverged else self.iteration
             )
             run.resume_from(checkpoint, saved["values"] and saved["values"][index], overrides)
-            self._results[index] = run.last_result
+            self._results[index] = run.algorithm.last_result
             if has_diverged:
                 run.deactivate()
             elif self._is_resumed:
@@ -364,12 +365,12 @@ class Population(SweepRuns):
         """Describe the lanes and the programs that they share."""
         lines = [f"{self.num_lanes} lanes in {len(self._groups)} programs:"]
         lines += [f"  {lane}" for lane in self.lanes]
-        return "\n".join([*lines, self._runs[0].explain()])
+        return "\n".join([*lines, self._runs[0].algorithm.explain()])
 
     def stop(self) -> None:
         """Stop all lanes, finish pending writes and release the folder; idempotent."""
         for run in self._runs:
-            run.stop()
+            run.algorithm.stop()
         super().stop()
 
 

@@ -10,7 +10,7 @@ import pytest
 from jaxrl.algorithms.ppo import PPOLearner
 from jaxrl.core.hparams import PerLane, get_numeric_hparams
 from jaxrl.errors import ConfigError
-from jaxrl.evaluation.evaluation import make_evaluator
+from jaxrl.evaluation.compiled import make_evaluator
 from jaxrl.sweeps.grouping import group_lanes
 from jaxrl.sweeps.lanes import Lanes, stack_trees
 from tests.helpers import every_algorithm, small

@@ -1,0 +1,117 @@
+"""Record of a run on the host: its counters, its latest result, and the writer of its files."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxrl.core.types import PyTree
+from jaxrl.errors import EnvRunnerError, LearnerError, mark_has_checkpoint_path
+from jaxrl.loggers import RunFolder
+from jaxrl.loggers.recorder import Recorder
+from jaxrl.runs.host_state import RunMetadata
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+
+class RunRecord:
+    """Record of a run on the host: its counters, latest result, and recorder.
+
+    Args:
+        config: Config of the run.
+        run_folder: Folder of the run to continue; None creates one on the first write.
+
+    Attributes:
+        host: Counters and numbers that checkpoints store.
+        last_result: Latest result; after a restore, the numbers of the saved one.
+        recorder: Writer of results and checkpoints.
+    """
+
+    def __init__(self, config: "AlgorithmConfig", run_folder: RunFolder | None) -> None:
+        self.host = RunMetadata()
+        self.last_result: dict[str, Any] = {}
+        self.recorder = Recorder(config, run_folder)
+        self._should_save_at_end = config.checkpointing_settings.checkpoint_at_end
+
+    @property
+    def iteration(self) -> int:
+        """Number of completed iterations, including those before a restore."""
+        return self.host.iteration
+
+    @iteration.setter
+    def iteration(self, iteration: int) -> None:
+        self.host.iteration = iteration
+
+    @property
+    def last_iteration(self) -> int:
+        """Iteration of the latest result; 0 before the first."""
+        return int(self.last_result.get("training_iteration", 0))
+
+    def add_result(self, result: dict[str, Any]) -> None:
+        """Write the result of an iteration and keep it as the latest one."""
+        self.recorder.write(result)
+        self.last_result = result
+        self.host.record_result(result)
+
+    def save(self, state: PyTree, metadata: Mapping[str, Any], *, wait: bool) -> Path:
+        """Write a checkpoint into the run folder; see `Recorder.save`."""
+        return self.recorder.save(self.iteration, state, metadata, self.last_result, wait=wait)
+
+    def resume_after(self, env_steps: int) -> None:
+        """Continue after the iteration of the restored counters.
+
+        Args:
+            env_steps: Number of environment steps sampled up to that iteration.
+        """
+        self.last_result = self.host.last_result
+        self.recorder.set_start(self.iteration, env_steps)
+
+    def copy_progress(self, source: "RunRecord") -> None:
+        """Copy another run's counters and latest result, except for its time and action count."""
+        own = self.host
+        self.last_result = source.last_result
+        self.host = dataclasses.replace(
+            source.host, time_total_s=own.time_total_s, actions_drawn=own.actions_drawn
+        )
+
+    # --- errors ---
+
+    @contextlib.contextmanager
+    def save_on_runner_failure(self, save: Callable[[], str]) -> Generator[None]:
+        """Save on runner failure, and add the latest checkpoint's path to errors ending the run.
+
+        Args:
+            save: Function that saves the run and returns a sentence about it.
+        """
+        try:
+            yield
+        except EnvRunnerError as error:
+            # The learner state is intact; only the environment states are lost with the runners.
+            self.iteration += 1
+            raise mark_has_checkpoint_path(EnvRunnerError(f"{error} {save()}")) from error
+        except LearnerError as error:
+            latest = self.recorder.latest_checkpoint
+            where = f"is {latest}" if latest else "does not exist: nothing has been saved yet"
+            found = LearnerError(f"{error} The latest checkpoint {where}.")
+            raise mark_has_checkpoint_path(found) from error
+
+    def save_after_error(
+        self, error: BaseException, save: Callable[[], str], *, has_trained: bool
+    ) -> None:
+        """Save the run after an error that ends it, and add a note about that to the error.
+
+        Args:
+            error: Error, which remains to be raised.
+            save: Function that saves the run and returns a sentence about it.
+            has_trained: Whether train batches were run since the latest result.
+        """
+        has_learned = bool(self.last_result) or has_trained
+        if getattr(error, "has_checkpoint_path", False) or not has_learned:
+            return
+        if not self._should_save_at_end:
+            return
+        # Train batches of an iteration without a result count towards the next one.
+        self.iteration = self.last_iteration
+        error.add_note(save())

@@ -1,0 +1,63 @@
+"""Saved run: the contents of a checkpoint from which an Algorithm is rebuilt."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxrl.config.deserialize import deserialize_config
+from jaxrl.config.imports import TrustSpec
+from jaxrl.runs import checkpoint as ckpt
+from jaxrl.runs import host_state as host
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SavedRun:
+    """Contents of a checkpoint, checked before anything is compiled.
+
+    Args:
+        path: Path of the checkpoint.
+        metadata: Its metadata.
+        leaves: Leaves of the saved state by name.
+        config: Saved config, with some settings replaced.
+    """
+
+    path: Path
+    metadata: dict[str, Any]
+    leaves: Mapping[str, np.ndarray]
+    config: "AlgorithmConfig"
+
+    @staticmethod
+    def read(
+        path: str | os.PathLike[str],
+        component: str | None,
+        trust: TrustSpec,
+        overrides: Mapping[str, Any],
+    ) -> "SavedRun":
+        """Read a checkpoint, and prepare the process for the run.
+
+        Args:
+            path: Checkpoint, or a folder or run, whose newest checkpoint is used.
+            component: Component to restore; None for all.
+            trust: Packages whose classes and functions the checkpoint may import.
+            overrides: Settings that replace the saved ones.
+
+        Raises:
+            CheckpointError: If the checkpoint is damaged or foreign, or a setting is missing.
+        """
+        found = ckpt.find_checkpoint(path)
+        metadata = ckpt.read_metadata(found)
+        host.check_metadata(metadata, found)
+        trusted = host.resolve_trust(found, trust)
+        host.get_component_prefixes(component)  # raises for an unknown name
+        host.check_missing_settings(metadata, overrides, found)
+        config = deserialize_config(metadata["config"], overrides, trust=trusted)
+        host.prepare_resumed_process(config, metadata)
+        leaves = ckpt.read_leaves(found, metadata)  # raises, if damaged, before anything compiles
+        return SavedRun(path=found, metadata=metadata, leaves=leaves, config=config)
