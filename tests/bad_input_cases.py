@@ -235,10 +235,10 @@ CASES = [
     ),
     # sizes
     setting(
-        "indivisible minibatch",
-        ("train_batch_size=4000", "minibatch_size=128", "125 or 160"),
-        train_batch_size=4000,
-        minibatch_size=128,
+        "minibatch larger than the batch",
+        ("train_batch_size=400", "minibatch_size=512 is more than", "minibatch_size to 400"),
+        train_batch_size=400,
+        minibatch_size=512,
     ),
     setting(
         "environments times steps",

@@ -58,6 +58,20 @@ def test_results_have_rllibs_keys() -> None:
     json.dumps(result)
 
 
+def test_minibatches_need_not_divide_the_train_batch(caplog: pytest.LogCaptureFixture) -> None:
+    config = small(minibatch_size=32, num_epochs=3).training(train_batch_size=126)
+    with config.build() as algorithm:
+        result = algorithm.train()
+    assert result["env_runners"]["num_env_steps_sampled"] == 128
+    assert "train_batch_size=126 is rounded to 128, 8 steps" in caplog.text
+    with small(minibatch_size=48, num_epochs=3).build() as algorithm:
+        result = algorithm.train()
+    learned = result["learners"]["default_policy"]
+    assert learned["num_updates_lifetime"] == 8  # 3 x 128 / 48
+    assert learned["grad_norm"] > 0
+    assert result["num_env_steps_trained_lifetime"] == 128
+
+
 def test_before_any_episode_ended_returns_are_nan() -> None:
     with small(env="Pendulum-v1").build() as algorithm:
         runners = algorithm.train()["env_runners"]

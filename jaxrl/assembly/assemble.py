@@ -233,7 +233,7 @@ def _make_experience(
         return make_replay_buffer(config, plan, acting, in_graph=in_graph)
     return OnPolicyMinibatches(
         num_epochs=plan.num_epochs,
-        num_minibatches=plan.num_minibatches,
+        num_minibatches=plan.minibatches_per_epoch,
         num_shards=plan.num_shards,
         reshuffle=config.training_settings.shuffle_batch_per_epoch,
     )
@@ -358,6 +358,8 @@ def log_assembly(config: "AlgorithmConfig", assembly: Assembly, notes: Iterable[
     """Log the environment, the batch arithmetic, adapted defaults, and the given notes."""
     made, plan = assembly.made, assembly.plan
     logger.info("%s on %s; %s", config.algo_name, made.id, plan.describe())
+    if plan.rounding is not None:
+        logger.warning(plan.rounding)
     for note in (
         *made.notes,
         *plan.notes,

@@ -149,7 +149,11 @@ def resolve_sequence_length(plan: BatchPlan, module: RLModule) -> int | None:
         return plan.sequence_length
     steps, most = plan.rollout_fragment_length, get_max_seq_len(module)
     columns = plan.num_envs // plan.num_shards
-    whole = [n for n in divisors(steps) if (steps // n * columns) % plan.num_minibatches == 0]
+    whole = [
+        n
+        for n in divisors(steps)
+        if (steps // n * columns / plan.minibatches_per_epoch).denominator == 1
+    ]
     length = max((n for n in whole if n <= most), default=0)
     if 2 * length < min(most, steps):
         longer = [n for n in whole if n > most]

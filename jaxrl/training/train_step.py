@@ -402,7 +402,7 @@ class TrainStep:
         updates = jnp.arange(experience.num_updates, dtype=jnp.int32)
         learner_state, table = jax.lax.scan(body, learner_state, updates)
         skipped = table[:, names.index(NUM_NONFINITE_UPDATES)] > 0.5
-        last = experience.num_minibatches
+        last = experience.num_updates_of_last_epoch
         means = jnp.stack(
             [
                 _mean_of_finite(table, skipped),

@@ -1,5 +1,7 @@
 """Minibatches: a permutation of every shard, the same however many devices hold the shards."""
 
+from fractions import Fraction
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,6 +49,44 @@ def test_without_reshuffling_the_first_epoch_repeats() -> None:
     np.testing.assert_array_equal(
         rows_of(experience, 2, 0, SHARDS), rows_of(experience, 7, 0, SHARDS)
     )
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+@pytest.mark.parametrize("size", [12, 28, 76])
+def test_a_minibatch_that_does_not_divide_the_batch_continues_in_the_next_epoch(
+    size: int, epochs: int
+) -> None:
+    number, everything = STEPS * ENVS, {t * 100 + e for t in range(STEPS) for e in range(ENVS)}
+    experience = OnPolicyMinibatches(
+        num_epochs=epochs, num_minibatches=Fraction(number, size), num_shards=SHARDS
+    )
+    assert experience.num_updates == -(-epochs * number // size)
+    shards = np.concatenate(  # the order of each shard, over all updates
+        [
+            rows_of(experience, i, 0, SHARDS).reshape(SHARDS, size // SHARDS)
+            for i in range(experience.num_updates)
+        ],
+        axis=1,
+    )
+    each = number // SHARDS
+    passes = [shards[:, i * each : (i + 1) * each] for i in range(epochs)]
+    for rows in passes:
+        assert set(rows.ravel().tolist()) == everything
+    assert len({tuple(rows.ravel()) for rows in passes}) == epochs
+    rest = shards[:, epochs * each :].ravel().tolist()  # from an additional epoch
+    assert len(set(rest)) == len(rest) == experience.num_updates * size - epochs * number
+    assert rest == [] or rest != passes[0][:, : len(rest) // SHARDS].ravel().tolist()
+
+
+def test_without_reshuffling_the_cycle_repeats() -> None:
+    experience = OnPolicyMinibatches(
+        num_epochs=3, num_minibatches=Fraction(80, 32), num_shards=SHARDS, reshuffle=False
+    )
+    assert experience.num_updates == 8
+    np.testing.assert_array_equal(
+        rows_of(experience, 0, 0, SHARDS), rows_of(experience, 5, 0, SHARDS)
+    )
+    assert not np.array_equal(rows_of(experience, 0, 0, SHARDS), rows_of(experience, 3, 0, SHARDS))
 
 
 @pytest.mark.parametrize("devices", [2, 4])

@@ -115,14 +115,14 @@ CASES: list[Case] = [
         ["on_train_result", "'module:name'", "'../..'", "empty"],
     ),
     (
-        "indivisible minibatch",
-        lambda: ppo(train_batch_size=4000, minibatch_size=128).validate(),
-        ["train_batch_size=4000", "minibatch_size=128", "125 or 160", "3968 or 4096"],
+        "minibatch larger than the batch",
+        lambda: ppo(train_batch_size=400, minibatch_size=512).validate(),
+        ["train_batch_size=400", "minibatch_size=512", "to 400", "train_batch_size to 512"],
     ),
     (
-        "indivisible environments",
-        lambda: ppo(train_batch_size=1000, num_envs_per_env_runner=16, minibatch_size=None).plan(),
-        ["train_batch_size=1000", "num_envs_per_env_runner=16", "10 or 20", "992 or 1008"],
+        "environments that do not fit the batch",
+        lambda: ppo(train_batch_size=100, num_envs_per_env_runner=64, minibatch_size=None).plan(),
+        ["train_batch_size=100", "num_envs_per_env_runner=64", "50 or 100", "64 or 128"],
     ),
     (
         "environments times steps",

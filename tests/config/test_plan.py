@@ -71,16 +71,51 @@ def test_every_default_that_adapted_is_announced() -> None:
     assert plan_of(train_batch_size=2048, num_envs_per_env_runner=16).notes == ()
 
 
-def test_explicit_values_never_adapt() -> None:
-    with pytest.raises(BatchSizeError, match="minibatch_size to 125 or 160") as caught:
-        plan_of(train_batch_size=4000, minibatch_size=128)
-    assert {"minibatch_size": 125} in caught.value.suggestions
-    assert {"train_batch_size": 4096} in caught.value.suggestions
+def test_explicit_minibatches_need_not_divide_the_batch() -> None:
+    plan = plan_of(train_batch_size=4000, minibatch_size=128)
+    assert plan.train_batch_size == 4000
+    assert sizes(plan) == (16, 250, 128, 8)
+    assert plan.updates_per_iteration == 938  # 30 x 4000 / 128, rounded up
+    assert "31.25 minibatches of 128 x 30 epochs = 938 updates" in plan.describe()
+    assert plan.rounding is None
+
+
+def test_a_minibatch_is_at_most_the_train_batch() -> None:
+    with pytest.raises(BatchSizeError, match="minibatch_size=500 is more than train_batch_size=4"):
+        plan_of(train_batch_size=400, minibatch_size=500)
+
+
+@pytest.mark.parametrize(
+    ("values", "batch", "steps"),
+    [
+        ({"num_env_runners": 3, "num_envs_per_env_runner": 1}, 3999, 1333),
+        ({"num_env_runners": 7, "num_envs_per_env_runner": 2}, 4004, 286),
+        ({"num_envs_per_env_runner": 7, "train_batch_size": 4001}, 4004, 572),
+        ({"num_env_runners": 3, "minibatch_size": 128}, 3999, 1333),
+        ({"num_env_runners": 3, "model_config": {"use_lstm": True}}, 4020, 1340),
+    ],
+)
+def test_a_train_batch_is_rounded_to_whole_steps_of_all_runners(
+    values: dict[str, object], batch: int, steps: int
+) -> None:
+    config = PPOConfig().update_from_dict({"train_batch_size": 4000, **values})
+    plan = config.plan()
+    assert (plan.train_batch_size, plan.rollout_fragment_length) == (batch, steps)
+    assert plan.rounding in plan.notes
+    asked = values.get("train_batch_size", 4000)
+    assert f"train_batch_size={asked} is rounded to {batch}, {steps} steps" in str(plan.rounding)
+    assert f"train_batch_size = {batch} (from {asked})" in config.explain()
+    assert str(plan.rounding) in config.explain()
+
+
+def test_a_rounding_of_more_than_a_tenth_is_refused() -> None:
+    with pytest.raises(BatchSizeError, match="train_batch_size=100 is not a multiple of num_envs"):
+        plan_of(train_batch_size=100, num_envs_per_env_runner=64)
 
 
 def test_several_problems_get_one_joint_answer() -> None:
     with pytest.raises(BatchSizeError) as caught:
-        plan_of(train_batch_size=100, num_envs_per_env_runner=7, minibatch_size=13, num_shards=4)
+        plan_of(train_batch_size=50, num_envs_per_env_runner=41, minibatch_size=13, num_shards=4)
     assert len(caught.value.suggestions) == 1
     assert "num_envs_per_env_runner=4" in str(caught.value)
 
@@ -108,7 +143,7 @@ REQUESTS = st.builds(
 
 def check_identities(request: BatchRequest, plan: BatchPlan) -> None:
     assert plan.num_envs * plan.rollout_fragment_length == plan.train_batch_size
-    assert plan.num_minibatches * plan.minibatch_size == plan.train_batch_size
+    assert plan.num_minibatches == math.ceil(plan.train_batch_size / plan.minibatch_size)
     assert plan.num_envs % plan.num_shards == plan.minibatch_size % plan.num_shards == 0
     assert plan.num_shards % request.num_learners == 0
     assert plan.num_env_runners == request.num_env_runners
@@ -117,8 +152,14 @@ def check_identities(request: BatchRequest, plan: BatchPlan) -> None:
     if not request.is_async:
         assert plan.total_envs == plan.num_envs
     assert min(plan.num_envs, plan.rollout_fragment_length, plan.minibatch_size) >= 1
+    asked_batch = request.train_batch_size
+    if asked_batch is None or asked_batch % math.prod(request.factors.values()) == 0:
+        assert asked_batch in (None, plan.train_batch_size)
+        assert plan.rounding is None
+    else:
+        assert abs(plan.train_batch_size - asked_batch) <= 0.1 * asked_batch
+        assert plan.rounding in plan.notes
     for name in (
-        "train_batch_size",
         "envs_per_runner",
         "rollout_fragment_length",
         "minibatch_size",
@@ -256,17 +297,17 @@ def test_fragments_that_make_no_batch_are_refused() -> None:
 
 def test_numbers_of_runners_are_suggested_to_those_who_have_runners() -> None:
     with pytest.raises(BatchSizeError, match="set num_env_runners to 2 or 4, or train_batch"):
-        plan_of(num_env_runners=3, train_batch_size=4000)
+        plan_of(num_env_runners=3, rollout_fragment_length=1000, train_batch_size=4000)
     with pytest.raises(BatchSizeError) as caught:
-        plan_of(num_envs_per_env_runner=7, train_batch_size=4000)
+        plan_of(num_envs_per_env_runner=7, rollout_fragment_length=1000, train_batch_size=4000)
     assert "num_env_runners" not in str(caught.value)
 
 
 def test_a_batch_per_learner_is_suggested_per_learner() -> None:
     with pytest.raises(BatchSizeError) as caught:
-        plan_of(num_learners=2, train_batch_size_per_learner=500, num_envs_per_env_runner=6)
-    assert "train_batch_size_per_learner=500 x num_learners=2 = 1000" in str(caught.value)
-    assert "train_batch_size_per_learner to 498 or 501" in str(caught.value)
+        plan_of(num_learners=2, train_batch_size_per_learner=50, num_envs_per_env_runner=64)
+    assert "train_batch_size_per_learner=50 x num_learners=2 = 100" in str(caught.value)
+    assert "train_batch_size_per_learner to 32 or 64" in str(caught.value)
 
 
 def test_two_train_batch_sizes_must_agree() -> None:
@@ -383,7 +424,7 @@ def test_the_largest_sizes_are_planned_at_once() -> None:
     most = {"use_lstm": True, "max_seq_len": 10**9}
     assert plan_of(model_config=most).sequence_length == 10**9
     with pytest.raises(BatchSizeError, match="minibatch_size to 698377680 or 1396755360"):
-        plan_of(train_batch_size=1396755360, minibatch_size=1396755359)  # of 1,536 divisors
+        plan_of(train_batch_size=1396755360, minibatch_size=1396755359, num_shards=2)
 
 
 @given(st.integers(1, 5000), st.integers(1, 12))

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
 
 DEFAULT_NUM_ENVS = 16
 MAX_SHARDS = 8
@@ -14,10 +15,11 @@ MEASURED_SUFFIX = "='auto': measured when the Algorithm is built; until then"
 class BatchPlan:
     """Sizes of one training step.
 
-    `num_envs * rollout_fragment_length = train_batch_size = num_minibatches * minibatch_size`,
-    and `num_shards` divides `num_envs` and `minibatch_size`. A batch is `[T, B]` with `num_envs`
-    columns: `fragments_per_batch` fragments of `envs_per_runner` columns each. In synchronous
-    training they are one fragment of each runner, otherwise the first fragments to arrive.
+    `num_envs * rollout_fragment_length = train_batch_size`, and `num_shards` divides `num_envs` and
+    `minibatch_size`. A batch is `[T, B]` with `num_envs` columns: `fragments_per_batch` fragments
+    of `envs_per_runner` columns each. In synchronous training they are one fragment of each runner,
+    otherwise the first fragments to arrive. A minibatch that the batch does not divide into
+    continues with the rows of the next epoch.
     """
 
     num_envs: int
@@ -25,6 +27,7 @@ class BatchPlan:
     train_batch_size: int
     minibatch_size: int
     num_minibatches: int
+    """Number of minibatches of one epoch, rounded up."""
     num_epochs: int
     num_shards: int
     num_env_runners: int = 1
@@ -36,6 +39,8 @@ class BatchPlan:
     """Number of rows that stay together in minibatches, for a stateful module."""
     notes: tuple[str, ...] = ()
     """Sentences on the defaults that were adapted."""
+    rounding: str | None = None
+    """Sentence on an explicit train batch size that was rounded, one of the notes."""
 
     @property
     def total_envs(self) -> int:
@@ -48,16 +53,21 @@ class BatchPlan:
         return self.num_envs // self.envs_per_runner
 
     @property
+    def minibatches_per_epoch(self) -> Fraction:
+        """Size of the train batch divided by that of a minibatch."""
+        return Fraction(self.train_batch_size, self.minibatch_size)
+
+    @property
     def updates_per_iteration(self) -> int:
         """Number of gradient steps in one training step."""
-        return self.num_minibatches * self.num_epochs * self.iterations_per_batch
+        return math.ceil(self.num_epochs * self.minibatches_per_epoch) * self.iterations_per_batch
 
     def describe(self) -> str:
         """Return the arithmetic in one line."""
         repeats = f" x {self.iterations_per_batch} times" if self.iterations_per_batch > 1 else ""
         return (
             f"{self._describe_columns()} x {self.rollout_fragment_length} steps = "
-            f"{self.train_batch_size}; {self.num_minibatches} minibatches of "
+            f"{self.train_batch_size}; {float(self.minibatches_per_epoch):.6g} minibatches of "
             f"{self.minibatch_size} x {self.num_epochs} epochs{repeats} = "
             f"{self.updates_per_iteration} updates an iteration"
         )
@@ -159,7 +169,7 @@ class PlanProblem:
 
 def solve_plan(request: BatchRequest) -> tuple[BatchPlan | None, PlanProblem]:
     """Return the plan closest to the request, or the first problem that rules out any plan."""
-    batch = request.train_batch_size or choose_train_batch_size(request)
+    batch = _round_train_batch_size(request) or choose_train_batch_size(request)
     problem = _find_size_problem(request, batch)
     if problem is not None:
         return None, problem
@@ -179,16 +189,51 @@ def solve_plan(request: BatchRequest) -> tuple[BatchPlan | None, PlanProblem]:
         rollout_fragment_length=steps,
         train_batch_size=batch,
         minibatch_size=size,
-        num_minibatches=batch // size,
+        num_minibatches=math.ceil(batch / size),
         num_epochs=request.num_epochs,
         iterations_per_batch=request.iterations_per_batch,
         num_shards=request.num_shards or _choose_num_shards(request, math.gcd(columns, size)),
         num_env_runners=request.num_env_runners,
         envs_per_runner=_choose_envs_per_runner(request, columns),
     )
-    return dataclasses.replace(
-        plan, notes=tuple(describe_adaptations(request, plan))
-    ), PlanProblem()
+    return add_notes(request, plan), PlanProblem()
+
+
+MAX_ROUNDING = 0.1
+"""Largest relative change of an explicit train batch size, RLlib's own tolerance."""
+
+
+def _round_train_batch_size(request: BatchRequest) -> int | None:
+    """Return the explicit train batch size, rounded to whole steps of all environments.
+
+    A size that rounding would change by more than `MAX_ROUNDING` is returned unchanged, as is that
+    of fragments whose length is explicit too.
+    """
+    batch, columns = request.train_batch_size, math.prod(request.factors.values())
+    if batch is None or request.rollout_fragment_length is not None:
+        return batch
+    rounded = (batch + columns // 2) // columns * columns
+    return rounded if abs(rounded - batch) <= MAX_ROUNDING * batch else batch
+
+
+def add_notes(request: BatchRequest, plan: BatchPlan, *notes: str) -> BatchPlan:
+    """Return the plan with sentences on what was adapted, followed by the given notes."""
+    rounding = _describe_rounding(request, plan)
+    first = () if rounding is None else (rounding,)
+    adapted = describe_adaptations(request, plan)
+    return dataclasses.replace(plan, notes=(*first, *adapted, *notes), rounding=rounding)
+
+
+def _describe_rounding(request: BatchRequest, plan: BatchPlan) -> str | None:
+    """Return a sentence on an explicit train batch size that was rounded, or None."""
+    if request.train_batch_size in (None, plan.train_batch_size):
+        return None
+    factors = _format_product(request.factors)
+    return (
+        f"{_format_batch_size(request, request.train_batch_size or 0)} is rounded to "
+        f"{plan.train_batch_size}, {plan.rollout_fragment_length} steps of every environment: it "
+        f"is not a multiple of {factors}."
+    )
 
 
 def _find_size_problem(request: BatchRequest, batch: int) -> PlanProblem | None:
@@ -260,9 +305,9 @@ def _find_problem(
     problem = _find_column_problem(request, batch, columns, steps)
     if problem is not None:
         return problem
-    if batch % size:
+    if size > batch:
         return PlanProblem(
-            f"{_format_batch_size(request, batch)} is not a multiple of minibatch_size={size}",
+            f"minibatch_size={size} is more than {_format_batch_size(request, batch)}",
             ("minibatch_size", "train_batch_size", "envs_per_runner"),
         )
     if columns % request.shard_unit:

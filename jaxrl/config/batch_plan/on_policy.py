@@ -10,8 +10,8 @@ from jaxrl.config.batch_plan.arithmetic import (
     SETTING_BY_FIELD,
     BatchPlan,
     BatchRequest,
+    add_notes,
     choose_train_batch_size,
-    describe_adaptations,
     divisors,
     find_nearest,
     solve_plan,
@@ -270,12 +270,8 @@ def solve_sequence_plan(request: BatchRequest, max_seq_len: int) -> BatchPlan | 
             minibatch_size=plan.minibatch_size * length,
             sequence_length=length,
         )
-        notes = list(describe_adaptations(request, plan))
-        if length < wanted:
-            notes.append(
-                f"max_seq_len={wanted}: {length}, the largest length that divides the sizes."
-            )
-        return dataclasses.replace(plan, notes=tuple(notes))
+        shortened = f"max_seq_len={wanted}: {length}, the largest length that divides the sizes."
+        return add_notes(request, plan, *([shortened] if length < wanted else []))
     return None
 
 

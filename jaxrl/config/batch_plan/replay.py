@@ -35,6 +35,11 @@ class ReplayPlan(BatchPlan):
     buffer_length: int
     """Number of transitions per environment in the buffer, a multiple of the rollout length."""
 
+    @property
+    def updates_per_iteration(self) -> int:
+        """Number of gradient steps in one training step."""
+        return self.num_minibatches
+
     def describe(self) -> str:
         """Return the arithmetic in one line."""
         sampled = self.num_envs * self.rollout_fragment_length

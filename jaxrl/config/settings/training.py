@@ -132,7 +132,8 @@ class Training:
     train_batch_size: int = field(
         default=32,
         check=count,
-        doc="Number of environment steps per training step, over all devices and learners.",
+        doc="Number of environment steps per training step, over all devices and learners; rounded "
+        "to a multiple of the environments of all runners, by at most a tenth.",
     )
     train_batch_size_per_learner: int | None = field(
         default=None,
@@ -172,7 +173,8 @@ class OnPolicyTraining(Training):
         default=128,
         check=count,
         doc="Number of rows per gradient step; None is the whole train batch. The default adapts "
-        "to the nearest divisor of the train batch.",
+        "to the nearest divisor of the train batch; another size continues in the next epoch, as "
+        "in RLlib, so that all minibatches are equally large.",
     )
     microbatch_size: int | Auto | None = field(
         default="auto",
