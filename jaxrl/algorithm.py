@@ -57,7 +57,7 @@ from jaxrl.runners.placement import resolve_microbatch_size
 from jaxrl.runners.protocols import EnvRunnerGroup, LearnerMetrics
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import host_state as host
-from jaxrl.runs.results import to_plain
+from jaxrl.runs.results import RunResult, to_plain
 from jaxrl.runs.saved_run import SavedRun
 from jaxrl.runs.weights import get_parameters, refresh_snapshot, select_module, set_parameters
 from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded, until_stopped
@@ -108,7 +108,7 @@ class Algorithm:
                 start of runners, which only training needs.
             _parts: Factory of the parts that lanes of a sweep share; None makes the run's own.
         """
-        config.validate()
+        config.prepare()
         self._use = ExclusiveLock("Algorithm")
         self.on_phase: Callable[[str], None] = lambda phase: None
         set_log_level(config.debugging_settings.log_level)
@@ -142,7 +142,7 @@ class Algorithm:
 
     def _start(self, parts: RunParts) -> None:
         config, assembly, callbacks = self.config, self._assembly, self._callbacks
-        self._keys = PurposeKeys(config.debugging_settings.seed)
+        self._keys = PurposeKeys(config.debugging_settings.run_seed)
         self._evaluation = parts.make_evaluation(
             config, assembly, AlgorithmHooks(callbacks, self), self._get_evaluation_key
         )
@@ -304,9 +304,8 @@ class Algorithm:
         self._record.iteration += 1
         trained = totals.make_result(reporting.metrics_num_episodes_for_smoothing)
         self._nonfinite.warn_once(totals)
-        result = self._loop.extend_result(
-            {**trained, TIMERS: {"training_step_s": totals.wait_seconds}}
-        )
+        timers = {"training_step_s": totals.wait_seconds}
+        result = RunResult(self._loop.extend_result({**trained, TIMERS: timers}))
         self._evaluate_if_due(result)
         result[TIMERS]["compile_s"] = total_compile_seconds(self._programs) - compiled_before
         result |= self._record.host.get_auto_filled_metrics(

@@ -117,20 +117,35 @@ OPEN_PREFIXES = (
 )
 """Prefixes below which key names depend on the algorithm or the user."""
 
-_RETURN_MEAN_KEY = f"{ENV_RUNNERS}/{EPISODE_RETURN_MEAN}"
+_RENAMED_EPISODE_KEYS = {
+    "episode_reward_mean": EPISODE_RETURN_MEAN,
+    "episode_reward_min": EPISODE_RETURN_MIN,
+    "episode_reward_max": EPISODE_RETURN_MAX,
+    "episodes_this_iter": NUM_EPISODES,
+}
+_MOVED_EPISODE_KEYS = (
+    EPISODE_RETURN_MEAN,
+    EPISODE_RETURN_MIN,
+    EPISODE_RETURN_MAX,
+    EPISODE_LEN_MEAN,
+    EPISODE_LEN_MIN,
+    EPISODE_LEN_MAX,
+)
 RENAMED_KEYS = {
     "timesteps_total": NUM_ENV_STEPS_SAMPLED_LIFETIME,
     "num_env_steps_sampled": NUM_ENV_STEPS_SAMPLED_LIFETIME,
-    "episodes_total": "env_runners/num_episodes_lifetime",
-    "episode_reward_mean": _RETURN_MEAN_KEY,
-    "episode_reward_min": "env_runners/episode_return_min",
-    "episode_reward_max": "env_runners/episode_return_max",
-    "episode_return_mean": _RETURN_MEAN_KEY,
-    "episode_len_mean": "env_runners/episode_len_mean",
-    "sampler_results/episode_reward_mean": _RETURN_MEAN_KEY,
-    "evaluation/episode_reward_mean": f"evaluation/{_RETURN_MEAN_KEY}",
-    "evaluation/episode_return_mean": f"evaluation/{_RETURN_MEAN_KEY}",
-    "evaluation/sampler_results/episode_reward_mean": f"evaluation/{_RETURN_MEAN_KEY}",
+    "num_env_steps_trained": "num_env_steps_trained_lifetime",
+    "episodes_total": f"{ENV_RUNNERS}/num_episodes_lifetime",
+    **{
+        f"{scope}{place}{old}": f"{scope}{ENV_RUNNERS}/{new}"
+        for scope in ("", f"{EVALUATION}/")
+        for place, names in (
+            ("", dict.fromkeys(_MOVED_EPISODE_KEYS) | _RENAMED_EPISODE_KEYS),
+            ("sampler_results/", dict.fromkeys(_MOVED_EPISODE_KEYS) | _RENAMED_EPISODE_KEYS),
+            (f"{ENV_RUNNERS}/", _RENAMED_EPISODE_KEYS),
+        )
+        for old, new in ((old, new or old) for old, new in names.items())
+    },
 }
 """RLlib's old result keys, mapped to the current ones."""
 

@@ -1,8 +1,9 @@
 """Algorithms as Trainables of Ray Tune: `tune.Tuner(PPO, param_space=config).fit()`.
 
 Importing this module, or `from jaxrl import PPO`, also registers jaxrl's PPO under the name "PPO"
-with Tune, in this process and its trials. `import jaxrl` alone does not import Ray, so Tune then
-has no such name, or resolves it to RLlib's.
+with Tune, in this process and its trials. So does a config, if Ray Tune has been imported
+(`jaxrl.config.tune_registration`). `import jaxrl` alone does not import Ray, so Tune then has no
+such name, or resolves it to RLlib's.
 """
 
 import dataclasses
@@ -24,6 +25,7 @@ from jaxrl.errors import ConfigError
 from jaxrl.loggers.recorder import SaveSchedule
 from jaxrl.metrics import lookup
 from jaxrl.runs.checkpoint import find_checkpoint, read_metadata
+from jaxrl.runs.results import add_old_keys
 from jaxrl.runs.run_folder import RunFolder, is_run_folder
 from jaxrl.runtime.env_vars import set_driver_env_vars
 from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded
@@ -134,7 +136,7 @@ class AlgorithmTrainable(Trainable):
         )
         loggers = [sink for sink in debugging.loggers if sink not in replaced_by_tune]
         settings.debugging(loggers=loggers)
-        settings.validate()
+        settings.prepare()
         set_driver_env_vars(settings)
         _restrict_devices(self.trial_resources)
         self._settings = settings
@@ -170,7 +172,7 @@ class AlgorithmTrainable(Trainable):
         result = self.algorithm.train()
         due = self._save_times.is_due(self.algorithm.iteration)
         return {
-            **result,
+            **add_old_keys(result),
             TIMESTEPS_TOTAL: lookup(result, _NUM_STEPS_KEY),
             **({SHOULD_CHECKPOINT: True} if due else {}),
         }

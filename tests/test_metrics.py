@@ -1,9 +1,12 @@
 """Result keys: nested and flat."""
 
+import pickle
+
 import pytest
 
 from jaxrl import metrics
 from jaxrl.errors import UnknownNameError
+from jaxrl.runs import results
 
 RESULT = {"a": {"b": {"c": 1}, "d": None}, "e": 2.0, "empty": {}}
 
@@ -17,6 +20,44 @@ def test_lookup() -> None:
     assert metrics.lookup(RESULT, "e") == 2.0
     assert metrics.lookup(RESULT, "a/b/x") is None
     assert metrics.lookup(RESULT, "e/x") is None
+
+
+def test_results_are_read_by_old_keys_with_one_note(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "_noted_keys", set())
+    episodes = {"episode_return_mean": 3.0, "episode_len_mean": 5.0, "num_episodes": 2}
+    result = results.RunResult({"env_runners": episodes, "num_env_steps_sampled_lifetime": 9})
+    result["evaluation"] = {"env_runners": {"episode_return_mean": 4.0}}
+    assert result["episode_reward_mean"] == result.get("episode_reward_mean") == 3.0
+    assert result["sampler_results"]["episode_reward_mean"] == 3.0
+    assert result["env_runners"]["episode_reward_mean"] == 3.0
+    assert result["evaluation"]["episode_reward_mean"] == 4.0
+    assert result["evaluation"]["sampler_results"]["episode_reward_mean"] == 4.0
+    assert result["evaluation"]["env_runners"]["episode_reward_mean"] == 4.0
+    assert (result["timesteps_total"], result["episodes_this_iter"]) == (9, 2)
+    assert result["episode_len_mean"] == 5.0
+    (message,) = caplog.messages
+    assert "'episode_reward_mean' is now 'env_runners/episode_return_mean'" in message
+    assert list(result) == ["env_runners", "num_env_steps_sampled_lifetime", "evaluation"]
+    assert result.get("episodes_total", -1) == -1
+    for key in ("episode_reward_max", "nothing"):
+        with pytest.raises(KeyError, match=key):
+            result[key]
+    plain = pickle.loads(pickle.dumps(result))
+    assert type(plain) is dict
+    assert plain == result
+    assert type(plain["evaluation"]) is dict
+
+
+def test_old_keys_are_added_for_tune() -> None:
+    result = {"env_runners": {"episode_return_mean": 3.0}, "evaluation": {"a": 1}}
+    flat = metrics.flatten(results.add_old_keys(result))
+    assert flat["episode_reward_mean"] == flat["sampler_results/episode_reward_mean"] == 3.0
+    assert flat["env_runners/episode_return_mean"] == 3.0
+    assert flat["evaluation/a"] == 1
+    assert not any(key.startswith("evaluation/episode") for key in flat)
+    assert result == {"env_runners": {"episode_return_mean": 3.0}, "evaluation": {"a": 1}}
 
 
 def test_unknown_keys_are_refused() -> None:

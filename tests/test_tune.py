@@ -255,3 +255,54 @@ except Exception as error:
         "ConfigError jaxrl.PPO and the other algorithms are Trainables of Ray Tune"
     )
     assert "pip install 'jaxrl[tune]'" in done.stdout
+
+
+REGISTRATION = """
+import sys
+{first}
+config = PPOConfig().environment("CartPole-v1")
+assert ("ray" in sys.modules) == {is_imported}
+from ray import tune
+config.training(lr=tune.grid_search([1e-4, 1e-3]))
+from ray.tune.registry import get_trainable_cls
+from ray.tune.tune import _Config
+assert isinstance(config, _Config)
+assert get_trainable_cls("PPO").__module__ == "jaxrl.tune"
+assert config.to_dict()["lr"] == {{"grid_search": [1e-4, 1e-3]}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "is_imported"),
+    [
+        ("from jaxrl import PPOConfig", False),
+        ("from ray import tune\nfrom jaxrl import PPOConfig", True),
+    ],
+)
+def test_tune_knows_the_algorithms_once_there_is_a_config(first: str, is_imported: bool) -> None:
+    pytest.importorskip("ray.tune")
+    script = REGISTRATION.format(first=first, is_imported=is_imported)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_old_keys_stop_and_rank_trials(tmp_path: Path) -> None:
+    from ray.tune import RunConfig, TuneConfig, Tuner
+
+    found = Tuner(
+        "PPO",
+        param_space=small(),
+        tune_config=TuneConfig(metric="episode_reward_mean", mode="max"),
+        run_config=RunConfig(
+            name="old", storage_path=str(tmp_path), stop={"episode_reward_mean": 5}, verbose=0
+        ),
+    ).fit()
+    assert not found.errors
+    best = found.get_best_result("sampler_results/episode_reward_mean", "max")
+    assert best.metrics["episode_reward_mean"] >= 5
+    assert best.metrics["training_iteration"] < 5
+    assert (
+        best.metrics["episode_reward_mean"] == (best.metrics["env_runners"]["episode_return_mean"])
+    )

@@ -21,8 +21,7 @@ from jaxrl.buffers.on_policy import OnPolicyMinibatches
 from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.config.batch_plan.arithmetic import BatchPlan
 from jaxrl.config.batch_plan.replay import ReplayPlan
-from jaxrl.config.modules import describe_renamed_settings
-from jaxrl.config.placement import resolve_placement
+from jaxrl.config.placement import describe_idle_settings, resolve_placement
 from jaxrl.config.settings.asynchronous import AsyncTraining
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.training import Auto
@@ -360,12 +359,14 @@ def log_assembly(config: "AlgorithmConfig", assembly: Assembly, notes: Iterable[
     logger.info("%s on %s; %s", config.algo_name, made.id, plan.describe())
     if plan.rounding is not None:
         logger.warning(plan.rounding)
+    is_with_actors = config.env_runners_settings.num_env_runners > 0
+    placement = "in_graph" if assembly.is_in_graph else "ray" if is_with_actors else "host"
+    for note in describe_idle_settings(config, placement):
+        logger.warning(note)
     for note in (
         *made.notes,
         *plan.notes,
         *notes,
-        *config.notes,
-        *describe_renamed_settings(config),
     ):
         logger.info(note)
     if not logger.isEnabledFor(logging.DEBUG):

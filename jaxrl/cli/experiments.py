@@ -132,14 +132,15 @@ def _from_file(source: Sequence[str], algo: str | None) -> "Experiment":
             f"Cannot train {' '.join(source)!r}: use 'jaxrl train file CONFIG', or give --algo "
             "and --env."
         )
-    if algo is not None:
+    from jaxrl.config.load import RLLIB_PARAMS, load_experiment
+
+    path = resolve_config_path(source[1])
+    if algo is not None and path.name != RLLIB_PARAMS:
         raise ConfigError(
             f"--algo {algo} contradicts 'file {source[1]}', which names its algorithm: "
             "leave one of them out."
         )
-    from jaxrl.config.load import load_experiment
-
-    experiment = load_experiment(resolve_config_path(source[1]))
+    experiment = load_experiment(path, algo=algo)
     if experiment.config.debugging_settings.run_name is None:
         experiment.config.debugging(run_name=experiment.name)
     return experiment

@@ -11,7 +11,9 @@ from jaxrl.config.explain import explain
 from jaxrl.config.fields import fluent
 from jaxrl.config.modules import get_rows_per_sample, resolve_module_spec
 from jaxrl.config.names import refuse_method
+from jaxrl.config.notes import announce_notes, describe_notes
 from jaxrl.config.registry import load_run_class
+from jaxrl.config.seed import draw_seed
 from jaxrl.config.settings import run as run_groups
 from jaxrl.config.settings import runners as runner_groups
 from jaxrl.config.settings import training as training_groups
@@ -77,15 +79,32 @@ class AlgorithmConfig(ConfigBuilder):
     callbacks = fluent("callbacks_settings", run_groups.CallbacksSettings)
     sweep = fluent("sweep_settings", run_groups.SweepSettings)
 
-    def multi_agent(self, **settings: object) -> NoReturn:
-        """Raise ConfigError: multi-agent training is not supported."""
-        refuse_method("multi_agent", settings)
+    def multi_agent(self, **settings: object) -> Self:
+        """Accept settings for a single agent; multi-agent training is not supported."""
+        self._apply(settings)
+        return self
 
-    def offline_data(self, **settings: object) -> NoReturn:
-        """Raise ConfigError: training from offline data is not supported."""
-        refuse_method("offline_data", settings)
+    def offline_data(self, **settings: object) -> Self:
+        """Accept settings for sampling from environments; offline data is not supported."""
+        self._apply(settings)
+        return self
+
+    def rollouts(self, **settings: object) -> Self:
+        """Change settings by the name that `env_runners()` once had in RLlib."""
+        self._apply(settings)
+        return self
+
+    def exploration(self, **settings: object) -> Self:
+        """Change settings of RLlib's former group: `explore` and `exploration_config`."""
+        self._apply(settings)
+        return self
 
     # --- derived values and checks ---
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes on old names and on values without effect, as in `explain()`."""
+        return describe_notes(self)
 
     def validate(self) -> None:
         """Check the constraints between settings.
@@ -94,6 +113,16 @@ class AlgorithmConfig(ConfigBuilder):
             ConfigError: If settings contradict each other.
         """
         validate(self)
+
+    def prepare(self) -> None:
+        """Check the constraints, draw the seed if it is None, and log the notes on the config.
+
+        Raises:
+            ConfigError: If settings contradict each other.
+        """
+        self.validate()
+        draw_seed(self)
+        announce_notes(self)
 
     @property
     def is_multi_agent(self) -> bool:
@@ -210,6 +239,7 @@ class AlgorithmConfig(ConfigBuilder):
         config = self.copy(copy_frozen=False) if use_copy else self
         if env is not None:
             config.environment(env)
+        draw_seed(config)
         if is_sweep(config):
             refuse_num_envs_tuning(config)
             return _build_sweep(config)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from jaxrl.config.coerce import copy_containers
 from jaxrl.config.names import (
@@ -14,7 +14,8 @@ from jaxrl.config.names import (
     make_unknown_attribute_error,
 )
 from jaxrl.config.own_settings import declare_settings
-from jaxrl.errors import ConfigError, UnknownNameError
+from jaxrl.config.tune_registration import connect_to_tune
+from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -25,6 +26,9 @@ logger = logging.getLogger("jaxrl.config")
 
 G = TypeVar("G", bound="DataclassInstance")
 
+FRAMEWORKS = ("jax", "torch", "tf", "tf2", "tfe", None)
+"""Frameworks of RLlib, and JAX."""
+
 EXPLICIT = "explicit_settings"
 """Key of `to_dict` for the names of explicit settings; all others are defaults, which may adapt."""
 
@@ -32,13 +36,16 @@ EXPLICIT = "explicit_settings"
 class ConfigBuilder:
     """Builder for settings, by group or flat, that resolves names and checks values."""
 
-    notes: list[str]
-    """Sentences on settings that were given under an old name."""
+    old_names: dict[str, str]
+    """Settings that were given under an old name, as they are written now, by that name."""
+    remarks: list[str]
+    """Sentences on values that were accepted without effect, or replaced."""
     in_evaluation: bool
     preferred_devices: tuple[int, str] | None
     """Number of devices for `num_devices='auto'` and the reason; a resumed run keeps its number."""
     algo_class: "type[Algorithm] | None"
     _explicit: set[str]
+    _announced: set[str]
     _frozen: bool
 
     def __init__(self, algo_class: "type[Algorithm] | None" = None) -> None:
@@ -55,7 +62,9 @@ class ConfigBuilder:
         state = self.__dict__
         state.update(
             algo_class=algo_class,
-            notes=[],
+            old_names={},
+            remarks=[],
+            _announced=set(),
             in_evaluation=False,
             preferred_devices=None,
             _frozen=False,
@@ -63,6 +72,7 @@ class ConfigBuilder:
         )
         for attribute in GROUP_METHODS:
             state[attribute] = _copy_group(getattr(type(self), attribute))
+        connect_to_tune()
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Add the settings that a subclass declares, see `jaxrl.config.measure_recommended`."""
@@ -75,7 +85,8 @@ class ConfigBuilder:
     @functools.cache
     def get_name_table(cls) -> NameTable:
         """Return all settings of this class."""
-        return NameTable({attr: type(getattr(cls, attr)) for attr in GROUP_METHODS})
+        algo = getattr(cls, "algo_name", "")
+        return NameTable({attr: type(getattr(cls, attr)) for attr in GROUP_METHODS}, algo)
 
     def set_group(
         self, attribute: str, args: tuple[object, ...], kwargs: dict[str, object], /
@@ -106,30 +117,29 @@ class ConfigBuilder:
             previous = self.__dict__[resolved.group]
             self.__dict__[resolved.group] = dataclasses.replace(previous, **{name: value})
             self._explicit.add(name)
-            if resolved.note is not None and resolved.note not in self.notes:
-                self.notes.append(resolved.note)
-                logger.warning(resolved.note)
+            if resolved.old_name is not None:
+                self.old_names[resolved.old_name] = resolved.call
 
     def _resolve_all(
         self, values: Mapping[str, object], group: str | None
     ) -> list[ResolvedSetting]:
         """Resolve all names; raise if two of them are the same setting."""
         table = self.get_name_table()
+        if values.get("_model_config"):  # RLlib then does not read model
+            values = {name: value for name, value in values.items() if name != "model"}
         names: dict[str, str] = {}
         resolved_settings: list[ResolvedSetting] = []
         for name, value in values.items():
-            resolved = table.resolve(name, value, group=group)
-            if resolved is None:
-                continue
-            setting = resolved.setting.name
-            if setting in names:
-                other = names[setting]
-                raise ConfigError(
-                    f"'{other}' and '{name}' are the same setting, got {values[other]!r} and "
-                    f"{value!r}; set only {setting}."
-                )
-            names[setting] = name
-            resolved_settings.append(resolved)
+            for resolved in table.resolve(name, value, group=group):
+                setting = resolved.setting.name
+                if setting in names:
+                    other = names[setting]
+                    raise ConfigError(
+                        f"'{other}' and '{name}' are the same setting, got {values[other]!r} and "
+                        f"{value!r}; set only {setting}."
+                    )
+                names[setting] = name
+                resolved_settings.append(resolved)
         return resolved_settings
 
     def _refuse_frozen(self, name: str) -> NoReturn:
@@ -152,14 +162,22 @@ class ConfigBuilder:
         else:
             self._apply({name: value})
 
-    def framework(self, framework: Literal["jax"] = "jax", **settings: object) -> Self:
-        """Accept 'jax', the only framework."""
-        if framework != "jax":
+    def framework(self, framework: str | None = "jax", **settings: object) -> Self:
+        """Accept any framework of RLlib, with a remark: JAX is the only one."""
+        if framework not in FRAMEWORKS:
             raise ConfigError(
                 f"framework must be 'jax', got {framework!r}: everything is compiled by JAX."
+                f"{did_you_mean(framework, FRAMEWORKS[1:-1])}"
             )
         self._apply(settings)
+        if framework not in (None, "jax"):
+            self.add_remark(f"framework={framework!r}: JAX computes here, as always.")
         return self
+
+    def add_remark(self, remark: str) -> None:
+        """Add a sentence on a value that was accepted without effect, or replaced."""
+        if remark not in self.remarks:
+            self.remarks.append(remark)
 
     def api_stack(self, **settings: object) -> Self:
         """Accept RLlib's switches for its new API stack, which is always enabled."""
@@ -223,6 +241,11 @@ class ConfigBuilder:
         return self._frozen
 
     @property
+    def announced(self) -> set[str]:
+        """Old names and remarks that have been logged, shared by all copies of the config."""
+        return self._announced
+
+    @property
     def explicit(self) -> frozenset[str]:
         """Names of the settings that were set explicitly, which never adapt."""
         return frozenset(self._explicit)
@@ -246,7 +269,12 @@ class ConfigBuilder:
         for attribute in GROUP_METHODS:
             new.__dict__[attribute] = _copy_group(self.__dict__[attribute])
         frozen = self._frozen if copy_frozen is None else copy_frozen
-        new.__dict__.update(_explicit=set(self._explicit), notes=list(self.notes), _frozen=frozen)
+        new.__dict__.update(
+            _explicit=set(self._explicit),
+            old_names=dict(self.old_names),
+            remarks=list(self.remarks),
+            _frozen=frozen,
+        )  # _announced is shared: a copy does not repeat what has been logged
         return new
 
     def __copy__(self) -> Self:
@@ -285,8 +313,9 @@ class ConfigBuilder:
         explicit = values.pop(EXPLICIT, None)
         if "algo_class" in values:
             self.algo_class = values.pop("algo_class")
-        framework = values.pop("framework", None) or values.pop("framework_str", None) or "jax"
-        self.framework(framework)
+        for name in ("framework", "framework_str"):
+            if name in values:
+                self.framework(values.pop(name))
         previous = set(self._explicit)
         flat: dict[str, Any] = {}
         for method in set(GROUP_METHODS.values()) & values.keys():

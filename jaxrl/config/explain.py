@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from jaxrl.config.batch_plan.on_policy import choose_num_devices
-from jaxrl.config.modules import describe_renamed_settings
 from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.placement import Placement, describe_placement
 from jaxrl.config.settings.training import OnPolicyTraining
@@ -46,7 +45,7 @@ def explain(
         _format_devices(config, placement, platform, local_device_count, devices),
     ]
     blocks.append("\n".join(["Placement", *(f"  {line}" for line in lines)]))
-    sentences = [*env_notes, *notes, *config.notes, *describe_renamed_settings(config)]
+    sentences = [*env_notes, *notes, *config.notes]
     if sentences:
         blocks.append("\n".join(["Notes", *(f"  {line}" for line in sentences)]))
     if module_table:

@@ -14,7 +14,7 @@ from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import get_settings
 from jaxrl.config.markers import marker_from_data, replace_at_path
 from jaxrl.config.pbt import PopulationBasedTraining
-from jaxrl.config.registry import find_shipped_configs, get_algorithm_config
+from jaxrl.config.registry import find_shipped_configs, get_algorithm_config, list_algorithms
 from jaxrl.config.settings.run import SweepSettings
 from jaxrl.config.stop import StopCriteria, parse_stop
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError, did_you_mean
@@ -32,6 +32,8 @@ TOP_LEVEL_SETTINGS = (
     "local_dir",
     "storage_path",
 )
+RLLIB_PARAMS = "params.json"
+"""File with the settings of a trial of RLlib's."""
 EXPERIMENT_KEYS = ("run", "algo", "env", "stop", "config", "sweep", *TOP_LEVEL_SETTINGS)
 
 
@@ -54,14 +56,22 @@ def load_config(path: str | Path) -> AlgorithmConfig:
     return load_experiment(path).config
 
 
-def load_experiment(path: str | Path, name: str | None = None) -> Experiment:
+def load_experiment(
+    path: str | Path, name: str | None = None, *, algo: str | None = None
+) -> Experiment:
     """Load the single experiment of a file, or the one with the given name.
+
+    Args:
+        path: Path of a file, or the id of a shipped one.
+        name: Name of the experiment.
+        algo: Name of the algorithm of RLlib's `params.json`, which has settings alone; None takes
+            it from the name of the trial's folder, such as PPO_CartPole-v1_1a2b3_00000.
 
     Raises:
         ConfigError: If the file is not a valid experiment; the message gives the line if possible.
         UnknownNameError: If a key, setting or experiment does not exist.
     """
-    experiments = load_experiments(path)
+    experiments = load_experiments(path, algo=algo)
     if name is not None:
         for experiment in experiments:
             if experiment.name == name:
@@ -77,7 +87,7 @@ def load_experiment(path: str | Path, name: str | None = None) -> Experiment:
     return experiments[0]
 
 
-def load_experiments(path: str | Path) -> list[Experiment]:
+def load_experiments(path: str | Path, *, algo: str | None = None) -> list[Experiment]:
     """Load all experiments of a file, in order; see `load_experiment`."""
     path = find_shipped_configs().get(str(path), Path(path).expanduser())
     if path.suffix not in (".yaml", ".yml", ".json", ".py"):
@@ -99,6 +109,9 @@ def load_experiments(path: str | Path) -> list[Experiment]:
         )
     if not isinstance(data, dict) or not data:
         raise ConfigError(f"{path} must map an experiment's name to its settings, got {data!r}.")
+    if path.name == RLLIB_PARAMS and not {"algo", "run", "config"} & data.keys():
+        body = {"run": algo or _find_trial_algorithm(path), "config": data}
+        return [_make_with_location(path, lines, path.parent.name or path.stem, body)]
     flat = [key for key in ("run", "algo", "env", "config") if key in data]
     if flat:
         raise ConfigError(
@@ -109,6 +122,20 @@ def load_experiments(path: str | Path) -> list[Experiment]:
         _make_with_location(path, lines, str(name), body)
         for name, body in cast(dict[Any, Any], data).items()
     ]
+
+
+def _find_trial_algorithm(path: Path) -> str:
+    """Return the algorithm of a trial of Ray Tune, whose folder begins with its name."""
+    folder = path.resolve().parent.name
+    known = {name.lower(): name for name in list_algorithms()}
+    algo = known.get(folder.partition("_")[0].lower())
+    if algo is None:
+        raise ConfigError(
+            f"{path} has the settings of a run, but not its algorithm, and its folder '{folder}' "
+            "does not begin with the name of one: give it by --algo, or as load_experiment(path, "
+            "algo='PPO')."
+        )
+    return algo
 
 
 def experiment_from_dict(name: str, body: object) -> Experiment:

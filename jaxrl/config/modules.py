@@ -40,13 +40,13 @@ def check_model_config(config: "AlgorithmConfig") -> None:
         DefaultModelConfig.from_dict(cast(Mapping[str, Any], settings))
 
 
-def describe_renamed_settings(config: "AlgorithmConfig") -> list[str]:
-    """Return a sentence for each model setting given under an old name."""
+def find_renamed_settings(config: "AlgorithmConfig") -> dict[str, str]:
+    """Return the current name of each model setting given under an old name."""
     from jaxrl.modules.model_config import resolve_model_settings
 
     model_config = config.rl_module_settings.model_config
     if not _uses_default_config(_select_spec(config)) or not isinstance(model_config, Mapping):
-        return []
+        return {}
     return resolve_model_settings(cast(Mapping[str, Any], model_config))[1]
 
 

@@ -4,9 +4,18 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
+from jaxrl.config.exploration import translate_exploration
 from jaxrl.config.fields import Setting, get_settings
-from jaxrl.config.rllib_names import DROP, REFUSED, REFUSED_METHODS, RENAMED, Refused
+from jaxrl.config.rllib_defaults import (
+    DEPRECATED_NAMES,
+    DEPRECATED_VALUE,
+    NEUTRAL_VALUES,
+    NEUTRAL_VALUES_BY_ALGORITHM,
+    NEUTRAL_VALUES_OF_SETTINGS,
+)
+from jaxrl.config.rllib_names import REFUSED, REFUSED_METHODS, RENAMED
 from jaxrl.config.synonyms import describe_counterpart
+from jaxrl.core.neutral import is_neutral
 from jaxrl.errors import ConfigError, UnknownNameError, UnknownSettingError, did_you_mean
 
 GROUP_METHODS = {
@@ -37,18 +46,30 @@ LEARNER_SETTINGS_IN_TRAINING = (
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedSetting:
-    """Setting that a name resolves to, with its group, the value, and a note about an old name."""
+    """Setting that a name resolves to, with its group and the value."""
 
     group: str
     setting: Setting
     value: object
-    note: str | None = None
+    old_name: str | None = None
+    """Name that it was given by, if that is an old one."""
+
+    @property
+    def call(self) -> str:
+        """The setting as it is written now."""
+        return f"{GROUP_METHODS[self.group]}({self.setting.name}=...)"
 
 
 class NameTable:
-    """Settings of a config class by name."""
+    """Settings of a config class by name.
 
-    def __init__(self, groups: Mapping[str, type]) -> None:
+    Args:
+        groups: Classes of the groups, by the attribute of the config.
+        algo: Name of the algorithm, whose defaults in RLlib are neutral.
+    """
+
+    def __init__(self, groups: Mapping[str, type], algo: str = "") -> None:
+        self.algo = algo
         self.groups = {attribute: get_settings(group) for attribute, group in groups.items()}
         self.group_by_setting = {
             name: attribute for attribute, settings in self.groups.items() for name in settings
@@ -65,8 +86,8 @@ class NameTable:
 
     def resolve(
         self, name: str, value: object, *, group: str | None = None
-    ) -> ResolvedSetting | None:
-        """Resolve `name=value` to a setting.
+    ) -> list[ResolvedSetting]:
+        """Resolve `name=value` to settings.
 
         Args:
             name: Name as written by the user, possibly an old one.
@@ -74,33 +95,51 @@ class NameTable:
             group: Attribute of the group whose method was called, if any.
 
         Returns:
-            The setting and its value, or None if there is nothing to set.
+            The setting and its value; none for a value that asks for nothing, and several for
+            a setting of RLlib's that stands for them.
 
         Raises:
             UnknownSettingError: If there is no such setting, or not in this group.
             ConfigError: If the setting exists in RLlib but has no effect here.
         """
+        if self._is_neutral(name, value):
+            return []
+        if name in RENAMED and name not in self.group_by_setting:
+            value = RENAMED[name].transform(value)
+            if self._is_neutral(name, value):
+                return []
         if name in self.group_by_setting:
-            return self._resolve_known(name, value, group)
+            return [self._resolve_known(name, value, group)]
+        if name == "exploration_config":
+            settings = translate_exploration(value, self.group_by_setting)
+            return [self._resolve_renamed(name, new, item) for new, item in settings.items()]
         old = RENAMED.get(name)
         if old is not None and old.new_name in self.group_by_setting:
-            new_value = old.transform(value)
-            if new_value is DROP:
-                return None
-            return self._resolve_renamed(name, old.new_name, new_value, quiet=old.is_quiet)
-        refused = REFUSED.get(name)
-        if refused is not None:
-            return self._refuse(name, value, refused)
+            quiet = old.is_quiet
+            return [self._resolve_renamed(name, old.new_name, value, quiet=quiet)]
+        if name in REFUSED:
+            raise ConfigError(f"'{name}' (got {value!r}) has no effect here: {REFUSED[name]}.")
         where = f"{GROUP_METHODS[group]}()" if group else "The config"
         raise UnknownSettingError(
             f"{where} has no setting {name!r} (got {value!r}).{self._hint(name, group)}"
+        )
+
+    def _is_neutral(self, name: str, value: object) -> bool:
+        """Return whether a value asks for nothing, or for what is done anyway."""
+        if name in DEPRECATED_NAMES and is_neutral(value, (DEPRECATED_VALUE,)):
+            return True
+        if name in self.group_by_setting:
+            return is_neutral(value, NEUTRAL_VALUES_OF_SETTINGS.get(name, ()), self.algo)
+        for_algorithm = NEUTRAL_VALUES_BY_ALGORITHM.get(self.algo, {})
+        return is_neutral(
+            value, (*NEUTRAL_VALUES.get(name, ()), *for_algorithm.get(name, ())), self.algo
         )
 
     def _resolve_known(self, name: str, value: object, group: str | None) -> ResolvedSetting:
         actual_group = self.group_by_setting[name]
         if group is not None and actual_group != group:
             if name in LEARNER_SETTINGS_IN_TRAINING:
-                return self._resolve_renamed(f"training({name})", name, value, quiet=False)
+                return self._resolve_renamed(f"training({name})", name, value)
             raise UnknownSettingError(
                 f"'{name}' (got {value!r}) is a setting of {GROUP_METHODS[actual_group]}(), "
                 f"not {GROUP_METHODS[group]}()."
@@ -108,17 +147,10 @@ class NameTable:
         return ResolvedSetting(actual_group, self.get_setting(name), value)
 
     def _resolve_renamed(
-        self, old: str, new: str, value: object, *, quiet: bool
+        self, old: str, new: str, value: object, *, quiet: bool = False
     ) -> ResolvedSetting:
         group = self.group_by_setting[new]
-        note = f"'{old}' is the old name of {GROUP_METHODS[group]}({new}=...); it was accepted."
-        return ResolvedSetting(group, self.get_setting(new), value, None if quiet else note)
-
-    @staticmethod
-    def _refuse(name: str, value: object, refused: Refused) -> None:
-        if any(type(value) is type(ok) and value == ok for ok in refused.accepted_values):
-            return
-        raise ConfigError(f"'{name}' (got {value!r}) has no effect here: {refused.reason}.")
+        return ResolvedSetting(group, self.get_setting(new), value, None if quiet else old)
 
     def describe_counterpart(self, name: str) -> str:
         """Return a sentence on the counterpart of another library's name, or an empty string."""
@@ -156,6 +188,8 @@ def make_unknown_attribute_error(
         table: Settings of the config.
         methods: Names of the config's methods to suggest from, if an attribute was read.
     """
+    if name in REFUSED:
+        return UnknownNameError(f"The config has no setting '{name}': {REFUSED[name]}.")
     known = [*table.group_by_setting, *methods]
     hint = table.describe_counterpart(name) or did_you_mean(name, known)
     kind = "setting or method" if methods else "setting"

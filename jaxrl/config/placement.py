@@ -1,6 +1,7 @@
 """Placement of environments, and settings that only one placement supports."""
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 from jaxrl.errors import ConfigError
@@ -34,6 +35,104 @@ HOST_ONLY_SETTINGS: dict[str, str] = {
     ),
 }
 """Settings that only have an effect on the host, with the reasons."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Requirement:
+    """Settings that have no effect unless something else is set, and are then noted.
+
+    They limit or reserve something that is not used, so that a config that sets them for another
+    placement means the same without them.
+
+    Attributes:
+        condition: What they need, for the note.
+        names: Names of the settings.
+        is_met: Predicate of the config and the placement.
+    """
+
+    condition: str
+    names: tuple[str, ...]
+    is_met: Callable[["AlgorithmConfig", Placement], bool]
+
+
+def _has_runners(config: "AlgorithmConfig", placement: Placement) -> bool:
+    del placement
+    return config.env_runners_settings.num_env_runners > 0
+
+
+def _has_evaluation_runners(config: "AlgorithmConfig", placement: Placement) -> bool:
+    del placement
+    return config.evaluation_settings.evaluation_num_env_runners > 0
+
+
+def _has_actors(config: "AlgorithmConfig", placement: Placement) -> bool:
+    return _has_runners(config, placement) or _has_evaluation_runners(config, placement)
+
+
+def _has_learners(config: "AlgorithmConfig", placement: Placement) -> bool:
+    del placement
+    return config.learners_settings.num_learners > 0
+
+
+REQUIREMENTS = (
+    Requirement(
+        "environments on the host (placement='host' or num_env_runners)",
+        ("episode_lookback_horizon", "evaluation_sample_timeout_s", "sample_timeout_s"),
+        lambda config, placement: placement != "in_graph" or _has_actors(config, placement),
+    ),
+    Requirement(
+        "actors that sample (num_env_runners)",
+        ("learner_queue_size", "max_requests_in_flight_per_env_runner"),
+        _has_runners,
+    ),
+    Requirement(
+        "actors (num_env_runners or evaluation_num_env_runners)",
+        (
+            "custom_resources_per_env_runner",
+            "delay_between_env_runner_restarts_s",
+            "env_runner_health_probe_timeout_s",
+            "env_runner_restore_timeout_s",
+            "ignore_env_runner_failures",
+            "max_num_env_runner_restarts",
+            "num_consecutive_env_runner_failures_tolerance",
+            "num_cpus_per_env_runner",
+            "restart_failed_env_runners",
+            "validate_env_runners_after_construction",
+        ),
+        _has_actors,
+    ),
+    Requirement(
+        "actors that evaluate (evaluation_num_env_runners)",
+        (
+            "evaluation_error_after_n_consecutive_skips",
+            "evaluation_unhealthy_workers_timeout_s",
+        ),
+        _has_evaluation_runners,
+    ),
+    Requirement(
+        "learner processes (num_learners)",
+        ("custom_resources_per_learner", "learner_health_probe_timeout_s"),
+        _has_learners,
+    ),
+)
+"""Settings that need processes or a placement, with a note where these are missing."""
+
+
+def describe_idle_settings(config: "AlgorithmConfig", placement: Placement) -> list[str]:
+    """Return a sentence on the explicit settings that have no effect in a placement, if any.
+
+    Args:
+        config: Config of the run.
+        placement: Where its environments are stepped.
+    """
+    idle = [
+        f"{name}={config[name]!r} needs {requirement.condition}"
+        for requirement in REQUIREMENTS
+        if not requirement.is_met(config, placement)
+        for name in requirement.names
+        if name in config.explicit and config[name] != type(config)()[name]
+    ]
+    return [f"Settings without effect in this run: {'; '.join(idle)}."] if idle else []
 
 
 def resolve_placement(config: "AlgorithmConfig", env_id: str, *, is_jax_env: bool) -> Placement:
@@ -110,6 +209,7 @@ def describe_placement(config: "AlgorithmConfig", placement: Placement | None) -
             "when the Algorithm is built."
         )
         return
+    yield from describe_idle_settings(config, placement)
     if placement == "in_graph":
         yield "In-graph: rollout, targets and updates are one compiled program on local devices."
         return

@@ -1,11 +1,13 @@
-"""RLlib's names of settings that differ here: the current name, or the reason for refusing them."""
+"""RLlib's names of settings that differ here: the current name, or the reason for refusing them.
+
+Values that ask for nothing are accepted under any name, see `jaxrl.config.rllib_defaults`.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-DROP = object()
-"""Sentinel that `Renamed.transform` returns if there is nothing to set."""
+from jaxrl.modules.rllib_model_defaults import drop_merged_defaults
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,26 +20,37 @@ class Renamed:
     """Whether the name is current in RLlib, so that no note is needed."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Refused:
-    """Setting of RLlib that would have no effect here: refused, with the alternative."""
-
-    reason: str
-    accepted_values: tuple[object, ...] = ()
-    """Values that describe the behavior here, and are accepted without effect."""
-
-
-def _unless_none(value: object) -> object:
-    return DROP if value is None else value
-
+_CALLED_HOOKS = (
+    "algorithm_init",
+    "train_result",
+    "evaluate_start",
+    "evaluate_end",
+    "environment_created",
+    "episode_created",
+    "episode_start",
+    "episode_step",
+    "episode_end",
+    "sample_end",
+    "env_runners_recreated",
+    "checkpoint_loaded",
+)
 
 RENAMED: dict[str, Renamed] = {
     # current aliases in RLlib
     "lambda": Renamed("lambda_", is_quiet=True),
     "checkpoint_freq": Renamed("checkpoint_frequency", is_quiet=True),
     "num_to_keep": Renamed("max_to_keep", is_quiet=True),
+    # attributes of RLlib's config that its own to_dict() has
+    "_env_to_module_connector": Renamed("env_to_module_connector", is_quiet=True),
+    "_learner_class": Renamed("learner_class", is_quiet=True),
+    "_learner_connector": Renamed("learner_connector", is_quiet=True),
+    "_model_config": Renamed("model_config", is_quiet=True),
+    "_module_to_env_connector": Renamed("module_to_env_connector", is_quiet=True),
+    "_rl_module_spec": Renamed("rl_module_spec", is_quiet=True),
+    "_train_batch_size_per_learner": Renamed("train_batch_size_per_learner", is_quiet=True),
     # older names
-    "model": Renamed("model_config"),
+    "model": Renamed("model_config", drop_merged_defaults),
+    "num_gpus": Renamed("num_gpus_per_learner"),
     "num_workers": Renamed("num_env_runners"),
     "num_rollout_workers": Renamed("num_env_runners"),
     "num_envs_per_worker": Renamed("num_envs_per_env_runner"),
@@ -71,8 +84,8 @@ RENAMED: dict[str, Renamed] = {
     "sgd_minibatch_size": Renamed("minibatch_size"),
     "shuffle_sequences": Renamed("shuffle_batch_per_epoch"),
     "shuffle": Renamed("shuffle_batch_per_epoch"),
-    "lr_schedule": Renamed("lr", _unless_none),
-    "entropy_coeff_schedule": Renamed("entropy_coeff", _unless_none),
+    "lr_schedule": Renamed("lr"),
+    "entropy_coeff_schedule": Renamed("entropy_coeff"),
     "horizon": Renamed("max_episode_steps"),
     "callbacks": Renamed("callbacks_class"),
     "custom_eval_function": Renamed("custom_evaluation_function"),
@@ -88,33 +101,15 @@ RENAMED: dict[str, Renamed] = {
     "keep_checkpoints_num": Renamed("max_to_keep"),
     "local_dir": Renamed("results_dir"),
     "storage_path": Renamed("results_dir"),
-    **{
-        f"callbacks_on_{hook}": Renamed(f"on_{hook}")
-        for hook in (
-            "algorithm_init",
-            "train_result",
-            "evaluate_start",
-            "evaluate_end",
-            "environment_created",
-            "episode_created",
-            "episode_start",
-            "episode_step",
-            "episode_end",
-            "sample_end",
-            "env_runners_recreated",
-            "checkpoint_loaded",
-        )
-    },
+    **{f"callbacks_on_{hook}": Renamed(f"on_{hook}") for hook in _CALLED_HOOKS},
     "on_workers_recreated": Renamed("on_env_runners_recreated"),
     "callbacks_on_workers_recreated": Renamed("on_env_runners_recreated"),
 }
 
 
-def _refuse_each(
-    names: str, reason: str, *, accepts: tuple[object, ...] = ()
-) -> Iterator[tuple[str, Refused]]:
+def _refuse_each(names: str, reason: str) -> Iterator[tuple[str, str]]:
     for name in names.split():
-        yield name, Refused(reason, accepts)
+        yield name, reason
 
 
 _FILTER_STATES_REASON = (
@@ -127,7 +122,7 @@ _API_STACK_REASON = (
 )
 _MULTI_AGENT_REASON = "multi-agent training is not supported in this version"
 _OFFLINE_DATA_REASON = "training from offline data is not supported in this version"
-_EXPLORATION_REASON = (
+EXPLORATION_REASON = (
     "exploration is defined by the module's forward_exploration; explore=False disables it"
 )
 
@@ -146,53 +141,56 @@ REFUSED_HOOKS: dict[str, str] = {
 }
 """Hooks of RLlib's callbacks that are not supported, with the reasons."""
 
-REFUSED: dict[str, Refused] = {
+HOOKS = (
+    *_CALLED_HOOKS,
+    "workers_recreated",
+    *(name.removeprefix("on_") for name in REFUSED_HOOKS),
+)
+"""All hooks of RLlib's, current and former, without `on_`."""
+
+REFUSED: dict[str, str] = {
     **{
-        name: Refused(reason, (None,))
+        name: reason
         for hook, reason in REFUSED_HOOKS.items()
         for name in (hook, f"callbacks_{hook}")
     },
     **dict(
         _refuse_each(
-            "merge_env_runner_states use_worker_filter_stats update_worker_filter_stats",
+            "merge_env_runner_states use_worker_filter_stats update_worker_filter_stats "
+            "sync_filters_on_rollout_workers_timeout_s",
             _FILTER_STATES_REASON,
-            accepts=("training_only", True),
         )
     ),
-    "broadcast_env_runner_states": Refused(_FILTER_STATES_REASON, (True,)),
-    "use_env_runner_state_server": Refused(_FILTER_STATES_REASON, (False,)),
-    "env_runner_state_server_max_concurrency": Refused(_FILTER_STATES_REASON),
-    "create_local_env_runner": Refused(
-        "this process has a runner with num_env_runners=0, and none in addition to actors", (True,)
+    "broadcast_env_runner_states": _FILTER_STATES_REASON,
+    "use_env_runner_state_server": _FILTER_STATES_REASON,
+    "env_runner_state_server_max_concurrency": _FILTER_STATES_REASON,
+    "create_local_env_runner": (
+        "this process has a runner with num_env_runners=0, and none in addition to actors"
     ),
     **dict(
         _refuse_each(
             "create_env_on_local_worker create_env_on_driver",
             "this process creates an environment to determine its spaces, and steps none if there "
             "are actors",
-            accepts=(False,),
         )
     ),
     **dict(
         _refuse_each(
             "num_gpus_per_env_runner num_gpus_per_worker",
             "runners use no accelerator; the learner's are set by learners(num_devices=...)",
-            accepts=(0, 0.0),
         )
     ),
-    "sample_async": Refused("IMPALA and APPO sample concurrently with updates", (False,)),
-    "remote_worker_envs": Refused(
-        "gym_env_vectorize_mode='async' steps each environment in a separate process", (False,)
+    "sample_async": "IMPALA and APPO sample concurrently with updates",
+    "remote_worker_envs": (
+        "gym_env_vectorize_mode='async' steps each environment in a separate process"
     ),
-    "remote_env_batch_wait_ms": Refused(
-        "with gym_env_vectorize_mode='async' a step waits for all environments", (0,)
+    "remote_env_batch_wait_ms": (
+        "with gym_env_vectorize_mode='async' a step waits for all environments"
     ),
-    "sampler_perf_stats_ema_coef": Refused(
-        "timers measure one iteration each and are not smoothed"
-    ),
-    "episodes_to_numpy": Refused("episodes always hold NumPy arrays", (True,)),
-    "compress_observations": Refused(
-        "fragments use shared memory on a node, and are sent uncompressed between nodes", (False,)
+    "sampler_perf_stats_ema_coef": "timers measure one iteration each and are not smoothed",
+    "episodes_to_numpy": "episodes always hold NumPy arrays",
+    "compress_observations": (
+        "fragments use shared memory on a node, and are sent uncompressed between nodes"
     ),
     **dict(
         _refuse_each(
@@ -200,23 +198,20 @@ REFUSED: dict[str, Refused] = {
             "metrics arrive with the fragments, whose timeout is sample_timeout_s",
         )
     ),
-    "num_aggregator_actors_per_learner": Refused(_LEARNERS_REASON, (0,)),
-    "max_requests_in_flight_per_aggregator_actor": Refused(_LEARNERS_REASON),
-    "max_requests_in_flight_per_learner": Refused(_LEARNERS_REASON),
+    "num_aggregator_actors_per_learner": _LEARNERS_REASON,
+    "max_requests_in_flight_per_aggregator_actor": _LEARNERS_REASON,
+    "max_requests_in_flight_per_learner": _LEARNERS_REASON,
     # IMPALA and APPO
-    "use_circular_buffer": Refused(
+    "use_circular_buffer": (
         "circular_buffer_num_batches=1 and circular_buffer_iterations_per_batch=1 disable the "
-        "buffer",
-        (True,),
+        "buffer"
     ),
-    "use_gae": Refused(
-        "without vtrace, targets are lambda-returns with the setting lambda_", (True,)
-    ),
+    "use_gae": "without vtrace, targets are lambda-returns with the setting lambda_",
     **dict(
         _refuse_each(
             "simple_queue_size learner_queue_timeout timeout_s_sampler_manager "
             "timeout_s_aggregator_manager num_gpu_loader_threads num_aggregation_workers "
-            "max_requests_in_flight_per_aggregator_worker",
+            "max_requests_in_flight_per_aggregator_worker num_multi_gpu_tower_stacks",
             "learner_queue_size limits the train batches that wait for the learner, and "
             "sample_timeout_s the time that a runner may take",
         )
@@ -226,7 +221,6 @@ REFUSED: dict[str, Refused] = {
             "replay_proportion replay_buffer_num_slots replay_ratio minibatch_buffer_size",
             "circular_buffer_num_batches and circular_buffer_iterations_per_batch control the "
             "reuse of batches",
-            accepts=(0, 0.0),
         )
     ),
     **dict(
@@ -237,14 +231,14 @@ REFUSED: dict[str, Refused] = {
         )
     ),
     # DQN and SAC
-    "hiddens": Refused(
+    "hiddens": (
         "set the heads' hidden layers by rl_module(model_config={'head_fcnet_hiddens': [...]})"
     ),
-    "adam_epsilon": Refused("set optimizer={'name': 'adam', 'eps': ...}", (1e-8,)),
-    "categorical_distribution_temperature": Refused(
-        "actions are greedy, or random with probability epsilon", (1.0,)
+    "adam_epsilon": "set optimizer={'name': 'adam', 'eps': ...}",
+    "categorical_distribution_temperature": (
+        "actions are greedy, or random with probability epsilon"
     ),
-    "before_learn_on_batch": Refused(_BATCH_HOOKS_REASON, (None,)),
+    "before_learn_on_batch": _BATCH_HOOKS_REASON,
     **dict(
         _refuse_each(
             "q_model_config policy_model_config actor_hiddens actor_hidden_activation "
@@ -264,15 +258,13 @@ REFUSED: dict[str, Refused] = {
             "_deterministic_loss _use_beta_distribution use_state_preprocessor "
             "worker_side_prioritization",
             "actions are sampled from a squashed Gaussian, and the learner updates priorities",
-            accepts=(False,),
         )
     ),
-    "huber_threshold": Refused("the Huber loss becomes linear at 1", (1, 1.0)),
-    "l2_reg": Refused("set optimizer={'name': 'adamw', 'weight_decay': ...}", (0, 0.0)),
-    "learner_config_dict": Refused(
+    "huber_threshold": "the Huber loss becomes linear at 1",
+    "l2_reg": "set optimizer={'name': 'adamw', 'weight_decay': ...}",
+    "learner_config_dict": (
         "a Learner reads the settings of training(), to which a config subclass can add others: "
-        "class MyConfig(PPOConfig): my_coeff: float = 0.1",
-        ({},),
+        "class MyConfig(PPOConfig): my_coeff: float = 0.1"
     ),
     **dict(
         _refuse_each(
@@ -289,23 +281,20 @@ REFUSED: dict[str, Refused] = {
             "enable_rl_module_and_learner enable_env_runner_and_connector_v2 enable_connectors "
             "_enable_new_api_stack _enable_rl_module_api _enable_learner_api",
             _API_STACK_REASON,
-            accepts=(True,),
         )
     ),
     **dict(
         _refuse_each(
             "_disable_preprocessor_api _disable_action_flattening _validate_config "
             "_disable_initialize_loss_from_dummy_batch _disable_execution_plan_api "
-            "synchronize_filters",
+            "synchronize_filters synchronize_filter in_evaluation _env_runners_only _skip_learners",
             _API_STACK_REASON,
-            accepts=(True,),
         )
     ),
     **dict(
         _refuse_each(
             "_use_msgpack_checkpoints simple_optimizer _dont_auto_sync_env_runner_states",
             _API_STACK_REASON,
-            accepts=(False,),
         )
     ),
     **dict(
@@ -313,15 +302,14 @@ REFUSED: dict[str, Refused] = {
             "_torch_grad_scaler_class _torch_lr_scheduler_classes sample_collector "
             "preprocessor_pref",
             _API_STACK_REASON,
-            accepts=(None,),
         )
     ),
-    "_tf_policy_handles_more_than_one_loss": Refused(_FRAMEWORK_REASON, (True, False)),
+    "_tf_policy_handles_more_than_one_loss": _FRAMEWORK_REASON,
     **dict(
         _refuse_each(
             "policies policy_mapping_fn policies_to_train policy_map_capacity policy_map_cache "
             "policy_states_are_swappable observation_fn count_steps_by multiagent "
-            "algorithm_config_overrides_per_module replay_mode",
+            "algorithm_config_overrides_per_module _per_module_overrides replay_mode",
             _MULTI_AGENT_REASON,
         )
     ),
@@ -343,56 +331,73 @@ REFUSED: dict[str, Refused] = {
             "ope_split_batch_by_episode input_evaluation offline_evaluation_interval "
             "num_offline_eval_runners offline_evaluation_type offline_eval_runner_class "
             "offline_loss_for_module_fn offline_evaluation_duration "
-            "offline_eval_batch_size_per_runner",
+            "offline_eval_batch_size_per_runner _is_online broadcast_offline_eval_runner_states "
+            "custom_resources_per_offline_eval_runner dataset_num_iters_per_eval_runner "
+            "ignore_offline_eval_runner_failures max_num_offline_eval_runner_restarts "
+            "max_requests_in_flight_per_offline_eval_runner num_cpus_per_offline_eval_runner "
+            "num_gpus_per_offline_eval_runner offline_eval_rl_module_inference_only "
+            "offline_eval_runner_health_probe_timeout_s offline_eval_runner_restore_timeout_s "
+            "offline_evaluation_parallel_to_training offline_evaluation_timeout_s "
+            "restart_failed_offline_eval_runners validate_offline_eval_runners_after_construction",
             _OFFLINE_DATA_REASON,
         )
     ),
-    **dict(_refuse_each("exploration_config", _EXPLORATION_REASON)),
-    "num_gpus": Refused(
-        "devices are set by learners(num_devices=...) and JAX_PLATFORMS; "
-        "learners(num_gpus_per_learner=...) reserves them with Ray"
+    **dict(_refuse_each("exploration_config _prior_exploration_config", EXPLORATION_REASON)),
+    "_fake_gpus": "set XLA_FLAGS=--xla_force_host_platform_device_count=8 before starting Python",
+    "render_env": (
+        "rendering to a window is not supported; evaluation(record_video=True) writes videos"
     ),
-    "_fake_gpus": Refused(
-        "set XLA_FLAGS=--xla_force_host_platform_device_count=8 before starting Python"
-    ),
-    "render_env": Refused(
-        "rendering to a window is not supported; evaluation(record_video=True) writes videos",
-        (False,),
-    ),
-    "env_task_fn": Refused(
+    "env_task_fn": (
         "call algorithm.set_env_params(...) in an on_train_result callback; it does not recompile"
     ),
-    "auto_wrap_old_gym_envs": Refused("wrap old gym environments with shimmy"),
-    "soft_horizon": Refused("use max_episode_steps; time limits truncate", (False,)),
-    "no_done_at_end": Refused("use max_episode_steps; time limits truncate", (False,)),
-    "enable_async_evaluation": Refused(
-        "set evaluation_parallel_to_training=True and evaluation_duration='auto'", (False,)
+    "auto_wrap_old_gym_envs": "wrap old gym environments with shimmy",
+    "soft_horizon": "use max_episode_steps; time limits truncate",
+    "no_done_at_end": "use max_episode_steps; time limits truncate",
+    "enable_async_evaluation": (
+        "set evaluation_parallel_to_training=True and evaluation_duration='auto'"
     ),
-    "evaluation_force_reset_envs_before_iteration": Refused(
-        "every evaluation starts from fresh environments", (True,)
+    "evaluation_force_reset_envs_before_iteration": (
+        "every evaluation starts from fresh environments"
     ),
-    "keep_per_episode_custom_metrics": Refused(
-        "collect what you need in an on_episode_end callback", (False,)
+    "keep_per_episode_custom_metrics": "collect what you need in an on_episode_end callback",
+    **dict(
+        _refuse_each(
+            "custom_stats_cls_lookup stats_cls_lookup",
+            "add your own reductions in an on_train_result callback",
+        )
     ),
-    "custom_stats_cls_lookup": Refused("add your own reductions in an on_train_result callback"),
-    "export_native_model_files": Refused(
-        "checkpoints contain the parameters; export is not supported in this version", (False,)
+    "custom_async_evaluation_function": (
+        "set custom_evaluation_function, or evaluation_parallel_to_training=True"
     ),
-    "checkpoint_trainable_policies_only": Refused(
-        "there is one module, and checkpoints contain the whole run", (False,)
+    "export_native_model_files": (
+        "checkpoints contain the parameters; export is not supported in this version"
     ),
-    "logger_creator": Refused("pass debugging(loggers=[...]) and results_dir"),
-    "logger_config": Refused("pass logger objects with their own options as loggers=[...]"),
-    "fake_sampler": Refused(
-        "use an environment of negligible cost, such as 'jaxrl:probe-value-v0'", (False,)
+    "checkpoint_trainable_policies_only": (
+        "there is one module, and checkpoints contain the whole run"
     ),
-    "burn_in_len": Refused("only sequences of a replay buffer have a burn-in", (0,)),
-    "store_buffer_in_checkpoints": Refused("checkpoints always contain the whole state of the run"),
+    "logger_creator": "pass debugging(loggers=[...]) and results_dir",
+    "logger_config": "pass logger objects with their own options as loggers=[...]",
+    "fake_sampler": "use an environment of negligible cost, such as 'jaxrl:probe-value-v0'",
+    **dict(
+        _refuse_each(
+            "num_epochs minibatch_size shuffle_batch_per_epoch",
+            "every update samples its own train_batch_size rows from the replay buffer",
+        )
+    ),
+    "twin_q": "n_critics is the number of critics",
+    **dict(
+        _refuse_each(
+            "use_critic vf_share_layers",
+            "the module has a value function; rl_module(model_config={'vf_share_layers': True}) "
+            "shares its encoder with the policy",
+        )
+    ),
+    "replay_sequence_length": "rl_module(model_config={'max_seq_len': ...}) is the length",
+    "burn_in_len": "only sequences of a replay buffer have a burn-in",
+    "store_buffer_in_checkpoints": "checkpoints always contain the whole state of the run",
 }
 
 REFUSED_METHODS: dict[str, str] = {
-    "multi_agent": _MULTI_AGENT_REASON,
-    "offline_data": _OFFLINE_DATA_REASON,
     "get_multi_rl_module_spec": _MULTI_AGENT_REASON
     + "; get_rl_module_spec() returns the spec of the single module",
     "get_marl_module_spec": _MULTI_AGENT_REASON

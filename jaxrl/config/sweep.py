@@ -19,6 +19,7 @@ from jaxrl.config.markers import (
     uniform,
 )
 from jaxrl.config.pbt import get_mutations
+from jaxrl.config.seed import draw_seed
 from jaxrl.core.seeds import make_seed_sequence
 from jaxrl.errors import ConfigError
 
@@ -72,6 +73,9 @@ def make_lanes(config: "AlgorithmConfig") -> list[Lane]:
             above 1 and nothing is sampled.
         UnknownNameError: If the scheduler changes a setting that does not exist.
     """
+    if config.debugging_settings.seed is None:
+        config = config.copy(copy_frozen=False)
+        draw_seed(config)
     sweep = config.sweep_settings
     marked = list(_find_marked(config))
     for path, marker in marked:
@@ -86,13 +90,13 @@ def make_lanes(config: "AlgorithmConfig") -> list[Lane]:
             "each point."
         )
     _check_num_lanes(sweep.num_samples, sweep.seeds, [m for _, m in marked if m.kind == "grid"])
-    generator = np.random.default_rng(make_seed_sequence(config.debugging_settings.seed))
+    generator = np.random.default_rng(make_seed_sequence(config.debugging_settings.run_seed))
     points: list[dict[SettingPath, Any]] = []
     for _ in range(sweep.num_samples):
         draws = {path: m.sample(generator) for path, m in marked if m.kind != "grid"}
         grids = [[(path, value) for value in m.values] for path, m in marked if m.kind == "grid"]
         points += [{**draws, **dict(point)} for point in itertools.product(*grids)]
-    seeds = _get_seeds(config) or [config.debugging_settings.seed]
+    seeds = _get_seeds(config) or [config.debugging_settings.run_seed]
     pairs = itertools.product(enumerate(points), seeds)
     return [
         Lane(
@@ -127,7 +131,7 @@ def _check_num_lanes(
 
 def _get_seeds(config: "AlgorithmConfig") -> list[int] | None:
     """Return the seeds of every point, or None if `seeds` is not set."""
-    seeds, first = config.sweep_settings.seeds, config.debugging_settings.seed
+    seeds, first = config.sweep_settings.seeds, config.debugging_settings.run_seed
     if isinstance(seeds, int):
         return [first + i for i in range(seeds)]
     return seeds

@@ -173,7 +173,7 @@ def _check_overrides(config: "AlgorithmConfig", overrides: dict[str, object]) ->
 
 
 def _check_checkpointing(config: "AlgorithmConfig") -> None:
-    attribute = config.checkpointing_settings.checkpoint_score_attribute
+    attribute = config.checkpointing_settings.score_key
     if attribute is None:
         return
     check_key(attribute, "checkpoint_score_attribute")

@@ -51,7 +51,7 @@ class RayEvaluation:
         shape = GroupShape(
             num_env_runners=self._plan.num_runners,
             num_envs=self._plan.num_envs,
-            seed=config.debugging_settings.seed,
+            seed=config.debugging_settings.run_seed,
             count_setting="evaluation_num_env_runners",
             sample_timeout_s=timeout_s + self._grace_s,
         )

@@ -214,14 +214,14 @@ class Recorder:
             writer = self._open.writer = CheckpointWriter(
                 folder.checkpoints,
                 max_to_keep=settings.max_to_keep,
-                scored=settings.checkpoint_score_attribute is not None,
+                scored=settings.score_key is not None,
                 score_order=settings.checkpoint_score_order,
                 protected=self._protected,
                 asynchronous=settings.async_checkpointing,
             )
         score = None
-        if settings.checkpoint_score_attribute is not None:
-            score = lookup(result, settings.checkpoint_score_attribute)
+        if settings.score_key is not None:
+            score = lookup(result, settings.score_key)
         path = writer.save(iteration, state, metadata, score)
         if wait:
             writer.wait()

@@ -9,6 +9,7 @@ from jaxrl.modules import model_checks as check
 from jaxrl.modules.model_checks import Check, InitializerSetting
 from jaxrl.modules.networks import get_initializer
 from jaxrl.modules.recurrent import RECURRENT_CORES
+from jaxrl.modules.rllib_model_defaults import has_default
 
 T = TypeVar("T")
 
@@ -327,7 +328,7 @@ _RECURRENT = "recurrent layers have fixed initializers and are time-major inside
 _ATTENTION = "training attends as far back as acting does: set attention_memory_inference"
 _ATARI = "image preprocessing is done by an environment wrapper"
 _CUSTOM = "pass the class to rl_module(rl_module_spec=RLModuleSpec(module_class=...)) instead"
-# Settings of RLlib that have no effect here; accepting them silently would be misleading.
+# Settings of RLlib that have no effect here, so that only its defaults are accepted.
 _REFUSED_PREFIXES = {
     "lstm_": _RECURRENT,
     "attention_": _ATTENTION,
@@ -345,21 +346,30 @@ _REFUSED = {
     "custom_preprocessor": "write a connector instead",
     "no_final_linear": _CUSTOM,
     "encoder_latent_dim": "set the last entry of fcnet_hiddens instead",
+    "always_check_shapes": "shapes are checked whenever the program is traced",
+    **dict.fromkeys(
+        ("_use_default_native_models", "_disable_preprocessor_api", "_disable_action_flattening"),
+        "there is a single API stack",
+    ),
 }
 
 
-def resolve_model_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings under their current names, and a note for each given by an old name.
+def resolve_model_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings under their current names, and the names that replaced old ones.
+
+    Defaults of RLlib's settings that do not exist here are dropped.
 
     Raises:
         UnknownSettingError: If a name is unknown.
         ConfigError: If a setting is not supported, or is given under both names.
     """
     resolved: dict[str, Any] = {}
-    notes: list[str] = []
+    renamed: dict[str, str] = {}
     for name, value in settings.items():
         current = RENAMED_MODEL_SETTINGS.get(name, name)
-        _refuse_unsupported(name)
+        if current not in MODEL_SETTINGS and has_default(name, value):
+            continue
+        _refuse_unsupported(name, value)
         if current not in MODEL_SETTINGS:
             raise UnknownSettingError(
                 f"There is no model setting {name!r}.{did_you_mean(name, MODEL_SETTINGS)}"
@@ -367,12 +377,12 @@ def resolve_model_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any],
         if current in resolved:
             raise ConfigError(f"The model setting {current!r} is given twice, once by an old name.")
         if current != name:
-            notes.append(f"The model setting {name!r} is called {current!r} now.")
+            renamed[name] = current
         resolved[current] = value
-    return resolved, notes
+    return resolved, renamed
 
 
-def _refuse_unsupported(name: str) -> None:
+def _refuse_unsupported(name: str, value: object) -> None:
     if name in MODEL_SETTINGS:
         return
     reason = _REFUSED.get(name)
@@ -380,7 +390,7 @@ def _refuse_unsupported(name: str) -> None:
         if name.startswith(prefix):
             reason = prefix_reason
     if reason is not None:
-        raise ConfigError(f"The model setting {name!r} is not supported: {reason}.")
+        raise ConfigError(f"The model setting {name!r} (got {value!r}) is not supported: {reason}.")
 
 
 def _to_lists(value: object) -> object:

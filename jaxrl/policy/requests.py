@@ -12,6 +12,8 @@ from jaxrl.errors import ConfigError, did_you_mean
 
 UNREAD_INPUTS = ("prev_action", "prev_reward", "info", "input_dict", "timestep", "episode")
 """Arguments of RLlib's methods that modules do not read; a connector may read the first two."""
+OPTIONS = ("clip_action", "explore", "full_fetch", "policy_id", "state", "unsquash_action")
+"""Other arguments of these methods, for suggestions."""
 
 ActionResult = tuple[PyTree, PyTree, dict[str, Any]]
 """Environment actions, module state after them, and module outputs.
@@ -103,9 +105,8 @@ def check_inputs(method: str, inputs: Mapping[str, Any], read_inputs: Collection
     """
     for name, value in inputs.items():
         if name not in UNREAD_INPUTS:
-            raise ConfigError(
-                f"{method}() has no argument '{name}'.{did_you_mean(name, UNREAD_INPUTS)}"
-            )
+            hint = did_you_mean(name, (*UNREAD_INPUTS, *OPTIONS))
+            raise ConfigError(f"{method}() has no argument '{name}'.{hint}")
         if value is not None and name not in read_inputs:
             raise ConfigError(
                 f"{method}({name}={value!r}) has no effect here: a module reads the observation "

@@ -74,7 +74,7 @@ class EnvRunner:
         self.env_index = np.asarray(env_index, np.int32)
         self.worker_index, self.num_workers = worker_index, num_workers
         self.num_envs = len(self.env_index)
-        self.seed = debugging.seed if seed is None else seed
+        self.seed = debugging.run_seed if seed is None else seed
         self.policy_step, self.module = policy_step, policy_step.module
         self.weights_version = -1
         self._max_episode_steps = max_episode_steps
@@ -394,7 +394,7 @@ def make_env_runner(
         first_index=first_env_index,
         worker_index=worker_index,
         num_workers=num_workers,
-        seed=config.debugging_settings.seed if seed is None else seed,
+        seed=config.debugging_settings.run_seed if seed is None else seed,
         mode=config.env_runners_settings.gym_env_vectorize_mode,
         restart_failed=config.fault_tolerance_settings.restart_failed_sub_environments,
         check=not environment.disable_env_checking,

@@ -41,7 +41,7 @@ class InGraphLearnerGroup(LocalLearnerGroup):
     ) -> tuple[Program, Program, TrainState]:
         debugging, made = config.debugging_settings, assembly.made
         assert isinstance(made, MadeEnv)
-        key = make_key(debugging.seed)
+        key = make_key(debugging.run_seed)
         first, kept = assembly.in_graph_runner.jitted_init, assembly.program_cache
 
         def traced() -> TrainState:

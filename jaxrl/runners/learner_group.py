@@ -142,7 +142,7 @@ class LocalLearnerGroup:
         def init(key: Key) -> TrainState:
             return assembly.runner.init_without_envs(key, total_envs)
 
-        key = make_key(debugging.seed)
+        key = make_key(debugging.run_seed)
         shardings = state_shardings(jax.eval_shape(init, key), devices)
         first = Program(
             "init",

@@ -152,7 +152,7 @@ def prepare_run(config: "AlgorithmConfig", num_devices: int) -> TimedRun:
     runner, made = assembly.in_graph_runner, assembly.made
     assert isinstance(made, MadeEnv)
     devices = _select_devices(config, assembly, num_devices)
-    key = make_key(config.debugging_settings.seed)
+    key = make_key(config.debugging_settings.run_seed)
     shapes = jax.eval_shape(runner.jitted_init, key, made.params)
     compiled = make_runner_programs(runner, shapes, devices, max_retraces=None, jit=True)
     state = compiled.init(key, made.params)

@@ -2,15 +2,18 @@
 
 import enum
 import functools
+import logging
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 
 from jaxrl import metrics
+
+logger = logging.getLogger("jaxrl")
 
 Result = Mapping[str, Any]
 Scalar = int | float | bool | str
@@ -35,6 +38,89 @@ class PlainResult(dict[str, Any]):
         """All scalar values by path."""
         flat = metrics.flatten(self)
         return {name: value for name, value in flat.items() if isinstance(value, Scalar)}
+
+
+class RunResult(dict[str, Any]):
+    """Result of a training iteration, which can also be read by RLlib's old keys.
+
+    `result["episode_reward_mean"]` is `result["env_runners"]["episode_return_mean"]`. The old keys
+    are not part of the dictionary, so that files have each value once.
+
+    Args:
+        values: Result, or a part of one.
+        path: Path of this part in the result, ending in "/", or an empty string.
+        current_path: Path where the values of an old part are now.
+    """
+
+    def __init__(
+        self, values: Mapping[str, Any], path: str = "", current_path: str | None = None
+    ) -> None:
+        self._path = path
+        self._current_path = path if current_path is None else current_path
+        super().__init__(values)
+        for name in (metrics.ENV_RUNNERS, metrics.EVALUATION):
+            if name in values:
+                self[name] = values[name]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key in (metrics.ENV_RUNNERS, metrics.EVALUATION) and type(value) is dict:
+            value = RunResult(cast(dict[str, Any], value), f"{self._path}{key}/")
+        super().__setitem__(key, value)
+
+    def __missing__(self, key: str) -> Any:
+        if key == "sampler_results" and metrics.ENV_RUNNERS in self:
+            old_path = f"{self._path}{key}/"
+            return RunResult(
+                self[metrics.ENV_RUNNERS], old_path, f"{self._path}{metrics.ENV_RUNNERS}/"
+            )
+        current = metrics.RENAMED_KEYS.get(f"{self._path}{key}", "")
+        inside = current.removeprefix(self._current_path)
+        value = metrics.lookup(self, inside) if inside != key else None
+        if value is None:
+            raise KeyError(key)
+        _note_old_key(f"{self._path}{key}", current)
+        return value
+
+    def get(self, key: str, default: Any = None) -> Any:  # dict.get ignores __missing__
+        """Return the value of a key, current or old, or the default."""
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def __reduce__(self) -> Any:  # a copy or a pickle is a plain dictionary
+        return dict, (dict(self),)
+
+
+_noted_keys: set[str] = set()
+
+
+def _note_old_key(old: str, current: str) -> None:
+    """Log the first old key that is read in this process."""
+    if not _noted_keys:
+        _noted_keys.add(old)
+        logger.warning(
+            f"A result was read by an old key: '{old}' is now '{current}'; other old keys of "
+            "RLlib's work too."
+        )
+
+
+def add_old_keys(result: Result) -> dict[str, Any]:
+    """Return a copy of a result that also has its values under RLlib's old keys.
+
+    Ray Tune compares its metric and stop criteria with the keys of the dictionary itself.
+    """
+    extended: dict[str, Any] = {**result}
+    for old, current in metrics.RENAMED_KEYS.items():
+        value = metrics.lookup(result, current)
+        if value is not None:
+            *path, name = old.split("/")
+            part = extended
+            for key in path:
+                part[key] = {**part.get(key, {})}
+                part = part[key]
+            part.setdefault(name, value)
+    return extended
 
 
 def to_plain_result(result: Result) -> PlainResult:

@@ -76,7 +76,7 @@ class RunFolder:
         name = debugging.run_name or make_default_name(
             config.algo_name or type(config).__name__.removesuffix("Config"),
             config.environment_settings.env,
-            debugging.seed,
+            debugging.run_seed,
         )
         return cls.make(
             name,

@@ -61,7 +61,7 @@ class Population(SweepRuns):
         if scheduler is not None:
             check_population(scheduler, config, [group.lanes for group in sharing])
             self._scheduler = PBTScheduler(
-                scheduler, self._mutations, config.debugging_settings.seed
+                scheduler, self._mutations, config.debugging_settings.run_seed
             )
         self._groups = [self._make_turns(group) for group in sharing]
         runs: dict[int, LaneRun] = {}

@@ -124,8 +124,8 @@ def test_dictionaries_keep_what_is_explicit() -> None:
     again = PPOConfig.from_dict(config.to_dict())
     assert again.to_dict() == config.to_dict()
     assert again.plan() == config.plan()
-    with pytest.raises(ConfigError, match="minibatch_size=128"):
-        PPOConfig.from_dict({"train_batch_size": 4000, "minibatch_size": 128}).plan()
+    explicit = PPOConfig.from_dict({"train_batch_size": 4000, "minibatch_size": 128})
+    assert (again.plan().minibatch_size, explicit.plan().minibatch_size) == (125, 128)
 
 
 def test_dictionaries_may_be_grouped() -> None:
@@ -143,13 +143,26 @@ def test_overrides_are_checked() -> None:
 
 def test_old_names_are_accepted_and_answered(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="jaxrl.config"):
-        config = PPOConfig().training(num_sgd_iter=3, model={"fcnet_hiddens": [8]})
-        config.training(num_sgd_iter=4)
+        config = PPOConfig().training(num_sgd_iter=3, model={"post_fcnet_hiddens": [8]})
+        config.training(num_sgd_iter=4).rollouts(num_rollout_workers=0)
+        assert caplog.messages == []
+        config.prepare()
+        config.prepare()
+        config.copy().prepare()
     assert config.num_epochs == 4
-    assert config.rl_module_settings.model_config == {"fcnet_hiddens": [8]}
-    assert len(config.notes) == len(caplog.messages) == 2
-    assert "training(num_epochs=...)" in config.notes[0]
-    assert "rl_module(model_config=...)" in config.notes[1]
+    assert config.rl_module_settings.model_config == {"post_fcnet_hiddens": [8]}
+    assert caplog.messages == config.notes
+    assert "".join(caplog.messages) == (
+        "Old names were accepted: 'num_sgd_iter' is now training(num_epochs=...), 'model' is now "
+        "rl_module(model_config=...), 'num_rollout_workers' is now "
+        "env_runners(num_env_runners=...), 'post_fcnet_hiddens' is now "
+        "model_config['head_fcnet_hiddens']."
+    )
+    with caplog.at_level(logging.WARNING, logger="jaxrl.config"):
+        config.training(sgd_minibatch_size=8).prepare()
+    assert len(caplog.messages) == 2
+    assert "num_sgd_iter" not in caplog.messages[1]
+    assert "'sgd_minibatch_size' is now training(minibatch_size=...)" in caplog.messages[1]
 
 
 def test_dictionaries_keep_the_algorithms_class() -> None:

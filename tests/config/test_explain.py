@@ -36,7 +36,11 @@ def test_placement_says_why() -> None:
 def test_notes_are_shown() -> None:
     config = PPOConfig().training(num_sgd_iter=3)
     text = config.explain(env_notes=["CartPole-v1: ours."], notes=["JAX had started."])
-    for sentence in ("CartPole-v1: ours.", "JAX had started.", "'num_sgd_iter' is the old name"):
+    for sentence in (
+        "CartPole-v1: ours.",
+        "JAX had started.",
+        "'num_sgd_iter' is now training(num_epochs=...)",
+    ):
         assert sentence in text
 
 

@@ -127,8 +127,8 @@ def test_experimental_accepts_what_happens_anyway(switches: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("switch", "value"),
     [
-        ("_disable_preprocessor_api", False),
-        ("_disable_action_flattening", False),
+        ("_disable_preprocessor_api", 3),
+        ("_env_runners_only", True),
         ("_enable_new_api_stack", False),
         ("_use_msgpack_checkpoints", True),
         ("_torch_grad_scaler_class", int),

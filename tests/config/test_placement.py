@@ -7,12 +7,16 @@ import pytest
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.placement import (
     HOST_ONLY_SETTINGS,
+    REQUIREMENTS,
     check_in_graph,
+    describe_idle_settings,
     describe_placement,
     resolve_placement,
 )
+from jaxrl.config.registry import get_algorithm_config
 from jaxrl.errors import ConfigError
 from tests.config.test_round_trip import OTHER
+from tests.helpers import small
 
 
 def with_runners(**settings: Any) -> PPOConfig:
@@ -86,3 +90,31 @@ def test_explain_shows_the_place_and_the_learners() -> None:
     assert "2 learner processes under Ray share the" in text
     assert "   num_envs_per_env_runner = 8 (from None)" in text
     assert "Local device 1" in PPOConfig().learners(local_device_idx=1).explain()
+
+
+IDLE = [(requirement, name) for requirement in REQUIREMENTS for name in requirement.names]
+
+
+@pytest.mark.parametrize(("requirement", "name"), IDLE, ids=[name for _, name in IDLE])
+def test_a_setting_without_effect_in_a_placement_is_noted(requirement: Any, name: str) -> None:
+    algo = "IMPALA" if name == "learner_queue_size" else "PPO"
+    config: Any = get_algorithm_config(algo).env_runners(num_env_runners=0)
+    config.learners(num_learners=0)
+    assert describe_idle_settings(config, "in_graph") == []
+    config.update_from_dict({name: OTHER.get(name, 7)})
+    (note,) = describe_idle_settings(config, "in_graph")
+    assert f"{name}={config[name]!r} needs {requirement.condition}" in note
+    assert note in config.explain(placement="in_graph")
+    config.env_runners(num_env_runners=2)
+    config.evaluation(evaluation_num_env_runners=1).learners(num_learners=1)
+    assert describe_idle_settings(config, "ray") == []
+
+
+def test_all_settings_without_effect_are_one_note(caplog: pytest.LogCaptureFixture) -> None:
+    config = small().env_runners(num_cpus_per_env_runner=2, sample_timeout_s=5)
+    config.fault_tolerance(max_num_env_runner_restarts=3)
+    with config.build():
+        (message,) = (m for m in caplog.messages if "without effect" in m)
+    assert all(name in message for name in ("num_cpus", "sample_timeout_s=5.0", "restarts=3"))
+    assert "sample_timeout_s" not in str(describe_idle_settings(config, "host"))
+    assert "num_cpus_per_env_runner" in str(describe_idle_settings(config, "host"))

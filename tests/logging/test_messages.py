@@ -90,7 +90,7 @@ def test_what_adapted_is_announced(caplog: pytest.LogCaptureFixture) -> None:
     log_assembly(config, assemble(config), ["Two devices."])
     said = "\n".join(caplog.messages)
     assert "minibatch_size: 125 instead of the default 128" in said
-    assert "'num_sgd_iter' is the old name of training(num_epochs=...)" in said
+    assert "num_sgd_iter" not in said  # announced once, when the run is prepared
     assert "Two devices." in caplog.messages
     assert "parameter" not in said
 

@@ -20,6 +20,8 @@ from jaxrl.config.loggers import LoggerName
 from jaxrl.config.pbt import PopulationBasedTraining
 from jaxrl.config.settings.training import Auto
 from jaxrl.core.seeds import SEED_DESCRIPTION, is_seed
+from jaxrl.errors import ConfigError
+from jaxrl.metrics import RENAMED_KEYS
 
 Hook = Callable[..., Any] | list[Callable[..., Any]] | None
 
@@ -290,15 +292,22 @@ class CheckpointingSettings:
         default=True, doc="Whether to write checkpoints in the background while training continues."
     )
 
+    @property
+    def score_key(self) -> str | None:
+        """Result key of the score, with RLlib's old keys replaced by current ones."""
+        key = self.checkpoint_score_attribute
+        return None if key is None else RENAMED_KEYS.get(key, key)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DebuggingSettings:
     """Seeds, logging and compilation."""
 
-    seed: int = field(
+    seed: int | None = field(
         default=0,
-        check=Check(SEED_DESCRIPTION, is_seed),
-        doc="Seed of all random numbers, of 64 bits; the same config and seed give the same run.",
+        check=Check(SEED_DESCRIPTION, lambda value: value is None or is_seed(value)),
+        doc="Seed of all random numbers, of 64 bits; the same config and seed give the same run. "
+        "None draws one for each run, which params.json and checkpoints contain.",
     )
     log_level: Literal["DEBUG", "INFO", "WARN", "WARNING", "ERROR"] = field(
         default="WARN",
@@ -334,6 +343,13 @@ class DebuggingSettings:
         "of the user (or JAX's own setting), 'off' disables the cache; a folder that other users "
         "can write to is made private or not used.",
     )
+
+    @property
+    def run_seed(self) -> int:
+        """Seed of a run, for which one has been drawn if the setting was None."""
+        if self.seed is None:
+            raise ConfigError("seed is None: build() draws the seed of a run; set a number.")
+        return self.seed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -67,7 +67,7 @@ class GroupShape:
             num_envs=plan.envs_per_runner,
             fragment_length=plan.rollout_fragment_length,
             fragments_per_batch=plan.fragments_per_batch,
-            seed=config.debugging_settings.seed,
+            seed=config.debugging_settings.run_seed,
         )
 
 

@@ -112,7 +112,7 @@ class RayLearner:
         assembly = assemble(config)
         runner, self._devices = assembly.runner, jax.devices()
         self._mesh = Mesh(np.asarray(self._devices), (DEVICE_AXIS,))
-        first = functools.partial(init_state, assembly, debugging.seed)
+        first = functools.partial(init_state, assembly, debugging.run_seed)
         shapes = jax.eval_shape(first)
         if assembly.is_in_graph:
             compiled = make_runner_programs(

@@ -127,7 +127,7 @@ class RayLearnerGroup:
             num_workers=0,
             num_envs=plan.envs_per_runner,
             fragment_length=plan.rollout_fragment_length,
-            seed=self._config.debugging_settings.seed,
+            seed=self._config.debugging_settings.run_seed,
         )
         packed = ray.put(pack_job(job))
         for reply in self._call_all("build", packed):
