@@ -135,6 +135,8 @@ RENAMED_KEYS = {
     "timesteps_total": NUM_ENV_STEPS_SAMPLED_LIFETIME,
     "num_env_steps_sampled": NUM_ENV_STEPS_SAMPLED_LIFETIME,
     "num_env_steps_trained": "num_env_steps_trained_lifetime",
+    "num_env_steps_sampled_this_iter": f"{ENV_RUNNERS}/num_env_steps_sampled",
+    "timesteps_this_iter": f"{ENV_RUNNERS}/num_env_steps_sampled",
     "episodes_total": f"{ENV_RUNNERS}/num_episodes_lifetime",
     **{
         f"{scope}{place}{old}": f"{scope}{ENV_RUNNERS}/{new}"

@@ -364,6 +364,39 @@ def check_env(
     listing.check_environment(env, env_config, steps, seed)
 
 
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "jaxrl migrate train.py tuned/cartpole-ppo.yaml\n\n"
+    "jaxrl migrate my_project --write\n\n"
+    "jaxrl migrate my_project > changes.diff"
+)
+def migrate(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH...",
+            show_default=False,
+            help="Python files, YAML and JSON files of experiments, or folders of them.",
+        ),
+    ],
+    write: Annotated[
+        bool, typer.Option("--write", help="Replace the files instead of printing a diff.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the changes and what remains as JSON.")
+    ] = False,
+    verbose: Verbosity = 0,
+) -> None:
+    """Rewrite code and experiments for RLlib as those for jaxrl, and list what remains.
+
+    Files are read, never run. The exit code is 0 if nothing remains to be written by hand, 1 if
+    something does, and 2 if a path does not exist or a file cannot be read, parsed or written.
+    """
+    from jaxrl.cli import migrating
+
+    raise typer.Exit(migrating.migrate(paths, write=write, as_json=as_json))
+
+
 def main() -> None:
     """Run the command line, with modules of the current folder importable."""
     cwd = os.getcwd()

@@ -404,3 +404,12 @@ REFUSED_METHODS: dict[str, str] = {
     + "; get_rl_module_spec() returns the spec of the single module",
     "get_multi_agent_setup": _MULTI_AGENT_REASON,
 }
+
+
+def selects_machinery(name: str) -> bool:
+    """Return whether a refused setting only selects a framework or a stack, of which there is one.
+
+    Without the setting, a run does the same.
+    """
+    refused = REFUSED.get(name)
+    return refused is not None and refused.reason.startswith((_FRAMEWORK_REASON, _API_STACK_REASON))

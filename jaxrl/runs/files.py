@@ -35,15 +35,20 @@ def translate_os_errors(action: str, path: Path) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def open_atomic(path: Path) -> Generator[IO[str]]:
-    """Open a temporary text file that replaces `path` if the block succeeds, or else is removed."""
+def open_atomic(path: Path, mode: int | None = None) -> Generator[IO[str]]:
+    """Open a temporary text file that replaces `path` if the block succeeds, or else is removed.
+
+    Args:
+        path: Path of the file.
+        mode: Permissions of the file; None for those of a new file.
+    """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_get_umask())
+        os.chmod(name, 0o666 & ~_get_umask() if mode is None else mode)
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

@@ -1,0 +1,291 @@
+"""RLlib's modules, classes, methods and result keys: the counterpart here, or what to write instead.
+
+Names of settings are in `jaxrl.config.rllib_names`, result keys with one counterpart in
+`jaxrl.metrics.RENAMED_KEYS`.
+"""
+
+import importlib
+from collections.abc import Mapping
+
+from jaxrl import TRAINABLES
+
+RLLIB = "ray.rllib"
+
+MOVED_NAMES: Mapping[str, str] = {
+    "algorithms.algorithm.Algorithm": "jaxrl.Algorithm",
+    "algorithms.algorithm_config.AlgorithmConfig": "jaxrl.AlgorithmConfig",
+    "algorithms.callbacks.DefaultCallbacks": "jaxrl.callbacks.Callbacks",
+    "algorithms.callbacks.MemoryTrackingCallbacks": "jaxrl.callbacks.MemoryTrackingCallbacks",
+    "callbacks.callbacks.RLlibCallback": "jaxrl.callbacks.Callbacks",
+    "connectors.env_to_module.FlattenObservations": "jaxrl.connectors.FlattenObservations",
+    "connectors.env_to_module.FrameStackingEnvToModule": "jaxrl.connectors.FrameStacking",
+    "connectors.env_to_module.MeanStdFilter": "jaxrl.connectors.MeanStdFilter",
+    "connectors.env_to_module.PrevActionsPrevRewards": "jaxrl.connectors.PrevActionsPrevRewards",
+    "core.DEFAULT_MODULE_ID": "jaxrl.metrics.DEFAULT_MODULE",
+    "core.rl_module.default_model_config.DefaultModelConfig": (
+        "jaxrl.modules.model_config.DefaultModelConfig"
+    ),
+    "core.rl_module.rl_module.RLModule": "jaxrl.RLModule",
+    "core.rl_module.rl_module.RLModuleSpec": "jaxrl.RLModuleSpec",
+    "core.rl_module.rl_module.SingleAgentRLModuleSpec": "jaxrl.RLModuleSpec",
+    "env.env_context.EnvContext": "jaxrl.EnvContext",
+    "env.single_agent_episode.SingleAgentEpisode": "jaxrl.episodes.SingleAgentEpisode",
+    "policy.sample_batch.DEFAULT_POLICY_ID": "jaxrl.metrics.DEFAULT_MODULE",
+    "utils.metrics.ENV_RUNNER_RESULTS": "jaxrl.metrics.ENV_RUNNERS",
+    "utils.metrics.EPISODE_LEN_MAX": "jaxrl.metrics.EPISODE_LEN_MAX",
+    "utils.metrics.EPISODE_LEN_MEAN": "jaxrl.metrics.EPISODE_LEN_MEAN",
+    "utils.metrics.EPISODE_LEN_MIN": "jaxrl.metrics.EPISODE_LEN_MIN",
+    "utils.metrics.EPISODE_RETURN_MAX": "jaxrl.metrics.EPISODE_RETURN_MAX",
+    "utils.metrics.EPISODE_RETURN_MEAN": "jaxrl.metrics.EPISODE_RETURN_MEAN",
+    "utils.metrics.EPISODE_RETURN_MIN": "jaxrl.metrics.EPISODE_RETURN_MIN",
+    "utils.metrics.EVALUATION_RESULTS": "jaxrl.metrics.EVALUATION",
+    "utils.metrics.FAULT_TOLERANCE_STATS": "jaxrl.metrics.FAULT_TOLERANCE",
+    "utils.metrics.LEARNER_RESULTS": "jaxrl.metrics.LEARNERS",
+    "utils.metrics.NUM_ENV_STEPS_SAMPLED_LIFETIME": "jaxrl.metrics.NUM_ENV_STEPS_SAMPLED_LIFETIME",
+    "utils.metrics.NUM_EPISODES": "jaxrl.metrics.NUM_EPISODES",
+    "utils.metrics.REPLAY_BUFFER_RESULTS": "jaxrl.metrics.REPLAY_BUFFER",
+    "utils.metrics.TIMERS": "jaxrl.metrics.TIMERS",
+}
+"""Path below `ray.rllib` of a class, function or constant, mapped to its path here.
+
+RLlib has moved most of them between packages, so that a name counts wherever it is imported from.
+"""
+
+MOVED_RAY_NAMES: Mapping[str, str] = {
+    "ray.tune.register_env": "jaxrl.register_env",
+    "ray.tune.registry.register_env": "jaxrl.register_env",
+    "ray.air.CheckpointConfig": "ray.tune.CheckpointConfig",
+    "ray.air.FailureConfig": "ray.tune.FailureConfig",
+    "ray.air.RunConfig": "ray.tune.RunConfig",
+    "ray.air.config.CheckpointConfig": "ray.tune.CheckpointConfig",
+    "ray.air.config.FailureConfig": "ray.tune.FailureConfig",
+    "ray.air.config.RunConfig": "ray.tune.RunConfig",
+    "ray.train.CheckpointConfig": "ray.tune.CheckpointConfig",
+    "ray.train.FailureConfig": "ray.tune.FailureConfig",
+    "ray.train.RunConfig": "ray.tune.RunConfig",
+}
+"""Names of Ray outside of RLlib that code for RLlib uses, mapped to their current paths."""
+
+DECORATORS = (
+    "DeveloperAPI",
+    "OldAPIStack",
+    "OverrideToImplementCustomLogic",
+    "OverrideToImplementCustomLogic_CallToSuperRecommended",
+    "PublicAPI",
+    "override",
+)
+"""Decorators of `ray.rllib.utils.annotations`, which change nothing at run time."""
+
+ALGORITHM_ADVICE: Mapping[str, str] = {
+    "A3C": "use A2CConfig, or IMPALAConfig for runners that do not wait for the learner",
+    "APEX": "use DQNConfig with epsilon_ladder=7 and env_runners(num_env_runners=...)",
+    "ApexDQN": "use DQNConfig with epsilon_ladder=7 and env_runners(num_env_runners=...)",
+    "ApexDDPG": "use DDPGConfig with env_runners(num_env_runners=...)",
+    "DDPPO": "use PPOConfig with learners(num_learners=...)",
+    "R2D2": "use DQNConfig with rl_module(model_config={'use_lstm': True})",
+    "SimpleQ": "use DQNConfig with double_q=False, dueling=False",
+}
+"""Algorithms of RLlib that are settings of another one here."""
+
+NAME_ADVICE: Mapping[str, str] = {
+    "ModelCatalog": "pass the network itself: rl_module(network=...), see the guide Custom modules",
+    "TFModelV2": "write the network with flax: rl_module(network=...)",
+    "TorchModelV2": "write the network with flax: rl_module(network=...)",
+    "TorchRLModule": "subclass jaxrl.RLModule, or pass a flax network: rl_module(network=...)",
+    "TorchLearner": "subclass the algorithm's Learner, see the guide Custom losses",
+    "PPOTorchLearner": "subclass jaxrl.algorithms.ppo.PPOLearner, see the guide Custom losses",
+    "PPOTorchRLModule": "subclass jaxrl.RLModule, or pass a flax network: rl_module(network=...)",
+    "try_import_tf": "the framework is JAX: import jax",
+    "try_import_torch": "the framework is JAX: import jax",
+    "SampleBatch": "a callback or Learner receives a batch as a dictionary of arrays",
+    "Policy": "algorithm.get_policy() returns a jaxrl.Policy, which acts by act(obs)",
+    "RolloutWorker": "callbacks receive the EnvRunner as env_runner",
+    "Episode": "callbacks receive a jaxrl.episodes.SingleAgentEpisode",
+    "EpisodeV2": "callbacks receive a jaxrl.episodes.SingleAgentEpisode",
+    "BaseEnv": "callbacks receive the environments as env",
+    "PPOTorchPolicy": "subclass the algorithm's Learner, see the guide Custom losses",
+    "PPOTF2Policy": "subclass the algorithm's Learner, see the guide Custom losses",
+    "pretty_print": "it is in Ray Tune: from ray.tune.logger import pretty_print",
+}
+"""Names of RLlib without a counterpart, with what to write instead."""
+
+MULTI_AGENT_NAMES = ("MultiAgent", "PettingZoo", "make_multi_agent", "PolicySpec", "MultiRLModule")
+"""Parts of the names that only multi-agent code uses."""
+
+RENAMED_CONFIG_METHODS: Mapping[str, str] = {
+    "rollouts": "env_runners",
+    "exploration": "env_runners",
+}
+"""Methods of RLlib's configs under their current names; `config.rllib_names` has the settings."""
+
+RENAMED_METHODS: Mapping[str, Mapping[str, str]] = {
+    "algorithm": {
+        "cleanup": "stop",
+        "compute_action": "compute_single_action",
+        "evaluation_workers": "eval_env_runner_group",
+        "load_checkpoint": "restore",
+        "logdir": "run_dir",
+        "restore_from_path": "restore",
+        "save_checkpoint": "save",
+        "save_to_path": "save",
+        "training_iteration": "iteration",
+        "workers": "env_runner_group",
+    },
+    "runner_group": {"foreach_worker": "foreach_env_runner"},
+    "episode": {"user_data": "custom_data"},
+}
+"""Methods and attributes of RLlib's objects that have another name here."""
+
+METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
+    "algorithm": {
+        "add_policy": "multi-agent training is not supported in this version",
+        "export_model": "algorithm.save(path) writes a checkpoint",
+        "export_policy_checkpoint": "algorithm.save(path) writes a checkpoint",
+        "export_policy_model": "algorithm.save(path) writes a checkpoint",
+        "import_model": "algorithm.set_weights(...) takes parameters as a pytree of arrays",
+        "import_policy_model_from_h5": "algorithm.set_weights(...) takes a pytree of arrays",
+        "local_evaluator": "read the algorithm itself: get_weights(), get_module()",
+        "optimizer": "the optimizer's state is in algorithm.state",
+        "remove_policy": "multi-agent training is not supported in this version",
+    },
+    "runner_group": {
+        "foreach_worker_with_index": "foreach_env_runner_with_index passes (index, env_runner)",
+        "foreach_env": "foreach_env_runner passes each runner, which has the environments",
+        "foreach_policy": "algorithm.get_module() returns the module, get_weights() its weights",
+        "local_env_runner": "use algorithm.get_weights(), get_module() or foreach_env_runner(...)",
+        "local_worker": "use algorithm.get_weights(), get_module() or foreach_env_runner(...)",
+        "remote_workers": "foreach_env_runner(...) calls a function on each",
+        "stop": "algorithm.stop() stops the runners as well",
+    },
+    "policy": {
+        "compute_actions": "algorithm.compute_actions(observations) takes several observations",
+        "compute_log_likelihoods": "use algorithm.get_module().action_dist(...).log_prob(action)",
+        "compute_single_action": (
+            "policy.act(obs) returns the action alone and keeps the state until policy.reset()"
+        ),
+        "config": "read algorithm.config",
+        "dist_class": "use algorithm.get_module().action_dist",
+        "export_checkpoint": "algorithm.save(path) writes a checkpoint",
+        "export_model": "algorithm.save(path) writes a checkpoint",
+        "get_initial_state": "policy.initial_state() returns the state, policy.reset() resets it",
+        "get_weights": "use algorithm.get_weights()",
+        "model": "use algorithm.get_module()",
+        "observation_space": "read algorithm.get_module().observation_space",
+        "action_space": "read algorithm.get_module().action_space",
+        "set_weights": "use algorithm.set_weights(...)",
+    },
+    "config": {
+        "get_multi_agent_setup": "multi-agent training is not supported in this version",
+        "pop": "to_dict() returns a dictionary; settings keep a value",
+        "serialize": "to_dict() returns the settings",
+    },
+    "episode": {
+        "agent_rewards": "episode.get_rewards() are the rewards",
+        "custom_metrics": "log with metrics_logger.log_value(name, value)",
+        "hist_data": "log with metrics_logger.log_value(name, value)",
+        "last_info_for": "episode.get_infos(-1) is the last info",
+        "last_observation_for": "episode.get_observations(-1) is the last observation",
+        "last_action_for": "episode.get_actions(-1) is the last action",
+        "media": "evaluation(record_video=True) writes videos",
+    },
+}
+"""Methods and attributes without a counterpart under another name, with what to write instead."""
+
+REWRITTEN_EPISODE_ATTRIBUTES: Mapping[str, str] = {
+    "length": "len({})",
+    "total_reward": "{}.get_return()",
+    "episode_id": "{}.id_",
+}
+"""Attributes of RLlib's older episodes, as an expression of the episode."""
+
+RENAMED_HOOKS: Mapping[str, str] = {
+    "on_trainer_init": "on_algorithm_init",
+    "on_workers_recreated": "on_env_runners_recreated",
+}
+RENAMED_HOOK_ARGUMENTS: Mapping[str, str] = {"trainer": "algorithm"}
+"""Names of hooks, and of their arguments, that differ here."""
+
+REMOVED_RESULT_KEYS: Mapping[str, str] = {
+    "agent_timesteps_total": "num_env_steps_sampled_lifetime counts the steps",
+    "counters": "num_env_steps_sampled_lifetime and num_env_steps_trained_lifetime are counters",
+    "hist_stats": "collect the values in an on_episode_end callback",
+    "num_agent_steps_sampled": "num_env_steps_sampled_lifetime counts the steps",
+    "num_agent_steps_trained": "num_env_steps_trained_lifetime counts the rows trained on",
+    "num_agent_steps_sampled_lifetime": "num_env_steps_sampled_lifetime counts the steps",
+    "policy_reward_max": "there is one policy: env_runners/episode_return_max",
+    "policy_reward_mean": "there is one policy: env_runners/episode_return_mean",
+    "policy_reward_min": "there is one policy: env_runners/episode_return_min",
+}
+"""Result keys of RLlib that no result has here."""
+
+RENAMED_KEY_PREFIXES: Mapping[str, str] = {
+    "info/learner/default_policy/learner_stats": "learners/default_policy",
+    "info/learner/default_policy": "learners/default_policy",
+    "info/learner": "learners",
+}
+"""Paths of nested results that have moved as a whole, the longer ones first."""
+
+
+def list_algorithm_names() -> frozenset[str]:
+    """Return the names of the algorithms here and in RLlib, for which RLlib has classes."""
+    return frozenset((*TRAINABLES, *ALGORITHM_ADVICE))
+
+
+def find_counterpart(path: str) -> str | None:
+    """Return the path here of a class, function or constant of RLlib or Ray, None if it has none.
+
+    Args:
+        path: Path as imported, such as `ray.rllib.algorithms.ppo.PPOConfig`.
+    """
+    if path in MOVED_RAY_NAMES:
+        return MOVED_RAY_NAMES[path]
+    if not path.startswith(f"{RLLIB}."):
+        return None
+    name = path.rpartition(".")[2]
+    algorithm = _CURRENT_NAMES.get(name.removesuffix("Config").removesuffix("Trainer"))
+    if algorithm is not None:
+        return f"jaxrl.{algorithm}Config" if name.endswith("Config") else f"jaxrl.{algorithm}"
+    return _MOVED_BY_NAME.get(name)
+
+
+_CURRENT_NAMES = {**{name: name for name in TRAINABLES}, "Impala": "IMPALA"}
+
+
+_MOVED_BY_NAME = {path.rpartition(".")[2]: new for path, new in MOVED_NAMES.items()}
+
+
+def load_counterpart(path: str) -> object:
+    """Import the counterpart of a name of RLlib, for a module that stands in for RLlib's.
+
+    Raises:
+        ImportError: If the name has no counterpart; the message says what to use instead.
+    """
+    new = find_counterpart(path)
+    if new is None:
+        raise ImportError(f"{path} has no counterpart in jaxrl: {advise_on_name(path)}.")
+    module, _, name = new.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def advise_on_name(path: str) -> str:
+    """Return what to write instead of a name of RLlib without a counterpart."""
+    name = path.rpartition(".")[2]
+    algorithm = name.removesuffix("Config").removesuffix("Trainer")
+    module = next((each for each in TRAINABLES if each.lower() == name), None)
+    if module is not None:
+        return f"import the class of its config: from jaxrl import {module}Config"
+    if algorithm in ALGORITHM_ADVICE:
+        return ALGORITHM_ADVICE[algorithm]
+    if name in NAME_ADVICE:
+        return NAME_ADVICE[name]
+    if any(part in name for part in MULTI_AGENT_NAMES):
+        return "multi-agent training is not supported in this version"
+    if ".offline" in path:
+        return "training from offline data is not supported in this version"
+    if ".examples" in path:
+        return "copy what you need from RLlib's examples"
+    if f"{RLLIB}.algorithms." in path and name.endswith("Config"):
+        return f"the algorithms are {', '.join(TRAINABLES)}"
+    if name == "*":
+        return "import the names that the file uses, one by one"
+    return "it is part of RLlib's internals"

@@ -1,0 +1,133 @@
+"""Rules for classes of callbacks: names of hooks, and the arguments that they receive."""
+
+import inspect
+
+import libcst as cst
+
+from jaxrl.callbacks import HOOKS, Callbacks
+from jaxrl.config.rllib_api import RENAMED_HOOK_ARGUMENTS, RENAMED_HOOKS
+from jaxrl.config.rllib_names import REFUSED_HOOKS
+from jaxrl.migrate.context import Context
+
+ALWAYS_AVAILABLE = ("self", "metrics_logger")
+
+
+class HookRules:
+    """Rules for hooks of callbacks.
+
+    Args:
+        context: Shared state.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def rewrite_hook(self, old: cst.FunctionDef, new: cst.FunctionDef) -> cst.FunctionDef:
+        """Rewrite a method of a class of callbacks."""
+        name = old.name.value
+        current = RENAMED_HOOKS.get(name, name)
+        if current in REFUSED_HOOKS:
+            self._context.by_hand(old, "callback", f"{name}()", REFUSED_HOOKS[current])
+            return new
+        if current not in HOOKS:
+            return new
+        if current != name:
+            self._context.change(old, "callback", f"{name}() is {current}()")
+            new = new.with_changes(name=cst.Name(current))
+        return self._rewrite_parameters(old, new, current)
+
+    def _rewrite_parameters(
+        self, old: cst.FunctionDef, new: cst.FunctionDef, hook: str
+    ) -> cst.FunctionDef:
+        available = {*inspect.signature(getattr(Callbacks, hook)).parameters, *ALWAYS_AVAILABLE}
+        used = _find_names(old.body)
+        renamed: dict[str, str] = {}
+        params = new.params
+        for group in ("params", "kwonly_params"):
+            kept: list[cst.Param] = []
+            for param in getattr(params, group):
+                name = param.name.value
+                current = RENAMED_HOOK_ARGUMENTS.get(name, name)
+                if current in available:
+                    if current != name:
+                        renamed[name] = current
+                        param = param.with_changes(name=cst.Name(current))
+                        self._context.change(old, "callback", f"{name} is {current}")
+                    kept.append(param)
+                elif name in used or param.default is not None:
+                    self._report_argument(old, hook, name, param.default is None)
+                    kept.append(param)
+                else:
+                    self._context.change(old, "callback", f"the argument {name} is not passed")
+            params = params.with_changes(**{group: _end_without_comma(kept, params)})
+        if not params.kwonly_params and isinstance(params.star_arg, cst.ParamStar):
+            params = params.with_changes(star_arg=cst.MaybeSentinel.DEFAULT)
+        body = new.body.visit(_Renamer(renamed)) if renamed else new.body
+        assert isinstance(body, cst.BaseSuite)
+        return new.with_changes(params=params, body=body)
+
+    def _report_argument(
+        self, node: cst.FunctionDef, hook: str, name: str, is_required: bool
+    ) -> None:
+        if not is_required:
+            return
+        passed = ", ".join(inspect.signature(getattr(Callbacks, hook)).parameters)
+        advice = f"it is not passed; passed are {passed.removeprefix('self, ')}"
+        self._context.by_hand(node, "callback", f"{hook}({name})", advice)
+
+
+def _end_without_comma(params: list[cst.Param], around: cst.Parameters) -> list[cst.Param]:
+    """Return parameters, the last of which has a comma only where another one follows."""
+    is_last = around.star_kwarg is None and around.kwonly_params == ()
+    if not params or not is_last:
+        return params
+    comma = params[-1].comma
+    is_multiline = isinstance(comma, cst.Comma) and isinstance(
+        comma.whitespace_after, cst.ParenthesizedWhitespace
+    )
+    return (
+        params
+        if is_multiline
+        else [*params[:-1], params[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)]
+    )
+
+
+def _find_names(node: cst.CSTNode) -> set[str]:
+    finder = _Names()
+    node.visit(finder)
+    return finder.names
+
+
+class _Names(cst.CSTVisitor):
+    """Visitor that collects names, without those of attributes and keywords."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def visit_Attribute(self, node: cst.Attribute) -> bool:
+        node.value.visit(self)
+        return False
+
+    def visit_Name(self, node: cst.Name) -> None:
+        self.names.add(node.value)
+
+
+class _Renamer(cst.CSTTransformer):
+    """Transformer that renames variables of a function."""
+
+    def __init__(self, names: dict[str, str]) -> None:
+        super().__init__()
+        self._names = names
+
+    def leave_Attribute(
+        self, original_node: cst.Attribute, updated_node: cst.Attribute
+    ) -> cst.Attribute:
+        return updated_node.with_changes(attr=original_node.attr)
+
+    def leave_Arg(self, original_node: cst.Arg, updated_node: cst.Arg) -> cst.Arg:
+        return updated_node.with_changes(keyword=original_node.keyword)
+
+    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.Name:
+        name = self._names.get(updated_node.value)
+        return updated_node if name is None else updated_node.with_changes(value=name)
