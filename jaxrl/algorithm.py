@@ -287,7 +287,7 @@ class Algorithm:
             RetraceError: If a program would be compiled more often than `max_retraces` allows.
         """
         started = time.perf_counter()
-        self._recorder.check_writable()
+        self._recorder.begin(self._devices)
         compiled_before = total_compile_seconds(self._programs)
         reporting = self.config.reporting_settings
         self._totals = totals = IterationTotals(self._loop.fetch_report, self._assembly.replay)
@@ -717,7 +717,8 @@ class Algorithm:
     def _make_metadata(self) -> dict[str, Any]:
         steps = int(self.state.progress.env_steps)
         self._record.host.runner_counts = self._loop.get_counts()
-        return host.make_checkpoint_metadata(self.config, self._record.host, steps, self._devices)
+        session = self._record.recorder.describe_session(self._devices)
+        return host.make_checkpoint_metadata(self.config, self._record.host, steps, session)
 
     # --- checkpoints ---
 

@@ -35,6 +35,7 @@ from jaxrl.runs.host_state import (
     make_checkpoint_metadata,
     resolve_trust,
 )
+from jaxrl.runs.manifest import Session
 from tests.helpers import assert_equal, small
 
 METADATA = "metadata/metadata"
@@ -79,7 +80,8 @@ def metadata(iteration: int) -> dict[str, Any]:
         last_result={"training_iteration": iteration, ENV_STEPS: 128, "num": {"x": 33.16}},
         runner_counts=copy.deepcopy(COUNTS),
     )
-    return make_checkpoint_metadata(config, host, 128 * iteration, jax.devices()[:1])
+    session = Session(config, jax.devices()[:1]).describe()
+    return make_checkpoint_metadata(config, host, 128 * iteration, session)
 
 
 def loaded(path: Path, trust: Any = None) -> Any:

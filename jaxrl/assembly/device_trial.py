@@ -135,7 +135,12 @@ class DeviceTrials:
 
 
 def open_device_trials(config: "AlgorithmConfig") -> DeviceTrials:
-    """Return the trials of this machine, stored next to the config's compiled programs."""
+    """Return the trials of this machine, stored next to the config's compiled programs.
+
+    Nothing is measured for a config whose choices were recorded.
+    """
+    if config.is_recorded:
+        return DeviceTrials(None)
     return DeviceTrials(get_cache_file(config.debugging_settings.compilation_cache_dir, FILE_NAME))
 
 

@@ -43,6 +43,8 @@ class ConfigBuilder:
     in_evaluation: bool
     preferred_devices: tuple[int, str] | None
     """Number of devices for `num_devices='auto'` and the reason; a resumed run keeps its number."""
+    is_recorded: bool
+    """Whether all that is measured on a machine was decided when the run began, as for a resume."""
     algo_class: "type[Algorithm] | None"
     _explicit: set[str]
     _announced: set[str]
@@ -67,6 +69,7 @@ class ConfigBuilder:
             _announced=set(),
             in_evaluation=False,
             preferred_devices=None,
+            is_recorded=False,
             _frozen=False,
             _explicit=set(),
         )
@@ -157,7 +160,7 @@ class ConfigBuilder:
                 raise ConfigError(f"{name} must be a {group_class.__name__}, got {value!r}.")
             changed = {f.name: getattr(value, f.name) for f in dataclasses.fields(group_class)}
             self._apply({k: v for k, v in changed.items() if v != self[k]}, group=name)
-        elif name in ("algo_class", "in_evaluation", "preferred_devices"):
+        elif name in ("algo_class", "in_evaluation", "preferred_devices", "is_recorded"):
             self.__dict__[name] = value
         else:
             self._apply({name: value})

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import gymnasium
 import numpy as np
 
+from jaxrl.config import signature
 from jaxrl.config.imports import get_import_path, load_object
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
 from jaxrl.config.spaces import space_to_data
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 
 IMPORT_KEY, SPACE_KEY, DATACLASS_KEY = "__import__", "__space__", "__dataclass__"
 TUPLE_KEY, FLOAT_KEY = "__tuple__", "__float__"
+
+RECORDING_SETTINGS = (
+    *("compilation_cache_dir", "log_level", "log_sys_usage", "loggers"),
+    *("results_dir", "run_name"),
+)
+"""Settings that say where and how a run is recorded, on which nothing that is trained depends."""
 
 
 def serialize_config(config: "AlgorithmConfig") -> dict[str, Any]:
@@ -61,6 +68,20 @@ def serialize_for_display(config: "AlgorithmConfig") -> dict[str, Any]:
             return repr(value)
 
     return _as_data(config, encode, algo=repr(type(config)))
+
+
+def hash_config(data: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a config's canonical JSON.
+
+    Left out are the settings that say where and how a run is recorded, and which settings were
+    given explicitly: configs of equal hash train alike.
+
+    Args:
+        data: Output of `serialize_for_display`, as in a run's `params.json`.
+    """
+    settings = {n: value for n, value in data["settings"].items() if n not in RECORDING_SETTINGS}
+    described = {"algo": data["algo"], "algo_class": data.get("algo_class"), "settings": settings}
+    return signature.compute_digest(described)
 
 
 def _as_data(

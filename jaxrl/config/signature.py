@@ -43,19 +43,24 @@ def seal(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a JSON document with a signature, and a digest over the document and the signature."""
     content: dict[str, Any] = json.loads(json.dumps(document))
     signed = {**content, _SIGNATURE_KEY: sign(encode_canonical(content))}
-    return {**signed, _DIGEST_KEY: hashlib.sha256(encode_canonical(signed)).hexdigest()}
+    return {**signed, _DIGEST_KEY: compute_digest(signed)}
 
 
 def has_valid_digest(document: Mapping[str, Any]) -> bool:
     """Return whether a document matches its digest."""
     signed = {name: value for name, value in document.items() if name != _DIGEST_KEY}
-    return hashlib.sha256(encode_canonical(signed)).hexdigest() == document.get(_DIGEST_KEY)
+    return compute_digest(signed) == document.get(_DIGEST_KEY)
 
 
 def is_sealed_by_user(document: Mapping[str, Any]) -> bool:
     """Return whether this user sealed a document on this machine."""
     content = {n: value for n, value in document.items() if n not in (_DIGEST_KEY, _SIGNATURE_KEY)}
     return is_signed_by_user(encode_canonical(content), document.get(_SIGNATURE_KEY))
+
+
+def compute_digest(document: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a JSON document's canonical encoding."""
+    return hashlib.sha256(encode_canonical(document)).hexdigest()
 
 
 def encode_canonical(document: Mapping[str, Any]) -> bytes:

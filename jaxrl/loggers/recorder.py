@@ -6,11 +6,11 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxrl.core.types import PyTree
+from jaxrl.core.types import Device, PyTree
 from jaxrl.errors import JaxrlError, RunFolderError, summarize_exception
 from jaxrl.loggers import RunFolder, Sink, close_sinks, open_sinks
 from jaxrl.loggers.plots import draw_learning_curve
@@ -18,6 +18,7 @@ from jaxrl.loggers.sinks import FILE_SINKS
 from jaxrl.metrics import lookup
 from jaxrl.runs import results
 from jaxrl.runs.checkpoint import CheckpointWriter, list_checkpoints
+from jaxrl.runs.manifest import Session, add_session
 from jaxrl.runs.run_folder import check_name, resolve_results_dir
 
 if TYPE_CHECKING:
@@ -124,9 +125,48 @@ class Recorder:
         self._folder = run_folder
         self._open = _Resources()
         self._start = (start_iteration, start_env_steps)
+        self._session: Session | None = None
+        self._session_start: int | None = start_iteration
+        """Iteration that this process starts from; None once the manifest has it."""
+        self._has_results = False
         self._latest_checkpoint: Path | None = None
         self._protected: set[int] = set()
         weakref.finalize(self, self._open.close)
+
+    def begin(self, devices: Sequence[Device]) -> None:
+        """Prepare for the result of an iteration that begins; see `check_writable`.
+
+        Args:
+            devices: Devices of the run.
+        """
+        self.check_writable()
+        self._get_session(devices)
+
+    def describe_session(self, devices: Sequence[Device]) -> dict[str, Any]:
+        """Return this process's entry of the run's manifest.
+
+        Args:
+            devices: Devices of the run.
+        """
+        return self._get_session(devices).describe()
+
+    def _get_session(self, devices: Sequence[Device]) -> Session:
+        if self._session is None:
+            self._session = Session(self._config, devices)
+        return self._session
+
+    def _record_session(self, *, wait: bool) -> None:
+        """Add this process to the run's manifest if it has results and is not in it yet.
+
+        Args:
+            wait: Whether to wait for git; otherwise a later call may have to add it.
+        """
+        start, folder, session = self._session_start, self._folder, self._session
+        if not self._has_results or start is None or folder is None or session is None:
+            return
+        if wait or session.is_complete:
+            add_session(folder.path, session.describe(), start)
+            self._session_start = None
 
     def check_writable(self) -> None:
         """Raise, before anything is compiled, if the run folder could not be created.
@@ -152,6 +192,7 @@ class Recorder:
     def set_start(self, iteration: int, env_steps: int) -> None:
         """Set the iteration and steps that logs resume from, before the first write."""
         self._start = (iteration, env_steps)
+        self._session_start, self._has_results = iteration, False
 
     @property
     def folder(self) -> RunFolder:
@@ -167,6 +208,7 @@ class Recorder:
         """Close files that were removed from disk; they are reopened when needed."""
         opened = dataclasses.replace(self._open)
         self._open.writer = self._open.sinks = None
+        self._session_start = self._start[0]
         try:
             opened.close()
         except Exception as error:  # noqa: BLE001  (the data is lost; training continues)
@@ -182,6 +224,8 @@ class Recorder:
         folder = self.folder
         if self._open.sinks is None:
             self._open.sinks = open_sinks(self._config, folder, *self._start)
+        self._has_results = True
+        self._record_session(wait=False)
         plain = results.to_plain_result(result)
         for sink in self._open.sinks:
             sink.write(plain if isinstance(sink, FILE_SINKS) else dict(result))
@@ -249,6 +293,9 @@ class Recorder:
 
     def close(self) -> None:
         """Finish pending writes and release the run folder."""
-        self._open.close()
-        if self._folder is not None:
-            self._folder.close()
+        try:
+            self._record_session(wait=True)
+        finally:
+            self._open.close()
+            if self._folder is not None:
+                self._folder.close()

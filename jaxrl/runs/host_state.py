@@ -5,7 +5,6 @@ import datetime
 import logging
 import math
 import os
-import platform
 import socket
 import sys
 import typing
@@ -26,6 +25,7 @@ from jaxrl.runners.counts import COUNT, MAPPING, ValueKind, find_mismatch, find_
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import results
 from jaxrl.runtime.process import prepare_process
+from jaxrl.runtime.versions import EXACT_PACKAGES, get_versions
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -38,9 +38,6 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
     "connectors": ("connectors.obs", "connectors.learner"),
 }
 """Components of a state that can be restored separately, as prefixes of their leaves' paths."""
-
-_PROCESS_KEYS = ("compile", "system", "timers", "pid", "hostname")
-"""Keys of a result that describe the process and are not restored."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -58,7 +55,7 @@ class RunMetadata:
 
     def record_result(self, result: Mapping[str, Any]) -> None:
         """Store the numbers of a result, except for those of the current process."""
-        persistent = {name: v for name, v in result.items() if name not in _PROCESS_KEYS}
+        persistent = {name: v for name, v in result.items() if name not in results.PROCESS_KEYS}
         self.last_result = _keep_numbers(results.to_plain(persistent))
 
     def get_auto_filled_metrics(self, elapsed_s: float) -> dict[str, Any]:
@@ -113,7 +110,7 @@ def _keep_numbers(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_checkpoint_metadata(
-    config: "AlgorithmConfig", host: RunMetadata, env_steps: int, devices: list[Device]
+    config: "AlgorithmConfig", host: RunMetadata, env_steps: int, session: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the metadata of a checkpoint, without the description of its leaves.
 
@@ -123,10 +120,11 @@ def make_checkpoint_metadata(
         config: Config of the run.
         host: Host-side state of the run.
         env_steps: Number of environment steps sampled so far.
-        devices: Devices of the run.
+        session: Entry of the run's manifest; see `jaxrl.runs.manifest`.
     """
     saved, not_saved = serialize_restorable(config)
     return {
+        **session,
         "algorithm": config.algo_name,
         "config": saved,
         "not_saved": not_saved,
@@ -135,9 +133,8 @@ def make_checkpoint_metadata(
             "last_evaluation": results.to_json(host.last_evaluation),
         },
         "env_steps": env_steps,
-        "num_devices": len(devices),
-        "platform": devices[0].platform,
-        "versions": get_versions(),
+        "num_devices": session["devices"]["count"],
+        "platform": session["devices"]["platform"],
     }
 
 
@@ -247,15 +244,6 @@ def _check_types(
             ) from None
 
 
-def get_versions() -> dict[str, str]:
-    """Return the versions of packages that a bit-exact resume depends on."""
-    import importlib.metadata
-
-    names = ("jaxrl", "jax", "jaxlib", "flax", "optax", "gymnax")
-    installed = {name: importlib.metadata.version(name) for name in names}
-    return {**installed, "python": platform.python_version()}
-
-
 def check_algorithm(metadata: Mapping[str, Any], algo_name: str, path: object) -> None:
     """Raise CheckpointError if the state belongs to another algorithm.
 
@@ -312,7 +300,18 @@ def prepare_resumed_process(config: "AlgorithmConfig", metadata: Mapping[str, An
     """Prepare the process for a resumed run, with its previous devices if as many are available."""
     prepare_process(config)
     if metadata["platform"] == jax.default_backend():
-        config.preferred_devices = (metadata["num_devices"], "as the run had before")
+        keep_recorded_choices(config, metadata["num_devices"])
+
+
+def keep_recorded_choices(config: "AlgorithmConfig", num_devices: int) -> None:
+    """Make a run use the number of devices it had before, and measure nothing anew.
+
+    Args:
+        config: Config of the run.
+        num_devices: Number of devices, which applies if as many are available.
+    """
+    config.preferred_devices = (num_devices, "as the run had before")
+    config.is_recorded = True
 
 
 def warn_of_differences(metadata: Mapping[str, Any], devices: list[Device]) -> None:
@@ -328,10 +327,11 @@ def warn_of_differences(metadata: Mapping[str, Any], devices: list[Device]) -> N
 
 def list_differences(metadata: Mapping[str, Any], devices: list[Device]) -> list[str]:
     """Return the differences that prevent a bit-exact resume, a phrase for each."""
+    versions = get_versions()
     current = {
         "num_devices": len(devices),
         "platform": devices[0].platform,
-        **{f"{name} version": version for name, version in get_versions().items()},
+        **{f"{name} version": versions.get(name) for name in EXACT_PACKAGES},
     }
     saved = {
         **metadata,

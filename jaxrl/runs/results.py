@@ -29,6 +29,18 @@ LEN_MEAN = "env_runners/episode_len_mean"
 EVALUATION_RESULT = "evaluation/env_runners"
 EVALUATION_SECONDS = "timers/evaluation_s"
 
+PROCESS_KEYS = ("compile", "system", "timers", "pid", "hostname")
+"""Keys of a result that describe the process and are not restored."""
+UNREPEATABLE_KEYS = frozenset(
+    (
+        *PROCESS_KEYS,
+        *("time_this_iter_s", "time_total_s", "timestamp", "date", "videos"),
+        *("num_env_steps_sampled_per_second", "env_step_fraction"),
+        *("learner_wait_fraction", "env_runners_wait_fraction"),
+    )
+)
+"""Keys of times, places and the process, at any level, which an equal run does not repeat."""
+
 
 class PlainResult(dict[str, Any]):
     """Result in builtin Python types, converted and flattened once for all sinks."""

@@ -50,6 +50,7 @@ class RunFolder:
     ```
     params.json              config
     run.json                 run id, stop criterion
+    manifest.json            versions, devices, flags, git: see `jaxrl.runs.manifest`
     result.json              results, one line per iteration
     progress.csv             scalars of the results as a table
     events.out.tfevents.*    scalars for TensorBoard

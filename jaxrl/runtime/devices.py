@@ -5,6 +5,7 @@ usable cores, at most 8, unless `XLA_FLAGS`, `JAX_NUM_CPU_DEVICES` or a started 
 the number. `config.plan` then decides how many of them a run uses.
 """
 
+import contextlib
 import functools
 import logging
 import os
@@ -40,6 +41,25 @@ def claim_cpu_devices() -> list[str]:
         found = len(jax.local_devices(backend="cpu"))
         return [] if found == wanted else [_format_too_late(found)]
     return []
+
+
+def request_devices(platform: str, number: int) -> None:
+    """Request the devices that another process had; without effect once JAX has started.
+
+    A CPU is divided into any number of devices. Other devices are there or not, and what the
+    environment or JAX's options determine is not changed.
+
+    Args:
+        platform: Platform of the devices.
+        number: Number of local devices of the other process.
+    """
+    if platform != "cpu":
+        return
+    with contextlib.suppress(RuntimeError):
+        if not jax.config.values["jax_platforms"]:
+            jax.config.update("jax_platforms", platform)
+        if _find_override(number) is None:
+            jax.config.update("jax_num_cpu_devices", number)
 
 
 def has_device_per_core() -> bool:

@@ -37,13 +37,19 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import serialize_executable
 
-from jaxrl.config.serialize import DATACLASS_KEY, IMPORT_KEY, serialize_restorable
+from jaxrl.config.serialize import (
+    DATACLASS_KEY,
+    IMPORT_KEY,
+    RECORDING_SETTINGS,
+    serialize_restorable,
+)
 from jaxrl.core.spaces import get_leaf_spaces
 from jaxrl.core.types import Device
 from jaxrl.envs.registry import find_imports, get_registered_env
 from jaxrl.runtime.commands import is_command
 from jaxrl.runtime.compilation_cache import get_cache_file, make_private, uses_own_folder
 from jaxrl.runtime.measurements import describe_machine
+from jaxrl.runtime.versions import read_versions
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -54,10 +60,7 @@ ValueT = TypeVar("ValueT")
 FOLDER = "programs"
 MAX_BYTES = 2**30
 """Total size of all entries; the least recently used are removed first."""
-NON_PROGRAM_SETTINGS = (
-    *("seed", "log_level", "log_sys_usage", "loggers", "results_dir", "run_name"),
-    *("compilation_cache_dir", "max_retraces"),
-)
+NON_PROGRAM_SETTINGS = (*RECORDING_SETTINGS, "seed", "max_retraces")
 """Settings that no program depends on; the seed is an argument."""
 _CALL_TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _LAPACK = "lapack_"
@@ -432,11 +435,7 @@ def _get_package_versions() -> dict[str, str] | None:
     except importlib.metadata.PackageNotFoundError:  # a checkout on the path: unknown
         return None
     names = {re.split(r"[^\w.-]", required)[0] for required in requirements if ";" not in required}
-    versions: dict[str, str] = {"python": platform.python_version()}
-    for name in sorted({"jaxlib", *names}):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return versions
+    return {"python": platform.python_version(), **read_versions(sorted({"jaxlib", *names}))}
 
 
 def _processor_flags() -> str:

@@ -249,6 +249,13 @@ def _rename(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def get_compile_options() -> dict[str, str | int | float]:
+    """Return XLA's options of jaxrl's programs on a CPU, and below how many operations which."""
+    fast = {f"fast.{name}": value for name, value in FAST_COMPILE_OPTIONS.items()}
+    small = {f"small.{name}": value for name, value in SMALL_PROGRAM_OPTIONS.items()}
+    return {**fast, **small, "small.max_flops": SMALL_FLOPS}
+
+
 def compile_with_options(
     options: dict[str, Any], lowered: jax.stages.Lowered
 ) -> jax.stages.Compiled:

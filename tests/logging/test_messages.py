@@ -60,7 +60,8 @@ def test_a_program_that_listens_is_not_told_twice(
 def test_levels_say_what_was_built_compiled_and_saved(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with small().debugging(log_level="DEBUG").build() as algorithm:
+    config = small(gamma=0.987)  # no other test's, whose programs would be shared
+    with config.debugging(log_level="DEBUG").build() as algorithm:
         assert any("jaxrl's own JAX implementation" in note for note in algorithm.notes)
         assert set(algorithm.notes) <= set(caplog.messages)
         algorithm.train()
