@@ -102,11 +102,11 @@ class NameTable:
             UnknownSettingError: If there is no such setting, or not in this group.
             ConfigError: If the setting exists in RLlib but has no effect here.
         """
-        if self._is_neutral(name, value):
+        if self.is_neutral(name, value):
             return []
         if name in RENAMED and name not in self.group_by_setting:
             value = RENAMED[name].transform(value)
-            if self._is_neutral(name, value):
+            if self.is_neutral(name, value):
                 return []
         if name in self.group_by_setting:
             return [self._resolve_known(name, value, group)]
@@ -124,7 +124,7 @@ class NameTable:
             f"{where} has no setting {name!r} (got {value!r}).{self._hint(name, group)}"
         )
 
-    def _is_neutral(self, name: str, value: object) -> bool:
+    def is_neutral(self, name: str, value: object) -> bool:
         """Return whether a value asks for nothing, or for what is done anyway."""
         if name in DEPRECATED_NAMES and is_neutral(value, (DEPRECATED_VALUE,)):
             return True

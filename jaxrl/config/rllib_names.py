@@ -411,5 +411,4 @@ def selects_machinery(name: str) -> bool:
 
     Without the setting, a run does the same.
     """
-    refused = REFUSED.get(name)
-    return refused is not None and refused.reason.startswith((_FRAMEWORK_REASON, _API_STACK_REASON))
+    return REFUSED.get(name, "").startswith((_FRAMEWORK_REASON, _API_STACK_REASON))

@@ -477,9 +477,11 @@ class _SelfAssignments(cst.CSTVisitor):
             self._add(node.target, node.value)
 
     def _add(self, target: cst.BaseExpression, value: cst.BaseExpression) -> None:
-        if isinstance(target, cst.Attribute) and isinstance(target.value, cst.Name):
-            if target.value.value == "self":
-                self.values.setdefault(target.attr.value, []).append(value)
+        match target:
+            case cst.Attribute(value=cst.Name(value="self"), attr=attribute):
+                self.values.setdefault(attribute.value, []).append(value)
+            case _:
+                pass
 
 
 class _Returns(cst.CSTVisitor):

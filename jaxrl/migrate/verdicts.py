@@ -2,16 +2,18 @@
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Mapping
-from typing import Literal, TypeAlias, cast
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
 
+from jaxrl.config.exploration import translate_exploration
 from jaxrl.config.names import GROUP_METHODS, LEARNER_SETTINGS_IN_TRAINING, NameTable
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
 from jaxrl.config.rllib_api import RENAMED_KEY_PREFIXES
-from jaxrl.config.rllib_names import DROP, REFUSED, RENAMED, Refused, selects_machinery
-from jaxrl.errors import JaxrlError
+from jaxrl.config.rllib_names import EXPLORATION_REASON, REFUSED, RENAMED, selects_machinery
+from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.metrics import RENAMED_KEYS
 from jaxrl.modules.model_config import DefaultModelConfig
+from jaxrl.modules.rllib_model_defaults import has_default
 
 UNKNOWN = object()
 """Value that only the program itself knows."""
@@ -62,14 +64,17 @@ class SettingsJudge:
         """
         if name in ("framework", "framework_str"):
             return Verdict("drop", name, advice="the framework is JAX")
-        if special := _judge_special(name, value, self._has_setting):
+        if special := self._judge_special(name, value):
             return special
+        if value is not UNKNOWN and all(table.is_neutral(name, value) for table in self._tables):
+            return Verdict("drop", name, advice=f"{value!r} changes nothing")
         for table in self._tables:
             current = table.find_current_name(name)
             if current is not None:
                 return self._judge_known(table, name, current, value, called)
         if name in REFUSED:
-            return _judge_refused(name, value, REFUSED[name])
+            action = "drop" if selects_machinery(name) else "by hand"
+            return Verdict(action, name, advice=REFUSED[name])
         if name in RENAMED:
             advice = f"{RENAMED[name].new_name} is no setting of {self.algo or 'any algorithm'}"
             return Verdict("by hand", name, advice=advice)
@@ -77,8 +82,32 @@ class SettingsJudge:
             return Verdict("keep", name)
         return Verdict("by hand", name, advice=self._describe_unknown(name))
 
-    def _has_setting(self, name: str) -> bool:
-        return any(name in table.group_by_setting for table in self._tables)
+    def _judge_special(self, name: str, value: object) -> Verdict | None:
+        """Return the verdict on a setting whose counterpart depends on its value."""
+        if name == "num_gpus":
+            if value in (0, None):
+                return Verdict("drop", name, advice="JAX uses the devices that it finds")
+            return Verdict("change", "num_gpus_per_learner", "learners")
+        return self._judge_exploration(value) if name == "exploration_config" else None
+
+    def _judge_exploration(self, value: object) -> Verdict:
+        name, table = "exploration_config", self._tables[0]
+        known = table.group_by_setting if self.algo is not None else ()
+        if value is not UNKNOWN:
+            try:
+                settings = translate_exploration(value, known)
+            except ConfigError:
+                settings = None
+            if settings == {}:
+                return Verdict("drop", name, advice="the algorithm explores in this way")
+            if settings is not None and len(settings) == 1:
+                ((new_name, new_value),) = settings.items()
+                group = GROUP_METHODS[table.group_by_setting[new_name]]
+                return Verdict("change", new_name, group, new_value)
+        advice = EXPLORATION_REASON
+        if "epsilon" in known:
+            advice = "write training(epsilon=[[0, 1.0], [10_000, 0.05]])"
+        return Verdict("by hand", name, advice=advice)
 
     def _judge_known(
         self, table: NameTable, name: str, current: str, value: object, called: Group | None
@@ -92,8 +121,6 @@ class SettingsJudge:
             if called is None and old.is_quiet:
                 return Verdict("keep", name, group)
             transformed = old.transform(value)
-            if transformed is DROP:
-                return Verdict("drop", name, advice=f"{name}=None changes nothing")
             if value is UNKNOWN and transformed is not UNKNOWN:
                 advice = f"write {group}({current}=...), which takes other values"
                 return Verdict("by hand", name, advice=advice)
@@ -114,14 +141,6 @@ class SettingsJudge:
         return f"{self.algo}Config has no such setting{hint}"
 
 
-def _judge_refused(name: str, value: object, refused: Refused) -> Verdict:
-    if selects_machinery(name):
-        return Verdict("drop", name, advice=refused.reason)
-    if any(type(value) is type(ok) and value == ok for ok in refused.accepted_values):
-        return Verdict("drop", name, advice=f"{value!r} changes nothing: {refused.reason}")
-    return Verdict("by hand", name, advice=refused.reason)
-
-
 def _find_problem(table: NameTable, name: str, value: object) -> str | None:
     """Return why a literal is no value of a setting, None if it is one or may be one."""
     setting = table.get_setting(name)
@@ -136,58 +155,7 @@ def _find_problem(table: NameTable, name: str, value: object) -> str | None:
     return None
 
 
-def _judge_special(name: str, value: object, has_setting: Callable[[str], bool]) -> Verdict | None:
-    """Return the verdict on a setting whose counterpart depends on its value."""
-    if name == "num_gpus":
-        if value in (0, None):
-            return Verdict("drop", name, advice="JAX uses the devices that it finds")
-        return Verdict("change", "num_gpus_per_learner", "learners")
-    if name == "exploration_config":
-        return _judge_exploration(value, has_setting)
-    return None
-
-
-_SAMPLING = (None, "", "StochasticSampling")
-"""Types of exploration that sample from the policy, as every policy here does."""
-_EPSILON_KEYS = {"type", "initial_epsilon", "final_epsilon", "epsilon_timesteps"}
-
-
-def _judge_exploration(value: object, has_setting: Callable[[str], bool]) -> Verdict:
-    name = "exploration_config"
-    if value is None or value == {}:
-        return Verdict("drop", name, advice="it is empty")
-    if isinstance(value, Mapping):
-        settings = cast(Mapping[str, object], value)
-        kind = settings.get("type")
-        if kind in _SAMPLING and not settings.keys() - {"type"}:
-            return Verdict("drop", name, advice="actions are sampled from the policy")
-        is_greedy = kind in ("EpsilonGreedy", None) and settings.keys() <= _EPSILON_KEYS
-        if is_greedy and has_setting("epsilon"):
-            start = settings.get("initial_epsilon", 1.0)
-            end = settings.get("final_epsilon", 0.05)
-            steps = settings.get("epsilon_timesteps", 100_000)
-            schedule = [[0, start], [steps, end]] if steps else end
-            return Verdict("change", "epsilon", "training", schedule)
-    advice = REFUSED[name].reason
-    if has_setting("epsilon"):
-        advice = "write training(epsilon=[[0, 1.0], [10_000, 0.05]])"
-    return Verdict("by hand", name, advice=advice)
-
-
 _MODEL_SETTINGS = {field.name for field in dataclasses.fields(DefaultModelConfig)}
-_NEUTRAL_MODEL_VALUES: Mapping[str, tuple[object, ...]] = {
-    "custom_model": (None,),
-    "custom_model_config": ({},),
-    "custom_action_dist": (None,),
-    "custom_preprocessor": (None,),
-    "_disable_preprocessor_api": (True, False),
-    "_disable_action_flattening": (True, False),
-    "_time_major": (False,),
-    "zero_mean": (True,),
-    "no_final_linear": (False,),
-    "framestack": (True,),
-    "always_check_shapes": (True, False),
-}
 _MODEL_ADVICE: Mapping[str, str] = {
     "custom_model": "pass the network itself: rl_module(network=...)",
     "custom_model_config": "pass the network itself, with its arguments: rl_module(network=...)",
@@ -211,10 +179,8 @@ def judge_model_setting(name: str, value: object = UNKNOWN) -> Verdict:
     """Return the verdict on an entry of a model's settings."""
     if name in _MODEL_SETTINGS:
         return Verdict("keep", name)
-    if any(value is not UNKNOWN and value == ok for ok in _NEUTRAL_MODEL_VALUES.get(name, ())):
+    if value is not UNKNOWN and has_default(name, value):
         return Verdict("drop", name, advice=f"{value!r} changes nothing")
-    if name.startswith("lstm_use_prev") and value is False:
-        return Verdict("drop", name, advice="False changes nothing")
     close = difflib.get_close_matches(name, _MODEL_SETTINGS, n=1, cutoff=0.85)
     hint = f"the model has no such setting; did you mean '{close[0]}'?" if close else ""
     advice = _MODEL_ADVICE.get(name, hint or "the default model has no such setting")
