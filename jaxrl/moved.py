@@ -1,11 +1,11 @@
-"""Old module names, under which existing scripts and checkpoints can still import modules."""
+"""Import hooks: former module names, and the module paths of RLlib."""
 
 import importlib
 import sys
 import warnings
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 MOVED = {
@@ -190,7 +190,109 @@ _CURRENT_PACKAGES = {new.rpartition(".")[0] for new in MOVED.values()}
 """Current packages, some of which share their name with a former module."""
 
 
+RLLIB_PACKAGES = (
+    *("agents", "env", "examples", "execution", "models", "tuned_examples", "utils"),
+    *("algorithms.algorithm", "algorithms.algorithm_config", "algorithms.apex_dqn"),
+    *("algorithms.apex_ddpg", "algorithms.a2c", "algorithms.a3c", "algorithms.callbacks"),
+    *("algorithms.ddpg", "algorithms.ddppo", "algorithms.pg", "algorithms.r2d2"),
+    *("algorithms.simple_q", "callbacks.callbacks", "connectors.connector_v2"),
+    *("connectors.env_to_module", "connectors.learner", "connectors.module_to_env"),
+    *("core.columns", "core.learner.learner", "core.learner.learner_group", "core.learner.torch"),
+    *("core.models", "core.rl_module.default_model_config", "core.rl_module.multi_rl_module"),
+    *("core.rl_module.rl_module", "core.rl_module.torch", "core.testing"),
+    *("evaluation.episode", "evaluation.rollout_worker", "evaluation.worker_set"),
+    *("policy.policy_map", "policy.sample_batch", "policy.tf_policy", "policy.torch_policy"),
+    *("policy.view_requirement",),
+)
+"""Modules of RLlib, and packages with all of their modules, that are not modules here."""
+
+RLLIB_PARENTS = {
+    *("callbacks", "learners.learner", "modules.rl_module"),
+    *(f"algorithms.{name}" for name in ("ppo", "appo", "impala", "dqn", "sac", "tqc", "td3")),
+}
+"""Modules here that are packages in RLlib, as in `algorithms.ppo.ppo`."""
+
+
+class _RLlibModule(ModuleType):
+    """Module that stands in for one of RLlib, so that only the first word of an import changes."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        current = find_new_name(self.__name__)
+        if current is not None and hasattr(found := importlib.import_module(current), name):
+            return getattr(found, name)
+        return _load_rllib_name(self.__name__, name)
+
+
+def _load_rllib_name(module: str, name: str) -> object:
+    """Return the counterpart of a name that RLlib has in a module.
+
+    Raises:
+        ImportError: If there is no counterpart; the message says what to write instead.
+    """
+    from jaxrl.config.rllib_api import load_counterpart
+
+    return load_counterpart(f"ray.rllib.{module.removeprefix('jaxrl.')}.{name}")
+
+
+class _RLlibFinder(MetaPathFinder, Loader):
+    """Import hook of RLlib's module paths, with `jaxrl` in place of `ray.rllib`."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        below = fullname.removeprefix("jaxrl.")
+        if below == fullname:
+            return None
+        if below in RLLIB_PARENTS:
+            return _make_package(PathFinder.find_spec(fullname, path, target))
+        parent, _, name = below.rpartition(".")
+        is_file = parent in RLLIB_PARENTS and name.startswith(parent.rpartition(".")[2])
+        if is_file or any(below == p or below.startswith(f"{p}.") for p in RLLIB_PACKAGES):
+            return ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _RLlibModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: names are looked up on first use."""
+
+
+class _ParentLoader(Loader):
+    """Loader of a module here that is a package in RLlib and has more names there."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+
+        def load(name: str) -> object:
+            try:
+                return _RLlibModule.__getattr__(module, name)  # pyright: ignore[reportArgumentType]
+            except ImportError as error:
+                raise AttributeError(str(error)) from error
+
+        module.__dict__.setdefault("__getattr__", load)
+
+
+def _make_package(spec: ModuleSpec | None) -> ModuleSpec | None:
+    """Let Python look for modules inside of a module."""
+    if spec is not None and spec.loader is not None:
+        spec.loader = _ParentLoader(spec.loader)
+        spec.submodule_search_locations = []
+    return spec
+
+
 def install_import_hook() -> None:
-    """Install the import hook for old module names."""
-    if not any(isinstance(finder, _OldNameFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _OldNameFinder())
+    """Install the import hooks for old module names and for those of RLlib."""
+    for finder in (_OldNameFinder, _RLlibFinder):
+        if not any(isinstance(installed, finder) for installed in sys.meta_path):
+            sys.meta_path.insert(0, finder())
