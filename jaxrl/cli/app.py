@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from jaxrl.cli.errors import ErrorGroup, disable_log_propagation, get_log_level, set_verbosity
+from jaxrl.cli.errors import ErrorGroup, disable_log_propagation, get_log_level
+from jaxrl.cli.options import Assignments, ConfigFile, Steps, Stop, Trust, Verbosity
 from jaxrl.runtime.commands import mark_as_command
 
 app = typer.Typer(
@@ -20,64 +21,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Reinforcement learning in JAX: train, evaluate and resume runs.",
 )
-
-Verbosity = Annotated[
-    int,
-    typer.Option(
-        "-v",
-        count=True,
-        show_default=False,
-        callback=set_verbosity,
-        help="Increase verbosity, -vv further. Also shows the traceback of an error.",
-    ),
-]
-Stop = Annotated[
-    str | None,
-    typer.Option(
-        metavar="JSON",
-        help="Stop criterion: result keys and values; the run stops when the first is reached.",
-    ),
-]
-
-Steps = Annotated[
-    str | None,
-    typer.Option(
-        metavar="N",
-        help="Stop after N environment steps: --stop '{\"num_env_steps_sampled_lifetime\": N}'.",
-    ),
-]
-
-ConfigFile = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="file CONFIG",
-        show_default=False,
-        help="Train a YAML file, given by its path or the id of a shipped one "
-        "([bold]jaxrl list configs[/bold]). Options override its settings.",
-    ),
-]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        show_default=False,
-        help="A setting, [bold]--set lr=3e-4[/bold], or one entry of it, "
-        "[bold]--set model_config.fcnet_hiddens=\\[64,64][/bold]. The value is YAML; may be "
-        "repeated.",
-    ),
-]
-
-
-Trust = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="PACKAGE",
-        show_default=False,
-        help="Package that a checkpoint from another user may import; may be repeated. 'all' also "
-        "accepts its folders and environment variables.",
-    ),
-]
 
 
 class ListingKind(enum.StrEnum):
@@ -201,6 +144,7 @@ def train(
 @app.command(
     epilog="[bold]Examples[/bold]\n\n"
     "jaxrl evaluate ~/jaxrl_results/my_run --episodes 20\n\n"
+    "jaxrl evaluate my_run --env gymnasium:CartPole-v1 --steps 10000 --out result.json\n\n"
     "jaxrl evaluate ~/jaxrl_results/my_run/checkpoints/checkpoint_000010"
 )
 def evaluate(
@@ -215,8 +159,28 @@ def evaluate(
         int | None,
         typer.Option(min=1, metavar="N", help="Number of episodes; by default as in the config."),
     ] = None,
+    steps: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Number of environment steps, instead of episodes."),
+    ] = None,
+    algo: Annotated[
+        str | None,
+        typer.Option("--algo", "--run", help="Algorithm that must have written the checkpoint."),
+    ] = None,
+    env: Annotated[
+        str | None,
+        typer.Option(help="Environment with the same spaces, instead of the config's."),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the result to FILE.json, or every transition to FILE.npz.",
+        ),
+    ] = None,
     video: Annotated[
-        bool, typer.Option("--video", help="Record a video of an episode in the run folder.")
+        bool,
+        typer.Option("--video", "--render", help="Record a video of an episode in the run folder."),
     ] = False,
     trust: Trust = None,
     verbose: Verbosity = 0,
@@ -225,9 +189,19 @@ def evaluate(
 
     The run folder is not changed, except for a requested video.
     """
-    from jaxrl.cli import runs
+    from jaxrl.cli import evaluation
 
-    runs.evaluate(checkpoint, episodes, get_log_level(ctx), video=video, trust=trust)
+    evaluation.evaluate(
+        checkpoint,
+        episodes,
+        get_log_level(ctx),
+        algo=algo,
+        env=env,
+        steps=steps,
+        out=out,
+        video=video,
+        trust=trust,
+    )
 
 
 @app.command(

@@ -12,13 +12,10 @@ from rich.table import Table
 
 from jaxrl.cli import terminal
 from jaxrl.cli.experiments import resolve_config_path
-from jaxrl.cli.runs import find_run
+from jaxrl.cli.records import find_run_folder, load_run_config, read_params
 from jaxrl.config.batch_plan.arithmetic import BatchPlan
-from jaxrl.config.deserialize import deserialize_config
-from jaxrl.config.imports import Trust
-from jaxrl.errors import ConfigError, RunFolderError
+from jaxrl.errors import ConfigError
 from jaxrl.loggers import text
-from jaxrl.runs.run_folder import has_own_params, is_run_folder
 from jaxrl.runtime.compilation_cache import CacheContents, get_cache_contents
 
 if TYPE_CHECKING:
@@ -91,19 +88,8 @@ def _load_config(source: Sequence[str], trust: Sequence[str] | None) -> "Algorit
             f"Cannot report on {' '.join(source)!r}: use 'jaxrl compile-report file CONFIG' or "
             "'jaxrl compile-report RUN'."
         )
-    path = find_run(source[0])
-    if not is_run_folder(path):
-        raise RunFolderError(
-            f"There is no run folder '{path}': give one that 'jaxrl train' printed, or use "
-            "'jaxrl compile-report file CONFIG'."
-        )
-    params = path / "params.json"
-    try:
-        saved = json.loads(params.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunFolderError(f"Cannot read {params}: {error}.") from error
-    trusted = Trust.from_argument(trust, is_own=has_own_params(path), source=params)
-    return deserialize_config(saved, trust=trusted)
+    path = find_run_folder(source[0])
+    return load_run_config(path, read_params(path), trust)
 
 
 def _add_flops_per_step(name: str, figures: Mapping[str, Any], plan: BatchPlan) -> dict[str, Any]:

@@ -63,6 +63,11 @@ def get_log_level(ctx: typer.Context) -> int | None:
     return _LEVELS[min(count, len(_LEVELS) - 1)] if count else None
 
 
+def make_log_level_override(log_level: int | None) -> dict[str, Any]:
+    """Return the setting for -v, which overrides the config."""
+    return {} if log_level is None else {"log_level": logging.getLevelName(log_level)}
+
+
 def set_verbosity(ctx: typer.Context, count: int) -> int:
     """Set verbosity and log level; the callback of every -v option."""
     level = max(count, get_verbosity(ctx))

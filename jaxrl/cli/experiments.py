@@ -73,7 +73,7 @@ def parse_stop_options(stop: str | None, steps: str | None) -> dict[str, float] 
         raise ConfigError(
             f"--steps {steps} and --stop both give {ENV_STEPS}: leave one of them out."
         )
-    return {ENV_STEPS: _parse_steps(steps), **criteria}
+    return {ENV_STEPS: parse_steps(steps), **criteria}
 
 
 def parse_settings(config: str | None) -> dict[str, Any]:
@@ -81,8 +81,12 @@ def parse_settings(config: str | None) -> dict[str, Any]:
     return {} if config is None else parse_json_object("--config", config)
 
 
-def _parse_steps(text: str) -> float:
-    """Parse a whole number, which may be written as 1e6 or 500_000."""
+def parse_steps(text: str) -> float:
+    """Parse the whole number of --steps, which may be written as 1e6 or 500_000.
+
+    Raises:
+        ConfigError: If it is not a whole number of at least 1.
+    """
     try:
         steps = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Implementation of `jaxrl train`, `resume` and `evaluate`: display, signals, final output."""
+"""Implementation of `jaxrl train` and `resume`: display, signals, final output."""
 
 import contextlib
 import functools
@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from jaxrl import metrics
 from jaxrl.cli import terminal
 from jaxrl.cli.command import format_command
-from jaxrl.cli.errors import get_notes
-from jaxrl.cli.interrupts import Interrupts, RaiseOnInterrupt
+from jaxrl.cli.errors import get_notes, make_log_level_override
+from jaxrl.cli.evaluation import format_evaluation
+from jaxrl.cli.interrupts import Interrupts
+from jaxrl.cli.records import find_run, resolve_checkpoint
 from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.stop import find_reached_criterion
-from jaxrl.errors import ConfigError, JaxrlError, RunFolderError, did_you_mean
-from jaxrl.loggers import text
+from jaxrl.errors import ConfigError, JaxrlError, RunFolderError
 from jaxrl.loggers.display import Display, open_display
 from jaxrl.loggers.json_sink import read_results
 from jaxrl.runs import results
 from jaxrl.runs.checkpoint import (
-    find_checkpoint,
     is_checkpoint,
     list_checkpoints,
     read_metadata,
@@ -36,7 +35,6 @@ from jaxrl.runs.run_folder import (
     check_name,
     is_run_folder,
     parse_iteration,
-    resolve_results_dir,
 )
 from jaxrl.sweeps.state import is_sweep_folder, read_sweep
 
@@ -55,7 +53,7 @@ def train(experiment: "Experiment", log_level: int | None = None) -> int:
     if config.debugging_settings.run_name is not None:
         check_name(config.debugging_settings.run_name)
     config.debugging(loggers=_without_console(config.debugging_settings.loggers))
-    config.update_from_dict(_log_level_override(log_level))
+    config.update_from_dict(make_log_level_override(log_level))
     title = f"{config.algo_name} on {config.environment_settings.env}"
     return _run(title, stop, config.build)
 
@@ -82,7 +80,10 @@ def resume(
         _raise_if_reached(
             folder, _find_reached(folder.result_file, iteration, criterion), iteration
         )
-        settings = {**_quiet_loggers_override(checkpoint, trust), **_log_level_override(log_level)}
+        settings = {
+            **_quiet_loggers_override(checkpoint, trust),
+            **make_log_level_override(log_level),
+        }
         build = functools.partial(_restore, folder, checkpoint, trust=trust, **settings)
         return _run(f"{folder.name}, from {checkpoint.name}", criterion, build)
 
@@ -136,52 +137,9 @@ def _resume_sweep(
         folder.path,
         run_folder=folder,
         trust=trust,
-        **_log_level_override(log_level),
+        **make_log_level_override(log_level),
     )
     return _run(f"{folder.name}, from iteration {iteration}", stop, build)
-
-
-def evaluate(
-    checkpoint: str,
-    episodes: int | None,
-    log_level: int | None = None,
-    *,
-    video: bool = False,
-    trust: Sequence[str] | None = None,
-) -> None:
-    """Evaluate a saved policy and print its returns."""
-    from jaxrl.algorithm import Algorithm
-
-    console = Console()
-    path = resolve_checkpoint(find_run(checkpoint))
-    overrides: dict[str, Any] = {"trust": trust, **_log_level_override(log_level)}
-    if video:
-        overrides["record_video"] = True
-    status = console.status(f"loading {path.name} and compiling its evaluation")
-    with (
-        RaiseOnInterrupt(),
-        terminal.redirect_output(console),
-        status,
-        Algorithm.from_checkpoint(str(path), **overrides) as algo,
-    ):
-        result = algo.evaluate(num_episodes=episodes, video_folder=_get_video_folder(path))
-    for line in [*_format_evaluation(result), f"checkpoint        {path}"]:
-        typer.echo(line)
-
-
-def resolve_checkpoint(path: Path) -> Path:
-    """Return the checkpoint at a path, or the newest one of a run folder.
-
-    Raises:
-        RunFolderError: If the run ended before its first checkpoint.
-        CheckpointError: If the path is neither a checkpoint nor a run folder.
-    """
-    if is_run_folder(path) and not list_checkpoints(path / "checkpoints"):
-        raise RunFolderError(
-            f"{path} has no checkpoint yet: the run ended before the first was saved. "
-            "Train it again."
-        )
-    return find_checkpoint(path)
 
 
 def _without_console(loggers: Sequence[Any]) -> list[Any]:
@@ -281,7 +239,7 @@ def _train_run(
     if interrupts.requested:
         return [*lines, f"resume with       {format_command('resume', folder.path)}"]
     display.set_phase("evaluating")
-    evaluated = _format_evaluation(algo.evaluate())
+    evaluated = format_evaluation(algo.evaluate())
     return [*evaluated, *lines, f"evaluate it with  {format_command('evaluate', checkpoint)}"]
 
 
@@ -330,63 +288,11 @@ def _raise_if_reached(folder: RunFolder, sentence: str | None, iteration: int) -
         )
 
 
-def _format_evaluation(result: results.Result) -> list[str]:
-    stats = metrics.lookup(result, "env_runners")
-    stats = stats if isinstance(stats, Mapping) else {}
-    episodes = results.get_number(stats, "num_episodes") or 0
-    mean = results.get_number(stats, "episode_return_mean")
-    videos = [f"video             {path}" for path in metrics.lookup(result, "videos") or ()]
-    if mean is None:
-        return ["evaluated return  no episode ended during the evaluation", *videos]
-    parts = [f"{text.format_number(mean)} on average"]
-    for name in ("std", "min", "max"):
-        value = results.get_number(stats, f"episode_return_{name}")
-        if value is not None:
-            parts.append(f"{name} {text.format_number(value)}")
-    length = results.get_number(stats, "episode_len_mean")
-    steps = "" if length is None else f" of {text.format_number(length)} steps on average"
-    return [
-        f"evaluated return  {'  '.join(parts)}",
-        f"                  over {text.format_number(episodes)} episodes{steps}",
-        *videos,
-    ]
-
-
-def _get_video_folder(checkpoint: Path) -> Path:
-    """Return the folder for videos of a checkpoint: in its run folder, or else beside it."""
-    folder = checkpoint.resolve().parent
-    return (folder.parent if is_run_folder(folder.parent) else folder) / "videos"
-
-
-def find_run(given: str) -> Path:
-    """Return an existing path, or the run of this name in the results folder.
-
-    Raises:
-        RunFolderError: If a name is neither a path nor a run.
-    """
-    path = Path(given).expanduser()
-    root = resolve_results_dir()
-    if path.exists() or path.name != given:
-        return path
-    entries = root.iterdir() if root.is_dir() else ()
-    runs = [entry.name for entry in entries if is_run_folder(entry)]
-    if given not in runs:
-        raise RunFolderError(
-            f"There is no run '{given}', here or in {root}.{did_you_mean(given, runs)}"
-        )
-    return root / given
-
-
 def _restore_terminal(console: Console) -> None:
     """Show the cursor that the live display hides, and move past the display's last line."""
     console.show_cursor(True)
     terminal.restore_output()
     os.write(2, b"\naborted\n")  # past the display, which has redirected the streams
-
-
-def _log_level_override(log_level: int | None) -> dict[str, Any]:
-    """Return the setting for -v, which overrides the config."""
-    return {} if log_level is None else {"log_level": logging.getLevelName(log_level)}
 
 
 class _DeviceDescription:

@@ -1,0 +1,64 @@
+"""Options that several commands have."""
+
+from typing import Annotated
+
+import typer
+
+from jaxrl.cli.errors import set_verbosity
+
+Verbosity = Annotated[
+    int,
+    typer.Option(
+        "-v",
+        count=True,
+        show_default=False,
+        callback=set_verbosity,
+        help="Increase verbosity, -vv further. Also shows the traceback of an error.",
+    ),
+]
+Stop = Annotated[
+    str | None,
+    typer.Option(
+        metavar="JSON",
+        help="Stop criterion: result keys and values; the run stops when the first is reached.",
+    ),
+]
+Steps = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N",
+        help="Stop after N environment steps: --stop '{\"num_env_steps_sampled_lifetime\": N}'.",
+    ),
+]
+ConfigFile = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="file CONFIG",
+        show_default=False,
+        help="Train a YAML file, given by its path or the id of a shipped one "
+        "([bold]jaxrl list configs[/bold]). Options override its settings.",
+    ),
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        show_default=False,
+        help="A setting, [bold]--set lr=3e-4[/bold], or one entry of it, "
+        "[bold]--set model_config.fcnet_hiddens=\\[64,64][/bold]. The value is YAML; may be "
+        "repeated.",
+    ),
+]
+Run = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run folder, or its name in ~/jaxrl_results.")
+]
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PACKAGE",
+        show_default=False,
+        help="Package that a checkpoint from another user may import; may be repeated. 'all' also "
+        "accepts its folders and environment variables.",
+    ),
+]
