@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from jaxrl.cli.errors import ErrorGroup, disable_log_propagation, get_log_level
-from jaxrl.cli.options import Assignments, ConfigFile, Steps, Stop, Trust, Verbosity
+from jaxrl.cli.options import Assignments, ConfigFile, Run, Steps, Stop, Trust, Verbosity
 from jaxrl.runtime.commands import mark_as_command
 
 app = typer.Typer(
@@ -233,6 +233,68 @@ def resume(
 
     criterion = experiments.parse_stop_options(stop, steps)
     raise typer.Exit(runs.resume(run, criterion, get_log_level(ctx), trust=trust))
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "jaxrl replay my_run\n\n"
+    "jaxrl replay ~/jaxrl_results/my_run --iterations 20 --out replayed"
+)
+def replay(
+    ctx: typer.Context,
+    run: Run,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder of the new run, which must not exist; else it is removed.",
+        ),
+    ] = None,
+    iterations: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", show_default=False, help="Iterations to train; by default all."
+        ),
+    ] = None,
+    trust: Trust = None,
+    verbose: Verbosity = 0,
+) -> None:
+    """Train a run again from its record and compare the results and the last checkpoint to the bit.
+
+    Number of devices and measured choices are those of the record. Times and paths are not
+    compared. The first difference ends the replay, with what the manifests say on its cause.
+
+    Refused are sweeps and their lanes, runs in which the clock decides (asynchronous runners,
+    min_time_s_per_iteration), and the part of a run after a resume that changed it (other settings,
+    versions or devices, environments on the host, a replay buffer that was not saved). Environments
+    on the host are replayed; equal they are only if they are deterministic given their seed.
+
+    Exit code: 0 equal, 1 different, 2 bad input.
+    """
+    from jaxrl.cli import replay as replays
+
+    code = replays.replay(
+        run, out=out, iterations=iterations, log_level=get_log_level(ctx), trust=trust
+    )
+    raise typer.Exit(code)
+
+
+@app.command(epilog="[bold]Examples[/bold]\n\njaxrl diff my_run my_run_2")
+def diff(
+    first: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name.")],
+    second: Annotated[str, typer.Argument(metavar="RUN", help="Another one.")],
+    verbose: Verbosity = 0,
+) -> None:
+    """Compare two runs: settings, versions, flags, devices, git, and results to the bit.
+
+    Of the results, the first iteration with a difference is shown. Times and paths are not
+    compared, nor are settings of where and how a run is recorded.
+
+    Exit code: 0 equal, 1 different, 2 bad input.
+    """
+    from jaxrl.cli import diff as diffs
+
+    raise typer.Exit(diffs.diff(first, second))
 
 
 @app.command(

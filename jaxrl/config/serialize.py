@@ -81,7 +81,16 @@ def hash_config(data: Mapping[str, Any]) -> str:
     """
     settings = {n: value for n, value in data["settings"].items() if n not in RECORDING_SETTINGS}
     described = {"algo": data["algo"], "algo_class": data.get("algo_class"), "settings": settings}
-    return signature.compute_digest(described)
+    return signature.compute_digest(unify_numbers(described))
+
+
+def unify_numbers(data: Any) -> Any:
+    """Replace whole floats in plain data by integers: settings are parsed alike from both."""
+    if isinstance(data, Mapping):
+        return {name: unify_numbers(v) for name, v in cast(Mapping[str, Any], data).items()}
+    if isinstance(data, list):
+        return [unify_numbers(item) for item in cast(list[Any], data)]
+    return int(data) if isinstance(data, float) and data.is_integer() else data
 
 
 def _as_data(

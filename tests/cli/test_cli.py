@@ -47,7 +47,8 @@ def test_help_answers_without_importing_jax() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "evaluate", "resume", "list", "check-env", "compile-report"]
+    "command",
+    ["train", "evaluate", "resume", "replay", "diff", "list", "check-env", "compile-report"],
 )
 def test_every_command_helps_with_examples(command: str) -> None:
     code, out, _ = run(command, "--help")
