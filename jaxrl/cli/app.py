@@ -433,6 +433,17 @@ def migrate(
     raise typer.Exit(migrating.migrate(paths, write=write, as_json=as_json))
 
 
+@app.command(epilog="[bold]Examples[/bold]\n\njaxrl doctor")
+def doctor(verbose: Verbosity = 0) -> None:
+    """Examine this machine: versions, devices, caches, folders, Ray, extras, and problems.
+
+    Nothing is trained or started. Exit code: 0 if nothing is wrong, 1 otherwise.
+    """
+    from jaxrl.cli import doctor as examination
+
+    raise typer.Exit(examination.doctor())
+
+
 def main() -> None:
     """Run the command line, with modules of the current folder importable."""
     cwd = os.getcwd()

@@ -8,6 +8,8 @@ entries.
 import contextlib
 import dataclasses
 import os
+import tempfile
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,18 @@ def get_cache_contents() -> CacheContents | None:
     )
 
 
+@contextlib.contextmanager
+def use_temporary_cache() -> Generator[None]:
+    """Cache every program in a folder that is removed at the end of the block."""
+    before = {name: jax.config.values[name] for name in _OPTIONS}
+    with tempfile.TemporaryDirectory(prefix="jaxrl-cache-") as folder:
+        try:
+            _update({_ENABLED: True, _FOLDER: folder, _SIZE: -1, _SECONDS: 0.0})
+            yield
+        finally:
+            _update(before)
+
+
 def get_cache_file(setting: str | None, name: str) -> Path | None:
     """Return the path of a file that is stored next to the cached programs; None if none is.
 
@@ -159,9 +173,14 @@ def _get_user_option(name: str) -> Any:
 
 
 def _set(options: dict[str, Any]) -> None:
-    changed = False
     for name, value in options.items():
         _others[name], _ours[name] = _get_user_option(name), value
+    _update(options)
+
+
+def _update(options: Mapping[str, Any]) -> None:
+    changed = False
+    for name, value in options.items():
         if jax.config.values[name] != value:
             jax.config.update(name, value)
             changed = True

@@ -121,12 +121,13 @@ def disable_async_dispatch() -> None:
 def get_memory_limit(device: Device) -> int | None:
     """Return the memory of a device in bytes, None if unknown."""
     if device.platform == "cpu":
-        return _host_memory_limit()
+        return get_host_memory_limit()
     stats = device.memory_stats()
     return None if stats is None else stats.get("bytes_limit")
 
 
-def _host_memory_limit() -> int | None:
+def get_host_memory_limit() -> int | None:
+    """Return the memory that this process may use in bytes, None if unknown."""
     limits: list[int] = []
     cgroup = Path("/sys/fs/cgroup/memory.max")
     if cgroup.exists() and (text := cgroup.read_text().strip()) != "max":

@@ -15,6 +15,7 @@ from jax import monitoring
 
 from jaxrl.core.types import PyTree
 from jaxrl.errors import RetraceError
+from jaxrl.runtime.compilation_cache import use_temporary_cache
 from jaxrl.runtime.flops import count_flops
 from jaxrl.runtime.kept_programs import ProgramCache
 
@@ -247,6 +248,15 @@ def _rename(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
 
     function.__name__ = name
     return function
+
+
+def can_reuse_programs() -> bool:
+    """Return whether JAX finds a program again in a persistent cache, by trying it."""
+    with use_temporary_cache():
+        hits = _hits.count
+        for _ in range(2):
+            jax.jit(lambda x: 2 * x + 1).lower(np.float32(0)).compile()
+        return _hits.count > hits
 
 
 def get_compile_options() -> dict[str, str | int | float]:
