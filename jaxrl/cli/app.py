@@ -8,7 +8,19 @@ from typing import Annotated, Any
 import typer
 
 from jaxrl.cli.errors import ErrorGroup, disable_log_propagation, get_log_level
-from jaxrl.cli.options import Assignments, ConfigFile, Run, Steps, Stop, Trust, Verbosity
+from jaxrl.cli.examples import example
+from jaxrl.cli.options import (
+    Assignments,
+    ConfigFile,
+    Name,
+    ResultsDir,
+    Run,
+    Seed,
+    Steps,
+    Stop,
+    Trust,
+    Verbosity,
+)
 from jaxrl.runtime.commands import mark_as_command
 
 app = typer.Typer(
@@ -77,7 +89,7 @@ def train(
         str | None, typer.Option(metavar="JSON", help="Settings, under RLlib's names.")
     ] = None,
     set_: Assignments = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
+    seed: Seed = None,
     seeds: Annotated[
         int | None,
         typer.Option(
@@ -101,11 +113,8 @@ def train(
     video: Annotated[
         bool, typer.Option("--video", help="Record a video of one episode per evaluation.")
     ] = False,
-    name: Annotated[str | None, typer.Option(help="Name of the run folder.")] = None,
-    results_dir: Annotated[
-        str | None,
-        typer.Option(help="Folder of all run folders.", show_default="~/jaxrl_results"),
-    ] = None,
+    name: Name = None,
+    results_dir: ResultsDir = None,
     checkpoint_freq: Annotated[
         int | None,
         typer.Option(metavar="N", help="Save every N iterations; 0 saves only at the end."),
@@ -377,6 +386,9 @@ def list_(
 
     for line in listing.format_listing(what, everything=everything):
         typer.echo(line)
+
+
+app.add_typer(example, name="example")
 
 
 @app.command(

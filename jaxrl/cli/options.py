@@ -50,6 +50,11 @@ Assignments = Annotated[
         "repeated.",
     ),
 ]
+Seed = Annotated[int | None, typer.Option(help="Seed of all random numbers.")]
+Name = Annotated[str | None, typer.Option(help="Name of the run folder.")]
+ResultsDir = Annotated[
+    str | None, typer.Option(help="Folder of all run folders.", show_default="~/jaxrl_results")
+]
 Run = Annotated[
     str, typer.Argument(metavar="RUN", help="A run folder, or its name in ~/jaxrl_results.")
 ]

@@ -14,7 +14,12 @@ from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import get_settings
 from jaxrl.config.markers import marker_from_data, replace_at_path
 from jaxrl.config.pbt import PopulationBasedTraining
-from jaxrl.config.registry import find_shipped_configs, get_algorithm_config, list_algorithms
+from jaxrl.config.registry import (
+    find_shipped_configs,
+    get_algorithm_config,
+    list_algorithms,
+    refuse_address,
+)
 from jaxrl.config.settings.run import SweepSettings
 from jaxrl.config.stop import StopCriteria, parse_stop
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError, did_you_mean
@@ -89,6 +94,7 @@ def load_experiment(
 
 def load_experiments(path: str | Path, *, algo: str | None = None) -> list[Experiment]:
     """Load all experiments of a file, in order; see `load_experiment`."""
+    refuse_address(path)
     path = find_shipped_configs().get(str(path), Path(path).expanduser())
     if path.suffix not in (".yaml", ".yml", ".json", ".py"):
         raise ConfigError(

@@ -1,12 +1,13 @@
 """Registry of algorithms and shipped configs; modules of algorithms are imported on first use."""
 
 import importlib
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxrl.config.imports import ALGORITHM_CONFIG, Trust, load_object, restrict_imports
 from jaxrl.core.algorithms import ALGORITHMS, AlgorithmEntry
-from jaxrl.errors import UnknownNameError, did_you_mean
+from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -72,20 +73,56 @@ def find_shipped_configs() -> dict[str, Path]:
     }
 
 
+def find_shipped_config(config_id: str) -> Path:
+    """Return the file of a shipped config.
+
+    Args:
+        config_id: Id such as "classic/cartpole-ppo", or its path below the folder of configs.
+
+    Raises:
+        UnknownNameError: If there is none of this id.
+    """
+    return _find_shipped(config_id, f"There is no shipped config '{config_id}'")
+
+
+def _find_shipped(config_id: str, problem: str) -> Path:
+    """Return the file of a shipped config, or raise with the problem as the sentence's start."""
+    shipped = find_shipped_configs()
+    name = config_id.removeprefix("configs/").removesuffix(".yaml")
+    if name not in shipped:
+        raise UnknownNameError(
+            f"{problem} ('jaxrl list configs' lists them).{did_you_mean(name, shipped)}"
+        )
+    return shipped[name]
+
+
 def resolve_config_path(path_or_id: str) -> Path:
     """Return the config file for a path or the id of a shipped config.
 
     Raises:
+        ConfigError: If it is the address of a file on another machine.
         UnknownNameError: If there is neither such a file nor such an id.
     """
+    refuse_address(path_or_id)
     path = Path(path_or_id).expanduser()
     if path.is_file():
         return path
-    shipped = find_shipped_configs()
-    name = path_or_id.removeprefix("configs/").removesuffix(".yaml")
-    if name not in shipped:
-        raise UnknownNameError(
-            f"There is no config file '{path_or_id}', and no shipped config of this name "
-            f"('jaxrl list configs' lists them).{did_you_mean(name, shipped)}"
+    return _find_shipped(
+        path_or_id,
+        f"There is no config file '{path_or_id}', and no shipped config of this name",
+    )
+
+
+def refuse_address(path: object) -> None:
+    """Raise if a path is an address, such as of a web page.
+
+    Raises:
+        ConfigError: If it is; the message says what to do instead.
+    """
+    text = str(path)
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
+        name = text.rstrip("/").rpartition("/")[2] or "FILE"
+        raise ConfigError(
+            f"{text} is an address, and a config names the code that runs, so jaxrl reads files of "
+            f"this machine alone: download it, read it, and use 'jaxrl train file {name}'."
         )
-    return shipped[name]

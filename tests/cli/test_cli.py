@@ -12,8 +12,9 @@ from jaxrl import __version__
 from jaxrl.cli import runs
 from jaxrl.cli.app import app
 from jaxrl.cli.experiments import build_experiment, parse_stop_options, resolve_config_path
+from jaxrl.config.load import load_config
 from jaxrl.config.registry import find_shipped_configs, list_algorithms
-from jaxrl.errors import JaxrlError, UnknownNameError
+from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError
 
 NOTHING: dict[str, Any] = {
     **dict.fromkeys(("algo", "env", "stop")),
@@ -51,10 +52,11 @@ def test_help_answers_without_importing_jax() -> None:
     [
         *("train", "evaluate", "resume", "replay", "diff"),
         *("list", "check-env", "compile-report", "doctor"),
+        *("example list", "example get", "example run"),
     ],
 )
 def test_every_command_helps_with_examples(command: str) -> None:
-    code, out, _ = run(command, "--help")
+    code, out, _ = run(*command.split(), "--help")
     assert code == 0
     assert "Examples" in out
     assert f"jaxrl {command}" in out.partition("Examples")[2]
@@ -157,6 +159,12 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("train", "file"), "use 'jaxrl train file CONFIG'"),
     (("train", "file", "classic/cartpol-ppo"), "Did you mean 'classic/cartpole-ppo'"),
     (("train", "--algo", "PPO", "file", "classic/cartpole-ppo"), "contradicts"),
+    (("train", "file", "https://a.b/c/my.yaml"), "use 'jaxrl train file my.yaml'"),
+    (("train", "file", "s3://bucket/my.json"), "s3://bucket/my.json is an address"),
+    (("compile-report", "file", "https://a.b/my.yaml"), "is an address"),
+    (("example", "get", "classic/cartpol-ppo"), "Did you mean 'classic/cartpole-ppo'"),
+    (("example", "run", "nowhere"), "There is no shipped config 'nowhere'"),
+    (("example", "run", "classic/cartpole-ppo", "--set", "lrr=1"), "Did you mean 'lr'"),
     ((*PPO, "--stop", "{training_iteration: 3}"), "--stop is not valid JSON"),
     ((*PPO, "--stop", "[3]"), "--stop must be a JSON object"),
     ((*PPO, "--stop", '{"training_iteratio": 3}'), "Did you mean 'training_iteration'"),
@@ -248,6 +256,59 @@ def test_options_of_processes_reach_the_config(monkeypatch: pytest.MonkeyPatch) 
     assert trained[1].config.explicit == {"env", "num_env_runners"}
 
 
+class TestExamples:
+    def test_each_is_listed_with_a_word_on_it_and_found_by_a_part_of_it(self) -> None:
+        code, out, _ = run("example", "list")
+        assert code == 0
+        assert [line.split()[0] for line in out.splitlines()] == sorted(find_shipped_configs())
+        assert all(len(line.split()) > 3 for line in out.splitlines())
+        found = run("example", "list", "--filter", "PENDULUM-v1")[1].splitlines()
+        assert "classic/pendulum-sac" in {line.split()[0] for line in found}
+        assert all("Pendulum-v1" in line for line in found)
+
+    def test_a_copy_is_the_file_and_replaces_none(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        code, out, _ = run("example", "get", "classic/cartpole-ppo")
+        assert code == 0
+        assert out.splitlines()[0] == "copied to     cartpole-ppo.yaml"
+        assert out.rstrip().endswith("jaxrl train file cartpole-ppo.yaml")
+        copied = tmp_path / "cartpole-ppo.yaml"
+        shipped = find_shipped_configs()["classic/cartpole-ppo"]
+        assert copied.read_bytes() == shipped.read_bytes()
+        copied.write_text("mine")
+        code, _, err = run("example", "get", "gymnasium/cartpole-ppo")  # of the same name
+        assert code == 2
+        assert "cartpole-ppo.yaml exists in this folder" in err
+        assert err.count("\n") == 1
+        assert copied.read_text() == "mine"
+
+    def test_a_folder_that_cannot_be_written_is_named(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir("/proc")
+        code, _, err = run("example", "get", "classic/cartpole-ppo")
+        assert code == 2
+        assert err.startswith("error: Cannot write cartpole-ppo.yaml in /proc: ")
+
+    def test_one_is_trained_with_the_options_of_train(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        trained = []
+        monkeypatch.setattr(
+            runs, "train", lambda experiment, level: trained.append(experiment) or 7
+        )
+        options = ("--steps", "5e3", "--seed", "3", "--set", "lr=0.5", "--name", "mine")
+        code, _, err = run("example", "run", "classic/cartpole-pqn", *options)
+        assert code == 7, err  # that of the training
+        (experiment,) = trained
+        assert experiment.config.algo_name == "PQN"
+        assert experiment.stop == {"num_env_steps_sampled_lifetime": 5000.0}
+        names = ("seed", "lr", "run_name", "env")
+        assert [experiment.config[name] for name in names] == [3, 0.5, "mine", "CartPole-v1"]
+
+
 class TestAssemble:
     """Options win over the file, which wins over defaults."""
 
@@ -313,6 +374,10 @@ class TestAssemble:
         assert parse_stop_options(None, "1e6") == {"num_env_steps_sampled_lifetime": 1e6}
         both = parse_stop_options('{"training_iteration": 3}', "500_000")
         assert both == {"num_env_steps_sampled_lifetime": 5e5, "training_iteration": 3.0}
+
+    def test_no_file_is_fetched_from_python_either(self) -> None:
+        with pytest.raises(ConfigError, match="is an address"):
+            load_config("https://a.b/my.yaml")
 
     def test_an_unknown_file_is_no_jax_error(self) -> None:
         with pytest.raises(UnknownNameError) as caught:
