@@ -1,6 +1,8 @@
-"""Small configs and comparisons that many tests share."""
+"""Small configs, comparisons, and variables of fresh processes that many tests share."""
 
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -63,6 +65,18 @@ def slow_but(*chosen: Any, of: Iterable[Any]) -> list[Any]:
     return [
         pytest.param(value, marks=[] if value in chosen else [pytest.mark.slow]) for value in of
     ]
+
+
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "JAX_PLATFORMS", "TMPDIR", "LANG")
+"""Variables of this process that a fresh one is given."""
+
+
+def fresh_environs(home: Path) -> dict[str, str]:
+    """The variables of a process that nobody has told anything, but flags that compile sooner."""
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    quickly = " ".join(flag for flag in flags if "device_count" not in flag)
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    return kept | {"HOME": str(home)} | ({"XLA_FLAGS": quickly} if quickly else {})
 
 
 def every_algorithm(*, slow: tuple[str, ...] = RELATIVES) -> list[Any]:

@@ -22,33 +22,23 @@ from jaxrl.loggers import text
 from jaxrl.runs.checkpoint import find_checkpoint, read_leaves, read_metadata
 from jaxrl.runtime.cores import count_usable_cores
 from jaxrl.runtime.devices import MAX_CPU_DEVICES
-from tests.helpers import slow_but
+from tests.helpers import fresh_environs, slow_but
 
 PROGRAM = Path(__file__).with_name("program.py")
-KEPT = ("PATH", "LD_LIBRARY_PATH", "JAX_PLATFORMS", "TMPDIR", "LANG")
-"""What a process is given of this one's variables."""
 SLOW = pytest.mark.slow
 Started = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def compiler_flags() -> str:
-    """Those that only make programs compile sooner, where tests are run with some."""
-    given = os.environ.get("XLA_FLAGS", "").split()
-    return " ".join(f for f in given if "device_count" not in f)
 
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Started:
     """Runs a command in a process that nobody has told anything; fails if that does."""
     home, cwd = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("cwd")
-    environs = {name: os.environ[name] for name in KEPT if name in os.environ}
-    environs |= {"HOME": str(home)} | ({"XLA_FLAGS": flags} if (flags := compiler_flags()) else {})
 
     def start(*command: object) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, *map(str, command)],
             cwd=cwd,
-            env=environs,
+            env=fresh_environs(home),
             capture_output=True,
             text=True,
             check=False,
