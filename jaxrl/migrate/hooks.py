@@ -1,6 +1,7 @@
 """Rules for classes of callbacks: names of hooks, and the arguments that they receive."""
 
 import inspect
+from collections.abc import Collection
 
 import libcst as cst
 
@@ -41,30 +42,42 @@ class HookRules:
     ) -> cst.FunctionDef:
         available = {*inspect.signature(getattr(Callbacks, hook)).parameters, *ALWAYS_AVAILABLE}
         used = _find_names(old.body)
-        renamed: dict[str, str] = {}
         params = new.params
         for group in ("params", "kwonly_params"):
-            kept: list[cst.Param] = []
-            for param in getattr(params, group):
-                name = param.name.value
-                current = RENAMED_HOOK_ARGUMENTS.get(name, name)
-                if current in available:
-                    if current != name:
-                        renamed[name] = current
-                        param = param.with_changes(name=cst.Name(current))
-                        self._context.change(old, "callback", f"{name} is {current}")
-                    kept.append(param)
-                elif name in used or param.default is not None:
-                    self._report_argument(old, hook, name, param.default is None)
-                    kept.append(param)
-                else:
-                    self._context.change(old, "callback", f"the argument {name} is not passed")
+            kept = [
+                param
+                for each in getattr(params, group)
+                if (param := self._rewrite_parameter(old, each, hook, available, used)) is not None
+            ]
             params = params.with_changes(**{group: _end_without_comma(kept, params)})
         if not params.kwonly_params and isinstance(params.star_arg, cst.ParamStar):
             params = params.with_changes(star_arg=cst.MaybeSentinel.DEFAULT)
+        names = {param.name.value for param in (*old.params.params, *old.params.kwonly_params)}
+        renamed = {name: RENAMED_HOOK_ARGUMENTS[name] for name in names & {*RENAMED_HOOK_ARGUMENTS}}
         body = new.body.visit(_Renamer(renamed)) if renamed else new.body
         assert isinstance(body, cst.BaseSuite)
         return new.with_changes(params=params, body=body)
+
+    def _rewrite_parameter(
+        self,
+        old: cst.FunctionDef,
+        param: cst.Param,
+        hook: str,
+        available: Collection[str],
+        used: Collection[str],
+    ) -> cst.Param | None:
+        """Rename a parameter, or remove it if nothing is passed for it and it is not used."""
+        name = param.name.value
+        current = RENAMED_HOOK_ARGUMENTS.get(name, name)
+        if current in available:
+            if current != name:
+                self._context.change(old, "callback", f"{name} is {current}")
+            return param.with_changes(name=cst.Name(current))
+        if name in used or param.default is not None:
+            self._report_argument(old, hook, name, param.default is None)
+            return param
+        self._context.change(old, "callback", f"the argument {name} is not passed")
+        return None
 
     def _report_argument(
         self, node: cst.FunctionDef, hook: str, name: str, is_required: bool

@@ -20,7 +20,7 @@ from libcst.metadata import (
 import jaxrl
 from jaxrl.config.rllib_api import RLLIB, find_counterpart
 from jaxrl.config.rllib_names import REFUSED, RENAMED
-from jaxrl.migrate.nodes import read_string
+from jaxrl.migrate.nodes import Returns, SelfAssignments, is_dotted_name, is_self, read_string
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,17 +271,19 @@ class Facts:
         if isinstance(parent, cst.AsName):
             item = self._parents.get(parent)
             return item.item if isinstance(item, cst.WithItem) else None
+        if isinstance(parent, cst.For) and isinstance(parent.iter, cst.List | cst.Tuple):
+            return next((element.value for element in parent.iter.elements), None)
         return None
 
     def _find_self_values(self, node: cst.Attribute) -> Iterator[cst.BaseExpression]:
         """Yield what a class assigns to `self.name`."""
-        if not (isinstance(node.value, cst.Name) and node.value.value == "self"):
+        if not is_self(node.value):
             return
         owner = next((p for p in self.get_parents(node) if isinstance(p, cst.ClassDef)), None)
         if owner is None:
             return
         if owner not in self._assigned_to_self:
-            finder = _SelfAssignments()
+            finder = SelfAssignments()
             owner.visit(finder)
             self._assigned_to_self[owner] = finder.values
         yield from self._assigned_to_self[owner].get(node.attr.value, ())
@@ -292,7 +294,7 @@ class Facts:
             return
         for node in self._find_assignments(function):
             if isinstance(node, cst.FunctionDef):
-                finder = _Returns()
+                finder = Returns()
                 node.body.visit(finder)
                 yield from finder.values
 
@@ -452,48 +454,3 @@ def _has_rllib_setting(node: cst.CSTNode | None) -> bool:
         return True
     keys = [read_string(e.key) for e in node.elements if isinstance(e, cst.DictElement)]
     return any(key in RENAMED or key in REFUSED or key in ("env", "framework") for key in keys)
-
-
-def is_dotted_name(node: cst.CSTNode) -> bool:
-    """Return whether a node is `a` or `a.b.c`."""
-    while isinstance(node, cst.Attribute):
-        node = node.value
-    return isinstance(node, cst.Name)
-
-
-class _SelfAssignments(cst.CSTVisitor):
-    """Visitor that collects what a class assigns to attributes of self, by their names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.values: dict[str, list[cst.BaseExpression]] = {}
-
-    def visit_Assign(self, node: cst.Assign) -> None:
-        for target in node.targets:
-            self._add(target.target, node.value)
-
-    def visit_AnnAssign(self, node: cst.AnnAssign) -> None:
-        if node.value is not None:
-            self._add(node.target, node.value)
-
-    def _add(self, target: cst.BaseExpression, value: cst.BaseExpression) -> None:
-        match target:
-            case cst.Attribute(value=cst.Name(value="self"), attr=attribute):
-                self.values.setdefault(attribute.value, []).append(value)
-            case _:
-                pass
-
-
-class _Returns(cst.CSTVisitor):
-    """Visitor that collects what a function returns, without the functions inside it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.values: list[cst.BaseExpression] = []
-
-    def visit_Return(self, node: cst.Return) -> None:
-        if node.value is not None:
-            self.values.append(node.value)
-
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:
-        return False

@@ -309,3 +309,53 @@ def add_comments_to_end(
         whitespace_before=space.with_changes(empty_lines=[*lines, *space.empty_lines])
     )
     return node.with_changes(rpar=[*node.rpar[:-1], paren])
+
+
+# --- names, and what is assigned or returned ---
+
+
+def is_dotted_name(node: cst.CSTNode) -> bool:
+    """Return whether a node is `a` or `a.b.c`."""
+    while isinstance(node, cst.Attribute):
+        node = node.value
+    return isinstance(node, cst.Name)
+
+
+def is_self(node: cst.CSTNode) -> bool:
+    """Return whether a node is the name self."""
+    return isinstance(node, cst.Name) and node.value == "self"
+
+
+class SelfAssignments(cst.CSTVisitor):
+    """Visitor that collects what a class assigns to attributes of self, by their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[str, list[cst.BaseExpression]] = {}
+
+    def visit_Assign(self, node: cst.Assign) -> None:
+        for target in node.targets:
+            self._add(target.target, node.value)
+
+    def visit_AnnAssign(self, node: cst.AnnAssign) -> None:
+        if node.value is not None:
+            self._add(node.target, node.value)
+
+    def _add(self, target: cst.BaseExpression, value: cst.BaseExpression) -> None:
+        if isinstance(target, cst.Attribute) and is_self(target.value):
+            self.values.setdefault(target.attr.value, []).append(value)
+
+
+class Returns(cst.CSTVisitor):
+    """Visitor that collects what a function returns, without the functions inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[cst.BaseExpression] = []
+
+    def visit_Return(self, node: cst.Return) -> None:
+        if node.value is not None:
+            self.values.append(node.value)
+
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:
+        return False

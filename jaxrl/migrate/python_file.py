@@ -336,6 +336,10 @@ class _Rewriter(cst.CSTTransformer):
         self._context.change(original_node, "import", what)
         return cst.RemoveFromParent()
 
+    def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> cst.Assign:
+        value = self._settings.assigned.get(original_node)
+        return updated_node if value is None else updated_node.with_changes(value=value)
+
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> cst.SimpleStatementLine:

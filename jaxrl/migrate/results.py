@@ -120,6 +120,8 @@ class ResultRules:
         parent = self._facts.get_parent(node)
         if isinstance(parent, cst.Index):
             return False
+        if isinstance(parent, cst.Param):
+            return "metric" in parent.name.value
         for around in self._facts.get_parents(node):
             if isinstance(around, cst.Arg) and around.keyword is not None:
                 return around.keyword.value in METRIC_COLUMNS

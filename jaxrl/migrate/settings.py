@@ -15,6 +15,7 @@ from jaxrl.migrate.kinds import Kind
 from jaxrl.migrate.nodes import (
     Link,
     append_args,
+    get_comments,
     get_index,
     keep_args,
     keep_elements,
@@ -52,6 +53,8 @@ class SettingsRules:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._facts = context.facts
+        self.assigned: dict[cst.CSTNode, cst.BaseExpression] = {}
+        """New values of assignments, by their nodes in the original."""
 
     # --- methods of configs ---
 
@@ -126,7 +129,7 @@ class SettingsRules:
         call = keep_args(new.call, kept)
         if name != old.name:
             self._context.change(old.attribute, "method", f"{old.name}() is {name}()")
-        if old.call.args and not call.args:
+        if old.call.args and not call.args and not get_comments(call.whitespace_before_args):
             return [], moved
         return [new.with_call(call).renamed(name)], moved
 
@@ -233,8 +236,10 @@ class SettingsRules:
         value, is_target = self._get_assigned_literal(old)
         verdict = self._context.get_judge(kind.algo).judge(name, value)
         if verdict.value is not UNKNOWN:
-            advice = f"write {verdict.group}({verdict.name}={verdict.value!r})"
-            verdict = Verdict("by hand", name, advice=advice)
+            target = self._facts.get_parent(old)
+            statement = None if target is None else self._facts.get_parent(target)
+            assert statement is not None
+            self.assigned[statement] = make_expression(verdict.value)
         if verdict.action == "drop" and not is_target:
             verdict = Verdict("by hand", name, advice=verdict.advice)
         self._record(old, name, verdict)
