@@ -22,7 +22,6 @@ from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.config.batch_plan.arithmetic import BatchPlan
 from jaxrl.config.batch_plan.replay import ReplayPlan
 from jaxrl.config.placement import describe_idle_settings, resolve_placement
-from jaxrl.config.settings.asynchronous import AsyncTraining
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.training import Auto
 from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline, ObservationPipeline
@@ -240,11 +239,8 @@ def _make_experience(
 
 def _make_circular(config: "AlgorithmConfig") -> CircularBuffer | None:
     """Make the buffer of train batches; None if only the newest batch is learned from."""
-    training = config.training_settings
-    if not isinstance(training, AsyncTraining):
-        return None
-    size = training.circular_buffer_num_batches
-    iterations = training.circular_buffer_iterations_per_batch
+    use = config.training_settings.batch_use
+    size, iterations = use.num_batches, use.iterations_per_batch
     if size == iterations == 1:
         return None
     batch_mode = config.env_runners_settings.batch_mode

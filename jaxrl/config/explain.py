@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from jaxrl.config.batch_plan.on_policy import choose_num_devices
 from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.placement import Placement, describe_placement
-from jaxrl.config.settings.training import OnPolicyTraining
 from jaxrl.learners.microbatches import get_num_microbatches
 
 if TYPE_CHECKING:
@@ -116,13 +115,11 @@ def _format_devices(
 
 def _format_microbatches(config: "AlgorithmConfig", platform: str, num_rows: int) -> str:
     """Return a sentence on the microbatches of a gradient, or an empty string for a single one."""
-    training = config.training_settings
-    if not isinstance(training, OnPolicyTraining):
-        return ""
-    parts = get_num_microbatches(num_rows, training.microbatch_size, platform)
+    microbatch_size = config.training_settings.batch_use.microbatch_size
+    parts = get_num_microbatches(num_rows, microbatch_size, platform)
     if parts == 1:
         return ""
     return (
         f" The gradient of its {num_rows} rows (or sequences) of a minibatch is accumulated over "
-        f"{parts} microbatches (microbatch_size={training.microbatch_size!r})."
+        f"{parts} microbatches (microbatch_size={microbatch_size!r})."
     )

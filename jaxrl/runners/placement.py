@@ -9,7 +9,6 @@ from jaxrl.assembly.assemble import Assembly, assemble, get_spaces
 from jaxrl.assembly.device_trial import DeviceTrials
 from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.config.batch_plan.on_policy import choose_num_devices
-from jaxrl.config.settings.training import OnPolicyTraining
 from jaxrl.core.space_arrays import count_bytes
 from jaxrl.core.types import Device, PyTree
 from jaxrl.envs.registry import MadeEnv
@@ -93,8 +92,7 @@ def resolve_microbatch_size(config: ConfigT, trials: DeviceTrials) -> ConfigT:
     Returns:
         A changed copy of the config; the config itself if nothing needs to be chosen or measured.
     """
-    training = config.training_settings
-    if not isinstance(training, OnPolicyTraining) or training.microbatch_size != "auto":
+    if config.training_settings.batch_use.microbatch_size != "auto":
         return config
     plan = config.plan()
     rows = plan.minibatch_size // (plan.sequence_length or 1)

@@ -4,8 +4,6 @@ from typing import TYPE_CHECKING
 
 from jaxrl.config.batch_plan.arithmetic import BatchRequest
 from jaxrl.config.markers import contains_tune_marker, find_markers
-from jaxrl.config.settings.asynchronous import AsyncTraining
-from jaxrl.config.settings.training import OnPolicyTraining
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,8 +20,8 @@ def make_batch_request(config: "AlgorithmConfig") -> BatchRequest:
     training, runners = config.training_settings, config.env_runners_settings
     learners = config.learners_settings
     explicit = config.explicit
-    on_policy = isinstance(training, OnPolicyTraining)
-    size = training.minibatch_size if on_policy else None
+    use = training.batch_use
+    size = use.minibatch_size
     envs, steps, shards = (
         None if value in (None, "auto") else value
         for value in (
@@ -35,7 +33,6 @@ def make_batch_request(config: "AlgorithmConfig") -> BatchRequest:
     batch = _train_batch_size(config)
     # A default length adapts to an explicit train batch size.
     adapts = batch is not None and "rollout_fragment_length" not in explicit
-    is_async_training = isinstance(training, AsyncTraining)
     return BatchRequest(
         train_batch_size=batch,
         envs_per_runner=envs,
@@ -49,10 +46,8 @@ def make_batch_request(config: "AlgorithmConfig") -> BatchRequest:
         # Without actors, the environments of this process produce the whole batch.
         is_async=config.is_async and runners.num_env_runners > 0,
         is_per_learner=training.train_batch_size_per_learner is not None,
-        num_epochs=training.num_epochs if on_policy else 1,
-        iterations_per_batch=training.circular_buffer_iterations_per_batch
-        if is_async_training
-        else 1,
+        num_epochs=use.num_epochs,
+        iterations_per_batch=use.iterations_per_batch,
         is_whole_batch=size is None,
         default_train_batch_size=training.train_batch_size,
         default_minibatch_size=size or training.train_batch_size,

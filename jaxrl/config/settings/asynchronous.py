@@ -10,7 +10,7 @@ from jaxrl.config.fields import (
     positive,
     unit_interval,
 )
-from jaxrl.config.settings.training import AdvantageTraining
+from jaxrl.config.settings.training import AdvantageTraining, BatchUse
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +74,14 @@ class AsyncTraining(AdvantageTraining):
     @property
     def weights_interval(self) -> int:
         return self.broadcast_interval
+
+    @property
+    def batch_use(self) -> BatchUse:
+        return dataclasses.replace(
+            super().batch_use,
+            num_batches=self.circular_buffer_num_batches,
+            iterations_per_batch=self.circular_buffer_iterations_per_batch,
+        )
 
     @property
     def needs_values(self) -> bool:

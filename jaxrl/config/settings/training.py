@@ -104,6 +104,26 @@ class EnvironmentSettings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchUse:
+    """Use of a train batch by gradient steps; the defaults are a single step on all of its rows.
+
+    Args:
+        num_epochs: Number of passes over the batch.
+        minibatch_size: Number of rows per gradient step; None for the whole batch.
+        microbatch_size: Maximum number of rows whose gradient a device computes at once; None for
+            all rows of a minibatch.
+        num_batches: Number of latest train batches that are kept for reuse.
+        iterations_per_batch: Number of times that each of them is trained on.
+    """
+
+    num_epochs: int = 1
+    minibatch_size: int | None = None
+    microbatch_size: int | Auto | None = None
+    num_batches: int = 1
+    iterations_per_batch: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
     """Settings of all algorithms."""
 
@@ -154,6 +174,11 @@ class Training:
         return 1
 
     @property
+    def batch_use(self) -> BatchUse:
+        """Use of each train batch."""
+        return BatchUse()
+
+    @property
     def starts_sequences_at_zero(self) -> bool:
         """Return whether replayed sequences begin with a zero state instead of the stored one."""
         return False
@@ -190,6 +215,14 @@ class OnPolicyTraining(Training):
         doc="Whether to shuffle rows into new minibatches in every epoch; False repeats those of "
         "the first epoch.",
     )
+
+    @property
+    def batch_use(self) -> BatchUse:
+        return BatchUse(
+            num_epochs=self.num_epochs,
+            minibatch_size=self.minibatch_size,
+            microbatch_size=self.microbatch_size,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
