@@ -34,7 +34,7 @@ from jaxrl.migrate.verdicts import (
     judge_result_key,
 )
 
-GROUPS = frozenset(GROUP_METHODS.values())
+GROUPS = frozenset((*GROUP_METHODS.values(), "multi_agent", "offline_data"))
 SWITCHES = ("framework", "experimental", "api_stack")
 """Methods whose settings select a framework or an API stack."""
 SCHEDULED = ("lr", "entropy_coeff")

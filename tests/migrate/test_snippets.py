@@ -211,7 +211,7 @@ def test_actions() -> None:
 
 def test_dictionary_of_the_oldest_api() -> None:
     found = run(OLD_DICTIONARY)
-    assert found["config"]["epsilon"] == [[0, 1.0], [100_000, 0.1]]
+    assert found["config"]["epsilon"] == [[0, 1.0], [10_000, 0.1]]
     assert "reward" in found
 
 
