@@ -8,6 +8,7 @@ import importlib
 from collections.abc import Mapping
 
 from jaxrl import TRAINABLES
+from jaxrl.core.algorithms import ALGORITHMS
 
 RLLIB = "ray.rllib"
 
@@ -28,6 +29,7 @@ MOVED_NAMES: Mapping[str, str] = {
     "core.rl_module.rl_module.RLModule": "jaxrl.RLModule",
     "core.rl_module.rl_module.RLModuleSpec": "jaxrl.RLModuleSpec",
     "core.rl_module.rl_module.SingleAgentRLModuleSpec": "jaxrl.RLModuleSpec",
+    "core.columns.Columns": "jaxrl.core.types.Columns",
     "env.env_context.EnvContext": "jaxrl.EnvContext",
     "env.single_agent_episode.SingleAgentEpisode": "jaxrl.episodes.SingleAgentEpisode",
     "policy.sample_batch.DEFAULT_POLICY_ID": "jaxrl.metrics.DEFAULT_MODULE",
@@ -76,16 +78,17 @@ DECORATORS = (
 )
 """Decorators of `ray.rllib.utils.annotations`, which change nothing at run time."""
 
+_OFFLINE_ALGORITHMS = ("BC", "CQL", "CRR", "DT", "IQL", "MARWIL")
+_MULTI_AGENT_ALGORITHMS = ("AlphaStar", "MADDPG", "QMIX")
 ALGORITHM_ADVICE: Mapping[str, str] = {
-    "A3C": "use A2CConfig, or IMPALAConfig for runners that do not wait for the learner",
-    "APEX": "use DQNConfig with epsilon_ladder=7 and env_runners(num_env_runners=...)",
-    "ApexDQN": "use DQNConfig with epsilon_ladder=7 and env_runners(num_env_runners=...)",
-    "ApexDDPG": "use DDPGConfig with env_runners(num_env_runners=...)",
-    "DDPPO": "use PPOConfig with learners(num_learners=...)",
-    "R2D2": "use DQNConfig with rl_module(model_config={'use_lstm': True})",
-    "SimpleQ": "use DQNConfig with double_q=False, dueling=False",
+    **dict.fromkeys(
+        _OFFLINE_ALGORITHMS, "training from offline data is not supported in this version"
+    ),
+    **dict.fromkeys(
+        _MULTI_AGENT_ALGORITHMS, "multi-agent training is not supported in this version"
+    ),
 }
-"""Algorithms of RLlib that are settings of another one here."""
+"""Algorithms of RLlib that need what is not here."""
 
 NAME_ADVICE: Mapping[str, str] = {
     "ModelCatalog": "pass the network itself: rl_module(network=...), see the guide Custom modules",
@@ -228,7 +231,7 @@ RENAMED_KEY_PREFIXES: Mapping[str, str] = {
 
 def list_algorithm_names() -> frozenset[str]:
     """Return the names of the algorithms here and in RLlib, for which RLlib has classes."""
-    return frozenset((*TRAINABLES, *ALGORITHM_ADVICE))
+    return frozenset((*_ALGORITHM_BY_CLASS, *ALGORITHM_ADVICE))
 
 
 def find_counterpart(path: str) -> str | None:
@@ -242,13 +245,23 @@ def find_counterpart(path: str) -> str | None:
     if not path.startswith(f"{RLLIB}."):
         return None
     name = path.rpartition(".")[2]
-    algorithm = _CURRENT_NAMES.get(name.removesuffix("Config").removesuffix("Trainer"))
+    algorithm = _ALGORITHM_BY_CLASS.get(name.removesuffix("Config").removesuffix("Trainer"))
     if algorithm is not None:
-        return f"jaxrl.{algorithm}Config" if name.endswith("Config") else f"jaxrl.{algorithm}"
+        config = ALGORITHMS[algorithm].config.rpartition(":")[2]
+        return f"jaxrl.{config if name.endswith('Config') else algorithm}"
     return _MOVED_BY_NAME.get(name)
 
 
-_CURRENT_NAMES = {**{name: name for name in TRAINABLES}, "Impala": "IMPALA"}
+_ALGORITHM_BY_CLASS = {
+    **{
+        entry.config.rpartition(":")[2].removesuffix("Config"): name
+        for name, entry in ALGORITHMS.items()
+    },
+    **{name: name for name in ALGORITHMS},
+    "Apex": "APEX",
+    "Impala": "IMPALA",
+}
+"""Algorithms by the names of RLlib's classes, without `Config` and `Trainer`."""
 
 
 _MOVED_BY_NAME = {path.rpartition(".")[2]: new for path, new in MOVED_NAMES.items()}

@@ -1,0 +1,76 @@
+"""Imports of RLlib's code with `jaxrl` in place of `ray.rllib`."""
+
+import importlib
+import inspect
+import pickle
+
+import pytest
+
+import jaxrl
+from jaxrl.callbacks import Callbacks
+from jaxrl.core.types import Columns
+from jaxrl.envs.context import EnvContext
+
+FOUND = {
+    "algorithms.algorithm:Algorithm": jaxrl.Algorithm,
+    "algorithms.algorithm_config:AlgorithmConfig": jaxrl.AlgorithmConfig,
+    "algorithms.apex_dqn:ApexDQNConfig": jaxrl.ApexDQNConfig,
+    "algorithms.callbacks:DefaultCallbacks": Callbacks,
+    "algorithms.dqn.dqn:DQNConfig": jaxrl.DQNConfig,
+    "algorithms.ppo.ppo:PPOConfig": jaxrl.PPOConfig,
+    "algorithms.ppo:PPOConfig": jaxrl.PPOConfig,
+    "algorithms.simple_q.simple_q:SimpleQConfig": jaxrl.SimpleQConfig,
+    "algorithms:PPOConfig": jaxrl.PPOConfig,
+    "callbacks.callbacks:RLlibCallback": Callbacks,
+    "core.columns:Columns": Columns,
+    "core.rl_module.rl_module:RLModule": jaxrl.RLModule,
+    "core.rl_module.rl_module:RLModuleSpec": jaxrl.RLModuleSpec,
+    "env.env_context:EnvContext": EnvContext,
+}
+MISSING = {
+    "env.multi_agent_env:MultiAgentEnv": "multi-agent training is not supported",
+    "models.torch.torch_modelv2:TorchModelV2": r"rl_module\(network=...\)",
+    "policy.sample_batch:SampleBatch": "a dictionary of arrays",
+    "utils.framework:try_import_torch": "the framework is JAX",
+    "utils.some.file:some_function": "part of RLlib's internals",
+}
+
+
+@pytest.mark.filterwarnings("ignore:jaxrl.core.rl_module is now:DeprecationWarning")
+@pytest.mark.parametrize("path", FOUND)
+def test_rllibs_path_leads_to_the_class_here(path: str) -> None:
+    module, name = path.split(":")
+    scope: dict[str, object] = {}
+    exec(f"from jaxrl.{module} import {name}", scope)
+    assert scope[name] is FOUND[path]
+
+
+def test_algorithms_are_in_the_modules_of_their_configs() -> None:
+    from jaxrl.algorithms.impala import Impala
+    from jaxrl.algorithms.ppo import PPO
+
+    assert PPO is jaxrl.PPO
+    assert Impala is jaxrl.IMPALA
+
+
+@pytest.mark.parametrize("path", MISSING)
+def test_a_name_without_counterpart_says_what_to_write(path: str) -> None:
+    module, name = path.split(":")
+    with pytest.raises(ImportError, match=MISSING[path]):
+        exec(f"from jaxrl.{module} import {name}")
+
+
+@pytest.mark.parametrize("module", ["algorithms.ppoo", "algorithms.ppo.ddpo", "envss", "core.xyz"])
+def test_other_modules_do_not_exist(module: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match="No module named"):
+        importlib.import_module(f"jaxrl.{module}")
+
+
+def test_modules_here_are_as_they_were() -> None:
+    from jaxrl.algorithms import ppo
+
+    assert inspect.getsource(ppo.PPOConfig).startswith("class PPOConfig")
+    assert pickle.loads(pickle.dumps(ppo.PPOConfig)) is jaxrl.PPOConfig
+    assert not hasattr(ppo, "PPOTorchPolicy")
+    with pytest.raises(ImportError, match="PPOTorchPolicy"):
+        exec("from jaxrl.algorithms.ppo import PPOTorchPolicy")
