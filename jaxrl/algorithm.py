@@ -23,6 +23,7 @@ from jaxrl.assembly.replay import (
 from jaxrl.callbacks import CallbackList
 from jaxrl.config.imports import TrustSpec
 from jaxrl.config.placement import resolve_placement
+from jaxrl.config.rllib_api import get_former_attribute
 from jaxrl.config.serialize import get_config_class_path
 from jaxrl.config.stop import (
     StopCriteria,
@@ -31,7 +32,6 @@ from jaxrl.config.stop import (
     find_reached_criterion,
     parse_fit_criteria,
 )
-from jaxrl.config.synonyms import make_unknown_method_error
 from jaxrl.core.keys import PurposeKeys
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
@@ -164,7 +164,7 @@ class Algorithm:
     if not TYPE_CHECKING:  # hidden from the type checker, which would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
-            raise make_unknown_method_error(self, name)
+            return get_former_attribute(self, "algorithm", name)
 
     @property
     def state(self) -> TrainState:
@@ -731,12 +731,12 @@ class Algorithm:
         """
         if checkpoint_dir is None:
             self._use.raise_if_stopped("save()")
-            return str(self._save_in_run(wait=True))
+            return ckpt.SavedPath(self._save_in_run(wait=True))
         self.on_phase("saving")
         writer = ckpt.CheckpointWriter(checkpoint_dir)
         path = writer.save(self.iteration, self._get_full_state(), self._make_metadata())
         writer.close()
-        return str(path)
+        return ckpt.SavedPath(path)
 
     def _save_in_run(self, *, wait: bool) -> Path:
         self.on_phase("saving")

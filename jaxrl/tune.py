@@ -71,6 +71,26 @@ class AlgorithmTrainable(Trainable):
     has_checkpoint_limit: ClassVar[bool] = False
     """Whether old checkpoints are removed; by default Tune keeps all of them."""
 
+    if not TYPE_CHECKING:
+
+        def __new__(
+            cls,
+            config: Mapping[str, Any] | AlgorithmConfig | None = None,
+            storage: "StorageContext | None" = None,
+            *,
+            env: object = None,
+            **unknown: object,
+        ) -> "AlgorithmTrainable | Algorithm":
+            """Build the Algorithm itself for RLlib's `PPO(config)` and `PPO(config, env=...)`.
+
+            Tune makes trials from dictionaries.
+            """
+            is_call_of_rllib = isinstance(config, Mapping | None) and env is not None
+            if unknown or not (is_call_of_rllib or isinstance(config, AlgorithmConfig)):
+                return super().__new__(cls)
+            settings = cls._make_config({} if config is None else config)
+            return (settings if env is None else settings.environment(env)).build()
+
     def __init__(
         self,
         config: Mapping[str, Any] | AlgorithmConfig | None = None,

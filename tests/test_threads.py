@@ -174,7 +174,7 @@ def test_trials_are_used_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_trainable_is_used_by_one_thread(tmp_path: Path) -> None:
     tune = pytest.importorskip("jaxrl.tune")
-    trial = tune.PPO(config=small().callbacks(Nesting).debugging(loggers=[]))
+    trial = tune.PPO(config=small().callbacks(Nesting).debugging(loggers=[]).to_dict())
     calls = {
         "step": trial.train,
         "save_checkpoint": lambda: trial.save_checkpoint(str(tmp_path)),

@@ -80,7 +80,7 @@ def test_a_grid_returns_the_best_checkpoint_which_evaluates(tmp_path: Path, tune
 
 
 def local(tune: Any, **settings: Any) -> Any:
-    return tune.PPO(small().update_from_dict(settings))
+    return tune.PPO(small().update_from_dict(settings).to_dict())
 
 
 def lr_of(result: dict[str, Any]) -> float:
@@ -147,10 +147,21 @@ def test_another_librarys_call_says_how_to_train_without_tune(tune: Any) -> None
     for make in (
         lambda: tune.PPO("MlpPolicy", "CartPole-v1", verbose=1),
         lambda: tune.PPO("CartPole-v1"),
-        lambda: tune.PPO(config={}, env="CartPole-v1"),
     ):
         with pytest.raises(ConfigError, match=r"PPOConfig\(\).environment\(.*\).build\(\)"):
             make()
+
+
+def test_the_class_of_an_algorithm_builds_one_as_in_rllib(tune: Any) -> None:
+    settings = small().to_dict()
+    for algorithm in (
+        tune.PPO(small()),
+        tune.PPO(config=small(), env="Acrobot-v1"),
+        tune.PPO({name: settings[name] for name in ("loggers", "num_devices")}, env="CartPole-v1"),
+    ):
+        with algorithm:
+            assert type(algorithm) is Algorithm
+    assert algorithm.config.loggers == ["json"]
 
 
 def test_a_return_is_always_there(tune: Any) -> None:
@@ -231,8 +242,8 @@ def test_an_algorithm_of_ones_own(tune: Any) -> None:
 def test_mistakes_are_found_before_a_trial_starts(tune: Any) -> None:
     with pytest.raises(JaxrlError, match="Did you mean 'gamma'"):
         tune.PPO.default_resource_request({"gama": 0.9})
-    with pytest.raises(ConfigError, match="train_batch_size=100 is not a multiple"):
-        tune.PPO({"env": "CartPole-v1", "train_batch_size": 100, "minibatch_size": 7})
+    with pytest.raises(ConfigError, match="minibatch_size=200 is more than"):
+        tune.PPO({"env": "CartPole-v1", "train_batch_size": 100, "minibatch_size": 200})
     lock = threading.Lock()
     jaxrl.register_env("locked", lambda context: lock)
     with pytest.raises(ConfigError, match="creator of 'locked' cannot be sent"):

@@ -14,6 +14,7 @@ from jaxrl.config.names import (
     make_unknown_attribute_error,
 )
 from jaxrl.config.own_settings import declare_settings
+from jaxrl.config.rllib_api import get_former_attribute, is_former_attribute
 from jaxrl.config.tune_registration import connect_to_tune
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 
@@ -201,6 +202,9 @@ class ConfigBuilder:
             raise make_unknown_attribute_error(name, table)
         return getattr(self.__dict__[table.group_by_setting[current]], current)
 
+    def __setitem__(self, name: str, value: object) -> None:
+        self.update_from_dict({name: value})
+
     if not TYPE_CHECKING:  # flat reads, which are hidden from type checkers
 
         def __getattr__(self, name: str) -> object:
@@ -208,6 +212,8 @@ class ConfigBuilder:
                 raise AttributeError(name)
             if name in self:
                 return self[name]
+            if is_former_attribute("config", name):
+                return get_former_attribute(self, "config", name)
             methods = [known for known in dir(type(self)) if not known.startswith("_")]
             raise AttributeError(
                 str(make_unknown_attribute_error(name, self.get_name_table(), methods))

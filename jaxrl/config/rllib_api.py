@@ -5,9 +5,12 @@ Names of settings are in `jaxrl.config.rllib_names`, result keys with one counte
 """
 
 import importlib
+import warnings
 from collections.abc import Mapping
+from typing import Any
 
 from jaxrl import TRAINABLES
+from jaxrl.config.synonyms import make_unknown_method_error
 from jaxrl.core.algorithms import ALGORITHMS
 
 RLLIB = "ray.rllib"
@@ -134,14 +137,44 @@ RENAMED_METHODS: Mapping[str, Mapping[str, str]] = {
         "training_iteration": "iteration",
         "workers": "env_runner_group",
     },
-    "runner_group": {"foreach_worker": "foreach_env_runner"},
+    "runner_group": {
+        "foreach_worker": "foreach_env_runner",
+        "num_healthy_remote_workers": "num_healthy_env_runners",
+    },
+    "config": {"from_state": "from_dict", "get_state": "to_dict", "serialize": "to_dict"},
     "episode": {"user_data": "custom_data"},
 }
 """Methods and attributes of RLlib's objects that have another name here."""
 
 METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
     "algorithm": {
+        "add_module": "multi-agent training is not supported in this version",
         "add_policy": "multi-agent training is not supported in this version",
+        "default_resource_request": (
+            "jaxrl.PPO.default_resource_request(config) returns the resources of a trial"
+        ),
+        "env_runner": (
+            "env_runner_group.foreach_env_runner(...) passes the runners of environments on the "
+            "host; JAX environments are part of the compiled program"
+        ),
+        "eval_env_runner": "evaluate() evaluates, eval_env_runner_group has the runners on the host",
+        "evaluate_offline": "training from offline data is not supported in this version",
+        "offline_data": "training from offline data is not supported in this version",
+        "from_state": "Algorithm.from_checkpoint(path) makes one, set_state(state) takes a state",
+        "get_config": "read algorithm.config",
+        "get_default_config": "write PPOConfig()",
+        "get_default_policy_class": "the module is config.get_default_rl_module_spec()",
+        "log_result": "the on_train_result callback receives every result",
+        "merge_algorithm_configs": "config.update_from_dict(other) merges settings",
+        "metrics": "callbacks receive the metrics_logger; train() returns the result",
+        "remove_module": "multi-agent training is not supported in this version",
+        "reset_config": "build another algorithm from the changed config",
+        "resource_help": "jaxrl.PPO.resource_help(config) describes the resources of a trial",
+        "restore_env_runners": "runners restart by themselves, see fault_tolerance(...)",
+        "setup": "override get_default_learner_class() and training_step(), or write callbacks",
+        "step": "train() does one iteration; training_step() may be overridden",
+        "train_buffered": "train() returns the result of one iteration",
+        "validate_env": "environment(validate_env=function) checks each environment",
         "export_model": "algorithm.save(path) writes a checkpoint",
         "export_policy_checkpoint": "algorithm.save(path) writes a checkpoint",
         "export_policy_model": "algorithm.save(path) writes a checkpoint",
@@ -180,7 +213,10 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
     "config": {
         "get_multi_agent_setup": "multi-agent training is not supported in this version",
         "pop": "to_dict() returns a dictionary; settings keep a value",
-        "serialize": "to_dict() returns the settings",
+        "build_learner": "build() makes the learner, algorithm.learner_group holds it",
+        "build_learner_group": "build() makes the learners, algorithm.learner_group holds them",
+        "get_config_for_module": "there is one module, whose settings are the config's",
+        "DEFAULT_POLICY_MAPPING_FN": "there is one module, 'default_policy'",
     },
     "episode": {
         "agent_rewards": "episode.get_rewards() are the rewards",
@@ -227,6 +263,34 @@ RENAMED_KEY_PREFIXES: Mapping[str, str] = {
     "info/learner": "learners",
 }
 """Paths of nested results that have moved as a whole, the longer ones first."""
+
+
+def is_former_attribute(kind: str, name: str) -> bool:
+    """Return whether RLlib's objects of a kind have an attribute that is explained here."""
+    return name in RENAMED_METHODS.get(kind, {}) or name in METHOD_ADVICE.get(kind, {})
+
+
+def get_former_attribute(owner: object, kind: str, name: str) -> Any:
+    """Return an attribute of an object by its name in RLlib, for `__getattr__`.
+
+    Args:
+        owner: Object whose attribute was read.
+        kind: Kind of object, as in `RENAMED_METHODS` and `METHOD_ADVICE`.
+        name: Name that the object does not have.
+
+    Raises:
+        AttributeError: If there is no counterpart; the message says what to write instead.
+    """
+    owner_name = type(owner).__name__
+    current = RENAMED_METHODS.get(kind, {}).get(name)
+    if current is not None:
+        message = f"{owner_name}.{name} is {current} here"
+        warnings.warn(message, DeprecationWarning, stacklevel=3)
+        return getattr(owner, current)
+    advice = METHOD_ADVICE.get(kind, {}).get(name)
+    if advice is not None:
+        raise AttributeError(f"{owner_name} has no '{name}': {advice}.")
+    raise make_unknown_method_error(owner, name)
 
 
 def list_algorithm_names() -> frozenset[str]:

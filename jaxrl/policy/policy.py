@@ -1,5 +1,8 @@
 """Deployable policy that keeps the state of an episode."""
 
+from typing import TYPE_CHECKING, Any
+
+from jaxrl.config.rllib_api import get_former_attribute
 from jaxrl.core.types import Key, PyTree
 from jaxrl.policy.inference import Inference
 from jaxrl.policy.requests import ActionRequest, check_inputs, take_row
@@ -30,6 +33,11 @@ class Policy:
         self._explore = explore
         self._num_actions = 0
         self._state: PyTree = None
+
+    if not TYPE_CHECKING:  # hidden from the type checker, which would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            return get_former_attribute(self, "policy", name)
 
     @property
     def state(self) -> PyTree:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jaxrl.assembly.assemble import Assembly
+from jaxrl.config.rllib_api import get_former_attribute
 from jaxrl.core.types import PyTree
 from jaxrl.runners.env_runner import EnvRunner, make_env_runner
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
@@ -93,8 +94,22 @@ class LocalEnvRunnerGroup:
     def set_counts(self, counts: dict[str, Any]) -> None:
         self._num_restarts = int(counts.get("num_sub_env_restarts", 0))
 
+    if not TYPE_CHECKING:  # hidden from the type checker, which would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            return get_former_attribute(self, "runner_group", name)
+
     def foreach_env_runner(self, fn: Callable[[Any], Any]) -> list[Any]:
         return [fn(self.runner)]
+
+    def foreach_env_runner_with_index(self, fn: Callable[[int, Any], Any]) -> list[tuple[int, Any]]:
+        """Call a function of index and runner; the index of the only runner is 0."""
+        return [(0, fn(0, self.runner))]
+
+    @property
+    def num_healthy_env_runners(self) -> int:
+        """Number of runners that reply in time: the only one."""
+        return 1
 
     def stop(self) -> None:
         self._watch.stop()

@@ -44,6 +44,7 @@ def test_renamed_methods_exist() -> None:
     owners = {
         "algorithm": Algorithm,
         "runner_group": RayEnvRunnerGroup,
+        "config": AlgorithmConfig,
         "episode": SingleAgentEpisode(),
     }
     for kind, names in api.RENAMED_METHODS.items():

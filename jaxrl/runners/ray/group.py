@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxrl.assembly.assemble import Assembly
+from jaxrl.config.rllib_api import get_former_attribute
 from jaxrl.core.types import PyTree
 from jaxrl.errors import EnvRunnerError
 from jaxrl.runners.fragment import Fragment, Weights
@@ -210,6 +211,11 @@ class RayEnvRunnerGroup:
         """
         self.sync_weights(weights)
         return EvaluationRound(self._fleet, method, shares, self._call_recreated_hook)
+
+    if not TYPE_CHECKING:  # hidden from the type checker, which would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            return get_former_attribute(self, "runner_group", name)
 
     # --- access to the runners and their state ---
 

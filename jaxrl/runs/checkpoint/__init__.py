@@ -12,6 +12,7 @@ available at any time.
 """
 
 from jaxrl.runs.checkpoint.folders import (
+    SavedPath,
     describe_previous,
     find_checkpoint,
     is_checkpoint,
@@ -32,6 +33,7 @@ from jaxrl.runs.checkpoint.writer import CheckpointWriter
 
 __all__ = [
     "CheckpointWriter",
+    "SavedPath",
     "describe_leaves",
     "describe_previous",
     "fetch_leaves",

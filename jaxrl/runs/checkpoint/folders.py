@@ -145,3 +145,21 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+class SavedPath(str):
+    """Path of a saved checkpoint, which RLlib's code reads as `save().checkpoint.path`."""
+
+    @property
+    def checkpoint(self) -> "SavedPath":
+        """The checkpoint itself."""
+        return self
+
+    @property
+    def path(self) -> str:
+        """The path as a plain string."""
+        return str(self)
+
+    def to_directory(self) -> str:
+        """Return the path; nothing is copied."""
+        return str(self)
