@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import gymnasium
 import numpy as np
@@ -123,6 +123,8 @@ class MadeHostEnv:
             copies, None if it has none.
     """
 
+    is_jax: ClassVar[bool] = False
+
     id: str
     create: Callable[[EnvContext], gymnasium.Env[Any, Any]]
     observation_space: gymnasium.Space[Any]
@@ -132,3 +134,8 @@ class MadeHostEnv:
     is_atari: bool = False
     notes: tuple[str, ...] = ()
     vector: Callable[[int, EnvContext], gymnasium.vector.VectorEnv[Any, Any, Any]] | None = None
+
+    @property
+    def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+        """Observation space and action space."""
+        return self.observation_space, self.action_space

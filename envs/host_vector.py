@@ -55,14 +55,10 @@ def make_vector(
     Raises:
         EnvError: If the environment cannot be made or fails a check.
     """
-    context = EnvContext(
-        made.env_config if isinstance(made, MadeHostEnv) else None,
-        worker_index=worker_index,
-        num_workers=num_workers,
-    )
+    make_context = functools.partial(EnvContext, worker_index=worker_index, num_workers=num_workers)
     if isinstance(made, MadeEnv):
         if validate_env is not None:
-            call_validate_env(made.id, made.env, context, validate_env)
+            call_validate_env(made.id, made.env, make_context(), validate_env)
         return JaxHostVector(
             made,
             num_envs=num_envs,
@@ -70,6 +66,7 @@ def make_vector(
             seed=seed,
             reset_mode=reset_mode or made.env.reset_mode,
         )
+    context = make_context(made.env_config)
     if check or validate_env is not None:
         precheck_env(made, context, check=check, validate_env=validate_env, may_fail=restart_failed)
     if mode == "vector_entry_point":

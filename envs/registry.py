@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import gymnasium
 
@@ -56,10 +56,18 @@ class MadeEnv:
     `notes` are sentences for `config.explain()`.
     """
 
+    is_jax: ClassVar[bool] = True
+    is_atari: ClassVar[bool] = False
+
     env: JaxEnv[Any, Any]
     params: PyTree
     id: str
     notes: tuple[str, ...] = ()
+
+    @property
+    def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+        """Observation space and action space."""
+        return self.env.observation_space(self.params), self.env.action_space(self.params)
 
     @property
     def max_episode_steps(self) -> int | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import numpy as np
 
-from jaxrl.assembly.assemble import get_spaces, log_assembly
+from jaxrl.assembly.assemble import log_assembly
 from jaxrl.assembly.env_params import change_env_params, get_jax_env
 from jaxrl.assembly.replay import (
     describe_buffer,
@@ -35,7 +35,6 @@ from jaxrl.config.stop import (
 from jaxrl.core.keys import PurposeKeys
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
-from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import CheckpointError, ConfigError, DivergenceError, mark_has_checkpoint_path
 from jaxrl.evaluation.evaluation import run_custom_evaluation
 from jaxrl.evaluation.host import EvaluationRunners
@@ -154,7 +153,7 @@ class Algorithm:
         self._acting = parts.make_acting_state(config, assembly, self._learners, self._devices)
         inference = Inference(
             assembly.policy_step,
-            get_spaces(assembly.made)[0],
+            assembly.made.spaces[0],
             max_retraces=config.debugging_settings.max_retraces,
             jit=config.debugging_settings.jit,
         )
@@ -266,7 +265,7 @@ class Algorithm:
         return self.config.explain(
             platform=self._devices[0].platform,
             devices=(len(self._devices), self._placement_reason),
-            placement=resolve_placement(self.config, made.id, is_jax_env=isinstance(made, MadeEnv)),
+            placement=resolve_placement(self.config, made.id, is_jax_env=made.is_jax),
             env_notes=made.notes,
             notes=[*self._notes, *self._loop.notes],
             module_table=self.get_module().summary(),

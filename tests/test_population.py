@@ -139,6 +139,33 @@ def test_a_lane_that_diverges_is_left_behind_alone() -> None:
             sweep.train()
 
 
+def test_callbacks_of_lanes_are_given_an_algorithm_of_the_lane() -> None:
+    seen: list[dict[str, Any]] = []
+
+    def use(*, algorithm: Algorithm, **_: Any) -> None:
+        assert isinstance(algorithm, Algorithm)
+        policy = algorithm.get_policy(explore=False)
+        obs = np.zeros(4, np.float32)
+        seen.append(
+            {
+                "lr": algorithm.config.lr,
+                "iteration": algorithm.iteration,
+                "same": policy.act(obs) == algorithm.compute_single_action(obs, explore=False),
+                "played": algorithm.evaluate(num_episodes=2)["env_runners"]["num_episodes"],
+                "weights": algorithm.get_weights()["default_policy"],
+            }
+        )
+
+    config = swept(seeds=1).callbacks(on_train_result=use).learners(num_devices=1)
+    with population(config) as sweep:
+        sweep.train()
+        assert [x["lr"] for x in seen] == [1e-2, 1e-3]
+        for x, run in zip(seen, sweep._runs, strict=True):
+            assert (x["iteration"], x["same"], x["played"]) == (1, True, 2)
+            now = run.algorithm.get_weights()["default_policy"]
+            jax.tree.map(np.testing.assert_array_equal, x["weights"], now)
+
+
 TIMES = {"num_env_steps_sampled_per_second": 0.0}
 
 

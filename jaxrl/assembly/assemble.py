@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import gymnasium
 import jax
 
 from jaxrl.assembly.learner_checks import check_learner
@@ -28,8 +27,7 @@ from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline, Observat
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.contract import check_signatures
-from jaxrl.envs.host import MadeHostEnv
-from jaxrl.envs.registry import MadeEnv, make
+from jaxrl.envs.registry import AnyMadeEnv, MadeEnv, make
 from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import ConfigError, ModuleError
 from jaxrl.modules.autoregressive import check_exact_entropy
@@ -58,16 +56,16 @@ MAX_SAVED_BUFFER_BYTES = 2**30
 class Assembly:
     """Everything static of a run, before any device is touched.
 
-    `runner` is an `InGraphRunner` if the environments are part of the compiled program, else a
-    `TrainStep`. `program_cache` is the cache of programs that were compiled before;
+    `train_step` is an `InGraphRunner` if the environments are part of the compiled program.
+    `program_cache` is the cache of programs that were compiled before;
     `should_compile_train` is whether training will follow, so that its program is compiled
     concurrently with others.
     """
 
-    made: MadeEnv | MadeHostEnv
+    made: AnyMadeEnv
     policy_step: PolicyStep
     plan: BatchPlan
-    runner: TrainStep
+    train_step: TrainStep
     max_buffer_bytes: int | Auto = "auto"
     store_buffer: bool | Auto = "auto"
     program_cache: ProgramCache | None = None
@@ -76,14 +74,14 @@ class Assembly:
     @functools.cached_property
     def buffer_bytes(self) -> int:
         """Size of the replay buffer in bytes over all devices."""
-        return self.compute_buffer_bytes(self.runner.experience)
+        return self.compute_buffer_bytes(self.train_step.experience)
 
     def compute_buffer_bytes(self, experience: OnPolicyMinibatches | AnyReplayBuffer) -> int:
         """Return the size in bytes of another buffer for the same run."""
-        runner = dataclasses.replace(self.runner, experience=experience)
+        train_step = dataclasses.replace(self.train_step, experience=experience)
 
         def empty(key: Key) -> PyTree:
-            return runner.init_buffer(runner.init_without_envs(key, self.plan.total_envs))
+            return train_step.init_buffer(train_step.init_without_envs(key, self.plan.total_envs))
 
         leaves = jax.tree.leaves(jax.eval_shape(empty, jax.random.key(0)))
         return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
@@ -98,8 +96,7 @@ class Assembly:
     @property
     def replay(self) -> AnyReplayBuffer | None:
         """Replay buffer that gradient steps draw from, if any."""
-        experience = self.runner.experience
-        return None if isinstance(experience, OnPolicyMinibatches) else experience
+        return self.train_step.replay
 
     @property
     def module(self) -> RLModule:
@@ -108,7 +105,10 @@ class Assembly:
     def make_actor_program(self, jit: bool) -> Program:
         """Make the program that extracts the inputs of acting from a state."""
         return Program(
-            "actor", self.runner.make_actor_state, program_cache=self.program_cache, enabled=jit
+            "actor",
+            self.train_step.make_actor_state,
+            program_cache=self.program_cache,
+            enabled=jit,
         )
 
     @property
@@ -119,13 +119,19 @@ class Assembly:
     @property
     def is_in_graph(self) -> bool:
         """Return whether the environments are stepped inside the compiled program."""
-        return isinstance(self.runner, InGraphRunner)
+        return isinstance(self.train_step, InGraphRunner)
 
     @property
     def in_graph_runner(self) -> InGraphRunner:
         """Runner of a run whose environments are in the compiled program."""
-        assert isinstance(self.runner, InGraphRunner)
-        return self.runner
+        assert isinstance(self.train_step, InGraphRunner)
+        return self.train_step
+
+    @property
+    def jax_env(self) -> MadeEnv:
+        """Environment of a run whose environments are in the compiled program."""
+        assert isinstance(self.made, MadeEnv)
+        return self.made
 
 
 def assemble(config: "AlgorithmConfig") -> Assembly:
@@ -135,10 +141,10 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
         JaxrlError: If anything in the config is invalid.
     """
     made = make_env(config)
-    if resolve_placement(config, made.id, is_jax_env=isinstance(made, MadeEnv)) == "in_graph":
-        assert isinstance(made, MadeEnv)
+    placement = resolve_placement(config, made.id, is_jax_env=made.is_jax)
+    if isinstance(made, MadeEnv) and placement == "in_graph":
         sampler = _with_sequences(config, make_rollout_worker(config, made))
-        runner: TrainStep = InGraphRunner(
+        runner = InGraphRunner(
             policy_step=sampler,
             explore=config.env_runners_settings.explore,
             broadcast_interval=config.training_settings.weights_interval,
@@ -146,10 +152,10 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
         )
         return _make_assembly(config, made, sampler, runner)
     acting = _with_sequences(config, make_policy_step(config, made))
-    runner = TrainStep(
+    train_step = TrainStep(
         policy_step=acting, **make_train_step_fields(config, made, acting, in_graph=False)
     )
-    return _make_assembly(config, made, acting, runner)
+    return _make_assembly(config, made, acting, train_step)
 
 
 def _with_sequences(config: "AlgorithmConfig", policy_step: PolicyStepT) -> PolicyStepT:
@@ -172,24 +178,24 @@ def assemble_run(config: "AlgorithmConfig", *, should_train: bool) -> Assembly:
         program_cache=open_program_cache(
             config,
             is_in_graph=is_in_graph,
-            spaces=() if is_in_graph else get_spaces(assembly.made),
+            spaces=() if is_in_graph else assembly.made.spaces,
         ),
         should_compile_train=is_in_graph and should_train and is_command(),
     )
 
 
 def _make_assembly(
-    config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv, acting: PolicyStep, runner: TrainStep
+    config: "AlgorithmConfig", made: AnyMadeEnv, acting: PolicyStep, train_step: TrainStep
 ) -> Assembly:
     training = config.training_settings
     replays = isinstance(training, OffPolicyTraining)
     if config.learners_settings.learner_class is not None:
-        check_learner(runner)
+        check_learner(train_step)
     return Assembly(
         made=made,
         policy_step=acting,
         plan=config.plan(),
-        runner=runner,
+        train_step=train_step,
         max_buffer_bytes=training.max_buffer_bytes if replays else "auto",
         store_buffer=training.store_buffer_in_checkpoints if replays else "auto",
     )
@@ -197,7 +203,7 @@ def _make_assembly(
 
 def make_train_step_fields(
     config: "AlgorithmConfig",
-    made: MadeEnv | MadeHostEnv,
+    made: AnyMadeEnv,
     policy_step: PolicyStep,
     *,
     in_graph: bool,
@@ -254,16 +260,14 @@ def _make_circular(config: "AlgorithmConfig") -> CircularBuffer | None:
 
 
 def _make_learner_pipeline(
-    config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv, acting: PolicyStep
+    config: "AlgorithmConfig", made: AnyMadeEnv, acting: PolicyStep
 ) -> LearnerPipeline:
     settings = config.environment_settings
-    clip = settings.resolve_clip_rewards(
-        is_atari_id=isinstance(made, MadeHostEnv) and made.is_atari
-    )
+    clip = settings.resolve_clip_rewards(is_atari_id=made.is_atari)
     return make_learner_pipeline(config, acting, clip)
 
 
-def make_env(config: "AlgorithmConfig") -> MadeEnv | MadeHostEnv:
+def make_env(config: "AlgorithmConfig") -> AnyMadeEnv:
     """Make and check the config's environment, comparing its spaces with the declared ones."""
     settings = config.environment_settings
     if settings.env is None:
@@ -276,7 +280,7 @@ def make_env(config: "AlgorithmConfig") -> MadeEnv | MadeHostEnv:
         max_episode_steps=settings.max_episode_steps,
         is_atari=settings.is_atari,
     )
-    observation_space, action_space = get_spaces(made)
+    observation_space, action_space = made.spaces
     for name, declared, own in (
         ("observation_space", settings.observation_space, observation_space),
         ("action_space", settings.action_space, action_space),
@@ -305,16 +309,9 @@ def format_space(space: Any) -> str:
     return " ".join(str(space).split())
 
 
-def get_spaces(made: MadeEnv | MadeHostEnv) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-    """Return an environment's observation space and action space."""
-    if isinstance(made, MadeHostEnv):
-        return made.observation_space, made.action_space
-    return made.env.observation_space(made.params), made.env.action_space(made.params)
-
-
-def make_policy_step(config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv) -> PolicyStep:
+def make_policy_step(config: "AlgorithmConfig", made: AnyMadeEnv) -> PolicyStep:
     """Make the pipelines for an environment's spaces, and the module that fits between them."""
-    observation_space, action_space = get_spaces(made)
+    observation_space, action_space = made.spaces
     actions = make_action_pipeline(config, action_space)
     observations = make_observation_pipeline(config, observation_space, actions.module_space)
     return PolicyStep(
@@ -367,7 +364,7 @@ def log_assembly(config: "AlgorithmConfig", assembly: Assembly, notes: Iterable[
         logger.info(note)
     if not logger.isEnabledFor(logging.DEBUG):
         return
-    observation_space, action_space = get_spaces(made)
+    observation_space, action_space = made.spaces
     logger.debug("observation space %s", observation_space)
     logger.debug("action space %s", action_space)
     params = jax.eval_shape(assembly.module.init, jax.random.key(0))

@@ -52,14 +52,13 @@ def get_jax_env(assembly: Assembly, what: str) -> MadeEnv:
     Raises:
         ConfigError: If it is stepped on the host.
     """
-    made = assembly.made
-    if not assembly.is_in_graph or not isinstance(made, MadeEnv):
+    if not assembly.is_in_graph:
         raise ConfigError(
-            f"{what} requires an environment in the compiled program, but {made.id} is stepped "
+            f"{what} requires an environment in the compiled program, but {assembly.made.id} is stepped "
             "by runners on the host: call a method of your environment on each runner with "
             "env_runner_group.foreach_env_runner(...)."
         )
-    return made
+    return assembly.jax_env
 
 
 def can_share_program(made: MadeEnv, other: MadeEnv) -> bool:

@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.core.hparams import PerLane, replace_with_traced
 from jaxrl.core.types import Key, Metrics
 from jaxrl.envs.vector import NO_FAULT
@@ -31,7 +30,7 @@ def check_learner(runner: TrainStep) -> None:
     Raises:
         LossError: If the learner cannot be traced.
     """
-    if isinstance(runner.experience, AnyReplayBuffer) and runner.experience.in_host_memory:
+    if runner.host_replay is not None:
         return
     try:
         jax.eval_shape(lambda key: _train_on_blank_batch(runner, key), jax.random.key(0))

@@ -170,7 +170,7 @@ def resolve_sequence_length(plan: BatchPlan, module: RLModule) -> int | None:
 
 def select_saved_state(assembly: "Assembly", state: TrainState) -> TrainState:
     """Return the state that checkpoints store."""
-    if isinstance(assembly.runner.experience, AnyReplayBuffer) and not assembly.should_save_buffer:
+    if assembly.replay is not None and not assembly.should_save_buffer:
         return replace(state, buffer=())
     return state
 
@@ -183,7 +183,7 @@ def select_expected_state(
     The replay buffer is left out if none was saved.
     """
     has_buffer = any(name.startswith(_PREFIX) for name in leaves)
-    if has_buffer or not isinstance(assembly.runner.experience, AnyReplayBuffer):
+    if has_buffer or assembly.replay is None:
         return state
     return replace(state, buffer=())
 
@@ -196,8 +196,8 @@ def restore_empty_buffer(assembly: "Assembly", restored: TrainState, buffer: PyT
         restored: Result of `expected`, filled with the saved leaves.
         buffer: Current buffer of the run, whose memory the empty one reuses.
     """
-    replay = assembly.runner.experience
-    if not isinstance(replay, AnyReplayBuffer) or isinstance(restored.buffer, ReplayState):
+    replay = assembly.replay
+    if replay is None or isinstance(restored.buffer, ReplayState):
         return restored
     logger.warning(
         "The checkpoint has no replay buffer: learning resumes once %d transitions are in the "
@@ -211,8 +211,8 @@ def restore_empty_buffer(assembly: "Assembly", restored: TrainState, buffer: PyT
 
 def describe_buffer(assembly: "Assembly") -> list[str]:
     """Return a sentence on the replay buffer's size and whether checkpoints store it."""
-    replay = assembly.runner.experience
-    if not isinstance(replay, AnyReplayBuffer):
+    replay = assembly.replay
+    if replay is None:
         return []
     capacity = replay.length * replay.num_envs
     where = " in host memory" if replay.in_host_memory else ""

@@ -43,7 +43,7 @@ def format_listing(what: str, *, everything: bool = False) -> list[str]:
 
 
 def _list_environments(everything: bool) -> list[str]:
-    from jaxrl.envs.registry import MadeEnv, list_envs, make
+    from jaxrl.envs.registry import list_envs, make
 
     groups: dict[str, list[tuple[str, str]]] = {}
     for name in list_envs():
@@ -55,7 +55,7 @@ def _list_environments(everything: bool) -> list[str]:
             groups.setdefault("unavailable on this machine", []).append((name, str(error)))
             continue
         group = "from gymnax" if name.startswith("gymnax:") else "from jaxrl"
-        group = f"{_IN_GRAPH}, {group}" if isinstance(made, MadeEnv) else _ON_HOST
+        group = f"{_IN_GRAPH}, {group}" if made.is_jax else _ON_HOST
         groups.setdefault(group, []).append((name, _describe_spaces(made)))
     lines: list[str] = []
     for group, entries in groups.items():
@@ -66,9 +66,7 @@ def _list_environments(everything: bool) -> list[str]:
 
 
 def _describe_spaces(made: AnyMadeEnv) -> str:
-    from jaxrl.assembly.assemble import get_spaces
-
-    observation, action = get_spaces(made)
+    observation, action = made.spaces
     return f"observes {_describe_space(observation)}, acts {_describe_space(action)}"
 
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from jaxrl.assembly.assemble import Assembly, format_space, get_spaces, make_env
+from jaxrl.assembly.assemble import Assembly, format_space, make_env
 from jaxrl.config.fields import count_evaluation_arguments
 from jaxrl.core.types import PyTree
-from jaxrl.envs.host import MadeHostEnv
-from jaxrl.envs.registry import MadeEnv
+from jaxrl.envs.registry import AnyMadeEnv, MadeEnv
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.evaluation.compiled import CompiledEvaluation, JaxEvaluation, OwnCompiledEvaluation
 from jaxrl.evaluation.host import EvaluationRunners, HostEvaluationPlan, LocalEvaluation
@@ -74,12 +73,12 @@ class Evaluation:
                 is_same_env=assembly.is_in_graph
                 and not _has_overrides(config, ("env", "env_config")),
             )
+        elif self._num_env_runners == 0:
+            self._local = LocalEvaluation(changed, made, self._hooks)
         if self._num_env_runners > 0:
             HostEvaluationPlan.from_config(
                 changed, made
             )  # checks the settings early; the actors start later
-        elif isinstance(made, MadeHostEnv):
-            self._local = LocalEvaluation(changed, made, self._hooks)
         elif self._jax is not None:
             self._compiled = make_compiled(self._jax)
         self._recorder = (
@@ -267,8 +266,8 @@ def _has_overrides(config: "AlgorithmConfig", names: tuple[str, ...]) -> bool:
 
 
 def make_evaluation_env(
-    config: "AlgorithmConfig", changed: "AlgorithmConfig", trained: MadeEnv | MadeHostEnv
-) -> MadeEnv | MadeHostEnv:
+    config: "AlgorithmConfig", changed: "AlgorithmConfig", trained: AnyMadeEnv
+) -> AnyMadeEnv:
     """Return the evaluation environment, whose spaces must be those of the training environment.
 
     Args:
@@ -286,7 +285,7 @@ def make_evaluation_env(
     except JaxrlError as error:
         raise type(error)(f"evaluation_config: {error}") from error
     names = ("observation space", "action space")
-    for name, actual, expected in zip(names, get_spaces(made), get_spaces(trained), strict=True):
+    for name, actual, expected in zip(names, made.spaces, trained.spaces, strict=True):
         if actual != expected:
             raise ConfigError(
                 f"evaluation_config: {made.id} has the {name} {format_space(actual)}, but the "

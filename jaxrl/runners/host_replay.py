@@ -60,11 +60,6 @@ class BufferInsert:
     key: Key
 
 
-def uses_host_replay(runner: TrainStep) -> bool:
-    """Return whether the run has a replay buffer in host memory."""
-    return isinstance(runner.experience, AnyReplayBuffer) and runner.experience.in_host_memory
-
-
 def get_host_device() -> Device:
     """Return the CPU device, which computes in host memory.
 
@@ -85,11 +80,11 @@ class HostReplayStages:
     """Stages of a train batch, each a pure function on either the host or the devices.
 
     Args:
-        runner: Train step of the run.
-        replay: Replay buffer.
+        functions: Train step of the run.
+        replay: Its replay buffer.
     """
 
-    runner: TrainStep
+    functions: TrainStep
     replay: AnyReplayBuffer
 
     def make_insert(self, state: TrainState, data: RolloutBatch) -> BufferInsert:
@@ -97,12 +92,12 @@ class HostReplayStages:
         steps = state.progress.env_steps.add(data.num_env_steps)
         progress = replace(state.progress, env_steps=steps)
         return BufferInsert(
-            rollout=self.runner.to_stored_rollout(state, data),
+            rollout=self.functions.to_stored_rollout(state, data),
             env_index=data.env_index,
             env_step=data.record.env_step,
             gamma=current_values(state.learner.hparams, progress)["gamma"],
             progress=progress,
-            key=self.runner.make_batch_key(state),
+            key=self.functions.make_batch_key(state),
         )
 
     def sample_batches(
@@ -110,7 +105,7 @@ class HostReplayStages:
     ) -> tuple[ReplayState, SampledIndices, PresampledBatches]:
         """Store a rollout and sample the rows of all updates; runs on the host."""
         buffer = self.replay.add(buffer, insert.rollout, insert.env_index, insert.env_step)
-        source = self.runner.make_buffer_source(buffer, insert.progress)
+        source = self.functions.make_buffer_source(self.replay, buffer, insert.progress)
 
         def one(number: Int[Array, ""]) -> tuple[SampledIndices, Transition]:
             row_key, _ = split_step_key(insert.key, number)
@@ -128,9 +123,13 @@ class HostReplayStages:
         self, state: TrainState, data: RolloutBatch, presampled: PresampledBatches
     ) -> tuple[TrainState, Summary, Float[Array, "U N"]]:
         """Run the rest of the train step, on the devices; return also the TD errors of the rows."""
-        after, metrics, errors = self.runner.train_on_presampled(state, data, presampled)
+        after, metrics, errors = self.functions.train_on_presampled(
+            self.replay, state, data, presampled
+        )
         updates = count_updates_between(state, after)
-        summary = add_to_summary(self.runner.empty_summary(state, metrics), data, metrics, updates)
+        summary = add_to_summary(
+            self.functions.empty_summary(state, metrics), data, metrics, updates
+        )
         return after, summary, errors
 
     def update_priorities(
@@ -154,18 +153,24 @@ class HostReplay:
     """Compiled stages of a train batch, and the transfers between host and devices.
 
     Args:
-        runner: Train step of the run.
+        train_step: Train step of the run.
+        replay: Its replay buffer.
         devices: Devices of the learner.
         max_retraces: Maximum number of retraces, see `Program`.
         jit: Whether to compile; False runs operation by operation.
     """
 
     def __init__(
-        self, runner: TrainStep, devices: list[Device], *, max_retraces: int | None, jit: bool
+        self,
+        train_step: TrainStep,
+        replay: AnyReplayBuffer,
+        devices: list[Device],
+        *,
+        max_retraces: int | None,
+        jit: bool,
     ) -> None:
-        assert isinstance(runner.experience, AnyReplayBuffer)
-        self._replay = runner.experience
-        self._stages = parts = HostReplayStages(runner=runner, replay=self._replay)
+        self._replay = replay
+        self._stages = parts = HostReplayStages(functions=train_step, replay=replay)
         self._devices, self._host_sharding = devices, SingleDeviceSharding(get_host_device())
         options: dict[str, Any] = {"max_retraces": max_retraces, "enabled": jit}
         self._insert_program = Program("deliver", self._prepare_insert, **options)
@@ -183,8 +188,8 @@ class HostReplay:
 
     def init_buffer(self, state: TrainState) -> ReplayState:
         """Create an empty buffer in host memory."""
-        runner = self._stages.runner
-        return jax.jit(lambda: runner.init_buffer(state), out_shardings=self._host_sharding)()
+        functions = self._stages.functions
+        return jax.jit(lambda: functions.init_buffer(state), out_shardings=self._host_sharding)()
 
     def sample_batches(
         self, state: TrainState, data: RolloutBatch
@@ -219,10 +224,10 @@ class HostReplay:
 
     @property
     def _per_device_stages(self) -> HostReplayStages:
-        return dataclasses.replace(self._stages, runner=to_per_device(self._stages.runner))
+        return dataclasses.replace(self._stages, functions=to_per_device(self._stages.functions))
 
     def _prepare_insert(self, state: TrainState, data: RolloutBatch) -> BufferInsert:
-        state = gather_columns(self._stages.runner, state, data)
+        state = gather_columns(self._stages.functions, state, data)
         if len(self._devices) == 1:
             return self._stages.make_insert(state, data)
         shapes = jax.eval_shape(self._stages.make_insert, state, data)
@@ -240,7 +245,7 @@ class HostReplay:
     def _train(
         self, state: TrainState, data: RolloutBatch, dealt: PresampledBatches
     ) -> tuple[TrainState, Summary, Float[Array, "U N"]]:
-        columns = gather_columns(self._stages.runner, state, data)
+        columns = gather_columns(self._stages.functions, state, data)
         learn = self._stages.train_step
         if len(self._devices) > 1:
             specs = state_specs(columns)

@@ -15,7 +15,6 @@ from jax.sharding import Sharding
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.core.keys import make_key
 from jaxrl.core.types import Device
-from jaxrl.envs.registry import MadeEnv
 from jaxrl.runners.ahead import MAX_COPY_BYTES, Pace, Window
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.learner_group import LocalLearnerGroup
@@ -39,8 +38,7 @@ class InGraphLearnerGroup(LocalLearnerGroup):
     def _build(
         self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
     ) -> tuple[Program, Program, TrainState]:
-        debugging, made = config.debugging_settings, assembly.made
-        assert isinstance(made, MadeEnv)
+        debugging, made = config.debugging_settings, assembly.jax_env
         key = make_key(debugging.run_seed)
         first, kept = assembly.in_graph_runner.jitted_init, assembly.program_cache
 

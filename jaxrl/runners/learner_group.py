@@ -12,7 +12,7 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key
 from jaxrl.runners.batches import concatenate_fragments, to_devices
 from jaxrl.runners.fragment import Fragment, Weights
-from jaxrl.runners.host_replay import HostReplay, uses_host_replay
+from jaxrl.runners.host_replay import HostReplay
 from jaxrl.runtime.program import Program
 from jaxrl.training.replay_updates import PresampledBatches
 from jaxrl.training.report import TrainReport
@@ -111,7 +111,7 @@ class LocalLearnerGroup:
         self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
     ) -> None:
         self._jit, self._devices = config.debugging_settings.jit, devices
-        self._runner = assembly.runner
+        self._train_step = assembly.train_step
         self._generation = 0
         self._host_memory: HostReplay | None = None
         self._init, self._main, self._state = self._build(config, assembly, devices)
@@ -125,14 +125,15 @@ class LocalLearnerGroup:
         has_fixed_shapes = config.env_runners_settings.batch_mode == "truncate_episodes"
         # Complete episodes differ in length, so their fragments have several shapes.
         retraces = debugging.max_retraces if has_fixed_shapes else None
-        if uses_host_replay(assembly.runner):
+        train_step = assembly.train_step
+        if (replay := train_step.host_replay) is not None:
             self._host_memory = HostReplay(
-                assembly.runner, devices, max_retraces=retraces, jit=debugging.jit
+                train_step, replay, devices, max_retraces=retraces, jit=debugging.jit
             )
             main = self._host_memory.train_program
         else:
             main = make_train_step_program(
-                assembly.runner,
+                train_step,
                 devices,
                 max_retraces=retraces,
                 jit=debugging.jit,
@@ -140,7 +141,7 @@ class LocalLearnerGroup:
             )
 
         def init(key: Key) -> TrainState:
-            return assembly.runner.init_without_envs(key, total_envs)
+            return train_step.init_without_envs(key, total_envs)
 
         key = make_key(debugging.run_seed)
         shardings = state_shardings(jax.eval_shape(init, key), devices)
@@ -233,7 +234,7 @@ class LocalLearnerGroup:
     def _copy_actor(self, state: TrainState) -> ActorState:
         """Return a copy of the actor, since the memory of the state is donated to the next one."""
         return jax.tree.map(
-            lambda leaf: jnp.array(leaf, leaf.dtype), self._runner.make_actor_state(state)
+            lambda leaf: jnp.array(leaf, leaf.dtype), self._train_step.make_actor_state(state)
         )
 
     def foreach_learner(self, fn: Callable[[Any], Any]) -> list[Any]:

@@ -26,7 +26,6 @@ from jaxrl.config.batch_plan.on_policy import choose_num_devices
 from jaxrl.config.serialize import serialize_for_display
 from jaxrl.core.keys import make_key
 from jaxrl.core.types import Device
-from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError
 from jaxrl.runners.placement import choose_devices
 from jaxrl.runtime.compilation_cache import get_cache_file
@@ -149,8 +148,7 @@ def select_fastest(trials: Sequence[Measurement]) -> Measurement:
 def prepare_run(config: "AlgorithmConfig", num_devices: int) -> TimedRun:
     """Compile and warm up a run of rollouts and updates together."""
     assembly = assemble(config)
-    runner, made = assembly.in_graph_runner, assembly.made
-    assert isinstance(made, MadeEnv)
+    runner, made = assembly.in_graph_runner, assembly.jax_env
     devices = _select_devices(config, assembly, num_devices)
     key = make_key(config.debugging_settings.run_seed)
     shapes = jax.eval_shape(runner.jitted_init, key, made.params)

@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import jax
 
-from jaxrl.assembly.assemble import Assembly, assemble, get_spaces
+from jaxrl.assembly.assemble import Assembly, assemble
 from jaxrl.assembly.device_trial import DeviceTrials
 from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.config.batch_plan.on_policy import choose_num_devices
 from jaxrl.core.space_arrays import count_bytes
 from jaxrl.core.types import Device, PyTree
-from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError
 from jaxrl.learners.microbatches import get_num_microbatches
 from jaxrl.runners.host_replay import get_host_device
@@ -141,7 +140,7 @@ def _is_tiny(assembly: Assembly, limit: int) -> bool:
     """Return whether 1000 times the state and observations fit, which makes tracing unnecessary."""
     if not assembly.is_in_graph:
         return False
-    rows = assembly.plan.train_batch_size * count_bytes(get_spaces(assembly.made)[0])
+    rows = assembly.plan.train_batch_size * count_bytes(assembly.made.spaces[0])
     return 1000 * (compute_state_bytes(assembly) + rows) < limit
 
 
@@ -151,8 +150,8 @@ def check_buffer_size(assembly: Assembly, devices: list[Device]) -> None:
     Raises:
         ConfigError: If the buffer is too large; the message gives a capacity that fits.
     """
-    replay = assembly.runner.experience
-    if not isinstance(replay, AnyReplayBuffer):
+    replay = assembly.replay
+    if replay is None:
         return
     limit = assembly.max_buffer_bytes
     if limit == "auto":
@@ -188,15 +187,14 @@ def estimate_required_bytes(assembly: Assembly) -> int:
     """Return a lower bound in bytes for one train batch: the state, the rollout and the targets."""
     if not assembly.is_in_graph:
         return _count_state_and_rollout_bytes(assembly)
-    runner, made = assembly.in_graph_runner, assembly.made
-    assert isinstance(made, MadeEnv)
+    runner, made = assembly.in_graph_runner, assembly.jax_env
 
     def batch(state: TrainState) -> PyTree:
         actor = runner.make_actor_state(state)
         rollout = make_blank_rollout(
             runner.rollout_worker, actor, runner.num_steps, runner.num_envs
         )
-        if isinstance(runner.experience, AnyReplayBuffer):
+        if runner.replay is not None:
             return rollout
         seen = runner.rollout_worker.preprocess_rollout(state.connectors.obs, rollout)
         return rollout, runner.on_policy_learner.prepare(state.learner, seen, state.progress)[0]
@@ -207,16 +205,14 @@ def estimate_required_bytes(assembly: Assembly) -> int:
 
 def compute_learner_bytes(assembly: Assembly) -> int:
     """Return the size in bytes of the parameters and the optimizer state."""
-    runner, num_envs = assembly.runner, assembly.plan.total_envs
-    state = jax.eval_shape(lambda key: runner.init_without_envs(key, num_envs), jax.random.key(0))
+    step, num_envs = assembly.train_step, assembly.plan.total_envs
+    state = jax.eval_shape(lambda key: step.init_without_envs(key, num_envs), jax.random.key(0))
     return _count_bytes(state.learner)
 
 
 def compute_state_bytes(assembly: Assembly) -> int:
     """Return the size in bytes of the state of a run with environments in the compiled program."""
-    made = assembly.made
-    assert isinstance(made, MadeEnv)
-    runner = assembly.in_graph_runner
+    runner, made = assembly.in_graph_runner, assembly.jax_env
     return _count_bytes(jax.eval_shape(runner.jitted_init, jax.random.key(0), made.params))
 
 
@@ -226,10 +222,10 @@ def _count_bytes(shapes: PyTree) -> int:
 
 def _count_state_and_rollout_bytes(assembly: Assembly) -> int:
     """Return the size of the state and of a train batch's observations and successors."""
-    runner, plan = assembly.runner, assembly.plan
+    step, plan = assembly.train_step, assembly.plan
     state = jax.eval_shape(
-        lambda key: runner.init_without_envs(key, plan.total_envs), jax.random.key(0)
+        lambda key: step.init_without_envs(key, plan.total_envs), jax.random.key(0)
     )
-    observation = count_bytes(get_spaces(assembly.made)[0])
+    observation = count_bytes(assembly.made.spaces[0])
     rows = plan.num_envs * plan.rollout_fragment_length
     return _count_bytes(state) + 2 * observation * rows

@@ -88,9 +88,9 @@ class CompatibleLanes:
         config = first.copy(copy_frozen=False)
         vars(config)["training_settings"] = mark_per_lane(first.training_settings, varying)
         assembly = assemble(config)
-        runner = assembly.runner
-        learner = dataclasses.replace(runner.learner, settings=first.training_settings)
-        return dataclasses.replace(assembly, runner=dataclasses.replace(runner, learner=learner))
+        step = assembly.train_step
+        learner = dataclasses.replace(step.learner, settings=first.training_settings)
+        return dataclasses.replace(assembly, train_step=dataclasses.replace(step, learner=learner))
 
 
 def group_lanes(lanes: Sequence[Lane]) -> list[CompatibleLanes]:

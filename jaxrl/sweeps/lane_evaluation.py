@@ -118,7 +118,7 @@ class LaneEvaluation:
         return programs[num_episodes]
 
     def _make_function(self, evaluator: Evaluator) -> Callable[..., EvaluationResult]:
-        runner = self._evaluation.assembly.runner
+        runner = self._evaluation.assembly.train_step
 
         def evaluate_one(state: TrainState, params: PyTree, key: Key) -> EvaluationResult:
             params = self._evaluation.get_params(state.env_params) if params is None else params

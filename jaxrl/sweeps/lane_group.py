@@ -239,7 +239,9 @@ class LaneLearner:
 
     def get_weights(self, version: int) -> Weights:
         state = self.state
-        return Weights(version=version, actor=self._group.assembly.runner.make_actor_state(state))
+        return Weights(
+            version=version, actor=self._group.assembly.train_step.make_actor_state(state)
+        )
 
     def foreach_learner(self, fn: Callable[[Any], Any]) -> list[Any]:
         return [fn(self)]

@@ -51,7 +51,7 @@ class LaneActingState:
 
     def fetch(self) -> tuple[ActorState, PyTree]:
         state = self._group.get_state(self._slot, buffer=False)
-        return self._group.assembly.runner.make_actor_state(state), state.env_params
+        return self._group.assembly.train_step.make_actor_state(state), state.env_params
 
     def get_actor_state(self) -> ActorState:
         version = self._group.version

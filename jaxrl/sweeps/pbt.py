@@ -245,7 +245,7 @@ def check_mutations(mutations: Mapping[str, Marker], assembly: Assembly) -> None
     if mutations:
         total = assembly.plan.total_envs
         state = jax.eval_shape(
-            lambda key: assembly.runner.init_without_envs(key, total), jax.random.key(0)
+            lambda key: assembly.train_step.init_without_envs(key, total), jax.random.key(0)
         )
         check_mutable(mutations, state.learner)
 

@@ -75,6 +75,16 @@ class TrainStep:
     axis_name: str | None = None
 
     @property
+    def replay(self) -> AnyReplayBuffer | None:
+        """Replay buffer that updates draw from; None if they use fresh batches."""
+        return None if isinstance(self.experience, OnPolicyMinibatches) else self.experience
+
+    @property
+    def host_replay(self) -> AnyReplayBuffer | None:
+        """Replay buffer in host memory, if there is one."""
+        return self.replay if self.replay is not None and self.replay.in_host_memory else None
+
+    @property
     def _minibatches(self) -> OnPolicyMinibatches:
         """Minibatches of a run that learns from fresh batches."""
         assert isinstance(self.experience, OnPolicyMinibatches)
@@ -127,7 +137,7 @@ class TrainStep:
             progress=Progress.zeros(),
             key=keys.run,
         )
-        if isinstance(self.experience, AnyReplayBuffer) and self.experience.in_host_memory:
+        if self.host_replay is not None:
             return state
         return replace(state, buffer=self.init_buffer(state))
 
@@ -146,8 +156,8 @@ class TrainStep:
                 return self._to_stored(state, raw, received)
             return _as_rows(received)
 
-        if isinstance(self.experience, AnyReplayBuffer):
-            return self.experience.init(jax.eval_shape(kept))
+        if self.replay is not None:
+            return self.replay.init(jax.eval_shape(kept))
         return () if self.circular is None else self.circular.init(jax.eval_shape(kept))
 
     def empty_summary(self, state: TrainState, metrics: Metrics) -> Summary:
@@ -177,13 +187,13 @@ class TrainStep:
         key, buffer = self.make_batch_key(state), state.buffer
         state, rollout = self._receive(state, data)
         learner_progress, progress = _get_learner_progress(state), state.progress
-        if isinstance(self.experience, AnyReplayBuffer):
+        if (replay := self.replay) is not None:
             kept = self._to_stored(state, data.rollout, rollout)
-            buffer = self.experience.add(buffer, kept, data.env_index, data.record.env_step)
-            source = self.make_buffer_source(buffer, progress)
-            priorities, learner_progress, metrics = self._make_replay_updates(self.experience).run(
+            buffer = replay.add(buffer, kept, data.env_index, data.record.env_step)
+            source = self.make_buffer_source(replay, buffer, progress)
+            priorities, learner_progress, metrics = self._make_replay_updates(replay).run(
                 source,
-                self.experience.can_learn(buffer),
+                replay.can_learn(buffer),
                 state.connectors.obs,
                 learner_progress,
                 progress,
@@ -202,17 +212,26 @@ class TrainStep:
         return _apply_update(replace(state, buffer=buffer), learner_progress), metrics
 
     def train_on_presampled(
-        self, state: TrainState, data: RolloutBatch, presampled: PresampledBatches
+        self,
+        replay: AnyReplayBuffer,
+        state: TrainState,
+        data: RolloutBatch,
+        presampled: PresampledBatches,
     ) -> tuple[TrainState, Metrics, PyTree]:
-        """Train like `learn`, with rows that were drawn elsewhere.
+        """Train like `train_step`, with rows that were drawn elsewhere.
+
+        Args:
+            replay: Replay buffer that the rows were drawn from.
+            state: State before the train batch.
+            data: Rollout of the train batch.
+            presampled: Rows of all updates.
 
         Returns:
             The new state, the metrics, and the TD errors `[U, N]` of all rows.
         """
-        assert isinstance(self.experience, AnyReplayBuffer)
         key = self.make_batch_key(state)
         state, _ = self._receive(state, data)
-        errors, learner_progress, metrics = self._make_replay_updates(self.experience).run(
+        errors, learner_progress, metrics = self._make_replay_updates(replay).run(
             presampled,
             presampled.is_ready,
             state.connectors.obs,
@@ -226,11 +245,12 @@ class TrainStep:
         """Return the key of the next train batch, before its rollout is received."""
         return jax.random.fold_in(state.key, state.progress.train_batches.low)
 
-    def make_buffer_source(self, buffer: ReplayState, progress: Progress) -> BufferSource:
+    def make_buffer_source(
+        self, replay: AnyReplayBuffer, buffer: ReplayState, progress: Progress
+    ) -> BufferSource:
         """Return the source of rows for a buffer, given this device's part of it."""
-        assert isinstance(self.experience, AnyReplayBuffer)
         return BufferSource(
-            replay=self.experience,
+            replay=replay,
             buffer=buffer,
             num_envs=buffer.rows.experience.mask.shape[0],
             env_steps=progress.env_steps,

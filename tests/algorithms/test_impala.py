@@ -51,7 +51,9 @@ def recorded(seed: int = 0) -> Rollout:
 @functools.cache
 def learner_and_state(algo: str, **training: Any) -> tuple[Any, Any]:
     """A learner, and its first state with heads that matter."""
-    learner = assemble(small(algo, optimizer="sgd", lr=1.0, gamma=GAMMA, **training)).runner.learner
+    learner = assemble(
+        small(algo, optimizer="sgd", lr=1.0, gamma=GAMMA, **training)
+    ).train_step.learner
     state = jax.jit(learner.init)(jax.random.key(0))
     rng = np.random.default_rng(1)
     params = jax.tree.map(

@@ -22,7 +22,7 @@ ROWS = 40
 
 def learner_and_batch(**training: Any) -> tuple[Any, Any, PPOBatch]:
     """A learner, its state with the parameters moved, and a batch from before the move."""
-    learner = assemble(small(entropy_coeff=0.02, **training)).runner.learner
+    learner = assemble(small(entropy_coeff=0.02, **training)).train_step.learner
     state = jax.jit(learner.init)(jax.random.key(0))
     rng = np.random.default_rng(0)
     obs = jnp.asarray(rng.normal(size=(ROWS, 4)), jnp.float32)
@@ -108,7 +108,7 @@ def test_the_penalty_adapts(kl: float, factor: float) -> None:
 def test_advantages_are_normalised_over_the_whole_batch() -> None:
     for setting, want in ((True, 1.0), ("batch", 1.0), (False, None)):
         assembly = assemble(small(normalize_advantages=setting))
-        runner = assembly.runner
+        runner = assembly.train_step
         state = jax.jit(runner.init)(jax.random.key(0), assembly.made.params)
 
         def prepare(

@@ -48,7 +48,7 @@ def experience(algo: str) -> tuple[Any, Any, Any, Any]:
     """The learner, its first state, the first rollout and the batch made of it."""
     config = small(algo, optimizer="sgd", lr=1.0, gamma=GAMMA)
     assembly = assemble(config.environment(max_episode_steps=5))
-    runner, sampler = assembly.runner, assembly.rollout_worker
+    runner, sampler = assembly.train_step, assembly.rollout_worker
 
     def first(key: Any, params: Any) -> Any:
         state = runner.init(key, params)
@@ -64,8 +64,8 @@ def experience(algo: str) -> tuple[Any, Any, Any, Any]:
 def program(config: Any) -> str:
     """One train batch, as JAX traces it."""
     assembly = assemble(config)
-    state = jax.eval_shape(assembly.runner.init, jax.random.key(0), assembly.made.params)
-    text = str(jax.make_jaxpr(assembly.runner.step)(state))
+    state = jax.eval_shape(assembly.train_step.init, jax.random.key(0), assembly.made.params)
+    text = str(jax.make_jaxpr(assembly.train_step.step)(state))
     return re.sub(r"0x[0-9a-f]+", "address", text)
 
 
@@ -199,7 +199,7 @@ def test_advantages_are_normalised_over_each_minibatch() -> None:
 def test_preparing_leaves_them_to_the_minibatch() -> None:
     texts = {}
     for setting in ("minibatch", False, True):
-        runner = assemble(small("PPO", normalize_advantages=setting)).runner
+        runner = assemble(small("PPO", normalize_advantages=setting)).train_step
         _, state, rollout, _ = experience("A2C")
         prepare = functools.partial(runner.learner.prepare, state)
         texts[setting] = str(jax.make_jaxpr(prepare)(rollout, Progress.zeros()))

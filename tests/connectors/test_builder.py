@@ -214,7 +214,7 @@ def test_users_put_connectors_anywhere_in_all_three_pipelines() -> None:
     actions = assembly.policy_step.action_pipeline
     assert actions.names == ("UnsquashActions", "Negate")
     np.testing.assert_allclose(actions(jnp.array([[0.5]])), [[-1.0]])  # torque in [-2, 2]
-    learner = assembly.runner.learner_pipeline
+    learner = assembly.train_step.learner_pipeline
     assert learner.names == ("ClipRewards", "Magnify", "NormalizeRewards")
     assert isinstance(learner["ClipRewards"], ClipRewards)
 
@@ -252,7 +252,7 @@ def test_without_the_default_connectors_there_are_the_users_alone() -> None:
         np.testing.assert_allclose(pipeline(jnp.array([[3.0]])), [[2.0]])
     config = small(normalize_advantages=False)
     config.learners(add_default_connectors_to_learner_pipeline=False)
-    assert len(assemble(config).runner.learner_pipeline) == 0
+    assert len(assemble(config).train_step.learner_pipeline) == 0
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ class Magnify(LearnerConnector):
 def test_a_learner_connector_comes_after_the_defaults_and_before_the_targets() -> None:
     config = small("A2C", gamma=0.0).environment(clip_rewards=0.25)
     assembly = assemble(config.learners(learner_connector=lambda: [Magnify()]))
-    runner = assembly.runner
+    runner = assembly.train_step
     assert len(runner.learner_pipeline.connectors) == 2
     before = jax.jit(runner.init)(jax.random.key(0), assembly.made.params)
     after, metrics = jax.jit(runner.step)(before)
@@ -165,11 +165,11 @@ def test_rewards_are_normalized_by_the_discount_of_the_moment() -> None:
     """Which population based training may have changed since the run was built."""
     config = small("A2C", gamma=0.5).env_runners(normalize_rewards=True)
     assembly = assemble(config)
-    state = jax.jit(assembly.runner.init)(jax.random.key(0), assembly.made.params)
+    state = jax.jit(assembly.train_step.init)(jax.random.key(0), assembly.made.params)
     learner = state.learner
     hparams = {**learner.hparams, "gamma": jnp.asarray(0.9, jnp.float32)}
     changed = replace(state, learner=replace(learner, hparams=hparams))
-    step = jax.jit(assembly.runner.step)
+    step = jax.jit(assembly.train_step.step)
     for before, gamma in ((state, 0.5), (changed, 0.9)):
         (running,) = step(before)[0].connectors.per_env
         np.testing.assert_allclose(running.max(), (1 - gamma**8) / (1 - gamma), rtol=1e-5)
@@ -191,18 +191,18 @@ class PaidByRate(LearnerConnector):
 def test_a_connector_of_the_users_own_has_the_hyperparameters_of_the_moment() -> None:
     config = small("A2C", gamma=0.0, lr=[[0, 1.0], [256, 0.0]])
     assembly = assemble(config.learners(learner_connector=PaidByRate))
-    state = jax.jit(assembly.runner.init)(jax.random.key(0), assembly.made.params)
+    state = jax.jit(assembly.train_step.init)(jax.random.key(0), assembly.made.params)
     params = state.learner.sgd.params
     rollout, metrics = jax.jit(
         lambda s: (
             assembly.rollout_worker.rollout(
-                assembly.runner.make_actor_state(s),
+                assembly.train_step.make_actor_state(s),
                 s.env,
                 s.carry,
                 s.env_params,
-                assembly.runner.num_steps,
+                assembly.train_step.num_steps,
             )[2],
-            assembly.runner.step(s)[1],
+            assembly.train_step.step(s)[1],
         )
     )(state)
     values = assembly.module.compute_values(params, rollout.obs)

@@ -21,7 +21,7 @@ from tests.helpers import assert_equal, observation_pipeline, small
 @pytest.mark.allow_key_reuse
 def test_the_filter_stands_still_during_a_rollout_and_learns_after_it() -> None:
     assembly = assemble(small().env_runners(observation_filter="MeanStdFilter"))
-    runner, sampler = assembly.runner, assembly.rollout_worker
+    runner, sampler = assembly.train_step, assembly.rollout_worker
     state = jax.jit(runner.init)(jax.random.key(0), assembly.made.params)
     step = jax.jit(runner.step)
 

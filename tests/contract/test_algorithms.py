@@ -23,7 +23,7 @@ pytestmark = [
 
 def started(assembly: Assembly, seed: int = 0) -> TrainState:
     """The first state, as every program here takes it."""
-    return jax.jit(assembly.runner.init)(jax.random.key(seed), assembly.made.params)
+    return jax.jit(assembly.train_step.init)(jax.random.key(seed), assembly.made.params)
 
 
 @pytest.mark.representatives("PPO", "DQN")
@@ -45,7 +45,7 @@ def test_parameters_change_and_stay_finite(algo: str) -> None:
     kind = "-continuous" if algo in ENVS else ""
     assembly = assemble(small(algo, env=f"jaxrl:probe-obs-action{kind}-v0"))
     before = started(assembly)
-    after, metrics = jax.jit(assembly.runner.step)(before)
+    after, metrics = jax.jit(assembly.train_step.step)(before)
     assert differs(before.learner.sgd.params, after.learner.sgd.params)
     for name, leaf in {**fetch_leaves(after), **fetch_leaves(metrics)}.items():
         if np.issubdtype(leaf.dtype, np.floating) and ".hparams." not in f".{name}":
@@ -54,7 +54,7 @@ def test_parameters_change_and_stay_finite(algo: str) -> None:
 
 @pytest.mark.representatives("PPO", "DQN")
 def test_chunks_do_not_matter_bit_for_bit(algo: str) -> None:
-    runner = assemble(small(algo)).runner
+    runner = assemble(small(algo)).train_step
     run = jax.jit(runner.run_batches)
     start = started(assemble(small(algo)))
     together, _ = run(start, jnp.int32(5))
@@ -71,13 +71,13 @@ def test_jit_equals_eager(algo: str) -> None:
     state = started(assembly)
     batch = jax.jit(lambda s: prepared(assembly, s))(state)
     args = (state.learner, batch, state.progress, jax.random.key(5))
-    compiled = jax.jit(assembly.runner.learner.update)(*args)
-    assert_close(compiled, assembly.runner.learner.update(*args), atol=1e-5)
+    compiled = jax.jit(assembly.train_step.learner.update)(*args)
+    assert_close(compiled, assembly.train_step.learner.update(*args), atol=1e-5)
 
 
 def prepared(assembly: Assembly, state: TrainState) -> Any:
     """A train batch as one flat minibatch."""
-    runner = assembly.runner
+    runner = assembly.train_step
     _, _, raw, record = assembly.rollout_worker.rollout(
         runner.make_actor_state(state), state.env, state.carry, state.env_params, runner.num_steps
     )

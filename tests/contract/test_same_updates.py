@@ -96,8 +96,10 @@ def test_one_device_equals_eight(algo: str, updates: str) -> None:
 def compiled_states(assembly: Assembly, devices: list[jax.Device], batches: int) -> tuple[Any, Any]:
     """On the host: the first state, and the state after so many train batches."""
     key, params = jax.random.key(0), assembly.made.params
-    shapes = jax.eval_shape(assembly.runner.init, key, params)
-    programs = make_runner_programs(assembly.runner, shapes, devices, max_retraces=None, jit=True)
+    shapes = jax.eval_shape(assembly.train_step.init, key, params)
+    programs = make_runner_programs(
+        assembly.train_step, shapes, devices, max_retraces=None, jit=True
+    )
     state = programs.init(key, params)
     if len(devices) > 1:
         assert len(state.env.obs.sharding.device_set) == len(devices)
@@ -108,7 +110,7 @@ def compiled_states(assembly: Assembly, devices: list[jax.Device], batches: int)
 
 def test_minibatches_have_the_same_members_on_any_number_of_devices() -> None:
     """Every update's rows, exactly; their order, which only sums see, may differ."""
-    runner = assemble(config_of("PPO", "many")).runner
+    runner = assemble(config_of("PPO", "many")).train_step
     experience, steps = runner.experience, runner.num_steps
 
     def rows_of(key: Any, here: Any) -> Any:

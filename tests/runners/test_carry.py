@@ -67,4 +67,4 @@ def test_a_recurrent_module_is_refused_by_learners_that_would_ignore_it() -> Non
     config: PPOConfig = small().rl_module(rl_module_spec=Counting)
     with pytest.raises(ModuleError, match="recurrent"):
         config.build()
-    assert isinstance(assemble(small()).runner, InGraphRunner)
+    assert isinstance(assemble(small()).train_step, InGraphRunner)

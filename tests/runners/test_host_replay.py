@@ -23,7 +23,7 @@ def buffer_of(algorithm: Algorithm) -> Any:
 
 
 def replay_of(algorithm: Algorithm) -> ReplayBuffer:
-    replay = algorithm.learner_group._runner.experience  # pyright: ignore
+    replay = algorithm.learner_group._train_step.experience  # pyright: ignore
     assert isinstance(replay, ReplayBuffer)
     return replay
 

@@ -63,7 +63,7 @@ def test_sequences_of_a_batch_give_what_acting_gave(algo: str) -> None:
     state, rollout = sampled(assembly, state)
     assert bool((~rollout.is_first[0]).any())
     assert bool(rollout.is_first[1:].any())
-    learner = assembly.runner.learner
+    learner = assembly.train_step.learner
 
     @jax.jit
     def prepared(state: Any, rollout: Any) -> Any:
@@ -94,7 +94,7 @@ def test_truncated_rows_bootstrap_with_what_is_remembered_then(algo: str) -> Non
     state, rollout = sampled(assembly, started(assembly))
     params, module = state.learner.sgd.params, assembly.module
     assert bool(rollout.truncated.any())
-    learner = assembly.runner.learner
+    learner = assembly.train_step.learner
     batch, _ = jax.jit(learner.prepare)(state.learner, rollout, state.progress)
     targets = np.asarray(batch.value_targets).swapaxes(1, 2).reshape(8, 16)
     steps = step_by_step(module, params, rollout.obs, rollout.carry_in, rollout.is_first)

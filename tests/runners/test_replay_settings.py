@@ -14,7 +14,7 @@ from tests.replays import CAPACITY, NUM_ENVS, PRIORITIZED, ROWS, STEPS, replayin
 
 
 def built(buffer: dict[str, Any] | None = None, **training: Any) -> ReplayBuffer:
-    replay = assemble(replaying(buffer=buffer, **training)).runner.experience
+    replay = assemble(replaying(buffer=buffer, **training)).train_step.experience
     assert isinstance(replay, ReplayBuffer)
     return replay
 

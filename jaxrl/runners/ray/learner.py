@@ -15,7 +15,6 @@ from ray import cloudpickle
 
 from jaxrl.core.keys import make_key
 from jaxrl.core.types import PyTree
-from jaxrl.envs.registry import MadeEnv
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.ray.backend import ExceptionInfo
 from jaxrl.runners.ray.env_runner import to_exception_info, unpack_job
@@ -66,11 +65,10 @@ def wrap_keys(tree: PyTree, like: PyTree) -> PyTree:
 
 def init_state(assembly: "Assembly", seed: int) -> TrainState:
     """Create the initial state."""
-    key, made = make_key(seed), assembly.made
+    key = make_key(seed)
     if assembly.is_in_graph:
-        assert isinstance(made, MadeEnv)
-        return assembly.in_graph_runner.init(key, to_host(made.params))
-    return assembly.runner.init_without_envs(key, assembly.plan.total_envs)
+        return assembly.in_graph_runner.init(key, to_host(assembly.jax_env.params))
+    return assembly.train_step.init_without_envs(key, assembly.plan.total_envs)
 
 
 class RayLearner:
@@ -110,7 +108,7 @@ class RayLearner:
         config = unpack_job(packed).config
         debugging = config.debugging_settings
         assembly = assemble(config)
-        runner, self._devices = assembly.runner, jax.devices()
+        train_step, self._devices = assembly.train_step, jax.devices()
         self._mesh = Mesh(np.asarray(self._devices), (DEVICE_AXIS,))
         first = functools.partial(init_state, assembly, debugging.run_seed)
         shapes = jax.eval_shape(first)
@@ -120,10 +118,12 @@ class RayLearner:
             )
             self._main, self._shardings = compiled.run, compiled.shardings
         else:
-            self._main = make_train_step_program(runner, self._devices, max_retraces=None, jit=True)
+            self._main = make_train_step_program(
+                train_step, self._devices, max_retraces=None, jit=True
+            )
             self._shardings = state_shardings(shapes, self._devices)
         self._state = jax.jit(first, out_shardings=self._shardings)()
-        self._actor = jax.jit(runner.make_actor_state, out_shardings=self._replicated)
+        self._actor = jax.jit(train_step.make_actor_state, out_shardings=self._replicated)
         self._replicate = jax.jit(unwrap_keys, out_shardings=self._replicated)
 
     @property

@@ -36,7 +36,7 @@ def job_for(config: Any) -> bytes:
 
 
 def weights_for(config: Any) -> Weights:
-    runner = assemble(config).runner
+    runner = assemble(config).train_step
     return Weights(
         version=1,
         actor=to_host(runner.make_actor_state(runner.init_without_envs(jax.random.key(0), 2))),

@@ -46,8 +46,8 @@ def config_for(env: Any, runners: int = 2, algo: Any = PPOConfig, **env_config: 
 
 
 def weights_of(assembly: Assembly, version: int) -> Weights:
-    state = assembly.runner.init_without_envs(jax.random.key(version), 4)
-    return Weights(version=version, actor=to_host(assembly.runner.make_actor_state(state)))
+    state = assembly.train_step.init_without_envs(jax.random.key(version), 4)
+    return Weights(version=version, actor=to_host(assembly.train_step.make_actor_state(state)))
 
 
 class Hooks(NoHooks):
