@@ -228,6 +228,10 @@ class Facts:
                 elif name == "evaluation_config":
                     self.mark(element.value, kind)
 
+    def mark_keywords(self, node: cst.Call, kind: Kind) -> None:
+        """Note that the keywords of a call are entries of a dictionary."""
+        self._marks[node] = kind
+
     def _mark_call(self, node: cst.Call, kind: Kind) -> None:
         if isinstance(node.func, cst.Name) and node.func.value == "dict":
             self._marks[node] = kind
@@ -326,6 +330,9 @@ class Facts:
     def _infer(self, node: cst.CSTNode) -> Kind | None:
         if isinstance(node, cst.Dict):
             return self._marks.get(node) or Kind("own dict")
+        path = self.get_import_path(node)
+        if path is not None and path.endswith(".DEFAULT_CONFIG"):
+            return self.get_default_config_kind(path)
         if isinstance(node, cst.Name):
             return self._infer_name(node)
         if isinstance(node, cst.Attribute):
@@ -392,9 +399,6 @@ class Facts:
         return None
 
     def _infer_attribute(self, node: cst.Attribute) -> Kind | None:
-        path = self.get_import_path(node)
-        if path is not None and path.endswith(".DEFAULT_CONFIG"):
-            return self.get_default_config_kind(path)
         for value in self._find_self_values(node):
             if kind := self.get_kind(value):
                 return kind

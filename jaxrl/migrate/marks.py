@@ -5,6 +5,9 @@ import libcst as cst
 from jaxrl.migrate.kinds import Facts, Kind
 from jaxrl.migrate.nodes import find_arg, read_string
 
+STOP_NAMES = ("stop", "stop_criteria", "stopping_criteria")
+"""Names of variables that hold stop criteria, also where another file uses them."""
+
 
 class Marker(cst.CSTVisitor):
     """Visitor that notes which dictionaries are settings or stop criteria.
@@ -16,6 +19,11 @@ class Marker(cst.CSTVisitor):
     def __init__(self, facts: Facts) -> None:
         super().__init__()
         self._facts = facts
+
+    def visit_Assign(self, node: cst.Assign) -> None:
+        target = node.targets[0].target
+        if isinstance(target, cst.Name) and target.value in STOP_NAMES:
+            self._facts.mark(node.value, Kind("stop"))
 
     def visit_Call(self, node: cst.Call) -> None:
         facts = self._facts
@@ -69,6 +77,8 @@ class Marker(cst.CSTVisitor):
             "update",
         ):
             self._mark_arg(node, Kind("config dict", owner.algo), "config_dict", position=0)
+            if owner.name == "config dict":
+                self._facts.mark_keywords(node, owner)
         if owner.name == "config":
             self._mark_arg(node, Kind("config dict", owner.algo), "evaluation_config")
             for names in (("model",), ("model_config",)):

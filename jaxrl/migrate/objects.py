@@ -18,7 +18,9 @@ from jaxrl.migrate.nodes import Link, find_arg, read_string, to_code
 
 TUNE_RUNNERS = ("ray.tune.run", "ray.tune.Tuner", "ray.tune.tuner.Tuner", "ray.tune.Experiment")
 TRAINABLE_LOOKUPS = ("ray.tune.registry.get_trainable_cls", "ray.tune.with_resources")
-_PLURALS = {"runner_group": "env_runner_group"}
+TRAINABLE_METHODS = ("get_default_config", "default_resource_request", "resource_help")
+"""Methods that the class of an algorithm has, as a Trainable of Ray Tune."""
+_OWNERS = {"runner_group": "env_runner_group"}
 
 
 class ObjectRules:
@@ -52,7 +54,7 @@ class ObjectRules:
         if advice is None and kind.name == "algorithm":
             advice = self._find_missing(old.name)
         if advice is not None:
-            self._advise(old, _PLURALS.get(kind.name, kind.name), advice)
+            self._advise(old, _OWNERS.get(kind.name, kind.name), advice)
         return [new]
 
     def _advise(self, old: Link, owner: str, advice: str) -> None:
@@ -124,6 +126,21 @@ class ObjectRules:
             return None
         func = cst.Attribute(self._context.need_name(config_class), cst.Name("from_dict"))
         return cst.Call(func, args=[cst.Arg(new.value)])
+
+    def rewrite_class_attribute(self, old: cst.Attribute, new: cst.Attribute) -> cst.Attribute:
+        """Rewrite `PPO.from_checkpoint`, an attribute of the class of an algorithm."""
+        path = self._facts.get_import_path(old.value) or ""
+        algo = self._facts.get_algorithm(old.value)
+        name = old.attr.value
+        is_config = path.endswith("Config")
+        if algo is None or is_config or name in TRAINABLE_METHODS or name.startswith("__"):
+            return new
+        if name == "from_checkpoint":
+            self._context.change(old, "algorithm", "from_checkpoint() is a method of Algorithm")
+            return new.with_changes(value=self._context.need_name("jaxrl.Algorithm"))
+        advice = f"subclass the config or the algorithm: {algo}Config(algo_class=...)"
+        self._context.by_hand(old, "algorithm", f"{path.rpartition('.')[2]}.{name}", advice)
+        return new
 
     # --- Ray Tune ---
 

@@ -179,7 +179,7 @@ class _Rewriter(cst.CSTTransformer):
             counterpart = self._find_counterpart(original_node, path)
             if counterpart is not None:
                 return move_parentheses(updated_node, self._context.need(counterpart))
-            return updated_node
+            return self._objects.rewrite_class_attribute(original_node, updated_node)
         return self._rewrite_chain(original_node, updated_node)
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:

@@ -47,8 +47,9 @@ class ResultRules:
         prefix = [EVALUATION] if kind is not None and kind.name == "evaluation" else []
         own = keys[1:] if prefix and keys[0] == EVALUATION else keys
         moved = _move(prefix, own, is_known=is_result)
-        if moved is None and own == keys:
+        if moved is None:
             self._report_removed(old, own, is_result)
+        if moved is None and own == keys:
             return new
         current = own if moved is None else moved
         written = "".join(f"[{key!r}]" for key in current)

@@ -296,6 +296,27 @@ def test_classes_of_algorithms_are_built_from_their_configs(before: str) -> None
     assert new(code) == f"{OURS}c = PPOConfig()\nx = {CONSTRUCTORS[before]}\n"
 
 
+def test_class_methods_of_algorithms() -> None:
+    code = (
+        "from ray.rllib.algorithms.ppo import PPO\n"
+        "a = PPO.from_checkpoint(p)\na.cleanup()\nb = PPO.with_updates(name='x')\n"
+    )
+    after = new(code)
+    assert "a = Algorithm.from_checkpoint(p)\na.stop()\n" in after
+    assert "from jaxrl import Algorithm, PPO\n" in after
+    assert [line for line, _, _ in by_hand(code)] == [4]
+
+
+def test_stop_criteria_of_another_file() -> None:
+    code = f"{PPO}stop = {{'timesteps_total': 10, 'training_iteration': 2}}\n"
+    assert "{'num_env_steps_sampled_lifetime': 10, 'training_iteration': 2}" in new(code)
+
+
+def test_keywords_of_update() -> None:
+    code = "from ray.rllib.agents.ppo import DEFAULT_CONFIG as D\nc = D.copy()\nc.update(framework='torch', num_workers=3)\n"
+    assert new(code) == "c = {}\nc.update(num_env_runners=3)\n"
+
+
 def test_an_unclear_constructor_and_a_subclass_are_listed() -> None:
     code = (
         "from ray.rllib.algorithms.ppo import PPO\n"
