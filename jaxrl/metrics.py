@@ -192,5 +192,5 @@ def check_key(path: str, used_by: str) -> None:
     """
     if path in KNOWN_KEYS or path.startswith(OPEN_PREFIXES):
         return
-    hint = did_you_mean(path, (*KNOWN_KEYS, *RENAMED_KEYS))
+    hint = did_you_mean(RENAMED_KEYS.get(path, path), (*KNOWN_KEYS, *RENAMED_KEYS))
     raise UnknownNameError(f"{used_by} names {path!r}, which no result has.{hint}")

@@ -10,7 +10,11 @@ from jaxrl.config.rllib_api import RENAMED_HOOK_ARGUMENTS, RENAMED_HOOKS
 from jaxrl.config.rllib_names import REFUSED_HOOKS
 from jaxrl.migrate.context import Context
 
-ALWAYS_AVAILABLE = ("self", "metrics_logger")
+HOST_ARGUMENTS = {
+    "on_episode_end": inspect.signature(Callbacks.on_episode_step).parameters,
+    "on_sample_end": ("env_runner", "metrics_logger"),
+}
+"""Arguments that a hook receives only if environments are stepped on the host."""
 
 
 class HookRules:
@@ -40,7 +44,7 @@ class HookRules:
     def _rewrite_parameters(
         self, old: cst.FunctionDef, new: cst.FunctionDef, hook: str
     ) -> cst.FunctionDef:
-        available = {*inspect.signature(getattr(Callbacks, hook)).parameters, *ALWAYS_AVAILABLE}
+        available = {"self", *inspect.signature(getattr(Callbacks, hook)).parameters}
         used = _find_names(old.body)
         params = new.params
         for group in ("params", "kwonly_params"):
@@ -84,8 +88,11 @@ class HookRules:
     ) -> None:
         if not is_required:
             return
-        passed = ", ".join(inspect.signature(getattr(Callbacks, hook)).parameters)
-        advice = f"it is not passed; passed are {passed.removeprefix('self, ')}"
+        signature = inspect.signature(getattr(Callbacks, hook))
+        passed = [each for each in signature.parameters if each not in ("self", "kwargs")]
+        advice = f"it is not passed; passed are {', '.join(passed)}"
+        if name in HOST_ARGUMENTS.get(hook, ()):
+            advice = "it is passed only with env_runners(placement='host')"
         self._context.by_hand(node, "callback", f"{hook}({name})", advice)
 
 

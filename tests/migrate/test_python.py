@@ -459,6 +459,25 @@ def test_callbacks() -> None:
     ]
 
 
+def test_arguments_that_only_the_host_passes() -> None:
+    code = """
+    from ray.rllib.callbacks.callbacks import RLlibCallback
+    class Mine(RLlibCallback):
+        def on_train_result(self, *, algorithm, metrics_logger, result, **kwargs):
+            print(result)
+        def on_episode_end(self, *, episode, env, env_index, metrics_logger, **kwargs):
+            metrics_logger.log_value("x", len(episode))
+        def on_episode_step(self, *, episode, env_runner, metrics_logger, env, **kwargs):
+            metrics_logger.log_value("x", env)
+    """
+    after = new(code)
+    assert "def on_train_result(self, *, algorithm, result, **kwargs):" in after
+    assert "def on_episode_end(self, *, episode, metrics_logger, **kwargs):" in after
+    ((line, what, advice),) = by_hand(code)
+    assert (line, what) == (6, "on_episode_end(metrics_logger)")
+    assert "placement='host'" in advice
+
+
 def test_code_without_rllib_stays_as_it_is() -> None:
     code = "import gymnasium\nconfig = {'num_workers': 1}\nr['episode_reward_mean']\n"
     migration = migrate(code)

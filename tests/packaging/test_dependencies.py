@@ -37,7 +37,7 @@ def imported() -> set[str]:
 
 def test_every_import_is_declared() -> None:
     declared = {name_of(requirement) for requirement in PROJECT["dependencies"]}
-    declared |= {name_of(item) for name in ("wandb",) for item in EXTRAS[name]}
+    declared |= {name_of(item) for name in ("migrate", "wandb") for item in EXTRAS[name]}
     used = {INSTALLED_AS.get(name, name).lower() for name in imported()}
     assert used <= declared
 
