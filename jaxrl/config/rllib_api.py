@@ -170,7 +170,6 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         "get_default_policy_class": "the module is config.get_default_rl_module_spec()",
         "log_result": "the on_train_result callback receives every result",
         "merge_algorithm_configs": "config.update_from_dict(other) merges settings",
-        "metrics": "callbacks receive the metrics_logger; train() returns the result",
         "remove_module": "multi-agent training is not supported in this version",
         "reset_config": "build another algorithm from the changed config",
         "resource_help": "jaxrl.PPO.resource_help(config) describes the resources of a trial",
