@@ -316,7 +316,8 @@ class ConfigBuilder:
         """Change settings, given flat or nested under the name of their group's method.
 
         Old RLlib names are accepted. With the key `explicit_settings`, as written by `to_dict`,
-        only the settings that it lists become explicit.
+        only the settings that it lists become explicit, and those whose values are not the
+        defaults.
         """
         values = dict(config_dict)
         explicit = values.pop(EXPLICIT, None)
@@ -333,7 +334,9 @@ class ConfigBuilder:
         flat.update(values)
         self._apply(flat)
         if explicit is not None:
-            self.__dict__["_explicit"] = previous | set(explicit)
+            defaults = type(self)()
+            changed = {name for name in flat if name in defaults and self[name] != defaults[name]}
+            self.__dict__["_explicit"] = previous | set(explicit) | changed
         return self
 
     @classmethod

@@ -187,6 +187,13 @@ def test_old_names_of_processes() -> None:
     assert config.ignore_env_runner_failures
 
 
+def test_what_is_changed_in_a_dictionary_is_explicit() -> None:
+    settings = {**PPOConfig().to_dict(), "train_batch_size": 512}
+    for config in (PPOConfig.from_dict(settings), PPOConfig().update_from_dict(settings)):
+        assert config.explicit == {"train_batch_size"}
+    assert PPOConfig.from_dict(PPOConfig().to_dict()).explicit == frozenset()
+
+
 def test_an_explicit_ignore_takes_the_place_of_the_default_restart() -> None:
     config = PPOConfig()
     assert config.fault_tolerance_settings.should_restart_env_runners
