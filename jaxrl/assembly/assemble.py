@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import gymnasium
 import jax
 
 from jaxrl.assembly.learner_checks import check_learner
@@ -304,7 +305,7 @@ def _ignores_carry(module: RLModule) -> bool:
     return has_carry and module.trains_on_sequences and not module.is_stateful
 
 
-def format_space(space: Any) -> str:
+def format_space(space: gymnasium.Space[Any]) -> str:
     """Format a space in one line; NumPy breaks long bounds into several."""
     return " ".join(str(space).split())
 

@@ -4,7 +4,6 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from jaxrl.sweeps.statistics import Interval
 
@@ -94,7 +93,7 @@ def format_interval(bounds: Mapping[str, float] | Sequence[float] | None) -> str
     return f"{format_short(value)} [{format_short(low)}, {format_short(high)}]"
 
 
-def format_optional(value: Any, spec: str) -> str:
+def format_optional(value: float | str | None, spec: str) -> str:
     """Format a value by a format specification; None is a dash."""
     return "-" if value is None else format(value, spec)
 

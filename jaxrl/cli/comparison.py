@@ -77,12 +77,14 @@ def _flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str
     return flat
 
 
-def _decode_for_display(value: Any) -> Any:
+def _decode_for_display(value: object) -> object:
     """Replace encoded imports, tuples and infinities by what they stand for."""
     if isinstance(value, dict):
+        encoded = cast(dict[str, object], value)
         for key in (IMPORT_KEY, TUPLE_KEY, FLOAT_KEY):
-            if key in value:
-                return value[key]
+            if key in encoded:
+                return encoded[key]
+        return encoded
     return value
 
 

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import typer
 import yaml
+from gymnasium import spaces
 
 from jaxrl.cli.command import format_command
 from jaxrl.cli.experiments import parse_json_object
@@ -70,18 +72,18 @@ def _describe_spaces(made: AnyMadeEnv) -> str:
     return f"observes {_describe_space(observation)}, acts {_describe_space(action)}"
 
 
-def _describe_space(space: Any) -> str:
+def _describe_space(space: gymnasium.Space[Any]) -> str:
     """Describe a space by its kind and size: `Box(4)`, `Discrete(2)`."""
-    kind = type(space).__name__
-    if kind == "Box":
-        return f"Box{space.shape}".replace(",)", ")")
-    if kind == "Dict":
-        return (
-            f"Dict({', '.join(f'{name}={_describe_space(part)}' for name, part in space.items())})"
-        )
-    if kind == "Tuple":
-        return f"Tuple({', '.join(_describe_space(part) for part in space)})"
-    return str(space)
+    match space:
+        case spaces.Box():
+            return f"Box{space.shape}".replace(",)", ")")
+        case spaces.Dict():
+            parts = [f"{name}={_describe_space(part)}" for name, part in space.spaces.items()]
+            return f"Dict({', '.join(parts)})"
+        case spaces.Tuple():
+            return f"Tuple({', '.join(map(_describe_space, space.spaces))})"
+        case _:
+            return str(space)
 
 
 def _describe_config(path: Path) -> str:

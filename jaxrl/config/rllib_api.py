@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl import TRAINABLES
 from jaxrl.config.synonyms import make_unknown_method_error
 from jaxrl.core.algorithms import ALGORITHMS
 
@@ -352,7 +351,7 @@ def advise_on_name(path: str) -> str:
     """Return what to write instead of a name of RLlib without a counterpart."""
     name = path.rpartition(".")[2]
     algorithm = name.removesuffix("Config").removesuffix("Trainer")
-    module = next((each for each in TRAINABLES if each.lower() == name), None)
+    module = next((each for each in ALGORITHMS if each.lower() == name), None)
     if module is not None:
         return f"import the class of its config: from jaxrl import {module}Config"
     if algorithm in ALGORITHM_ADVICE:
@@ -366,7 +365,7 @@ def advise_on_name(path: str) -> str:
     if ".examples" in path:
         return "copy what you need from RLlib's examples"
     if f"{RLLIB}.algorithms." in path and name.endswith("Config"):
-        return f"the algorithms are {', '.join(TRAINABLES)}"
+        return f"the algorithms are {', '.join(ALGORITHMS)}"
     if name == "*":
         return "import the names that the file uses, one by one"
     return "it is part of RLlib's internals"

@@ -66,7 +66,7 @@ def is_neutral(value: object, neutral_values: Iterable[object], algo: str = "") 
     return any(_matches(value, neutral, algo) for neutral in neutral_values)
 
 
-def _matches(value: Any, neutral: Any, algo: str) -> bool:
+def _matches(value: object, neutral: object, algo: str) -> bool:
     if neutral is ANY_VALUE:
         return True
     if isinstance(neutral, RllibObject):
@@ -75,8 +75,11 @@ def _matches(value: Any, neutral: Any, algo: str) -> bool:
         expected = cast(Mapping[str, Any], neutral)
         return (
             isinstance(value, Mapping)
-            and value.keys() == expected.keys()
-            and all(_matches(value[key], expected[key], algo) for key in expected)
+            and cast(Mapping[str, object], value).keys() == expected.keys()
+            and all(
+                _matches(cast(Mapping[str, object], value)[key], expected[key], algo)
+                for key in expected
+            )
         )
     if isinstance(neutral, list | tuple):
         items = _get_items(value)

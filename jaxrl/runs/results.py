@@ -74,7 +74,7 @@ class RunResult(dict[str, Any]):
             if name in values:
                 self[name] = values[name]
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         if key in (metrics.ENV_RUNNERS, metrics.EVALUATION) and type(value) is dict:
             value = RunResult(cast(dict[str, Any], value), f"{self._path}{key}/")
         super().__setitem__(key, value)
@@ -93,14 +93,18 @@ class RunResult(dict[str, Any]):
         _note_old_key(f"{self._path}{key}", current)
         return value
 
-    def get(self, key: str, default: Any = None) -> Any:  # dict.get ignores __missing__
+    def get(self, key: str, default: object = None) -> Any:  # dict.get ignores __missing__
         """Return the value of a key, current or old, or the default."""
         try:
             return self[key]
         except KeyError:
             return default
 
-    def __reduce__(self) -> Any:  # a copy or a pickle is a plain dictionary
+    def __reduce__(
+        self,
+    ) -> tuple[
+        type[dict[str, Any]], tuple[dict[str, Any]]
+    ]:  # a copy or a pickle is a plain dictionary
         return dict, (dict(self),)
 
 
