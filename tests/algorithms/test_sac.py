@@ -214,8 +214,14 @@ def test_gradient_norms_are_named_by_part() -> None:
         ({"initial_alpha": 0.0}, r"initial_alpha must be above 0"),
         ({"target_entropy": "automatic"}, r"target_entropy .*Did you mean 'auto'"),
         ({"tau": 1.5}, r"tau must be between 0 and 1"),
-        ({"q_model_config": {"fcnet_hiddens": [8]}}, r"'q_model_config' .*applies to the policy and the critics"),
-        ({"optimization_config": {"actor_learning_rate": 1e-2}}, r"'optimization_config' .*actor_lr, critic_lr and alpha_lr"),
+        (
+            {"q_model_config": {"fcnet_hiddens": [8]}},
+            r"'q_model_config' .*applies to the policy and the critics",
+        ),
+        (
+            {"optimization_config": {"actor_learning_rate": 1e-2}},
+            r"'optimization_config' .*actor_lr, critic_lr and alpha_lr",
+        ),
         ({"_deterministic_loss": True}, r"'_deterministic_loss' .*actions are sampled"),
     ],
 )

@@ -1,0 +1,151 @@
+"""What RLlib's documents show, in other words and with the package renamed, runs.
+
+Versions 2.3 to the new API stack; sizes are small. Snippets for several agents, recorded data, export,
+and GPUs are not here.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+QUIET: dict[str, Any] = {
+    "loggers": [],
+    "train_batch_size": 128,
+    "minibatch_size": 64,
+    "num_epochs": 1,
+    "num_devices": 1,
+    "num_envs_per_env_runner": 4,
+}
+
+
+OLD_NAMES = pytest.mark.filterwarnings("ignore:.* is .* here:DeprecationWarning")
+
+
+@OLD_NAMES
+def test_a_loop_of_the_old_stack(tmp_path: Path) -> None:
+    from jaxrl.algorithms.ppo import PPOConfig
+
+    config = (
+        PPOConfig()
+        .framework("torch")
+        .rollouts(num_rollout_workers=0)
+        .resources(num_gpus=0)
+        .environment(env="CartPole-v1")
+        .update_from_dict(QUIET)
+    )
+    algo = config.build()
+    for iteration in range(2):
+        result = algo.train()
+        assert result["episode_reward_mean"] == result["env_runners"]["episode_return_mean"]
+        if iteration == 1:
+            saved = algo.save(str(tmp_path))
+    path = saved.checkpoint.path  # pyright: ignore[reportAttributeAccessIssue]
+    algo.stop()
+
+    from jaxrl.algorithms.algorithm import Algorithm
+
+    again = Algorithm.from_checkpoint(path)
+    assert again.training_iteration == 2
+    again.stop()
+
+
+def test_the_class_of_an_algorithm(tmp_path: Path) -> None:
+    from jaxrl.algorithms.ppo import PPO, PPOConfig
+
+    first = PPO(config=PPOConfig().update_from_dict(QUIET), env="CartPole-v1")
+    first.train()
+    path = first.save(str(tmp_path))
+    second = PPO(config=PPOConfig().update_from_dict(QUIET), env="CartPole-v1")
+    second.restore(path)
+    assert second.iteration == 1
+    first.stop()
+    second.stop()
+
+
+def test_an_episode_of_single_actions() -> None:
+    import gymnasium as gym
+
+    from jaxrl.algorithms.ppo import PPOConfig
+
+    env = gym.make("CartPole-v1")
+    algo = PPOConfig().environment("CartPole-v1").update_from_dict(QUIET).build()
+    total, (obs, _), is_over = 0.0, env.reset(seed=0), False
+    while not is_over:
+        action = algo.compute_single_action(obs)
+        obs, reward, terminated, truncated, _ = env.step(action)
+        total += float(reward)
+        is_over = terminated or truncated
+    assert total >= 8
+    algo.stop()
+
+
+def test_callbacks_of_the_old_stack() -> None:
+    from jaxrl.algorithms.callbacks import DefaultCallbacks
+    from jaxrl.algorithms.ppo import PPOConfig
+
+    class Note(DefaultCallbacks):
+        def on_train_result(self, *, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
+            result["noted"] = algorithm.iteration
+
+    config = PPOConfig().environment("CartPole-v1").callbacks(Note).resources(num_gpus=0)
+    with config.update_from_dict(QUIET).build() as algo:
+        assert algo.train()["noted"] == 1
+
+
+def test_defaults_as_a_dictionary() -> None:
+    from jaxrl.algorithms.ppo import PPOConfig
+
+    defaults = PPOConfig().to_dict()
+    config = PPOConfig.from_dict({**defaults, **QUIET, "lr": 0.01})
+    with config.build(env="Pendulum-v1") as algo:
+        algo.train()
+        assert algo.config.lr == 0.01
+
+
+def test_taxi_on_the_host() -> None:
+    from jaxrl.algorithms.ppo import PPOConfig
+
+    config = (
+        PPOConfig()
+        .environment("Taxi-v4")
+        .rollouts(num_rollout_workers=0)
+        .framework("torch")
+        .training(model={"fcnet_hiddens": [8, 8]})
+        .evaluation(evaluation_num_workers=0, evaluation_interval=1, evaluation_duration=1)
+    )
+    with config.update_from_dict(QUIET).environment(max_episode_steps=20).build() as algo:
+        result = algo.train()
+        assert "evaluation" in result
+        algo.evaluate()
+
+
+def test_key_concepts_of_the_new_stack() -> None:
+    from jaxrl.algorithms.ppo import PPOConfig
+    from jaxrl.core.columns import Columns
+    from jaxrl.core.rl_module.rl_module import RLModule
+
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=4)
+        .learners(num_learners=1, num_gpus_per_learner=1)
+        .training(train_batch_size_per_learner=4000)
+    )
+    assert "num_env_runners = 4" in config.explain(platform="gpu", local_device_count=1)
+    assert Columns.OBS == "obs"
+    with PPOConfig().environment("CartPole-v1").update_from_dict(QUIET).build() as algo:
+        assert isinstance(algo.get_module(), RLModule)
+
+
+def test_weights_and_modules_say_what_to_write() -> None:
+    from jaxrl.algorithms.ppo import PPOConfig
+
+    with PPOConfig().environment("CartPole-v1").update_from_dict(QUIET).build() as algo:
+        policy: Any = algo.get_policy()
+        with pytest.raises(AttributeError, match=r"algorithm.get_weights\(\)"):
+            policy.get_weights()
+        with pytest.raises(AttributeError, match=r"algorithm.get_module\(\)"):
+            policy.model.base_model.summary()
+        with pytest.raises(ImportError, match="no counterpart in jaxrl"):
+            exec("from jaxrl.models.preprocessors import get_preprocessor")
