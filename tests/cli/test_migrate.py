@@ -60,7 +60,7 @@ def test_what_remains_is_listed_with_exit_code_1(tmp_path: Path) -> None:
     path.write_text(LEFT)
     code, out, _ = run(path)
     assert code == 1
-    assert f"{path}:3: multi_agent(): multi-agent training is not supported" in out
+    assert f"{path}:3: policies: multi-agent training is not supported" in out
     assert "By hand: 1 (1 setting)." in out
     assert run(path, "--write")[0] == 1
     assert run(path)[0] == 1, "it is listed until it is gone"
