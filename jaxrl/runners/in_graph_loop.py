@@ -65,8 +65,9 @@ class OwnDispatches:
 class InGraphLoop:
     """Loop that runs train batches in chunks of about a second.
 
-    How a run is split into chunks does not change its results, to the bit: the number of train
-    batches is traced, and every random draw depends on counters alone.
+    How a run is split into chunks does not change its state, to the bit: the number of train
+    batches is traced, and every random draw depends on counters alone. Metrics that are means over
+    an iteration's train batches are summed in float32 per chunk, so their last digits may differ.
 
     Args:
         learners: Learners that own the programs and the state.
