@@ -84,7 +84,8 @@ def test_leading_axes_of_any_number(name):
 def test_kl_with_itself_is_zero_and_with_another_is_not(name):
     p, q = _make(name, 0), _make(name, 1)
     np.testing.assert_allclose(p.kl(p), np.zeros(B), atol=1e-6)
-    assert (p.kl(q) > 1e-3).all()
+    if name != "uniform":  # all uniform distributions over a Box are the same
+        assert (p.kl(q) > 1e-3).all()
 
 
 def test_a_batch_is_sampled_independently_per_row_and_per_key():

@@ -94,7 +94,7 @@ def test_round_trip_through_plain_data():
 
 
 def test_old_names_are_accepted_and_answered():
-    settings, notes = resolve_model_settings(
+    settings, old_names = resolve_model_settings(
         {"post_fcnet_hiddens": [8], "fcnet_weights_initializer": "orthogonal", "free_log_std": True}
     )
     assert settings == {
@@ -102,10 +102,10 @@ def test_old_names_are_accepted_and_answered():
         "fcnet_kernel_initializer": "orthogonal",
         "free_log_std": True,
     }
-    assert notes == [
-        "The model setting 'post_fcnet_hiddens' is called 'head_fcnet_hiddens' now.",
-        "The model setting 'fcnet_weights_initializer' is called 'fcnet_kernel_initializer' now.",
-    ]
+    assert old_names == {
+        "post_fcnet_hiddens": "head_fcnet_hiddens",
+        "fcnet_weights_initializer": "fcnet_kernel_initializer",
+    }
     assert DefaultModelConfig.from_dict({"post_fcnet_hiddens": [8]}).head_fcnet_hiddens == (8,)
 
 
@@ -125,7 +125,7 @@ def test_every_new_name_exists():
     ],
 )
 def test_settings_of_other_versions_are_refused_by_name(name, reason):
-    with pytest.raises(ConfigError, match=f"'{name}' is not supported: .*{reason}"):
+    with pytest.raises(ConfigError, match=rf"'{name}' \(got 1\) is not supported: .*{reason}"):
         DefaultModelConfig.from_dict({name: 1})
 
 
