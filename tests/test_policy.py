@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from jaxrl import Policy
 from jaxrl.algorithm import Algorithm
-from jaxrl.cli import runs
+from jaxrl.cli import evaluation
 from jaxrl.errors import ConfigError, SpaceError, UnknownNameError
 from tests.recurrent import remembering
 
@@ -111,7 +111,7 @@ def test_a_restored_policy_acts_as_training_did(tmp_path: Path) -> None:
     trained = whole_episodes(skip=-(2 * 32) % LENGTH)
     assert len(trained) > 2
     Corridors.played.clear()
-    runs.evaluate(str(path), 3)  # the command's own process is this one
+    evaluation.evaluate(str(path), 3)  # the command's own process is this one
     evaluated = whole_episodes()
     assert len(evaluated) >= 3
     with Algorithm.from_checkpoint(path) as restored:
