@@ -42,6 +42,7 @@ from jaxrl.training.train_state import (
     TrainState,
     add_to_summary,
     count_updates_between,
+    empty_summary,
 )
 from jaxrl.training.train_step import TrainStep
 
@@ -127,9 +128,8 @@ class HostReplayStages:
             self.replay, state, data, presampled
         )
         updates = count_updates_between(state, after)
-        summary = add_to_summary(
-            self.functions.empty_summary(state, metrics), data, metrics, updates
-        )
+        empty = empty_summary(state.ring.count.shape[0], metrics)
+        summary = add_to_summary(empty, data, metrics, updates)
         return after, summary, errors
 
     def update_priorities(

@@ -22,7 +22,7 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.runtime.program import Program
 from jaxrl.training.in_graph import InGraphRunner
-from jaxrl.training.train_state import Summary, TrainState, add_to_summary, count_updates_between
+from jaxrl.training.train_state import Summary, TrainState
 
 LANES_AXIS = "lanes"
 SHARDED, REPLICATED = PartitionSpec(LANES_AXIS), PartitionSpec()
@@ -89,8 +89,7 @@ class Lanes:
         return jax.lax.fori_loop(0, num_batches, body, (states, start))
 
     def _train_batch(self, state: TrainState, summary: Summary) -> tuple[TrainState, Summary]:
-        after, data, metrics = self.runner.train_batch(state)
-        return after, add_to_summary(summary, data, metrics, count_updates_between(state, after))
+        return self.runner.add_step(state, summary)
 
 
 def is_per_lane(state: TrainState) -> PyTree:

@@ -99,19 +99,31 @@ class EpisodeSums:
         )
 
 
-def compute_episode_means(record: EpisodeRecord, axis_name: str | None) -> Metrics:
-    """Compute mean return and length of a rollout's episodes, NaN if none ended, and their number.
+    def merge(self, other: "EpisodeSums") -> "EpisodeSums":
+        """Return the sums and extrema over the episodes of both."""
+        return EpisodeSums(
+            count=self.count + other.count,
+            sum_return=self.sum_return + other.sum_return,
+            sum_length=self.sum_length + other.sum_length,
+            min_return=jnp.minimum(self.min_return, other.min_return),
+            max_return=jnp.maximum(self.max_return, other.max_return),
+            min_length=jnp.minimum(self.min_length, other.min_length),
+            max_length=jnp.maximum(self.max_length, other.max_length),
+        )
+
+
+def compute_episode_means(sums: EpisodeSums, axis_name: str | None) -> Metrics:
+    """Compute mean return and length of episodes, NaN if none ended, and their number.
 
     Args:
-        record: Record of this device's environments.
+        sums: Sums over the episodes of this device's environments.
         axis_name: Mesh axis that the environments are sharded over, or None.
     """
-    sums = EpisodeSums.empty(1).add(record)
-    count, totals = sums.count, (sums.sum_return, sums.sum_length)
+    count, totals = sums.count.sum(), (sums.sum_return.sum(), sums.sum_length.sum())
     if axis_name is not None:
         count, totals = jax.lax.psum((count, totals), axis_name)
-    means = [(total / count)[0] for total in totals]  # 0 / 0 is NaN
-    return {EPISODE_RETURN_MEAN: means[0], EPISODE_LEN_MEAN: means[1], NUM_EPISODES: count[0]}
+    returns, lengths = (total / count for total in totals)  # 0 / 0 is NaN
+    return {EPISODE_RETURN_MEAN: returns, EPISODE_LEN_MEAN: lengths, NUM_EPISODES: count}
 
 
 def split_by_shard(x: Array, num_shards: int) -> Array:

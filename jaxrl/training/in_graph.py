@@ -16,7 +16,8 @@ from jaxrl.core.keys import split_run_key
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, PyTree, strip_weak_types
 from jaxrl.learners.learner import select
-from jaxrl.training.episode_stats import compute_episode_means
+from jaxrl.training.data_flow import CompiledStep, TracedDataFlow, keep_behaviour
+from jaxrl.training.episode_stats import EpisodeSums, compute_episode_means
 from jaxrl.training.nonfinite import drop_counts
 from jaxrl.training.rollout import RolloutWorker, make_env_index
 from jaxrl.training.train_state import (
@@ -26,6 +27,7 @@ from jaxrl.training.train_state import (
     TrainState,
     add_to_summary,
     count_updates_between,
+    empty_summary,
     make_report_row,
 )
 from jaxrl.training.train_step import TrainStep
@@ -41,6 +43,7 @@ class InGraphRunner(TrainStep):
     policy_step: RolloutWorker
     explore: bool = True
     broadcast_interval: int = 1
+    own_step: CompiledStep | None = None
 
     @property
     def rollout_worker(self) -> RolloutWorker:
@@ -51,14 +54,16 @@ class InGraphRunner(TrainStep):
         """Return the initial state of a run, including all environments. Consumes the key."""
         keys = split_run_key(key)
         state = self._init_without_envs(keys, self.num_envs)
-        lags = self.broadcast_interval > 1
         first = replace(
             state,
-            behaviour=state.learner.sgd.params if lags else None,
             env=self.rollout_worker.env.reset(keys.env, make_env_index(self.num_envs), env_params),
             env_params=env_params,
             carry=self.rollout_worker.initial_carry(self.num_envs),
         )
+        first = keep_behaviour(first, is_kept=self.broadcast_interval > 1)
+        if self.own_step is not None:
+            after = jax.eval_shape(self._traced_own_step, first)[0]
+            first = keep_behaviour(first, is_kept=after.behaviour is not None)
         return strip_weak_types(first)
 
     def step(self, state: TrainState) -> tuple[TrainState, Metrics]:
@@ -69,9 +74,14 @@ class InGraphRunner(TrainStep):
             the batch: `episode_return_mean` and `episode_len_mean` (NaN if none ended) and
             `num_episodes`.
         """
-        state, data, metrics = self.train_batch(state)
-        own = drop_counts(metrics)
-        return state, {**own, **compute_episode_means(data.record, self.axis_name)}
+        if self.own_step is None:
+            state, data, metrics = self.train_batch(state)
+            episodes = EpisodeSums.empty(1).add(data.record)
+        else:
+            state, summary = self._traced_own_step(state)
+            metrics = {name: x / summary.learned_batches for name, x in summary.metrics.items()}
+            episodes = summary.episodes
+        return state, {**drop_counts(metrics), **compute_episode_means(episodes, self.axis_name)}
 
     def run_batches(
         self, state: TrainState, num_batches: Int[Array, ""]
@@ -86,11 +96,8 @@ class InGraphRunner(TrainStep):
             return running
 
         def body(carry: _RunCarry) -> _RunCarry:
-            state, data, metrics = self._traced_batch(carry.state)
-            updates = count_updates_between(carry.state, state)
-            return _RunCarry(
-                state=state, summary=add_to_summary(carry.summary, data, metrics, updates)
-            )
+            state, summary = self.add_step(carry.state, carry.summary)
+            return _RunCarry(state=state, summary=summary)
 
         end = jax.lax.while_loop(is_running, body, start)
         return end.state, end.summary
@@ -142,7 +149,34 @@ class InGraphRunner(TrainStep):
 
     def init_summary(self, state: TrainState) -> Summary:
         """Return the summary of zero train batches of this run."""
-        return self.empty_summary(state, jax.eval_shape(self._traced_batch, state)[2])
+        metrics = (
+            jax.eval_shape(self._traced_batch, state)[2]
+            if self.own_step is None
+            else jax.eval_shape(self._traced_own_step, state)[1].metrics
+        )
+        return empty_summary(state.ring.count.shape[0], metrics)
+
+    def add_step(self, state: TrainState, summary: Summary) -> tuple[TrainState, Summary]:
+        """Run one training step, and add it to the summary."""
+        if self.own_step is not None:
+            after, own = self._traced_own_step(state)
+            return after, summary.merge(own)
+        after, data, metrics = self._traced_batch(state)
+        updates = count_updates_between(state, after)
+        return after, add_to_summary(summary, data, metrics, updates)
+
+    @functools.cached_property
+    def _traced_own_step(self) -> Callable[[TrainState], tuple[TrainState, Summary]]:
+        """`own_step` on a state, traced only once for all its uses in a program."""
+        own_step = self.own_step
+        assert own_step is not None
+
+        def run(state: TrainState) -> tuple[TrainState, Summary]:
+            flow = TracedDataFlow(self, state)
+            own_step(flow)
+            return flow.finish()
+
+        return jax.jit(run, inline=True)
 
     def train_batch(self, state: TrainState) -> tuple[TrainState, RolloutBatch, Metrics]:
         """Train on one batch as `step` does.
@@ -150,8 +184,18 @@ class InGraphRunner(TrainStep):
         Returns:
             The next state, the rollout, and the learner's metrics alone.
         """
+        sampled, data = self.collect(state)
+        learned, metrics = self.train_step(sampled, data)
+        return replace(learned, behaviour=self._broadcast(learned)), data, metrics
+
+    def collect(self, state: TrainState) -> tuple[TrainState, RolloutBatch]:
+        """Step all environments for one rollout, with the weights of the behavior policy.
+
+        Returns:
+            The state with the environments after it, which has not received it yet; the rollout.
+        """
         actor = self.make_actor_state(state)
-        if self.broadcast_interval > 1:
+        if state.behaviour is not None:
             actor = replace(actor, params=state.behaviour)
         env, carry, raw, record = self.rollout_worker.rollout(
             actor,
@@ -168,9 +212,7 @@ class InGraphRunner(TrainStep):
             env_index=env.index,
             num_env_steps=steps if self.axis_name is None else jax.lax.psum(steps, self.axis_name),
         )
-        learned, metrics = self.train_step(state, data)
-        behaviour = self._broadcast(learned)
-        return replace(learned, env=env, carry=carry, behaviour=behaviour), data, metrics
+        return replace(state, env=env, carry=carry), data
 
     def _broadcast(self, state: TrainState) -> PyTree:
         """Return the parameters of the next rollout; None if they are always the newest."""

@@ -1,10 +1,11 @@
 """State carried between train batches, and the reports of train batches."""
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, UInt32
 
 from jaxrl.buffers.replay import ReplayState
-from jaxrl.core.struct import pytree
+from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Counter, Key, Metrics, Progress, PyTree, Rollout
 from jaxrl.learners.learner import LearnerState
 from jaxrl.training.episode_stats import EpisodeRecord, EpisodeStatsBuffer, EpisodeSums, FaultLog
@@ -98,6 +99,18 @@ class Summary:
     updates: UInt32[Array, ""]
     env_steps: UInt32[Array, ""]
 
+    def merge(self, other: "Summary") -> "Summary":
+        """Return the totals of both; metrics may be of different names."""
+        both = {name: x + self.metrics.get(name, 0.0) for name, x in other.metrics.items()}
+        return Summary(
+            metrics=self.metrics | both,
+            learned_batches=self.learned_batches + other.learned_batches,
+            episodes=self.episodes.merge(other.episodes),
+            train_batches=self.train_batches + other.train_batches,
+            updates=self.updates + other.updates,
+            env_steps=self.env_steps + other.env_steps,
+        )
+
 
 @pytree
 class ReportRow:
@@ -158,6 +171,18 @@ def count_updates_between(before: TrainState, after: TrainState) -> UInt32[Array
     return after.progress.updates.low - before.progress.updates.low
 
 
+def empty_summary(num_shards: int, metrics: Metrics) -> Summary:
+    """Return the summary of zero train batches, for metrics of these shapes."""
+    return Summary(
+        metrics=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics),
+        episodes=EpisodeSums.empty(num_shards),
+        train_batches=jnp.zeros((), jnp.int32),
+        learned_batches=jnp.zeros((), jnp.int32),
+        updates=jnp.zeros((), jnp.uint32),
+        env_steps=jnp.zeros((), jnp.uint32),
+    )
+
+
 def add_to_summary(
     before: Summary, data: RolloutBatch, metrics: Metrics, updates: UInt32[Array, ""]
 ) -> Summary:
@@ -169,15 +194,28 @@ def add_to_summary(
         metrics: Metrics of its updates.
         updates: Number of its updates.
     """
+    after = add_updates(add_sampled(before, data), metrics, updates)
+    return replace(after, train_batches=before.train_batches + 1)
+
+
+def add_sampled(before: Summary, data: RolloutBatch) -> Summary:
+    """Return the summary with the episodes and steps of one more recorded batch."""
+    return replace(
+        before,
+        episodes=before.episodes.add(data.record),
+        env_steps=before.env_steps + data.num_env_steps,
+    )
+
+
+def add_updates(before: Summary, metrics: Metrics, updates: UInt32[Array, ""]) -> Summary:
+    """Return the summary with the metrics of one more batch's updates."""
     learned = ~jnp.isnan(metrics["grad_norm"])
-    return Summary(
+    return replace(
+        before,
         metrics={
             name: total + jnp.where(learned | name.startswith(NONFINITE_PREFIX), metrics[name], 0.0)
             for name, total in before.metrics.items()
         },
-        episodes=before.episodes.add(data.record),
-        train_batches=before.train_batches + 1,
         learned_batches=before.learned_batches + learned,
         updates=before.updates + updates,
-        env_steps=before.env_steps + data.num_env_steps,
     )

@@ -30,7 +30,6 @@ from jaxrl.learners.learner import (
     select,
 )
 from jaxrl.training.episode_stats import (
-    EpisodeSums,
     init_episode_stats,
     init_fault_log,
     push_episodes,
@@ -55,6 +54,7 @@ from jaxrl.training.train_state import (
     UpdateMetrics,
     add_to_summary,
     count_updates_between,
+    empty_summary,
 )
 
 
@@ -160,39 +160,74 @@ class TrainStep:
             return self.replay.init(jax.eval_shape(kept))
         return () if self.circular is None else self.circular.init(jax.eval_shape(kept))
 
-    def empty_summary(self, state: TrainState, metrics: Metrics) -> Summary:
-        """Return the summary of zero train batches, for metrics of these shapes."""
-        return Summary(
-            metrics=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics),
-            episodes=EpisodeSums.empty(state.ring.count.shape[0]),
-            train_batches=jnp.zeros((), jnp.int32),
-            learned_batches=jnp.zeros((), jnp.int32),
-            updates=jnp.zeros((), jnp.uint32),
-            env_steps=jnp.zeros((), jnp.uint32),
-        )
-
     def train_step_with_summary(
         self, state: TrainState, data: RolloutBatch
     ) -> tuple[TrainState, Summary]:
         """Train on one batch with `learn`, and return its summary."""
         after, metrics = self.train_step(state, data)
         updates = count_updates_between(state, after)
-        return after, add_to_summary(self.empty_summary(state, metrics), data, metrics, updates)
+        empty = empty_summary(state.ring.count.shape[0], metrics)
+        return after, add_to_summary(empty, data, metrics, updates)
 
     def train_step(self, state: TrainState, data: RolloutBatch) -> tuple[TrainState, Metrics]:
         """Train on a recorded batch: connectors, targets, every minibatch's update, finish, guard.
 
         `connectors.per_env` must be in the order of the data's columns.
         """
-        key, buffer = self.make_batch_key(state), state.buffer
+        state, batch = self.receive(state, data)
+        if self.has_buffer:
+            state = self.add_to_buffer(state, batch)
+        return self.update(state, batch)
+
+    @property
+    def has_buffer(self) -> bool:
+        """Whether updates draw from what was added to a buffer instead of using each batch as it is."""
+        return self.replay is not None or self.circular is not None
+
+    def receive(self, state: TrainState, data: RolloutBatch) -> tuple[TrainState, RolloutBatch]:
+        """Add a recorded batch to statistics, episodes and counters, before any update.
+
+        Returns:
+            The new state, and the batch with the rollout to learn from: after all connectors, and
+            in the stored form if updates draw from a replay buffer.
+        """
         state, rollout = self._receive(state, data)
-        learner_progress, progress = _get_learner_progress(state), state.progress
+        if self.replay is not None:
+            rollout = self._to_stored(state, data.rollout, rollout)
+        return state, replace(data, rollout=rollout)
+
+    def add_to_buffer(self, state: TrainState, batch: RolloutBatch) -> TrainState:
+        """Add a batch returned by `receive` to the buffer."""
         if (replay := self.replay) is not None:
-            kept = self._to_stored(state, data.rollout, rollout)
-            buffer = replay.add(buffer, kept, data.env_index, data.record.env_step)
-            source = self.make_buffer_source(replay, buffer, progress)
-            priorities, learner_progress, metrics = self._make_replay_updates(replay).run(
-                source,
+            buffer = replay.add(
+                state.buffer, batch.rollout, batch.env_index, batch.record.env_step
+            )
+        else:
+            assert self.circular is not None
+            buffer = self.circular.add(state.buffer, _as_rows(batch.rollout))
+        return replace(state, buffer=buffer)
+
+    def update(
+        self, state: TrainState, batch: RolloutBatch | None, num_updates: int | None = None
+    ) -> tuple[TrainState, Metrics]:
+        """Train on a batch returned by `receive`: targets, every minibatch's update, finish, guard.
+
+        Args:
+            state: State that has received the batch.
+            batch: Batch to learn from; None if updates draw from a buffer.
+            num_updates: Number of gradient steps on rows of a replay buffer; None for the
+                configured number.
+
+        Returns:
+            The new state, whose `progress.train_batches` is one higher, and the metrics.
+        """
+        key, progress, buffer = self.make_batch_key(state), state.progress, state.buffer
+        learner_progress = _get_learner_progress(state)
+        if (replay := self.replay) is not None:
+            priorities, learner_progress, metrics = self._make_replay_updates(
+                replay, num_updates
+            ).run(
+                self.make_buffer_source(replay, buffer, progress),
                 replay.can_learn(buffer),
                 state.connectors.obs,
                 learner_progress,
@@ -200,14 +235,14 @@ class TrainStep:
                 key,
             )
             buffer = replace(buffer, priorities=priorities)
-        elif self.circular is None:
-            learner_progress, metrics = self._train_on_batch(
-                learner_progress, rollout, progress, key
-            )
-        else:
-            buffer = self.circular.add(buffer, _as_rows(rollout))
+        elif self.circular is not None:
             buffer, learner_progress, metrics = self._train_on_circular_buffer(
                 self.circular, buffer, learner_progress, progress, key
+            )
+        else:
+            assert batch is not None
+            learner_progress, metrics = self._train_on_batch(
+                learner_progress, batch.rollout, progress, key
             )
         return _apply_update(replace(state, buffer=buffer), learner_progress), metrics
 
@@ -257,12 +292,14 @@ class TrainStep:
             axis_name=self.axis_name,
         )
 
-    def _make_replay_updates(self, replay: AnyReplayBuffer) -> ReplayUpdates:
+    def _make_replay_updates(
+        self, replay: AnyReplayBuffer, num_updates: int | None = None
+    ) -> ReplayUpdates:
         return ReplayUpdates(
             learner=self.learner,
             policy_step=self.policy_step,
             guard=self.guard,
-            num_updates=replay.num_updates,
+            num_updates=replay.num_updates if num_updates is None else num_updates,
             axis_name=self.axis_name,
         )
 

@@ -10,6 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.core.struct import replace
+from jaxrl.core.types import Metrics
 from jaxrl.envs.vector import NO_FAULT
 from jaxrl.metrics import EMPTY_EPISODE_METRICS
 from jaxrl.training.episode_stats import (
@@ -146,11 +147,15 @@ def test_the_fault_log_names_the_last_one() -> None:
         assert (int(log.env_index[shard]), int(log.env_step[shard])) == last[shard]
 
 
+def _compute_means(record: EpisodeRecord, axis_name: str | None) -> Metrics:
+    return compute_episode_means(EpisodeSums.empty(1).add(record), axis_name)
+
+
 @pytest.mark.slow
 def test_means_of_a_train_batch_are_the_same_over_devices() -> None:
     record = records(2, 1)[0]
     ended = np.asarray(record.ended)
-    means = jax.jit(partial(compute_episode_means, axis_name=None))(record)
+    means = jax.jit(partial(_compute_means, axis_name=None))(record)
     assert int(means["num_episodes"]) == ended.sum()
     for name, x in (("return", record.episode_return), ("len", record.episode_length)):
         mean = np.asarray(x)[ended].mean()
@@ -158,13 +163,13 @@ def test_means_of_a_train_batch_are_the_same_over_devices() -> None:
     mesh = Mesh(np.asarray(jax.devices()[:2]), ("devices",))
     columns = PartitionSpec(None, "devices")
     divided = jax.shard_map(
-        partial(compute_episode_means, axis_name="devices"),
+        partial(_compute_means, axis_name="devices"),
         mesh=mesh,
         in_specs=columns,
         out_specs=PartitionSpec(),
     )(record)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), divided, means)
-    none = compute_episode_means(replace(record, ended=jnp.zeros_like(record.ended)), None)
+    none = _compute_means(replace(record, ended=jnp.zeros_like(record.ended)), None)
     assert int(none["num_episodes"]) == 0
     assert np.isnan(none["episode_return_mean"])
     assert np.isnan(none["episode_len_mean"])
