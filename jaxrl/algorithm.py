@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
 import numpy as np
@@ -48,6 +48,11 @@ from jaxrl.policy.compute_actions import ActionOptions, ComputeActions, check_mo
 from jaxrl.policy.inference import Inference
 from jaxrl.policy.policy import Policy
 from jaxrl.run_parts import OwnRunParts, RunParts
+from jaxrl.runners.data_flow import (
+    DispatchedDataFlow,
+    check_updates_alone,
+    raise_without_progress,
+)
 from jaxrl.runners.hooks import AlgorithmHooks
 from jaxrl.runners.in_graph_group import InGraphLearnerGroup
 from jaxrl.runners.learner_group import LearnerGroup
@@ -62,6 +67,7 @@ from jaxrl.runs.weights import get_parameters, refresh_snapshot, select_module, 
 from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded, until_stopped
 from jaxrl.runtime.process import prepare_process
 from jaxrl.runtime.program import Program, make_compile_report, total_compile_seconds
+from jaxrl.training.data_flow import CompiledStep
 from jaxrl.training.evaluate import EvaluationInputs
 from jaxrl.training.in_graph import InGraphRunner
 from jaxrl.training.nonfinite import NonfiniteMonitor
@@ -82,13 +88,16 @@ Result = dict[str, Any]
 class Algorithm:
     """A training run that is built from a config and can be trained, evaluated, saved and restored.
 
-    Subclasses may override `training_step`; pass them as `PPOConfig(algo_class=...)`.
+    Subclasses may override `training_step`, or `compiled_training_step` with a function of a
+    `DataFlow` that is part of the compiled program; pass them as `PPOConfig(algo_class=...)`.
 
     Attributes:
         config: Frozen config of the run.
         on_phase: Function called with "compiling", "training", "evaluating" or "saving" at the
             start of each phase.
     """
+
+    compiled_training_step: ClassVar[CompiledStep | None] = None
 
     def __init__(
         self,
@@ -150,6 +159,13 @@ class Algorithm:
         self._batches_to_run = 1
         self._count_fit_iterations_left: Callable[[], int] = lambda: sys.maxsize
         self._totals = IterationTotals(self._loop.fetch_report, assembly.replay)
+        self._flow = DispatchedDataFlow(
+            config,
+            assembly.train_step,
+            self._learners,
+            self._loop,
+            lambda name: self.on_phase(name),
+        )
         self._acting = parts.make_acting_state(config, assembly, self._learners, self._devices)
         inference = Inference(
             assembly.policy_step,
@@ -298,8 +314,14 @@ class Algorithm:
             self._batches_to_run = self._loop.next_num_batches(reporting, totals, elapsed)
             if self._batches_to_run == 0:
                 break
+            num_before = totals.train_batches
             self.training_step()
+            if not self._flow.add_to(totals) and totals.train_batches == num_before:
+                raise_without_progress(type(self))
             self._raise_if_diverged(totals)
+            if not totals.env_steps:
+                check_updates_alone(type(self), reporting)
+                break
         self._record.iteration += 1
         trained = totals.make_result(reporting.metrics_num_episodes_for_smoothing)
         self._nonfinite.warn_once(totals)
@@ -330,16 +352,60 @@ class Algorithm:
         """Run one dispatch of the compiled program: roll out, compute targets, update.
 
         This is the method to override: call `super().training_step()` and add code before or after
-        it. Change `self.state` only by replacing it, and keep no reference to a state from before
-        the call, because its memory is donated to the next one (`get_state` copies).
+        it, or replace it by calls of `sample`, `add_to_buffer`, `update` and `sync_weights`. Change
+        `self.state` only by replacing it, and keep no reference to a state from before the call,
+        because its memory is donated to the next one (`get_state` copies).
 
         Returns:
             Learner metrics of the dispatch, averaged over its train batches and fetched on access.
         """
         with self._record.save_on_runner_failure(self._save_or_explain):
+            if self.compiled_training_step is not None and not self._assembly.is_in_graph:
+                return self._flow.run(self.compiled_training_step)
             dispatched = self._loop.run_batches(self._batches_to_run, self.on_phase)
         self._totals.add(dispatched)
         return LearnerMetrics(self._loop, dispatched)
+
+    def sample(self) -> Any:
+        """Sample one train batch, with the weights of the latest `sync_weights`.
+
+        For a `training_step` of one's own. Whatever is sampled counts towards the iteration.
+
+        Returns:
+            Batch to pass to `update` or `add_to_buffer`, any number of times. If the learners are
+            in this process, it is a `RolloutBatch` of arrays that may be replaced by others of the
+            same shapes.
+        """
+        with self._record.save_on_runner_failure(self._save_or_explain):
+            return self._flow.sample()
+
+    def add_to_buffer(self, batch: Any) -> None:
+        """Add a sampled batch to the replay buffer, or to the buffer of train batches.
+
+        Raises:
+            ConfigError: If the algorithm has no buffer.
+        """
+        self._flow.add_to_buffer(batch)
+
+    def update(self, batch: Any = None, *, num_updates: int | None = None) -> Mapping[str, float]:
+        """Update the learner, from a sampled batch or from its buffer.
+
+        Args:
+            batch: Sampled batch; None if the algorithm draws from a buffer.
+            num_updates: Number of gradient steps on rows of a replay buffer; None for the number
+                per train batch that `training_intensity` gives.
+
+        Returns:
+            Metrics of the updates, fetched on access.
+
+        Raises:
+            ConfigError: If the algorithm has no use for the arguments, or needs others.
+        """
+        return self._flow.update(batch, num_updates=num_updates)
+
+    def sync_weights(self) -> None:
+        """Act with the learner's newest weights from the next `sample` on."""
+        self._flow.sync_weights()
 
     def _raise_if_diverged(self, totals: IterationTotals) -> None:
         problem = self._nonfinite.describe_divergence(totals)

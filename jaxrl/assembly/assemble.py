@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,6 +37,7 @@ from jaxrl.modules.rl_module import RLModule, check_module
 from jaxrl.runtime.commands import is_command
 from jaxrl.runtime.kept_programs import ProgramCache, open_program_cache
 from jaxrl.runtime.program import Program
+from jaxrl.training.data_flow import CompiledStep
 from jaxrl.training.guard import DivergenceGuard
 from jaxrl.training.in_graph import InGraphRunner
 from jaxrl.training.rollout import PolicyStep, RolloutWorker
@@ -149,6 +151,7 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
             policy_step=sampler,
             explore=config.env_runners_settings.explore,
             broadcast_interval=config.training_settings.weights_interval,
+            own_step=get_compiled_step(config),
             **make_train_step_fields(config, made, sampler, in_graph=True),
         )
         return _make_assembly(config, made, sampler, runner)
@@ -157,6 +160,34 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
         policy_step=acting, **make_train_step_fields(config, made, acting, in_graph=False)
     )
     return _make_assembly(config, made, acting, train_step)
+
+
+def get_compiled_step(config: "AlgorithmConfig") -> CompiledStep | None:
+    """Return the training step of the config's own Algorithm, if it has one for the program.
+
+    Raises:
+        ConfigError: If it is not a function of the data flow alone.
+    """
+    name = "compiled_training_step"
+    step: CompiledStep | None = getattr(config.algo_class, name, None)
+    if step is None:
+        return None
+    owner = config.algo_class.__name__ if config.algo_class else ""
+    try:
+        inspect.signature(step).bind(None)
+    except TypeError:
+        raise ConfigError(
+            f"{name} of {owner} must be a static function of the data flow alone, because it is "
+            f"part of the compiled program: @staticmethod, then def {name}(flow), got "
+            f"{name}{inspect.signature(step)}."
+        ) from None
+    interval = config.training_settings.weights_interval
+    if interval > 1:
+        raise ConfigError(
+            f"broadcast_interval={interval} has no effect on {name} of {owner}, which calls "
+            "sync_weights() itself: leave it at 1."
+        )
+    return step
 
 
 def _with_sequences(config: "AlgorithmConfig", policy_step: PolicyStepT) -> PolicyStepT:

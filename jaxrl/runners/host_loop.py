@@ -15,6 +15,7 @@ from jaxrl.metrics import ENV_RUNNERS, TIMERS
 from jaxrl.runners.counts import WEIGHTS_VERSION as _VERSION
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.learner_group import LearnerGroup
+from jaxrl.runners.learner_steps import LearnerSteps, StepResult
 from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.protocols import EnvRunnerGroup, Fill, count_steps_left
 from jaxrl.runtime.program import Program
@@ -50,6 +51,7 @@ class HostLoop:
         self._interval = broadcast_interval
         self._last_broadcast: tuple[int | None, int] | None = None
         self._acting_weights: Weights | None = None
+        self._is_synced_by_user = False
         self._restored: tuple[int, Weights] | None = None
         self._generation: int | None = None
         self._version = 0
@@ -97,6 +99,7 @@ class HostLoop:
         """
         del num_batches
         started = begin = time.perf_counter()
+        self._is_synced_by_user = False
         self._broadcast_if_due()
         begin = self._add_time("synch_weights_s", begin)
         fragments = self.runners.next_batch()
@@ -114,23 +117,73 @@ class HostLoop:
             wait_seconds=now - started,
         )
 
-    def _broadcast_if_due(self) -> None:
+    def sample(self, steps: LearnerSteps) -> tuple[Any, StepResult]:
+        """Sample a train batch with the weights of the latest `sync_weights`."""
+        begin = time.perf_counter()
+        self._is_synced_by_user = True
+        self._follow_generation()
+        if self._last_broadcast is None:
+            self._broadcast(self._take_restored_weights() or self._get_newest_weights())
+        begin = self._add_time("synch_weights_s", begin)
+        fragments = self.runners.next_batch()
+        begin = self._add_time("sample_s", begin)
+        self.metrics_logger.aggregate(fragment.metrics for fragment in fragments)
+        batch, pending = steps.receive(fragments)
+        self._add_time("learn_s", begin)
+        env_steps = sum(fragment.num_env_steps for fragment in fragments)
+        return batch, StepResult(pending=pending, num_env_steps=env_steps)
+
+    def update(self, steps: LearnerSteps, batch: Any, num_updates: int | None) -> StepResult:
+        """Update the learners."""
+        begin = time.perf_counter()
+        self._is_synced_by_user = True
+        self._follow_generation()
+        pending = steps.update(batch, num_updates)
+        self._version += 1
+        self._add_time("learn_s", begin)
+        return StepResult(pending=pending, num_env_steps=0)
+
+    def sync_weights(self, steps: LearnerSteps) -> None:
+        """Send the learners' weights to the runners."""
+        begin = time.perf_counter()
+        self._is_synced_by_user = True
+        self._follow_generation()
+        self._restored = None
+        steps.release_behaviour()
+        self._broadcast(self._get_newest_weights())
+        self._add_time("synch_weights_s", begin)
+
+    def _get_newest_weights(self) -> Weights:
+        return self._learners.get_weights(self._version)
+
+    def _follow_generation(self) -> None:
+        """Forget what was broadcast if the state has been replaced since."""
         if self._generation != self._learners.generation:
             self._generation = self._learners.generation
             self._version = int(self._learners.state.progress.train_batches)
             self._last_broadcast = None
+
+    def _broadcast_if_due(self) -> None:
+        self._follow_generation()
         due = self._version // self._interval
         if self._last_broadcast == (self._generation, due):
             return
-        weights = self._take_restored_weights() or self._learners.get_weights(self._version)
+        self._broadcast(self._take_restored_weights() or self._get_newest_weights())
+
+    def _broadcast(self, weights: Weights) -> None:
         self.runners.sync_weights(weights)
-        self._last_broadcast = (self._generation, due)
-        self._acting_weights = weights if self._interval > 1 else None
+        self._last_broadcast = (self._generation, self._version // self._interval)
+        self._acting_weights = weights if self._keeps_weights else None
+
+    @property
+    def _keeps_weights(self) -> bool:
+        """Whether the runners may act with weights that are not the newest when they sample."""
+        return self._interval > 1 or self._is_synced_by_user
 
     def _take_restored_weights(self) -> Weights | None:
         """Return the acting weights of a restored checkpoint unless the state has been replaced."""
         restored, self._restored = self._restored, None
-        if restored is None or self._interval == 1 or restored[0] != self._generation:
+        if restored is None or not self._keeps_weights or restored[0] != self._generation:
             return None
         return restored[1]
 
@@ -140,8 +193,13 @@ class HostLoop:
         now = self._learners.generation
         if self._restored is not None and self._restored[0] == now:
             return self._restored[1]
+        acting = self._acting_weights
+        if acting is None or self._generation != now:
+            return None
+        if self._is_synced_by_user:
+            return None if acting.version == self._version else acting
         is_current = self._last_broadcast == (now, self._version // self._interval)
-        return self._acting_weights if is_current and self._generation == now else None
+        return acting if is_current else None
 
     def _add_time(self, timer: str, begin: float) -> float:
         now = time.perf_counter()

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from jaxrl.runners.hooks import RunnerHooks
+from jaxrl.runners.hooks import DISPATCH_HOOKS, RunnerHooks
 from jaxrl.runners.learner_group import LearnerGroup
+from jaxrl.runners.learner_steps import LearnerSteps, StepResult
 from jaxrl.runners.protocols import Fill, count_steps_left
 from jaxrl.runtime.program import Program
 from jaxrl.training.report import (
@@ -95,6 +96,7 @@ class InGraphLoop:
         self._started = 0.0
         self._latest_counts: tuple[int, np.ndarray] | None = None
         self._lookahead = 1
+        self._steps: LearnerSteps | None = None
         self._is_full_iteration = False
 
     def prepare(self) -> None:
@@ -132,6 +134,9 @@ class InGraphLoop:
             on_phase(phase)
             self._started = time.perf_counter()
 
+        if self._steps is not None:  # this step acts with the newest weights
+            self._steps.release_behaviour()
+            self._steps = None
         before = self._get_episode_counts() if self._hooks.has_listeners("on_episode_end") else None
         self._started = time.perf_counter()
         rows = self._lookahead if self._is_full_iteration else 1
@@ -155,6 +160,25 @@ class InGraphLoop:
             ahead_seconds=waited - spent,
             num_unreported_episodes=self._call_hooks(report, before, env_steps),
         )
+
+    def sample(self, steps: LearnerSteps) -> tuple[Any, StepResult]:
+        is_heard = any(map(self._hooks.has_listeners, DISPATCH_HOOKS))
+        before = self._get_episode_counts() if self._hooks.has_listeners("on_episode_end") else None
+        self._latest_counts = None
+        batch, pending = steps.sample()
+        if not is_heard:
+            return batch, StepResult(pending=pending)
+        report = self.fetch_report([pending])
+        env_steps = int(report.summaries[0].env_steps)
+        missed = self._call_hooks(report, before, env_steps)
+        return batch, StepResult(pending=pending, num_unreported_episodes=missed)
+
+    def update(self, steps: LearnerSteps, batch: Any, num_updates: int | None) -> StepResult:
+        self._steps = steps
+        return StepResult(pending=steps.update(batch, num_updates), num_env_steps=0)
+
+    def sync_weights(self, steps: LearnerSteps) -> None:
+        steps.release_behaviour()
 
     def _call_hooks(self, report: TrainReport, before: np.ndarray | None, env_steps: int) -> int:
         """Call the hooks for episodes and samples; return the number of episodes not reported."""
@@ -181,7 +205,7 @@ class InGraphLoop:
             return self._latest_counts[1]
         return to_host(self._learners.state.ring.count)
 
-    def fetch_report(self, pending: Sequence[TrainReport]) -> TrainReport:
+    def fetch_report(self, pending: Sequence[Any]) -> TrainReport:
         return TrainReport.merge(pending)
 
     def extend_result(self, result: dict[str, Any]) -> dict[str, Any]:

@@ -10,14 +10,17 @@ from jaxrl.assembly.assemble import Assembly
 from jaxrl.core.keys import make_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key
+from jaxrl.errors import ConfigError
 from jaxrl.runners.batches import concatenate_fragments, to_devices
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.host_replay import HostReplay
+from jaxrl.runners.learner_steps import LearnerSteps, LocalLearnerSteps
 from jaxrl.runtime.program import Program
 from jaxrl.training.replay_updates import PresampledBatches
 from jaxrl.training.report import TrainReport
 from jaxrl.training.rollout import ActorState
 from jaxrl.training.sharding import make_train_step_program, state_shardings
+from jaxrl.training.step_programs import StepPrograms
 from jaxrl.training.train_state import RolloutBatch, Summary, TrainState
 
 if TYPE_CHECKING:
@@ -87,6 +90,15 @@ class LearnerGroup(Protocol):
         """Return the current actor state, labeled with a version."""
         ...
 
+    @property
+    def steps(self) -> LearnerSteps:
+        """Steps for a training step of one's own.
+
+        Raises:
+            ConfigError: If these learners do not offer them.
+        """
+        ...
+
     def foreach_learner(self, fn: Callable[[Any], Any]) -> list[Any]:
         """Call a function on each learner and return the results."""
         ...
@@ -116,6 +128,16 @@ class LocalLearnerGroup:
         self._host_memory: HostReplay | None = None
         self._init, self._main, self._state = self._build(config, assembly, devices)
         self._actor = jax.jit(self._copy_actor)
+        programs = StepPrograms(
+            assembly.train_step,
+            devices,
+            max_retraces=None,  # a step has one more signature while weights are not synchronized
+            jit=self._jit,
+            program_cache=assembly.program_cache,
+        )
+        self._steps = LocalLearnerSteps(
+            programs, lambda: self.state, self._set_trained_state, devices
+        )
 
     def _build(
         self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
@@ -166,16 +188,27 @@ class LocalLearnerGroup:
         self._state = state
         self._generation += 1
 
+    def _set_trained_state(self, state: TrainState) -> None:
+        """Replace the state by one that training has led to."""
+        self._state = state
+
     @property
     def generation(self) -> int:
         return self._generation
 
     @property
+    def steps(self) -> LearnerSteps:
+        if self._host_memory is not None:
+            raise ConfigError(
+                "replay_buffer_config['storage']='host' cannot be used by a training_step of one's "
+                "own yet; leave it out, so that the buffer is on the learner's devices."
+            )
+        return self._steps
+
+    @property
     def programs(self) -> list[Program]:
-        return [
-            self._init,
-            *([self._main] if self._host_memory is None else self._host_memory.programs),
-        ]
+        main = [self._main] if self._host_memory is None else self._host_memory.programs
+        return [self._init, *main, *self._steps.programs]
 
     def run_batches(
         self, num_batches: int, on_phase: Callable[[str], None], *, max_iterations: int = 1

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from jaxrl.core.types import PyTree
 from jaxrl.runners.fragment import Fragment, Weights
+from jaxrl.runners.learner_steps import LearnerSteps, StepResult
 from jaxrl.runtime.program import Program
 from jaxrl.training.nonfinite import drop_counts
 from jaxrl.training.report import DispatchResult, IterationTotals, TrainReport
@@ -118,6 +119,18 @@ class Loop(Protocol):
 
     def run_batches(self, num_batches: int, on_phase: Callable[[str], None]) -> DispatchResult:
         """Run train batches and call the hooks for their episodes and samples."""
+        ...
+
+    def sample(self, steps: LearnerSteps) -> tuple[Any, StepResult]:
+        """Sample one train batch for a training step of one's own, and call the hooks for it."""
+        ...
+
+    def update(self, steps: LearnerSteps, batch: Any, num_updates: int | None) -> StepResult:
+        """Update the learners from a batch, or from their buffer if it is None."""
+        ...
+
+    def sync_weights(self, steps: LearnerSteps) -> None:
+        """Act with the learners' weights from the next `sample` on."""
         ...
 
     def fetch_report(self, pending: Sequence[Any]) -> TrainReport:

@@ -16,6 +16,7 @@ from jaxrl.core.hparams import get_numeric_hparams, to_leaf
 from jaxrl.core.keys import make_key
 from jaxrl.core.seeds import split_seed
 from jaxrl.core.types import Device, PyTree
+from jaxrl.errors import ConfigError
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runtime.program import Program
 from jaxrl.sweeps.lane_evaluation import SharedEvaluations
@@ -226,6 +227,14 @@ class LaneLearner:
         """Replace the lane by a copy of another one's state; see `LaneGroup.copy_member`."""
         self._group.copy_member(self._slot, source, hparams, salt)
         self._generation += 1
+
+    @property
+    def steps(self) -> NoReturn:
+        """Raise ConfigError: a step of one lane alone cannot be dispatched."""
+        raise ConfigError(
+            "A training_step of one's own cannot be used where several lanes share a program; "
+            "train the lanes with jaxrl.tune, each in a process."
+        )
 
     def update(self, fragments: Sequence[Fragment], on_phase: Callable[[str], None]) -> NoReturn:
         """Raise NotImplementedError: in-graph environments produce no fragments."""

@@ -98,7 +98,6 @@ class EpisodeSums:
             max_length=jnp.maximum(self.max_length, jnp.where(ended, lengths, 0).max(axis=1)),
         )
 
-
     def merge(self, other: "EpisodeSums") -> "EpisodeSums":
         """Return the sums and extrema over the episodes of both."""
         return EpisodeSums(

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxrl.buffers.sequence import AnyReplayBuffer
+from jaxrl.core.struct import pytree
 from jaxrl.core.types import Counter, PyTree
 from jaxrl.envs.vector import FAULT_NAMES
 from jaxrl.metrics import DEFAULT_MODULE, EMPTY_EPISODE_METRICS, REPLAY_BUFFER
@@ -37,6 +38,21 @@ class DispatchResult:
     num_unreported_episodes: int = 0
 
 
+@pytree
+class StepReports:
+    """Reports of consecutive steps of a training step."""
+
+    rows: tuple[ReportRow, ...]
+
+    def as_train_report(self) -> "TrainReport":
+        """Return fetched reports as one of a dispatch."""
+        return TrainReport(summaries=[row.summary for row in self.rows], latest=self.rows[-1])
+
+    def count_env_steps(self) -> int:
+        """Return the number of sampled environment steps, waiting for the sampling alone."""
+        return sum(int(row.summary.env_steps) for row in self.rows)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainReport:
     """Everything that the host reads, fetched in one transfer.
@@ -51,10 +67,14 @@ class TrainReport:
     seconds: float | None = None
     wait_seconds: float = 0.0
 
+    def count_env_steps(self) -> int:
+        """Return the number of sampled environment steps."""
+        return sum(int(summary.env_steps) for summary in self.summaries)
+
     @staticmethod
     def fetch(
         state: TrainState,
-        summaries: Sequence[Summary],
+        summaries: "Sequence[Summary | StepReports]",
         to_numpy: Callable[[PyTree], PyTree] | None = None,
     ) -> "TrainReport":
         """Copy a report to the host.
@@ -63,11 +83,16 @@ class TrainReport:
 
         Args:
             state: State after the dispatches.
-            summaries: Summaries of the dispatches.
+            summaries: Summaries of the dispatches, or reports of single steps.
             to_numpy: Function that copies arrays; None for arrays of this process.
         """
-        row = make_report_row(state, summaries[-1])
-        before, latest = (to_numpy or to_host)((list(summaries[:-1]), row))
+        each = [
+            summary
+            for x in summaries
+            for summary in ([r.summary for r in x.rows] if isinstance(x, StepReports) else [x])
+        ]
+        row = make_report_row(state, each[-1])
+        before, latest = (to_numpy or to_host)((each[:-1], row))
         return TrainReport(summaries=[*before, latest.summary], latest=latest)
 
     @staticmethod
@@ -81,8 +106,12 @@ class TrainReport:
         )
 
     @staticmethod
-    def merge(reports: "Sequence[TrainReport]") -> "TrainReport":
-        """Merge reports of consecutive dispatches into one."""
+    def merge(pending: "Sequence[TrainReport | StepReports]") -> "TrainReport":
+        """Merge reports of consecutive dispatches into one, fetching those still on the devices."""
+        reports = [
+            x if isinstance(x, TrainReport) else jax.device_get(x).as_train_report()
+            for x in pending
+        ]
         summaries = [summary for report in reports for summary in report.summaries]
         return dataclasses.replace(reports[-1], summaries=summaries)
 

@@ -199,9 +199,7 @@ class TrainStep:
     def add_to_buffer(self, state: TrainState, batch: RolloutBatch) -> TrainState:
         """Add a batch returned by `receive` to the buffer."""
         if (replay := self.replay) is not None:
-            buffer = replay.add(
-                state.buffer, batch.rollout, batch.env_index, batch.record.env_step
-            )
+            buffer = replay.add(state.buffer, batch.rollout, batch.env_index, batch.record.env_step)
         else:
             assert self.circular is not None
             buffer = self.circular.add(state.buffer, _as_rows(batch.rollout))

@@ -259,6 +259,10 @@ class RayLearnerGroup:
     def get_weights(self, version: int) -> Weights:
         return self._call_all("weights", version)[0]
 
+    @property
+    def steps(self) -> LearnerSteps:
+        return self._steps
+
     def foreach_learner(self, fn: Callable[[Any], Any]) -> list[Any]:
         packed = ray.put(cloudpickle.dumps(fn))  # pyright: ignore[reportPrivateImportUsage]
         return self._call_all("apply", packed)

@@ -1,0 +1,145 @@
+"""Data flow of an Algorithm's own training step: every step is a dispatch of its own."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from jaxrl.core.types import Progress
+from jaxrl.errors import ConfigError
+from jaxrl.runners.learner_group import LearnerGroup
+from jaxrl.runners.learner_steps import LearnerSteps, StepResult
+from jaxrl.runners.protocols import LearnerMetrics, Loop
+from jaxrl.training.data_flow import CompiledStep, check_use
+from jaxrl.training.report import DispatchResult, IterationTotals
+from jaxrl.training.train_step import TrainStep
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.settings.run import ReportingSettings
+
+
+class DispatchedDataFlow:
+    """Data flow whose steps are dispatched as they are called, and may run behind Python.
+
+    Args:
+        config: Config of the run.
+        train_step: Functions of the run.
+        learners: Learners of the run.
+        loop: Loop of the run, which samples.
+        set_phase: Function called with the name of each phase.
+    """
+
+    def __init__(
+        self,
+        config: "AlgorithmConfig",
+        train_step: TrainStep,
+        learners: LearnerGroup,
+        loop: Loop,
+        set_phase: Callable[[str], None],
+    ) -> None:
+        self._config, self._train_step = config, train_step
+        self._learners, self._loop, self._set_phase = learners, loop, set_phase
+        self._results: list[StepResult] = []
+        self._started = 0.0
+        self._latest_metrics: Mapping[str, float] = {}
+
+    @property
+    def progress(self) -> Progress:
+        """Counters of the run: `env_steps`, `updates` and `train_batches`."""
+        return self._learners.state.progress
+
+    def sample(self) -> Any:
+        steps = self._begin()
+        batch, result = self._loop.sample(steps)
+        self._results.append(result)
+        return batch
+
+    def add_to_buffer(self, batch: Any) -> None:
+        check_use(self._train_step, "add_to_buffer", batch, None)
+        self._begin().add_to_buffer(batch)
+
+    def update(self, batch: Any = None, *, num_updates: int | None = None) -> Mapping[str, float]:
+        check_use(self._train_step, "update", batch, num_updates)
+        steps = self._begin()
+        result = self._loop.update(steps, batch, num_updates)
+        self._results.append(result)
+        self._latest_metrics = LearnerMetrics(self._loop, _make_dispatch(result))
+        return self._latest_metrics
+
+    def sync_weights(self) -> None:
+        self._loop.sync_weights(self._begin())
+
+    def repeat(self, times: Any, body: "Callable[[DispatchedDataFlow], None]") -> None:
+        for _ in range(int(times)):
+            body(self)
+
+    def run(self, step: CompiledStep) -> Mapping[str, float]:
+        """Run a training step that is not part of the program; return its latest metrics."""
+        self._latest_metrics = {}
+        step(self)
+        return self._latest_metrics
+
+    def _begin(self) -> LearnerSteps:
+        """Return the learners' steps, with the clock started."""
+        interval = self._config.training_settings.weights_interval
+        if interval > 1:
+            raise ConfigError(
+                f"broadcast_interval={interval} has no effect on a training_step that calls "
+                "sample() and sync_weights() itself: leave it at 1, and call sync_weights() when "
+                "it is due."
+            )
+        steps = self._learners.steps
+        if not self._results:
+            self._started = time.perf_counter()
+        self._set_phase("training")
+        return steps
+
+    def add_to(self, totals: IterationTotals) -> bool:
+        """Add the steps since the last call to an iteration's totals; return whether there were any.
+
+        It waits for the sampling, but not for updates after it.
+        """
+        results, self._results = self._results, []
+        for result in results[:-1]:
+            totals.add(_make_dispatch(result))
+        if results:
+            last = _make_dispatch(results[-1], num_train_batches=1)
+            seconds = time.perf_counter() - self._started
+            totals.add(dataclasses.replace(last, seconds=seconds, wait_seconds=seconds))
+        return bool(results)
+
+
+def _make_dispatch(result: StepResult, num_train_batches: int = 0) -> DispatchResult:
+    return DispatchResult(
+        pending=result.pending,
+        train_batches=num_train_batches,
+        env_steps=result.count_env_steps(),
+        seconds=0.0,
+        wait_seconds=0.0,
+        num_unreported_episodes=result.num_unreported_episodes,
+    )
+
+
+def raise_without_progress(algo_class: type) -> NoReturn:
+    """Raise ConfigError: a training step did nothing."""
+    raise ConfigError(
+        f"training_step() of {algo_class.__name__} neither sampled nor updated anything, so train() "
+        "would never end: call super().training_step(), or sample(), update(batch) and "
+        "sync_weights()."
+    )
+
+
+def check_updates_alone(algo_class: type, reporting: "ReportingSettings") -> None:
+    """Check that an iteration does not wait for samples that its training step does not take.
+
+    Raises:
+        ConfigError: If it does.
+    """
+    minimum = reporting.min_sample_timesteps_per_iteration
+    if minimum > 0:
+        raise ConfigError(
+            f"min_sample_timesteps_per_iteration={minimum} would never be reached, because "
+            f"training_step() of {algo_class.__name__} updates without sampling: call sample() in "
+            "it, or set min_sample_timesteps_per_iteration=0."
+        )

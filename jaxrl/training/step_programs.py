@@ -1,0 +1,180 @@
+"""Programs of the steps of a training step: each a dispatch of its own, with its own report."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxrl.core.struct import replace
+from jaxrl.core.types import Device, PyTree
+from jaxrl.runtime.kept_programs import ProgramCache
+from jaxrl.runtime.program import Program
+from jaxrl.training.data_flow import StepFunctions
+from jaxrl.training.sharding import (
+    data_specs,
+    gather_columns,
+    scatter_columns,
+    shard_over_devices,
+    state_specs,
+    summary_specs,
+    to_per_device,
+)
+from jaxrl.training.train_state import (
+    ReportRow,
+    RolloutBatch,
+    Summary,
+    TrainState,
+    make_report_row,
+)
+from jaxrl.training.train_step import TrainStep
+
+
+class StepPrograms:
+    """Programs of sampling, storing and updating, compiled on first use.
+
+    They donate the state and keep the batches, which may be used again.
+
+    Args:
+        train_step: Functions of the run.
+        devices: Devices that share the work.
+        max_retraces: See `Program`.
+        jit: Whether to compile.
+        program_cache: Cache of programs compiled by earlier processes.
+    """
+
+    def __init__(
+        self,
+        train_step: TrainStep,
+        devices: list[Device],
+        *,
+        max_retraces: int | None,
+        jit: bool,
+        program_cache: ProgramCache | None = None,
+    ) -> None:
+        self._train_step, self._devices = train_step, devices
+        self._options: dict[str, Any] = {
+            "donate_argnums": (0,),
+            "max_retraces": max_retraces,
+            "program_cache": program_cache,
+            "enabled": jit,
+        }
+        self._programs: dict[str, Program] = {}
+
+    @property
+    def programs(self) -> list[Program]:
+        """Programs that were used so far."""
+        return list(self._programs.values())
+
+    def sample(self, state: TrainState) -> tuple[TrainState, RolloutBatch, ReportRow]:
+        """Step the environments of the state for one train batch.
+
+        Returns:
+            The state that has received the batch, the batch, and the report on it.
+        """
+        return self._get("sample", self._sample)(state)
+
+    def receive(
+        self, state: TrainState, data: RolloutBatch
+    ) -> tuple[TrainState, RolloutBatch, ReportRow]:
+        """Receive a batch that host runners recorded; returns what `sample` does."""
+        return self._get("receive", self._receive)(state, data)
+
+    def add_to_buffer(self, state: TrainState, batch: RolloutBatch) -> TrainState:
+        """Add a received batch to the buffer."""
+        return self._get("add_to_buffer", self._add_to_buffer)(state, batch)
+
+    def update(
+        self, state: TrainState, batch: RolloutBatch | None, num_updates: int | None
+    ) -> tuple[TrainState, ReportRow]:
+        """Update the learner from a batch, or from its buffer."""
+        if batch is None:
+            name = "update" if num_updates is None else f"update_{num_updates}"
+
+            def update(state: TrainState) -> tuple[TrainState, ReportRow]:
+                return self._update(state, None, num_updates)
+
+            return self._get(name, update)(state)
+        return self._get("update", lambda state, batch: self._update(state, batch, None))(
+            state, batch
+        )
+
+    def _get(self, name: str, fn: Callable[..., Any]) -> Program:
+        if name not in self._programs:
+            self._programs[name] = Program(name, fn, **self._options)
+        return self._programs[name]
+
+    # --- traced ---
+
+    def _map(
+        self,
+        call: Callable[..., Any],
+        arguments: tuple[PyTree, ...],
+        make_out_specs: Callable[..., Any],
+    ) -> Any:
+        """Call a method of `StepFunctions`, over the mesh if there are several devices."""
+        functions = StepFunctions(train_step=self._train_step)
+        if len(self._devices) == 1:
+            return call(functions, *arguments)
+        out_specs = make_out_specs(*jax.eval_shape(lambda *xs: call(functions, *xs), *arguments))
+        state, *batches = arguments
+        per_device = StepFunctions(train_step=to_per_device(self._train_step))
+        in_specs = state_specs(state), *map(data_specs, batches)
+        return shard_over_devices(
+            self._devices, lambda *xs: call(per_device, *xs), in_specs, out_specs
+        )(*arguments)
+
+    def _sample(self, state: TrainState) -> tuple[TrainState, RolloutBatch, ReportRow]:
+        after, batch, summary = self._map(StepFunctions.sample, (state,), _get_batch_specs)
+        return after, batch, make_report_row(after, summary)
+
+    def _receive(
+        self, state: TrainState, data: RolloutBatch
+    ) -> tuple[TrainState, RolloutBatch, ReportRow]:
+        columns = gather_columns(self._train_step, state, data)
+        after, batch, summary = self._map(StepFunctions.receive, (columns, data), _get_batch_specs)
+        after = scatter_columns(state, after, data)
+        return after, batch, make_report_row(after, summary)
+
+    def _add_to_buffer(self, state: TrainState, batch: RolloutBatch) -> TrainState:
+        def add(functions: StepFunctions, *xs: Any) -> tuple[TrainState]:
+            return (functions.add_to_buffer(*xs),)
+
+        after = self._map(
+            add, (_without_per_env(state), batch), lambda after: (state_specs(after),)
+        )[0]
+        return _with_per_env_of(after, state)
+
+    def _update(
+        self, state: TrainState, batch: RolloutBatch | None, num_updates: int | None
+    ) -> tuple[TrainState, ReportRow]:
+        def update(
+            functions: StepFunctions, state: TrainState, *batches: RolloutBatch
+        ) -> tuple[TrainState, Summary]:
+            return functions.update(state, batches[0] if batches else None, num_updates)
+
+        batches = () if batch is None else (batch,)
+        after, summary = self._map(
+            update,
+            (_without_per_env(state), *batches),
+            lambda after, _: (state_specs(after), summary_specs()),
+        )
+        after = _with_per_env_of(after, state)
+        return after, make_report_row(after, summary)
+
+
+def _get_batch_specs(state: TrainState, batch: RolloutBatch, _: Summary) -> tuple[Any, Any, Any]:
+    return state_specs(state), data_specs(batch), summary_specs()
+
+
+def _without_per_env(state: TrainState) -> TrainState:
+    """Return the state without the connectors' state of each environment, which no update reads.
+
+    On the host it has a row per environment, whose number the devices need not divide.
+    """
+    return replace(state, connectors=replace(state.connectors, per_env=()))
+
+
+def _with_per_env_of(after: TrainState, before: TrainState) -> TrainState:
+    per_env = before.connectors.per_env
+    return replace(after, connectors=dataclasses.replace(after.connectors, per_env=per_env))
