@@ -116,6 +116,9 @@ class Algorithm:
                 start of runners, which only training needs.
             _parts: Factory of the parts that lanes of a sweep share; None makes the run's own.
         """
+        if type(self) is not Algorithm and config.algo_class is None:
+            config = config.copy(copy_frozen=False)
+            config.algo_class = type(self)
         config.prepare()
         self._use = ExclusiveLock("Algorithm")
         self.on_phase: Callable[[str], None] = lambda phase: None
@@ -159,13 +162,7 @@ class Algorithm:
         self._batches_to_run = 1
         self._count_fit_iterations_left: Callable[[], int] = lambda: sys.maxsize
         self._totals = IterationTotals(self._loop.fetch_report, assembly.replay)
-        self._flow = DispatchedDataFlow(
-            config,
-            assembly.train_step,
-            self._learners,
-            self._loop,
-            lambda name: self.on_phase(name),
-        )
+        self._flow = DispatchedDataFlow(config, assembly.train_step, self._learners, self._loop)
         self._acting = parts.make_acting_state(config, assembly, self._learners, self._devices)
         inference = Inference(
             assembly.policy_step,
@@ -360,8 +357,8 @@ class Algorithm:
             Learner metrics of the dispatch, averaged over its train batches and fetched on access.
         """
         with self._record.save_on_runner_failure(self._save_or_explain):
-            if self.compiled_training_step is not None and not self._assembly.is_in_graph:
-                return self._flow.run(self.compiled_training_step)
+            if (step := self._assembly.compiled_step) and not self._assembly.is_in_graph:
+                return self._flow.run(step)
             dispatched = self._loop.run_batches(self._batches_to_run, self.on_phase)
         self._totals.add(dispatched)
         return LearnerMetrics(self._loop, dispatched)

@@ -60,6 +60,7 @@ class Assembly:
     """Everything static of a run, before any device is touched.
 
     `train_step` is an `InGraphRunner` if the environments are part of the compiled program.
+    `compiled_step` is the training step of the user's own Algorithm as a function of its data flow.
     `program_cache` is the cache of programs that were compiled before;
     `should_compile_train` is whether training will follow, so that its program is compiled
     concurrently with others.
@@ -71,6 +72,7 @@ class Assembly:
     train_step: TrainStep
     max_buffer_bytes: int | Auto = "auto"
     store_buffer: bool | Auto = "auto"
+    compiled_step: CompiledStep | None = None
     program_cache: ProgramCache | None = None
     should_compile_train: bool = False
 
@@ -228,6 +230,7 @@ def _make_assembly(
         policy_step=acting,
         plan=config.plan(),
         train_step=train_step,
+        compiled_step=get_compiled_step(config),
         max_buffer_bytes=training.max_buffer_bytes if replays else "auto",
         store_buffer=training.store_buffer_in_checkpoints if replays else "auto",
     )

@@ -27,7 +27,6 @@ class DispatchedDataFlow:
         train_step: Functions of the run.
         learners: Learners of the run.
         loop: Loop of the run, which samples.
-        set_phase: Function called with the name of each phase.
     """
 
     def __init__(
@@ -36,10 +35,9 @@ class DispatchedDataFlow:
         train_step: TrainStep,
         learners: LearnerGroup,
         loop: Loop,
-        set_phase: Callable[[str], None],
     ) -> None:
         self._config, self._train_step = config, train_step
-        self._learners, self._loop, self._set_phase = learners, loop, set_phase
+        self._learners, self._loop = learners, loop
         self._results: list[StepResult] = []
         self._started = 0.0
         self._latest_metrics: Mapping[str, float] = {}
@@ -92,7 +90,6 @@ class DispatchedDataFlow:
         steps = self._learners.steps
         if not self._results:
             self._started = time.perf_counter()
-        self._set_phase("training")
         return steps
 
     def add_to(self, totals: IterationTotals) -> bool:

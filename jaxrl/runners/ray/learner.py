@@ -2,7 +2,7 @@
 
 import functools
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from ray import cloudpickle
 
 from jaxrl.core.keys import make_key
+from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.ray.backend import ExceptionInfo
@@ -26,7 +27,8 @@ from jaxrl.training.sharding import (
     make_train_step_program,
     state_shardings,
 )
-from jaxrl.training.train_state import RolloutBatch, TrainState
+from jaxrl.training.step_programs import StepPrograms
+from jaxrl.training.train_state import ReportRow, RolloutBatch, TrainState
 
 if TYPE_CHECKING:
     from jaxrl.assembly.assemble import Assembly
@@ -122,6 +124,8 @@ class RayLearner:
                 train_step, self._devices, max_retraces=None, jit=True
             )
             self._shardings = state_shardings(shapes, self._devices)
+        self._steps = StepPrograms(train_step, self._devices, max_retraces=None, jit=True)
+        self._batches: dict[int, RolloutBatch] = {}
         self._state = jax.jit(first, out_shardings=self._shardings)()
         self._actor = jax.jit(train_step.make_actor_state, out_shardings=self._replicated)
         self._replicate = jax.jit(unwrap_keys, out_shardings=self._replicated)
@@ -137,17 +141,55 @@ class RayLearner:
 
     def learn(self, columns: RolloutBatch) -> TrainReport:
         """Train on one train batch, given the NumPy columns of this learner."""
-        specs = data_specs(columns)
-
-        def place(leaf: np.ndarray, spec: PartitionSpec) -> jax.Array:
-            return jax.make_array_from_process_local_data(NamedSharding(self._mesh, spec), leaf)
-
-        self._state, summary = self._main(self._state, jax.tree.map(place, columns, specs))
+        self._state, summary = self._main(self._state, self._place(columns))
         return TrainReport.fetch(self._state, [summary], self._gather)
 
     def _gather(self, tree: PyTree) -> PyTree:
         """Return NumPy copies of arrays that are sharded over the learners."""
         return to_host(self._replicate(tree))
+
+    # --- steps of a training step of one's own; batches stay here under a number ---
+
+    def step_sample(self, number: int) -> TrainReport:
+        """Sample a train batch in the compiled program."""
+        self._state, self._batches[number], row = self._steps.sample(self._state)
+        return self._make_report(row)
+
+    def step_receive(self, number: int, columns: RolloutBatch) -> TrainReport:
+        """Receive a train batch, given the NumPy columns of this learner."""
+        data = self._place(columns)
+        self._state, self._batches[number], row = self._steps.receive(self._state, data)
+        return self._make_report(row)
+
+    def step_add_to_buffer(self, number: int) -> None:
+        """Add a batch to the buffer."""
+        self._state = self._steps.add_to_buffer(self._state, self._batches[number])
+
+    def step_update(self, number: int | None, num_updates: int | None) -> TrainReport:
+        """Update from a batch, or from the buffer."""
+        batch = None if number is None else self._batches[number]
+        self._state, row = self._steps.update(self._state, batch, num_updates)
+        return self._make_report(row)
+
+    def step_release(self, numbers: Sequence[int], behaviour: bool) -> None:
+        """Forget batches, and the weights that act if they differ from the learner's."""
+        for number in numbers:
+            del self._batches[number]
+        if behaviour:
+            self._state = replace(self._state, behaviour=None)
+
+    def _make_report(self, row: ReportRow) -> TrainReport:
+        fetched = self._gather(row)
+        return TrainReport(summaries=[fetched.summary], latest=fetched)
+
+    def _place(self, columns: RolloutBatch) -> RolloutBatch:
+        """Return the global arrays of which the columns are this learner's part."""
+        specs = data_specs(columns)
+
+        def place(leaf: np.ndarray, spec: PartitionSpec) -> jax.Array:
+            return jax.make_array_from_process_local_data(NamedSharding(self._mesh, spec), leaf)
+
+        return jax.tree.map(place, columns, specs)
 
     def weights(self, version: int) -> Weights:
         """Return the current actor state, labeled with a version."""

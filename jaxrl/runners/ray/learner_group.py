@@ -21,6 +21,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError, LearnerError
 from jaxrl.runners.batches import slice_fragment_columns
 from jaxrl.runners.fragment import Fragment, Weights
+from jaxrl.runners.learner_steps import LearnerSteps
 from jaxrl.runners.ray.backend import ExceptionInfo
 from jaxrl.runners.ray.env_runner import ActorJob, pack_job
 from jaxrl.runners.ray.health import append_traceback
@@ -31,6 +32,7 @@ from jaxrl.runners.ray.learner import (
     unwrap_keys,
     wrap_keys,
 )
+from jaxrl.runners.ray.learner_steps import RemoteLearnerSteps
 from jaxrl.runners.ray.start import (
     ResourceRequest,
     ensure_ray,
@@ -75,6 +77,7 @@ class RayLearnerGroup:
         self._generation = 0
         self._cached_state: TrainState | None = None
         self._learners: list[Any] = []
+        self._steps = RemoteLearnerSteps(self)
         self._placement_group: PlacementGroup | None = None
         ensure_ray(config)
         bundle = make_learner_bundle(config)
@@ -238,12 +241,23 @@ class RayLearnerGroup:
 
     def update(self, fragments: Sequence[Fragment], on_phase: Callable[[str], None]) -> TrainReport:
         on_phase("training")
+        return self.call_with_columns("learn", fragments)
+
+    def call_step(self, method: str, *args: object) -> Any:
+        """Call a method that changes the state of all learners; return the first one's result."""
+        self._cached_state = None
+        return self._call_all(method, *args)[0]
+
+    def call_with_columns(
+        self, method: str, fragments: Sequence[Fragment], *args: object
+    ) -> TrainReport:
+        """Call a method of all learners, each with its columns of a batch as last argument."""
         self._cached_state = None
         columns = self._assembly.plan.num_envs
         size = columns // self._num_learners
         futures = [
             learner.call.remote(
-                "learn", slice_fragment_columns(fragments, rank * size, (rank + 1) * size)
+                method, *args, slice_fragment_columns(fragments, rank * size, (rank + 1) * size)
             )
             for rank, learner in enumerate(self._learners)
         ]
