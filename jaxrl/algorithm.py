@@ -313,7 +313,7 @@ class Algorithm:
                 break
             num_before = totals.train_batches
             self.training_step()
-            if not self._flow.add_to(totals) and totals.train_batches == num_before:
+            if not self._flow.add_to(totals, 1) and totals.train_batches == num_before:
                 raise_without_progress(type(self))
             self._raise_if_diverged(totals)
             if not totals.env_steps:
@@ -359,6 +359,7 @@ class Algorithm:
         with self._record.save_on_runner_failure(self._save_or_explain):
             if (step := self._assembly.compiled_step) and not self._assembly.is_in_graph:
                 return self._flow.run(step)
+            self._flow.add_to(self._totals, num_train_batches=0)
             dispatched = self._loop.run_batches(self._batches_to_run, self.on_phase)
         self._totals.add(dispatched)
         return LearnerMetrics(self._loop, dispatched)
@@ -763,7 +764,8 @@ class Algorithm:
         envs = self._loop.env_leaves(saved, restored.runner_counts)
         leaves = {name: leaf for name, leaf in saved.items() if name not in envs}
         before = self.state
-        template = select_expected_state(self._assembly, before, leaves)
+        has_own_step = type(self).training_step is not Algorithm.training_step
+        template = select_expected_state(self._assembly, before, leaves, has_own_step=has_own_step)
         problem = ckpt.find_first_difference(template, leaves, prefixes)
         if problem is not None:
             raise CheckpointError(f"The state does not fit this Algorithm: {problem}.")
@@ -774,6 +776,8 @@ class Algorithm:
             self.state = restore_empty_buffer(self._assembly, filled, before.buffer)
             self._record.host = restored
             self._loop.restore(partial(host.restore_part, envs), restored.runner_counts)
+            if has_own_step:
+                self._flow.resume()
             self._record.resume_after(state["metadata"]["env_steps"])
 
     def _make_metadata(self) -> dict[str, Any]:

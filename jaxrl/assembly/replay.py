@@ -18,6 +18,7 @@ from jaxrl.errors import ConfigError
 from jaxrl.modules.encoder_module import EncoderModule
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.ops.schedules import Schedule
+from jaxrl.training.data_flow import keep_behaviour
 from jaxrl.training.rollout import PolicyStep
 from jaxrl.training.train_state import TrainState
 
@@ -176,12 +177,22 @@ def select_saved_state(assembly: "Assembly", state: TrainState) -> TrainState:
 
 
 def select_expected_state(
-    assembly: "Assembly", state: TrainState, leaves: Mapping[str, Any]
+    assembly: "Assembly", state: TrainState, leaves: Mapping[str, Any], *, has_own_step: bool
 ) -> TrainState:
     """Return the part of a state to look up among saved leaves.
 
     The replay buffer is left out if none was saved.
+
+    Args:
+        assembly: Assembly of the run.
+        state: Current state.
+        leaves: Saved leaves by name.
+        has_own_step: Whether the run has a training step of its own, in between whose steps the
+            weights that act may differ from the learner's.
     """
+    if has_own_step and assembly.is_in_graph and assembly.compiled_step is None:
+        is_kept = any(name.startswith("behaviour.") for name in leaves)
+        state = keep_behaviour(replace(state, behaviour=None), is_kept=is_kept)
     has_buffer = any(name.startswith(_PREFIX) for name in leaves)
     if has_buffer or assembly.replay is None:
         return state

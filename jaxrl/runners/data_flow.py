@@ -78,6 +78,10 @@ class DispatchedDataFlow:
         step(self)
         return self._latest_metrics
 
+    def resume(self) -> None:
+        """Continue after a restore, which may be between an update and `sync_weights`."""
+        self._loop.resume_steps(self._learners.steps)
+
     def _begin(self) -> LearnerSteps:
         """Return the learners' steps, with the clock started."""
         interval = self._config.training_settings.weights_interval
@@ -92,16 +96,23 @@ class DispatchedDataFlow:
             self._started = time.perf_counter()
         return steps
 
-    def add_to(self, totals: IterationTotals) -> bool:
-        """Add the steps since the last call to an iteration's totals; return whether there were any.
+    def add_to(self, totals: IterationTotals, num_train_batches: int) -> bool:
+        """Add the steps since the last call to an iteration's totals.
 
         It waits for the sampling, but not for updates after it.
+
+        Args:
+            totals: Totals of the iteration.
+            num_train_batches: Number of training steps that they are counted as.
+
+        Returns:
+            Whether there were any.
         """
         results, self._results = self._results, []
         for result in results[:-1]:
             totals.add(_make_dispatch(result))
         if results:
-            last = _make_dispatch(results[-1], num_train_batches=1)
+            last = _make_dispatch(results[-1], num_train_batches)
             seconds = time.perf_counter() - self._started
             totals.add(dataclasses.replace(last, seconds=seconds, wait_seconds=seconds))
         return bool(results)

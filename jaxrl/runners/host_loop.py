@@ -153,6 +153,9 @@ class HostLoop:
         self._broadcast(self._get_newest_weights())
         self._add_time("synch_weights_s", begin)
 
+    def resume_steps(self, steps: LearnerSteps) -> None:
+        """Do nothing; `restore` has the weights to act with."""
+
     def _get_newest_weights(self) -> Weights:
         return self._learners.get_weights(self._version)
 

@@ -180,6 +180,9 @@ class InGraphLoop:
     def sync_weights(self, steps: LearnerSteps) -> None:
         steps.release_behaviour()
 
+    def resume_steps(self, steps: LearnerSteps) -> None:
+        self._steps = steps
+
     def _call_hooks(self, report: TrainReport, before: np.ndarray | None, env_steps: int) -> int:
         """Call the hooks for episodes and samples; return the number of episodes not reported."""
         episodes, missed = (

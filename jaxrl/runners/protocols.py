@@ -133,6 +133,10 @@ class Loop(Protocol):
         """Act with the learners' weights from the next `sample` on."""
         ...
 
+    def resume_steps(self, steps: LearnerSteps) -> None:
+        """Expect that a restored run was saved between steps of a training step of one's own."""
+        ...
+
     def fetch_report(self, pending: Sequence[Any]) -> TrainReport:
         """Fetch the report on several dispatches, given their `pending`, in one transfer."""
         ...

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import jax
 
+from jaxrl.algorithm import Algorithm
 from jaxrl.assembly.assemble import Assembly, assemble, make_env
 from jaxrl.assembly.env_params import can_share_program
 from jaxrl.config.sweep import Lane
@@ -203,6 +204,13 @@ def check_lane(lane: Lane) -> None:
         ConfigError: If its settings are inconsistent, or cannot hold for several lanes at once.
     """
     lane.config.validate()
+    own_class = lane.config.algo_class
+    if own_class is not None and own_class.training_step is not Algorithm.training_step:
+        raise ConfigError(
+            f"{own_class.__name__} has a training_step of its own, which cannot be part of a "
+            "program of several lanes: write it as compiled_training_step(flow), or train each "
+            "lane by itself, e.g. with jaxrl.tune."
+        )
     reporting = lane.config.reporting_settings
     if reporting.min_time_s_per_iteration:
         raise ConfigError(

@@ -20,6 +20,7 @@ from jaxrl.buffers.replay import ReplayState
 from jaxrl.core.hparams import Hyperparameter, mark_per_lane, replace_with_traced
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
+from jaxrl.errors import ConfigError
 from jaxrl.runtime.program import Program
 from jaxrl.training.in_graph import InGraphRunner
 from jaxrl.training.train_state import Summary, TrainState
@@ -86,7 +87,16 @@ class Lanes:
         ) -> tuple[TrainState, Summary]:
             return step(*carry)
 
-        return jax.lax.fori_loop(0, num_batches, body, (states, start))
+        try:
+            return jax.lax.fori_loop(0, num_batches, body, (states, start))
+        except ValueError as error:
+            if self.runner.own_step is None or "out_axes" not in str(error):
+                raise
+            raise ConfigError(
+                "compiled_training_step() repeats a step a number of times that may differ between "
+                "lanes, which share one count of updates: let it depend on the flow's "
+                "progress.train_batches or progress.updates, or train each lane by itself."
+            ) from None
 
     def _train_batch(self, state: TrainState, summary: Summary) -> tuple[TrainState, Summary]:
         return self.runner.add_step(state, summary)

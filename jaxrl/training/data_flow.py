@@ -223,7 +223,7 @@ class TracedDataFlow:
             return replace(after, state=keep_behaviour(after.state, is_kept=is_released))
 
         carry = _RepeatCarry(state=state, summary=summary)
-        done = jax.lax.fori_loop(0, times, loop, carry)
+        done = jax.lax.fori_loop(0, jnp.asarray(times, jnp.int32), loop, carry)
         self._state, self._summary = done.state, done.summary
 
     def finish(self) -> tuple[TrainState, Summary]:
