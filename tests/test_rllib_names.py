@@ -1,13 +1,20 @@
 """Names of RLlib's objects: the same meaning, or one sentence that says what to write."""
 
+import copy
+import json
+import os
+import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+import yaml
 
 from jaxrl import PPOConfig
 from jaxrl.algorithm import Algorithm
+from jaxrl.config.rllib_api import get_former_attribute
 from jaxrl.errors import UnknownSettingError
+from jaxrl.runs.checkpoint import SavedPath
 from tests.helpers import small
 
 
@@ -82,3 +89,40 @@ def test_old_names_of_a_config() -> None:
         assert config.serialize() == config.to_dict()
     with pytest.raises(AttributeError, match=r"to_dict\(\) returns a dictionary"):
         config.pop("lr")
+
+
+class Unlisted:
+    """Object whose names must not be listed, which takes long beside the answer to a probe."""
+
+    def __dir__(self) -> NoReturn:
+        raise AssertionError("names were listed")
+
+
+@pytest.mark.parametrize("kind", ["algorithm", "policy", "runner_group"])
+@pytest.mark.parametrize("name", ["_repr_html_", "__deepcopy__", "_worker"])
+def test_a_name_with_an_underscore_is_missing_at_once(kind: str, name: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        get_former_attribute(Unlisted(), kind, name)
+    assert str(caught.value) == name
+
+
+@pytest.mark.parametrize("dumper", ["SafeDumper", "Dumper", "CSafeDumper", "CDumper"])
+def test_a_saved_path_is_written_to_yaml_as_a_string(dumper: str) -> None:
+    if not hasattr(yaml, dumper):
+        pytest.skip("PyYAML was built without libyaml")
+    document = {"path": SavedPath("runs/checkpoint_000001")}
+    text = yaml.dump(document, Dumper=getattr(yaml, dumper))
+    assert text == "path: runs/checkpoint_000001\n"
+
+
+def test_a_saved_path_is_the_string_everywhere_else() -> None:
+    plain = "runs/checkpoint_000001"
+    path = SavedPath(plain)
+    assert path == plain
+    assert hash(path) == hash(plain)
+    assert json.dumps(path) == json.dumps(plain)
+    assert Path(path) == Path(plain)
+    assert os.fspath(path) == plain
+    for other in (copy.copy(path), copy.deepcopy(path), pickle.loads(pickle.dumps(path))):
+        assert other == plain
+        assert other.checkpoint.path == plain

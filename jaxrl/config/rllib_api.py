@@ -282,8 +282,12 @@ def get_former_attribute(owner: object, kind: str, name: str) -> Any:
         name: Name that the object does not have.
 
     Raises:
-        AttributeError: If there is no counterpart; the message says what to write instead.
+        AttributeError: If there is no counterpart; the message says what to write instead. It is
+            the name alone for one that begins with an underscore, which RLlib's users do not read,
+            but IPython, `copy` and `pickle` ask for.
     """
+    if name.startswith("_"):
+        raise AttributeError(name)
     owner_name = type(owner).__name__
     current = RENAMED_METHODS.get(kind, {}).get(name)
     if current is not None:
