@@ -1,8 +1,10 @@
 """Names of checkpoint folders: listing, publishing and removing checkpoints."""
 
+import functools
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from jaxrl.errors import CheckpointError
 
@@ -148,7 +150,14 @@ def flush(path: Path) -> None:
 
 
 class SavedPath(str):
-    """Path of a saved checkpoint, which RLlib's code reads as `save().checkpoint.path`."""
+    """Path of a saved checkpoint, which RLlib's code reads as `save().checkpoint.path`.
+
+    It is written to YAML as the string that it is.
+    """
+
+    def __new__(cls, path: object = "") -> "SavedPath":
+        _register_with_yaml()
+        return super().__new__(cls, path)
 
     @property
     def checkpoint(self) -> "SavedPath":
@@ -163,3 +172,19 @@ class SavedPath(str):
     def to_directory(self) -> str:
         """Return the path; nothing is copied."""
         return str(self)
+
+
+@functools.cache
+def _register_with_yaml() -> None:
+    """Let PyYAML write paths as strings; its safe dumpers refuse subclasses that they do not know.
+
+    It is imported with the first path, since most programs that read checkpoints write no YAML.
+    """
+    import yaml
+
+    def represent(dumper: Any, path: SavedPath) -> yaml.Node:
+        return dumper.represent_str(str(path))
+
+    for name in ("SafeDumper", "Dumper", "CSafeDumper", "CDumper"):
+        if hasattr(yaml, name):  # those in C are not part of every build
+            yaml.add_representer(SavedPath, represent, Dumper=getattr(yaml, name))
