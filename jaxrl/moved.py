@@ -190,7 +190,7 @@ _CURRENT_PACKAGES = {new.rpartition(".")[0] for new in MOVED.values()}
 """Current packages, some of which share their name with a former module."""
 
 
-RLLIB_PACKAGES = (
+RLLIB_PACKAGES = {
     *("agents", "env", "examples", "execution", "models", "tuned_examples", "utils"),
     *("algorithms.algorithm", "algorithms.algorithm_config", "algorithms.apex_dqn"),
     *("algorithms.apex_ddpg", "algorithms.a2c", "algorithms.a3c", "algorithms.callbacks"),
@@ -203,7 +203,7 @@ RLLIB_PACKAGES = (
     *("evaluation.episode", "evaluation.rollout_worker", "evaluation.worker_set"),
     *("policy.policy_map", "policy.sample_batch", "policy.tf_policy", "policy.torch_policy"),
     *("policy.view_requirement",),
-)
+}
 """Modules of RLlib, and packages with all of their modules, that are not modules here."""
 
 RLLIB_PARENTS = {
@@ -248,7 +248,7 @@ class _RLlibFinder(MetaPathFinder, Loader):
             return _make_package(PathFinder.find_spec(fullname, path, target))
         parent, _, name = below.rpartition(".")
         is_file = parent in RLLIB_PARENTS and name.startswith(parent.rpartition(".")[2])
-        if is_file or any(below == p or below.startswith(f"{p}.") for p in RLLIB_PACKAGES):
+        if is_file or _is_in_rllib(below):
             return ModuleSpec(fullname, self, is_package=True)
         return None
 
@@ -257,6 +257,13 @@ class _RLlibFinder(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: names are looked up on first use."""
+
+
+def _is_in_rllib(below: str) -> bool:
+    """Return whether a module, or a package that it is in, is one of `RLLIB_PACKAGES`."""
+    while below and below not in RLLIB_PACKAGES:
+        below = below.rpartition(".")[0]
+    return bool(below)
 
 
 class _ParentLoader(Loader):
