@@ -54,12 +54,7 @@ class RandomModule(RLModule):
         draws: PyTree = None,
     ) -> dict[str, Any]:
         """Sample actions `[B, ...]` from `draws`, as while exploring."""
-        inputs = self._forward_policy(params, obs)
-        return {
-            Columns.ACTIONS: self.action_dist(inputs, obs).from_noise(draws),
-            Columns.ACTION_DIST_INPUTS: inputs,
-            Columns.STATE_OUT: carry,
-        }
+        return self._sample_actions(params, obs, carry, draws)
 
 
 @pytree

@@ -241,6 +241,12 @@ class RLModule:
 
         `draws` is the result of `draw` for one key per environment.
         """
+        return self._sample_actions(params, obs, carry, draws)
+
+    def _sample_actions(
+        self, params: Params, obs: PyTree, carry: PyTree, draws: PyTree
+    ) -> dict[str, Any]:
+        """Sample from the action distribution; returns what `forward_exploration` does."""
         inputs, carry = self._policy_step(params, obs, carry)
         distribution = self.action_dist(inputs, obs)
         actions = distribution.from_noise(draws)

@@ -8,6 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl.algorithms.random_agent import RandomAgentConfig, RandomModule
+from jaxrl.core.types import Columns, Progress
 from jaxrl.errors import ConfigError, SpaceError
 from tests.helpers import assert_equal
 
@@ -43,6 +44,19 @@ def test_a_box_is_filled_evenly() -> None:
 def test_all_parts_of_an_action_are_random() -> None:
     with agent("three-parts-v0").build() as algorithm:
         algorithm.train()
+
+
+def test_actions_are_as_random_without_exploring() -> None:
+    module = RandomModule(
+        observation_space=spaces.Box(-1.0, 1.0, (2,)), action_space=spaces.Box(-2.0, 3.0, (2,))
+    )
+    draws = module.draw(jax.random.split(jax.random.key(0), 5))
+    obs = np.zeros((5, 2), np.float32)
+    plain = module.forward_inference({}, obs, draws=draws)
+    zero = Progress.zeros()
+    exploring = module.forward_exploration({}, obs, None, {}, zero, np.arange(5), draws)
+    assert_equal(plain, exploring)
+    np.testing.assert_allclose(plain[Columns.ACTION_LOGP], -2 * np.log(5.0), rtol=1e-6)
 
 
 def test_nothing_is_learned() -> None:
