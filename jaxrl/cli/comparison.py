@@ -139,7 +139,7 @@ def _compare(
     """Compare two dictionaries, in the order of their names; None and absent are not the same."""
     return [
         Difference(
-            name=name,
+            name=escape(name),
             first=format_value(first[name]) if name in first else missing,
             second=format_value(second[name]) if name in second else missing,
         )
@@ -162,7 +162,12 @@ def is_equal(first: object, second: object) -> bool:
 
 def format_value(value: object) -> str:
     """Format a JSON value with all its digits."""
-    return value or '""' if isinstance(value, str) else json.dumps(value)
+    return escape(value) or '""' if isinstance(value, str) else json.dumps(value)
+
+
+def escape(text: str) -> str:
+    """Return a text, in JSON's notation if it has characters that could command a terminal."""
+    return text if text.isprintable() else json.dumps(text)
 
 
 # --- results ---
@@ -209,7 +214,7 @@ def compare_results(
         differences, rounded = compare_result(one, other)
         num_rounded += rounded
         if differences:
-            iteration = _get_iteration(one)
+            iteration = get_iteration(one)
     return ResultComparison(
         num_iterations=num_iterations,
         num_values=num_values,
@@ -268,10 +273,10 @@ def _align(
     ones, others = iter(first), iter(second)
     one, other = next(ones, None), next(others, None)
     while one is not None or other is not None:
-        if other is None or (one is not None and _get_iteration(one) < _get_iteration(other)):
+        if other is None or (one is not None and get_iteration(one) < get_iteration(other)):
             yield one, None
             one = next(ones, None)
-        elif one is None or _get_iteration(other) < _get_iteration(one):
+        elif one is None or get_iteration(other) < get_iteration(one):
             yield None, other
             other = next(others, None)
         else:
@@ -279,5 +284,6 @@ def _align(
             one, other = next(ones, None), next(others, None)
 
 
-def _get_iteration(result: Mapping[str, Any]) -> int:
+def get_iteration(result: Mapping[str, Any]) -> int:
+    """Return the iteration of a recorded result; 0 if it has none."""
     return int(results.get_number(result, results.ITERATION) or 0)

@@ -12,7 +12,14 @@ from jaxrl.errors import CheckpointError, RunFolderError, did_you_mean
 from jaxrl.loggers.json_sink import read_results
 from jaxrl.runs import results
 from jaxrl.runs.checkpoint import find_checkpoint, list_checkpoints, read_metadata
-from jaxrl.runs.manifest import ITERATION, get_session, read_sessions
+from jaxrl.runs.files import read_bounded
+from jaxrl.runs.manifest import (
+    ITERATION,
+    SESSION_TYPES,
+    check_session,
+    get_session,
+    read_sessions,
+)
 from jaxrl.runs.run_folder import (
     RESULT_FILE,
     has_own_params,
@@ -24,6 +31,9 @@ from jaxrl.sweeps.state import is_sweep_folder, read_sweep
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+
+MAX_PARAMS_BYTES = 64 * 2**20
+"""Maximum size of a run's `params.json`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,7 +144,7 @@ def read_params(path: Path) -> dict[str, Any]:
     """
     params = path / "params.json"
     try:
-        saved = json.loads(params.read_text(encoding="utf-8"))
+        saved = json.loads(read_bounded(params, MAX_PARAMS_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise RunFolderError(f"Cannot read {params}: {error}.") from error
     if not isinstance(saved, dict) or not isinstance(saved.get("settings"), dict):
@@ -180,10 +190,12 @@ def _read_old_sessions(checkpoints: Mapping[int, Path]) -> list[dict[str, Any]]:
             metadata = read_metadata(checkpoints[number])
         except CheckpointError:
             continue
-        session = get_session(metadata)
+        session, required = get_session(metadata), SESSION_TYPES.keys()
         if session is None:
             names = {"num_devices": "count", "platform": "platform"}
             devices = {key: metadata[name] for name, key in names.items() if name in metadata}
             session = {"versions": metadata.get("versions", {}), "devices": devices}
-        return [{ITERATION: 0, **session}]
+            required = session.keys()
+        checked = {ITERATION: 0, **session}
+        return [check_session(checked, checkpoints[number], (ITERATION, *required))]
     return []

@@ -17,6 +17,7 @@ from jaxrl.cli.comparison import (
     compare_result,
     compare_sessions,
     describe_values,
+    get_iteration,
     select_repeatable,
 )
 from jaxrl.cli.diff import make_table, open_console, print_table, shorten
@@ -148,7 +149,7 @@ def _refuse_unrepeatable_record(record: RunRecord, number: int) -> None:
             "path: define it at the top of a module and train the run again."
         )
     start = first.get(ITERATION, 0) or next(
-        (int(row.get(results.ITERATION, 1)) - 1 for row in record.read_results()), 0
+        (max(0, get_iteration(row) - 1) for row in record.read_results()), 0
     )
     if start:
         raise RunFolderError(
@@ -257,7 +258,7 @@ def _prepare(
     devices = record.sessions[0].get("devices", {}) if record.sessions else {}
     if "platform" in devices and "count" in devices:
         available = devices.get("available", devices["count"])
-        request_devices(str(devices["platform"]), int(available))
+        request_devices(str(devices["platform"]), int(available))  # at most MAX_DEVICES of them
         keep_recorded_choices(config, int(devices["count"]))
 
 
@@ -277,7 +278,7 @@ def _train(
         current = _skip_to(rows, current, iteration)
         if current is None or outcome.differences:
             return
-        if current[results.ITERATION] != iteration:
+        if get_iteration(current) != iteration:
             return
         new = results.to_json(result)
         pair = [row if is_evaluated else _without_evaluation(row) for row in (current, new)]
@@ -302,7 +303,7 @@ def _skip_to(
     rows: Iterator[dict[str, Any]], current: dict[str, Any] | None, iteration: int
 ) -> dict[str, Any] | None:
     """Return the first recorded result of an iteration or a later one."""
-    while current is not None and current[results.ITERATION] < iteration:
+    while current is not None and get_iteration(current) < iteration:
         current = next(rows, None)
     return current
 

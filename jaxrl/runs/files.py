@@ -1,7 +1,8 @@
-"""Atomic file writes, and translation of OS errors."""
+"""Atomic file writes, bounded reads, and translation of OS errors."""
 
 import contextlib
 import os
+import stat
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -54,6 +55,22 @@ def open_atomic(path: Path, mode: int | None = None) -> Generator[IO[str]]:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         raise
+
+
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """Read a regular file of limited size.
+
+    Args:
+        path: Path of the file.
+        max_bytes: Maximum size in bytes.
+
+    Raises:
+        ValueError: If it is not a regular file, or exceeds the size.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > max_bytes:
+        raise ValueError(f"its file {path.name} is not a regular file of at most {max_bytes} bytes")
+    return path.read_bytes()
 
 
 def _get_umask() -> int:

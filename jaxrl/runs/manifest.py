@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import jax
 
@@ -51,6 +51,11 @@ SESSION_TYPES: Mapping[str, Any] = {
     "git": dict[str, str | bool | None] | None,
 }
 """Entries of a session and their types."""
+MAX_BYTES = 16 * 2**20
+"""Maximum size of the file, which has a few thousand bytes per session."""
+MAX_ITERATION = 2**53
+MAX_DEVICES = 1024
+"""Maximum number of devices of a session; a replay makes the CPU as many."""
 
 
 class Session:
@@ -133,35 +138,93 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(files.read_bounded(path, MAX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
-        raise RunFolderError(f"Cannot read {path}: {error}.") from error
+        raise RunFolderError(f"Cannot read {path}: {_summarize(error)}.") from error
     version = document.get("manifest_version") if isinstance(document, dict) else None
     if type(version) is int and version > VERSION:
         raise RunFolderError(
-            f"{path} has version {version}, but this jaxrl reads versions up to {VERSION}."
+            f"{path} has version {_shorten(version)}, but this jaxrl reads versions up to {VERSION}."
         )
     sessions = document.get("sessions") if version == VERSION else None
     if not isinstance(sessions, list):
         raise RunFolderError(f"{path} is damaged: it must have manifest_version and sessions.")
-    for session in cast(list[Any], sessions):
-        _check_session(session, path)
-    return cast(list[dict[str, Any]], sessions)
+    return [check_session(session, path) for session in cast(list[Any], sessions)]
 
 
-def _check_session(session: object, path: Path) -> None:
+def check_session(
+    session: object, source: Path, names: Sequence[str] = (ITERATION, *SESSION_TYPES)
+) -> dict[str, Any]:
+    """Return the entries of a session that are known, each of its type and of a possible size.
+
+    Args:
+        session: Session as it was read.
+        source: File that it was read from, for the error message.
+        names: Entries that it must have.
+
+    Raises:
+        RunFolderError: If an entry is missing or impossible.
+    """
     if not isinstance(session, dict):
-        raise RunFolderError(f"{path} is damaged: a session is {session!r}.")
-    for name, kind in {ITERATION: int, **SESSION_TYPES}.items():
-        try:
-            if name not in session:
-                raise MismatchError
-            coerce(session[name], kind)
-        except (MismatchError, OverflowError, RecursionError):
-            got = str(cast(dict[str, Any], session).get(name, "nothing"))[:80]
-            raise RunFolderError(
-                f"{path} is damaged: {name} must be {describe_type(kind)}, got {got!r}."
-            ) from None
+        raise RunFolderError(f"{source} is damaged: a session is {_shorten(session)!r}.")
+    given = cast(dict[str, Any], session)
+    found = {name: _read_entry(given, name, source) for name in names}
+    if not 0 <= found[ITERATION] <= MAX_ITERATION:
+        _refuse(source, ITERATION, f"from 0 to {MAX_ITERATION}", found[ITERATION])
+    _check_devices(found["devices"], source)
+    return found
+
+
+def _read_entry(session: Mapping[str, Any], name: str, source: Path) -> Any:
+    kind = {ITERATION: int, **SESSION_TYPES}[name]
+    try:
+        if name not in session:
+            raise MismatchError
+        value = coerce(session[name], kind)
+    except (MismatchError, OverflowError, RecursionError):
+        _refuse(source, name, describe_type(kind), session.get(name, "nothing"))
+    if name != "xla_flags" and not _is_printable(value):  # flags may be on several lines
+        _refuse(source, name, "printable text", value)
+    return value
+
+
+def _check_devices(devices: Mapping[str, int | str], source: Path) -> None:
+    """Check the devices of a session; one from before manifests may have none."""
+    if devices and not isinstance(devices.get("platform"), str):
+        _refuse(source, "devices: platform", "a string", devices.get("platform", "nothing"))
+    for name in ("count", "available"):
+        number = devices.get(name, 1 if not devices or name == "available" else "nothing")
+        if not isinstance(number, int) or not 1 <= number <= MAX_DEVICES:
+            wanted = f"a whole number from 1 to {MAX_DEVICES}"
+            _refuse(source, f"devices: {name}", wanted, number)
+
+
+def _is_printable(value: object) -> bool:
+    """Return whether all strings in a value can be printed; others could command a terminal."""
+    if isinstance(value, dict):
+        entries = cast(dict[str, Any], value)
+        return all(key.isprintable() and _is_printable(x) for key, x in entries.items())
+    if isinstance(value, list):
+        return all(map(_is_printable, cast(list[Any], value)))
+    return not isinstance(value, str) or value.isprintable()
+
+
+def _refuse(source: Path, name: str, wanted: str, got: object) -> NoReturn:
+    raise RunFolderError(
+        f"{source} is damaged: {name} must be {wanted}, got {_shorten(got)!r}."
+    ) from None
+
+
+def _shorten(value: object) -> str:
+    """Return the beginning of a value as text."""
+    try:
+        return str(value)[:80]
+    except (RecursionError, ValueError):  # deeply nested, or of thousands of digits
+        return type(value).__name__
+
+
+def _summarize(error: Exception) -> str:
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def get_session(metadata: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -214,7 +214,7 @@ def test_runs_that_start_together_ask_git_once(
         ("{", "Cannot read"),
         ("[]", "is damaged: it must have manifest_version"),
         ('{"manifest_version": 2, "sessions": []}', "has version 2"),
-        ('{"manifest_version": 1, "sessions": [5]}', "a session is 5"),
+        ('{"manifest_version": 1, "sessions": [5]}', "a session is '5'"),
         ('{"manifest_version": 1, "sessions": [{"iteration": "x"}]}', "iteration must be"),
         ('{"manifest_version": 1, "sessions": [{"iteration": 0}]}', "config_sha256 must be"),
     ],

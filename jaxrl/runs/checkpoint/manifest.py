@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from jaxrl.config import signature
 from jaxrl.runs.checkpoint.folders import flush
+from jaxrl.runs.files import read_bounded
 
 MANIFEST = "manifest.json"
 VERSION = 2
@@ -104,22 +105,6 @@ def check_content(folder: Path, manifest: Mapping[str, Any], name: str | None = 
     for each in sorted(described) if name is None else [name]:
         if each not in described or _compute_digest(folder / each) != described[each]["sha256"]:
             raise ValueError(f"its file {each} was changed: its digest does not match")
-
-
-def read_bounded(path: Path, max_bytes: int) -> bytes:
-    """Read a regular file of limited size.
-
-    Args:
-        path: Path of the file.
-        max_bytes: Maximum size in bytes.
-
-    Raises:
-        ValueError: If it is not a regular file, or exceeds the size.
-    """
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode) or status.st_size > max_bytes:
-        raise ValueError(f"its file {path.name} is not a regular file of at most {max_bytes} bytes")
-    return path.read_bytes()
 
 
 def parse_json_object(text: bytes, name: str) -> dict[str, Any]:

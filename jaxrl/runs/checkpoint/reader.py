@@ -17,6 +17,7 @@ from jaxrl.runs.checkpoint.arrays import open_arrays, read_arrays
 from jaxrl.runs.checkpoint.folders import describe_previous
 from jaxrl.runs.checkpoint.leaves import describe_leaves
 from jaxrl.runs.checkpoint.manifest import VERSION
+from jaxrl.runs.files import read_bounded
 
 logger = logging.getLogger("jaxrl.runs.checkpoint")
 
@@ -37,7 +38,7 @@ def read_metadata(checkpoint: Path) -> dict[str, Any]:
         if manifest is not None:
             manifests.check_names(checkpoint, manifest)
             manifests.check_content(checkpoint, manifest, METADATA)
-        text = manifests.read_bounded(checkpoint / METADATA, _MAX_METADATA_BYTES)
+        text = read_bounded(checkpoint / METADATA, _MAX_METADATA_BYTES)
         document = manifests.parse_json_object(text, METADATA)
         if "leaves" not in document:
             raise ValueError("its metadata is not jaxrl's")
