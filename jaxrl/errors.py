@@ -1,6 +1,7 @@
 """Exceptions for errors that a user can fix; the CLI prints the message and exits with status 2."""
 
 import difflib
+import json
 import sys
 import traceback
 from collections.abc import Iterable
@@ -156,3 +157,8 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     threshold = 0.7 if len(name) > 4 else 0.6  # one letter is a large part of a short name
     is_prefix = found.startswith(name) or name.startswith(found)
     return f" Did you mean '{found}'?" if similarity >= threshold or is_prefix else ""
+
+
+def escape(text: str) -> str:
+    """Return a text, in JSON's notation if it has characters that could command a terminal."""
+    return text if text.isprintable() else json.dumps(text)

@@ -16,6 +16,7 @@ from jaxrl.config.serialize import (
     TUPLE_KEY,
     unify_numbers,
 )
+from jaxrl.errors import escape
 from jaxrl.runs import results
 from jaxrl.runs.manifest import ITERATION
 
@@ -163,11 +164,6 @@ def is_equal(first: object, second: object) -> bool:
 def format_value(value: object) -> str:
     """Format a JSON value with all its digits."""
     return escape(value) or '""' if isinstance(value, str) else json.dumps(value)
-
-
-def escape(text: str) -> str:
-    """Return a text, in JSON's notation if it has characters that could command a terminal."""
-    return text if text.isprintable() else json.dumps(text)
 
 
 # --- results ---

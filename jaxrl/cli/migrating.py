@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from jaxrl.errors import ConfigError
+from jaxrl.errors import ConfigError, escape
 
 if TYPE_CHECKING:
     from jaxrl.migrate.files import Batch
@@ -43,7 +43,7 @@ def migrate(paths: Sequence[str], *, write: bool, as_json: bool) -> int:
         for line in _format_report(batch, paths, written if write else None):
             typer.echo(line)
     for sentence in batch.errors:
-        typer.echo(f"error: {sentence}", err=True)
+        typer.echo(f"error: {escape(sentence)}", err=True)
     if batch.errors:
         return UNREADABLE
     return SOMETHING_LEFT if any(file.migration.by_hand for file in batch.files) else NOTHING_LEFT
@@ -70,7 +70,7 @@ def _format_report(batch: "Batch", paths: Sequence[str], written: int | None) ->
     if not batch.files:
         return [] if batch.errors else [f"{', '.join(paths)}: no code or experiment of RLlib."]
     lines = [
-        f"{file.path}:{item.line}: {item.what}: {item.advice}."
+        escape(f"{file.path}:{item.line}: {item.what}: {item.advice}.")
         for file in batch.files
         for item in file.migration.by_hand
     ]

@@ -40,6 +40,8 @@ TOP_LEVEL_SETTINGS = (
 RLLIB_PARAMS = "params.json"
 """File with the settings of a trial of RLlib's."""
 EXPERIMENT_KEYS = ("run", "algo", "env", "stop", "config", "sweep", *TOP_LEVEL_SETTINGS)
+MAX_DEPTH = 64
+MAX_VALUES = 100_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -237,12 +239,24 @@ class _Loader(yaml.SafeLoader):
             seen.add(key_node.value)
         return super().construct_mapping(node, deep=deep)
 
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Insert merged entries (`<<`), of which each level could have several times as many."""
+        super().flatten_mapping(node)
+        if len(node.value) > MAX_VALUES:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"'<<' merges more than {MAX_VALUES:,} entries", node.start_mark
+            )
+
 
 cast(Any, _Loader).add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
     list("-+0123456789"),
 )
+
+
+_VALUE_ERRORS = (RecursionError, ValueError, AttributeError, LookupError, TypeError)
+"""Errors that PyYAML raises for impossible values, such as `!!timestamp x` and `!!bool x`."""
 
 
 def parse_text(text: str, path: Path) -> tuple[object, dict[str, int]]:
@@ -260,9 +274,9 @@ def parse_text(text: str, path: Path) -> tuple[object, dict[str, int]]:
         node: yaml.Node | None = cast(Any, yaml).compose(text, Loader=_Loader)
         data = yaml.load(text, Loader=_Loader)
         check_document_size(data, path)
-    except (RecursionError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
+    except ConfigError:
+        raise
+    except _VALUE_ERRORS as error:
         raise ConfigError(f"{path}: not valid YAML settings: {_summarize_error(error)}.") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -284,6 +298,8 @@ def parse_yaml_value(text: str, where: str) -> object:
     """
     try:
         return yaml.load(text, Loader=_Loader)
+    except _VALUE_ERRORS as error:
+        raise ConfigError(f"{where} is not valid YAML: {_summarize_error(error)}.") from error
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or str(error).split("\n")[0]
         raise ConfigError(f"{where}: {text!r} is not valid YAML: {problem}.") from error
@@ -303,6 +319,8 @@ def _parse_json(text: str, path: Path) -> object:
 def _summarize_error(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
+    if not isinstance(error, ValueError):
+        return "a value is not of the type that its tag names"
     return str(error).split(";")[0][:200]
 
 
@@ -315,10 +333,6 @@ def _find_key_lines(node: yaml.Node | None) -> dict[str, int]:
         for name, line in _find_key_lines(value).items():
             lines.setdefault(name, line)
     return lines
-
-
-MAX_DEPTH = 64
-MAX_VALUES = 100_000
 
 
 def check_document_size(document: object, source: object) -> None:

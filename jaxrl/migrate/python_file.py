@@ -1,5 +1,7 @@
 """Migration of a Python file."""
 
+import io
+import itertools
 import re
 
 import libcst as cst
@@ -13,6 +15,7 @@ from jaxrl.migrate.hooks import HookRules
 from jaxrl.migrate.imports import ImportRewriter, Plan, collect_names
 from jaxrl.migrate.kinds import Facts, Kind
 from jaxrl.migrate.marks import Marker
+from jaxrl.migrate.nesting import is_nested_too_deeply
 from jaxrl.migrate.nodes import (
     Link,
     Whitespace,
@@ -50,6 +53,15 @@ def migrate_python(text: str, path: object = "the code") -> Migration:
     uses_rllib = RLLIB_MENTION.search(text) is not None
     if MENTION.search(text) is None:
         return Migration(text, text, [], [], uses_rllib)
+    if is_nested_too_deeply(text):
+        raise _make_depth_error(path)
+    try:
+        return _migrate(text, path, uses_rllib=uses_rllib)
+    except RecursionError as error:
+        raise _make_depth_error(path) from error
+
+
+def _migrate(text: str, path: object, *, uses_rllib: bool) -> Migration:
     wrapper = MetadataWrapper(_parse(text, path))
     facts = Facts(wrapper)
     wrapper.module.visit(Marker(facts))
@@ -69,12 +81,14 @@ def _parse(text: str, path: object) -> cst.Module:
     try:
         return cst.parse_module(text)
     except cst.ParserSyntaxError as error:
-        line = (text.splitlines() or [""])[min(error.raw_line, text.count("\n") + 1) - 1]
+        line = next(itertools.islice(io.StringIO(text), error.raw_line - 1, None), "")
         is_old = _PYTHON_2.search(line) is not None
         what = "it is Python 2; port it to Python 3 first" if is_old else "not valid Python"
         raise ConfigError(f"{path}, line {error.raw_line}: {what}: {line.strip()!r}.") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path}: the code is nested too deeply to be read.") from error
+
+
+def _make_depth_error(path: object) -> ConfigError:
+    return ConfigError(f"{path}: the code is nested too deeply to be read.")
 
 
 class _Rewriter(cst.CSTTransformer):

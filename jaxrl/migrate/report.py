@@ -95,7 +95,7 @@ class Migration:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the migrated text differs from the original."""
+        """Difference of the migrated text from the original."""
         return self.new != self.old
 
 

@@ -103,6 +103,8 @@ def _get_entries(node: yaml.Node) -> Iterator[Entry]:
 
 
 def _read(node: yaml.Node) -> object:
+    if node.tag == "tag:yaml.org,2002:null":  # `lr:`, which PyYAML cannot write as a document
+        return None
     return parse_yaml_value(cast(Any, yaml).serialize(node), "value")
 
 
@@ -231,7 +233,8 @@ class _Editor:
         line_end = len(self._text) if line_end < 0 else line_end + 1
         indent = self._text[line_start:start]
         comments = _find_comments(self._text[start:end], self._text[end:line_end])
-        kept = "".join(f"{indent}{comment}\n" for comment in comments)
+        newline = "\r\n" if self._text[:line_end].endswith("\r\n") else "\n"
+        kept = "".join(f"{indent}{comment}{newline}" for comment in comments)
         self._edits.add(Edit(line_start, line_end, kept))
 
     def _find_start_of_last(self, mapping: yaml.Node, entries: list[Entry], position: int) -> int:
