@@ -1,5 +1,6 @@
 """`jaxrl migrate` of what no one would write: a sentence per file, and the others are migrated."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -22,7 +23,7 @@ def merges(levels: int) -> str:
     """An experiment in which each level merges the one before nine times."""
     names = [f"k{level}" for level in range(levels)]
     text = "x:\n  run: PPO\n  env: A\n  config:\n    k0: &k0 {p: 1}\n"
-    for before, name in zip(names, names[1:], strict=False):
+    for before, name in itertools.pairwise(names):
         text += f"    {name}: &{name}\n      <<: [{', '.join(['*' + before] * 9)}]\n"
     return text
 
@@ -30,7 +31,7 @@ def merges(levels: int) -> str:
 def aliases(levels: int) -> str:
     names = [f"k{level}" for level in range(levels)]
     text = "x:\n  run: PPO\n  env: A\n  config:\n    k0: &k0 [x, x]\n"
-    for before, name in zip(names, names[1:], strict=False):
+    for before, name in itertools.pairwise(names):
         text += f"    {name}: &{name} [{', '.join(['*' + before] * 9)}]\n"
     return text
 
@@ -162,7 +163,7 @@ def test_a_diff_has_only_the_lines_that_patch_sees(
     subprocess.run(["patch", "-p1"], input=out.encode(), check=True, capture_output=True)
     assert (
         path.read_text()
-        == f"from jaxrl import PPOConfig\n\x0c\nx = 'a\x0bb\u2028c'\nc = PPOConfig()"
+        == "from jaxrl import PPOConfig\n\x0c\nx = 'a\x0bb\u2028c'\nc = PPOConfig()"
     )
 
 
