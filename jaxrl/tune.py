@@ -69,7 +69,7 @@ class AlgorithmTrainable(Trainable):
 
     config_class: ClassVar[type[AlgorithmConfig]]
     has_checkpoint_limit: ClassVar[bool] = False
-    """Whether old checkpoints are removed; by default Tune keeps all of them."""
+    """True if old checkpoints are removed; by default Tune keeps all of them."""
 
     if not TYPE_CHECKING:
 

@@ -110,7 +110,7 @@ def policy_output(policy: Any, obs: Any) -> np.ndarray:
 
 
 def critic_output(critic: Any, obs: Any, action: Any) -> np.ndarray:
-    """Of one critic; `[n]` numbers, of which a Box's scalar critic has one."""
+    """Return the `[n]` outputs of one critic, of which a Box's scalar critic has one."""
     if "joint" in critic:
         hidden = layers(critic["joint"], np.concatenate([obs, action]))
     else:
@@ -119,7 +119,7 @@ def critic_output(critic: Any, obs: Any, action: Any) -> np.ndarray:
 
 
 def critics_output(critics: Any, obs: Any, action: Any = None) -> np.ndarray:
-    """Of all critics, `[critics, n]`."""
+    """Return the `[critics, n]` outputs of all critics."""
     return np.stack([critic_output(critics[name], obs, action) for name in sorted(critics)])
 
 
@@ -136,7 +136,7 @@ def squashed(inputs: np.ndarray, noise: Any) -> tuple[np.ndarray, float]:
 
 
 def normal(key: Any) -> np.ndarray:
-    """What a learner draws for all rows with this key."""
+    """Draw the noise of all rows as a learner does with this key."""
     return np.asarray(jax.random.normal(key, (ROWS, SIZE), jnp.float32))
 
 

@@ -68,7 +68,7 @@ def three_arguments(algorithm: Any, workers: Any, more: Any) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """What a case may use; `checkpoint` is its own copy."""
+    """Objects that a case may use; `checkpoint` is its own copy."""
 
     algorithm: Algorithm
     checkpoint: Path
@@ -85,7 +85,7 @@ class Given:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is wrong, how it is met in Python and on the command line, and what must be said."""
+    """Mistake, the ways to make it in Python and on the command line, and the words of its error."""
 
     name: str
     make: Callable[[Given], Any]

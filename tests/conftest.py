@@ -1,4 +1,4 @@
-"""How every test runs: eight host devices, no silent broadcasting, no reused key, no stray file."""
+"""Conditions of every test: eight host devices, no silent broadcast, no reused key or stray file."""
 
 import os
 from collections.abc import Iterator

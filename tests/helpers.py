@@ -45,7 +45,7 @@ ALGORITHMS: dict[str, type[AlgorithmConfig]] = {
     "DDPG": DDPGConfig,
 }
 ENVS: dict[str, str] = dict.fromkeys(("SAC", "TQC", "TD3", "DDPG"), "Pendulum-v1")
-"""Where an algorithm is not for CartPole."""
+"""Environments of algorithms that are not for CartPole."""
 REPLAYS = tuple(
     name
     for name, config in ALGORITHMS.items()
@@ -53,7 +53,7 @@ REPLAYS = tuple(
 )
 """Those that learn from a replay buffer."""
 RATES = dict.fromkeys(("SAC", "TQC", "TD3", "DDPG"), "critic_lr")
-"""Where the learning rate has another name than `lr`."""
+"""Names of the learning rate other than `lr`."""
 REPRESENTATIVES = ("APPO", "DDPG", "DQN", "PPO", "PQN", "SAC")
 """One of each kind: they cover all that the others do, but for losses, whose contracts are slow tests."""
 RELATIVES = tuple(sorted(set(ALGORITHMS) - set(REPRESENTATIVES)))
@@ -125,7 +125,7 @@ def assert_close(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-6) -> None
 
 
 def differs(a: Any, b: Any) -> bool:
-    """Whether any leaf differs."""
+    """Return whether any leaf differs."""
     return any(
         not np.array_equal(x, y)
         for x, y in zip(

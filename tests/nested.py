@@ -59,7 +59,7 @@ def walked(space: Any, function: Any, path: tuple[Any, ...] = ()) -> Any:
 
 
 def contained(space: Any, value: Any) -> Any:
-    """Whether a value lies within every part's bounds, in JAX; its structure is held to the space's."""
+    """Return whether a value lies within every part's bounds, in JAX; its structure must be the space's."""
 
     def inside(leaf: Any, x: Any) -> Any:
         low, high = within(leaf)

@@ -5,7 +5,7 @@ from typing import Any
 from jaxrl.algorithms.dqn import DQNConfig
 
 NUM_ENVS, STEPS, ROWS, CAPACITY = 4, 2, 16, 80
-"""Of a rollout, of an update, of the buffer: 20 rows of each environment."""
+"""Sizes of a rollout, an update and the buffer: 20 rows of each environment."""
 
 
 def replaying(

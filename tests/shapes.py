@@ -50,7 +50,7 @@ _NUMBER = np.generic | float | int | bool
 
 
 def _is_of_arrays(hint: Any) -> bool:
-    """Whether the annotation is an array, or a union or tuple of arrays with plain types."""
+    """Return whether the annotation is an array, or a union or tuple of arrays with plain types."""
     if inspect.isclass(hint) and issubclass(hint, AbstractArray):
         return True
     parts = [part for part in get_args(hint) if part not in (type(None), ...)]

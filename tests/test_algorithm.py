@@ -214,7 +214,7 @@ def test_training_step_is_the_override_point() -> None:
 
 
 def test_metrics_of_a_step_are_means_over_the_batches_that_were_learned_from() -> None:
-    """Where learning starts within the step; none at all, as in results, where it does not."""
+    """Learning starts within the step; if it does not, there are none at all, as in results."""
     config = small("DQN", num_steps_sampled_before_learning_starts=3 * 128)
     with config.build() as algorithm:
         assert dict(algorithm.training_step()) == {}

@@ -1,4 +1,4 @@
-"""What an Algorithm's evaluation plays, when, and what it leaves alone."""
+"""Evaluation of an Algorithm: its episodes, its times, and what it leaves alone."""
 
 import math
 from typing import Any

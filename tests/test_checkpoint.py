@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def in_new_process(code: str, *args: str) -> str:
-    """What a Python program of its own prints."""
+    """Return what a Python program of its own prints."""
     done = subprocess.run(
         [sys.executable, "-c", code, *args], cwd=ROOT, capture_output=True, text=True, timeout=300
     )

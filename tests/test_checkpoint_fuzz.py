@@ -61,7 +61,7 @@ COUNTS: dict[str, Any] = {
     },
     "weights_version": 2,
 }
-"""What runners on the host count, and callbacks log."""
+"""Counts of runners on the host, and values that callbacks log."""
 STATE = {
     "weights": np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32),
     "count": np.asarray(7, np.int32),
@@ -71,7 +71,7 @@ STATE = {
 
 
 def metadata(iteration: int) -> dict[str, Any]:
-    """What a run's checkpoint says beside its leaves."""
+    """Return the content of a run's checkpoint beside its leaves."""
     config = PPOConfig().environment("CartPole-v1", env_config={"gravity": 9.0})
     config.training(lr=[[0, 1e-3], [1000, 0.0]], gamma=0.9)
     host = RunMetadata(
@@ -85,7 +85,7 @@ def metadata(iteration: int) -> dict[str, Any]:
 
 
 def loaded(path: Path, trust: Any = None) -> Any:
-    """What a run would go on with, without building it; the comparisons are JSON and bytes."""
+    """Load what a run would go on with, without building it; comparisons are of JSON and bytes."""
     document = read_metadata(path)
     check_metadata(document, path)
     config = deserialize_config(document["config"], trust=resolve_trust(path, trust))
@@ -110,7 +110,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def outcome(path: Path) -> tuple[Any, str | None]:
-    """What is loaded, or the sentence why nothing is."""
+    """Return what is loaded, or the sentence why nothing is."""
     try:
         return loaded(path), None
     except CheckpointError as error:
@@ -480,7 +480,7 @@ def test_settings_that_act_by_themselves_are_left_out(
 # --- wrong types in what a run remembers on the host ---
 
 VALUES: tuple[Any, ...] = (None, True, "9", 9.5, -1, 9, 10**400, [], [1], ["a"], {}, {"a": "b"})
-"""Of every type that JSON has."""
+"""Values of every type that JSON has."""
 
 RIGHT: dict[str, tuple[Any, ...]] = {
     "iteration": (9,),
@@ -516,7 +516,7 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "last_evaluation.env_runners": ({}, {"a": "b"}),
     "last_evaluation.training_iteration": (9,),
 }
-"""Which of them fields may be, and what is in fields; nothing else."""
+"""Values among them that fields may have, and what is in fields; nothing else."""
 
 
 def within(path: str, value: Any) -> Callable[[dict[str, Any]], None]:

@@ -80,7 +80,7 @@ def test_a_copy_is_exact_but_for_keys_and_new_values(algo: str, num_devices: int
 
 @pytest.mark.slow
 def test_a_count_is_copied_to_the_last_step() -> None:
-    """Of 2**24 + 1 float32 knows nothing."""
+    """2**24 + 1 is no float32."""
     late = 2**24 + 1
     how = scheduler(
         hyperparam_mutations={"initial_random_timesteps": [late, late + 2]},

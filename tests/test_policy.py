@@ -72,7 +72,7 @@ def remembering_all(model: Any = None, **runners: Any) -> Any:
 
 
 def whole_episodes(skip: int = 0) -> list[list[tuple[Any, int]]]:
-    """What was seen and done, episode for episode, from row `skip` of each copy on."""
+    """Return what was seen and done, episode for episode, from row `skip` of each copy on."""
     copies: dict[int, list[tuple[Any, int]]] = {}
     for copy, obs, action in Corridors.played:
         assert obs["action_mask"][action]

@@ -1,4 +1,4 @@
-"""What reporting and debugging settings put into a result, or change of it."""
+"""Effects of reporting and debugging settings on a result."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What RLlib's documents show, in other words and with the package renamed, runs.
+"""Programs as in RLlib's documents, in other words and with the package renamed.
 
 Versions 2.3 to the new API stack; sizes are small. Snippets for several agents, recorded data, export,
 and GPUs are not here.

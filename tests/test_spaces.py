@@ -149,7 +149,7 @@ def both_spaces(seed: int) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_random_values_come_through_as_they_are(seed: int) -> None:
-    """What `compute_single_action` does to an observation, and what actions go through."""
+    """Observations and actions take the path of `compute_single_action`."""
     for space in both_spaces(seed):
         space.seed(seed)
         sample = space.sample()

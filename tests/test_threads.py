@@ -35,7 +35,7 @@ class Held:
             self._reached.set()
 
     def stand_still(self, *_: Any, **__: Any) -> None:
-        """What the call calls in its middle."""
+        """Wait in the middle of the call."""
         self._reached.set()
         assert self._go_on.wait(WAIT_S)
 

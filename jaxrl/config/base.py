@@ -39,7 +39,7 @@ class AlgorithmConfig(ConfigBuilder):
 
     algo_name: ClassVar[str] = ""
     is_async: ClassVar[bool] = False
-    """Whether runners continue to sample during updates of the learner, as in IMPALA."""
+    """True if runners continue to sample during updates of the learner, as in IMPALA."""
 
     environment_settings: training_groups.EnvironmentSettings = (
         training_groups.EnvironmentSettings()

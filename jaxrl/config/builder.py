@@ -45,7 +45,7 @@ class ConfigBuilder:
     preferred_devices: tuple[int, str] | None
     """Number of devices for `num_devices='auto'` and the reason; a resumed run keeps its number."""
     is_recorded: bool
-    """Whether all that is measured on a machine was decided when the run began, as for a resume."""
+    """True if all that is measured on a machine was decided when the run began, as for a resume."""
     algo_class: "type[Algorithm] | None"
     _explicit: set[str]
     _announced: set[str]

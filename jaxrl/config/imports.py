@@ -17,7 +17,7 @@ from jaxrl.errors import CheckpointError, ConfigError
 from jaxrl.moved import find_new_name
 
 TrustSpec: TypeAlias = bool | str | Sequence[str] | None
-"""Whether everything in a checkpoint is trusted, or the packages that it may import."""
+"""Trust in everything in a checkpoint (True), or the packages that it may import."""
 
 TRUST_ALL = "all"
 """Value on the command line that stands for True."""

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 Placement = Literal["in_graph", "host", "ray"]
-"""Where environments are stepped: in the compiled program, from Python, or by Ray actors."""
+"""Place where environments are stepped: in the compiled program, in Python, or in Ray actors."""
 
 _EPISODES_REASON = (
     "episodes run inside the compiled program, which calls no Python; on_episode_end is called for "

@@ -17,7 +17,7 @@ class Renamed:
     new_name: str
     transform: Callable[[Any], object] = lambda value: value
     is_quiet: bool = False
-    """Whether the name is current in RLlib, so that no note is needed."""
+    """True if the name is current in RLlib, so that no note is needed."""
 
 
 _CALLED_HOOKS = (

@@ -82,7 +82,7 @@ OPENERS: Mapping[LoggerName, Callable[[RecordedRun], Sink]] = {
     "console": _open_console,
     "wandb": _open_wandb,
 }
-"""How the sink of each name is opened; `jaxrl.config.loggers` has the names."""
+"""Functions that open the sink of each name; `jaxrl.config.loggers` has the names."""
 
 
 def open_sinks(

@@ -17,7 +17,7 @@ class NeededImport:
     module: str
     name: str | None = None
     is_for_effect: bool = dataclasses.field(default=False, compare=False)
-    """Whether the import itself is needed, and no name of it."""
+    """True if the import itself is needed, and no name of it."""
 
 
 class Context:

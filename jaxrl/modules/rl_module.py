@@ -75,7 +75,7 @@ class RLModule:
 
     log_std_clip: ClassVar[float] = 20.0
     trains_on_sequences: ClassVar[bool] = True
-    """Whether a carry matters to the loss; False where it only shapes the noise of exploration."""
+    """True if a carry matters to the loss; False where it only shapes the noise of exploration."""
     model_config_class: ClassVar[type[Any] | None] = None
     """Class that validates `model_config`; None leaves that to the module."""
 

@@ -1,4 +1,4 @@
-"""Whether this process is one of jaxrl's commands, which run no other code beforehand."""
+"""Record of whether this process is a command of jaxrl's, which runs no other code beforehand."""
 
 _process_state = {"command": False}
 

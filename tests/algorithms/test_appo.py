@@ -96,7 +96,7 @@ def test_the_loss_equals_a_plain_loop() -> None:
 
 
 def test_with_a_fresh_target_the_first_gradient_is_impalas() -> None:
-    """Where policy, target and acting policy are one, the surrogate's gradient is A ∇log π."""
+    """If policy, target and acting policy are one, the surrogate's gradient is A ∇log π."""
     appo, state = learner_and_state("APPO", grad_clip=None)
     impala, other = learner_and_state("IMPALA", grad_clip=None)
     rollout = recorded(4)

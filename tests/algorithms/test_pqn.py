@@ -289,7 +289,7 @@ def test_rows_without_transitions_count_for_nothing() -> None:
 
 @functools.cache
 def acting() -> Any:
-    """What a state of the learner acts like: a rollout, and Q of its observations."""
+    """Return a rollout of a learner's state, and Q of its observations."""
     config = small("PQN", env="jaxrl:probe-obs-action-v0")
     assembly = assemble(config.env_runners(num_envs_per_env_runner=128))
     runner = assembly.in_graph_runner
@@ -317,7 +317,7 @@ def test_epsilon_is_the_share_of_random_actions(epsilon: float) -> None:
 
 @pytest.mark.allow_key_reuse
 def test_targets_take_the_values_that_acting_computed() -> None:
-    """Which are those of the parameters that prepare() gets."""
+    """These values are those of the parameters that prepare() gets."""
     rollout, anew = acting()(jnp.float32(0.5))
     acted = rollout.extras[Columns.ACTION_DIST_INPUTS]
     np.testing.assert_allclose(acted, anew, rtol=1e-5, atol=1e-6)

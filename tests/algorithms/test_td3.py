@@ -39,7 +39,7 @@ def action_of(policy: Any, obs: Any) -> np.ndarray:
 
 
 def critic_loss(state: Any, batch: Any, noise: Any, loss: Any) -> tuple[float, np.ndarray]:
-    """Of all rows, for noise in halves of the range; and the absolute errors."""
+    """Compute the loss of all rows, for noise in halves of the range, and the absolute errors."""
     before, target, b = jax.device_get((state.sgd.params, state.target.params, batch))
     total, errors = 0.0, np.zeros(ac.ROWS)
     for i in range(ac.ROWS):

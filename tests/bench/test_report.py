@@ -1,4 +1,4 @@
-"""What a report shows, from a summary that is made up."""
+"""Content of a report, from a summary that is made up."""
 
 import re
 from typing import Any

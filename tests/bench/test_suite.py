@@ -1,4 +1,4 @@
-"""What a suite's file may say, and what is refused before anything runs."""
+"""Contents of a suite's file, and those that are refused before anything runs."""
 
 from pathlib import Path
 

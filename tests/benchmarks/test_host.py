@@ -55,7 +55,7 @@ class FakeHostWorker(FakeWorker):
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """What peers are asked for, none of which is started."""
+    """Record the requests to peers, none of which is started."""
     return start_fakes(monkeypatch, RATES, FakeHostWorker)
 
 

@@ -50,7 +50,7 @@ class FakeReplayWorker(FakeWorker):
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """What peers are asked for, none of which is started."""
+    """Record the requests to peers, none of which is started."""
     return start_fakes(monkeypatch, RATES, FakeReplayWorker)
 
 
@@ -190,7 +190,7 @@ def _linear_sac(networks: Any, batch: Any) -> Any:
 
 
 def _products(fn: Any, *arguments: Any) -> Counter[int]:
-    """How many matrix products a function has of each number of multiplications."""
+    """Count the matrix products of a function by their number of multiplications."""
     text = jax.jit(fn).lower(*arguments).as_text()
     shapes = re.findall(r"dot_general .*: \(tensor<(.*?)>, tensor<(.*?)>\) -> tensor<(.*?)>", text)
     sizes = [

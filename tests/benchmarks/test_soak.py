@@ -175,7 +175,7 @@ def test_an_idle_peer_is_stopped_and_goes_on_when_asked() -> None:
 
 
 def is_soon(pid: int, *states: str | None) -> bool:
-    """Whether a process gets into one of the states, letters as in /proc; None is gone."""
+    """Wait for a process to be in one of the states, letters as in /proc; None is gone."""
     end = time.monotonic() + 10.0
     while time.monotonic() < end:
         if state_of(pid) in states:

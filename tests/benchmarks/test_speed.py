@@ -120,7 +120,7 @@ class Started(FakeWorker):
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[str, Any]]]:
-    """What each peer of another rate is asked for, none of which is started."""
+    """Record the requests to peers of another rate, none of which is started."""
     rates = {"jaxrl": 400.0, "rejax": 200.0, "sb3": 20.0, "rllib-2x16": 10.0, "limits": 1.0}
     asked: dict[str, list[tuple[str, Any]]] = {name: [] for name in rates}
 

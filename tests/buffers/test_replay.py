@@ -150,7 +150,7 @@ def test_uniform_draws_take_every_held_row_alike(rollouts: int) -> None:
 
 
 def test_streams_that_skip_are_not_folded_over() -> None:
-    """Where a column goes on with another environment, or after lost steps, a new part starts."""
+    """A new part starts if a column goes on with another environment, or after lost steps."""
     shape = (2, 12, 3)
     made, streams = Buffer(shape, allow_gaps=True, n_step=(3, 3)), Streams(2, 12, 0, ends=0, gaps=0)
     state = made.filled(streams, 0)

@@ -242,7 +242,7 @@ def test_a_million_sets_leave_the_sums_right(after_a_million: dict[str, Any]) ->
 def test_flashbax_loses_its_sums_and_draws_leaves_of_priority_zero(
     after_a_million: dict[str, Any],
 ) -> None:
-    """Why its tree is not used; where this fails, look whether it can be."""
+    """This is the reason for not using its tree; if this fails, look whether it can be used."""
     _, _, last = after_a_million["flashbax"]
     small = after_a_million["small"]
     true_total = small.sum(dtype=np.float64)

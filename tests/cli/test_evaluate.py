@@ -97,7 +97,7 @@ def test_the_environment_of_the_config_is_the_same_evaluation(
 
 
 def check_rollouts(path: Path, printed: str) -> dict[str, np.ndarray]:
-    """What every file of transitions has."""
+    """Check the properties of every file of transitions."""
     arrays = dict(np.load(path))
     number = len(arrays["rewards"])
     assert all(len(rows) == number for rows in arrays.values())

@@ -1,4 +1,4 @@
-"""What is written to the terminal below Python while the panel is drawn there."""
+"""Output that bypasses Python while the panel is drawn on the terminal."""
 
 import fcntl
 import io
@@ -43,7 +43,7 @@ SIZES = ("COLUMNS", "LINES")
 
 
 def run(then: str = "", **streams: Any) -> tuple[str, subprocess.CompletedProcess[bytes]]:
-    """What a program with a panel sends to its terminal of 70 columns, and the ended program."""
+    """Return the output of a program with a panel to its terminal of 70 columns, and the program."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 70, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in SIZES}

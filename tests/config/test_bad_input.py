@@ -1,4 +1,4 @@
-"""What is wrong with a config is said in one line: the setting, the value, and what would work."""
+"""Errors of a config in one line: the setting, the value, and what would work."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -20,7 +20,7 @@ from jaxrl.config.registry import get_algorithm_config, list_algorithms
 from jaxrl.errors import JaxrlError
 
 SECONDS = 10.0
-"""Of processor time that one config may take: more is a loop over what was set."""
+"""Processor time that one config may take: more is a loop over what was set."""
 COUNTS = (0, 1, 2, 3, 7, 8, 64, 97, 1000, 4096, 10**6, 2**31 - 1, 2**31, 2**53, 2**61 - 1, 2**63)
 INTEGERS = (*COUNTS, 2**64, 10**18, 10**30, -1, -(2**31), 1e6, 1e30)
 NUMBERS = (0.0, 1e-46, 1e-8, 0.1, 0.5, 0.999, 1.0, 2.5, 1e3, 1e10, 1e39, 1e300, -1.0, -1e30)

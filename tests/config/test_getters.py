@@ -1,4 +1,4 @@
-"""What a config tells about itself, and what it does not have: each getter of RLlib's by name."""
+"""Getters of RLlib's configs: each by name, present or explained."""
 
 from typing import Any
 

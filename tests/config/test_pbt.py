@@ -1,4 +1,4 @@
-"""What `sweep(scheduler=...)` takes, and what it refuses before anything is built."""
+"""Values that `sweep(scheduler=...)` takes, and those it refuses before anything is built."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Where environments are stepped, what is refused there, and what is advised."""
+"""Placement of environments: the choice, what is refused, and what is advised."""
 
 from typing import Any
 

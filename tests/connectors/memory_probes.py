@@ -17,7 +17,7 @@ STEPS = 6
 
 @pytree
 class MemoryState:
-    """What the task is about, what is observed, and the number of steps so far."""
+    """Value to remember, the observation, and the number of steps so far."""
 
     secret: Any
     obs: Any

@@ -162,7 +162,7 @@ def test_a_learner_connector_comes_after_the_defaults_and_before_the_targets() -
 
 @pytest.mark.allow_key_reuse
 def test_rewards_are_normalized_by_the_discount_of_the_moment() -> None:
-    """Which population based training may have changed since the run was built."""
+    """Population based training may have changed it since the run was built."""
     config = small("A2C", gamma=0.5).env_runners(normalize_rewards=True)
     assembly = assemble(config)
     state = jax.jit(assembly.train_step.init)(jax.random.key(0), assembly.made.params)

@@ -89,7 +89,7 @@ def test_the_latest_of_the_episode_stand_beside_the_observation(
 
 
 def _seen(pipeline: Any, obs: Any, action: Any, reward: Any, is_first: Any) -> list[Any]:
-    """What the module sees at each step."""
+    """Return the module's observation at each step."""
     num_steps, num_envs = reward.shape
     carry, rows = pipeline.init_carry(num_envs), []
     last = jnp.asarray(action[-1]), jnp.asarray(reward[-1])  # of another episode: not to be seen

@@ -1,4 +1,4 @@
-"""What holds for every algorithm: a new one is a new row in `tests.helpers.ALGORITHMS`."""
+"""Contracts of every algorithm: a new one is a new row in `tests.helpers.ALGORITHMS`."""
 
 import dataclasses
 from typing import Any

@@ -114,7 +114,7 @@ def test_minibatches_have_the_same_members_on_any_number_of_devices() -> None:
     experience, steps = runner.experience, runner.num_steps
 
     def rows_of(key: Any, here: Any) -> Any:
-        """Of every update, where the shards `here` of two environments each are held."""
+        """Return the rows of every update, where the shards `here` of two environments each are held."""
         envs = 2 * here.shape[0]
         orders = experience.sample_orders(key, here)
         updates = jnp.arange(experience.num_updates, dtype=jnp.int32)

@@ -76,7 +76,7 @@ def sinusoid(distance, dim):
 
 
 def attend(p, rows):
-    """What the last of the rows sees of all of them, one head and one row at a time."""
+    """Attend from the last row to all rows, one head and one row at a time."""
     query, heads = dense(p["query"], rows[-1]), []
     for h in range(HEADS):
         part = slice(h * HEAD_DIM, (h + 1) * HEAD_DIM)

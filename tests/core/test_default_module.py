@@ -254,7 +254,7 @@ def _base(name, settings):
 
 @functools.cache
 def _program(kind, config):
-    """What initialises and evaluates a module, as text: traced, since compiling takes seconds."""
+    """Return the traced program of a module, as text, since compiling takes seconds."""
     space = {"conv": TINY_IMAGE, "fusionnet": PARTS, "embedding": PARTS}.get(kind, VECTOR)
     action = "multi" if kind == "autoregressive" else "box"
     module = build(action, space, **json.loads(config))

@@ -105,7 +105,7 @@ def test_independent_parts_add_up() -> None:
 
 
 def split_sums(inputs: Any, others: Any, leaves: list[Any]) -> Any:
-    """Of each part by itself, in the order of the leaves."""
+    """Return the sums of each part by itself, in the order of the leaves."""
     pieces = [PARTS["box"], PARTS["one"], *PARTS["rest"].spaces]
     start, log_prob, entropy, kl = 0, 0.0, 0.0, 0.0
     for piece, leaf in zip(pieces, leaves, strict=True):

@@ -72,7 +72,7 @@ def test_choices_are_embedded_if_asked() -> None:
 
 
 def stream_features() -> Any:
-    """What reaches the dense layers that join the parts, for one value."""
+    """Return the input of the dense layers that join the parts, for one value."""
     module = build(spaces.Dict({"n": FROM_FIVE, "b": BYTES, "f": FLOATS}))
     streams: Any = module.network.pi_encoder.streams
     identity = streams.clone(mlp=streams.mlp.clone(hiddens=()))

@@ -18,7 +18,7 @@ def code_cells(notebook: Any) -> list[Any]:
 
 
 def kinds(cell: Any) -> list[Any]:
-    """What the outputs of a cell are: the stream's name, or the kinds of data."""
+    """Return the kinds of a cell's outputs: the stream's name, or the kinds of data."""
     outputs = [o.name if o.output_type == "stream" else sorted(o.data) for o in cell.outputs]
     streams = [kind for kind in outputs if isinstance(kind, str)]
     return [*dict.fromkeys(streams), *(kind for kind in outputs if not isinstance(kind, str))]

@@ -158,7 +158,7 @@ def test_an_environment_without_parameters_trains_and_is_restored(tmp_path: Path
 
 
 class Altered(Walk):
-    """What a step returns, changed afterwards; `cheap` tells which check to expect."""
+    """Environment whose steps are changed afterwards; `cheap` tells which check to expect."""
 
     def step(self, key: Any, state: Any, action: Any, params: Any) -> Any:
         state, step = super().step(key, state, action, params)

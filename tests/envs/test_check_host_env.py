@@ -53,7 +53,7 @@ class Forgets(Walk):
 
 
 class Shares(Walk):
-    """What one copy does is seen by the next; a reset cleans up."""
+    """Environment whose copies share their state; a reset cleans up."""
 
     steps: list[int] = []
 

@@ -33,7 +33,7 @@ CASES: dict[str, tuple[list[float], list[float], Any]] = {
 
 
 def distance_to_threshold(name: str, after: np.ndarray) -> np.ndarray:
-    """How far gymnasium's state after the step is from where termination would flip."""
+    """Compute the distance of gymnasium's state after the step from where termination would flip."""
     if name == "CartPole-v1":
         margins = [np.abs(after[:, 0]) - 2.4, np.abs(after[:, 2]) - 12 * 2 * np.pi / 360]
     elif name == "Acrobot-v1":
@@ -93,7 +93,7 @@ def gymnasium_steps(name: str, states: np.ndarray, actions: np.ndarray) -> dict[
 
 
 def conditioning(name: str, states: np.ndarray, actions: np.ndarray) -> np.ndarray:
-    """What one float32 rounding of each number of the state does to gymnasium's own result.
+    """Compute the effect of a float32 rounding of each number of the state on gymnasium's result.
 
     Acrobot's Runge-Kutta step is so steep at high speeds that float64 and float32 must differ.
     """

@@ -20,7 +20,7 @@ ONE_OF_EACH = (
     *("CartPole-v1", "Pendulum-v1", "Breakout-MinAtar", "Catch-bsuite", "FourRooms-misc"),
     *("SimpleBandit-bsuite", "Reacher-misc"),
 )
-"""Of each suite, and of each kind of observation and action."""
+"""Environments of each suite, and of each kind of observation and action."""
 MINATAR = [name for name in ENV_IDS if name.endswith("-MinAtar")]
 
 

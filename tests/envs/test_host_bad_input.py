@@ -1,4 +1,4 @@
-"""What is wrong with a gymnasium environment is one sentence, before the first step or at it."""
+"""Faults of gymnasium environments: one sentence, before the first step or at it."""
 
 import logging
 import re
@@ -112,7 +112,7 @@ class ShortTuple(NestedObs):
 
 
 class Scripted(Good):
-    """What its step returns beside the observation."""
+    """Environment whose step returns what is given beside the observation."""
 
     reward: Any = 1.0
     terminated: Any = False

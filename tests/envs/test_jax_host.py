@@ -29,7 +29,7 @@ def actions(count: int = NUM_STEPS) -> np.ndarray:
 
 
 def in_graph(made: MadeEnv, reset_mode: Any) -> dict[str, Any]:
-    """What the compiled loop sees: first states of the run's second key, then one scan."""
+    """Step as the compiled loop does: first states of the run's second key, then one scan."""
     env = VectorEnv(made.env, reset_mode)
 
     def body(state: Any, row: Any) -> Any:

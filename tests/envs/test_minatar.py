@@ -74,7 +74,7 @@ def recorded(name: str) -> dict[str, Any]:
 
 
 def disputed(name: str, rows: dict[str, Any]) -> dict[str, Any]:
-    """Where gymnax's game differs as the module's docstring says: everything, or one of these parts."""
+    """Return the parts in which gymnax's game differs as the module's docstring says, or "everything"."""
     before = rows["before"]
     where: dict[str, Any] = {"all": np.zeros(rows["reward"].shape, bool)}
     if name == "Freeway":

@@ -1,4 +1,4 @@
-"""What tests run in processes of their own: `program.py train FOLDER` and `program.py restore RUN`.
+"""Program that tests run in a process of its own: `train FOLDER` and `restore RUN`.
 
 Nothing but JAX's and jaxrl's own rules decides here how many devices there are, and the first thing
 that a restoring process does is to restore.
@@ -17,7 +17,7 @@ from jaxrl.runtime.cores import count_usable_cores
 from jaxrl.runtime.devices import MAX_CPU_DEVICES
 
 ROWS = ALWAYS_FASTER_ROWS * min(MAX_CPU_DEVICES, count_usable_cores())
-"""Of a minibatch: enough to be shared by all devices without a trial."""
+"""Rows of a minibatch: enough to be shared by all devices without a trial."""
 
 
 def configs() -> dict[str, Any]:
@@ -47,7 +47,7 @@ def configs() -> dict[str, Any]:
 
 
 def outcome(run: Any, result: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be the same in every process."""
+    """Return the values that must be the same in every process."""
     lanes = [lane.algorithm for lane in run._runs] if hasattr(run, "lanes") else [run]
     digest = hashlib.sha256()
     for lane in lanes:

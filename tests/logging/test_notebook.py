@@ -18,7 +18,7 @@ STOP = {"num_env_steps_sampled_lifetime": 1000.0}
 
 
 class Cells:
-    """What a kernel does: outputs by the cell that runs and their ids."""
+    """Stand-in for a kernel: outputs by the cell that runs and their ids."""
 
     def __init__(self) -> None:
         self.execution_count = 1

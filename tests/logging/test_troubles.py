@@ -1,4 +1,4 @@
-"""What a line for people says of troubles: what went wrong, and no accounts of what went right."""
+"""Troubles in a line for people: what went wrong, and no accounts of what went right."""
 
 from jaxrl.loggers.text import fault_counts
 

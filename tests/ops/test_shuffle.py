@@ -41,7 +41,7 @@ def test_parts_make_the_whole_and_jit_and_vmap_agree(size):
 
 @pytest.mark.parametrize("size", [6, 16, 50, 64])
 def test_about_uniform_over_keys(size):
-    """Where each element lands, how neighbours are split, and rank correlation with the input."""
+    """Elements land evenly, neighbours are split, and ranks do not correlate with the input."""
     num_keys = 100 * size
     keys = jax.random.split(jax.random.key(7), num_keys)
     orders = np.asarray(jax.jit(jax.vmap(lambda k: _order(k, size)))(keys)).astype(int)

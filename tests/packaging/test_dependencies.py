@@ -1,4 +1,4 @@
-"""What is declared is what is needed, and what is needed can be installed again."""
+"""Dependencies: those declared are those needed, and can be installed again."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""What surrounds a release agrees with the package."""
+"""Agreement of a release's files with the package."""
 
 import re
 import tomllib

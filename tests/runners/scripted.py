@@ -172,7 +172,7 @@ class Counting(ActorCriticModule):
 
 
 class Drawing(ActorCriticModule):
-    """What it draws stands in for the log-probability."""
+    """Module whose draws stand in for the log-probability."""
 
     def forward_exploration(self, *args: Any) -> Any:
         return {**super().forward_exploration(*args), Columns.ACTION_LOGP: args[-1][:, 0]}

@@ -1,4 +1,4 @@
-"""How many devices share an update, and in which parts it is taken: what is tried, kept and taken."""
+"""Number of devices that share an update, and its parts: what is tried, kept and taken."""
 
 import json
 from pathlib import Path

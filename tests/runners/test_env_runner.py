@@ -102,7 +102,7 @@ def test_a_jax_environment_gives_the_transitions_of_the_compiled_loop(
 
 
 def lanes(fragments: list[Fragment]) -> list[dict[str, Any]]:
-    """What each environment's transitions were, one after another, without the other rows."""
+    """Return each environment's transitions, one after another, without the other rows."""
     result: list[dict[str, Any]] = []
     for b in range(fragments[0].rollout.mask.shape[1]):
         lane: dict[str, Any] = {}

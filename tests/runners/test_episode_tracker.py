@@ -89,7 +89,7 @@ def test_a_reset_that_takes_a_step_is_no_step_of_an_episode() -> None:
 
 
 def _first(episode: SingleAgentEpisode) -> Any:
-    """What tells the parts of two environments apart: where it begins and what was drawn there."""
+    """Return the start of a part and what was drawn there, which tell two environments apart."""
     drawn = episode.get_extra_model_outputs(Columns.ACTION_LOGP, 0)
     return *map(float, episode.get_observations(0)), float(drawn)
 

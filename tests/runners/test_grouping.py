@@ -1,4 +1,4 @@
-"""Which lanes share a program; nothing is compiled."""
+"""Lanes that share a program; nothing is compiled."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def test_lanes_share_a_program_if_their_environments_differ_in_arguments_alone(
 
 
 def test_so_do_the_environments_of_evaluation() -> None:
-    """Which get the `env_config` of training, and may make something else of it."""
+    """They get the `env_config` of training, and may make something else of it."""
     config = small().environment(env_config={"gravity": grid([1.0, 2.0])})
     assert sizes(config) == [2]
     config.evaluation(evaluation_config={"env": "tests.runners.test_grouping:Heavy"})

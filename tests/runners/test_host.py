@@ -67,7 +67,7 @@ def test_a_host_run_equals_the_compiled_one(settings: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("num_devices", slow_but(4, of=[1, 4]))
 def test_rows_that_are_no_transitions_are_no_steps_in_the_program_either(num_devices: int) -> None:
-    """Of schedules, stop criteria and results; one that misses some makes another batch of them."""
+    """Schedules, stop criteria and results do not count them; a batch without some is another batch."""
     results, states = [], []
     for placement in ("in_graph", "host"):
         config = small("A2C", FaultyEnv("CartPole-v1"), lr=[[0, 1e-2], [1000, 0.0]])
@@ -256,7 +256,7 @@ def test_a_runner_of_ones_own_samples() -> None:
 
 
 def counting_reports(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many dispatches each fetched report was of, from now on."""
+    """Record the number of dispatches of each fetched report, from now on."""
     numbers: list[int] = []
     fetch = TrainReport.fetch
 

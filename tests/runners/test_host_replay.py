@@ -130,7 +130,7 @@ def folded(algorithm: Algorithm, number: int) -> list[Any]:
 
 
 def assert_folds_stay_in_their_stream(batches: list[Any], most: int) -> dict[int, int]:
-    """How many folds of each length there are.
+    """Check the folds, and return the number of each length.
 
     A `Toy` observes where it is and what it counts, and is rewarded with the count's last digit.
     """

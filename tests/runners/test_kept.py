@@ -28,7 +28,7 @@ from jaxrl.runtime.program import Program
 from tests.helpers import small
 
 FACTOR = 2 + time.time_ns() % 10**6
-"""Of instructions that no earlier run left in JAX's cache."""
+"""Constant of a program that no earlier run left in JAX's cache."""
 
 TIMES = ("time", "date", "system", "compil", "per_second", "pid")
 

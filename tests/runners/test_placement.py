@@ -1,4 +1,4 @@
-"""What decides where a run goes has its effect when the Algorithm is built."""
+"""Settings of placement have their effect when the Algorithm is built."""
 
 import os
 

@@ -31,7 +31,7 @@ def notes(caplog: pytest.LogCaptureFixture) -> list[str]:
 def unknown_options(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> pytest.LogCaptureFixture:
-    """Of an XLA that has none of the options: who asks for them is heard of."""
+    """Return the log of an XLA that has none of the options, so that asking for them is seen."""
     monkeypatch.setattr(program, "SMALL_PROGRAM_OPTIONS", {"xla_option_of_another_version": True})
     caplog.set_level(logging.INFO, logger=program.__name__)
     return caplog

@@ -1,4 +1,4 @@
-"""What learners see of a module that remembers is what it saw when it acted."""
+"""Modules with memory: learners see what the module saw when it acted."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the settings of replay make of a run, before anything is compiled."""
+"""Effects of the settings of replay on a run, before anything is compiled."""
 
 from typing import Any
 
@@ -70,7 +70,7 @@ def test_what_is_not_as_it_was_set_is_told() -> None:
 
 
 def size_of(assembly: Assembly) -> int:
-    """Of the buffer's arrays."""
+    """Compute the size of the buffer's arrays."""
     state = jax.eval_shape(
         lambda key: assembly.in_graph_runner.init(key, assembly.made.params), jax.random.key(0)
     )

@@ -1,4 +1,4 @@
-"""What connectors keep of each environment, where a train batch has several of its fragments."""
+"""State of connectors per environment, where a train batch has several of its fragments."""
 
 import dataclasses
 from typing import Any

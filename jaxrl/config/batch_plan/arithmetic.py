@@ -95,9 +95,9 @@ class BatchRequest:
     num_env_runners: int = 1
     num_learners: int = 1
     is_async: bool = False
-    """Whether a batch is made of any fragments, instead of one from each runner."""
+    """True if a batch is made of any fragments, instead of one from each runner."""
     is_per_learner: bool = False
-    """Whether the train batch was set as train_batch_size_per_learner."""
+    """True if the train batch was set as train_batch_size_per_learner."""
     num_epochs: int = 1
     iterations_per_batch: int = 1
     is_whole_batch: bool = False

@@ -1,4 +1,4 @@
-"""What of our settings the adapters of other libraries take over."""
+"""Settings of ours that the adapters of other libraries take over."""
 
 from pathlib import Path
 

@@ -63,7 +63,7 @@ class Group:
 
 
 class Round:
-    """What a group answers to one evaluation."""
+    """Answers of a group to one evaluation."""
 
     def __init__(self, group: Group, shares: list[EvalShare]) -> None:
         self.group, self.shares = group, shares

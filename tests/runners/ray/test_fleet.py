@@ -1,4 +1,4 @@
-"""What a group does when its runners are slow, die, hang or raise, in simulated time."""
+"""Groups whose runners are slow, die, hang or raise, in simulated time."""
 
 import dataclasses
 import math
@@ -57,7 +57,7 @@ class Group:
         self.fleet.wait_until_started()
 
     def batch(self, version: int) -> list[tuple[int, int]]:
-        """Which runner's which fragment each place of the batch has."""
+        """Return the runner and the fragment of each place of the batch."""
         self.fleet.publish(Weights(version=version, actor=None))
         before = self.fleet.ledger
         batch = self.sampling.next_batch()

@@ -1,4 +1,4 @@
-"""What Ray is asked for is held against what it has; starting it leaves this process as it was."""
+"""Start of Ray: requests are held against what it has, and this process stays as it was."""
 
 import json
 import os
