@@ -50,7 +50,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """A finished run and what was printed; tests do not change it."""
     results = tmp_path_factory.mktemp("results")
     stop = json.dumps({"training_iteration": 4})
-    done = jaxrl(*TRAIN, "--stop", stop, "--name", "my run", "--results-dir", results, "--seed", 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["a_program"])  # else python -m, where pytest was started so
+        done = jaxrl(
+            *TRAIN, "--stop", stop, "--name", "my run", "--results-dir", results, "--seed", 3
+        )
     assert done.exit_code == 0, done.output
     return results / "my run", done
 

@@ -28,7 +28,7 @@ def config_of(placement: str, num_learners: int, **training: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[Algorithm]:
+def two(ray_cluster: None) -> Iterator[Algorithm]:
     """Two learners that have learned from one train batch of the compiled loop, in one update."""
     with config_of("auto", 2, **ONE).build() as algorithm:
         algorithm.train()
