@@ -87,6 +87,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _make_parser()
+    options = parser.parse_args(arguments)
+    narrowed = options.settings != parser.get_default("settings") or any(
+        (options.pairs, options.steps, options.peers, options.parts, options.quick)
+    )
+    options.out = options.out or machine.choose_results_folder(is_complete=not narrowed)
+    options.is_default_pairs = options.pairs is None
+    options.pairs = options.pairs or (1 if options.quick else 7)
+    steps = options.steps or (QUICK_STEPS if options.quick else None)
+    try:
+        options.settings = [
+            parse_setting(text, steps=steps) for text in options.settings.split(",")
+        ]
+    except ValueError as error:
+        parser.error(str(error))
+    chosen = list(SUITES) if options.suite == "all" else [options.suite]
+    known_peers = [name for suite in chosen for name in SUITES[suite].known_peers]
+    known_parts = [name for suite in chosen for name in SUITES[suite].parts]
+    peers, parts = (
+        None if text is None else parse_names(parser, option, text, known)
+        for option, text, known in (
+            ("--peers", options.peers, known_peers),
+            ("--parts", options.parts, known_parts),
+        )
+    )
+    options.suites = {
+        name: _select_for_suite(options, SUITES[name], peers, parts) for name in chosen
+    }
+    return options
+
+
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__)
     parser.add_argument(
         "--suite",
@@ -121,34 +153,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="folder for the results (default: that of this machine in benchmarks/results for a "
         "whole suite, otherwise .benchmarks)",
     )
-    options = parser.parse_args(arguments)
-    narrowed = options.settings != parser.get_default("settings") or any(
-        (options.pairs, options.steps, options.peers, options.parts, options.quick)
-    )
-    options.out = options.out or machine.choose_results_folder(is_complete=not narrowed)
-    options.is_default_pairs = options.pairs is None
-    options.pairs = options.pairs or (1 if options.quick else 7)
-    steps = options.steps or (QUICK_STEPS if options.quick else None)
-    try:
-        options.settings = [
-            parse_setting(text, steps=steps) for text in options.settings.split(",")
-        ]
-    except ValueError as error:
-        parser.error(str(error))
-    chosen = list(SUITES) if options.suite == "all" else [options.suite]
-    known_peers = [name for suite in chosen for name in SUITES[suite].known_peers]
-    known_parts = [name for suite in chosen for name in SUITES[suite].parts]
-    peers, parts = (
-        None if text is None else parse_names(parser, option, text, known)
-        for option, text, known in (
-            ("--peers", options.peers, known_peers),
-            ("--parts", options.parts, known_parts),
-        )
-    )
-    options.suites = {
-        name: _select_for_suite(options, SUITES[name], peers, parts) for name in chosen
-    }
-    return options
+    return parser
 
 
 def _format_defaults(field: str) -> str:

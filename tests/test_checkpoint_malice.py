@@ -1,0 +1,275 @@
+"""Malicious metadata of checkpoints: one sentence, and nothing is executed."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.config.deserialize import deserialize_config
+from jaxrl.errors import CheckpointError, JaxrlError
+from jaxrl.runs.checkpoint import (
+    read_metadata,
+)
+from jaxrl.runs.host_state import (
+    resolve_trust,
+)
+from tests.saved_states import forged, loaded, save_two
+
+EVIL = "evil_module_of_a_stranger"
+"""A module that says, by a file, that it was imported or that something of it was called."""
+
+SOURCE = """
+import pathlib
+pathlib.Path(__file__).with_name("EXECUTED").touch()
+def f(*args, **kwargs):
+    pathlib.Path(__file__).with_name("EXECUTED").touch()
+class E:
+    __init__ = f
+"""
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """An older and a newer checkpoint."""
+    return save_two(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture
+def sentinel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file that must not appear."""
+    (tmp_path / f"{EVIL}.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path / "EXECUTED"
+    sys.modules.pop(EVIL, None)
+
+
+def call(path: str, **fields: Any) -> dict[str, Any]:
+    return {"__dataclass__": path, "fields": fields}
+
+
+def paths_to(name: str) -> Any:
+    return {"__import__": name}
+
+
+TOUCH = "touch EXECUTED"
+SYSTEM = call("os:system", command=TOUCH)
+POPEN = call("subprocess:Popen", args=["touch", "EXECUTED"])
+IMPORTED = paths_to(f"{EVIL}:f")
+OBJECT = paths_to(f"{EVIL}:E")
+BOMB: dict[str, Any] = {"shape": [10**12], "dtype": "float32", "crc32": 0}
+
+SETTINGS: dict[str, Any] = {
+    "a shell in lr": {"lr": SYSTEM},
+    "a process in lr": {"lr": POPEN},
+    "a shell in gamma": {"gamma": SYSTEM},
+    "a shell in a schedule": {"lr": [[0, SYSTEM]]},
+    "a shell in a tuple": {"clip_rewards": {"__tuple__": [SYSTEM, 1]}},
+    "a shell in env_config": {"env_config": {"a": {"b": [SYSTEM]}}},
+    "a shell in model_config": {"model_config": SYSTEM},
+    "a shell in a known dataclass": {
+        "model_config": call("jaxrl.modules.model_config:DefaultModelConfig", fcnet_hiddens=SYSTEM)
+    },
+    "a shell in a spec": {
+        "rl_module_spec": call("jaxrl.modules.rl_module:RLModuleSpec", module_class=SYSTEM)
+    },
+    "a module's class that is none": {
+        "rl_module_spec": call(
+            "jaxrl.modules.rl_module:RLModuleSpec", module_class=paths_to("subprocess:Popen")
+        )
+    },
+    "a shell in a marker": {"lr": call("jaxrl.config.sweep:Marker", kind="grid", values=[SYSTEM])},
+    "a shell in a scheduler": {"scheduler": SYSTEM},
+    "a class that is no dataclass": {"model_config": call("pathlib:Path", a=1)},
+    "a module in gamma": {"gamma": IMPORTED},
+    "a class in gamma": {"gamma": OBJECT},
+    "a function as lr": {"lr": IMPORTED},
+    "a function as optimizer": {"optimizer": paths_to("os:system")},
+    "a function as env": {"env": IMPORTED},
+    "a class as env": {"env": OBJECT},
+    "an imported class as env": {"env": paths_to("subprocess:Popen")},
+    "an imported function as env": {"env": paths_to("subprocess:call")},
+    "a function path as env": {"env": f"{EVIL}:f"},
+    "a dotted path as env": {"env": f"{EVIL}.E"},
+    "sys.exit as env": {"env": "sys:exit"},
+    "os.system as env": {"env": "os:system", "env_config": {"command": TOUCH}},
+    "gymnasium's module": {"env": f"gymnasium:{EVIL}:CartPole-v1"},
+    "gymnasium's module, bare": {"env": f"{EVIL}:CartPole-v1"},
+    "an env to wrap": {
+        "env": "jaxrl.envs.faults:FaultyEnv",
+        "env_config": {"env": f"{EVIL}:E"},
+    },
+    "an env in a grid": {
+        "env": call("jaxrl.config.sweep:Marker", kind="grid", values=["CartPole-v1", f"{EVIL}:E"])
+    },
+    "an env of Tune's": {"env": {"grid_search": [f"{EVIL}:E"]}},
+    "an env of evaluation": {"evaluation_config": {"env": f"{EVIL}:E"}},
+    "a class in evaluation": {"evaluation_config": {"env": OBJECT}},
+    "a callback": {"on_checkpoint_loaded": IMPORTED},
+    "a callback by its path": {"on_algorithm_init": f"{EVIL}:f"},
+    "a callback that is imported": {"on_algorithm_init": paths_to("os:abort")},
+    "a callback through jaxrl": {
+        "on_algorithm_init": paths_to("jaxrl.runs.checkpoint.writer:shutil.rmtree")
+    },
+    "callbacks": {"callbacks_class": [f"{EVIL}:E"]},
+    "callbacks under the old name": {"callbacks": f"{EVIL}:E"},
+    "callbacks that are none": {"callbacks_class": paths_to("subprocess:Popen")},
+    "a group of settings": {"callbacks": {"on_algorithm_init": f"{EVIL}:f"}},
+    "another group": {"learners": {"learner_class": f"{EVIL}:E"}},
+    "a learner": {"learner_class": f"{EVIL}:E"},
+    "a learner that is none": {"learner_class": paths_to("subprocess:Popen")},
+    "a runner": {"env_runner_cls": OBJECT},
+    "a connector": {"env_to_module_connector": IMPORTED},
+    "an evaluation": {"custom_evaluation_function": f"{EVIL}:f"},
+    "a check": {"validate_env": f"{EVIL}:f"},
+    "the command line": {"env": "jaxrl.cli.__main__:main"},
+    "a path that is no string": {"learner_class": {"__import__": ["os", "system"]}},
+    "a space of objects": {
+        "observation_space": {"__space__": {"kind": "Box", "low": [0], "high": [1], "dtype": "O"}}
+    },
+    "a space of junk": {
+        "observation_space": {
+            "__space__": {"kind": "Box", "low": [["a"]], "high": 1, "dtype": "float32"}
+        }
+    },
+    "a space of no kind": {"action_space": {"__space__": {"kind": "os:system"}}},
+    "a space of a terabyte": {
+        "observation_space": {"__space__": {"kind": "MultiBinary", "n": 10**12}}
+    },
+    "a number that is none": {"gamma": {"__float__": "os"}},
+    "deeper than any": {"env_config": json.loads('{"a":' * 400 + "1" + "}" * 400)},
+}
+
+
+def in_settings(settings: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+    return lambda document: document["config"]["settings"].update(settings)
+
+
+def in_config(**entries: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda document: document["config"].update(entries)
+
+
+def in_document(**entries: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda document: document.update(entries)
+
+
+def in_leaf(**entries: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda document: document["leaves"]["weights"].update(entries)
+
+
+def without(name: str) -> Callable[[dict[str, Any]], None]:
+    return lambda document: document.pop(name)
+
+
+MALICIOUS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    **{name: in_settings(settings) for name, settings in SETTINGS.items()},
+    "algo is a shell": in_config(algo="os:system"),
+    "algo of a module": in_config(algo=f"{EVIL}:E"),
+    "algo is a class": in_config(algo="subprocess:Popen"),
+    "algo is a list": in_config(algo=[1]),
+    "algo_class is a shell": in_config(algo_class=SYSTEM),
+    "algo_class of a module": in_config(algo_class=OBJECT),
+    "algo_class is a string": in_config(algo_class=f"{EVIL}:E"),
+    "settings are a list": in_config(settings=[1]),
+    "explicit settings are a number": in_config(explicit_settings=5),
+    "explicit settings of lists": in_config(explicit_settings=[[1]]),
+    "config is a list": in_document(config=[]),
+    "4 TB": in_leaf(**BOMB),
+    "4 TB in another leaf": lambda document: document["leaves"].update(more=BOMB),
+    "a negative shape": in_leaf(shape=[-1]),
+    "a shape of floats": in_leaf(shape=[1e9]),
+    "a shape of many axes": in_leaf(shape=[1] * 100),
+    "no dtype": in_leaf(dtype="nonsense"),
+    "objects": in_leaf(dtype="object"),
+    "a structure": in_leaf(dtype="i4,f4"),
+    "a dtype that is a number": in_leaf(dtype=5),
+    "leaves are a list": in_document(leaves=[1]),
+    "a leaf is a list": lambda document: document["leaves"].update(weights=[1]),
+    "leaves of nothing": in_document(leaves={}),
+    "no host": without("host"),
+    "no config": without("config"),
+    "no versions": without("versions"),
+    "no not_saved": without("not_saved"),
+    "a host with more": lambda document: document["host"].update(evil=1),
+    "a host that is a list": in_document(host=[1]),
+    "an iteration of words": lambda document: document["host"].update(iteration="9"),
+    "an iteration below 0": lambda document: document["host"].update(iteration=-9),
+    "steps of words": in_document(env_steps=[1]),
+    "versions of numbers": in_document(versions={"jax": 1}),
+}
+
+
+def test_malicious_metadata_execute_nothing(
+    two: list[Path], tmp_path: Path, sentinel: Path
+) -> None:
+    assert len(MALICIOUS) >= 60
+    environment, want = dict(os.environ), loaded(two[1])
+    assert loaded(forged(tmp_path, two[1], lambda _: None)) == want  # what nobody changed loads
+    refused: dict[str, str] = {}
+    for name, change in MALICIOUS.items():
+        path = forged(tmp_path, two[1], change)
+        with pytest.raises(JaxrlError) as caught:
+            loaded(path)
+        refused[name] = str(caught.value)
+        assert not sentinel.exists(), name
+        assert EVIL not in sys.modules, name
+    assert dict(os.environ) == environment
+    for name, sentence in refused.items():
+        print(f"{name:32} {sentence}")
+        assert "\n" not in sentence, name
+        assert len(sentence) < 700, name
+
+
+def test_what_is_trusted_is_imported_and_what_is_called_is_still_held_to_its_kind(
+    two: list[Path], tmp_path: Path, sentinel: Path
+) -> None:
+    path = forged(tmp_path, two[1], in_settings(SETTINGS["a callback"]))
+    with pytest.raises(CheckpointError, match=rf"trust=\['{EVIL}'\] \(on the command line --trust"):
+        loaded(path)
+    with pytest.raises(CheckpointError, match="would import"):
+        loaded(path, trust=["another_package"])
+    assert not sentinel.exists()
+    loaded(path, trust=EVIL)
+    assert sentinel.exists()
+    sentinel.unlink()
+    for case in (
+        "a shell in lr",
+        "callbacks that are none",
+        "a class as env",
+        "a learner that is none",
+    ):
+        with pytest.raises(JaxrlError):
+            loaded(forged(tmp_path, two[1], in_settings(SETTINGS[case])), trust=True)
+    assert not sentinel.exists()
+
+
+def test_settings_that_act_by_themselves_are_left_out(
+    two: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    acting = {
+        "results_dir": str(tmp_path / "elsewhere"),
+        "compilation_cache_dir": str(tmp_path / "machine code"),
+        "extra_python_environs_for_driver": {"PATH": "/evil"},
+        "extra_python_environs_for_worker": {"LD_PRELOAD": "/evil.so"},
+        "loggers": ["json", "wandb"],
+        "gamma": 0.5,
+    }
+    path = forged(tmp_path, two[1], in_settings(acting))
+    document = read_metadata(path)
+    config = deserialize_config(document["config"], trust=resolve_trust(path, None))
+    for name in acting.keys() - {"gamma"}:
+        assert config[name] == PPOConfig()[name], name
+        assert name in caplog.text
+    assert config.gamma == 0.5
+    assert "trust=True" in caplog.text
+    everything = deserialize_config(document["config"], trust=resolve_trust(path, True))
+    assert {name: everything[name] for name in acting} == acting
+    given = deserialize_config(
+        document["config"], {"results_dir": "mine"}, trust=resolve_trust(path, None)
+    )
+    assert given.results_dir == "mine"
