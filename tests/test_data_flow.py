@@ -261,6 +261,7 @@ def test_hooks_hear_of_own_samples() -> None:
     assert heard["episodes"] == results[-1]["env_runners"]["num_episodes_lifetime"] > 0
 
 
+@pytest.mark.allow_key_reuse
 def test_lanes_share_a_compiled_step() -> None:
     """Each lane is its solo run, and a step outside of the program is refused."""
     config = make(OnPolicyFlow).debugging(loggers=[]).sweep(seeds=[1, 2])
