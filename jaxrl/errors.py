@@ -65,6 +65,10 @@ class LossError(JaxrlError, ValueError):
     """A Learner whose loss or metrics have an invalid form."""
 
 
+class ReplayBufferError(JaxrlError, RuntimeError):
+    """Method of a user's replay buffer that raised, or returned something else than transitions."""
+
+
 class CheckpointError(JaxrlError, ValueError):
     """A checkpoint that is missing, damaged, untrusted or incompatible."""
 

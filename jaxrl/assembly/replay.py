@@ -1,20 +1,28 @@
 """Replay buffer of a config."""
 
 import dataclasses
+import inspect
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 
+from jaxrl.buffers.host import HostBuffer
 from jaxrl.buffers.replay import Prioritization, ReplayBuffer, ReplayState
 from jaxrl.buffers.sequence import AnyReplayBuffer, SequenceReplayBuffer
 from jaxrl.config.batch_plan.arithmetic import BatchPlan, divisors
 from jaxrl.config.batch_plan.replay import ReplayPlan
-from jaxrl.config.settings.replay import HOST, PRIORITIZED, parse_n_step, resolve_buffer_settings
+from jaxrl.config.settings.replay import (
+    HOST,
+    PRIORITIZED,
+    BufferSettings,
+    parse_n_step,
+    resolve_buffer_settings,
+)
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
-from jaxrl.errors import ConfigError
+from jaxrl.errors import ConfigError, summarize_exception
 from jaxrl.modules.encoder_module import EncoderModule
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.ops.schedules import Schedule
@@ -42,20 +50,29 @@ def make_replay_buffer(
     _check_connectors(policy_step)
     settings = resolve_buffer_settings(config)
     if settings.storage == HOST and in_graph:
+        instead = "subclass jaxrl.ReplayBuffer" if settings.host_class else "'storage' to 'device'"
         raise ConfigError(
-            "replay_buffer_config['storage']='host' keeps the buffer where the compiled program "
-            "cannot reach it: set placement='host' to step the environment from Python, or "
-            "'storage' to 'device'."
+            f"{_describe_host_storage(settings)} keeps the buffer where the compiled program cannot "
+            "reach it: set placement='host' to step the environment from Python, or "
+            f"{instead}."
         )
     prioritization = None
-    if settings.type == PRIORITIZED:
+    if settings.kind == PRIORITIZED:
         beta = Schedule.from_setting(settings.beta, name="replay_buffer_config['beta']")
         prioritization = Prioritization(alpha=settings.alpha, beta=beta)
     training = config.training_settings
     module = policy_step.module
     length = get_max_seq_len(module) if module.is_stateful else 1
     _check_sequences(config, plan, length if module.is_stateful else None)
-    replay = ReplayBuffer(
+    has_own_class = settings.host_class is not None or settings.buffer_class is not ReplayBuffer
+    if module.is_stateful and has_own_class:
+        name = (settings.host_class or settings.buffer_class).__name__
+        raise ConfigError(
+            f"replay_buffer_config['type']={name} draws single transitions, and "
+            f"{type(module).__name__} learns from sequences: use 'uniform' or 'prioritized', or a "
+            "module without memory."
+        )
+    replay = settings.buffer_class(
         length=plan.buffer_length,
         num_envs=plan.num_envs,
         num_shards=plan.num_shards,
@@ -66,6 +83,7 @@ def make_replay_buffer(
         prioritization=prioritization,
         allow_gaps=not in_graph,
         in_host_memory=settings.storage == HOST,
+        **(settings.options if settings.host_class is None else {}),
     )
     if not module.is_stateful:
         return replay
@@ -76,6 +94,35 @@ def make_replay_buffer(
         burn_in=training.burn_in_len,
         period=1 if prioritization is None else _period(plan.buffer_length, length),
     )
+
+
+def _describe_host_storage(settings: BufferSettings) -> str:
+    if settings.host_class is None:
+        return "replay_buffer_config['storage']='host'"
+    return f"replay_buffer_config['type']={settings.host_class.__name__}"
+
+
+def make_host_buffer(config: "AlgorithmConfig") -> HostBuffer | None:
+    """Make the buffer of a user's class with RLlib's methods; None if there is none.
+
+    Raises:
+        ConfigError: If its constructor raises.
+    """
+    settings = resolve_buffer_settings(config)
+    if settings.host_class is None:
+        return None
+    parameters = inspect.signature(settings.host_class).parameters
+    given: dict[str, Any] = {"capacity": settings.capacity, **settings.options}
+    if "seed" in parameters:
+        given["seed"] = config.debugging_settings.run_seed
+    try:
+        return settings.host_class(**given)
+    except Exception as error:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        raise ConfigError(
+            f"{settings.host_class.__name__}({arguments}) of replay_buffer_config raised "
+            f"{summarize_exception(error)}."
+        ) from error
 
 
 def _period(rows: int, length: int) -> int:
@@ -208,7 +255,7 @@ def restore_empty_buffer(assembly: "Assembly", restored: TrainState, buffer: PyT
         buffer: Current buffer of the run, whose memory the empty one reuses.
     """
     replay = assembly.replay
-    if replay is None or isinstance(restored.buffer, ReplayState):
+    if replay is None or isinstance(restored.buffer, ReplayState) or not jax.tree.leaves(buffer):
         return restored
     logger.warning(
         "The checkpoint has no replay buffer: learning resumes once %d transitions are in the "

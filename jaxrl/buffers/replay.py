@@ -99,6 +99,10 @@ class Prioritization:
 class ReplayBuffer:
     """Replay buffer with uniform or prioritized sampling of transitions.
 
+    A subclass may be given as `replay_buffer_config={"type": MyBuffer}`. It may override `sample`,
+    `gather_transitions`, `update_priorities`, `init_priorities` and `add_priorities`, all of which
+    are compiled; its own dataclass fields are further keys of `replay_buffer_config`.
+
     Args:
         length: Rows per environment, a multiple of the rollout's length.
         num_envs: Number of environments B over all devices.
@@ -142,7 +146,7 @@ class ReplayBuffer:
         )
         return ReplayState(
             rows=rows,
-            priorities=self._init_priorities(num_envs),
+            priorities=self.init_priorities(num_envs),
             streams=streams if self.allow_gaps else None,
         )
 
@@ -156,7 +160,13 @@ class ReplayBuffer:
             streams = replace(streams, env_index=jnp.full_like(streams.env_index, -1))
         return replace(empty, priorities=priorities, streams=streams)
 
-    def _init_priorities(self, num_envs: int) -> Priorities | None:
+    @property
+    def has_priorities(self) -> bool:
+        """Whether rows have priorities, which updates change."""
+        return self.prioritization is not None
+
+    def init_priorities(self, num_envs: int) -> Priorities | None:
+        """Return the priorities of an empty buffer, with an axis of shards; None without any."""
         if self.prioritization is None:
             return None
         shards = self.count_shards(num_envs)
@@ -192,12 +202,17 @@ class ReplayBuffer:
         by_env = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), _select_stored(rollout))
         return ReplayState(
             rows=_import_storage().add(state.rows, by_env),
-            priorities=self._add_priorities(state, by_env.mask),
+            priorities=self.add_priorities(state, by_env.mask),
             streams=streams,
         )
 
-    def _add_priorities(self, state: ReplayState, mask: Bool[Array, "B T"]) -> Priorities | None:
-        """Return the priorities after a write; `state.rows` is not yet updated."""
+    def add_priorities(self, state: ReplayState, mask: Bool[Array, "B T"]) -> Priorities | None:
+        """Return the priorities after rows are written at `state.rows.current_index`.
+
+        Args:
+            state: Buffer before the rows are written.
+            mask: Whether each row is a transition, which may be drawn.
+        """
         if self.prioritization is None or state.priorities is None:
             return None
         num_envs, num_steps = mask.shape

@@ -162,6 +162,11 @@ class SequenceReplayBuffer:
         added = self.replay.add(replace(state, priorities=None), rollout, env_index, env_step)
         return replace(added, priorities=priorities)
 
+    @property
+    def has_priorities(self) -> bool:
+        """Whether starts have priorities, which updates change."""
+        return self.prioritization is not None
+
     def _add_priorities(
         self, state: ReplayState, num_steps: int, num_envs: int
     ) -> Priorities | None:

@@ -183,7 +183,13 @@ class Setting:
         return parsed
 
     def _resolve_paths(self, value: object) -> object:
-        """Replace import paths by their objects, also in a list."""
+        """Replace import paths by their objects, also in a list and as the `type` of a mapping."""
+        if isinstance(value, Mapping):
+            mapping = typing.cast(Mapping[str, Any], value)
+            path = mapping.get("type")
+            if not isinstance(path, str) or ":" not in path:
+                return mapping
+            return {**mapping, "type": load_object(path, f"{self.name}['type']", self.import_kind)}
         if isinstance(value, list | tuple):
             return [self._resolve_paths(item) for item in typing.cast(list[Any], value)]
         known = get_choices(self.annotation)

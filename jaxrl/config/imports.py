@@ -66,6 +66,7 @@ ENV = ImportKind(
         "gymnax.environments.environment:Environment",
     )
 )
+REPLAY_BUFFER = ImportKind(methods=("add", "sample"))
 RL_MODULE = ImportKind(bases=("jaxrl.modules.rl_module:RLModule",))
 ALGORITHM = ImportKind(bases=("jaxrl.algorithm:Algorithm",))
 ALGORITHM_CONFIG = ImportKind(bases=("jaxrl.config.base:AlgorithmConfig",))

@@ -39,7 +39,12 @@ def make_loop(
         return make_in_graph_loop(assembly, learners, callbacks, algorithm, OwnDispatches())
     hooks = AlgorithmHooks(callbacks, algorithm)
     interval = config.training_settings.weights_interval
-    return HostLoop(lambda: make_env_runner_group(config, assembly, hooks), learners, interval)
+    return HostLoop(
+        lambda: make_env_runner_group(config, assembly, hooks),
+        learners,
+        interval,
+        saves_buffer=assembly.replay is None or assembly.should_save_buffer,
+    )
 
 
 def make_in_graph_loop(

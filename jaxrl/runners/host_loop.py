@@ -5,6 +5,7 @@ group samples a batch on request, with the newest weights; an asynchronous one s
 and returns the fragments that are ready.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from jaxrl.config.settings.run import ReportingSettings
 
 
+logger = logging.getLogger("jaxrl")
+
 _LOOP_PREFIXES = ("env.", "behaviour.")
 """Prefixes of the checkpoint leaves that belong to the loop and not to the learner state."""
 
@@ -37,6 +40,7 @@ class HostLoop:
         make_runners: Function that creates the runner group on first use.
         learners: Learners to update.
         broadcast_interval: Number of train batches between weight broadcasts.
+        saves_buffer: Whether checkpoints store a replay buffer of the user's own.
     """
 
     def __init__(
@@ -44,7 +48,10 @@ class HostLoop:
         make_runners: Callable[[], EnvRunnerGroup],
         learners: LearnerGroup,
         broadcast_interval: int = 1,
+        *,
+        saves_buffer: bool = True,
     ) -> None:
+        self._saves_buffer = saves_buffer
         self._make_runners, self._learners = make_runners, learners
         self._runners: EnvRunnerGroup | None = None
         self._pending_restore: Callable[[EnvRunnerGroup], None] | None = None
@@ -221,14 +228,18 @@ class HostLoop:
 
     def full_state(self, state: TrainState) -> TrainState:
         acting = self._outdated_weights
+        own = self._learners.user_buffer if self._saves_buffer else None
         return replace(
             state,
             env=self.runners.get_state(),
             behaviour=None if acting is None else acting.actor,
+            buffer=state.buffer if own is None else own.get_state() or (),
         )
 
     def env_leaves(self, leaves: Mapping[str, Any], counts: Mapping[str, Any]) -> dict[str, Any]:
-        own = {name: leaf for name, leaf in leaves.items() if name.startswith(_LOOP_PREFIXES)}
+        has_own = self._learners.user_buffer is not None
+        prefixes = (*_LOOP_PREFIXES, "buffer.") if has_own else _LOOP_PREFIXES
+        own = {name: leaf for name, leaf in leaves.items() if name.startswith(prefixes)}
         if any(name.startswith("behaviour.") for name in own) and _VERSION not in counts:
             raise CheckpointError(
                 "The state has the weights of the behavior policy but no "
@@ -245,6 +256,17 @@ class HostLoop:
         if actor is not None:
             weights = Weights(version=int(counts[_VERSION]), actor=actor)
             self._restored = self._learners.generation, weights
+
+        if (buffer := self._learners.user_buffer) is not None:
+            saved = fill("buffer", dict)
+            if saved is None:
+                logger.warning(
+                    "The checkpoint does not have what is in %s: learning resumes once it is "
+                    "filled again.",
+                    type(buffer.buffer).__name__,
+                )
+            else:
+                buffer.set_state(saved)
 
         def restore(runners: EnvRunnerGroup) -> None:
             runners.set_counts(own)

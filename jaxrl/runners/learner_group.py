@@ -1,23 +1,25 @@
 """Learner groups, which own the TrainState: the interface, and the one in this process."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.core.keys import make_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key
-from jaxrl.errors import ConfigError
 from jaxrl.runners.batches import concatenate_fragments, to_devices
 from jaxrl.runners.fragment import Fragment, Weights
-from jaxrl.runners.host_replay import HostReplay
-from jaxrl.runners.learner_steps import LearnerSteps, LocalLearnerSteps
+from jaxrl.runners.host_buffers import make_host_memory
+from jaxrl.runners.host_replay import HostMemory
+from jaxrl.runners.learner_steps import HostMemorySteps, LearnerSteps, LocalLearnerSteps
+from jaxrl.runners.user_replay import UserReplay
 from jaxrl.runtime.program import Program
-from jaxrl.training.replay_updates import PresampledBatches
-from jaxrl.training.report import TrainReport
+from jaxrl.training.report import StepReports, TrainReport
 from jaxrl.training.rollout import ActorState
 from jaxrl.training.sharding import make_train_step_program, state_shardings
 from jaxrl.training.step_programs import StepPrograms
@@ -91,6 +93,11 @@ class LearnerGroup(Protocol):
         ...
 
     @property
+    def user_buffer(self) -> UserReplay | None:
+        """Replay buffer of a user's own class, which the TrainState does not hold; None without."""
+        ...
+
+    @property
     def steps(self) -> LearnerSteps:
         """Steps for a training step of one's own.
 
@@ -125,7 +132,7 @@ class LocalLearnerGroup:
         self._jit, self._devices = config.debugging_settings.jit, devices
         self._train_step = assembly.train_step
         self._generation = 0
-        self._host_memory: HostReplay | None = None
+        self._host_memory: HostMemory | None = None
         self._init, self._main, self._state = self._build(config, assembly, devices)
         self._actor = jax.jit(self._copy_actor)
         programs = StepPrograms(
@@ -135,8 +142,11 @@ class LocalLearnerGroup:
             jit=self._jit,
             program_cache=assembly.program_cache,
         )
-        self._steps = LocalLearnerSteps(
-            programs, lambda: self.state, self._set_trained_state, devices
+        access = lambda: self.state, self._set_trained_state
+        self._steps = (
+            LocalLearnerSteps(programs, *access, devices)
+            if self._host_memory is None
+            else HostMemorySteps(programs, *access, devices, self._host_memory)
         )
 
     def _build(
@@ -148,19 +158,16 @@ class LocalLearnerGroup:
         # Complete episodes differ in length, so their fragments have several shapes.
         retraces = debugging.max_retraces if has_fixed_shapes else None
         train_step = assembly.train_step
-        if (replay := train_step.host_replay) is not None:
-            self._host_memory = HostReplay(
-                train_step, replay, devices, max_retraces=retraces, jit=debugging.jit
-            )
-            main = self._host_memory.train_program
-        else:
-            main = make_train_step_program(
-                train_step,
-                devices,
-                max_retraces=retraces,
-                jit=debugging.jit,
-                program_cache=assembly.program_cache,
-            )
+        self._host_memory = make_host_memory(
+            config, train_step, devices, max_retraces=retraces, jit=debugging.jit
+        )
+        main = make_train_step_program(
+            train_step,
+            devices,
+            max_retraces=retraces,
+            jit=debugging.jit,
+            program_cache=assembly.program_cache,
+        )
 
         def init(key: Key) -> TrainState:
             return train_step.init_without_envs(key, total_envs)
@@ -198,16 +205,16 @@ class LocalLearnerGroup:
 
     @property
     def steps(self) -> LearnerSteps:
-        if self._host_memory is not None:
-            raise ConfigError(
-                "replay_buffer_config['storage']='host' cannot be used by a training_step of one's "
-                "own yet; leave it out, so that the buffer is on the learner's devices."
-            )
         return self._steps
 
     @property
+    def user_buffer(self) -> UserReplay | None:
+        return self._host_memory if isinstance(self._host_memory, UserReplay) else None
+
+    @property
     def programs(self) -> list[Program]:
-        main = [self._main] if self._host_memory is None else self._host_memory.programs
+        memory = self._host_memory
+        main = [self._main] if memory is None else memory.programs
         return [self._init, *main, *self._steps.programs]
 
     def run_batches(
@@ -216,10 +223,11 @@ class LocalLearnerGroup:
         """Raise; the environments are stepped by host runners."""
         raise NotImplementedError("This learner is only trained on fragments of host runners.")
 
-    def update(self, fragments: Sequence[Fragment], on_phase: Callable[[str], None]) -> Summary:
+    def update(
+        self, fragments: Sequence[Fragment], on_phase: Callable[[str], None]
+    ) -> Summary | StepReports:
         if self._host_memory is not None:
-            data = to_devices(fragments, self._devices)
-            return self._learn_with_host_memory(self._host_memory, data, on_phase)
+            return self._update_in_steps(fragments, on_phase)
         # A single device receives the arrays with the call: placing each one would double its cost.
         is_single = self._jit and len(self._devices) == 1
         data = (
@@ -228,25 +236,22 @@ class LocalLearnerGroup:
         self._state, summary = self._dispatch(self._state, data, on_phase=on_phase)
         return summary
 
-    def _learn_with_host_memory(
-        self, memory: HostReplay, data: RolloutBatch, on_phase: Callable[[str], None]
-    ) -> Summary:
+    def _update_in_steps(
+        self, fragments: Sequence[Fragment], on_phase: Callable[[str], None]
+    ) -> StepReports:
         """Train on one train batch, with the replay buffer in host memory."""
-        if self._jit and not self._main.compile_stats:
-            on_phase("compiling")
-        buffer, drawn, dealt = memory.sample_batches(self._state, data)
-        self._state, ready = replace(self._state, buffer=buffer), dealt.is_ready
-        state, summary, errors = self._dispatch(
-            replace(self._state, buffer=()), data, dealt, on_phase=on_phase
-        )
-        self._state = replace(state, buffer=buffer)
-        self._state = replace(state, buffer=memory.update_priorities(buffer, drawn, errors, ready))
-        return summary
+        is_first = self._jit and not self._steps.programs
+        on_phase("compiling" if is_first else "training")
+        batch, received = self._steps.receive(fragments)
+        self._steps.add_to_buffer(batch)
+        updated = self._steps.update(None, None)
+        self._steps.release_behaviour()
+        return StepReports(rows=(*received.rows, *updated.rows))
 
     def _dispatch(
         self,
         state: TrainState,
-        *arguments: RolloutBatch | PresampledBatches,
+        *arguments: RolloutBatch,
         on_phase: Callable[[str], None],
     ) -> tuple[Any, ...]:
         if self._jit and not self._main.compile_stats:
@@ -255,11 +260,16 @@ class LocalLearnerGroup:
         on_phase("training")
         return compiled(state, *arguments)
 
-    def wait(self, pending: Summary) -> None:
-        jax.block_until_ready(pending.train_batches)
+    def wait(self, pending: Summary | StepReports) -> None:
+        last = pending.rows[-1].summary if isinstance(pending, StepReports) else pending
+        jax.block_until_ready(last.updates)
 
     def fetch_report(self, pending: Sequence[Any]) -> TrainReport:
-        return TrainReport.fetch(self._state, pending)
+        report = TrainReport.fetch(self._state, pending)
+        if (memory := self.user_buffer) is None:
+            return report
+        position = np.int32(len(memory.buffer)), None
+        return dataclasses.replace(report, latest=replace(report.latest, buffer_position=position))
 
     def get_weights(self, version: int) -> Weights:
         return Weights(version=version, actor=self._actor(prune_for_acting(self._state)))

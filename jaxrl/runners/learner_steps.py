@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from jaxrl.core.struct import replace
 from jaxrl.runners.batches import to_devices
 from jaxrl.runners.fragment import Fragment
+from jaxrl.runners.host_replay import HostMemory
 from jaxrl.runtime.program import Program
 from jaxrl.training.report import StepReports
 from jaxrl.training.step_programs import StepPrograms
@@ -104,3 +105,45 @@ class LocalLearnerSteps:
 
     def release_behaviour(self) -> None:
         self._set_state(replace(self._get_state(), behaviour=None))
+
+
+class HostMemorySteps(LocalLearnerSteps):
+    """Steps of learners in this process whose replay buffer is in host memory.
+
+    Args:
+        programs: See `LocalLearnerSteps`, as are the next three.
+        get_state: Function that returns the current state.
+        set_state: Function that replaces it by one that training has led to.
+        devices: Devices of the learner.
+        memory: Replay buffer.
+    """
+
+    def __init__(
+        self,
+        programs: StepPrograms,
+        get_state: Callable[[], TrainState],
+        set_state: Callable[[TrainState], None],
+        devices: Sequence[Any],
+        memory: HostMemory,
+    ) -> None:
+        super().__init__(programs, get_state, set_state, devices)
+        self._memory = memory
+
+    def receive(self, fragments: Sequence[Fragment]) -> tuple[RolloutBatch, StepReports]:
+        data, state = to_devices(fragments, self._devices), self._get_state()
+        after, batch, row = self._programs.receive(replace(state, buffer=()), data)
+        self._set_state(replace(after, buffer=state.buffer))
+        return batch, StepReports(rows=(row,))
+
+    def add_to_buffer(self, batch: RolloutBatch) -> None:
+        state = self._get_state()
+        self._set_state(replace(state, buffer=self._memory.add(state, batch)))
+
+    def update(self, batch: RolloutBatch | None, num_updates: int | None) -> StepReports:
+        del batch  # rows come from the buffer
+        state = self._get_state()
+        buffer, indices, rows = self._memory.sample(state, num_updates)
+        after, row, errors = self._programs.update_on_presampled(replace(state, buffer=()), rows)
+        buffer = self._memory.update_priorities(buffer, indices, errors, rows.is_ready)
+        self._set_state(replace(after, buffer=buffer))
+        return StepReports(rows=(row,))

@@ -219,7 +219,10 @@ class LearnerMetrics(Mapping[str, float]):
         return len(self._fetch())
 
     def _fetch(self) -> dict[str, float]:
-        summary = self.loop.fetch_report([self.dispatched.pending]).summaries[0]
-        learned = int(summary.learned_batches)
-        metrics = drop_counts(summary.metrics)
-        return {name: float(value) / learned for name, value in metrics.items() if learned}
+        summaries = self.loop.fetch_report([self.dispatched.pending]).summaries
+        learned = sum(int(summary.learned_batches) for summary in summaries)
+        totals: dict[str, float] = {}
+        for summary in summaries:
+            for name, value in drop_counts(summary.metrics).items():
+                totals[name] = totals.get(name, 0.0) + float(value)
+        return {name: value / learned for name, value in totals.items() if learned}

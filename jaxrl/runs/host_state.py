@@ -380,6 +380,8 @@ def restore_part(
     leaves = {name: leaf for name, leaf in saved.items() if name.startswith(f"{part}.")}
     if not leaves:
         return None
+    if part == "buffer":  # a user's own, whose arrays have any shape
+        return _nest({name.removeprefix(f"{part}."): leaf for name, leaf in leaves.items()})
     current = get_current()
     if part == "env" and not any(name.startswith("env.env.") for name in leaves):
         current = {**current, "env": None}  # the state could not be saved: episodes start anew
@@ -391,6 +393,20 @@ def restore_part(
             "the same environment and number of environments as were saved."
         )
     return ckpt.fill(state, leaves, ("",))[part]
+
+
+def _nest(leaves: Mapping[str, np.ndarray]) -> PyTree:
+    """Return the tree of dictionaries and tuples that leaves are named by."""
+    if set(leaves) == {""}:
+        return leaves[""]
+    parts: dict[str, dict[str, np.ndarray]] = {}
+    for name, leaf in leaves.items():
+        first, _, rest = name.partition(".")
+        parts.setdefault(first, {})[rest] = leaf
+    tree = {name: _nest(part) for name, part in parts.items()}
+    if set(tree) == {str(i) for i in range(len(tree))}:
+        return tuple(tree[str(i)] for i in range(len(tree)))
+    return tree
 
 
 def apply_overrides(

@@ -229,6 +229,10 @@ class LaneLearner:
         self._generation += 1
 
     @property
+    def user_buffer(self) -> None:
+        """None: a buffer of a user's own needs a learner of one run in this process."""
+
+    @property
     def steps(self) -> NoReturn:
         """Raise ConfigError: a step of one lane alone cannot be dispatched."""
         raise ConfigError(

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import Metrics, Progress
+from jaxrl.core.types import Metrics, Progress, PyTree
 from jaxrl.errors import ConfigError
+from jaxrl.training.replay_updates import PresampledBatches
 from jaxrl.training.train_state import (
     RolloutBatch,
     Summary,
@@ -142,12 +143,26 @@ class StepFunctions:
         self, state: TrainState, batch: RolloutBatch | None, num_updates: int | None = None
     ) -> tuple[TrainState, Summary]:
         """Update the learner; acting keeps its weights until they are synchronized."""
-        behaviour = state.learner.sgd.params if state.behaviour is None else state.behaviour
         after, metrics = self.train_step.update(state, batch, num_updates)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
-        empty = replace(_empty_summary(state), metrics=zeros)
-        summary = add_updates(empty, metrics, count_updates_between(state, after))
-        return replace(after, behaviour=behaviour), summary
+        return _finish_update(state, after, metrics)
+
+    def update_on_presampled(
+        self, state: TrainState, presampled: PresampledBatches
+    ) -> tuple[TrainState, Summary, PyTree]:
+        """Update the learner from rows that were drawn elsewhere; also return their TD errors."""
+        after, metrics, errors = self.train_step.update_on_presampled(state, presampled)
+        return *_finish_update(state, after, metrics), errors
+
+
+def _finish_update(
+    before: TrainState, after: TrainState, metrics: Metrics
+) -> tuple[TrainState, Summary]:
+    """Return the state after an update with the weights that act, and the update's summary."""
+    behaviour = before.learner.sgd.params if before.behaviour is None else before.behaviour
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
+    empty = replace(_empty_summary(before), metrics=zeros)
+    summary = add_updates(empty, metrics, count_updates_between(before, after))
+    return replace(after, behaviour=behaviour), summary
 
 
 def _empty_summary(state: TrainState) -> Summary:

@@ -369,7 +369,10 @@ class IterationTotals:
     def _buffer_metrics(self, replay: AnyReplayBuffer, report: TrainReport) -> dict[str, Any]:
         """Return RLlib's `replay_buffer` results; rows of updates count as sampled."""
         place, is_full = report.latest.buffer_position
-        stored = replay.num_envs * (replay.length if is_full else int(place))
+        if is_full is None:  # a user's own, which counts transitions
+            stored = int(place)
+        else:
+            stored = replay.num_envs * (replay.length if is_full else int(place))
         capacity = replay.num_envs * replay.length
         return {
             "capacity": capacity,

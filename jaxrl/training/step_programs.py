@@ -5,13 +5,17 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.sharding import PartitionSpec
 
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, PyTree
 from jaxrl.runtime.kept_programs import ProgramCache
 from jaxrl.runtime.program import Program
 from jaxrl.training.data_flow import StepFunctions
+from jaxrl.training.replay_updates import PresampledBatches
 from jaxrl.training.sharding import (
+    DEVICE_AXIS,
+    REPLICATED,
     data_specs,
     gather_columns,
     scatter_columns,
@@ -28,6 +32,9 @@ from jaxrl.training.train_state import (
     make_report_row,
 )
 from jaxrl.training.train_step import TrainStep
+
+ROW_SHARDED = PartitionSpec(None, DEVICE_AXIS)
+"""Spec of drawn rows, `[U, N]`."""
 
 
 class StepPrograms:
@@ -99,6 +106,12 @@ class StepPrograms:
             state, batch
         )
 
+    def update_on_presampled(
+        self, state: TrainState, presampled: PresampledBatches
+    ) -> tuple[TrainState, ReportRow, PyTree]:
+        """Update the learner from rows that were drawn elsewhere; also return their TD errors."""
+        return self._get("update", self._update_on_presampled)(state, presampled)
+
     def _get(self, name: str, fn: Callable[..., Any]) -> Program:
         if name not in self._programs:
             self._programs[name] = Program(name, fn, **self._options)
@@ -119,7 +132,7 @@ class StepPrograms:
         out_specs = make_out_specs(*jax.eval_shape(lambda *xs: call(functions, *xs), *arguments))
         state, *batches = arguments
         per_device = StepFunctions(train_step=to_per_device(self._train_step))
-        in_specs = state_specs(state), *map(data_specs, batches)
+        in_specs = state_specs(state), *map(_get_argument_specs, batches)
         return shard_over_devices(
             self._devices, lambda *xs: call(per_device, *xs), in_specs, out_specs
         )(*arguments)
@@ -161,6 +174,29 @@ class StepPrograms:
         )
         after = _with_per_env_of(after, state)
         return after, make_report_row(after, summary)
+
+    def _update_on_presampled(
+        self, state: TrainState, presampled: PresampledBatches
+    ) -> tuple[TrainState, ReportRow, PyTree]:
+        after, summary, errors = self._map(
+            StepFunctions.update_on_presampled,
+            (_without_per_env(state), presampled),
+            lambda after, _summary, _errors: (state_specs(after), summary_specs(), ROW_SHARDED),
+        )
+        after = _with_per_env_of(after, state)
+        return after, make_report_row(after, summary), errors
+
+
+def make_row_specs(presampled: PresampledBatches) -> PresampledBatches:
+    """Return specs that divide drawn rows `[U, N]`; those of a device's shards are contiguous."""
+    rows: PresampledBatches = jax.tree.map(lambda _: ROW_SHARDED, presampled)
+    return replace(rows, is_ready=REPLICATED)
+
+
+def _get_argument_specs(argument: RolloutBatch | PresampledBatches) -> Any:
+    if isinstance(argument, PresampledBatches):
+        return make_row_specs(argument)
+    return data_specs(argument)
 
 
 def _get_batch_specs(state: TrainState, batch: RolloutBatch, _: Summary) -> tuple[Any, Any, Any]:

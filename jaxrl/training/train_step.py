@@ -244,33 +244,28 @@ class TrainStep:
             )
         return _apply_update(replace(state, buffer=buffer), learner_progress), metrics
 
-    def train_on_presampled(
-        self,
-        replay: AnyReplayBuffer,
-        state: TrainState,
-        data: RolloutBatch,
-        presampled: PresampledBatches,
+    def update_on_presampled(
+        self, state: TrainState, presampled: PresampledBatches
     ) -> tuple[TrainState, Metrics, PyTree]:
-        """Train like `train_step`, with rows that were drawn elsewhere.
+        """Train like `update`, with rows that were drawn elsewhere.
 
         Args:
-            replay: Replay buffer that the rows were drawn from.
-            state: State before the train batch.
-            data: Rollout of the train batch.
+            state: State that has received the latest batch.
             presampled: Rows of all updates.
 
         Returns:
             The new state, the metrics, and the TD errors `[U, N]` of all rows.
         """
-        key = self.make_batch_key(state)
-        state, _ = self._receive(state, data)
-        errors, learner_progress, metrics = self._make_replay_updates(replay).run(
+        replay = self.replay
+        assert replay is not None
+        num_updates = jax.tree.leaves(presampled.batches)[0].shape[0]
+        errors, learner_progress, metrics = self._make_replay_updates(replay, num_updates).run(
             presampled,
             presampled.is_ready,
             state.connectors.obs,
             _get_learner_progress(state),
             state.progress,
-            key,
+            self.make_batch_key(state),
         )
         return _apply_update(state, learner_progress), metrics, errors
 
@@ -300,10 +295,6 @@ class TrainStep:
             num_updates=replay.num_updates if num_updates is None else num_updates,
             axis_name=self.axis_name,
         )
-
-    def to_stored_rollout(self, state: TrainState, data: RolloutBatch) -> Rollout:
-        """Convert a rollout to the replay buffer's stored form, before the state receives it."""
-        return self._to_stored(state, data.rollout, self._receive(state, data)[1])
 
     def _to_stored(self, state: TrainState, raw: Rollout, received: Rollout) -> Rollout:
         params = state.learner.sgd.params

@@ -1,8 +1,10 @@
 """Settings of algorithms with a replay buffer."""
 
 import dataclasses
+import inspect
 from typing import TYPE_CHECKING, Any
 
+from jaxrl.buffers.replay import ReplayBuffer
 from jaxrl.config.coerce import MismatchError, coerce
 from jaxrl.config.fields import (
     Schedule,
@@ -16,6 +18,7 @@ from jaxrl.config.fields import (
     step_count,
     unit_interval,
 )
+from jaxrl.config.imports import REPLAY_BUFFER
 from jaxrl.config.settings.training import Auto, Training
 from jaxrl.errors import ConfigError, did_you_mean
 
@@ -52,7 +55,10 @@ class OffPolicyTraining(Training):
 
     replay_buffer_config: dict[str, Any] = field(
         default=_DEFAULTS,
-        doc="Replay buffer: `type` 'uniform' or 'prioritized' (RLlib's class names are accepted), "
+        import_path=REPLAY_BUFFER,
+        doc="Replay buffer: `type` 'uniform' or 'prioritized' (RLlib's class names are accepted), or "
+        "a class: a subclass of `jaxrl.ReplayBuffer` is compiled, one with RLlib's methods `add` and "
+        "`sample` stores and draws transitions on the host; further keys are its own. "
         "`capacity` in transitions, the exponents `alpha` of the priorities and `beta` of the "
         "importance weights (a number or a schedule) for prioritized sampling, and `storage` on "
         "the learner's 'device' or, with runners on the host, in 'host' memory. Omitted keys keep "
@@ -124,13 +130,20 @@ class OffPolicyTraining(Training):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BufferSettings:
-    """Complete and validated values of `replay_buffer_config`."""
+    """Complete and validated values of `replay_buffer_config`.
 
-    type: str
+    `buffer_class` is a subclass of ReplayBuffer, and `host_class` another class with RLlib's
+    methods; `options` are the keys that only this class has.
+    """
+
+    kind: str
     capacity: int
     alpha: float
     beta: float | list[list[float]]
     storage: str
+    buffer_class: type[ReplayBuffer] = ReplayBuffer
+    host_class: type[Any] | None = None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def resolve_buffer_settings(config: "AlgorithmConfig") -> BufferSettings:
@@ -141,28 +154,85 @@ def resolve_buffer_settings(config: "AlgorithmConfig") -> BufferSettings:
     """
     user_config = config.training_settings.replay_buffer_config
     default = {**_DEFAULTS, **type(config).training_settings.replay_buffer_config}
-    for key in user_config:
-        if key not in default:
-            raise ConfigError(
-                f"replay_buffer_config has {key!r}, but its settings are {', '.join(default)}."
-                f"{did_you_mean(key, default)}"
-            )
     merged = {**default, **user_config}
     buffer_type = merged["type"]
-    if not isinstance(buffer_type, str) or buffer_type not in _BUFFER_TYPES:
-        raise ConfigError(
-            f"replay_buffer_config['type'] must be 'uniform' or 'prioritized', got {buffer_type!r}."
-            f"{did_you_mean(str(buffer_type), _BUFFER_TYPES)}"
-        )
-    if _BUFFER_TYPES[buffer_type] == UNIFORM:
-        _check_no_exponents(user_config, default)
-    return BufferSettings(
-        type=_BUFFER_TYPES[buffer_type],
+    own_class = buffer_type if isinstance(buffer_type, type) else None
+    own_keys = [] if own_class is None else _get_own_keys(own_class)
+    for key in user_config:
+        if key not in default and key not in own_keys:
+            known = [*default, *own_keys]
+            raise ConfigError(
+                f"replay_buffer_config has {key!r}, but its settings are {', '.join(known)}."
+                f"{did_you_mean(key, known)}"
+            )
+    settings = BufferSettings(
+        kind=UNIFORM,
         capacity=_parse_capacity(merged["capacity"]),
         alpha=_parse_exponent("alpha", merged["alpha"], float),
         beta=_parse_exponent("beta", merged["beta"], Schedule),
         storage=_parse_storage(config, merged["storage"]),
+        options={key: value for key, value in user_config.items() if key in own_keys},
     )
+    if own_class is not None and issubclass(own_class, ReplayBuffer):
+        is_prioritized = default["type"] == PRIORITIZED or {"alpha", "beta"} & user_config.keys()
+        kind = PRIORITIZED if is_prioritized else UNIFORM
+        return dataclasses.replace(settings, kind=kind, buffer_class=own_class)
+    if own_class is not None:
+        _check_host_class(config, own_class, user_config)
+        return dataclasses.replace(settings, storage=HOST, host_class=own_class)
+    if not isinstance(buffer_type, str) or buffer_type not in _BUFFER_TYPES:
+        raise ConfigError(
+            "replay_buffer_config['type'] must be 'uniform', 'prioritized' or a class, got "
+            f"{buffer_type!r}.{did_you_mean(str(buffer_type), _BUFFER_TYPES)}"
+        )
+    if _BUFFER_TYPES[buffer_type] == UNIFORM:
+        _check_no_exponents(user_config, default)
+    return dataclasses.replace(settings, kind=_BUFFER_TYPES[buffer_type])
+
+
+def _get_own_keys(own_class: type[Any]) -> list[str]:
+    """Return the keys of `replay_buffer_config` that only a user's class has."""
+    if issubclass(own_class, ReplayBuffer):
+        inherited = {field.name for field in dataclasses.fields(ReplayBuffer)}
+        return [f.name for f in dataclasses.fields(own_class) if f.name not in inherited]
+    parameters = inspect.signature(own_class).parameters.values()
+    named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return [name for name in named if name not in ("capacity", "seed", "type", "storage")]
+
+
+def _check_host_class(
+    config: "AlgorithmConfig", own_class: type[Any], given: dict[str, Any]
+) -> None:
+    """Check a class with RLlib's methods.
+
+    Raises:
+        ConfigError: If methods are missing, or a setting does not go with it.
+    """
+    name = own_class.__name__
+    missing = [m for m in ("add", "sample", "__len__") if not callable(getattr(own_class, m, None))]
+    if missing:
+        raise ConfigError(
+            f"replay_buffer_config['type']={name} must be a subclass of jaxrl.ReplayBuffer, or have "
+            f"the methods add(batch), sample(num_items) and __len__(); it has no "
+            f"{' and no '.join(missing)}."
+        )
+    if "capacity" not in inspect.signature(own_class).parameters:
+        raise ConfigError(
+            f"replay_buffer_config['type']={name} must take its size as capacity=..., got "
+            f"{name}{inspect.signature(own_class)}."
+        )
+    if given.get("storage") == DEVICE:
+        raise ConfigError(
+            f"replay_buffer_config['storage']='device' cannot hold {name}, whose methods run in "
+            "Python; leave it out, or subclass jaxrl.ReplayBuffer."
+        )
+    for exponent in ("alpha", "beta"):
+        if exponent in given and exponent not in inspect.signature(own_class).parameters:
+            raise ConfigError(
+                f"replay_buffer_config[{exponent!r}]={given[exponent]!r} has no effect on {name}, "
+                "which does not take it; leave it out."
+            )
+    _parse_storage(config, HOST)
 
 
 def _parse_storage(config: "AlgorithmConfig", value: object) -> str:

@@ -274,6 +274,10 @@ class RayLearnerGroup:
         return self._call_all("weights", version)[0]
 
     @property
+    def user_buffer(self) -> None:
+        """None: a buffer of a user's own needs a learner of one run in this process."""
+
+    @property
     def steps(self) -> LearnerSteps:
         return self._steps
 
