@@ -9,6 +9,8 @@ from jaxrl.core.algorithms import ALGORITHMS
 if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm
     from jaxrl.algorithms import *  # noqa: F403
+    from jaxrl.buffers.host import HostReplayBuffer
+    from jaxrl.buffers.replay import ReplayBuffer
     from jaxrl.config.base import AlgorithmConfig
     from jaxrl.config.load import load_config
     from jaxrl.config.markers import choice, grid, loguniform, uniform
@@ -32,6 +34,7 @@ __all__ = [  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
     "Algorithm",
     "AlgorithmConfig",
     "EnvContext",
+    "HostReplayBuffer",
     "JaxEnv",
     "JaxrlError",
     "Policy",
@@ -39,6 +42,7 @@ __all__ = [  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
     "PopulationBasedTraining",
     "RLModule",
     "RLModuleSpec",
+    "ReplayBuffer",
     "Trials",
     "__version__",
     "choice",
@@ -55,6 +59,7 @@ _MODULES = {
     "Algorithm": "jaxrl.algorithm",
     "AlgorithmConfig": "jaxrl.config.base",
     "EnvContext": "jaxrl.envs.context",
+    "HostReplayBuffer": "jaxrl.buffers.host",
     "JaxEnv": "jaxrl.envs.base",
     "JaxrlError": "jaxrl.errors",
     "Policy": "jaxrl.policy.policy",
@@ -64,6 +69,7 @@ _MODULES = {
     **dict.fromkeys(("choice", "grid", "loguniform", "uniform"), "jaxrl.config.markers"),
     "RLModule": "jaxrl.modules.rl_module",
     "RLModuleSpec": "jaxrl.modules.rl_module",
+    "ReplayBuffer": "jaxrl.buffers.replay",
     "list_envs": "jaxrl.envs.registry",
     "load_config": "jaxrl.config.load",
     "register_env": "jaxrl.envs.registry",

@@ -63,7 +63,6 @@ def make_replay_buffer(
     training = config.training_settings
     module = policy_step.module
     length = get_max_seq_len(module) if module.is_stateful else 1
-    _check_sequences(config, plan, length if module.is_stateful else None)
     has_own_class = settings.host_class is not None or settings.buffer_class is not ReplayBuffer
     if module.is_stateful and has_own_class:
         name = (settings.host_class or settings.buffer_class).__name__
@@ -72,6 +71,7 @@ def make_replay_buffer(
             f"{type(module).__name__} learns from sequences: use 'uniform' or 'prioritized', or a "
             "module without memory."
         )
+    _check_sequences(config, plan, length if module.is_stateful else None)
     replay = settings.buffer_class(
         length=plan.buffer_length,
         num_envs=plan.num_envs,
