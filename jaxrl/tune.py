@@ -60,7 +60,67 @@ _NUM_STEPS_KEY = "num_env_steps_sampled_lifetime"
 _Config.register(AlgorithmConfig)
 
 
-class AlgorithmTrainable(Trainable):
+class ConfiguredAlgorithm(Algorithm):
+    """Algorithm with a config class of its own, as RLlib's: `PPO(config, env=...)`.
+
+    `class MyPPO(jaxrl.PPO)` derives from it if it overrides methods of Algorithm.
+
+    Args:
+        config: Config, or a dictionary of settings; None for the defaults.
+        env: Environment, in place of the config's.
+        **options: Further arguments of `Algorithm`.
+    """
+
+    config_class: ClassVar[type[AlgorithmConfig]]
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | AlgorithmConfig | None = None,
+        env: Any = None,
+        **options: Any,
+    ) -> None:
+        settings = (
+            config
+            if isinstance(config, AlgorithmConfig)
+            else type(self).get_default_config().update_from_dict(config or {})
+        )
+        super().__init__(settings if env is None else settings.environment(env), **options)
+
+    @classmethod
+    def get_default_config(cls) -> AlgorithmConfig:
+        """Return a config of the algorithm with its defaults."""
+        return cls.config_class()
+
+
+class _TrainableType(type):
+    """Type of Trainables, whose subclasses with methods of Algorithm are Algorithms.
+
+    RLlib's users override `training_step` of `PPO`, which is a Trainable here and builds an
+    Algorithm; the override belongs to the latter.
+    """
+
+    def __new__(
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any
+    ) -> type:
+        own = [n for n in namespace if not n.startswith("__") and hasattr(Algorithm, n)]
+        registered = [base for base in bases if isinstance(base, _TrainableType)]
+        if not own or not registered or not all(n not in vars(Trainable) for n in own):
+            return super().__new__(cls, name, bases, namespace, **kwargs)
+        return type(name, tuple(_get_algorithm_base(base) for base in bases), namespace, **kwargs)
+
+
+def _get_algorithm_base(base: type) -> type:
+    """Return the Algorithm that a Trainable builds, as a class; other classes as they are."""
+    config_class = getattr(base, "config_class", None)
+    if not isinstance(base, _TrainableType) or config_class is None:
+        return base
+    name = f"{base.__name__}Algorithm"
+    return type(
+        name, (ConfiguredAlgorithm,), {"config_class": config_class, "__module__": __name__}
+    )
+
+
+class AlgorithmTrainable(Trainable, metaclass=_TrainableType):
     """Trial of Ray Tune around the Algorithm that its config builds.
 
     Subclass it with a custom config class, or call `as_trainable`. `config` is a dictionary of
@@ -68,6 +128,7 @@ class AlgorithmTrainable(Trainable):
     """
 
     config_class: ClassVar[type[AlgorithmConfig]]
+    algorithm_class: ClassVar[type[ConfiguredAlgorithm] | None] = None
     has_checkpoint_limit: ClassVar[bool] = False
     """True if old checkpoints are removed; by default Tune keeps all of them."""
 
@@ -113,7 +174,8 @@ class AlgorithmTrainable(Trainable):
     @classmethod
     def get_default_config(cls) -> AlgorithmConfig:
         """Return a config of the algorithm with its defaults."""
-        return cls.config_class()
+        own = cls.algorithm_class
+        return cls.config_class() if own is None else own.get_default_config()
 
     @classmethod
     def default_resource_request(
@@ -140,8 +202,12 @@ class AlgorithmTrainable(Trainable):
     @classmethod
     def _make_config(cls, config: Mapping[str, Any] | AlgorithmConfig) -> AlgorithmConfig:
         if isinstance(config, AlgorithmConfig):
-            return config.copy(copy_frozen=False)
-        return cls.config_class().update_from_dict(config)
+            settings = config.copy(copy_frozen=False)
+        else:
+            settings = cls.get_default_config().update_from_dict(config)
+        if cls.algorithm_class is not None:
+            settings.algo_class = cls.algorithm_class
+        return settings
 
     def setup(self, config: Mapping[str, Any] | AlgorithmConfig) -> None:
         """Check the trial's settings; the Algorithm is built on first use."""
@@ -252,19 +318,25 @@ def get_resource_bundles(config: AlgorithmConfig) -> list[dict[str, float]]:
 
 
 def as_trainable(
-    config_class: type[AlgorithmConfig], name: str | None = None
+    algorithm: type[AlgorithmConfig] | type[ConfiguredAlgorithm], name: str | None = None
 ) -> type[AlgorithmTrainable]:
     """Make a Trainable of a custom algorithm and register its name with Tune.
 
     Args:
-        config_class: Config class of the trials.
+        algorithm: Config class of the trials, or a subclass of `jaxrl.PPO` or another algorithm
+            with a `training_step` of its own.
         name: Name of the Trainable; the algorithm's name by default.
 
     Returns:
         The Trainable class.
     """
-    chosen = name or config_class.algo_name or config_class.__name__.removesuffix("Config")
-    trainable = type(chosen, (AlgorithmTrainable,), {"config_class": config_class})
+    if issubclass(algorithm, AlgorithmConfig):
+        chosen = name or algorithm.algo_name or algorithm.__name__.removesuffix("Config")
+        namespace: dict[str, Any] = {"config_class": algorithm}
+    else:
+        chosen = name or algorithm.__name__
+        namespace = {"config_class": algorithm.config_class, "algorithm_class": algorithm}
+    trainable: Any = type.__new__(_TrainableType, chosen, (AlgorithmTrainable,), namespace)
     ray.tune.register_trainable(chosen, trainable)
     return trainable
 

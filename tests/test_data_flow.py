@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxrl
 from jaxrl import Algorithm, Population
 from jaxrl.core.struct import replace
 from jaxrl.errors import ConfigError
+from jaxrl.tune import AlgorithmTrainable, as_trainable
 from tests.helpers import assert_equal, differs, small
 
 
@@ -287,6 +289,46 @@ def test_a_subclass_is_restored_as_itself(tmp_path: Path) -> None:
     with Algorithm.from_checkpoint(path) as restored:
         assert isinstance(restored, OnPolicyFlow)
         restored.train()
+
+
+class Counting(jaxrl.PPO):
+    """A subclass as RLlib's users write it."""
+
+    calls = 0
+
+    @classmethod
+    def get_default_config(cls) -> Any:
+        return small(lr=0.25)
+
+    def training_step(self) -> Mapping[str, float]:
+        type(self).calls += 1
+        return super().training_step()
+
+
+def test_a_subclass_of_an_algorithm_by_name(tmp_path: Path) -> None:
+    """`jaxrl.PPO` is a Trainable; with a method of Algorithm, its subclass is an Algorithm."""
+    assert issubclass(Counting, Algorithm)
+    before = Counting.calls
+    with Counting({"num_epochs": 1}, env="CartPole-v1") as algorithm:
+        assert (algorithm.config.lr, algorithm.config.num_epochs) == (0.25, 1)
+        algorithm.train()
+        path = algorithm.save(tmp_path)
+    assert Counting.calls == before + 1
+    with Algorithm.from_checkpoint(path) as restored:
+        assert type(restored) is Counting
+
+    trainable = as_trainable(Counting, "Counting")
+    trial = trainable({"num_epochs": 1})
+    try:
+        assert trial.train()["num_env_steps_sampled_lifetime"] == 128
+    finally:
+        trial.stop()
+    assert Counting.calls == before + 2
+
+    class Unchanged(jaxrl.PPO):
+        """Nothing of Algorithm: still what Tune takes."""
+
+    assert issubclass(Unchanged, AlgorithmTrainable)
 
 
 # --- wrong use ---

@@ -296,7 +296,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no capacity": ({"type": NoCapacity}, "NoCapacity must take its size as capacity"),
     "unknown key": ({"type": Clipped, "larges_error": 1}, "Did you mean 'largest_error'"),
     "unknown key of a host class": ({"type": Recording, "notes": ""}, "Did you mean 'note'"),
-    "no effect": ({"type": Recording, "alpha": 0.5}, "has no effect on Recording, which does not take it"),
+    "no effect": (
+        {"type": Recording, "alpha": 0.5},
+        "has no effect on Recording, which does not take it",
+    ),
     "on the device": ({"type": Recording, "storage": "device"}, "cannot hold Recording"),
     "no name": ({"type": "tests.test_own_buffers:Nothing"}, "Nothing"),
     "no buffer": ({"type": "tests.test_own_buffers:NoMethods"}, "methods add and sample"),
