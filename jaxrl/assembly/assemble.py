@@ -1,5 +1,6 @@
 """Assembly of a run's pure functions from a config: environment, connectors, module, learner."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import gymnasium
 import jax
 
+from jaxrl.assembly.connector_env import EnvToInspect, make_offers
 from jaxrl.assembly.learner_checks import check_learner
 from jaxrl.assembly.pipelines import (
     make_action_pipeline,
@@ -347,8 +349,13 @@ def format_space(space: gymnasium.Space[Any]) -> str:
 def make_policy_step(config: "AlgorithmConfig", made: AnyMadeEnv) -> PolicyStep:
     """Make the pipelines for an environment's spaces, and the module that fits between them."""
     observation_space, action_space = made.spaces
-    actions = make_action_pipeline(config, action_space)
-    observations = make_observation_pipeline(config, observation_space, actions.module_space)
+    env = EnvToInspect(made)
+    with contextlib.closing(env):
+        offers = make_offers(env)
+        actions = make_action_pipeline(config, action_space, offers)
+        observations = make_observation_pipeline(
+            config, observation_space, actions.module_space, offers
+        )
     return PolicyStep(
         module=make_module(config, observations, actions),
         obs_pipeline=observations,

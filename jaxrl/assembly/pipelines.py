@@ -18,11 +18,14 @@ from jaxrl.connectors.checks import (
 )
 from jaxrl.connectors.learning import default_learner_connectors
 from jaxrl.connectors.observations import (
+    FlattenObservations,
     default_observation_connectors,
     fit_observation_pipeline,
 )
 from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline, ObservationPipeline
-from jaxrl.connectors.temporal import PrevActionsPrevRewards
+from jaxrl.connectors.rllib_pieces import FrameStackingLearner
+from jaxrl.connectors.signatures import Offers
+from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
 from jaxrl.core.hparams import get_abstract_values
 from jaxrl.core.types import Columns
 from jaxrl.errors import ConfigError
@@ -36,9 +39,15 @@ ClipRewardsSetting = bool | float | tuple[float, float] | None
 
 
 def make_action_pipeline(
-    config: "AlgorithmConfig", action_space: gymnasium.Space[Any]
+    config: "AlgorithmConfig", action_space: gymnasium.Space[Any], offers: Offers | None = None
 ) -> ActionPipeline:
-    """Make the pipeline from the module's actions to the environment's actions."""
+    """Make the pipeline from the module's actions to the environment's actions.
+
+    Args:
+        config: Config of the run.
+        action_space: Action space of the environment.
+        offers: Arguments for a function with RLlib's signature; None for none.
+    """
     settings, runners = config.environment_settings, config.env_runners_settings
     defaults: tuple[ActionConnector, ...] = ()
     if runners.add_default_connectors_to_module_to_env_pipeline:
@@ -59,6 +68,7 @@ def make_action_pipeline(
         runners.module_to_env_connector,
         PipelineBuilder(ActionConnector, defaults),
         should_prepend=True,
+        offers=offers,
     )
     pipeline = fit_action_pipeline(connectors, action_space)
     check_action_pipeline(pipeline)
@@ -69,6 +79,7 @@ def make_observation_pipeline(
     config: "AlgorithmConfig",
     observation_space: gymnasium.Space[Any],
     action_space: gymnasium.Space[Any],
+    offers: Offers | None = None,
 ) -> ObservationPipeline:
     """Make the pipeline from the environment's observations to the module's.
 
@@ -76,6 +87,7 @@ def make_observation_pipeline(
         config: Config of the run.
         observation_space: Observation space of the environment.
         action_space: Action space of the module.
+        offers: Arguments for a function with RLlib's signature; None for none.
     """
     settings, runners = config.environment_settings, config.env_runners_settings
     defaults: tuple[ObservationConnector, ...] = ()
@@ -104,6 +116,7 @@ def make_observation_pipeline(
         runners.env_to_module_connector,
         PipelineBuilder(ObservationConnector, defaults),
         should_prepend=True,
+        offers=offers,
     )
     pipeline = fit_observation_pipeline(connectors, observation_space, action_space)
     check_observation_pipeline(pipeline, action_space)
@@ -151,6 +164,11 @@ def make_learner_pipeline(
         learners.learner_connector,
         PipelineBuilder(LearnerConnector, defaults),
         should_prepend=False,
+        offers={
+            "input_observation_space": lambda: policy_step.obs_pipeline.space,
+            "input_action_space": lambda: policy_step.module.action_space,
+        },
+        accept=lambda piece: _is_done_by_runners(piece, policy_step.obs_pipeline),
     )
     pipeline, plan = LearnerPipeline(connectors), config.plan()
     shape = plan.rollout_fragment_length, plan.num_envs
@@ -165,6 +183,37 @@ def make_learner_pipeline(
     rollout = make_abstract_rollout(*spaces, extras, shape, carry)
     check_learner_pipeline(pipeline, rollout, get_abstract_values(config.training_settings))
     return pipeline
+
+
+def _is_done_by_runners(piece: object, observations: ObservationPipeline) -> bool:
+    """Return whether a piece for the learner is part of the pipeline that it shares with runners.
+
+    Raises:
+        ConfigError: If the piece would transform observations in another way.
+    """
+    if isinstance(piece, FrameStackingLearner):
+        counts = [
+            connector.unwrapped.num_frames
+            for connector in observations
+            if isinstance(connector.unwrapped, FrameStacking)
+        ]
+        stacked = counts[0] if counts else 1
+        if stacked != piece.num_frames:
+            raise ConfigError(
+                f"FrameStackingLearner(num_frames={piece.num_frames}) differs from the runners, "
+                f"whose env_to_module_connector stacks {stacked}; the learner applies the same "
+                "connectors, so set num_frames there."
+            )
+        return True
+    if not isinstance(piece, ObservationConnector):
+        return False
+    has_same = any(type(each.unwrapped) is type(piece) for each in observations)
+    if has_same or isinstance(piece, FlattenObservations):
+        return True
+    raise ConfigError(
+        f"{piece.name} transforms observations; the learner applies the connectors of the runners, "
+        "so give it to env_to_module_connector alone."
+    )
 
 
 def _raise_if_unused(config: "AlgorithmConfig", switch: str, **uses: bool) -> None:

@@ -24,6 +24,35 @@ MOVED_NAMES: Mapping[str, str] = {
     "connectors.env_to_module.FrameStackingEnvToModule": "jaxrl.connectors.FrameStacking",
     "connectors.env_to_module.MeanStdFilter": "jaxrl.connectors.MeanStdFilter",
     "connectors.env_to_module.PrevActionsPrevRewards": "jaxrl.connectors.PrevActionsPrevRewards",
+    **{
+        f"connectors.{package}.{name}": f"jaxrl.connectors.rllib_pieces.{name}"
+        for package, names in {
+            "env_to_module": (
+                "AddObservationsFromEpisodesToBatch",
+                "AddStatesFromEpisodesToBatch",
+                "AddTimeDimToBatchAndZeroPad",
+                "BatchIndividualItems",
+                "NumpyToTensor",
+                "SingleAgentObservationPreprocessor",
+                "WriteObservationsToEpisodes",
+            ),
+            "learner": (
+                "AddColumnsFromEpisodesToTrainBatch",
+                "AddOneTsToEpisodesAndTruncate",
+                "FrameStackingLearner",
+            ),
+            "module_to_env": (
+                "GetActions",
+                "ListifyDataForVectorEnv",
+                "RemoveSingleTsTimeRankFromBatch",
+                "TensorToNumpy",
+                "UnBatchToIndividualItems",
+            ),
+        }.items()
+        for name in names
+    },
+    "env.INPUT_ENV_SINGLE_SPACES": "jaxrl.connectors.rllib_pieces.INPUT_ENV_SINGLE_SPACES",
+    "env.INPUT_ENV_SPACES": "jaxrl.connectors.rllib_pieces.INPUT_ENV_SPACES",
     "core.DEFAULT_MODULE_ID": "jaxrl.metrics.DEFAULT_MODULE",
     "core.rl_module.default_model_config.DefaultModelConfig": (
         "jaxrl.modules.model_config.DefaultModelConfig"
@@ -92,7 +121,35 @@ ALGORITHM_ADVICE: Mapping[str, str] = {
 }
 """Algorithms of RLlib that need what is not here."""
 
+_RETURN_PIECES = "return a connector or a list of connectors, which precede the default ones"
 NAME_ADVICE: Mapping[str, str] = {
+    "ConnectorV2": (
+        "subclass ObservationConnector, TemporalConnector, ActionConnector or LearnerConnector of "
+        "jaxrl.connectors, which are pure functions of arrays, see the guide Connectors"
+    ),
+    **dict.fromkeys(
+        (
+            "ConnectorPipelineV2",
+            "EnvToModulePipeline",
+            "LearnerConnectorPipeline",
+            "ModuleToEnvPipeline",
+        ),
+        _RETURN_PIECES,
+    ),
+    "AddInfosFromEpisodesToTrainBatch": (
+        "infos are not recorded: add what the learner needs to the observation"
+    ),
+    "AddNextObservationsFromEpisodesToTrainBatch": (
+        "a LearnerConnector finds the successor of every observation in rollout.final_obs"
+    ),
+    "AgentToModuleMapping": "multi-agent training is not supported in this version",
+    "ComputeReturnsToGo": (
+        "the learner computes them: training(lambda_=1.0) of PPO, or PG, whose targets are returns"
+    ),
+    "GeneralAdvantageEstimation": "the learner computes it: training(gamma=..., lambda_=...)",
+    "ModuleToAgentUnmapping": "multi-agent training is not supported in this version",
+    "NormalizeAndClipActions": "set environment(normalize_actions=..., clip_actions=...)",
+    "make_multi_callbacks": "pass the classes as a list: callbacks([First, Second])",
     "ModelCatalog": "pass the network itself: rl_module(network=...), see the guide Custom modules",
     "TFModelV2": "write the network with flax: rl_module(network=...)",
     "TorchModelV2": "write the network with flax: rl_module(network=...)",

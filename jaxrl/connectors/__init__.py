@@ -12,6 +12,7 @@ from jaxrl.connectors.builder import PipelineBuilder
 from jaxrl.connectors.learning import ClipRewards, NormalizeRewards
 from jaxrl.connectors.masks import SeparateMask
 from jaxrl.connectors.observations import FlattenObservations, MeanStdFilter
+from jaxrl.connectors.rllib_pieces import SingleAgentObservationPreprocessor
 from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "PipelineBuilder",
     "PrevActionsPrevRewards",
     "SeparateMask",
+    "SingleAgentObservationPreprocessor",
     "TemporalConnector",
     "UnsquashActions",
 ]

@@ -1,11 +1,12 @@
 """Editable pipelines: the default connectors and the user's own."""
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NoReturn, Self, TypeVar
 
 from jaxrl.connectors.base import Connector
 from jaxrl.connectors.pipelines import find_connector, get_names
+from jaxrl.connectors.rllib_pieces import ImpliedPiece
+from jaxrl.connectors.signatures import Offers, choose_arguments
 from jaxrl.errors import ConfigError
 
 C = TypeVar("C", bound=Connector)
@@ -87,6 +88,13 @@ class PipelineBuilder(Generic[C]):
             got = f"the class {connector.__name__} (make one with {connector.__name__}(...))"
         raise ConfigError(f"expected {self._kind.__name__}s, got {got}.")
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """Raise for attributes of an environment, which a parameter called `env` receives."""
+        raise AttributeError(
+            f"the pipeline of default connectors has no '{name}'; name the parameter env to receive "
+            "the environment."
+        )
+
 
 def merge_user_connectors(
     setting: str,
@@ -94,15 +102,20 @@ def merge_user_connectors(
     builder: PipelineBuilder[C],
     *,
     should_prepend: bool,
+    offers: Offers | None = None,
+    accept: Callable[[object], bool] = lambda piece: False,
 ) -> tuple[C, ...]:
     """Merge the user's connectors into the default ones.
 
     Args:
         setting: Name of the setting, for messages.
-        function: Function without arguments that returns one or several connectors; or function of
-            the builder that edits it (and may return it), or returns connectors to add.
+        function: Function that returns one or several connectors, or that takes the builder and
+            edits it (and may return it); `choose_arguments` says what it is called with.
         builder: Builder with the default connectors.
         should_prepend: Whether returned connectors come before the default ones instead of after them.
+        offers: RLlib's arguments for the function; None for none.
+        accept: Function of a returned object that is True if its work is done elsewhere; it is then
+            left out.
 
     Returns:
         The connectors in order.
@@ -112,10 +125,13 @@ def merge_user_connectors(
     """
     if function is None:
         return tuple(builder)
-    arguments = (builder,) if _takes_pipeline(setting, function) else ()
+    arguments, named = choose_arguments(setting, function, builder, offers or {})
     try:
-        returned = function(*arguments)
-        _add_returned(returned, builder, taken=bool(arguments), first=should_prepend)
+        returned = function(*arguments, **named)
+        pieces = _list_returned(returned, builder, was_taken=builder in arguments)
+        kept = [piece for piece in pieces if not (accept(piece) or isinstance(piece, ImpliedPiece))]
+        for connector in reversed(kept) if should_prepend else kept:
+            _ = builder.prepend(connector) if should_prepend else builder.append(connector)
     except ConfigError as error:
         raise ConfigError(f"{setting}: {error}") from error
     except Exception as error:
@@ -124,14 +140,15 @@ def merge_user_connectors(
     return tuple(builder)
 
 
-def _add_returned(
-    returned: object, builder: PipelineBuilder[Any], *, taken: bool, first: bool
-) -> None:
+def _list_returned(
+    returned: object, builder: PipelineBuilder[Any], *, was_taken: bool
+) -> list[Any]:
+    """Return the connectors that a function returned, none if it edited the pipeline."""
     if returned is builder:
-        return
+        return []
     if returned is None:
-        if taken and builder.num_edits:
-            return
+        if was_taken and builder.num_edits:
+            return []
         raise ConfigError(
             "the function returned None; let it return connectors, or edit the pipeline that it "
             "takes as its argument."
@@ -141,27 +158,4 @@ def _add_returned(
             "the function edited the pipeline and returned something else; let it return the "
             "pipeline, or connectors alone."
         )
-    items = list(returned) if isinstance(returned, list | tuple) else [returned]
-    for connector in reversed(items) if first else items:
-        if first:
-            builder.prepend(connector)
-        else:
-            builder.append(connector)
-
-
-def _takes_pipeline(setting: str, function: Callable[..., Any]) -> bool:
-    """Return whether the function takes the pipeline as its only argument."""
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # functions written in C may have no signature
-        return False
-    for arguments in ((), (None,)):
-        try:
-            signature.bind(*arguments)
-        except TypeError:
-            continue
-        return bool(arguments)
-    raise ConfigError(
-        f"{setting} must be a function of no arguments or of the default pipeline, got one of "
-        f"{signature}."
-    )
+    return list(returned) if isinstance(returned, list | tuple | PipelineBuilder) else [returned]

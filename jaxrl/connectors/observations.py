@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool
 from jaxrl.connectors.base import ObservationConnector
 from jaxrl.connectors.masks import ObserveMask, SeparateMask, get_observed_space, wrap_beside_mask
 from jaxrl.connectors.pipelines import ObservationPipeline
+from jaxrl.connectors.rllib_pieces import take_rllib_arguments
 from jaxrl.core.space_arrays import flatten, get_flat_size
 from jaxrl.core.spaces import (
     OBSERVATION_SPACE,
@@ -26,6 +27,7 @@ from jaxrl.errors import SpaceError
 from jaxrl.ops.statistics import RunningMoments
 
 
+@take_rllib_arguments()
 @dataclasses.dataclass(frozen=True, eq=False)
 class FlattenObservations(ObservationConnector):
     """Flattens any (nested) space to one float32 vector; integers become one-hot.
@@ -57,6 +59,7 @@ class FlattenObservations(ObservationConnector):
         return flatten(self.space, obs)
 
 
+@take_rllib_arguments(clip_by_value="clip")
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeanStdFilter(ObservationConnector):
     """`(x - mean) / std` with running statistics, clipped to `[-clip, clip]` (RLlib's filter).
@@ -65,11 +68,11 @@ class MeanStdFilter(ObservationConnector):
     unchanged.
 
     Args:
-        clip: Bound of the output.
+        clip: Bound of the output, None for none.
         space: Input space, set by `bind`.
     """
 
-    clip: float = 10.0
+    clip: float | None = 10.0
     space: gymnasium.Space[Any] | None = None
 
     def bind(
@@ -88,7 +91,11 @@ class MeanStdFilter(ObservationConnector):
     def _filter_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
         if not _is_real(space):
             return space
-        return spaces.Box(-self.clip, self.clip, space.shape, np.float32)
+        return spaces.Box(-self._bound, self._bound, space.shape, np.float32)
+
+    @property
+    def _bound(self) -> float:
+        return np.inf if self.clip is None else self.clip
 
     def init(self, space: gymnasium.Space[Any]) -> PyTree:
         """Return moments for each real-valued part, None for the others."""
@@ -98,7 +105,7 @@ class MeanStdFilter(ObservationConnector):
 
     def __call__(self, state: PyTree, obs: PyTree) -> PyTree:
         def apply(leaf: gymnasium.Space[Any], moments: RunningMoments | None, x: Array) -> Array:
-            return x if moments is None else moments.normalize(x, clip=self.clip)
+            return x if moments is None else moments.normalize(x, clip=self._bound)
 
         return map_leaves(apply, self._bound_space(), state, obs)
 

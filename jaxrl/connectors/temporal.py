@@ -10,6 +10,7 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
 
 from jaxrl.connectors.base import Before, TemporalConnector
+from jaxrl.connectors.rllib_pieces import take_rllib_arguments
 from jaxrl.core.space_arrays import flatten, get_flat_size
 from jaxrl.core.spaces import (
     ACTION_SPACE,
@@ -24,6 +25,7 @@ from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.modules.rl_module import make_zeros
 
 
+@take_rllib_arguments()
 @dataclasses.dataclass(frozen=True, eq=False)
 class FrameStacking(TemporalConnector):
     """Stacks the latest `num_frames` observations along the last axis, the newest last.
@@ -142,6 +144,7 @@ class PastCarry:
     rewards: Float[Array, "B m"] | None
 
 
+@take_rllib_arguments()
 @dataclasses.dataclass(frozen=True)
 class PrevActionsPrevRewards(TemporalConnector):
     """Adds the latest actions and rewards of the episode to the observation, oldest first.

@@ -179,10 +179,14 @@ def fails(pipeline: Any) -> Any:
         (lambda: None, ["returned None", "let it return connectors"]),
         (lambda pipeline: None, ["returned None"]),
         (edits_and_returns, ["edited the pipeline and returned something else"]),
-        (lambda a, b: [], ["a function of no arguments or of the default pipeline", "(a, b)"]),
+        (
+            lambda a, b, c, d: [],
+            ["a function of no arguments or of the default pipeline", "env, spaces, device", "(a,"],
+        ),
         (fails, ["raised KeyError", "something of the user's"]),
         (lambda p: p.remove("Flatten"), ["no connector 'Flatten'", "FlattenObservations"]),
         (lambda: [Double], ["got the class Double"]),
+        (lambda e: e.observation_space, ["raised AttributeError", "name the parameter env"]),
     ],
 )
 def test_other_functions_are_refused_by_the_settings_name(function: Any, words: list[str]) -> None:

@@ -1,0 +1,249 @@
+"""RLlib's connector pieces: those that are always part of a run here, and RLlib's arguments."""
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+import gymnasium
+import jax
+
+from jaxrl.connectors.base import ObservationConnector
+from jaxrl.core.spaces import get_leaf_spaces
+from jaxrl.core.types import PyTree
+from jaxrl.errors import ConfigError, did_you_mean
+
+C = TypeVar("C")
+
+INPUT_ENV_SPACES = "__env__"
+"""Key of the spaces of the vector environment in the `spaces` that RLlib passes."""
+INPUT_ENV_SINGLE_SPACES = "__env_single__"
+"""Key of the spaces of a single environment in the `spaces` that RLlib passes."""
+
+_SPACE_ARGUMENTS = ("input_observation_space", "input_action_space")
+_NEUTRAL_ARGUMENTS: Mapping[str, tuple[object, ...]] = {
+    "multi_agent": (False,),
+    "agent_ids": (None,),
+    "keys_to_remove": (None, []),
+    "de_mean_to_zero": (True,),
+    "de_std_to_one": (True,),
+    "update_stats": (True,),
+    "as_learner_connector": (False, True),
+}
+"""Arguments of RLlib's pieces that have no counterpart, with the values that change nothing here."""
+_REASONS: Mapping[str, str] = {
+    "multi_agent": "multi-agent training is not supported in this version",
+    "agent_ids": "multi-agent training is not supported in this version",
+    "keys_to_remove": "write an ObservationConnector that leaves parts out",
+    "de_mean_to_zero": "the filter subtracts the mean and divides by the standard deviation",
+    "de_std_to_one": "the filter subtracts the mean and divides by the standard deviation",
+    "update_stats": "statistics are updated in training and frozen in evaluation",
+}
+
+
+def take_rllib_arguments(**renamed: str) -> Callable[[type[C]], type[C]]:
+    """Return a decorator with which a connector's class also takes the arguments of RLlib's piece.
+
+    RLlib passes the spaces first, which are known here when the pipeline is made. Arguments without
+    a counterpart may have the value that changes nothing.
+
+    Args:
+        **renamed: Arguments here, by their names in RLlib.
+    """
+
+    def decorate(cls: type[C]) -> type[C]:
+        init = cls.__init__
+
+        @functools.wraps(init)
+        def __init__(self: object, *args: object, **kwargs: object) -> None:
+            for _ in _SPACE_ARGUMENTS:
+                if args and (args[0] is None or isinstance(args[0], gymnasium.Space)):
+                    args = args[1:]
+            own = inspect.signature(init).parameters
+            named = {renamed.get(name, name): value for name, value in kwargs.items()}
+            _check_rllib_arguments(cls.__name__, {n: v for n, v in named.items() if n not in own})
+            init(self, *args, **{n: v for n, v in named.items() if n in own})
+
+        cls.__init__ = __init__
+        return cls
+
+    return decorate
+
+
+def _check_rllib_arguments(piece: str, arguments: Mapping[str, object]) -> None:
+    """Check that arguments without a counterpart change nothing.
+
+    Raises:
+        ConfigError: If one does; the message says why.
+    """
+    for name, value in arguments.items():
+        if name in _SPACE_ARGUMENTS:
+            continue
+        if name not in _NEUTRAL_ARGUMENTS:
+            hint = did_you_mean(name, _NEUTRAL_ARGUMENTS)
+            raise ConfigError(f"{piece} has no argument {name!r}.{hint}")
+        if not any(value == neutral for neutral in _NEUTRAL_ARGUMENTS[name]):
+            raise ConfigError(f"{piece}({name}={value!r}) has no effect here: {_REASONS[name]}.")
+
+
+class ImpliedPiece:
+    """Piece of RLlib whose work is part of every run here, and which pipelines leave out.
+
+    Args:
+        *args: RLlib's arguments, which only have to be neutral for a single agent.
+        **kwargs: As before.
+    """
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        if kwargs.get("multi_agent"):
+            _check_rllib_arguments(type(self).__name__, {"multi_agent": True})
+
+
+class AddObservationsFromEpisodesToBatch(ImpliedPiece):
+    """Reading of observations, which every pipeline begins with."""
+
+
+class AddStatesFromEpisodesToBatch(ImpliedPiece):
+    """Reading of the recurrent state, which the rollout carries."""
+
+
+class AddTimeDimToBatchAndZeroPad(ImpliedPiece):
+    """Cutting of rollouts into sequences, which `max_seq_len` controls."""
+
+
+class AddColumnsFromEpisodesToTrainBatch(ImpliedPiece):
+    """Reading of actions and rewards, which the rollout holds."""
+
+
+class AddOneTsToEpisodesAndTruncate(ImpliedPiece):
+    """Addition of the last observation, which the rollout holds as `final_obs`."""
+
+
+class BatchIndividualItems(ImpliedPiece):
+    """Batching of single items, which are arrays from the start."""
+
+
+class GetActions(ImpliedPiece):
+    """Sampling of actions, which the module does."""
+
+
+class ListifyDataForVectorEnv(ImpliedPiece):
+    """Splitting of actions by environment, which the vector environment does."""
+
+
+class NumpyToTensor(ImpliedPiece):
+    """Transfer to the device, which the program does."""
+
+
+class RemoveSingleTsTimeRankFromBatch(ImpliedPiece):
+    """Removal of the time axis, which single steps do not have."""
+
+
+class TensorToNumpy(ImpliedPiece):
+    """Transfer from the device, which the program does."""
+
+
+class UnBatchToIndividualItems(ImpliedPiece):
+    """Splitting of a batch, which the vector environment does."""
+
+
+class WriteObservationsToEpisodes(ImpliedPiece):
+    """Storing of transformed observations; the learner applies the same connectors instead."""
+
+
+class FrameStackingLearner(ImpliedPiece):
+    """Stacking of frames for the learner, which applies the connectors of the runners itself.
+
+    Args:
+        *args: Spaces, as in RLlib.
+        num_frames: Number of observations per stack, which must be that of `FrameStacking` in
+            `env_to_module_connector`.
+        **kwargs: Other arguments of RLlib's piece.
+    """
+
+    def __init__(self, *args: object, num_frames: int = 1, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        self.num_frames = num_frames
+
+
+class NoEpisode:
+    """Value of `episode` in `preprocess`, which has no attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"preprocess() has no episode.{name} here: a TemporalConnector keeps what it needs of "
+            "an episode, see the guide Connectors"
+        )
+
+
+NO_EPISODE: Final = NoEpisode()
+
+
+class SingleAgentObservationPreprocessor(ObservationConnector):
+    """Connector of one observation at a time, with RLlib's methods.
+
+    Subclasses define `preprocess`, in jax.numpy, and `recompute_output_observation_space` if the
+    space changes.
+
+    Args:
+        input_observation_space: Input space, set by `bind`.
+        input_action_space: Action space of the module, set by `bind`.
+        **kwargs: RLlib's other arguments, which have to be neutral.
+    """
+
+    input_observation_space: gymnasium.Space[Any] | None = None
+    input_action_space: gymnasium.Space[Any] | None = None
+
+    def __init__(
+        self,
+        input_observation_space: gymnasium.Space[Any] | None = None,
+        input_action_space: gymnasium.Space[Any] | None = None,
+        **kwargs: object,
+    ) -> None:
+        _check_rllib_arguments(type(self).__name__, kwargs)
+        self.input_observation_space = input_observation_space
+        self.input_action_space = input_action_space
+
+    def recompute_output_observation_space(
+        self,
+        input_observation_space: gymnasium.Space[Any],
+        input_action_space: gymnasium.Space[Any],
+    ) -> gymnasium.Space[Any]:
+        """Return the space of the output."""
+        del input_action_space
+        return input_observation_space
+
+    def preprocess(self, observation: PyTree, episode: Any) -> PyTree:
+        """Transform one observation, without a batch axis; `episode` has no attributes here."""
+        raise NotImplementedError(f"{type(self).__name__} does not define preprocess")
+
+    def bind(
+        self, space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+    ) -> "SingleAgentObservationPreprocessor":
+        bound = copy.copy(self)
+        bound.input_observation_space, bound.input_action_space = space, action_space
+        return bound
+
+    def output_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+        action_space = self.input_action_space
+        assert action_space is not None, "bind() has not been called"
+        return self.recompute_output_observation_space(space, action_space)
+
+    def __call__(self, state: PyTree, obs: PyTree) -> PyTree:
+        del state
+
+        def preprocess(observation: PyTree) -> PyTree:
+            return self.preprocess(observation, NO_EPISODE)
+
+        for _ in range(_count_batch_axes(self.input_observation_space, obs)):
+            preprocess = jax.vmap(preprocess)
+        return preprocess(obs)
+
+
+def _count_batch_axes(space: gymnasium.Space[Any] | None, obs: PyTree) -> int:
+    """Return the number of leading batch axes of observations."""
+    assert space is not None, "bind() has not been called"
+    _, leaf = get_leaf_spaces(space)[0]
+    first = jax.tree.leaves(obs)[0]
+    return first.ndim - len(leaf.shape or ())
