@@ -702,9 +702,8 @@ class Algorithm:
     # --- module, weights, state ---
 
     def get_module(self, module_id: str = DEFAULT_MODULE) -> "RLModule":
-        """Return the RLModule; `get_weights` returns its parameters."""
-        check_module_id(module_id)
-        return self._assembly.module
+        """Return the RLModule; calls with a batch, as in RLlib, use the current weights."""
+        return self._actions.get_module(module_id)
 
     @single_threaded
     def get_weights(self, module_ids: Sequence[str] | None = None) -> dict[str, PyTree]:

@@ -53,10 +53,10 @@ def take_rllib_arguments(**renamed: str) -> Callable[[type[C]], type[C]]:
     """
 
     def decorate(cls: type[C]) -> type[C]:
-        init = cls.__init__
+        init: Callable[..., None] = cls.__init__
 
         @functools.wraps(init)
-        def __init__(self: object, *args: object, **kwargs: object) -> None:
+        def initialize(self: object, *args: object, **kwargs: object) -> None:
             for _ in _SPACE_ARGUMENTS:
                 if args and (args[0] is None or isinstance(args[0], gymnasium.Space)):
                     args = args[1:]
@@ -65,7 +65,7 @@ def take_rllib_arguments(**renamed: str) -> Callable[[type[C]], type[C]]:
             _check_rllib_arguments(cls.__name__, {n: v for n, v in named.items() if n not in own})
             init(self, *args, **{n: v for n, v in named.items() if n in own})
 
-        cls.__init__ = __init__
+        cls.__init__ = initialize
         return cls
 
     return decorate

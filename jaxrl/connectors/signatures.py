@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from jaxrl.errors import ConfigError
 

@@ -3,8 +3,10 @@
 import copy
 import dataclasses
 import importlib
+import os
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
 import flax.linen as nn
@@ -29,6 +31,7 @@ from jaxrl.core.types import (
 )
 from jaxrl.distributions.base import Distribution
 from jaxrl.distributions.from_space import ActionDistribution, check_mask, make_action_distribution
+from jaxrl.distributions.stateful import DistributionClass
 from jaxrl.errors import (
     TRACING_ERRORS,
     JaxrlError,
@@ -37,10 +40,14 @@ from jaxrl.errors import (
     locate_in_user_code,
     summarize_exception,
 )
+from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.modules.networks import format_parameter_table
+from jaxrl.modules.rllib_signatures import check_own_methods
 from jaxrl.modules.unroll import gather_rows, unroll_steps
 
 ACTION_MASK = "action_mask"
+RLLIB_MODULE_FOLDERS = {"learner_group", "learner", "env_runner", "rl_module", DEFAULT_MODULE}
+"""Folders of the module in a checkpoint of RLlib's, which a checkpoint here does not have."""
 DEFAULT_MODULE_CLASS = "jaxrl.modules.actor_critic", "ActorCriticModule"
 """Module and name of the class of a spec that names none; a subclass, so it is named only."""
 
@@ -268,6 +275,31 @@ class RLModule:
         """Compute state values, with the observations' leading axes."""
         return self._dispatch_forward(params, obs)[Columns.VF_PREDS]
 
+    def get_inference_action_dist_cls(self) -> DistributionClass:
+        """Return what makes action distributions from `action_dist_inputs`, as in RLlib."""
+        return DistributionClass(self.distribution)
+
+    def get_exploration_action_dist_cls(self) -> DistributionClass:
+        """Return what makes action distributions from `action_dist_inputs`, as in RLlib."""
+        return DistributionClass(self.distribution)
+
+    def get_train_action_dist_cls(self) -> DistributionClass:
+        """Return what makes action distributions from `action_dist_inputs`, as in RLlib."""
+        return DistributionClass(self.distribution)
+
+    @classmethod
+    def from_checkpoint(cls, path: str | os.PathLike[str]) -> "RLModule":
+        """Return the module of a run's checkpoint, with its weights for calls with a batch.
+
+        Args:
+            path: Checkpoint; RLlib's folder of the module inside of it counts as the checkpoint.
+        """
+        found = Path(path)
+        while RLLIB_MODULE_FOLDERS & set(found.parts[-1:]):
+            found = found.parent
+        algorithm = importlib.import_module("jaxrl.algorithm")  # by name: it is a higher layer
+        return algorithm.Algorithm.from_checkpoint(found).get_module()
+
     def summary(self) -> str:
         """Format the parameter table as plain text: layers, shapes, counts, whether trainable."""
         return format_parameter_table(
@@ -321,6 +353,7 @@ class RLModuleSpec:
                 f"RLModuleSpec.module_class is {self.module_class!r}; it must be a subclass of "
                 "jaxrl.modules.rl_module.RLModule."
             )
+        check_own_methods(self.module_class, RLModule)
         return self.module_class
 
 

@@ -9,18 +9,21 @@ import jax.numpy as jnp
 
 from jaxrl.core.keys import PurposeKeys, fold_in_uint64
 from jaxrl.core.seeds import check_seed
-from jaxrl.core.types import PyTree
+from jaxrl.core.types import Key, PyTree
 from jaxrl.errors import UnknownNameError
 from jaxrl.loggers.run_record import RunRecord
 from jaxrl.metrics import DEFAULT_MODULE
+from jaxrl.modules.rl_module import RLModule
+from jaxrl.policy.bound_module import bind_module
 from jaxrl.policy.inference import Inference
 from jaxrl.policy.policy import Policy
 from jaxrl.policy.requests import ActionRequest, ActionResult, check_inputs, split_by_name, take_row
 from jaxrl.run_parts import ActingState
 from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded
 from jaxrl.runtime.program import Program
+from jaxrl.training.rollout import ActorState
 
-_ACTIONS, _POLICY = 0x61637473, 0x706F6C69
+_ACTIONS, _POLICY, _MODULE = 0x61637473, 0x706F6C69, 0x6D6F646C
 """Constants folded into the seed's key; far from all others that are."""
 
 
@@ -71,12 +74,28 @@ class ComputeActions:
         lock: ExclusiveLock,
     ) -> None:
         self._inference, self._acting = inference, acting
+        self._module = bind_module(inference.module, self._get_actor, self._make_module_key)
         self._keys, self._record, self._use = keys, record, lock
 
     @property
     def programs(self) -> list[Program]:
         """Compiled programs, one per requested combination of options."""
         return self._inference.programs
+
+    def get_module(self, module_id: str) -> RLModule:
+        """Return the module, with the current weights for calls with a batch."""
+        check_module_id(module_id)
+        return self._module
+
+    @single_threaded
+    def _get_actor(self) -> ActorState:
+        return self._acting.get_actor_state()
+
+    @single_threaded
+    def _make_module_key(self) -> Key:
+        counters = self._record.host
+        counters.actions_drawn += 1
+        return jax.random.fold_in(self._keys.get(_MODULE), counters.actions_drawn)
 
     @single_threaded
     def get_policy(self, policy_id: str, explore: bool, seed: int) -> Policy:

@@ -21,6 +21,7 @@ from jaxrl.core.spaces import map_spaces
 from jaxrl.core.struct import pytree, replace, where_rows
 from jaxrl.core.types import Columns, Key, PyTree
 from jaxrl.errors import ConfigError, SpaceError
+from jaxrl.modules.rl_module import RLModule
 from jaxrl.policy.observations import BOUNDS_TOLERANCE, make_conformer
 from jaxrl.policy.requests import ActionRequest, ActionResult, map_tree, stack_trees
 from jaxrl.runtime.program import Program
@@ -64,6 +65,11 @@ class Inference:
         ] = {}
         """Latest actor and the executable for it, by program and shapes."""
         self._initial_carries: dict[int, ActorCarry] = {}
+
+    @property
+    def module(self) -> RLModule:
+        """Module of the run."""
+        return self._policy_step.module
 
     @property
     def programs(self) -> list[Program]:

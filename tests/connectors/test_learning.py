@@ -219,10 +219,13 @@ def test_rllibs_place_for_it_is_understood() -> None:
     ("connector", "words"),
     [
         (lambda: 3, ["learner_connector", "LearnerConnectors", "got int"]),
-        (lambda: [Magnify(), ObservationConnector()], ["got ObservationConnector"]),
         (
-            lambda space, action_space: [Magnify()],
-            ["a function of no arguments", "(space, action_space)"],
+            lambda: [Magnify(), ObservationConnector()],
+            ["ObservationConnector transforms observations"],
+        ),
+        (
+            lambda first, second, third, fourth: [Magnify()],
+            ["a function of no arguments", "(first, second,"],
         ),
     ],
 )
