@@ -90,7 +90,7 @@ class JaxHostVector:
         self._state = jax.tree.map(_from_numpy, state, reference)
 
     def get_sub_environments(self) -> list[Any]:
-        return [self._made.env]
+        return [self._made.env] * self.num_envs
 
     def close(self) -> None:
         self._state = None

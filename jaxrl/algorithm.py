@@ -48,6 +48,7 @@ from jaxrl.policy.compute_actions import ActionOptions, ComputeActions, check_mo
 from jaxrl.policy.inference import Inference
 from jaxrl.policy.policy import Policy
 from jaxrl.run_parts import OwnRunParts, RunParts
+from jaxrl.runners.compiled_runner import CompiledRunnerGroup
 from jaxrl.runners.data_flow import (
     DispatchedDataFlow,
     check_updates_alone,
@@ -93,6 +94,7 @@ class Algorithm:
 
     Attributes:
         config: Frozen config of the run.
+        metrics: Logger of values that are added to the next result, as RLlib's.
         on_phase: Function called with "compiling", "training", "evaluating" or "saving" at the
             start of each phase.
     """
@@ -129,16 +131,15 @@ class Algorithm:
         config, measured = resolve_num_envs(config)
         parts = OwnRunParts() if _parts is None else _parts
         config = resolve_microbatch_size(config, trials := parts.open_device_trials(config))
-        self._notes += measured
         config.freeze()
         self.config = config
         self._record = RunRecord(config, run_folder)
-        self._recorder = self._record.recorder
+        self._recorder, self.metrics = self._record.recorder, self._record.metrics
         self._callbacks = CallbackList(config.callbacks_settings)
         self._assembly, self._devices, self._placement_reason = parts.assemble(
             config, trials, should_train=not read_only
         )
-        self._notes += [*trials.notes, *describe_buffer(self._assembly)]
+        self._notes += [*measured, *trials.notes, *describe_buffer(self._assembly)]
         if self._assembly.is_in_graph and not config.evaluation_settings.evaluation_num_env_runners:
             self._callbacks.check_no_host_hooks()
         log_assembly(config, self._assembly, [self._placement_reason, *self._notes])
@@ -196,8 +197,8 @@ class Algorithm:
         return self._learners
 
     @property
-    def env_runner_group(self) -> EnvRunnerGroup | None:
-        """Runners that step environments on the host; None if the compiled program does."""
+    def env_runner_group(self) -> EnvRunnerGroup | CompiledRunnerGroup:
+        """Runners of environments on the host, or what there is to read of compiled ones."""
         return self._loop.runners
 
     @property
@@ -325,6 +326,7 @@ class Algorithm:
         timers = {"training_step_s": totals.wait_seconds}
         result = RunResult(self._loop.extend_result({**trained, TIMERS: timers}))
         self._evaluate_if_due(result)
+        self._record.extend_result(result)
         result[TIMERS]["compile_s"] = total_compile_seconds(self._programs) - compiled_before
         result |= self._record.host.get_auto_filled_metrics(
             time.perf_counter() - started + totals.ahead_seconds
@@ -781,7 +783,7 @@ class Algorithm:
 
     def _make_metadata(self) -> dict[str, Any]:
         steps = int(self.state.progress.env_steps)
-        self._record.host.runner_counts = self._loop.get_counts()
+        self._record.store_counts(self._loop.get_counts())
         session = self._record.recorder.describe_session(self._devices)
         return host.make_checkpoint_metadata(self.config, self._record.host, steps, session)
 
@@ -912,4 +914,4 @@ class Algorithm:
             self.stop()
 
     def _call(self, hook: str, **kwargs: object) -> None:
-        self._callbacks.call(hook, algorithm=self, **kwargs)
+        self._callbacks.call(hook, algorithm=self, metrics_logger=self.metrics, **kwargs)

@@ -5,20 +5,24 @@ import os
 import resource
 import sys
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl.config.placement import HOST_ONLY_SETTINGS
+from jaxrl.config.rllib_api import RENAMED_HOOK_ARGUMENTS, RENAMED_HOOKS
 from jaxrl.config.rllib_names import REFUSED_HOOKS
 from jaxrl.errors import ConfigError, did_you_mean
+from jaxrl.metrics import DEFAULT_MODULE
 
 if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm
+    from jaxrl.assembly.connector_env import EnvToInspect
     from jaxrl.config.settings.run import CallbacksSettings as CallbackSettings
     from jaxrl.envs.context import EnvContext
     from jaxrl.episodes import SingleAgentEpisode
     from jaxrl.modules.rl_module import RLModule
+    from jaxrl.runners.compiled_runner import CompiledEnvRunner
     from jaxrl.runners.env_runner import EnvRunner
     from jaxrl.runners.episode_tracker import EnvsView
     from jaxrl.runners.metrics_logger import MetricsLogger
@@ -40,7 +44,6 @@ HOOKS = (
     "on_checkpoint_loaded",
 )
 HOST_HOOKS = (
-    "on_environment_created",
     "on_episode_created",
     "on_episode_start",
     "on_episode_step",
@@ -52,7 +55,9 @@ class Callbacks:
     """Base class of callbacks: subclass it and override the hooks you need.
 
     All arguments are passed by keyword. A method receives those of the keywords listed here that
-    its signature accepts, and `metrics_logger` where one is available. Host runners call the hooks
+    its signature accepts, and `metrics_logger` where one is available. Former names of RLlib's are
+    passed where a signature requires them: `worker`, `base_env`, `policies`, `trainer`,
+    `worker_set`, and `worker_ids`. Host runners call the hooks
     of environments, episodes and samples in their own process, on their own instance of the class.
     If environments are part of the compiled program, hooks run between dispatches; those of
     episodes and samples run after the dispatch that produced them.
@@ -75,12 +80,16 @@ class Callbacks:
     def on_environment_created(
         self,
         *,
-        env_runner: "EnvRunner",
+        env_runner: "EnvRunner | CompiledEnvRunner",
         metrics_logger: "MetricsLogger",
-        env: "EnvsView",
+        env: "EnvsView | EnvToInspect",
         env_context: "EnvContext",
     ) -> None:
-        """Run after a runner created its environments; `env.envs` holds those in its process."""
+        """Run after a runner created its environments; `env.envs` holds those in its process.
+
+        Environments in the compiled program count as created when the run is ready to train; each
+        of `env.envs` is the same object.
+        """
 
     def on_episode_created(
         self,
@@ -126,7 +135,8 @@ class Callbacks:
         On the host, the arguments are those of `on_episode_step`, with `episode` being the chunk
         since the last fragment, and `prev_episode_chunks`, the earlier chunks.
 
-        Between dispatches, the arguments are `algorithm` and an `EndedEpisode`, in chronological
+        Between dispatches, `episode` is an `EndedEpisode`, `env_runner` a `CompiledEnvRunner`, and
+        `prev_episode_chunks` is empty; `algorithm` is passed as well. Episodes come in chronological
         order. If an iteration has more episodes than the ring buffer of the state holds, only the
         latest ones are passed and `env_runners/num_episodes_not_reported` counts the others.
         """
@@ -137,7 +147,7 @@ class Callbacks:
         """Run when samples have been collected.
 
         On the host, the arguments are `env_runner`, `metrics_logger` and the episodes of the
-        fragment; between dispatches, `algorithm` and the counts of the dispatch.
+        fragment; between dispatches, the counts of the dispatch, and `algorithm`.
         """
 
     def on_env_runners_recreated(
@@ -213,9 +223,10 @@ class CallbackList:
             )
             self._listeners[hook] = [
                 *(
-                    _make_listener(type(item).__name__, getattr(item, hook))
+                    _make_listener(type(item).__name__, getattr(item, name))
                     for item in objects
-                    if vars(Callbacks)[hook] is not _find_method(type(item), hook)
+                    for name in (hook, *(old for old, new in RENAMED_HOOKS.items() if new == hook))
+                    if _is_overridden(item, name)
                 ),
                 *(_make_listener(_get_name(function), function) for function in functions),
             ]
@@ -233,14 +244,18 @@ class CallbackList:
             ConfigError: If a listener requires an argument that is not available.
         """
         for listener in self._listeners[hook]:
+            given = kwargs
             missing = listener.required - kwargs.keys()
+            if missing:
+                given = {**kwargs, **_make_former_arguments(missing, kwargs)}
+                missing = missing - given.keys()
             if missing:
                 raise ConfigError(
                     f"{hook} of {listener.name} takes {', '.join(map(repr, sorted(missing)))}, "
                     f"which is not available; it may take {', '.join(map(repr, kwargs))}."
                 )
             accepted = listener.accepted
-            passed = kwargs if accepted is None else {k: kwargs[k] for k in kwargs if k in accepted}
+            passed = given if accepted is None else {k: given[k] for k in given if k in accepted}
             try:
                 listener.function(**passed)
             except Exception as error:
@@ -286,8 +301,23 @@ def _make_listener(name: str, function: Callable[..., object]) -> _Listener:
     )
 
 
-def _find_method(cls: type, hook: str) -> object:
-    return next(vars(base)[hook] for base in cls.__mro__ if hook in vars(base))
+def _make_former_arguments(
+    names: Collection[str], arguments: Mapping[str, object]
+) -> dict[str, object]:
+    """Return the arguments that RLlib's older hooks require, by their former names."""
+    former = {
+        name: arguments[RENAMED_HOOK_ARGUMENTS[name]]
+        for name in names
+        if RENAMED_HOOK_ARGUMENTS.get(name) in arguments
+    }
+    if "policies" in names and "rl_module" in arguments:
+        former["policies"] = {DEFAULT_MODULE: arguments["rl_module"]}
+    return former
+
+
+def _is_overridden(item: object, hook: str) -> bool:
+    """Return whether an object has a method for a hook, other than the empty one."""
+    return getattr(type(item), hook, None) is not vars(Callbacks).get(hook)
 
 
 def _get_name(function: Callable[..., object]) -> str:
@@ -295,13 +325,16 @@ def _get_name(function: Callable[..., object]) -> str:
 
 
 def _make_instance(item: object) -> object:
+    """Return the object of a class, of a function that makes one, or the object itself."""
+    if callable(item) and not isinstance(item, type | Callbacks):
+        item = item()
     if not (issubclass(item, Callbacks) if isinstance(item, type) else isinstance(item, Callbacks)):
         raise ConfigError(
             f"callbacks_class must be a subclass of jaxrl.callbacks.Callbacks, got {item!r}."
         )
     instance = item() if isinstance(item, type) else item
     for name in dir(instance):
-        if name.startswith("on_") and name not in HOOKS:
+        if name.startswith("on_") and name not in (*HOOKS, *RENAMED_HOOKS):
             raise ConfigError(f"{type(instance).__name__}.{name} {_explain_unknown_hook(name)}")
     return instance
 

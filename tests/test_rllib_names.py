@@ -13,7 +13,7 @@ import yaml
 from jaxrl import PPOConfig
 from jaxrl.algorithm import Algorithm
 from jaxrl.config.rllib_api import get_former_attribute
-from jaxrl.errors import UnknownSettingError
+from jaxrl.errors import UnknownNameError, UnknownSettingError
 from jaxrl.runs.checkpoint import SavedPath
 from tests.helpers import small
 
@@ -87,8 +87,17 @@ def test_old_names_of_a_config() -> None:
     config = PPOConfig().training(lr=0.5)
     with pytest.warns(DeprecationWarning, match="PPOConfig.serialize is to_dict"):
         assert config.serialize() == config.to_dict()
-    with pytest.raises(AttributeError, match=r"to_dict\(\) returns a dictionary"):
-        config.pop("lr")
+
+
+def test_pop_returns_what_the_config_keeps() -> None:
+    config = PPOConfig().training(lr=0.5)
+    assert config.pop("lr") == config.lr == 0.5
+    assert config.pop("num_workers", 3) == config.num_env_runners
+    assert config.pop("nothing_of_this_name", None) is None
+    with pytest.raises(UnknownNameError, match="Did you mean 'gamma'"):
+        config.pop("gama")
+    with pytest.raises(AttributeError, match=r"build\(\) makes the pipelines"):
+        config.build_learner_connector()
 
 
 class Unlisted:

@@ -15,27 +15,31 @@ Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
 
 
 class EnvToInspect:
-    """Environment of a run, in the form of a vector environment with one copy.
+    """Environment of a run, in the form of a vector environment.
 
     It is to be read, not stepped: a host environment is made when it is first used. Attributes that
     vector environments do not have are those of the environment itself.
 
     Args:
         made: Environment of the run.
+        num_envs: Number of copies; those of a JAX environment are one object.
     """
 
-    def __init__(self, made: AnyMadeEnv) -> None:
-        self._made = made
-        self.num_envs = 1
+    def __init__(self, made: AnyMadeEnv, num_envs: int = 1) -> None:
+        self._made, self.num_envs = made, num_envs
         self.single_observation_space, self.single_action_space = made.spaces
 
     @functools.cached_property
     def envs(self) -> list[Any]:
-        """The one environment: a JAX environment, or one of gymnasium."""
+        """Environments: JAX environments, or those of gymnasium."""
         made = self._made
         if isinstance(made, MadeEnv):
-            return [made.env]
-        return [made.create(EnvContext(made.env_config))]
+            return [made.env] * self.num_envs
+        return [made.create(EnvContext(made.env_config)) for _ in range(self.num_envs)]
+
+    def get_sub_environments(self) -> list[Any]:
+        """Return `envs`, under the name of RLlib's older environments."""
+        return self.envs
 
     @property
     def unwrapped(self) -> "EnvToInspect":

@@ -184,7 +184,7 @@ def _evaluate_and_record(algorithm: "Algorithm", episodes: int | None, path: Pat
         )
     changed = algorithm.config.evaluation_settings.evaluation_config or {}
     env_params = None
-    if algorithm.env_runner_group is None and not {"env", "env_config"} & changed.keys():
+    if algorithm.env_runner_group.is_compiled and not {"env", "env_config"} & changed.keys():
         env_params = algorithm.env_params
     weights = algorithm.learner_group.get_weights(1)
     result, played = record_rollouts(config, weights, episodes, env_params)

@@ -206,7 +206,7 @@ def _refuse_unrepeatable_config(record: RunRecord, config: "AlgorithmConfig", nu
 
 def _refuse_resumed_host_run(record: RunRecord, algo: "Algorithm", number: int) -> None:
     resumed = [s[ITERATION] for s in record.sessions[1:] if s[ITERATION] < number]
-    if resumed and algo.env_runner_group is not None:
+    if resumed and not algo.env_runner_group.is_compiled:
         raise RunFolderError(
             _format_resumed(
                 record, resumed[0], "environments on the host begin new episodes at a resume"
@@ -359,7 +359,7 @@ def _list_reasons(record: RunRecord, algo: "Algorithm") -> tuple[list[str], list
         reasons.append("params.json was changed since the run was made")
     if (recorded.get(GIT) or {}).get("dirty"):
         reasons.append("the run was made with changes to files that its commit does not have")
-    if algo.env_runner_group is not None:
+    if not algo.env_runner_group.is_compiled:
         reasons.append(
             "environments on the host repeat only if they are deterministic given their seed"
         )

@@ -226,6 +226,18 @@ class ConfigBuilder:
         except UnknownNameError:
             return default
 
+    def pop(self, name: str, *default: object) -> Any:
+        """Return a setting's value, as RLlib does: the config keeps it.
+
+        Args:
+            name: Name of the setting.
+            *default: Value to return if there is no such setting.
+
+        Raises:
+            UnknownNameError: If there is no such setting, and no default.
+        """
+        return self.get(name, *default) if default else self[name]
+
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self.get_name_table().find_current_name(name) is not None
 

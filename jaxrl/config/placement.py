@@ -16,14 +16,10 @@ _EPISODES_REASON = (
     "episodes run inside the compiled program, which calls no Python; on_episode_end is called for "
     "each episode after the dispatch in which it ended"
 )
-_ENVIRONMENTS_REASON = (
-    "an environment consists of pure functions in the compiled program, so none is created"
-)
 HOST_ONLY_SETTINGS: dict[str, str] = {
     "on_episode_created": _EPISODES_REASON,
     "on_episode_start": _EPISODES_REASON,
     "on_episode_step": _EPISODES_REASON,
-    "on_environment_created": _ENVIRONMENTS_REASON,
     "on_env_runners_recreated": "there are no runners besides the compiled program",
     "env_runner_cls": "the compiled program steps the environments, not a runner",
     "batch_mode": (

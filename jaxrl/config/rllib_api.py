@@ -213,10 +213,6 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         "default_resource_request": (
             "jaxrl.PPO.default_resource_request(config) returns the resources of a trial"
         ),
-        "env_runner": (
-            "env_runner_group.foreach_env_runner(...) passes the runners of environments on the "
-            "host; JAX environments are part of the compiled program"
-        ),
         "eval_env_runner": "evaluate() evaluates, eval_env_runner_group has the runners on the host",
         "evaluate_offline": "training from offline data is not supported in this version",
         "offline_data": "training from offline data is not supported in this version",
@@ -239,19 +235,50 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         "export_policy_model": "algorithm.save(path) writes a checkpoint",
         "import_model": "algorithm.set_weights(...) takes parameters as a pytree of arrays",
         "import_policy_model_from_h5": "algorithm.set_weights(...) takes a pytree of arrays",
-        "metrics": "log with the metrics_logger that callbacks receive; train() returns the result",
         "local_evaluator": "read the algorithm itself: get_weights(), get_module()",
         "optimizer": "the optimizer's state is in algorithm.state",
+        "get_auto_filled_metrics": "train() returns a result with these entries",
+        "get_checkpointable_components": (
+            "restore(path, component=...) restores 'rl_module', 'learner' or 'connectors'"
+        ),
+        "get_ctor_args_and_kwargs": "algorithm.config has what it was built from",
+        "get_current_ip_pid": "results have the hostname and the pid",
+        "get_metadata": "get_state()['metadata'] is the metadata of a checkpoint",
+        "is_actor": "an Algorithm is an object of this process",
+        "reset": "build another algorithm from the changed config",
+        "restore_offline_eval_runners": "training from offline data is not supported in this version",
+        "restore_workers": "runners restart by themselves, see fault_tolerance(...)",
+        **dict.fromkeys(
+            ("trial_id", "trial_name", "trial_resources"),
+            "trials are those of Ray Tune, whose Trainables are jaxrl.PPO and so on",
+        ),
+        **dict.fromkeys(
+            ("CLASS_AND_CTOR_ARGS_FILE_NAME", "METADATA_FILE_NAME", "STATE_FILE_NAME"),
+            "the guide Checkpoints describes the files of a checkpoint",
+        ),
         "remove_policy": "multi-agent training is not supported in this version",
     },
     "runner_group": {
         "foreach_worker_with_index": "foreach_env_runner_with_index passes (index, env_runner)",
         "foreach_env": "foreach_env_runner passes each runner, which has the environments",
         "foreach_policy": "algorithm.get_module() returns the module, get_weights() its weights",
-        "local_env_runner": "use algorithm.get_weights(), get_module() or foreach_env_runner(...)",
+        "local_env_runner": (
+            "with num_env_runners actors there is none: use algorithm.get_weights(), get_module() "
+            "or foreach_env_runner(...)"
+        ),
         "local_worker": "use algorithm.get_weights(), get_module() or foreach_env_runner(...)",
         "remote_workers": "foreach_env_runner(...) calls a function on each",
         "stop": "algorithm.stop() stops the runners as well",
+    },
+    "compiled_runner": {
+        "sample": "environments are part of the compiled program: train() samples and learns",
+        "get_metrics": "train() returns the result",
+        "get_state": "algorithm.get_state() is the state of the run",
+        "set_state": "algorithm.set_state(state) sets the state of the run",
+        "get_weights": "use algorithm.get_weights()",
+        "set_weights": "use algorithm.set_weights(...)",
+        "vector": "placement='host' steps environments from Python",
+        "stop": "algorithm.stop() ends the run",
     },
     "policy": {
         "compute_actions": "algorithm.compute_actions(observations) takes several observations",
@@ -272,11 +299,25 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
     },
     "config": {
         "get_multi_agent_setup": "multi-agent training is not supported in this version",
-        "pop": "to_dict() returns a dictionary; settings keep a value",
         "build_learner": "build() makes the learner, algorithm.learner_group holds it",
         "build_learner_group": "build() makes the learners, algorithm.learner_group holds them",
         "get_config_for_module": "there is one module, whose settings are the config's",
-        "DEFAULT_POLICY_MAPPING_FN": "there is one module, 'default_policy'",
+        **dict.fromkeys(
+            ("DEFAULT_AGENT_TO_MODULE_MAPPING_FN", "DEFAULT_POLICY_MAPPING_FN"),
+            "there is one module, 'default_policy'",
+        ),
+        **dict.fromkeys(
+            (
+                "build_env_to_module_connector",
+                "build_learner_connector",
+                "build_module_to_env_connector",
+            ),
+            "build() makes the pipelines, see the guide Connectors",
+        ),
+        "get_torch_compile_worker_config": "the framework is JAX and everything is compiled",
+        "is_offline": "every run samples: training from offline data is not supported",
+        "is_online": "every run samples: training from offline data is not supported",
+        "uses_new_env_runners": "there is a single API stack",
     },
     "episode": {
         "agent_rewards": "episode.get_rewards() are the rewards",
@@ -301,7 +342,13 @@ RENAMED_HOOKS: Mapping[str, str] = {
     "on_trainer_init": "on_algorithm_init",
     "on_workers_recreated": "on_env_runners_recreated",
 }
-RENAMED_HOOK_ARGUMENTS: Mapping[str, str] = {"trainer": "algorithm"}
+RENAMED_HOOK_ARGUMENTS: Mapping[str, str] = {
+    "base_env": "env",
+    "trainer": "algorithm",
+    "worker": "env_runner",
+    "worker_ids": "env_runner_indices",
+    "worker_set": "env_runner_group",
+}
 """Names of hooks, and of their arguments, that differ here."""
 
 REMOVED_RESULT_KEYS: Mapping[str, str] = {
@@ -345,6 +392,8 @@ def get_former_attribute(owner: object, kind: str, name: str) -> Any:
     """
     if name.startswith("_"):
         raise AttributeError(name)
+    if (kind, name) == ("algorithm", "env_runner"):
+        return owner.env_runner_group.local_env_runner  # pyright: ignore
     owner_name = type(owner).__name__
     current = RENAMED_METHODS.get(kind, {}).get(name)
     if current is not None:

@@ -10,10 +10,38 @@ from jaxrl.core.types import PyTree
 from jaxrl.errors import EnvRunnerError, LearnerError, mark_has_checkpoint_path
 from jaxrl.loggers import RunFolder
 from jaxrl.loggers.recorder import Recorder
+from jaxrl.metrics import lookup
+from jaxrl.runners.metrics_logger import Key, MetricsLogger
 from jaxrl.runs.host_state import RunMetadata
+from jaxrl.training.report import merge_results
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+
+
+class RunMetrics(MetricsLogger):
+    """Logger of a run, which also reads the latest result.
+
+    Attributes:
+        last_result: Latest result of the run.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last_result: dict[str, Any] = {}
+
+    def peek(self, key: Key | None = None, default: object = None) -> Any:
+        """Return the current value of a key that was logged, or else of the latest result.
+
+        Without a key, the values logged since the latest result are returned.
+
+        Raises:
+            KeyError: If neither has the key and there is no default.
+        """
+        found = None
+        if key is not None and key not in self:
+            found = lookup(self.last_result, key if isinstance(key, str) else "/".join(key))
+        return super().peek(key, default) if found is None else found
 
 
 class RunRecord:
@@ -25,15 +53,24 @@ class RunRecord:
 
     Attributes:
         host: Counters and numbers that checkpoints store.
-        last_result: Latest result; after a restore, the numbers of the saved one.
         recorder: Writer of results and checkpoints.
+        metrics: Logger of the run, whose values are added to results.
     """
 
     def __init__(self, config: "AlgorithmConfig", run_folder: RunFolder | None) -> None:
         self.host = RunMetadata()
-        self.last_result: dict[str, Any] = {}
+        self.metrics = RunMetrics()
         self.recorder = Recorder(config, run_folder)
         self._should_save_at_end = config.checkpointing_settings.checkpoint_at_end
+
+    @property
+    def last_result(self) -> dict[str, Any]:
+        """Latest result; after a restore, the numbers of the saved one."""
+        return self.metrics.last_result
+
+    @last_result.setter
+    def last_result(self, result: dict[str, Any]) -> None:
+        self.metrics.last_result = result
 
     @property
     def iteration(self) -> int:
@@ -48,6 +85,15 @@ class RunRecord:
     def last_iteration(self) -> int:
         """Iteration of the latest result; 0 before the first."""
         return int(self.last_result.get("training_iteration", 0))
+
+    def extend_result(self, result: dict[str, Any]) -> None:
+        """Add the values of the run's logger to a result, whose own entries have precedence."""
+        result.update(merge_results(self.metrics.reduce(), result))
+
+    def store_counts(self, counts: dict[str, Any]) -> None:
+        """Store the counts of host runners and the values logged so far, for a checkpoint."""
+        self.host.runner_counts = counts
+        self.host.logged = self.metrics.get_state()
 
     def add_result(self, result: dict[str, Any]) -> None:
         """Write the result of an iteration and keep it as the latest one."""
@@ -66,12 +112,14 @@ class RunRecord:
             env_steps: Number of environment steps sampled up to that iteration.
         """
         self.last_result = self.host.last_result
+        self.metrics.set_state(self.host.logged)
         self.recorder.set_start(self.iteration, env_steps)
 
     def copy_progress(self, source: "RunRecord") -> None:
         """Copy another run's counters and latest result, except for its time and action count."""
         own = self.host
         self.last_result = source.last_result
+        self.metrics.set_state(source.metrics.get_state())
         self.host = dataclasses.replace(
             source.host, time_total_s=own.time_total_s, actions_drawn=own.actions_drawn
         )

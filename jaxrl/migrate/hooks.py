@@ -10,11 +10,16 @@ from jaxrl.config.rllib_api import RENAMED_HOOK_ARGUMENTS, RENAMED_HOOKS
 from jaxrl.config.rllib_names import REFUSED_HOOKS
 from jaxrl.migrate.context import Context
 
-HOST_ARGUMENTS = {
-    "on_episode_end": inspect.signature(Callbacks.on_episode_step).parameters,
+_ALGORITHM_HOOKS = ("on_algorithm_init", "on_train_result", "on_evaluate_start", "on_evaluate_end")
+MORE_ARGUMENTS = {
+    "on_episode_end": (
+        *inspect.signature(Callbacks.on_episode_step).parameters,
+        "prev_episode_chunks",
+    ),
     "on_sample_end": ("env_runner", "metrics_logger"),
+    **dict.fromkeys(_ALGORITHM_HOOKS, ("metrics_logger",)),
 }
-"""Arguments that a hook receives only if environments are stepped on the host."""
+"""Arguments that a hook receives in addition to those of the base class's signature."""
 
 
 class HookRules:
@@ -44,7 +49,7 @@ class HookRules:
     def _rewrite_parameters(
         self, old: cst.FunctionDef, new: cst.FunctionDef, hook: str
     ) -> cst.FunctionDef:
-        available = {"self", *inspect.signature(getattr(Callbacks, hook)).parameters}
+        available = {"self", *_list_arguments(hook)}
         used = _find_names(old.body)
         params = new.params
         for group in ("params", "kwonly_params"):
@@ -88,12 +93,15 @@ class HookRules:
     ) -> None:
         if not is_required:
             return
-        signature = inspect.signature(getattr(Callbacks, hook))
-        passed = [each for each in signature.parameters if each not in ("self", "kwargs")]
-        advice = f"it is not passed; passed are {', '.join(passed)}"
-        if name in HOST_ARGUMENTS.get(hook, ()):
-            advice = "it is passed only with env_runners(placement='host')"
+        advice = f"it is not passed; passed are {', '.join(_list_arguments(hook))}"
         self._context.by_hand(node, "callback", f"{hook}({name})", advice)
+
+
+def _list_arguments(hook: str) -> list[str]:
+    """Return the names of the arguments that a hook may receive."""
+    own = inspect.signature(getattr(Callbacks, hook)).parameters
+    more = MORE_ARGUMENTS.get(hook, ())
+    return [name for name in dict.fromkeys((*own, *more)) if name not in ("self", "kwargs")]
 
 
 def _end_without_comma(params: list[cst.Param], around: cst.Parameters) -> list[cst.Param]:

@@ -63,7 +63,7 @@ class ObjectRules:
 
     def _find_missing(self, name: str) -> str | None:
         """Return why an algorithm has no attribute of a name, None if it has one."""
-        known = {*dir(Algorithm), "config", "on_phase", "callbacks"}
+        known = {*dir(Algorithm), "config", "on_phase", "callbacks", "metrics", "env_runner"}
         if name in known or name.startswith("_"):
             return None
         public = sorted(each for each in known if not each.startswith("_"))

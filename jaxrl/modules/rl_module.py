@@ -3,10 +3,8 @@
 import copy
 import dataclasses
 import importlib
-import os
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
 import flax.linen as nn
@@ -40,14 +38,11 @@ from jaxrl.errors import (
     locate_in_user_code,
     summarize_exception,
 )
-from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.modules.networks import format_parameter_table
 from jaxrl.modules.rllib_signatures import check_own_methods
 from jaxrl.modules.unroll import gather_rows, unroll_steps
 
 ACTION_MASK = "action_mask"
-RLLIB_MODULE_FOLDERS = {"learner_group", "learner", "env_runner", "rl_module", DEFAULT_MODULE}
-"""Folders of the module in a checkpoint of RLlib's, which a checkpoint here does not have."""
 DEFAULT_MODULE_CLASS = "jaxrl.modules.actor_critic", "ActorCriticModule"
 """Module and name of the class of a spec that names none; a subclass, so it is named only."""
 
@@ -288,17 +283,14 @@ class RLModule:
         return DistributionClass(self.distribution)
 
     @classmethod
-    def from_checkpoint(cls, path: str | os.PathLike[str]) -> "RLModule":
+    def from_checkpoint(cls, path: object) -> "RLModule":
         """Return the module of a run's checkpoint, with its weights for calls with a batch.
 
         Args:
             path: Checkpoint; RLlib's folder of the module inside of it counts as the checkpoint.
         """
-        found = Path(path)
-        while RLLIB_MODULE_FOLDERS & set(found.parts[-1:]):
-            found = found.parent
-        algorithm = importlib.import_module("jaxrl.algorithm")  # by name: it is a higher layer
-        return algorithm.Algorithm.from_checkpoint(found).get_module()
+        higher = importlib.import_module("jaxrl.policy.bound_module")  # by name: a higher layer
+        return higher.load_module(path)
 
     def summary(self) -> str:
         """Format the parameter table as plain text: layers, shapes, counts, whether trainable."""

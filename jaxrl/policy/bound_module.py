@@ -2,7 +2,10 @@
 
 import copy
 import functools
+import importlib
+import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -14,11 +17,15 @@ from jaxtyping import Array
 from jaxrl.core.spaces import get_leaf_spaces, map_leaves
 from jaxrl.core.types import Columns, Key, ObsSequence, ObsWithCarry, PyTree
 from jaxrl.errors import ModuleError, SpaceError
+from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.training.report import to_host
 from jaxrl.training.rollout import ActorState
 
 Outputs = dict[str, Any]
+
+_RLLIB_FOLDERS = ("learner_group", "learner", "env_runner", "rl_module", DEFAULT_MODULE)
+"""Folders around the module in a checkpoint of RLlib's, which a checkpoint here does not have."""
 
 
 class BatchCalls:
@@ -130,6 +137,15 @@ def bind_module(
         {},
     )
     return bound
+
+
+def load_module(path: str | os.PathLike[str]) -> RLModule:
+    """Return the module of a checkpoint; see `RLModule.from_checkpoint`."""
+    found = Path(path)
+    while found.name in _RLLIB_FOLDERS:
+        found = found.parent
+    higher = importlib.import_module("jaxrl.algorithm")  # by name: it is a higher layer
+    return higher.Algorithm.from_checkpoint(found).get_module()
 
 
 @functools.cache

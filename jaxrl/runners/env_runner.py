@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jaxrl.assembly.assemble import make_env, make_policy_step
+from jaxrl.assembly.connector_env import Spaces, get_rllib_spaces
 from jaxrl.callbacks import CallbackList
 from jaxrl.core.types import PyTree
 from jaxrl.envs.context import EnvContext
@@ -17,6 +18,7 @@ from jaxrl.envs.host import HostFault, HostVector, MadeHostEnv
 from jaxrl.envs.host_vector import make_vector
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import EnvError
+from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runners.env_keys import make_env_keys, make_episode_seeds
 from jaxrl.runners.episode_tracker import EPISODE_HOOKS, EnvsView, EpisodeTracker
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
@@ -118,6 +120,18 @@ class EnvRunner:
     def programs(self) -> list[Program]:
         """Compiled programs of the runner."""
         return self._policy.programs
+
+    @property
+    def spaces(self) -> dict[str, Spaces]:
+        """Observation and action spaces of the vector environment, an environment and the module."""
+        acting = self.policy_step
+        single = acting.obs_pipeline.space, acting.action_pipeline.space
+        module = self.module.observation_space, self.module.action_space
+        return {**get_rllib_spaces(single, self.num_envs), DEFAULT_MODULE: module}
+
+    def get_spaces(self) -> dict[str, Spaces]:
+        """Return `spaces`."""
+        return self.spaces
 
     def set_weights(self, weights: Weights) -> None:
         """Set the weights to act with."""

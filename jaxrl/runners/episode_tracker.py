@@ -36,6 +36,10 @@ class EnvsView:
         """Environments in the order of `env_index`; empty if they are in other processes."""
         return self._vector.get_sub_environments()
 
+    def get_sub_environments(self) -> list[Any]:
+        """Return `envs`, under the name of RLlib's older environments."""
+        return self.envs
+
     @property
     def unwrapped(self) -> "EnvsView":
         """The view, for compatibility with gymnasium's vector environments."""

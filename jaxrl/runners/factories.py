@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.core.types import Device
+from jaxrl.runners.compiled_runner import CompiledEnvRunner
 from jaxrl.runners.hooks import DISPATCH_HOOKS, AlgorithmHooks, RunnerHooks
 from jaxrl.runners.host_loop import HostLoop
 from jaxrl.runners.in_graph_group import InGraphLearnerGroup
@@ -36,7 +37,7 @@ def make_loop(
 ) -> Loop:
     """Create the training loop: dispatches of the compiled program, or the host loop."""
     if assembly.is_in_graph:
-        return make_in_graph_loop(assembly, learners, callbacks, algorithm, OwnDispatches())
+        return make_in_graph_loop(config, assembly, learners, callbacks, algorithm, OwnDispatches())
     hooks = AlgorithmHooks(callbacks, algorithm)
     interval = config.training_settings.weights_interval
     return HostLoop(
@@ -48,6 +49,7 @@ def make_loop(
 
 
 def make_in_graph_loop(
+    config: "AlgorithmConfig",
     assembly: Assembly,
     learners: LearnerGroup,
     callbacks: RunnerHooks,
@@ -58,7 +60,9 @@ def make_in_graph_loop(
     hooks = AlgorithmHooks(callbacks, algorithm, DISPATCH_HOOKS)
     steps, replay = assembly.in_graph_runner.batch_steps, assembly.replay
     trained = steps if replay is None else replay.num_updates * replay.rows_per_update
-    return InGraphLoop(learners, steps, trained, hooks, strategy)
+    return InGraphLoop(
+        learners, steps, trained, hooks, strategy, CompiledEnvRunner(config, assembly)
+    )
 
 
 def make_env_runner_group(

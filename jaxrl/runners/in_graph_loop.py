@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from jaxrl.envs.context import EnvContext
+from jaxrl.metrics import ENV_RUNNERS
+from jaxrl.runners.compiled_runner import CompiledEnvRunner, CompiledRunnerGroup
 from jaxrl.runners.hooks import DISPATCH_HOOKS, RunnerHooks
 from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runners.learner_steps import LearnerSteps, StepResult
@@ -17,6 +20,7 @@ from jaxrl.training.report import (
     TrainReport,
     collect_episodes,
     counter_to_int,
+    merge_results,
     to_host,
 )
 from jaxrl.training.train_state import TrainState
@@ -76,6 +80,7 @@ class InGraphLoop:
         trained_steps: Number of steps trained on per train batch, once learning has started.
         hooks: Callbacks for episodes and samples.
         strategy: Source of the dispatches.
+        runner: What hooks receive as `env_runner`.
     """
 
     def __init__(
@@ -85,8 +90,10 @@ class InGraphLoop:
         trained_steps: int,
         hooks: RunnerHooks,
         strategy: DispatchStrategy,
+        runner: CompiledEnvRunner,
     ) -> None:
-        self.runners = None
+        self.runners = CompiledRunnerGroup(runner)
+        self.metrics_logger = runner.metrics
         self.notes: list[str] = []
         self.programs: list[Program] = []
         self._learners = learners
@@ -98,9 +105,18 @@ class InGraphLoop:
         self._lookahead = 1
         self._steps: LearnerSteps | None = None
         self._is_full_iteration = False
+        self._has_announced_env = False
 
     def prepare(self) -> None:
-        """Do nothing; no runners are needed."""
+        """Call the hook for created environments, once."""
+        if self._has_announced_env:
+            return
+        self._has_announced_env = True
+        runner = self.runners.local_env_runner
+        context = EnvContext(runner.config.environment_settings.env_config)
+        self._hooks.call(
+            "on_environment_created", **self._get_hook_arguments(), env_context=context
+        )
 
     def next_num_batches(
         self, reporting: "ReportingSettings", totals: IterationTotals, elapsed: float
@@ -130,6 +146,8 @@ class InGraphLoop:
         self._lookahead = num_iterations
 
     def run_batches(self, num_batches: int, on_phase: Callable[[str], None]) -> DispatchResult:
+        self.prepare()
+
         def on_phase_and_clock(phase: str) -> None:
             on_phase(phase)
             self._started = time.perf_counter()
@@ -189,14 +207,28 @@ class InGraphLoop:
             ([], 0) if before is None else collect_episodes(report.latest.ring, before)
         )
         for episode in episodes:
-            self._hooks.call("on_episode_end", episode=episode)
+            self._hooks.call(
+                "on_episode_end",
+                episode=episode,
+                prev_episode_chunks=[],
+                env_index=episode.env_index,
+                rl_module=self.runners.local_env_runner.module,
+                **self._get_hook_arguments(),
+            )
         samples = {
             "num_env_steps_sampled": env_steps,
             "num_env_steps_sampled_lifetime": counter_to_int(report.latest.env_steps),
             "num_episodes": int(report.summaries[0].episodes.count.sum()),
         }
-        self._hooks.call("on_sample_end", samples=samples)
+        arguments = self._get_hook_arguments()
+        del arguments["env"]
+        self._hooks.call("on_sample_end", samples=samples, **arguments)
         return missed
+
+    def _get_hook_arguments(self) -> dict[str, object]:
+        """Return the arguments of all hooks of environments and episodes."""
+        runner = self.runners.local_env_runner
+        return {"env_runner": runner, "env": runner.env, "metrics_logger": self.metrics_logger}
 
     def _get_episode_counts(self) -> np.ndarray:
         """Return the number of episodes that have ended in each shard.
@@ -212,6 +244,9 @@ class InGraphLoop:
         return TrainReport.merge(pending)
 
     def extend_result(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Add the metrics logged by callbacks, and those that only this run has."""
+        logged = self.metrics_logger.reduce()
+        result = merge_results({ENV_RUNNERS: logged}, result) if logged else result
         return self._strategy.extend_result(result)
 
     def full_state(self, state: TrainState) -> TrainState:
@@ -223,10 +258,14 @@ class InGraphLoop:
         return {}
 
     def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
-        """Do nothing; all state is in the learners."""
+        """Restore the metrics logged by callbacks; all other state is in the learners."""
+        del fill
+        self.metrics_logger.set_state(counts.get("logged", {}))
 
     def get_counts(self) -> dict[str, Any]:
-        return {}
+        """Return the metrics logged by callbacks, if there are any."""
+        logged = self.metrics_logger.get_state()
+        return {"logged": logged} if logged else {}
 
     def stop(self) -> None:
         """Do nothing; there are no resources to release."""

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.config.rllib_api import get_former_attribute
@@ -11,6 +11,7 @@ from jaxrl.runners.env_runner import EnvRunner, make_env_runner
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hang_watch import HangWatch
 from jaxrl.runners.hooks import RunnerHooks
+from jaxrl.runners.protocols import call_runner
 from jaxrl.runtime.program import Program
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class LocalEnvRunnerGroup:
         assembly: Assembled run, which provides the environment.
         hooks: Callbacks for episodes and samples.
     """
+
+    is_compiled: ClassVar[bool] = False
 
     def __init__(self, config: "AlgorithmConfig", assembly: Assembly, hooks: RunnerHooks) -> None:
         plan = config.plan()
@@ -99,8 +102,15 @@ class LocalEnvRunnerGroup:
         def __getattr__(self, name: str) -> Any:
             return get_former_attribute(self, "runner_group", name)
 
-    def foreach_env_runner(self, fn: Callable[[Any], Any]) -> list[Any]:
-        return [fn(self.runner)]
+    def foreach_env_runner(
+        self, fn: Callable[[Any], Any] | str, *, kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        return [call_runner(self.runner, fn, kwargs)]
+
+    @property
+    def local_env_runner(self) -> EnvRunner:
+        """The only runner."""
+        return self.runner
 
     def foreach_env_runner_with_index(self, fn: Callable[[int, Any], Any]) -> list[tuple[int, Any]]:
         """Call a function of index and runner; the index of the only runner is 0."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from jaxrl.core.types import PyTree
 from jaxrl.runners.fragment import Fragment, Weights
@@ -14,6 +14,7 @@ from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.settings.run import ReportingSettings
+    from jaxrl.runners.compiled_runner import CompiledRunnerGroup
 
 
 Fill: TypeAlias = Callable[[str, Callable[[], PyTree]], PyTree]
@@ -24,9 +25,11 @@ to the saved value; None if nothing was saved."""
 class EnvRunnerGroup(Protocol):
     """Env runners of a run: one in this process, or actors.
 
-    `notes` holds messages for `explain()`.
+    `notes` holds messages for `explain()`; `is_compiled` is whether environments are part of the
+    compiled program, so that the runners only stand in for it.
     """
 
+    is_compiled: ClassVar[bool]
     notes: list[str]
 
     @property
@@ -62,13 +65,24 @@ class EnvRunnerGroup(Protocol):
         """Restore counts returned by `get_counts`."""
         ...
 
-    def foreach_env_runner(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Call a function on each runner and return the results."""
+    def foreach_env_runner(
+        self, fn: Callable[[Any], Any] | str, *, kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """Call a function, or the method of a name, on each runner and return the results."""
         ...
 
     def stop(self) -> None:
         """Release all resources; safe to call more than once."""
         ...
+
+
+def call_runner(
+    runner: object, fn: Callable[[Any], Any] | str, kwargs: Mapping[str, Any] | None
+) -> Any:
+    """Call a function on a runner, or its method of a name, with keyword arguments."""
+    if isinstance(fn, str):
+        return getattr(runner, fn)(**(kwargs or {}))
+    return fn(runner, **(kwargs or {}))
 
 
 class Loop(Protocol):
@@ -78,8 +92,8 @@ class Loop(Protocol):
     """
 
     @property
-    def runners(self) -> EnvRunnerGroup | None:
-        """Host runners; None if the environments are part of the compiled program."""
+    def runners(self) -> "EnvRunnerGroup | CompiledRunnerGroup":
+        """Host runners, or what stands in for them if environments are in the program."""
         ...
 
     @property

@@ -22,6 +22,7 @@ from jaxrl.core.types import Device, PyTree
 from jaxrl.errors import CheckpointError, did_you_mean
 from jaxrl.metrics import EMPTY_EPISODE_METRICS, flatten
 from jaxrl.runners.counts import COUNT, MAPPING, ValueKind, find_mismatch, find_problem
+from jaxrl.runners.metrics_logger import find_state_problem
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import results
 from jaxrl.runtime.process import prepare_process
@@ -52,6 +53,8 @@ class RunMetadata:
     """Lifetime counts of host runners."""
     last_result: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Numbers of the latest result, which stop criteria and scores use."""
+    logged: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """State of the run's metrics logger."""
 
     def record_result(self, result: Mapping[str, Any]) -> None:
         """Store the numbers of a result, except for those of the current process."""
@@ -177,6 +180,8 @@ def check_metadata(metadata: Mapping[str, Any], source: object = "The state's me
         or find_mismatch(metadata["host"], _HOST_KINDS, "host.")
         or find_problem(metadata["host"].get("runner_counts", {}), "host.runner_counts.")
     )
+    unreadable = None if problem else find_state_problem(metadata["host"].get("logged", {}))
+    problem = f"host.logged {unreadable}" if unreadable else problem
     if problem is not None:
         raise CheckpointError(f"{source} cannot be loaded: {problem}.")
 
@@ -223,6 +228,7 @@ _HOST_KINDS: Mapping[str, ValueKind] = {
     "last_evaluation": ValueKind("a result with numbers of episodes", _is_result),
     "runner_counts": MAPPING,
     "last_result": ValueKind("the numbers of a result", _are_numbers),
+    "logged": MAPPING,
 }
 """Kinds of the JSON values of the RunMetadata fields."""
 

@@ -120,8 +120,7 @@ class LaneParts:
         callbacks: RunnerHooks,
         algorithm: object,
     ) -> InGraphLoop:
-        del config
-        return make_in_graph_loop(assembly, learners, callbacks, algorithm, self.dispatches)
+        return make_in_graph_loop(config, assembly, learners, callbacks, algorithm, self.dispatches)
 
     def make_acting_state(
         self,

@@ -155,7 +155,7 @@ def test_steps_come_between_reset_and_close() -> None:
         vector.step(actions()[0])
     vector.reset()
     assert vector.step(actions()[0]).infos(0) == {}
-    assert vector.get_sub_environments() == [made_env("CartPole-v1").env]
+    assert vector.get_sub_environments() == [made_env("CartPole-v1").env] * vector.num_envs
     vector.close()
     with pytest.raises(EnvError, match="nothing after close"):
         vector.step(actions()[0])

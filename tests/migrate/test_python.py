@@ -451,15 +451,12 @@ def test_callbacks() -> None:
         'print(algorithm, result["env_runners"]["episode_return_mean"], f(trainer=1))'
         in migration.new
     )
-    assert "def on_episode_end(self, *, worker, episode, **kwargs):" in migration.new
-    assert "print(episode.get_return(), len(episode), worker.index)" in migration.new
-    assert [(item.line, item.what) for item in migration.by_hand] == [
-        (11, "on_episode_end(worker)"),
-        (14, "on_learn_on_batch()"),
-    ]
+    assert "def on_episode_end(self, *, env_runner, env, episode, **kwargs):" in migration.new
+    assert "print(episode.get_return(), len(episode), env_runner.index)" in migration.new
+    assert [(item.line, item.what) for item in migration.by_hand] == [(14, "on_learn_on_batch()")]
 
 
-def test_arguments_that_only_the_host_passes() -> None:
+def test_arguments_that_are_passed_stay_and_others_are_removed_or_listed() -> None:
     code = """
     from ray.rllib.callbacks.callbacks import RLlibCallback
     class Mine(RLlibCallback):
@@ -469,13 +466,18 @@ def test_arguments_that_only_the_host_passes() -> None:
             metrics_logger.log_value("x", len(episode))
         def on_episode_step(self, *, episode, env_runner, metrics_logger, env, **kwargs):
             metrics_logger.log_value("x", env)
+        def on_checkpoint_loaded(self, *, algorithm, policies, **kwargs):
+            print(algorithm)
+        def on_evaluate_start(self, *, algorithm, policies, **kwargs):
+            print(policies)
     """
     after = new(code)
-    assert "def on_train_result(self, *, algorithm, result, **kwargs):" in after
-    assert "def on_episode_end(self, *, episode, metrics_logger, **kwargs):" in after
+    assert "def on_train_result(self, *, algorithm, metrics_logger, result, **kwargs):" in after
+    assert "def on_episode_end(self, *, episode, env, env_index, metrics_logger" in after
+    assert "def on_checkpoint_loaded(self, *, algorithm, **kwargs):" in after
     ((line, what, advice),) = by_hand(code)
-    assert (line, what) == (6, "on_episode_end(metrics_logger)")
-    assert "placement='host'" in advice
+    assert (line, what) == (12, "on_evaluate_start(policies)")
+    assert "passed are algorithm, metrics_logger" in advice
 
 
 def test_code_without_rllib_stays_as_it_is() -> None:

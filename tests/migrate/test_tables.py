@@ -13,6 +13,7 @@ from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
 from jaxrl.episodes import SingleAgentEpisode
 from jaxrl.metrics import KNOWN_KEYS, OPEN_PREFIXES, RENAMED_KEYS
+from jaxrl.runners.compiled_runner import CompiledEnvRunner
 from jaxrl.runners.ray.group import RayEnvRunnerGroup
 
 
@@ -56,6 +57,7 @@ def test_renamed_methods_exist() -> None:
 def test_advised_methods_are_those_that_are_missing() -> None:
     owners = {
         "algorithm": Algorithm,
+        "compiled_runner": CompiledEnvRunner,
         "runner_group": type("Local", (), {}),
         "policy": Policy,
         "config": AlgorithmConfig,

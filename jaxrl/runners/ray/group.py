@@ -3,7 +3,7 @@
 import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.errors import EnvRunnerError
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.hooks import RunnerHooks
+from jaxrl.runners.protocols import call_runner
 from jaxrl.runners.ray.actors import RayBackend
 from jaxrl.runners.ray.env_runner import ActorJob, pack_job, start_new_episodes
 from jaxrl.runners.ray.fleet import Fleet
@@ -91,6 +92,8 @@ class RayEnvRunnerGroup:
         ConfigError: If an object cannot be sent to actors, or Ray lacks the resources.
         EnvRunnerError: If a runner cannot start.
     """
+
+    is_compiled: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -219,9 +222,11 @@ class RayEnvRunnerGroup:
 
     # --- access to the runners and their state ---
 
-    def foreach_env_runner(self, fn: Callable[[Any], Any]) -> list[Any]:
+    def foreach_env_runner(
+        self, fn: Callable[[Any], Any] | str, *, kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
         """Call a function on each healthy runner; return the results in order of their indices."""
-        return list(call_all(self._fleet, fn).values())
+        return list(call_all(self._fleet, lambda runner: call_runner(runner, fn, kwargs)).values())
 
     def foreach_env_runner_with_index(self, fn: Callable[[int, Any], Any]) -> list[tuple[int, Any]]:
         """Call a function of index and runner on healthy runners; return indices and results."""

@@ -1,0 +1,87 @@
+"""Stand-ins for the runners of a run whose environments are part of the compiled program."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from jaxrl.assembly.assemble import Assembly
+from jaxrl.assembly.connector_env import EnvToInspect, Spaces, get_rllib_spaces
+from jaxrl.config.rllib_api import get_former_attribute
+from jaxrl.metrics import DEFAULT_MODULE
+from jaxrl.runners.metrics_logger import MetricsLogger
+from jaxrl.runners.protocols import call_runner
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+
+class CompiledEnvRunner:
+    """What there is to read of environments in the compiled program, by the names of an EnvRunner.
+
+    It cannot step them: `env` has the environment objects, which are pure functions, and their
+    states are in `algorithm.state`.
+
+    Args:
+        config: Config of the run.
+        assembly: Functions of the run.
+
+    Attributes:
+        env: Environments in the form of a vector environment.
+        metrics: Logger of the values that callbacks log, which appear below `env_runners`.
+        module: Module without weights; `algorithm.get_module()` has them.
+    """
+
+    def __init__(self, config: "AlgorithmConfig", assembly: Assembly) -> None:
+        self.config, self.module = config, assembly.module
+        self.num_envs = assembly.plan.num_envs
+        self.env = EnvToInspect(assembly.made, self.num_envs)
+        self.metrics = MetricsLogger()
+        self.worker_index = self.num_workers = 0
+
+    @property
+    def spaces(self) -> dict[str, Spaces]:
+        """Observation and action spaces, as RLlib's runners have them."""
+        made = self.env.single_observation_space, self.env.single_action_space
+        module = self.module.observation_space, self.module.action_space
+        return {**get_rllib_spaces(made, self.num_envs), DEFAULT_MODULE: module}
+
+    def get_spaces(self) -> dict[str, Spaces]:
+        """Return `spaces`."""
+        return self.spaces
+
+    if not TYPE_CHECKING:  # hidden from the type checker, which would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            return get_former_attribute(self, "compiled_runner", name)
+
+
+class CompiledRunnerGroup:
+    """Group of the one CompiledEnvRunner, with the methods of a group that only read.
+
+    Args:
+        runner: Stand-in for the runner.
+    """
+
+    is_compiled: ClassVar[bool] = True
+
+    def __init__(self, runner: CompiledEnvRunner) -> None:
+        self.local_env_runner = runner
+
+    def foreach_env_runner(
+        self, fn: Callable[[Any], Any] | str, *, kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """Call a function, or the method of a name, on the stand-in, and return its result."""
+        return [call_runner(self.local_env_runner, fn, kwargs)]
+
+    def foreach_env_runner_with_index(self, fn: Callable[[int, Any], Any]) -> list[tuple[int, Any]]:
+        """Call a function of index and runner; the index of the only runner is 0."""
+        return [(0, fn(0, self.local_env_runner))]
+
+    @property
+    def num_healthy_env_runners(self) -> int:
+        """Number of runners that reply in time: the only one."""
+        return 1
+
+    if not TYPE_CHECKING:  # hidden from the type checker, which would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            return get_former_attribute(self, "runner_group", name)
