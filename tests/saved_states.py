@@ -72,6 +72,7 @@ def metadata(iteration: int) -> dict[str, Any]:
         time_total_s=1.5,
         last_result={"training_iteration": iteration, ENV_STEPS: 128, "num": {"x": 33.16}},
         runner_counts=copy.deepcopy(COUNTS),
+        logged=copy.deepcopy(COUNTS["logged"]),
     )
     session = Session(config, jax.devices()[:1]).describe()
     return make_checkpoint_metadata(config, host, 128 * iteration, session)

@@ -164,6 +164,14 @@ def test_actors_sample_what_one_runner_in_this_process_does(env: str, start: Sta
     threads = {"NPROC": "1", "OMP_NUM_THREADS": "1"}
     seen = (["cpu"], {"CUDA_VISIBLE_DEVICES": "", **threads, "JAXRL_TOLD": "so"})
     assert told == [(1, (1, 1, *seen)), (2, (2, 2, *seen))]
+    assert [
+        spaces["__env__"][0].shape[0] for spaces in run.group.foreach_env_runner("get_spaces")
+    ] == [
+        2,
+        2,
+    ]
+    with pytest.raises(AttributeError, match="num_env_runners actors there is none"):
+        _ = run.group.local_env_runner  # pyright: ignore
     with pytest.raises(EnvRunnerError, match=r"EnvRunner \d raised ZeroDivisionError"):
         run.group.foreach_env_runner(lambda runner: 1 // 0)
     with pytest.raises(EnvRunnerError, match=r"4 environments.*have 4|has 3 environments"):
