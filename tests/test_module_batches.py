@@ -1,5 +1,7 @@
 """The module of a run with RLlib's dictionaries: calls, states, distributions, bad batches."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +172,16 @@ def test_a_module_written_for_rllib_is_told_what_to_write(module: Any, words: st
     config = small().rl_module(rl_module_spec=module)
     with pytest.raises(ModuleError, match=words):
         config.build()
+
+
+def test_a_module_outlives_its_algorithm_which_is_freed_at_once() -> None:
+    built = small().debugging(loggers=[]).build()
+    module, gone = built.get_module(), weakref.ref(built)
+    built.stop()
+    gc.disable()
+    try:
+        del built
+        assert gone() is None
+        assert module.forward_inference({"obs": OBS})["actions"].shape == (3,)
+    finally:
+        gc.enable()

@@ -54,6 +54,27 @@ class ActionOptions:
         }
 
 
+class _ModuleInputs:
+    """Weights and keys for calls of the module, apart from `ComputeActions` to avoid a cycle."""
+
+    def __init__(
+        self, acting: ActingState, keys: PurposeKeys, record: RunRecord, lock: ExclusiveLock
+    ) -> None:
+        self._acting, self._keys, self._record, self._use = acting, keys, record, lock
+
+    @single_threaded
+    def get_actor(self) -> ActorState:
+        """Return the current parameters and hyperparameters."""
+        return self._acting.get_actor_state()
+
+    @single_threaded
+    def make_key(self) -> Key:
+        """Return a key that no other call has had."""
+        counters = self._record.host
+        counters.actions_drawn += 1
+        return fold_in_uint64(self._keys.get(_MODULE), counters.actions_drawn)
+
+
 class ComputeActions:
     """Actions for the caller's observations, and policies, from the current state of a run.
 
@@ -74,7 +95,8 @@ class ComputeActions:
         lock: ExclusiveLock,
     ) -> None:
         self._inference, self._acting = inference, acting
-        self._module = bind_module(inference.module, self._get_actor, self._make_module_key)
+        inputs = _ModuleInputs(acting, keys, record, lock)
+        self._module = bind_module(inference.module, inputs.get_actor, inputs.make_key)
         self._keys, self._record, self._use = keys, record, lock
 
     @property
@@ -86,16 +108,6 @@ class ComputeActions:
         """Return the module, with the current weights for calls with a batch."""
         check_module_id(module_id)
         return self._module
-
-    @single_threaded
-    def _get_actor(self) -> ActorState:
-        return self._acting.get_actor_state()
-
-    @single_threaded
-    def _make_module_key(self) -> Key:
-        counters = self._record.host
-        counters.actions_drawn += 1
-        return jax.random.fold_in(self._keys.get(_MODULE), counters.actions_drawn)
 
     @single_threaded
     def get_policy(self, policy_id: str, explore: bool, seed: int) -> Policy:

@@ -104,7 +104,7 @@ def test_columns_are_divided_over_devices_with_the_same_minibatches() -> None:
 
 def fragments() -> list[Fragment]:
     with on_host().env_runners(num_envs_per_env_runner=4, rollout_fragment_length=32).build() as a:
-        assert a.env_runner_group is not None
+        assert not a.env_runner_group.is_compiled
         a.env_runner_group.sync_weights(a.learner_group.get_weights(0))
         return [a.env_runner_group.next_batch()[0] for _ in range(2)]
 
@@ -214,7 +214,7 @@ def test_weights_that_are_set_are_acted_with_at_once() -> None:
         zero = jax.tree.map(np.zeros_like, algorithm.get_weights())
         algorithm.set_weights(zero)
         algorithm.train()
-        assert algorithm.env_runner_group is not None
+        assert not algorithm.env_runner_group.is_compiled
         fragment = algorithm.env_runner_group.next_batch()[0]
         assert fragment.weights_version == 1
     uniform = np.log(0.5)

@@ -361,7 +361,7 @@ def test_a_jax_environment_can_be_evaluated_in_gymnasiums() -> None:
     other = {"env": "gymnasium:CartPole-v1", "max_episode_steps": 30}
     config = small().evaluation(evaluation_duration=4, evaluation_config=other)
     with config.build() as algorithm:
-        assert algorithm.env_runner_group is None
+        assert algorithm.env_runner_group.is_compiled
         assert algorithm.eval_env_runner_group is not None
         stats = algorithm.evaluate()["env_runners"]
         assert stats["num_episodes"] == 4

@@ -379,7 +379,7 @@ class CallbacksSettings:
     on_environment_created: Hook = field(
         default=None,
         import_path=True,
-        doc="Called with each runner's environments, on the host only.",
+        doc="Called with each runner's environments.",
     )
     on_episode_created: Hook = field(
         default=None, import_path=True, doc="Called before the reset of an episode, on the host."
