@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from jaxrl.envs.context import EnvContext
     from jaxrl.envs.host import MadeHostEnv
     from jaxrl.envs.registry import MadeEnv, list_envs, make, register_env
+    from jaxrl.envs.task_settable import TaskSettableEnv
     from jaxrl.envs.wrappers import TimeLimit
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "MadeEnv",
     "MadeHostEnv",
     "StepFailedRecreateEnvError",
+    "TaskSettableEnv",
     "TimeLimit",
     "list_envs",
     "make",
@@ -29,6 +31,7 @@ _HOME = {
     "MadeEnv": "jaxrl.envs.registry",
     "MadeHostEnv": "jaxrl.envs.host",
     "StepFailedRecreateEnvError": "jaxrl.envs.adapters.barrier",
+    "TaskSettableEnv": "jaxrl.envs.task_settable",
     "TimeLimit": "jaxrl.envs.wrappers",
     "list_envs": "jaxrl.envs.registry",
     "make": "jaxrl.envs.registry",

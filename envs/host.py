@@ -88,6 +88,25 @@ class HostVector(Protocol):
         """Restore a state that `get_state` returned."""
         ...
 
+    def set_task(self, task: PyTree) -> None:
+        """Change the task of every copy, also of those that are made again.
+
+        Args:
+            task: Argument of the environment's `set_task`; parameters for a JAX environment.
+
+        Raises:
+            EnvError: If the environment does not accept the task.
+        """
+        ...
+
+    def call_task_method(self, name: str, *args: int) -> PyTree:
+        """Call `get_task` or `sample_tasks` of the first copy and return the result.
+
+        Raises:
+            EnvError: If the environment does not have the method, or the method raises.
+        """
+        ...
+
     def get_sub_environments(self) -> list[Any]:
         """Return the environments that live in this process, for callbacks and rendering."""
         ...
@@ -121,6 +140,8 @@ class MadeHostEnv:
         notes: Sentences for `config.explain()`.
         vector: Function that makes the environment's own vector environment with a given number of
             copies, None if it has none.
+        is_task_settable: Whether it has a method `set_task`.
+        task: Task of every copy from its creation on, None for the environment's own.
     """
 
     is_jax: ClassVar[bool] = False
@@ -134,6 +155,8 @@ class MadeHostEnv:
     is_atari: bool = False
     notes: tuple[str, ...] = ()
     vector: Callable[[int, EnvContext], gymnasium.vector.VectorEnv[Any, Any, Any]] | None = None
+    is_task_settable: bool = False
+    task: PyTree = None
 
     @property
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:

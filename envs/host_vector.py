@@ -83,6 +83,7 @@ def make_vector(
             seed=seed,
             index=first_index + row,
             restart_failed=restart_failed,
+            task=made.task,
         )
         for row in range(num_envs)
     ]

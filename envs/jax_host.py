@@ -32,7 +32,7 @@ class JaxHostVector:
         """Set up the jitted functions; nothing is compiled yet.
 
         Args:
-            made: Environment, whose parameters stay fixed.
+            made: Environment, with its first parameters.
             num_envs: Number of copies.
             first_index: Index of the first copy among all copies of the run.
             seed: Seed of the run.
@@ -88,6 +88,12 @@ class JaxHostVector:
     def set_state(self, state: PyTree) -> None:
         reference = jax.eval_shape(self._reset, split_seed(0), self._index, self._params)
         self._state = jax.tree.map(_from_numpy, state, reference)
+
+    def set_task(self, task: PyTree) -> None:
+        self._params = task
+
+    def call_task_method(self, name: str, *args: int) -> PyTree:
+        raise EnvError(f"{self._made.id} has no method {name}, which only Python environments have.")
 
     def get_sub_environments(self) -> list[Any]:
         return [self._made.env] * self.num_envs

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxrl.assembly.assemble import log_assembly
-from jaxrl.assembly.env_params import change_env_params, get_jax_env
+from jaxrl.assembly.env_params import get_jax_env, set_env_params
 from jaxrl.assembly.replay import (
     describe_buffer,
     restore_empty_buffer,
@@ -259,9 +259,7 @@ class Algorithm:
             UnknownNameError: If a parameter does not exist.
             EnvError: If the structure, a shape or a type differs, or a space would change.
         """
-        made = get_jax_env(self._assembly, "set_env_params()")
-        new = change_env_params(made, self.state.env_params, params, fields)
-        self.state = replace(self.state, env_params=new)
+        self.state = set_env_params(self._assembly, self.state, params, fields)
 
     @property
     def devices(self) -> list[Device]:
@@ -336,6 +334,7 @@ class Algorithm:
             result["system"] = get_system_usage(self._devices)
         self._call("on_train_result", result=result)
         self._record.add_result(result)
+        self._loop.choose_task(result)
         return result
 
     def _count_iterations_to_state_read(self) -> int:
@@ -604,6 +603,7 @@ class Algorithm:
             env_params=env_params,
             key=self._get_evaluation_key(self.iteration),
             iteration=self.iteration,
+            task=self._loop.task,
         )
 
     def _get_evaluation_key(self, iteration: int) -> Key:

@@ -4,6 +4,7 @@ It is part of the vector environment, also in the processes of an asynchronous o
 other copies are unaffected.
 """
 
+import copy
 import dataclasses
 import dis
 import time
@@ -19,6 +20,7 @@ from jaxrl.core.spaces import get_children, map_leaves
 from jaxrl.envs.adapters.host_spaces import Converter, make_converter, warn_once, zeros
 from jaxrl.envs.adapters.host_state import get_env_state, set_env_state
 from jaxrl.envs.context import EnvContext
+from jaxrl.envs.task_settable import find_task_layer
 from jaxrl.errors import EnvError, summarize_exception
 
 if TYPE_CHECKING:
@@ -67,7 +69,8 @@ class SubEnvSpec:
     """Recipe of one copy, and whether to restart it after a fault.
 
     `index` is the copy's index among all copies of the run; its seeds derive from it, so that data
-    do not depend on how copies are distributed over runners.
+    do not depend on how copies are distributed over runners. `task` is its first task, None for the
+    environment's own.
     """
 
     id: str
@@ -78,6 +81,7 @@ class SubEnvSpec:
     seed: int
     index: int
     restart_failed: bool
+    task: "PyTree" = None
 
     @property
     def name(self) -> str:
@@ -116,6 +120,7 @@ class FaultBarrier(gymnasium.Env[Any, Any]):
         self.inner: gymnasium.Env[Any, Any] | None = None
         self._restarts = 0
         self._num_consecutive = 0
+        self._task = plan.task
         self.paused = False
         self._latest_obs: PyTree = None
         self._has_scalar_actions = _has_scalar_box(plan.action_space)
@@ -136,7 +141,7 @@ class FaultBarrier(gymnasium.Env[Any, Any]):
         del options
         try:
             if self.inner is None:
-                self.inner = self._plan.create(self._plan.context)
+                self.inner = self._create()
             result = self.inner.reset() if seed is None else self.inner.reset(seed=seed)
         except BaseException as error:  # noqa: BLE001  (a user's environment may raise anything)
             reraise_interrupts(error)
@@ -189,10 +194,30 @@ class FaultBarrier(gymnasium.Env[Any, Any]):
     @copy_state.setter
     def copy_state(self, state: "dict[str, PyTree]") -> None:
         if self.inner is None:
-            self.inner = self._plan.create(self._plan.context)
+            self.inner = self._create()
             self.inner.reset(seed=0)
         self._restarts, self._num_consecutive = (int(count) for count in state["restarts"])
         set_env_state(self.inner, state)
+
+    @property
+    def task(self) -> "PyTree":
+        """Latest task that was set, None for the environment's own."""
+        return self._task
+
+    @task.setter
+    def task(self, task: "PyTree") -> None:
+        if self.inner is not None:
+            _set_task(self._name, self.inner, task)
+        self._task = task
+
+    def call_task_method(self, name: str, *args: int) -> "PyTree":
+        """Call `get_task` or `sample_tasks` of the copy, which is made if necessary."""
+        if self.inner is None:
+            self.inner = self._create()
+        layer = find_task_layer(self.inner, name)
+        if layer is None:
+            raise EnvError(f"{self._plan.id} has no method {name}; define it in the environment.")
+        return getattr(layer, name)(*args)
 
     def _check_reset(self, result: object) -> "tuple[PyTree, dict[str, Any]]":
         self._latest_obs, info = check_reset(self._name, self._convert_reset, result)
@@ -251,10 +276,17 @@ class FaultBarrier(gymnasium.Env[Any, Any]):
             last_error,
         )
 
+    def _create(self) -> gymnasium.Env[Any, Any]:
+        """Make the copy, with the current task."""
+        env = self._plan.create(self._plan.context)
+        if self._task is not None:
+            _set_task(self._name, env, self._task)
+        return env
+
     def _recreate(self) -> object:
         self.close()
         self._restarts += 1
-        self.inner = self._plan.create(self._plan.context)
+        self.inner = self._create()
         return self.inner.reset(seed=derive_seed(self._plan.seed, self._plan.index, self._restarts))
 
     def _fail(
@@ -263,6 +295,18 @@ class FaultBarrier(gymnasium.Env[Any, Any]):
         trace = "" if error is None else _format_traceback(error)
         fault = SubEnvFault(detail=detail, trace=trace, fatal=True, error=error)
         return zeros(self.observation_space), {FAULT_KEY: fault}
+
+
+def _set_task(name: str, env: gymnasium.Env[Any, Any], task: "PyTree") -> None:
+    """Set the task of an environment, or of the layer of its wrappers that has one.
+
+    Raises:
+        EnvError: If it does not accept the task.
+    """
+    try:
+        find_task_layer(env).set_task(copy.deepcopy(task))
+    except Exception as error:
+        raise EnvError(f"{name}: set_task({task!r}) raised {summarize_exception(error)}.") from error
 
 
 def reraise_interrupts(error: BaseException) -> None:

@@ -175,6 +175,14 @@ class GymVector:
         self._pending_faults = []
         self._update_is_quiet()
 
+    def set_task(self, task: PyTree) -> None:
+        tasks = [task] * self.num_envs
+        self._call(lambda: self.vector.set_attr("task", tasks))
+
+    def call_task_method(self, name: str, *args: int) -> PyTree:
+        results = self._call(lambda: self.vector.call("call_task_method", name, *args))
+        return results[0]
+
     def get_sub_environments(self) -> list[Any]:
         """Return the copies that live in this process, or the environment's own vector environment.
 

@@ -29,6 +29,7 @@ from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import EnvRequest, MadeHostEnv
 from jaxrl.envs.params import check_required
 from jaxrl.envs.space_checks import check_space
+from jaxrl.envs.task_settable import find_task_layer
 from jaxrl.errors import EnvError, JaxrlError, UnknownNameError, did_you_mean, summarize_exception
 
 PREFIX = "gymnasium:"
@@ -172,6 +173,7 @@ def _describe_env(
         action_space = _get_space(env, env_id, "action")
         own_limit = get_time_limit(env)
         is_atari = atari.is_atari_env(env)
+        is_task_settable = find_task_layer(env) is not None
     finally:
         close_quietly(env_id, env)
     notes = [
@@ -188,6 +190,7 @@ def _describe_env(
         env_config=dict(request.context),
         is_atari=is_atari if request.is_atari is None else request.is_atari,
         notes=tuple(notes),
+        is_task_settable=is_task_settable,
     )
 
 

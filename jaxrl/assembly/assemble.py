@@ -19,6 +19,7 @@ from jaxrl.assembly.pipelines import (
     make_observation_pipeline,
 )
 from jaxrl.assembly.replay import make_replay_buffer, resolve_sequence_length
+from jaxrl.assembly.tasks import prepare_first_task
 from jaxrl.buffers.circular import CircularBuffer
 from jaxrl.buffers.on_policy import OnPolicyMinibatches
 from jaxrl.buffers.sequence import AnyReplayBuffer
@@ -147,7 +148,7 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
     Raises:
         JaxrlError: If anything in the config is invalid.
     """
-    made = make_env(config)
+    made = prepare_first_task(config, make_env(config))
     placement = resolve_placement(config, made.id, is_jax_env=made.is_jax)
     if isinstance(made, MadeEnv) and placement == "in_graph":
         sampler = _with_sequences(config, make_rollout_worker(config, made))

@@ -2,21 +2,37 @@
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.assembly.assemble import Assembly
 from jaxrl.core.spaces import is_same_space
+from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
 from jaxrl.envs.base import JaxEnv
-from jaxrl.envs.params import cast_params, override_params
+from jaxrl.envs.params import cast_params, override_params, param_names
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.envs.wrappers import HasTimeLimit
 from jaxrl.errors import ConfigError, EnvError
 from jaxrl.training.report import to_host
+from jaxrl.training.train_state import TrainState
+
+if TYPE_CHECKING:
+    from jaxrl.assembly.assemble import Assembly
+
+
+def set_env_params(
+    assembly: "Assembly", state: TrainState, params: PyTree, fields: Mapping[str, Any]
+) -> TrainState:
+    """Return a state with other parameters; see `change_env_params`.
+
+    Raises:
+        ConfigError: If the environment is stepped on the host.
+    """
+    made = get_jax_env(assembly, "set_env_params()")
+    return replace(state, env_params=change_env_params(made, state.env_params, params, fields))
 
 
 def change_env_params(
@@ -38,11 +54,41 @@ def change_env_params(
     if params is not None:
         new = cast_params(made.id, new, params)
     new = override_params(made.id, new, fields, given_in="set_env_params()")
-    _check_compiled_properties(made, new)
+    _check_compiled_properties(made, new, "set_env_params()")
+    return place_env_params(current, new)
+
+
+def place_env_params(current: PyTree, new: PyTree) -> PyTree:
+    """Return new parameters, placed and typed like the current ones."""
     return jax.tree.map(_place_like, current, new)
 
 
-def get_jax_env(assembly: Assembly, what: str) -> MadeEnv:
+def make_task_params(made: MadeEnv, task: object, what: str) -> PyTree:
+    """Return the parameters of a task, which are those of `env_config` where it names none.
+
+    Args:
+        made: Environment with the parameters of `env_config`.
+        task: Parameters by name.
+        what: Origin of the task, for messages.
+
+    Raises:
+        UnknownNameError: If there is no such parameter.
+        EnvError: If a value does not fit, or affects compiled code.
+        ConfigError: If the task is not a mapping.
+    """
+    if not isinstance(task, Mapping):
+        known = ", ".join(param_names(made.params)) or "none"
+        raise ConfigError(
+            f"{what} must name parameters of {made.id}, as in {{'name': value}}, got {task!r}; "
+            f"known are: {known}."
+        )
+    values = cast(Mapping[str, Any], task)
+    params = override_params(made.id, made.params, values, given_in=what)
+    _check_compiled_properties(made, params, what)
+    return params
+
+
+def get_jax_env(assembly: "Assembly", what: str) -> MadeEnv:
     """Return the environment of a run, which must be part of the compiled program.
 
     Args:
@@ -73,10 +119,10 @@ def can_share_program(made: MadeEnv, other: MadeEnv) -> bool:
     )
 
 
-def _check_compiled_properties(made: MadeEnv, params: PyTree) -> None:
+def _check_compiled_properties(made: MadeEnv, params: PyTree, what: str) -> None:
     for name, built, requested in _find_compiled_differences(made.env, made.params, params):
         raise EnvError(
-            f"set_env_params() would make the {name} of {made.id} {requested}, but the run was "
+            f"{what} would make the {name} of {made.id} {requested}, but the run was "
             f"built with {built}: set such a parameter in env_config."
         )
 

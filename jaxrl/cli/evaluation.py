@@ -1,5 +1,6 @@
 """`jaxrl evaluate`: a saved policy in its environment or another one."""
 
+import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -183,10 +184,13 @@ def _evaluate_and_record(algorithm: "Algorithm", episodes: int | None, path: Pat
             "custom_evaluation_function: write its result with --out FILE.json."
         )
     changed = algorithm.config.evaluation_settings.evaluation_config or {}
-    env_params = None
-    if algorithm.env_runner_group.is_compiled and not {"env", "env_config"} & changed.keys():
-        env_params = algorithm.env_params
-    weights = algorithm.learner_group.get_weights(1)
+    env_params, weights = None, algorithm.learner_group.get_weights(1)
+    if not {"env", "env_config"} & changed.keys():
+        runners = algorithm.env_runner_group
+        if runners.is_compiled:
+            env_params = algorithm.env_params
+        else:
+            weights = dataclasses.replace(weights, task=runners.task)
     result, played = record_rollouts(config, weights, episodes, env_params)
     if not played:
         raise ConfigError(f"No transition was recorded for --out {path}: evaluate for longer.")

@@ -61,6 +61,8 @@ MOVED_NAMES: Mapping[str, str] = {
     "core.rl_module.rl_module.RLModuleSpec": "jaxrl.RLModuleSpec",
     "core.rl_module.rl_module.SingleAgentRLModuleSpec": "jaxrl.RLModuleSpec",
     "core.columns.Columns": "jaxrl.core.types.Columns",
+    "env.apis.task_settable_env.TaskSettableEnv": "jaxrl.envs.TaskSettableEnv",
+    "env.apis.task_settable_env.TaskType": "jaxrl.core.types.PyTree",
     "env.env_context.EnvContext": "jaxrl.EnvContext",
     "env.single_agent_episode.SingleAgentEpisode": "jaxrl.episodes.SingleAgentEpisode",
     "policy.sample_batch.DEFAULT_POLICY_ID": "jaxrl.metrics.DEFAULT_MODULE",

@@ -173,7 +173,7 @@ _SAMPLING = (
         "worker_cls", None, RllibObject("SingleAgentEnvRunner"), RllibObject("RolloutWorker")
     ),
     *_neutral("render_env soft_horizon no_done_at_end fake_sampler", False),
-    *_neutral("env_task_fn horizon", None),
+    *_neutral("horizon", None),
     *_neutral("auto_wrap_old_gym_envs", True, False),
 )
 

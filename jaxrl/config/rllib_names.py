@@ -347,9 +347,6 @@ REFUSED: dict[str, str] = {
     "render_env": (
         "rendering to a window is not supported; evaluation(record_video=True) writes videos"
     ),
-    "env_task_fn": (
-        "call algorithm.set_env_params(...) in an on_train_result callback; it does not recompile"
-    ),
     "auto_wrap_old_gym_envs": "wrap old gym environments with shimmy",
     "soft_horizon": "use max_episode_steps; time limits truncate",
     "no_done_at_end": "use max_episode_steps; time limits truncate",

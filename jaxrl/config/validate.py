@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from jaxrl.config.batch_plan.arithmetic import divisors, find_nearest
 from jaxrl.config.batch_plan.request import refuse_markers
+from jaxrl.config.curriculum import check_curriculum
 from jaxrl.config.modules import check_model_config
 from jaxrl.config.placement import check_placement
 from jaxrl.config.settings.run import EvaluationSettings
@@ -37,6 +38,7 @@ def validate(config: "AlgorithmConfig") -> None:
     _check_num_envs_tuning(config)
     _check_runners_and_learners(config)
     _check_rewards(config)
+    check_curriculum(config)
     _check_evaluation(config)
     _check_checkpointing(config)
     check_model_config(config)

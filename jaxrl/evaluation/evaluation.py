@@ -55,6 +55,8 @@ class Evaluation:
         made = make_evaluation_env(config, changed, assembly.made)
         self._assembly = dataclasses.replace(assembly, made=made)
         self._hooks = NoHooks() if hooks is None else hooks
+        self._first_params = assembly.made.params if isinstance(assembly.made, MadeEnv) else None
+        self._has_own_task = _has_overrides(config, ("env", "env_config"))
         self._num_versions = 0
         self._local: LocalEvaluation | None = None
         self._remote: RayEvaluation | None = None
@@ -69,9 +71,7 @@ class Evaluation:
                 assembly=self._assembly,
                 made=made,
                 trained_limit=assembly.made.max_episode_steps,
-                # Host runners have their own environment parameters, which cannot be changed here.
-                is_same_env=assembly.is_in_graph
-                and not _has_overrides(config, ("env", "env_config")),
+                is_same_env=not self._has_own_task,
             )
         elif self._num_env_runners == 0:
             self._local = LocalEvaluation(changed, made, self._hooks)
@@ -113,6 +113,7 @@ class Evaluation:
             folder: Folder for videos, if the config requests some; None records none.
         """
         self._join_parallel()
+        policy = self._with_task(policy)
         on_host = self._get_remote() or self._local
         if on_host is not None:
             result = on_host.run(self._make_weights(policy), policy.seed, num_episodes)
@@ -120,12 +121,17 @@ class Evaluation:
             assert self._compiled is not None
             played = self._compiled.run(policy, num_episodes)
             result = {"env_runners": compute_evaluation_metrics(played)}
-        return self.add_videos(result, policy, folder)
+        return self._add_videos(result, policy, folder)
 
     def add_videos(
         self, result: dict[str, Any], policy: EvaluationInputs, folder: Path | None
     ) -> dict[str, Any]:
         """Return a result with the paths of the videos that the config requests."""
+        return self._add_videos(result, self._with_task(policy), folder)
+
+    def _add_videos(
+        self, result: dict[str, Any], policy: EvaluationInputs, folder: Path | None
+    ) -> dict[str, Any]:
         if self._recorder is None or folder is None:
             return result
         policy = dataclasses.replace(policy, env_params=self._get_params(policy.env_params))
@@ -138,6 +144,7 @@ class Evaluation:
         self._join_parallel()
         remote = self._get_remote()
         assert remote is not None
+        policy = self._with_task(policy)
         policy = dataclasses.replace(
             policy, actor=to_host(policy.actor), env_params=to_host(policy.env_params)
         )
@@ -153,7 +160,7 @@ class Evaluation:
         """Wait for the evaluation that `begin` started and return its result."""
         parallel, self._parallel = self._parallel, None
         assert parallel is not None
-        return self.add_videos(parallel.result(), parallel.policy, folder)
+        return self._add_videos(parallel.result(), parallel.policy, folder)
 
     def _join_parallel(self) -> None:
         """Wait for a parallel evaluation, because actors handle one evaluation at a time."""
@@ -168,12 +175,29 @@ class Evaluation:
         on_host = self._get_remote() or self._local
         if on_host is None:
             return None
-        on_host.runners.sync_weights(self._make_weights(policy))
+        on_host.runners.sync_weights(self._make_weights(self._with_task(policy)))
         return on_host.runners
 
     def _make_weights(self, policy: EvaluationInputs) -> Weights:
+        """Return the weights of a policy, and the task or parameters of its environment."""
         self._num_versions += 1
-        return Weights(version=self._num_versions, actor=to_host(policy.actor))
+        task = policy.task
+        if self._jax is not None and not self._has_own_task:
+            task = to_host(self._jax.get_params(policy.env_params))
+        return Weights(version=self._num_versions, actor=to_host(policy.actor), task=task)
+
+    def _with_task(self, policy: EvaluationInputs) -> EvaluationInputs:
+        """Return the inputs with the task that applies to the evaluation environment.
+
+        An environment named by `evaluation_config` keeps its own. The parameters of a JAX
+        environment that is trained on the host are those of the task.
+        """
+        if self._has_own_task:
+            return dataclasses.replace(policy, task=None)
+        if self._jax is None or self._assembly.is_in_graph:
+            return policy
+        params = self._first_params if policy.task is None else policy.task
+        return dataclasses.replace(policy, env_params=params)
 
     def stop(self) -> None:
         """Release environments and actors; idempotent."""
@@ -191,7 +215,7 @@ class Evaluation:
     def compile(self, policy: EvaluationInputs) -> None:
         """Compile the evaluation program, if there is one, without running it."""
         if self._compiled is not None:
-            self._compiled.compile(policy)
+            self._compiled.compile(self._with_task(policy))
 
     def get_deferred_tasks(
         self, policy: Callable[[], EvaluationInputs]

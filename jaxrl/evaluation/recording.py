@@ -325,7 +325,8 @@ class HostEpisodeRecording:
 
     def render_episode(self, policy: EvaluationInputs, episode: int) -> Iterator[np.ndarray]:
         runner = self._get_runner()
-        runner.set_weights(Weights(version=policy.iteration, actor=to_host(policy.actor)))
+        actor = to_host(policy.actor)
+        runner.set_weights(Weights(version=policy.iteration, actor=actor, task=policy.task))
         self._frames.clear()
         runner.restart(policy.seed, np.array([episode], np.int32))
         for _ in range(self._made.max_episode_steps or DEFAULT_MAX_EPISODE_STEPS):

@@ -41,7 +41,12 @@ _COUNTS: Mapping[str, ValueKind] = {
     "env_steps": ValueKind("a list of whole numbers of at least 0", _are_counts),
     "ledger": MAPPING,
     "logged": MAPPING,
+    "curriculum": MAPPING,
     WEIGHTS_VERSION: COUNT,
+}
+_CURRICULUM: Mapping[str, ValueKind] = {
+    **dict.fromkeys(("stage", "num_episodes_before"), COUNT),
+    "task": ValueKind("a task", lambda value: value is not None),
 }
 _LEDGER: Mapping[str, ValueKind] = {
     **dict.fromkeys(("received", "trained", "queued", "maybe_lost"), COUNT),
@@ -57,8 +62,10 @@ def find_problem(counts: Mapping[str, Any], prefix: str) -> str | None:
         prefix: Prefix of their names in the message, e.g. "host.runner_counts.".
     """
     ledger = counts.get("ledger", {})
-    problem = find_mismatch(counts, _COUNTS, prefix) or find_mismatch(
-        ledger, _LEDGER, f"{prefix}ledger."
+    problem = (
+        find_mismatch(counts, _COUNTS, prefix)
+        or find_mismatch(counts.get("curriculum", {}), _CURRICULUM, f"{prefix}curriculum.")
+        or find_mismatch(ledger, _LEDGER, f"{prefix}ledger.")
     )
     if problem is not None:
         return problem

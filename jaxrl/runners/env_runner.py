@@ -134,9 +134,15 @@ class EnvRunner:
         return self.spaces
 
     def set_weights(self, weights: Weights) -> None:
-        """Set the weights to act with."""
+        """Set the weights to act with, and the task if they come with one."""
         self._policy.set_actor(weights.actor)
         self.weights_version = weights.version
+        if weights.task is not None:
+            self.set_task(weights.task)
+
+    def set_task(self, task: PyTree) -> None:
+        """Change the task of the environments; see `HostVector.set_task`."""
+        self.vector.set_task(task)
 
     def sample(self, num_steps: int) -> Fragment:
         """Sample the next `num_steps` steps of every environment."""

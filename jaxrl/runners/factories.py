@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.core.types import Device
 from jaxrl.runners.compiled_runner import CompiledEnvRunner
+from jaxrl.runners.curriculum import Curriculum
 from jaxrl.runners.hooks import DISPATCH_HOOKS, AlgorithmHooks, RunnerHooks
 from jaxrl.runners.host_loop import HostLoop
 from jaxrl.runners.in_graph_group import InGraphLearnerGroup
@@ -37,13 +38,14 @@ def make_loop(
 ) -> Loop:
     """Create the training loop: dispatches of the compiled program, or the host loop."""
     if assembly.is_in_graph:
-        return make_in_graph_loop(config, assembly, learners, callbacks, algorithm, OwnDispatches())
+        own = OwnDispatches()
+        return make_in_graph_loop(config, assembly, learners, callbacks, algorithm, own)
     hooks = AlgorithmHooks(callbacks, algorithm)
-    interval = config.training_settings.weights_interval
     return HostLoop(
         lambda: make_env_runner_group(config, assembly, hooks),
         learners,
-        interval,
+        Curriculum(config),
+        config.training_settings.weights_interval,
         saves_buffer=assembly.replay is None or assembly.should_save_buffer,
     )
 
@@ -60,9 +62,8 @@ def make_in_graph_loop(
     hooks = AlgorithmHooks(callbacks, algorithm, DISPATCH_HOOKS)
     steps, replay = assembly.in_graph_runner.batch_steps, assembly.replay
     trained = steps if replay is None else replay.num_updates * replay.rows_per_update
-    return InGraphLoop(
-        learners, steps, trained, hooks, strategy, CompiledEnvRunner(config, assembly)
-    )
+    runner, curriculum = CompiledEnvRunner(config, assembly), Curriculum(config)
+    return InGraphLoop(learners, steps, trained, hooks, strategy, runner, curriculum)
 
 
 def make_env_runner_group(

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from jaxrl.core.types import Rollout
+from jaxrl.core.types import PyTree, Rollout
 from jaxrl.training.episode_stats import EpisodeRecord
 from jaxrl.training.rollout import ActorState
 
@@ -16,11 +16,13 @@ class Weights:
     """Actor state and its version.
 
     Other processes receive it as NumPy arrays. Within a process, the arrays are copies, so that
-    donation of the learner state does not overwrite them.
+    donation of the learner state does not overwrite them. `task` is the task of the environments,
+    as `HostVector.set_task` takes it; None leaves it as it is.
     """
 
     version: int
     actor: ActorState
+    task: PyTree = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

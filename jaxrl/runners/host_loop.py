@@ -5,15 +5,18 @@ group samples a batch on request, with the newest weights; an asynchronous one s
 and returns the fragments that are ready.
 """
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxrl.core.struct import replace
+from jaxrl.core.types import PyTree
 from jaxrl.errors import CheckpointError
 from jaxrl.metrics import ENV_RUNNERS, TIMERS
 from jaxrl.runners.counts import WEIGHTS_VERSION as _VERSION
+from jaxrl.runners.curriculum import CURRICULUM, Curriculum
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runners.learner_steps import LearnerSteps, StepResult
@@ -25,6 +28,7 @@ from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.settings.run import ReportingSettings
+    from jaxrl.runners.env_runner import EnvRunner
 
 
 logger = logging.getLogger("jaxrl")
@@ -39,6 +43,7 @@ class HostLoop:
     Args:
         make_runners: Function that creates the runner group on first use.
         learners: Learners to update.
+        curriculum: Tasks of the environments.
         broadcast_interval: Number of train batches between weight broadcasts.
         saves_buffer: Whether checkpoints store a replay buffer of the user's own.
     """
@@ -47,11 +52,14 @@ class HostLoop:
         self,
         make_runners: Callable[[], EnvRunnerGroup],
         learners: LearnerGroup,
+        curriculum: Curriculum,
         broadcast_interval: int = 1,
         *,
         saves_buffer: bool = True,
     ) -> None:
         self._saves_buffer = saves_buffer
+        self.curriculum = curriculum
+        self._is_new_task = False
         self._make_runners, self._learners = make_runners, learners
         self._runners: EnvRunnerGroup | None = None
         self._pending_restore: Callable[[EnvRunnerGroup], None] | None = None
@@ -131,6 +139,8 @@ class HostLoop:
         self._follow_generation()
         if self._last_broadcast is None:
             self._broadcast(self._take_restored_weights() or self._get_newest_weights())
+        elif self._is_new_task:
+            self._broadcast(self._acting_weights or self._get_newest_weights())
         begin = self._add_time("synch_weights_s", begin)
         fragments = self.runners.next_batch()
         begin = self._add_time("sample_s", begin)
@@ -176,13 +186,19 @@ class HostLoop:
     def _broadcast_if_due(self) -> None:
         self._follow_generation()
         due = self._version // self._interval
-        if self._last_broadcast == (self._generation, due):
+        weights = self._acting_weights
+        if self._last_broadcast != (self._generation, due):
+            weights = self._take_restored_weights()
+        elif not self._is_new_task:
             return
-        self._broadcast(self._take_restored_weights() or self._get_newest_weights())
+        if weights is None:
+            weights = self._get_newest_weights()
+        self._broadcast(weights)
 
     def _broadcast(self, weights: Weights) -> None:
-        self.runners.sync_weights(weights)
+        self.runners.sync_weights(dataclasses.replace(weights, task=self.task))
         self._last_broadcast = (self._generation, self._version // self._interval)
+        self._is_new_task = False
         self._acting_weights = weights if self._keeps_weights else None
 
     @property
@@ -224,7 +240,23 @@ class HostLoop:
         timers = dict(self._timers)
         self._timers = dict.fromkeys(timers, 0.0)
         result = merge_results(result, {**self.runners.get_metrics(), TIMERS: timers})
-        return merge_results({ENV_RUNNERS: self.metrics_logger.reduce()}, result)
+        result = merge_results({ENV_RUNNERS: self.metrics_logger.reduce()}, result)
+        return {**result, **self.curriculum.describe()}
+
+    @property
+    def task(self) -> PyTree:
+        return self.curriculum.payload
+
+    def choose_task(self, result: Mapping[str, Any]) -> None:
+        """Choose the next task, which the runners receive with the next weights."""
+        if self.curriculum.is_active:
+            self._is_new_task |= self.curriculum.update(result, self._call_task_method)
+
+    def _call_task_method(self, name: str, *args: int) -> PyTree:
+        def call(runner: "EnvRunner") -> PyTree:
+            return runner.vector.call_task_method(name, *args)
+
+        return self.runners.foreach_env_runner(call)[0]
 
     def full_state(self, state: TrainState) -> TrainState:
         acting = self._outdated_weights
@@ -250,7 +282,9 @@ class HostLoop:
     def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
         """Restore the runner group, now or as soon as it is created."""
         self.metrics_logger.set_state(counts.get("logged", {}))
-        own = {name: value for name, value in counts.items() if name not in ("logged", _VERSION)}
+        self.curriculum.set_state(counts.get(CURRICULUM, {}))
+        others = ("logged", _VERSION, CURRICULUM)
+        own = {name: value for name, value in counts.items() if name not in others}
         actor = fill("behaviour", lambda: self._learners.get_weights(0).actor)
         self._restored = None
         if actor is not None:
@@ -270,6 +304,8 @@ class HostLoop:
 
         def restore(runners: EnvRunnerGroup) -> None:
             runners.set_counts(own)
+            if self.task is not None:
+                runners.set_task(self.task)
             runners.set_state(fill("env", runners.get_state))
 
         self._pending_restore = restore
@@ -279,6 +315,8 @@ class HostLoop:
     def get_counts(self) -> dict[str, Any]:
         """Return the counts of the runner group and the metrics logged by callbacks."""
         counts = {**self.runners.get_counts(), "logged": self.metrics_logger.get_state()}
+        if state := self.curriculum.get_state():
+            counts[CURRICULUM] = state
         acting = self._outdated_weights
         return counts if acting is None else {**counts, _VERSION: acting.version}
 

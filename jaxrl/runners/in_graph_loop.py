@@ -6,9 +6,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from jaxrl.assembly.env_params import place_env_params
+from jaxrl.assembly.tasks import get_params_by_name, is_same_task
+from jaxrl.config.curriculum import to_task_data
+from jaxrl.core.struct import replace
+from jaxrl.core.types import PyTree
 from jaxrl.envs.context import EnvContext
+from jaxrl.errors import ConfigError
 from jaxrl.metrics import ENV_RUNNERS
 from jaxrl.runners.compiled_runner import CompiledEnvRunner, CompiledRunnerGroup
+from jaxrl.runners.curriculum import CURRICULUM, Curriculum
 from jaxrl.runners.hooks import DISPATCH_HOOKS, RunnerHooks
 from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runners.learner_steps import LearnerSteps, StepResult
@@ -81,6 +88,7 @@ class InGraphLoop:
         hooks: Callbacks for episodes and samples.
         strategy: Source of the dispatches.
         runner: What hooks receive as `env_runner`.
+        curriculum: Tasks of the environments.
     """
 
     def __init__(
@@ -91,9 +99,11 @@ class InGraphLoop:
         hooks: RunnerHooks,
         strategy: DispatchStrategy,
         runner: CompiledEnvRunner,
+        curriculum: Curriculum,
     ) -> None:
         self.runners = CompiledRunnerGroup(runner)
         self.metrics_logger = runner.metrics
+        self.curriculum = curriculum
         self.notes: list[str] = []
         self.programs: list[Program] = []
         self._learners = learners
@@ -244,10 +254,33 @@ class InGraphLoop:
         return TrainReport.merge(pending)
 
     def extend_result(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Add the metrics logged by callbacks, and those that only this run has."""
+        """Add the metrics logged by callbacks, those that only this run has, and the task."""
         logged = self.metrics_logger.reduce()
         result = merge_results({ENV_RUNNERS: logged}, result) if logged else result
-        return self._strategy.extend_result(result)
+        return {**self._strategy.extend_result(result), **self.curriculum.describe()}
+
+    @property
+    def task(self) -> None:
+        """None: the task is part of the state."""
+
+    def choose_task(self, result: Mapping[str, Any]) -> None:
+        if self.curriculum.is_active and self.curriculum.update(result, self._call_task_method):
+            self._set_params(self.curriculum.payload)
+
+    def _set_params(self, params: PyTree) -> None:
+        state = self._learners.state
+        placed = place_env_params(state.env_params, params)
+        self._learners.state = replace(state, env_params=placed)
+
+    def _call_task_method(self, name: str, *args: int) -> PyTree:
+        """Return the current parameters by name: a JAX environment has no methods of tasks."""
+        params = get_params_by_name(to_host(self._learners.state.env_params))
+        if name != "get_task" or params is None:
+            raise ConfigError(
+                f"task_settable_env has no {name}() for a JAX environment, whose tasks are its "
+                "parameters by name."
+            )
+        return to_task_data(params, "env_params")
 
     def full_state(self, state: TrainState) -> TrainState:
         return state
@@ -258,14 +291,25 @@ class InGraphLoop:
         return {}
 
     def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
-        """Restore the metrics logged by callbacks; all other state is in the learners."""
+        """Restore the logged metrics and the current task; all other state is in the learners."""
         del fill
         self.metrics_logger.set_state(counts.get("logged", {}))
+        self.curriculum.set_state(counts.get(CURRICULUM, {}))
+        if self.curriculum.task is None:
+            return
+        # The task's parameters only: others may have been changed by set_env_params.
+        current = to_host(self._learners.state.env_params)
+        changed = self.curriculum.replace_params(current)
+        if not is_same_task(current, changed):
+            self._set_params(changed)
 
     def get_counts(self) -> dict[str, Any]:
-        """Return the metrics logged by callbacks, if there are any."""
-        logged = self.metrics_logger.get_state()
-        return {"logged": logged} if logged else {}
+        """Return the metrics logged by callbacks and the task, if there are any."""
+        counts = {
+            "logged": self.metrics_logger.get_state(),
+            CURRICULUM: self.curriculum.get_state(),
+        }
+        return {name: value for name, value in counts.items() if value}
 
     def stop(self) -> None:
         """Do nothing; there are no resources to release."""

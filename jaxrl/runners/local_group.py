@@ -35,6 +35,7 @@ class LocalEnvRunnerGroup:
     def __init__(self, config: "AlgorithmConfig", assembly: Assembly, hooks: RunnerHooks) -> None:
         plan = config.plan()
         self.notes: list[str] = []
+        self.task: PyTree = None
         self._fragments_per_batch, self._fragment_length = (
             plan.fragments_per_batch,
             plan.rollout_fragment_length,
@@ -59,7 +60,12 @@ class LocalEnvRunnerGroup:
         return self.runner.programs
 
     def sync_weights(self, weights: Weights) -> None:
+        self.task = weights.task
         self.runner.set_weights(weights)
+
+    def set_task(self, task: PyTree) -> None:
+        self.task = task
+        self.runner.set_task(task)
 
     def next_batch(self) -> list[Fragment]:
         sample = (

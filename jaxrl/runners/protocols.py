@@ -33,12 +33,21 @@ class EnvRunnerGroup(Protocol):
     notes: list[str]
 
     @property
+    def task(self) -> PyTree:
+        """Latest task that was set, as `HostVector.set_task` takes it; None for none."""
+        ...
+
+    @property
     def programs(self) -> list[Program]:
         """Programs compiled in this process for acting."""
         ...
 
     def sync_weights(self, weights: Weights) -> None:
-        """Set the weights to act with."""
+        """Set the weights to act with, and the task if they come with one."""
+        ...
+
+    def set_task(self, task: PyTree) -> None:
+        """Change the task of all environments at once; see `HostVector.set_task`."""
         ...
 
     def next_batch(self) -> list[Fragment]:
@@ -90,6 +99,11 @@ class Loop(Protocol):
 
     Members that apply to only one of the two return an empty value for the other.
     """
+
+    @property
+    def task(self) -> PyTree:
+        """Current task of the environments, as `HostVector.set_task` takes it; None for none."""
+        ...
 
     @property
     def runners(self) -> "EnvRunnerGroup | CompiledRunnerGroup":
@@ -157,6 +171,10 @@ class Loop(Protocol):
 
     def extend_result(self, result: dict[str, Any]) -> dict[str, Any]:
         """Add the loop's metrics since the last result, including its `timers`, to a result."""
+        ...
+
+    def choose_task(self, result: Mapping[str, Any]) -> None:
+        """Choose the task of the next iteration from the result of this one."""
         ...
 
     def full_state(self, state: TrainState) -> TrainState:

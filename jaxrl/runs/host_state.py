@@ -432,7 +432,7 @@ def apply_overrides(
     table = config.get_name_table()
     names = {table.find_current_name(name) or name for name in overrides}
     prefixes = [f"{parent}.{name}" for name in names for parent in HYPERPARAMETER_PATHS]
-    if "env_config" in names:
+    if names & {"env_config", "curriculum", "env_task_fn"}:
         prefixes.append("env_params")
 
     def is_overridden(leaf: str) -> bool:

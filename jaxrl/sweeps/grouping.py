@@ -9,6 +9,7 @@ import jax
 from jaxrl.algorithm import Algorithm
 from jaxrl.assembly.assemble import Assembly, assemble, make_env
 from jaxrl.assembly.env_params import can_share_program
+from jaxrl.assembly.tasks import prepare_first_task
 from jaxrl.config.sweep import Lane
 from jaxrl.core.hparams import get_numeric_hparams, mark_per_lane
 from jaxrl.core.types import Device, PyTree
@@ -150,7 +151,9 @@ class _MadeEnvs:
 
 
 def _make_envs(config: "AlgorithmConfig", cache: _MadeEnvs) -> LaneEnvs:
-    made = cache.get_or_make(vars(config.environment_settings), lambda: make_env(config))
+    made = cache.get_or_make(
+        vars(config.environment_settings), lambda: prepare_first_task(config, make_env(config))
+    )
     if isinstance(made, MadeHostEnv):
         raise make_host_lanes_error(made)
     changed = config.get_evaluation_config_object()

@@ -70,10 +70,12 @@ class LaneParts:
     Attributes:
         learner: Learner of the lane.
         dispatches: Dispatches of the group, as the lane consumes them.
-        record: Record of the lane's Algorithm, available once that is built.
+        loop: Loop of the lane's Algorithm, available once that is built.
+        record: Record of it.
         load: Function that restores a checkpoint into it.
     """
 
+    loop: InGraphLoop
     record: RunRecord
     load: LoadLeaves
 
@@ -120,7 +122,10 @@ class LaneParts:
         callbacks: RunnerHooks,
         algorithm: object,
     ) -> InGraphLoop:
-        return make_in_graph_loop(config, assembly, learners, callbacks, algorithm, self.dispatches)
+        self.loop = make_in_graph_loop(
+            config, assembly, learners, callbacks, algorithm, self.dispatches
+        )
+        return self.loop
 
     def make_acting_state(
         self,
@@ -205,6 +210,7 @@ class LaneRun:
         self._set_values(values)
         self._num_updates = source._num_updates
         self._parts.record.copy_progress(source._parts.record)
+        self._parts.loop.curriculum.copy_state(source._parts.loop.curriculum)
 
     def _update_config(self, numbers: Mapping[str, Any]) -> None:
         """Copy the state's hyperparameters into the config stored with checkpoints."""

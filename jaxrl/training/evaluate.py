@@ -31,12 +31,15 @@ class EvaluationInputs:
             program.
         key: Key of all random draws of this evaluation.
         iteration: Iteration of the run.
+        task: Task of training environments on the host, as their `set_task` takes it; None for
+            none.
     """
 
     actor: ActorState
     env_params: PyTree
     key: Key
     iteration: int
+    task: PyTree = None
 
     @property
     def seed(self) -> int:

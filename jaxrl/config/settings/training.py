@@ -35,6 +35,20 @@ class EnvironmentSettings:
     env_config: dict[str, Any] = field(
         default={}, doc="Arguments of the environment's creator, passed as an EnvContext."
     )
+    curriculum: list[dict[str, Any]] | None = field(
+        default=None,
+        doc="Stages of training, each a task and the criteria that end it: [{'task': {'size': 4}, "
+        "'until': {'env_runners/episode_return_mean': 0.9}}, {'task': {'size': 8}}]. A task has "
+        "parameters of a JAX environment by name, or is passed to the environment's "
+        "set_task(task); `until` has the form of stop criteria, or is a number of environment "
+        "steps since the run began.",
+    )
+    env_task_fn: Callable[..., Any] | None = field(
+        default=None,
+        import_path=True,
+        doc="Function of (train_results, task_settable_env, env_ctx), called after each iteration, "
+        "that returns the task of the next one, as in a stage of `curriculum`.",
+    )
     observation_space: Any = field(
         default=None, doc="Expected observation space; the environment's own must equal it."
     )

@@ -10,6 +10,7 @@ from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
+from jaxrl.core.types import PyTree
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.ray.backend import ExceptionInfo, RunnerDiedError
 from jaxrl.runners.ray.env_runner import RayEnvRunner
@@ -31,6 +32,8 @@ class RayBackend:
         self._job_ref, self._group = ray.put(job), placement_group
         self._options = options
         self._actor_class: Any = ray.remote(RayEnvRunner)
+        self.task: PyTree = None
+        """Task that actors start with; None for the one of the job."""
 
     def now(self) -> float:
         return time.monotonic()
@@ -38,7 +41,8 @@ class RayBackend:
     def start(self, worker_index: int, incarnation: int, env_steps: int) -> tuple[Any, Any]:
         options = with_placement(self._options, self._group, worker_index - 1)
         handle = self._actor_class.options(**options).remote()
-        return handle, handle.start.remote(self._job_ref, worker_index, incarnation, env_steps)
+        arguments = worker_index, incarnation, env_steps, self.task
+        return handle, handle.start.remote(self._job_ref, *arguments)
 
     def call(
         self, handle: "ActorHandle[RayEnvRunner]", method: str, *args: object

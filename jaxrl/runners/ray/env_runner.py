@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 import numpy as np
 from ray import cloudpickle
 
+from jaxrl.assembly.tasks import set_first_task
+from jaxrl.core.types import PyTree
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError, JaxrlError
@@ -143,11 +145,19 @@ class RayEnvRunner:
         return self._env_runner
 
     @_return_exceptions
-    def start(self, job: bytes, worker_index: int, incarnation: int, env_steps: int) -> None:
+    def start(
+        self,
+        job: bytes,
+        worker_index: int,
+        incarnation: int,
+        env_steps: int,
+        task: PyTree = None,
+    ) -> None:
         """Create the runner and reset its environments, so that failures occur here.
 
         If it replaces a failed actor, its environments start new episodes with random keys that
-        the failed actor cannot have used, so that nothing is sampled twice.
+        the failed actor cannot have used, so that nothing is sampled twice. They have the given
+        task from the start.
         """
         from jaxrl.runners.env_runner import make_env_runner
 
@@ -155,7 +165,7 @@ class RayEnvRunner:
         opened = unpack_job(job)
         self._env_runner = make_env_runner(
             opened.config,
-            made=opened.made,
+            made=opened.made if task is None else set_first_task(opened.made, task),
             worker_index=worker_index,
             num_workers=opened.num_workers,
             num_envs=opened.num_envs,

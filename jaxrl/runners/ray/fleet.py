@@ -68,6 +68,7 @@ class Fleet:
         self._fragment_length = fragment_length
         self._steps_per_fragment = fragment_length * num_envs
         self._weights: tuple[int, object] = (-1, None)
+        self._num_published = 0
         self._num_consecutive_failures = 0
         self._recreated: list[int] = []
         self._fatal_error: JaxrlError | None = None
@@ -106,6 +107,7 @@ class Fleet:
         reference = self.backend.put(weights)
         with self.lock:
             self._weights = (weights.version, reference)
+            self._num_published += 1
 
     # --- requests ---
 
@@ -145,11 +147,13 @@ class Fleet:
             if member.phase is not Phase.HEALTHY:
                 return
             version, reference = self._weights
-            weights = reference if member.weights_version != version else None
+            # The same weights are published again with another task.
+            weights = reference if member.num_published != self._num_published else None
             if not member.requests:
                 member.oldest_request_time = self.backend.now()
             future = self.backend.call(member.handle, method, weights, *args)
             member.weights_version = version
+            member.num_published = self._num_published
             member.requests.append(
                 PendingCall(future=future, weights_version=version, steps=steps, tag=tag)
             )

@@ -119,8 +119,9 @@ class RayEnvRunnerGroup:
         policy = FaultPolicy.from_config(config)
         if shape.sample_timeout_s is not None:
             policy = dataclasses.replace(policy, sample_timeout_s=shape.sample_timeout_s)
+        self._backend = _make_backend(config, shape, job)
         self._fleet = fleet = Fleet(
-            _make_backend(config, shape, job),
+            self._backend,
             policy,
             shape.num_env_runners,
             assembly.made.id,
@@ -155,11 +156,21 @@ class RayEnvRunnerGroup:
         """Number of configured runners."""
         return self._shape.num_env_runners
 
+    @property
+    def task(self) -> PyTree:
+        """Latest task that was set; None for none."""
+        return self._backend.task
+
     # --- training ---
 
     def sync_weights(self, weights: Weights) -> None:
         actor = jax.device_get(weights.actor)
+        self._backend.task = weights.task
         self._fleet.publish(dataclasses.replace(weights, actor=actor))
+
+    def set_task(self, task: PyTree) -> None:
+        self._backend.task = task
+        self.foreach_env_runner(lambda runner: runner.set_task(task))
 
     def next_batch(self) -> list[Fragment]:
         begin = self._fleet.backend.now()

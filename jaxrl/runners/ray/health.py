@@ -86,6 +86,7 @@ class FleetMember:
         deadline: Time at which the member fails if STARTING or SUSPECT, or starts if WAITING.
         oldest_request_time: Time since which the oldest of `requests` has been pending.
         weights_version: Version of the latest weights sent to this actor; -1 for none.
+        num_published: Number of weights that had been published when it was last called.
         last_number: Number of the latest fragment of this actor; -1 for none.
         num_consecutive_failures: Number of failures since the latest reply.
     """
@@ -100,6 +101,7 @@ class FleetMember:
     requests: collections.deque[PendingCall] = dataclasses.field(default_factory=collections.deque)
     oldest_request_time: float = 0.0
     weights_version: int = -1
+    num_published: int = 0
     last_number: int = -1
     num_consecutive_failures: int = 0
     num_restarts: int = 0
@@ -114,6 +116,7 @@ class FleetMember:
         self.handle = self.start_future = None
         self.requests.clear()
         self.weights_version = self.last_number = -1
+        self.num_published = 0
 
 
 class RestartLog:
