@@ -38,6 +38,7 @@ BUILTIN_ENVS: Mapping[str, CatalogEntry] = {
     "Seaquest-MinAtar": _minatar("seaquest:Seaquest"),
     "three-parts-v0": CatalogEntry(path="jaxrl.envs.three_parts:ThreeParts"),
     "minefield-v0": CatalogEntry(path="jaxrl.envs.minefield:Minefield"),
+    "frozen-lake-v0": CatalogEntry(path="jaxrl.envs.frozen_lake:FrozenLake"),
     "probe-value-v0": _probe("ProbeValue"),
     "probe-value-continuous-v0": _probe("ProbeValue", continuous=True),
     "probe-obs-value-v0": _probe("ProbeObsValue"),

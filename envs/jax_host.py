@@ -93,7 +93,9 @@ class JaxHostVector:
         self._params = task
 
     def call_task_method(self, name: str, *args: int) -> PyTree:
-        raise EnvError(f"{self._made.id} has no method {name}, which only Python environments have.")
+        raise EnvError(
+            f"{self._made.id} has no method {name}, which only Python environments have."
+        )
 
     def get_sub_environments(self) -> list[Any]:
         return [self._made.env] * self.num_envs

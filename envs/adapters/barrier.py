@@ -306,7 +306,9 @@ def _set_task(name: str, env: gymnasium.Env[Any, Any], task: "PyTree") -> None:
     try:
         find_task_layer(env).set_task(copy.deepcopy(task))
     except Exception as error:
-        raise EnvError(f"{name}: set_task({task!r}) raised {summarize_exception(error)}.") from error
+        raise EnvError(
+            f"{name}: set_task({task!r}) raised {summarize_exception(error)}."
+        ) from error
 
 
 def reraise_interrupts(error: BaseException) -> None:
