@@ -178,7 +178,8 @@ def _make_plural(words: str) -> str:
     if words.startswith("a list of "):
         return "lists of " + words.removeprefix("a list of ")
     if words.startswith("a ") and " or " not in words:
-        return words.removeprefix("a ") + "s"
+        noun = words.removeprefix("a ")
+        return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
     return words
 
 

@@ -150,7 +150,7 @@ def check_that_it_trains(algo: str, results: Path, **changes: object) -> None:
         {"learner_class": make_rllib_class("PPOTorchLearner")},
         {"rl_module_spec": make_rllib_class("DefaultPPOTorchRLModule")},
         {"sample_collector": make_rllib_class("SimpleListCollector")},
-        {"logger_creator": None, "logger_config": None, "env_task_fn": None},
+        {"logger_creator": None, "logger_config": None, "env_task_fn": -1},
         {"torch_compile_learner": False, "torch_compile_worker_dynamo_backend": "onnxrt"},
         {
             "synchronize_filter": True,

@@ -65,6 +65,8 @@ BOX = spaces.Box(-1.0, 1.0, (2, 3), np.float32)
 OTHER: dict[str, Any] = {
     "env": "CartPole-v1",
     "env_config": {"gravity": 9.0, "nested": {"a": [1, 2]}},
+    "curriculum": [{"task": {"gravity": 9.0}, "until": 1000}, {"task": {"gravity": 9.8}}],
+    "env_task_fn": hook,
     "observation_space": spaces.Dict({"x": BOX, "n": spaces.Tuple([spaces.MultiBinary(3)])}),
     "action_space": spaces.Discrete(3, start=1),
     "clip_rewards": (-2.0, 2.0),
