@@ -158,4 +158,5 @@ def make_gym_vector(
         seeds=[derive_seed(plan.seed, plan.index) for plan in plans],
         observation_space=first.observation_space,
         timeout_s=timeout_s,
+        task=first.task,
     )

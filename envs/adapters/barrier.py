@@ -199,25 +199,30 @@ class FaultBarrier(gymnasium.Env[Any, Any]):
         self._restarts, self._num_consecutive = (int(count) for count in state["restarts"])
         set_env_state(self.inner, state)
 
-    @property
-    def task(self) -> "PyTree":
-        """Latest task that was set, None for the environment's own."""
-        return self._task
+    def set_task(self, task: "PyTree") -> EnvError | None:
+        """Set the task of the copy, now and whenever it is made again; return the error, if any.
 
-    @task.setter
-    def task(self, task: "PyTree") -> None:
-        if self.inner is not None:
-            _set_task(self._name, self.inner, task)
+        An exception would end the process of an asynchronous copy.
+        """
+        try:
+            if self.inner is not None:
+                _set_task(self._name, self.inner, task)
+        except EnvError as error:
+            return error
         self._task = task
+        return None
 
     def call_task_method(self, name: str, *args: int) -> "PyTree":
-        """Call `get_task` or `sample_tasks` of the copy, which is made if necessary."""
-        if self.inner is None:
-            self.inner = self._create()
-        layer = find_task_layer(self.inner, name)
-        if layer is None:
-            raise EnvError(f"{self._plan.id} has no method {name}; define it in the environment.")
-        return getattr(layer, name)(*args)
+        """Call `get_task` or `sample_tasks` of the copy; return the result, or an EnvError."""
+        try:
+            if self.inner is None:
+                self.inner = self._create()
+            layer = find_task_layer(self.inner, name)
+            if layer is None:
+                return EnvError(f"{self._plan.id} has no method {name}; define it there.")
+            return getattr(layer, name)(*args)
+        except Exception as error:  # noqa: BLE001  (a user's environment may raise anything)
+            return EnvError(f"{self._name}: {name} raised {summarize_exception(error)}.")
 
     def _check_reset(self, result: object) -> "tuple[PyTree, dict[str, Any]]":
         self._latest_obs, info = check_reset(self._name, self._convert_reset, result)

@@ -57,6 +57,7 @@ class GymVector:
         seeds: list[int],
         observation_space: gymnasium.Space[Any],
         timeout_s: float | None = None,
+        task: PyTree = None,
     ) -> None:
         """Take ownership of `vector`, which `close` closes.
 
@@ -67,8 +68,10 @@ class GymVector:
             observation_space: Observation space of one copy, as modules see it.
             timeout_s: Time limit in seconds of a step or reset of copies in processes, None for no
                 limit.
+            task: Task that every copy has been made with; None for the environment's own.
         """
         self._timeout_s = timeout_s
+        self._task = task
         self.num_envs = vector.num_envs
         self.vector = vector
         self._name = name
@@ -176,12 +179,20 @@ class GymVector:
         self._update_is_quiet()
 
     def set_task(self, task: PyTree) -> None:
-        tasks = [task] * self.num_envs
-        self._call(lambda: self.vector.set_attr("task", tasks))
+        if task != self._task:
+            self._call_copies("set_task", task)
+            self._task = task
 
     def call_task_method(self, name: str, *args: int) -> PyTree:
-        results = self._call(lambda: self.vector.call("call_task_method", name, *args))
-        return results[0]
+        return self._call_copies("call_task_method", name, *args)[0]
+
+    def _call_copies(self, name: str, *args: PyTree) -> Sequence[PyTree]:
+        """Call a method of every copy's barrier, which returns errors."""
+        results: Sequence[PyTree] = self._call(lambda: self.vector.call(name, *args))
+        for result in results:
+            if isinstance(result, EnvError):
+                raise result
+        return results
 
     def get_sub_environments(self) -> list[Any]:
         """Return the copies that live in this process, or the environment's own vector environment.
