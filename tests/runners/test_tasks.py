@@ -92,6 +92,7 @@ def test_a_copy_made_again_has_the_current_task() -> None:
             assert env.tasks == [{"length": 5}]  # made again in the third iteration
 
 
+@pytest.mark.representatives("True")
 @pytest.mark.parametrize("saves_envs", [False, True])
 def test_a_restored_run_continues_in_its_stage(saves_envs: bool, tmp_path: Path) -> None:
     """With and without an environment whose state a checkpoint has."""
