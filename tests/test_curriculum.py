@@ -212,7 +212,7 @@ def test_lanes_have_stages_of_their_own(tmp_path: Path) -> None:
         seen: list[list[int]] = []
         for _ in range(4):
             sweep.train()
-            lanes = [lane.algorithm for lane in sweep._runs]
+            lanes = [sweep.lane(index) for index in range(2)]
             seen.append([lane.last_result["curriculum"]["stage"] for lane in lanes])
         assert seen == [[0, 0], [0, 0], [1, 0], [1, 1]]
         for lane in lanes:

@@ -43,7 +43,7 @@ def cases() -> list[Any]:
             path,
             id=str(path.relative_to(ROOT)),
             marks=[pytest.mark.allow_key_reuse]
-            if path.stem in ("from_purejaxrl", "pure_functions", "sweeps")
+            if path.stem in ("curriculum", "from_purejaxrl", "pure_functions", "sweeps")
             else [],
         )
         for path in documents()

@@ -14,7 +14,9 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 EXTRAS = {"lunarlander": ("box2d", "Box2D"), "pong": ("atari", "ale_py")}
 ON_HOST = [*CONFIGS.glob("gymnasium/*.yaml"), *CONFIGS.glob("atari/*.yaml")]
 IN_GRAPH = [
-    path for suite in ("classic", "minatar", "spaces") for path in CONFIGS.glob(f"{suite}/*.yaml")
+    path
+    for suite in ("classic", "curriculum", "minatar", "spaces")
+    for path in CONFIGS.glob(f"{suite}/*.yaml")
 ]
 
 
