@@ -12,6 +12,7 @@ import pytest
 from jaxrl.algorithm import Algorithm
 from jaxrl.config.load import load_experiment
 from jaxrl.errors import CheckpointError, ConfigError, EnvError, JaxrlError, UnknownNameError
+from jaxrl.sweeps.population import Population
 from tests.endless import Endless
 from tests.helpers import assert_equal, small
 from tests.runners.tasks import Corridor
@@ -195,15 +196,16 @@ def test_only_new_evaluations_count() -> None:
         ]
 
 
+def level(algorithm: Algorithm, result: dict[str, Any], **_: Any) -> None:
+    seed = algorithm.config.debugging_settings.run_seed
+    result["custom_metrics"] = {"level": float(result["training_iteration"] > seed)}
+
+
 @pytest.mark.allow_key_reuse  # lanes' keys are batched, which its checker takes for a reuse
 def test_lanes_have_stages_of_their_own(tmp_path: Path) -> None:
     """Each lane decides by its own result, and does what its run alone does."""
     until = {"custom_metrics/level": 1.0}
     stages = [{"task": {"gravity": 5.0}, "until": until}, {"task": {"force_mag": 12.0}}]
-
-    def level(algorithm: Algorithm, result: dict[str, Any], **_: Any) -> None:
-        seed = algorithm.config.debugging_settings.run_seed
-        result["custom_metrics"] = {"level": float(result["training_iteration"] > seed)}
 
     config = staged(curriculum=stages, env_config={"half_length": 0.7})
     config.callbacks(on_train_result=level).debugging(results_dir=str(tmp_path))
@@ -214,13 +216,22 @@ def test_lanes_have_stages_of_their_own(tmp_path: Path) -> None:
             sweep.train()
             lanes = [sweep.lane(index) for index in range(2)]
             seen.append([lane.last_result["curriculum"]["stage"] for lane in lanes])
+            if len(seen) == 2:
+                saved = sweep.save()
         assert seen == [[0, 0], [0, 0], [1, 0], [1, 1]]
         for lane in lanes:
             assert params_of(lane) == (9.8, 12.0, 0.7)
+        end = [lane.get_state()["train_state"] for lane in lanes]
         source, target = sweep._runs
         source._parts.loop.curriculum._stage = 0
         target.exploit(source, {}, 1)
         assert target._parts.loop.curriculum.describe()["curriculum"]["stage"] == 0
+    with Population.from_checkpoint(saved) as again:
+        for _ in range(2):
+            again.train()
+        assert [again.lane(n).last_result["curriculum"]["stage"] for n in range(2)] == [1, 1]
+        for number in range(2):
+            assert_equal(again.lane(number).get_state()["train_state"], end[number])
 
 
 def test_a_changed_curriculum_starts_again(

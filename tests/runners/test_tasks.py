@@ -215,3 +215,31 @@ def test_a_function_works_with_actors_and_is_refused_in_one_sentence() -> None:
             algorithm.train()
         group: Any = algorithm.env_runner_group
         assert group.foreach_env_runner(lengths_of) == [[10] * 4]
+
+
+def test_kept_weights_do_not_keep_the_task() -> None:
+    """With broadcast_interval, the task changes before the weights do."""
+    config = small("IMPALA", env=Corridor).environment(curriculum=STAGES)
+    config.env_runners(num_envs_per_env_runner=4).training(broadcast_interval=4)
+    with config.debugging(loggers=[]).build() as algorithm:
+        group: Any = algorithm.env_runner_group
+        seen: list[Any] = []
+        for _ in range(4):
+            algorithm.train()
+            seen.append((group.runner.weights_version, *set(lengths_of(group.runner))))
+    assert seen == [(0, 2), (0, 2), (0, 5), (0, 9)]
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("num_env_runners", [0, 1])
+def test_jax_environments_of_actors_have_the_parameters(num_env_runners: int) -> None:
+    """Of actors that train, and of one that evaluates a run in the compiled program."""
+    stages: Any = [{"task": {"force_mag": 10.0}, "until": 128}, {"task": {"force_mag": 2000.0}}]
+    config = staged("CartPole-v1", curriculum=stages)
+    config.env_runners(num_env_runners=num_env_runners, num_cpus_per_env_runner=0.5)
+    config.evaluation(evaluation_num_env_runners=1 - num_env_runners)
+    with config.build() as algorithm:
+        before = evaluated(algorithm)
+        results = [algorithm.train() for _ in range(3)]
+        assert results[-1]["env_runners"]["episode_len_min"] <= 3
+        assert evaluated(algorithm) <= 4 < before
