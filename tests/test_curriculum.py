@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxrl.algorithm import Algorithm
+from jaxrl.config.curriculum import to_task_data
 from jaxrl.config.load import load_experiment
 from jaxrl.errors import CheckpointError, ConfigError, EnvError, JaxrlError, UnknownNameError
 from jaxrl.sweeps.population import Population
@@ -392,3 +394,15 @@ def test_rllibs_names_are_where_rllib_has_them() -> None:
             getattr(type("Own2", (Own,), {})(), method)(argument)
     config = small().environment(env_task_fn=None)
     assert config.notes == []
+
+
+def test_tasks_are_stored_in_builtin_types() -> None:
+    task = {"a": np.float32(0.2), "b": jnp.asarray([[1, 2]]), "c": (True, "x", None), "d": 1e300}
+    assert to_task_data(task, "task") == {
+        "a": 0.2,
+        "b": [[1, 2]],
+        "c": [True, "x", None],
+        "d": 1e300,
+    }
+    numbers = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    assert np.array_equal(np.asarray(to_task_data(numbers, "task"), np.float32), numbers)

@@ -175,6 +175,7 @@ def _check_algorithm(given: str, saved: str, checkpoint: Path) -> None:
 def _evaluate_and_record(algorithm: "Algorithm", episodes: int | None, path: Path) -> Result:
     """Evaluate in this process, write every transition, and return the result."""
     from jaxrl.evaluation.rollouts import record_rollouts, write_rollouts
+    from jaxrl.runners.compiled_runner import CompiledRunnerGroup
 
     config = algorithm.config.get_evaluation_config_object()
     assert config is not None
@@ -187,7 +188,7 @@ def _evaluate_and_record(algorithm: "Algorithm", episodes: int | None, path: Pat
     env_params, weights = None, algorithm.learner_group.get_weights(1)
     if not {"env", "env_config"} & changed.keys():
         runners = algorithm.env_runner_group
-        if runners.is_compiled:
+        if isinstance(runners, CompiledRunnerGroup):
             env_params = algorithm.env_params
         else:
             weights = dataclasses.replace(weights, task=runners.task)

@@ -150,7 +150,10 @@ def to_task_data(task: Any, what: str) -> Any:
             raise ConfigError(f"{what} must have finite numbers, got {task!r}.")
         return float(task) if isinstance(task, float) else int(task)
     if isinstance(task, np.ndarray | np.generic | jax.Array):
-        return to_task_data(np.asarray(task).tolist(), what)
+        array = np.asarray(task)
+        if array.dtype == np.float32:  # as the shortest decimals, which are cast to the same values
+            array = array.astype(str).astype(np.float64)
+        return to_task_data(array.tolist(), what)
     if isinstance(task, Mapping):
         items = cast(Mapping[Any, Any], task)
         if all(isinstance(key, str) for key in items):

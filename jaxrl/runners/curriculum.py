@@ -38,6 +38,7 @@ class Curriculum:
 
     Args:
         config: Config of the run.
+        is_jax_env: Whether the environment is a JaxEnv, whose tasks are parameters.
 
     Attributes:
         task: Current task in builtin types; None before there is one.
@@ -45,11 +46,11 @@ class Curriculum:
             the task itself; None before there is one.
     """
 
-    def __init__(self, config: "AlgorithmConfig") -> None:
+    def __init__(self, config: "AlgorithmConfig", *, is_jax_env: bool) -> None:
         settings = config.environment_settings
         self._stages = parse_curriculum(settings.curriculum)
         self._function = settings.env_task_fn
-        self._config = config
+        self._config, self._is_jax_env = config, is_jax_env
         self._made: AnyMadeEnv | None = None
         self._stage = 0
         self._num_episodes_before = 0
@@ -65,7 +66,7 @@ class Curriculum:
 
     @property
     def made(self) -> AnyMadeEnv:
-        """Environment with the parameters of `env_config`, which tasks start from."""
+        """JAX environment with the parameters of `env_config`, which tasks start from."""
         if self._made is None:
             self._made = make_env(self._config)
         return self._made
@@ -83,7 +84,7 @@ class Curriculum:
         return {CURRICULUM: {**stage, "task": self.task}}
 
     def _set_task(self, task: Any) -> None:
-        self.payload = resolve_task(self.made, task, self.name)
+        self.payload = resolve_task(self.made, task, self.name) if self._is_jax_env else task
         self.task = task
 
     # --- decisions ---

@@ -44,7 +44,7 @@ def make_loop(
     return HostLoop(
         lambda: make_env_runner_group(config, assembly, hooks),
         learners,
-        Curriculum(config),
+        Curriculum(config, is_jax_env=assembly.made.is_jax),
         config.training_settings.weights_interval,
         saves_buffer=assembly.replay is None or assembly.should_save_buffer,
     )
@@ -62,7 +62,8 @@ def make_in_graph_loop(
     hooks = AlgorithmHooks(callbacks, algorithm, DISPATCH_HOOKS)
     steps, replay = assembly.in_graph_runner.batch_steps, assembly.replay
     trained = steps if replay is None else replay.num_updates * replay.rows_per_update
-    runner, curriculum = CompiledEnvRunner(config, assembly), Curriculum(config)
+    runner = CompiledEnvRunner(config, assembly)
+    curriculum = Curriculum(config, is_jax_env=True)
     return InGraphLoop(learners, steps, trained, hooks, strategy, runner, curriculum)
 
 
