@@ -365,6 +365,7 @@ class Algorithm:
         self._totals.add(dispatched)
         return LearnerMetrics(self._loop, dispatched)
 
+    @until_stopped
     def sample(self) -> Any:
         """Sample one train batch, with the weights of the latest `sync_weights`.
 
@@ -378,6 +379,7 @@ class Algorithm:
         with self._record.save_on_runner_failure(self._save_or_explain):
             return self._flow.sample()
 
+    @until_stopped
     def add_to_buffer(self, batch: Any) -> None:
         """Add a sampled batch to the replay buffer, or to the buffer of train batches.
 
@@ -386,6 +388,7 @@ class Algorithm:
         """
         self._flow.add_to_buffer(batch)
 
+    @until_stopped
     def update(self, batch: Any = None, *, num_updates: int | None = None) -> Mapping[str, float]:
         """Update the learner, from a sampled batch or from its buffer.
 
@@ -402,6 +405,7 @@ class Algorithm:
         """
         return self._flow.update(batch, num_updates=num_updates)
 
+    @until_stopped
     def sync_weights(self) -> None:
         """Act with the learner's newest weights from the next `sample` on."""
         self._flow.sync_weights()

@@ -162,7 +162,7 @@ class ReplayBuffer:
 
     @property
     def has_priorities(self) -> bool:
-        """Whether rows have priorities, which updates change."""
+        """True if rows have priorities, which updates change."""
         return self.prioritization is not None
 
     def init_priorities(self, num_envs: int) -> Priorities | None:

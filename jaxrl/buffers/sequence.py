@@ -164,7 +164,7 @@ class SequenceReplayBuffer:
 
     @property
     def has_priorities(self) -> bool:
-        """Whether starts have priorities, which updates change."""
+        """True if starts have priorities, which updates change."""
         return self.prioritization is not None
 
     def _add_priorities(

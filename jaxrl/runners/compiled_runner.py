@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class CompiledEnvRunner:
-    """What there is to read of environments in the compiled program, by the names of an EnvRunner.
+    """Readable part of environments in the compiled program, by the names of an EnvRunner.
 
     It cannot step them: `env` has the environment objects, which are pure functions, and their
     states are in `algorithm.state`.

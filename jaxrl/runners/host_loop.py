@@ -203,7 +203,7 @@ class HostLoop:
 
     @property
     def _keeps_weights(self) -> bool:
-        """Whether the runners may act with weights that are not the newest when they sample."""
+        """True if the runners may act with weights that are not the newest when they sample."""
         return self._interval > 1 or self._is_synced_by_user
 
     def _take_restored_weights(self) -> Weights | None:

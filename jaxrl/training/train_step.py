@@ -181,7 +181,7 @@ class TrainStep:
 
     @property
     def has_buffer(self) -> bool:
-        """Whether updates draw from what was added to a buffer instead of using each batch as it is."""
+        """True if updates draw from a buffer instead of using each batch as it is."""
         return self.replay is not None or self.circular is not None
 
     def receive(self, state: TrainState, data: RolloutBatch) -> tuple[TrainState, RolloutBatch]:
@@ -247,15 +247,7 @@ class TrainStep:
     def update_on_presampled(
         self, state: TrainState, presampled: PresampledBatches
     ) -> tuple[TrainState, Metrics, PyTree]:
-        """Train like `update`, with rows that were drawn elsewhere.
-
-        Args:
-            state: State that has received the latest batch.
-            presampled: Rows of all updates.
-
-        Returns:
-            The new state, the metrics, and the TD errors `[U, N]` of all rows.
-        """
+        """Train like `update` on rows drawn elsewhere; also return their TD errors `[U, N]`."""
         replay = self.replay
         assert replay is not None
         num_updates = jax.tree.leaves(presampled.batches)[0].shape[0]

@@ -16,7 +16,7 @@ LEVELS = 4
 ALLOWED: dict[str, str] = {
     "jaxrl/algorithm.py": "the public face: every method that users call, half of it docstrings",
 }
-ALLOWED_LINES = {"jaxrl/algorithm.py": 850}
+ALLOWED_LINES = {"jaxrl/algorithm.py": 930}
 """Limits of the files that may be longer."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

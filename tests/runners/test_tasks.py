@@ -233,7 +233,7 @@ def test_kept_weights_do_not_keep_the_task() -> None:
 @pytest.mark.ray
 @pytest.mark.parametrize("num_env_runners", [0, 1])
 def test_jax_environments_of_actors_have_the_parameters(num_env_runners: int) -> None:
-    """Of actors that train, and of one that evaluates a run in the compiled program."""
+    """Actors that train have the task, and so has one that evaluates a compiled run."""
     stages: Any = [{"task": {"force_mag": 10.0}, "until": 128}, {"task": {"force_mag": 2000.0}}]
     config = staged("CartPole-v1", curriculum=stages)
     config.env_runners(num_env_runners=num_env_runners, num_cpus_per_env_runner=0.5)
