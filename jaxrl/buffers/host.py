@@ -45,13 +45,17 @@ class HostReplayBuffer:
     Args:
         capacity: Maximum number of transitions.
         seed: Seed of the draws.
+
+    Attributes:
+        rng: Generator of the draws.
+        next_index: Index of the row that the next transition is written to.
     """
 
     def __init__(self, capacity: int, seed: int = 0) -> None:
         self.capacity = capacity
         self.rng = np.random.default_rng(seed)
         self._rows: TransitionColumns | None = None
-        self._next, self._size = 0, 0
+        self.next_index, self._size = 0, 0
 
     def __len__(self) -> int:
         return self._size
@@ -67,13 +71,13 @@ class HostReplayBuffer:
             self._rows = jax.tree.map(
                 lambda x: np.zeros((self.capacity, *np.shape(x)[1:]), np.asarray(x).dtype), batch
             )
-        indexes = (self._next + np.arange(number)) % self.capacity
+        indexes = (self.next_index + np.arange(number)) % self.capacity
 
         def store(rows: np.ndarray, new: np.ndarray) -> None:
             rows[indexes] = new
 
         jax.tree.map(store, self._rows, batch)
-        self._next = int((self._next + number) % self.capacity)
+        self.next_index = int((self.next_index + number) % self.capacity)
         self._size = min(self._size + number, self.capacity)
         return indexes
 
@@ -91,7 +95,7 @@ class HostReplayBuffer:
         generator = json.dumps(self.rng.bit_generator.state).encode()
         return {
             "rows": self._rows or {},
-            "next": np.asarray(self._next),
+            "next": np.asarray(self.next_index),
             "size": np.asarray(self._size),
             "rng": np.frombuffer(generator, np.uint8),
         }
@@ -99,5 +103,5 @@ class HostReplayBuffer:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state returned by `get_state`."""
         self._rows = jax.tree.map(np.array, dict(state.get("rows", {}))) or None
-        self._next, self._size = int(state["next"]), int(state["size"])
+        self.next_index, self._size = int(state["next"]), int(state["size"])
         self.rng.bit_generator.state = json.loads(state["rng"].tobytes())
