@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 import yaml
 
-from jaxrl import PPOConfig
+from jaxrl import HostReplayBuffer, PPOConfig
 from jaxrl.algorithm import Algorithm
 from jaxrl.config.rllib_api import get_former_attribute
 from jaxrl.errors import UnknownNameError, UnknownSettingError
@@ -135,3 +135,16 @@ def test_a_saved_path_is_the_string_everywhere_else() -> None:
     for other in (copy.copy(path), copy.deepcopy(path), pickle.loads(pickle.dumps(path))):
         assert other == plain
         assert other.checkpoint.path == plain
+
+
+def test_pieces_of_a_training_step_have_other_names() -> None:
+    from jaxrl.utils.replay_buffers import ReplayBuffer  # type: ignore[import-not-found]
+
+    assert ReplayBuffer is HostReplayBuffer
+    with pytest.raises(ImportError, match=r"self\.sample\(\), see the guide Training steps"):
+        from jaxrl.execution.rollout_ops import synchronous_parallel_sample  # type: ignore # noqa: F401
+    with small().build() as algorithm:
+        with pytest.raises(AttributeError, match=r"add_to_buffer\(batch\) stores a batch"):
+            _ = algorithm.local_replay_buffer
+        with pytest.raises(AttributeError, match=r"algorithm\.sample\(\) returns a train batch"):
+            algorithm.env_runner_group.sample()

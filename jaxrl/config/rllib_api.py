@@ -66,6 +66,8 @@ MOVED_NAMES: Mapping[str, str] = {
     "env.env_context.EnvContext": "jaxrl.EnvContext",
     "env.single_agent_episode.SingleAgentEpisode": "jaxrl.episodes.SingleAgentEpisode",
     "policy.sample_batch.DEFAULT_POLICY_ID": "jaxrl.metrics.DEFAULT_MODULE",
+    "utils.replay_buffers.ReplayBuffer": "jaxrl.HostReplayBuffer",
+    "utils.replay_buffers.replay_buffer.ReplayBuffer": "jaxrl.HostReplayBuffer",
     "utils.metrics.ENV_RUNNER_RESULTS": "jaxrl.metrics.ENV_RUNNERS",
     "utils.metrics.EPISODE_LEN_MAX": "jaxrl.metrics.EPISODE_LEN_MAX",
     "utils.metrics.EPISODE_LEN_MEAN": "jaxrl.metrics.EPISODE_LEN_MEAN",
@@ -153,6 +155,32 @@ NAME_ADVICE: Mapping[str, str] = {
     "NormalizeAndClipActions": "set environment(normalize_actions=..., clip_actions=...)",
     "make_multi_callbacks": "pass the classes as a list: callbacks([First, Second])",
     "ModelCatalog": "pass the network itself: rl_module(network=...), see the guide Custom modules",
+    **dict.fromkeys(
+        ("standardize_fields", "synchronous_parallel_sample"),
+        "a training_step() of one's own calls self.sample(), see the guide Training steps",
+    ),
+    **dict.fromkeys(
+        ("multi_gpu_train_one_step", "train_one_step"),
+        "a training_step() of one's own calls self.update(batch), see the guide Training steps",
+    ),
+    **dict.fromkeys(
+        (
+            "EpisodeReplayBuffer",
+            "MultiAgentReplayBuffer",
+            "PrioritizedEpisodeReplayBuffer",
+            "PrioritizedReplayBuffer",
+        ),
+        "name it, replay_buffer_config={'type': 'prioritized'}, or subclass jaxrl.ReplayBuffer or "
+        "jaxrl.HostReplayBuffer, see the guide Training steps",
+    ),
+    **dict.fromkeys(
+        (
+            "sample_min_n_steps_from_buffer",
+            "update_priorities_in_replay_buffer",
+            "update_priorities_in_episode_replay_buffer",
+        ),
+        "update() draws from the buffer and updates its priorities, see the guide Training steps",
+    ),
     "TFModelV2": "write the network with flax: rl_module(network=...)",
     "TorchModelV2": "write the network with flax: rl_module(network=...)",
     "TorchRLModule": "subclass jaxrl.RLModule, or pass a flax network: rl_module(network=...)",
@@ -222,6 +250,7 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         "get_config": "read algorithm.config",
         "get_default_config": "write PPOConfig()",
         "get_default_policy_class": "the module is config.get_default_rl_module_spec()",
+        "local_replay_buffer": "add_to_buffer(batch) stores a batch and update() draws from it",
         "log_result": "the on_train_result callback receives every result",
         "merge_algorithm_configs": "config.update_from_dict(other) merges settings",
         "remove_module": "multi-agent training is not supported in this version",
@@ -269,6 +298,7 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
             "or foreach_env_runner(...)"
         ),
         "local_worker": "use algorithm.get_weights(), get_module() or foreach_env_runner(...)",
+        "sample": "algorithm.sample() returns a train batch for a training_step() of one's own",
         "remote_workers": "foreach_env_runner(...) calls a function on each",
         "stop": "algorithm.stop() stops the runners as well",
     },
