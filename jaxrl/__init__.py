@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jaxrl.envs.registry import list_envs, register_env
     from jaxrl.errors import JaxrlError
     from jaxrl.modules.rl_module import RLModule, RLModuleSpec
+    from jaxrl.modules.scripted import ScriptedModule
     from jaxrl.policy.policy import Policy
     from jaxrl.sweeps.population import Population
     from jaxrl.sweeps.trials import Trials
@@ -43,6 +44,7 @@ __all__ = [  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
     "RLModule",
     "RLModuleSpec",
     "ReplayBuffer",
+    "ScriptedModule",
     "Trials",
     "__version__",
     "choice",
@@ -70,6 +72,7 @@ _MODULES = {
     "RLModule": "jaxrl.modules.rl_module",
     "RLModuleSpec": "jaxrl.modules.rl_module",
     "ReplayBuffer": "jaxrl.buffers.replay",
+    "ScriptedModule": "jaxrl.modules.scripted",
     "list_envs": "jaxrl.envs.registry",
     "load_config": "jaxrl.config.load",
     "register_env": "jaxrl.envs.registry",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
@@ -68,7 +68,7 @@ from jaxrl.runs.weights import get_parameters, refresh_snapshot, select_module, 
 from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded, until_stopped
 from jaxrl.runtime.process import prepare_process
 from jaxrl.runtime.program import Program, make_compile_report, total_compile_seconds
-from jaxrl.training.data_flow import CompiledStep
+from jaxrl.training.data_flow import DataFlow
 from jaxrl.training.evaluate import EvaluationInputs
 from jaxrl.training.in_graph import InGraphRunner
 from jaxrl.training.nonfinite import NonfiniteMonitor
@@ -99,7 +99,13 @@ class Algorithm:
             start of each phase.
     """
 
-    compiled_training_step: ClassVar[CompiledStep | None] = None
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def compiled_training_step(flow: DataFlow, /) -> None: ...
+
+    else:
+        compiled_training_step = None
 
     def __init__(
         self,

@@ -109,6 +109,7 @@ class RandomAgentConfig(AlgorithmConfig):
     """Configuration of RandomAgent."""
 
     algo_name = "RandomAgent"
+    learns = False
     training_settings: OnPolicyTraining = OnPolicyTraining(
         lr=0.0, train_batch_size=4000, num_epochs=1, minibatch_size=None
     )

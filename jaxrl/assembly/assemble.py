@@ -37,6 +37,7 @@ from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import ConfigError, ModuleError
 from jaxrl.modules.autoregressive import check_exact_entropy
 from jaxrl.modules.rl_module import RLModule, check_module
+from jaxrl.modules.scripted import ScriptedModule
 from jaxrl.runtime.commands import is_command
 from jaxrl.runtime.kept_programs import ProgramCache, open_program_cache
 from jaxrl.runtime.program import Program
@@ -381,6 +382,11 @@ def make_module(
         raise ModuleError(
             f"{type(module).__name__} is recurrent (initial_carry is not None), but defines only "
             "how it acts: implement _forward_step(params, obs, carry), which learners unroll."
+        )
+    if config.learns and isinstance(module, ScriptedModule):
+        raise ModuleError(
+            f"{type(module).__name__} is a scripted module, which {config.algo_name} cannot train: "
+            "use RandomAgentConfig, which learns nothing, to run it."
         )
     training = config.training_settings
     check_exact_entropy(module, training)

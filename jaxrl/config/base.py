@@ -38,6 +38,7 @@ class AlgorithmConfig(ConfigBuilder):
     """
 
     algo_name: ClassVar[str] = ""
+    learns: ClassVar[bool] = True
     is_async: ClassVar[bool] = False
     """True if runners continue to sample during updates of the learner, as in IMPALA."""
 

@@ -3,14 +3,16 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jaxrl import RLModuleSpec, ScriptedModule
 from jaxrl.algorithms.random_agent import RandomAgentConfig, RandomModule
 from jaxrl.core.types import Columns, Progress
-from jaxrl.errors import ConfigError, SpaceError
-from tests.helpers import assert_equal
+from jaxrl.errors import ConfigError, ModuleError, SpaceError
+from tests.helpers import assert_equal, small
 
 
 def agent(env: str, **settings: Any) -> RandomAgentConfig:
@@ -81,3 +83,46 @@ def test_a_box_without_bounds_is_refused() -> None:
             observation_space=spaces.Box(-1.0, 1.0, (2,)),
             action_space=spaces.Box(-np.inf, np.inf, (2,)),
         )
+
+
+# --- scripts ---
+
+
+class FollowThePole(ScriptedModule):
+    """Push to where the pole falls."""
+
+    def choose_actions(self, obs: Any) -> Any:
+        return (obs[:, 2] + obs[:, 3] > 0).astype(jnp.int32)
+
+
+class WrongShape(ScriptedModule):
+    """One action for all."""
+
+    def choose_actions(self, obs: Any) -> Any:
+        return jnp.zeros((), jnp.int32)
+
+
+def scripted(module_class: type[ScriptedModule], **settings: Any) -> RandomAgentConfig:
+    config = agent("CartPole-v1", train_batch_size=4000, **settings)
+    return config.rl_module(rl_module_spec=RLModuleSpec(module_class=module_class))
+
+
+@pytest.mark.parametrize("placement", ["in_graph", "host"])
+def test_a_script_acts_as_written(placement: str) -> None:
+    with scripted(FollowThePole, placement=placement).build() as algorithm:
+        result = algorithm.train()
+        assert result["env_runners"]["episode_return_mean"] > 100  # random actions reach 22
+        obs = np.asarray([[0, 0, 0.1, 0.0], [0, 0, -0.1, 0.05]], np.float32)
+        for explore in (True, False):
+            assert algorithm.compute_actions(obs, explore=explore).tolist() == [1, 0]
+            assert algorithm.get_policy(explore=explore).act(obs[0]) == 1
+
+
+def test_a_wrong_script_is_a_sentence() -> None:
+    with pytest.raises(ModuleError, match=r"ScriptedModule must override choose_actions"):
+        scripted(ScriptedModule).build()
+    with pytest.raises(ModuleError, match=r"must return int32\[2\] for two .*got int32\[\]"):
+        scripted(WrongShape).build()
+    config = small().rl_module(rl_module_spec=RLModuleSpec(module_class=FollowThePole))
+    with pytest.raises(ModuleError, match="FollowThePole is a scripted module, which PPO cannot"):
+        config.build()
