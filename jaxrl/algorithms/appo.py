@@ -22,6 +22,7 @@ from jaxrl.config.settings.asynchronous import AsyncTraining
 from jaxrl.core.hparams import HParams, current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
+from jaxrl.learners.base import BaseLearner
 from jaxrl.learners.learner import SgdState
 from jaxrl.learners.policy_gradient import init_sgd_and_hparams, policy_gradient_step
 from jaxrl.learners.target_network import polyak_average
@@ -97,16 +98,14 @@ class APPOBatch:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class APPOLearner:
+class APPOLearner(BaseLearner[APPOState]):
     """Clipped surrogate against a target network, with value loss, entropy bonus and KL penalty."""
 
     module: RLModule
     settings: APPOTraining
-    axis_name: str | None = None
-    log_gradients: bool = False
 
     def init(self, key: Key) -> APPOState:
-        sgd, hparams = init_sgd_and_hparams(self.module, self.settings, key)
+        sgd, hparams = init_sgd_and_hparams(self, key)
         return APPOState(
             sgd=sgd,
             hparams=hparams,

@@ -24,7 +24,9 @@ from jaxrl.core.hparams import HParams, current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Transition
 from jaxrl.errors import ConfigError
-from jaxrl.learners.learner import SgdState, build_optimizer, sgd_step, validate_loss
+from jaxrl.learners.base import BaseLearner
+from jaxrl.learners.learner import SgdState, sgd_step, validate_loss
+from jaxrl.learners.optimizers import configure_optimizer
 from jaxrl.learners.policy_gradient import init_sgd_and_hparams
 from jaxrl.learners.target_network import TargetNetwork, init_target, update_target
 from jaxrl.modules.exploration import NOISE
@@ -44,16 +46,14 @@ class DQNState:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DQNLearner:
+class DQNLearner(BaseLearner[DQNState]):
     """Regression of action values, or of return distributions, onto bootstrapped targets."""
 
     module: QModule
     settings: DQNTraining
-    axis_name: str | None = None
-    log_gradients: bool = False
 
     def init(self, key: Key) -> DQNState:
-        sgd, hparams = init_sgd_and_hparams(self.module, self.settings, key)
+        sgd, hparams = init_sgd_and_hparams(self, key)
         return DQNState(sgd=sgd, hparams=hparams, target=init_target(sgd.params))
 
     def compute_td_targets(
@@ -125,7 +125,7 @@ class DQNLearner:
             lambda params: validate_loss(
                 loss_name, self.compute_loss(params, batch, targets, loss_key)
             ),
-            build_optimizer(settings, values),
+            configure_optimizer(self, values, state.sgd.params),
             state.sgd,
             self.axis_name,
             self.log_gradients,

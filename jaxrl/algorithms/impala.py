@@ -18,6 +18,7 @@ from jaxrl.config.settings.asynchronous import AsyncTraining
 from jaxrl.core.hparams import HParams, current_values
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
+from jaxrl.learners.base import BaseLearner
 from jaxrl.learners.learner import SgdState
 from jaxrl.learners.policy_gradient import init_sgd_and_hparams, policy_gradient_step
 from jaxrl.learners.vtrace_targets import compute_vtrace_targets
@@ -46,16 +47,14 @@ class IMPALABatch:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class IMPALALearner:
+class IMPALALearner(BaseLearner[IMPALAState]):
     """Policy gradient with V-trace advantages, value loss and entropy bonus."""
 
     module: RLModule
     settings: AsyncTraining
-    axis_name: str | None = None
-    log_gradients: bool = False
 
     def init(self, key: Key) -> IMPALAState:
-        sgd, hparams = init_sgd_and_hparams(self.module, self.settings, key)
+        sgd, hparams = init_sgd_and_hparams(self, key)
         return IMPALAState(sgd=sgd, hparams=hparams)
 
     def prepare(

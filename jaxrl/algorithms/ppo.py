@@ -19,6 +19,7 @@ from jaxrl.config.settings.training import AdvantageTraining
 from jaxrl.core.hparams import HParams, current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
+from jaxrl.learners.base import BaseLearner
 from jaxrl.learners.bootstrap import compute_values_and_successors
 from jaxrl.learners.learner import SgdState
 from jaxrl.learners.policy_gradient import (
@@ -87,16 +88,14 @@ class PPOBatch:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PPOLearner:
+class PPOLearner(BaseLearner[PPOState]):
     """Clipped surrogate with value loss, entropy bonus and adaptive KL penalty."""
 
     module: RLModule
     settings: PPOTraining
-    axis_name: str | None = None
-    log_gradients: bool = False
 
     def init(self, key: Key) -> PPOState:
-        sgd, hparams = init_sgd_and_hparams(self.module, self.settings, key)
+        sgd, hparams = init_sgd_and_hparams(self, key)
         return PPOState(
             sgd=sgd,
             hparams=hparams,

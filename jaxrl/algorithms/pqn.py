@@ -19,6 +19,7 @@ from jaxrl.config.settings.training import OnPolicyTraining
 from jaxrl.core.hparams import HParams, current_values
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
+from jaxrl.learners.base import BaseLearner
 from jaxrl.learners.bootstrap import compute_successor_values
 from jaxrl.learners.learner import SgdState
 from jaxrl.learners.policy_gradient import init_sgd_and_hparams, loss_step
@@ -63,16 +64,14 @@ class PQNBatch:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PQNLearner:
+class PQNLearner(BaseLearner[PQNState]):
     """Squared error to Q(λ) targets."""
 
     module: RLModule
     settings: PQNTraining
-    axis_name: str | None = None
-    log_gradients: bool = False
 
     def init(self, key: Key) -> PQNState:
-        sgd, hparams = init_sgd_and_hparams(self.module, self.settings, key)
+        sgd, hparams = init_sgd_and_hparams(self, key)
         return PQNState(sgd=sgd, hparams=hparams)
 
     def prepare(

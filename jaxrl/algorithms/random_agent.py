@@ -20,6 +20,7 @@ from jaxrl.core.struct import pytree
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
 from jaxrl.distributions.from_space import ActionDistribution
 from jaxrl.errors import ConfigError
+from jaxrl.learners.base import BaseLearner
 from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState
 from jaxrl.modules.exploration import make_uniform_distribution
 from jaxrl.modules.rl_module import RLModule, RLModuleSpec, make_zeros
@@ -73,13 +74,11 @@ class RandomBatch:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class RandomLearner:
+class RandomLearner(BaseLearner[RandomState]):
     """Learner that changes nothing."""
 
     module: RLModule
     settings: OnPolicyTraining
-    axis_name: str | None = None
-    log_gradients: bool = False
 
     def init(self, key: Key) -> RandomState:
         sgd = SgdState(params=self.module.init(key), opt_state=())

@@ -8,7 +8,8 @@ and networks have 256 and 256 units like SAC's (RLlib: 400 and 300).
 """
 
 import dataclasses
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +22,11 @@ from jaxrl.config.settings.replay import APEX_REPLAY_BUFFER
 from jaxrl.core.hparams import HParams, build_hparams, current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Params, Progress, Transition
+from jaxrl.learners.base import BaseLearner
 from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState, compute_gradient_norms, select
 from jaxrl.learners.multi_optimizer import (
     CRITIC,
+    LR_NAMES,
     POLICY,
     combine_metrics,
     critic_loss,
@@ -107,13 +110,13 @@ class DelayedUpdate:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TD3Learner:
+class TD3Learner(BaseLearner[TD3State]):
     """Critics with clipped double-Q targets at smoothed actions, and a delayed policy."""
 
     module: DeterministicPolicyModule
     settings: TD3Training
-    axis_name: str | None = None
-    log_gradients: bool = False
+
+    lr_names: ClassVar[Mapping[str, str]] = {part: LR_NAMES[part] for part in (POLICY, CRITIC)}
 
     def init(self, key: Key) -> TD3State:
         params, hparams = self.module.init(key), build_hparams(self.settings)
@@ -122,7 +125,7 @@ class TD3Learner:
         if self.log_gradients:
             names += compute_gradient_norms({POLICY: params[POLICY]})
         return TD3State(
-            sgd=init_parts(params, self.settings, values),
+            sgd=init_parts(self, params, values),
             target=init_target(params),
             age=jnp.zeros((), jnp.int32),
             actor={name: jnp.zeros((), jnp.float32) for name in names},

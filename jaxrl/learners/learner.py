@@ -258,6 +258,8 @@ _CLIPPING: dict[str, Callable[[Any], optax.GradientTransformation]] = {
 }
 
 
+Optimizers = optax.GradientTransformation | Mapping[str, optax.GradientTransformation]
+"""One optimizer for all parameters, or several by label."""
 OptimizerSetting = str | Mapping[str, Any] | Callable[..., optax.GradientTransformation]
 
 
@@ -297,7 +299,7 @@ def _is_elementwise(setting: OptimizerSetting) -> bool:
 
 
 def make_base_optimizer(
-    setting: OptimizerSetting, lr: Float[Array, ""]
+    setting: OptimizerSetting, lr: float | Float[Array, ""]
 ) -> optax.GradientTransformation:
     """Build the optimizer named by a setting, at a traced learning rate.
 

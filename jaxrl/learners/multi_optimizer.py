@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING, Protocol
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float
 
 from jaxrl.core.types import Columns, Key, Metrics, Params
 from jaxrl.learners.learner import (
     NUM_NONFINITE_UPDATES,
     SgdState,
-    build_optimizer,
     sgd_step,
     validate_loss,
 )
+from jaxrl.learners.optimizers import configure_part_optimizer
 from jaxrl.ops.losses import huber_loss, masked_mean
 
 if TYPE_CHECKING:
@@ -29,33 +28,31 @@ COMBINED_METRICS = ("total_loss", "grad_norm", NUM_NONFINITE_UPDATES)
 
 
 def init_parts(
+    learner: "MultiOptimizerLearner",
     params: Mapping[str, Params],
-    settings: "ActorCriticTraining",
     values: Mapping[str, Float[Array, ""]],
 ) -> SgdState:
     """Initialize one optimizer per part; `opt_state` is `{part: optimizer state}`.
 
     Args:
+        learner: Learner with the optimizers' settings.
         params: Parameters by part.
-        settings: Settings of the optimizers.
         values: Current hyperparameters by name.
     """
     states = {
-        part: _optimizer(part, settings, values).init({part: part_params})
+        part: configure_part_optimizer(learner, part, learner.lr_names, values).init(
+            {part: part_params}
+        )
         for part, part_params in params.items()
     }
     return SgdState(params=dict(params), opt_state=states)
 
 
-def _optimizer(
-    part: str, settings: "ActorCriticTraining", values: Mapping[str, Float[Array, ""]]
-) -> optax.GradientTransformation:
-    return build_optimizer(settings, {**values, "lr": values[LR_NAMES[part]]})
-
-
 class MultiOptimizerLearner(Protocol):
     """Attributes of a learner on which a step depends besides the loss."""
 
+    @property
+    def lr_names(self) -> Mapping[str, str]: ...
     @property
     def settings(self) -> "ActorCriticTraining": ...
     @property
@@ -83,7 +80,7 @@ def step_one(
     loss_name = f"{type(learner).__name__}'s loss of the {part}"
     new_part, metrics = sgd_step(
         lambda params: validate_loss(loss_name, loss_fn(params[part])),
-        _optimizer(part, learner.settings, values),
+        configure_part_optimizer(learner, part, learner.lr_names, values),
         get_part(state, part),
         learner.axis_name,
         learner.log_gradients,

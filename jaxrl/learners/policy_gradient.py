@@ -8,8 +8,9 @@ from jaxtyping import Array, Bool, Float
 from jaxrl.core.hparams import HParams, HParamValues, build_hparams, current_values
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree
-from jaxrl.learners.learner import SgdState, apply_gradients, build_optimizer, validate_loss
+from jaxrl.learners.learner import SgdState, apply_gradients, validate_loss
 from jaxrl.learners.microbatches import accumulate_gradients
+from jaxrl.learners.optimizers import configure_optimizer
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.ops import losses
 
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
     from jaxrl.config.settings.training import AdvantageTraining, OnPolicyTraining, Training
 
 S = TypeVar("S")
+
+
+class TrainedLearner(Protocol):
+    """Learner with a module and one optimizer state for all of its parameters."""
+
+    @property
+    def module(self) -> RLModule: ...
+    @property
+    def settings(self) -> "Training": ...
 
 
 class LossLearner(Protocol):
@@ -43,12 +53,10 @@ class AdvantageLearner(LossLearner, Protocol):
     def settings(self) -> "AdvantageTraining": ...
 
 
-def init_sgd_and_hparams(
-    module: RLModule, settings: "Training", key: Key
-) -> tuple[SgdState, HParams]:
+def init_sgd_and_hparams(learner: "TrainedLearner", key: Key) -> tuple[SgdState, HParams]:
     """Initialize parameters, optimizer state and hyperparameters. Consumes the key."""
-    params, hparams = module.init(key), build_hparams(settings)
-    optimizer = build_optimizer(settings, current_values(hparams, Progress.zeros()))
+    params, hparams = learner.module.init(key), build_hparams(learner.settings)
+    optimizer = configure_optimizer(learner, current_values(hparams, Progress.zeros()), params)
     return SgdState(params=params, opt_state=optimizer.init(params)), hparams
 
 
@@ -120,7 +128,7 @@ def loss_step(
         key,
         learner.settings.microbatch_size,
     )
-    optimizer = build_optimizer(learner.settings, values)
+    optimizer = configure_optimizer(learner, values, learner_state.sgd.params)
     sgd, metrics = apply_gradients(
         found, optimizer, learner_state.sgd, learner.axis_name, learner.log_gradients
     )

@@ -3,7 +3,8 @@
 import abc
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +14,12 @@ from jaxrl.core.hparams import HParams, build_hparams, current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree, Transition
 from jaxrl.distributions.base import Categorical, SquashedGaussian
+from jaxrl.learners.base import BaseLearner
 from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState, select
 from jaxrl.learners.multi_optimizer import (
     CRITIC,
     LOG_ALPHA,
+    LR_NAMES,
     POLICY,
     combine_metrics,
     draw_normal_rows,
@@ -49,13 +52,13 @@ class SoftActorCriticState:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SoftActorCritic(abc.ABC):
+class SoftActorCritic(BaseLearner[SoftActorCriticState], abc.ABC):
     """Base of SAC's and TQC's learners, which define the critics' targets and value estimate."""
 
     module: StochasticPolicyModule
     settings: "SoftActorCriticTraining"
-    axis_name: str | None = None
-    log_gradients: bool = False
+
+    lr_names: ClassVar[Mapping[str, str]] = LR_NAMES
 
     @abc.abstractmethod
     def reduce_critics(self, q: Float[Array, "critics N *n"]) -> Float[Array, " N *n"]:
@@ -78,8 +81,8 @@ class SoftActorCritic(abc.ABC):
         values = current_values(hparams, Progress.zeros())
         log_alpha = jnp.log(jnp.asarray(self.settings.initial_alpha, jnp.float32))
         return SoftActorCriticState(
-            sgd=init_parts(params, self.settings, values),
-            temperature=init_parts({LOG_ALPHA: log_alpha}, self.settings, values),
+            sgd=init_parts(self, params, values),
+            temperature=init_parts(self, {LOG_ALPHA: log_alpha}, values),
             target=init_target(params[CRITIC]),
             hparams=hparams,
         )

@@ -24,6 +24,7 @@ from jaxrl.core.types import (
     Transition,
     map_obs,
 )
+from jaxrl.learners.base import update_after, update_before
 from jaxrl.learners.learner import (
     NUM_NONFINITE_UPDATES,
     Learner,
@@ -288,12 +289,14 @@ class ReplayUpdates:
         row_key, update_key = split_step_key(key, number)
         gamma = current_values(learner_state.hparams, progress)["gamma"]
         drawn, batch = source.sample_rows(memory, number, gamma, row_key)
+        learner_state = update_before(self.learner, learner_state, progress)
         learner_state, metrics = self.learner.update(
             learner_state, self._preprocess(obs_state, batch), progress, update_key
         )
         memory = source.record_td_error(memory, number, drawn, metrics[Columns.TD_ERROR])
         scalars = {name: value for name, value in metrics.items() if name != Columns.TD_ERROR}
         check_scalar_metrics(type(self.learner).__name__, scalars)
+        learner_state = update_after(self.learner, learner_state, scalars, progress, self.axis_name)
         return learner_state, memory, scalars
 
     def _metric_names(

@@ -22,6 +22,7 @@ from jaxrl.core.hparams import current_values
 from jaxrl.core.keys import RunKeys, split_run_key
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Progress, PyTree, Rollout, strip_weak_types
+from jaxrl.learners.base import update_after, update_before
 from jaxrl.learners.learner import (
     NUM_NONFINITE_UPDATES,
     Learner,
@@ -344,12 +345,14 @@ class TrainStep:
         shuffle_key, update_key = jax.random.split(key)
         progress = replace(progress, updates=before.updates)
         learner = self.on_policy_learner
-        batch, prepared = learner.prepare(before.learner, rollout, progress)
+        learner_state = update_before(learner, before.learner, progress)
+        batch, prepared = learner.prepare(learner_state, rollout, progress)
         check_scalar_metrics(f"{type(learner).__name__}.prepare", prepared)
         learned, done = self._minibatch_epochs(
-            before.learner, batch, progress, shuffle_key, update_key
+            learner_state, batch, progress, shuffle_key, update_key
         )
         learned = learner.finish(learned, done.last_epoch, progress)
+        learned = update_after(learner, learned, done.last_epoch, progress)
         guard, learned = self.guard.update_after_batch(
             before.guard, before.learner, learned, done.skipped
         )
