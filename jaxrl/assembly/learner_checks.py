@@ -5,8 +5,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from jaxrl.config.rllib_api import METHOD_ADVICE
 from jaxrl.core.hparams import PerLane, replace_with_traced
-from jaxrl.core.types import Key, Metrics
+from jaxrl.core.types import Key, Metrics, PyTree
 from jaxrl.envs.vector import NO_FAULT
 from jaxrl.errors import (
     TRACING_ERRORS,
@@ -24,23 +25,48 @@ from jaxrl.training.train_step import TrainStep
 def check_learner(runner: TrainStep) -> None:
     """Trace the training on one blank train batch.
 
-    With a replay buffer in host memory, rows come from outside of the program; its tracing is left
-    to the compilation.
+    With a replay buffer in host memory, rows come from outside of the program; only the initial
+    state is traced, and the rest left to the compilation.
 
     Raises:
-        LossError: If the learner cannot be traced.
+        LossError: If the learner cannot be traced, or overrides a method of RLlib's that is never
+            called.
     """
-    if runner.host_replay is not None:
-        return
+    _refuse_rllib_methods(runner.learner)
+    run = _init if runner.host_replay is not None else _train_on_blank_batch
     try:
-        jax.eval_shape(lambda key: _train_on_blank_batch(runner, key), jax.random.key(0))
+        jax.eval_shape(lambda key: run(runner, key), jax.random.key(0))
     except JaxrlError:
         raise
     except TRACING_ERRORS as error:
+        _explain_rllib_method(error, runner.learner)
         raise LossError(
             f"learner_class={type(runner.learner).__name__} cannot be traced by jax.jit "
             f"({summarize_exception(error)}){locate_in_user_code(error)}."
         ) from error
+
+
+def _refuse_rllib_methods(learner: object) -> None:
+    """Raise if a learner defines a method that RLlib calls."""
+    for name, advice in METHOD_ADVICE["learner"].items():
+        if hasattr(type(learner), name):
+            owner = type(learner).__name__
+            raise LossError(f"{owner}.{name} is never called here: {advice}.")
+
+
+def _explain_rllib_method(error: BaseException, learner: object) -> None:
+    """Raise with advice if an error is that a method of RLlib's learners does not exist."""
+    if isinstance(error, AttributeError) and type(error.obj) is type(learner):
+        advice = METHOD_ADVICE["learner"].get(error.name)
+        if advice is not None:
+            raise LossError(
+                f"{type(learner).__name__} has no '{error.name}': {advice}"
+                f"{locate_in_user_code(error)}."
+            ) from error
+
+
+def _init(runner: TrainStep, key: Key) -> PyTree:
+    return _replace_per_lane(runner).learner.init(key)
 
 
 def _train_on_blank_batch(runner: TrainStep, key: Key) -> Metrics:

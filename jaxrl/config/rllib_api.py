@@ -289,6 +289,30 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         ),
         "remove_policy": "multi-agent training is not supported in this version",
     },
+    "learner": {
+        "add_module": "multi-agent training is not supported in this version",
+        "apply_gradients": "override update(state, batch, progress, key) for another gradient step",
+        "compute_gradients": "jax.grad computes them of compute_loss, which may be overridden",
+        "compute_loss_for_module": "override compute_loss(params, batch, values, key)",
+        "compute_losses": "override compute_loss(params, batch, values, key)",
+        "configure_optimizers": (
+            "override configure_optimizers_for_module(module_id, values), which returns them"
+        ),
+        "get_optimizer": "algorithm.state.learner.sgd.opt_state is the optimizer's state",
+        "get_optimizers_for_module": "algorithm.state.learner.sgd.opt_state is their state",
+        "get_parameters": "algorithm.get_weights() returns them; compute_loss receives params",
+        "get_param_ref": "parameters have paths: label_params(params) returns a label for each",
+        "postprocess_gradients": "chain an optax transformation in configure_optimizers_for_module",
+        "postprocess_gradients_for_module": (
+            "chain an optax transformation in configure_optimizers_for_module"
+        ),
+        "register_optimizer": (
+            "return the optax transformation from configure_optimizers_for_module(module_id, "
+            "values), or a dictionary of them for the labels that label_params(params) returns"
+        ),
+        "remove_module": "multi-agent training is not supported in this version",
+        "update_from_batch": "override update(state, batch, progress, key)",
+    },
     "runner_group": {
         "foreach_worker_with_index": "foreach_env_runner_with_index passes (index, env_runner)",
         "foreach_env": "foreach_env_runner passes each runner, which has the environments",
@@ -362,6 +386,21 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Methods and attributes without a counterpart under another name, with what to write instead."""
+
+LEARNER_HOOKS: Mapping[str, str] = {
+    "configure_optimizers_for_module": (
+        "it takes (module_id, values) and returns an optax transformation, or a dictionary of them "
+        "for the labels that label_params(params) returns; values['lr'] is the learning rate"
+    ),
+    "before_gradient_based_update": (
+        "it takes (state, progress) and returns the new state; progress.env_steps are the timesteps"
+    ),
+    "after_gradient_based_update": (
+        "it takes (state, metrics, progress) and returns the new state; progress.env_steps are the "
+        "timesteps"
+    ),
+}
+"""Methods of RLlib's learners that exist here as pure functions, with what they take and return."""
 
 REWRITTEN_EPISODE_ATTRIBUTES: Mapping[str, str] = {
     "length": "len({})",

@@ -29,7 +29,7 @@ class Kind:
 
     Attributes:
         name: Kind: "config", "config dict", "stop", "algorithm", "result", "saved", "policy",
-            "runner_group", "tuner", "analysis", "dataframe", "episode", "own dict" or others.
+            "runner_group", "learner", "tuner", "analysis", "dataframe", "episode", "own dict" or others.
         algo: Name of the algorithm, None if it is unknown.
     """
 
@@ -363,6 +363,8 @@ class Facts:
         if isinstance(function, cst.FunctionDef) and self.is_hook(function):
             name = _HOOK_ARGUMENT_KINDS.get(node.name.value)
             return None if name is None else Kind(name)
+        if node.name.value == "self" and self.is_learner_method(function):
+            return Kind("learner")
         return None
 
     def is_hook(self, function: cst.FunctionDef) -> bool:
@@ -374,6 +376,18 @@ class Facts:
         """Return whether a class is one of callbacks."""
         return any(
             self.get_counterpart(base.value) == "jaxrl.callbacks.Callbacks" for base in node.bases
+        )
+
+    def is_learner(self, node: cst.ClassDef) -> bool:
+        """Return whether a class is a learner of RLlib's, by the names of its bases."""
+        paths = (self.get_import_path(base.value) or "" for base in node.bases)
+        return any(path.startswith(f"{RLLIB}.") and path.endswith("Learner") for path in paths)
+
+    def is_learner_method(self, function: cst.CSTNode) -> bool:
+        """Return whether a function is a method of a class of learners."""
+        owner = next((p for p in self.get_parents(function) if isinstance(p, cst.ClassDef)), None)
+        return (
+            isinstance(function, cst.FunctionDef) and owner is not None and self.is_learner(owner)
         )
 
     def find_definitions(self, node: cst.CSTNode) -> list[cst.CSTNode]:

@@ -6,6 +6,7 @@ import jaxrl
 from jaxrl.algorithm import Algorithm
 from jaxrl.config.rllib_api import (
     ALGORITHM_ADVICE,
+    LEARNER_HOOKS,
     METHOD_ADVICE,
     RENAMED_METHODS,
     REWRITTEN_EPISODE_ATTRIBUTES,
@@ -60,6 +61,13 @@ class ObjectRules:
     def _advise(self, old: Link, owner: str, advice: str) -> None:
         call = "()" if old.call is not None else ""
         self._context.by_hand(old.attribute, "method", f"{owner}.{old.name}{call}", advice)
+
+    def advise_on_learner_method(self, node: cst.FunctionDef) -> None:
+        """Note what a method of a learner is here."""
+        name = node.name.value
+        advice = {**METHOD_ADVICE["learner"], **LEARNER_HOOKS}.get(name)
+        if advice is not None:
+            self._context.by_hand(node, "method", f"{name}()", advice)
 
     def _find_missing(self, name: str) -> str | None:
         """Return why an algorithm has no attribute of a name, None if it has one."""

@@ -334,6 +334,8 @@ class _Rewriter(cst.CSTTransformer):
     ) -> cst.FunctionDef:
         if self._facts.is_hook(original_node):
             return self._hooks.rewrite_hook(original_node, updated_node)
+        if self._facts.is_learner_method(original_node):
+            self._objects.advise_on_learner_method(original_node)
         return updated_node
 
     def leave_Decorator(

@@ -511,3 +511,28 @@ def test_line_ends_and_indentation_stay() -> None:
 def test_code_that_is_not_python_is_refused(code: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         migrate_python(code, "train.py")
+
+
+def test_methods_of_learners_are_listed_with_what_they_are_here() -> None:
+    found = by_hand(
+        """\
+        from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
+        class Mine(PPOTorchLearner):
+            def configure_optimizers_for_module(self, module_id, config=None):
+                self.register_optimizer(module_id=module_id, optimizer=make(config.lr))
+            def before_gradient_based_update(self, *, timesteps):
+                self.count = timesteps
+            def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
+                return 0.0
+        class Other:
+            def compute_losses(self):
+                self.register_optimizer()
+        """
+    )
+    assert [(line, what) for line, what, _ in found[1:]] == [
+        (3, "configure_optimizers_for_module()"),
+        (4, "learner.register_optimizer()"),
+        (5, "before_gradient_based_update()"),
+        (7, "compute_loss_for_module()"),
+    ]
+    assert "progress.env_steps are the timesteps" in found[3][2]

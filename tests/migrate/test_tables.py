@@ -12,6 +12,7 @@ from jaxrl.config import rllib_api as api
 from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
 from jaxrl.episodes import SingleAgentEpisode
+from jaxrl.learners.base import BaseLearner
 from jaxrl.metrics import KNOWN_KEYS, OPEN_PREFIXES, RENAMED_KEYS
 from jaxrl.runners.compiled_runner import CompiledEnvRunner
 from jaxrl.runners.ray.group import RayEnvRunnerGroup
@@ -62,7 +63,9 @@ def test_advised_methods_are_those_that_are_missing() -> None:
         "policy": Policy,
         "config": AlgorithmConfig,
         "episode": SingleAgentEpisode(),
+        "learner": BaseLearner,
     }
+    assert all(hasattr(BaseLearner, name) for name in api.LEARNER_HOOKS)
     for kind, names in api.METHOD_ADVICE.items():
         for name in names:
             is_refused = kind == "config" and "multi_agent" in name
