@@ -115,7 +115,6 @@ class TD3Learner(BaseLearner[TD3State]):
 
     module: DeterministicPolicyModule
     settings: TD3Training
-
     lr_names: ClassVar[Mapping[str, str]] = {part: LR_NAMES[part] for part in (POLICY, CRITIC)}
 
     def init(self, key: Key) -> TD3State:

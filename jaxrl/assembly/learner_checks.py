@@ -57,7 +57,7 @@ def _refuse_rllib_methods(learner: object) -> None:
 def _explain_rllib_method(error: BaseException, learner: object) -> None:
     """Raise with advice if an error is that a method of RLlib's learners does not exist."""
     if isinstance(error, AttributeError) and type(error.obj) is type(learner):
-        advice = METHOD_ADVICE["learner"].get(error.name)
+        advice = METHOD_ADVICE["learner"].get(error.name or "")
         if advice is not None:
             raise LossError(
                 f"{type(learner).__name__} has no '{error.name}': {advice}"

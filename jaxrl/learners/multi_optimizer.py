@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -51,8 +51,8 @@ def init_parts(
 class MultiOptimizerLearner(Protocol):
     """Attributes of a learner on which a step depends besides the loss."""
 
-    @property
-    def lr_names(self) -> Mapping[str, str]: ...
+    lr_names: ClassVar[Mapping[str, str]]
+
     @property
     def settings(self) -> "ActorCriticTraining": ...
     @property

@@ -1,6 +1,6 @@
 """Optimizers of a learner: that of its settings, or those that a subclass configures."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Protocol, cast
 
 import jax
@@ -48,7 +48,9 @@ def configure_optimizer(
         return _with_clipping(configured, learner, values)
     assert isinstance(learner, BaseLearner)
     labels = _label_all(learner, configured, params)
-    clipped = {name: _with_clipping(tx, learner, values) for name, tx in configured.items()}
+    clipped: dict[Hashable, optax.GradientTransformation] = {
+        name: _with_clipping(tx, learner, values) for name, tx in configured.items()
+    }
     return optax.partition(clipped, labels)
 
 
