@@ -242,7 +242,11 @@ CASES = [
     ),
     setting(
         "environments times steps",
-        ("=16 x rollout_fragment_length=100 is 1600", "4096", "to 256"),
+        (
+            "4096 is not a multiple of",
+            "=16 x rollout_fragment_length=100 = 1600",
+            "to 3200 or 4800",
+        ),
         train_batch_size=4096,
         num_envs_per_env_runner=16,
         rollout_fragment_length=100,

@@ -158,6 +158,7 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
             explore=config.env_runners_settings.explore,
             broadcast_interval=config.training_settings.weights_interval,
             own_step=get_compiled_step(config),
+            fragments_per_env=config.plan().fragments_per_env,
             **make_train_step_fields(config, made, sampler, in_graph=True),
         )
         return _make_assembly(config, made, sampler, runner)

@@ -14,12 +14,13 @@ from jaxtyping import Array, Bool, Int
 
 from jaxrl.core.keys import split_run_key
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import Key, Metrics, PyTree, strip_weak_types
+from jaxrl.core.types import Key, Metrics, PyTree, Rollout, strip_weak_types
+from jaxrl.envs.vector import VectorState
 from jaxrl.learners.learner import select
 from jaxrl.training.data_flow import CompiledStep, TracedDataFlow, keep_behaviour
-from jaxrl.training.episode_stats import EpisodeSums, compute_episode_means
+from jaxrl.training.episode_stats import EpisodeRecord, EpisodeSums, compute_episode_means
 from jaxrl.training.nonfinite import drop_counts
-from jaxrl.training.rollout import RolloutWorker, make_env_index
+from jaxrl.training.rollout import ActorCarry, ActorState, RolloutWorker, make_env_index
 from jaxrl.training.train_state import (
     ReportRow,
     RolloutBatch,
@@ -44,6 +45,13 @@ class InGraphRunner(TrainStep):
     explore: bool = True
     broadcast_interval: int = 1
     own_step: CompiledStep | None = None
+    fragments_per_env: int = 1
+    """Number of consecutive fragments of each environment in a train batch, each a column of its own."""
+
+    @property
+    def total_envs(self) -> int:
+        """Number of environments of the run."""
+        return self.num_envs // self.fragments_per_env
 
     @property
     def rollout_worker(self) -> RolloutWorker:
@@ -53,12 +61,12 @@ class InGraphRunner(TrainStep):
     def init(self, key: Key, env_params: PyTree) -> TrainState:
         """Return the initial state of a run, including all environments. Consumes the key."""
         keys = split_run_key(key)
-        state = self._init_without_envs(keys, self.num_envs)
+        worker, num_envs = self.rollout_worker, self.total_envs
         first = replace(
-            state,
-            env=self.rollout_worker.env.reset(keys.env, make_env_index(self.num_envs), env_params),
+            self._init_without_envs(keys, num_envs),
+            env=worker.env.reset(keys.env, make_env_index(num_envs), env_params),
             env_params=env_params,
-            carry=self.rollout_worker.initial_carry(self.num_envs),
+            carry=worker.initial_carry(num_envs),
         )
         first = keep_behaviour(first, is_kept=self.broadcast_interval > 1)
         if self.own_step is not None:
@@ -197,22 +205,73 @@ class InGraphRunner(TrainStep):
         actor = self.make_actor_state(state)
         if state.behaviour is not None:
             actor = replace(actor, params=state.behaviour)
-        env, carry, raw, record = self.rollout_worker.rollout(
-            actor,
-            state.env,
-            state.carry,
-            state.env_params,
-            self.num_steps,
-            self.explore,
-        )
+        (env, carry), (raw, record, carries) = self._collect_fragments(actor, state)
         steps = raw.mask.sum(dtype=jnp.uint32)
         data = RolloutBatch(
             rollout=raw,
             record=record,
             env_index=env.index,
             num_env_steps=steps if self.axis_name is None else jax.lax.psum(steps, self.axis_name),
+            fragment_carries=carries,
         )
         return replace(state, env=env, carry=carry), data
+
+    def _collect_fragments(
+        self, actor: ActorState, state: TrainState
+    ) -> tuple[tuple[VectorState, ActorCarry], tuple[Rollout, EpisodeRecord, ActorCarry | None]]:
+        """Record the fragments of a train batch as one rollout.
+
+        Returns:
+            The environments and carry at the end; the rollout, its record, and the carries at the
+            start of every fragment, None for a single one.
+        """
+
+        def record_one(
+            start: tuple[VectorState, ActorCarry],
+        ) -> tuple[tuple[VectorState, ActorCarry], tuple[Rollout, EpisodeRecord]]:
+            env, carry, rollout, record = self.rollout_worker.rollout(
+                actor, *start, state.env_params, self.num_steps, self.explore
+            )
+            return (env, carry), (rollout, record)
+
+        start = (state.env, state.carry)
+        if self.fragments_per_env == 1:
+            end, (rollout, record) = record_one(start)
+            return end, (rollout, record, None)
+        end, (fragments, record) = jax.lax.scan(
+            lambda start, _: record_one(start), start, length=self.fragments_per_env
+        )
+        carries = fragments.carry_in
+        rows, record = jax.tree.map(
+            lambda x: x.reshape((-1, *x.shape[2:])), (replace(fragments, carry_in=None), record)
+        )
+        return end, (replace(rows, carry_in=state.carry), record, carries)
+
+    def receive(self, state: TrainState, data: RolloutBatch) -> tuple[TrainState, RolloutBatch]:
+        """Receive a batch; connectors see one rollout, learners a column for each fragment."""
+        state, batch = super().receive(state, data)
+        return state, self._split_into_fragments(batch)
+
+    def _split_into_fragments(self, batch: RolloutBatch) -> RolloutBatch:
+        """Make a column of every fragment, those of an environment side by side.
+
+        A rollout is then cut between fragments as on the host: values bootstrap there, since a
+        learner sees no row of another column.
+        """
+        if batch.fragment_carries is None:
+            return batch
+
+        def split(rows: Array) -> Array:
+            fragments = rows.reshape((self.fragments_per_env, self.num_steps, *rows.shape[1:]))
+            return jnp.moveaxis(fragments, 0, 2).reshape((self.num_steps, -1, *rows.shape[2:]))
+
+        def side_by_side(carries: Array) -> Array:
+            return jnp.moveaxis(carries, 0, 1).reshape((-1, *carries.shape[2:]))
+
+        rollout = jax.tree.map(split, replace(batch.rollout, carry_in=None))
+        carries = jax.tree.map(side_by_side, batch.fragment_carries)
+        carry_in = self.policy_step.get_recurrent_carry(carries)
+        return replace(batch, rollout=replace(rollout, carry_in=carry_in), fragment_carries=None)
 
     def _broadcast(self, state: TrainState) -> PyTree:
         """Return the parameters of the next rollout; None if they are always the newest."""

@@ -169,14 +169,18 @@ class PolicyStep:
         return updated, self._replace_obs(rollout, seen)
 
     def _replace_obs(self, rollout: Rollout, seen: PreprocessedRollout) -> Rollout:
-        start: ActorCarry | None = rollout.carry_in
-        has_carry = self.module.is_stateful and start is not None
         return replace(
             rollout,
             obs=seen.obs,
             final_obs=seen.final_obs,
-            carry_in=self.module.get_recurrent_carry(start.module) if has_carry and start else None,
+            carry_in=self.get_recurrent_carry(rollout.carry_in),
         )
+
+    def get_recurrent_carry(self, carry: ActorCarry | None) -> PyTree:
+        """Return the part of a carry that matters to the loss; None if there is none."""
+        if carry is None or not self.module.is_stateful:
+            return None
+        return self.module.get_recurrent_carry(carry.module)
 
     def _recompute(self, obs_state: PyTree, rollout: Rollout) -> PreprocessedRollout:
         """Recompute the module's observations from the carry at the rollout's start."""

@@ -139,12 +139,15 @@ class RolloutBatch:
     `rollout` has the environments' own observations. `env_index` is the index within the run of the
     environment that each column comes from: on the host, a column may hold a different environment
     than in the previous batch. `num_env_steps` counts the rows that are transitions.
+    `fragment_carries` `[k, B, ...]` are the carries at the start of each of k consecutive fragments
+    of T / k rows, if they are to be learned from as columns of their own.
     """
 
     rollout: Rollout
     record: EpisodeRecord
     env_index: Int[Array, " B"]
     num_env_steps: UInt32[Array, ""]
+    fragment_carries: PyTree = None
 
 
 def make_report_row(state: TrainState, summary: Summary) -> ReportRow:

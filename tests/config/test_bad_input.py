@@ -129,7 +129,7 @@ CASES: list[Case] = [
         lambda: ppo(
             train_batch_size=4096, num_envs_per_env_runner=16, rollout_fragment_length=100
         ).plan(),
-        ["=16 x rollout_fragment_length=100 is 1600", "train_batch_size=4096", "to 256", "1600"],
+        ["=16 x rollout_fragment_length=100 = 1600", "train_batch_size=4096", "to 3200 or 4800"],
     ),
     (
         "indivisible shards",

@@ -149,8 +149,10 @@ def check_identities(request: BatchRequest, plan: BatchPlan) -> None:
     assert plan.num_env_runners == request.num_env_runners
     assert plan.total_envs == plan.num_env_runners * plan.envs_per_runner
     assert plan.num_envs == plan.fragments_per_batch * plan.envs_per_runner
+    has_both = request.envs_per_runner is not None and request.rollout_fragment_length is not None
     if not request.is_async:
-        assert plan.total_envs == plan.num_envs
+        assert plan.total_envs * plan.fragments_per_env == plan.num_envs
+        assert has_both or plan.fragments_per_env == 1
     assert min(plan.num_envs, plan.rollout_fragment_length, plan.minibatch_size) >= 1
     asked_batch = request.train_batch_size
     if asked_batch is None or asked_batch % math.prod(request.factors.values()) == 0:
@@ -170,7 +172,8 @@ def check_identities(request: BatchRequest, plan: BatchPlan) -> None:
     if request.is_whole_batch:
         assert plan.minibatch_size == plan.train_batch_size
     if request.num_shards is None:
-        common = math.gcd(plan.num_envs, plan.minibatch_size)
+        columns = plan.num_envs if request.is_async else plan.total_envs
+        common = math.gcd(columns, plan.minibatch_size)
         assert common % plan.num_shards == 0
         if request.num_learners == 1:
             assert plan.num_shards == math.gcd(common, 8)
@@ -283,6 +286,31 @@ def test_without_actors_all_environments_make_the_batch() -> None:
     config = Asynchronous().env_runners(rollout_fragment_length=50)
     plan = config.training(train_batch_size=500).plan()
     assert plan.total_envs == plan.num_envs == 10
+
+
+@pytest.mark.parametrize(
+    ("values", "numbers"),
+    [
+        # columns, steps, fragments, of each environment, train batch
+        ({"num_env_runners": 2, "num_envs_per_env_runner": 1}, (20, 200, 20, 10, 4000)),
+        ({"num_envs_per_env_runner": 4}, (20, 200, 5, 5, 4000)),
+        ({"num_env_runners": 2, "num_envs_per_env_runner": 10}, (20, 200, 2, 1, 4000)),
+        ({"num_envs_per_env_runner": 3}, (21, 200, 7, 7, 4200)),
+    ],
+)
+def test_several_fragments_of_each_environment_fill_a_batch(
+    values: dict[str, int], numbers: tuple[int, ...]
+) -> None:
+    plan = plan_of(rollout_fragment_length=200, train_batch_size=4000, **values)
+    assert numbers == (
+        plan.num_envs,
+        plan.rollout_fragment_length,
+        plan.fragments_per_batch,
+        plan.fragments_per_env,
+        plan.train_batch_size,
+    )
+    assert (plan.rounding is None) == (plan.train_batch_size == 4000)
+    assert plan.total_envs % plan.num_shards == 0
 
 
 def test_fragments_that_make_no_batch_are_refused() -> None:

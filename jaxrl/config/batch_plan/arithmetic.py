@@ -17,8 +17,8 @@ class BatchPlan:
 
     `num_envs * rollout_fragment_length = train_batch_size`, and `num_shards` divides `num_envs` and
     `minibatch_size`. A batch is `[T, B]` with `num_envs` columns: `fragments_per_batch` fragments
-    of `envs_per_runner` columns each. In synchronous training they are one fragment of each runner,
-    otherwise the first fragments to arrive. A minibatch that the batch does not divide into
+    of `envs_per_runner` columns each. In synchronous training they are the same number of consecutive
+    fragments of each runner, otherwise the first fragments to arrive. A minibatch that the batch does not divide into
     continues with the rows of the next epoch.
     """
 
@@ -51,6 +51,11 @@ class BatchPlan:
     def fragments_per_batch(self) -> int:
         """Number of fragments in a train batch."""
         return self.num_envs // self.envs_per_runner
+
+    @property
+    def fragments_per_env(self) -> int:
+        """Number of consecutive fragments of each environment, in synchronous training."""
+        return self.num_envs // self.total_envs
 
     @property
     def minibatches_per_epoch(self) -> Fraction:
@@ -114,7 +119,7 @@ class BatchRequest:
 
     @property
     def num_columns(self) -> int | None:
-        """Number of columns of the batch, if the settings alone determine it."""
+        """Number of columns of one fragment of every runner, if the settings determine it."""
         if self.envs_per_runner is None or self.is_async:
             return None
         return self.num_env_runners * self.envs_per_runner
@@ -173,7 +178,7 @@ def solve_plan(request: BatchRequest) -> tuple[BatchPlan | None, PlanProblem]:
     problem = _find_size_problem(request, batch)
     if problem is not None:
         return None, problem
-    columns = request.num_columns or _choose_columns(request, batch)
+    columns = _count_columns(request, batch) or _choose_columns(request, batch)
     steps = request.rollout_fragment_length or max(1, batch // columns)
     size = batch if request.is_whole_batch else request.minibatch_size
     size = (
@@ -192,7 +197,8 @@ def solve_plan(request: BatchRequest) -> tuple[BatchPlan | None, PlanProblem]:
         num_minibatches=math.ceil(batch / size),
         num_epochs=request.num_epochs,
         iterations_per_batch=request.iterations_per_batch,
-        num_shards=request.num_shards or _choose_num_shards(request, math.gcd(columns, size)),
+        num_shards=request.num_shards
+        or _choose_num_shards(request, math.gcd(request.num_columns or columns, size)),
         num_env_runners=request.num_env_runners,
         envs_per_runner=_choose_envs_per_runner(request, columns),
     )
@@ -206,11 +212,13 @@ MAX_ROUNDING = 0.1
 def _round_train_batch_size(request: BatchRequest) -> int | None:
     """Return the explicit train batch size, rounded to whole steps of all environments.
 
-    A size that rounding would change by more than `MAX_ROUNDING` is returned unchanged, as is that
-    of fragments whose length is explicit too.
+    With an explicit number of environments and length of fragments, these are whole fragments of
+    all environments. A size that rounding would change by more than `MAX_ROUNDING` is returned
+    unchanged, as is that of fragments of a number of environments that is free.
     """
     batch, columns = request.train_batch_size, math.prod(request.factors.values())
-    if batch is None or request.rollout_fragment_length is not None:
+    is_free = request.num_columns is None
+    if batch is None or (is_free and request.rollout_fragment_length is not None):
         return batch
     rounded = (batch + columns // 2) // columns * columns
     return rounded if abs(rounded - batch) <= MAX_ROUNDING * batch else batch
@@ -231,8 +239,8 @@ def _describe_rounding(request: BatchRequest, plan: BatchPlan) -> str | None:
     factors = _format_product(request.factors)
     return (
         f"{_format_batch_size(request, request.train_batch_size or 0)} is rounded to "
-        f"{plan.train_batch_size}, {plan.rollout_fragment_length} steps of every environment: it "
-        f"is not a multiple of {factors}."
+        f"{plan.train_batch_size}, {plan.train_batch_size // plan.total_envs} steps of every "
+        f"environment: it is not a multiple of {factors}."
     )
 
 
@@ -262,6 +270,14 @@ def choose_train_batch_size(request: BatchRequest) -> int:
         return request.num_columns * request.rollout_fragment_length
     unit = request.batch_unit
     return max(1, math.floor(request.default_train_batch_size / unit + 0.5)) * unit
+
+
+def _count_columns(request: BatchRequest, batch: int) -> int | None:
+    """Return the columns that the settings determine: those of as many fragments as fill the batch."""
+    columns, steps = request.num_columns, request.rollout_fragment_length
+    if columns is None or steps is None:
+        return columns
+    return columns * max(1, batch // (columns * steps))
 
 
 def _choose_columns(request: BatchRequest, batch: int) -> int:
@@ -310,9 +326,11 @@ def _find_problem(
             f"minibatch_size={size} is more than {_format_batch_size(request, batch)}",
             ("minibatch_size", "train_batch_size", "envs_per_runner"),
         )
-    if columns % request.shard_unit:
+    # Environments in the compiled program are divided over devices with all of their fragments.
+    divided = request.num_columns or columns
+    if divided % request.shard_unit:
         return PlanProblem(
-            f"{_format_columns(request, batch, columns)} is not a multiple of "
+            f"{_format_columns(request, batch, divided)} is not a multiple of "
             f"{_format_shards(request)}",
             ("num_shards", "envs_per_runner", "rollout_fragment_length", "train_batch_size"),
         )
@@ -331,7 +349,7 @@ def _find_column_problem(
     factors = request.factors
     product = math.prod(factors.values())
     product_text = _format_product(factors)
-    if request.num_columns and request.rollout_fragment_length and product != batch:
+    if request.num_columns and request.rollout_fragment_length and product > batch:
         return PlanProblem(
             f"{product_text} is {product}, not {_format_batch_size(request, batch)}",
             (*reversed(factors), "train_batch_size"),

@@ -110,7 +110,7 @@ def _list_candidates(request: BatchRequest, name: str) -> list[int]:
     batch = request.train_batch_size or choose_train_batch_size(request)
     if name == "train_batch_size":
         if request.num_columns and request.rollout_fragment_length:
-            return [request.num_columns * request.rollout_fragment_length]
+            return _list_neighbors(batch, request.num_columns * request.rollout_fragment_length)
         return _list_neighbors(batch, request.batch_unit)
     if name == "num_shards":
         return divisors(

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxrl.runners.fragment import Fragment
 from jaxrl.runners.ray.fleet import Fleet, Reply
+from jaxrl.runners.ray.health import FleetMember
 from jaxrl.runners.step_ledger import STALE, TIMEOUT
 
 _POLL_S = 0.2
@@ -19,7 +20,7 @@ _CHECK_INTERVAL_S = 0.02
 class SyncSampler:
     """Sampling on request, with the newest weights on all runners.
 
-    Each runner does an equal share. The share of a runner that is late, dead or restarting is done
+    Each runner does an equal share, one fragment or several. The share of a runner that is late, dead or restarting is done
     by the others, so the number of fragments per batch is constant.
 
     Args:
@@ -32,53 +33,70 @@ class SyncSampler:
         self._fleet, self._size, self._max_in_flight = fleet, fragments_per_batch, max_in_flight
 
     def next_batch(self) -> list[Fragment]:
-        """Return one batch, ordered by runner index; fragments that come too late are discarded."""
-        own: dict[int, Fragment] = {}
-        extra: list[Fragment] = []
-        while len(own) + len(extra) < self._size:
+        """Return one batch, in rounds of one fragment of each runner, ordered by runner index.
+
+        Fragments that come too late are discarded.
+        """
+        received: dict[int, list[Fragment]] = {}
+        missing = self._size
+        while missing:
             self._fleet.raise_if_lost()
-            self._request_missing(own, self._size - len(own) - len(extra))
+            self._request_missing(received, missing)
             for arrival in self._fleet.poll(math.inf):
-                self._assign(arrival, own, extra)
-        batch = self._order_batch(own, extra)
+                if self._is_needed(arrival.value, missing):
+                    received.setdefault(arrival.member.worker_index, []).append(arrival.value)
+                    missing -= 1
+        batch = self._order_batch(received)
         self._fleet.mark_trained(batch)
         return batch
 
-    def _request_missing(self, own: dict[int, Fragment], missing: int) -> None:
-        """Request the missing fragments: first each runner's own share, then extra ones."""
+    def _request_missing(self, received: dict[int, list[Fragment]], missing: int) -> None:
+        """Request the missing fragments, an equal share of each healthy runner."""
         fleet = self._fleet
         healthy, version = fleet.get_healthy(), fleet.weights_version
-        missing -= sum(
-            request.weights_version == version for member in healthy for request in member.requests
-        )
+
+        def count_pending(member: FleetMember) -> int:
+            return sum(request.weights_version == version for request in member.requests)
+
+        def count_share(member: FleetMember) -> int:
+            return count_pending(member) + len(received.get(member.worker_index, ()))
+
+        missing -= sum(map(count_pending, healthy))
+        share = math.ceil(self._size / max(1, len(healthy)))
         for _ in range(missing):
-            free = [member for member in healthy if len(member.requests) < self._max_in_flight]
+            free = [
+                member
+                for member in healthy
+                if len(member.requests) < self._max_in_flight and count_share(member) < share
+            ]
             if not free:
                 return
-            fleet.request_fragment(
-                min(free, key=lambda m: (len(m.requests), m.worker_index in own, m.worker_index))
-            )
+            fleet.request_fragment(min(free, key=lambda m: (count_share(m), m.worker_index)))
 
-    def _assign(self, arrival: Reply, own: dict[int, Fragment], extra: list[Fragment]) -> None:
-        fragment, index = arrival.value, arrival.member.worker_index
+    def _is_needed(self, fragment: Fragment, missing: int) -> bool:
+        """Return whether a fragment belongs to the batch; otherwise it is discarded."""
         if fragment.weights_version != self._fleet.weights_version:
             self._fleet.mark_discarded(fragment, TIMEOUT)
-        elif len(own) + len(extra) == self._size:
+            return False
+        if missing == 0:
             self._fleet.mark_discarded(fragment, STALE)
-        elif index in own:
-            extra.append(fragment)
-        else:
-            own[index] = fragment
+            return False
+        return True
 
-    def _order_batch(self, own: dict[int, Fragment], extra: list[Fragment]) -> list[Fragment]:
-        substitutes = collections.deque(extra)
-        batch: list[Fragment] = []
-        for member in self._fleet.members:
-            if member.worker_index in own:
-                batch.append(own[member.worker_index])
-            elif substitutes:
-                batch.append(substitutes.popleft())
-        return [*batch, *substitutes]
+    def _order_batch(self, received: dict[int, list[Fragment]]) -> list[Fragment]:
+        """Order fragments by round and runner; substitutes take the places of missing ones."""
+        runners = [member.worker_index for member in self._fleet.members]
+        rounds = math.ceil(self._size / len(runners))
+        places = [
+            fragments[i] if i < len(fragments := received.get(runner, [])) else None
+            for i in range(rounds)
+            for runner in runners
+        ]
+        extra = collections.deque(
+            f for runner in runners for f in received.get(runner, [])[rounds:]
+        )
+        filled = [extra.popleft() if place is None and extra else place for place in places]
+        return [*(fragment for fragment in filled if fragment is not None), *extra]
 
     def wait_for_recovery(self, timeout_s: float) -> None:
         """Wait until all recoverable runners are healthy and idle, or until the timeout."""
