@@ -69,8 +69,9 @@ class EnvRunnersSettings:
     rollout_fragment_length: int | Auto = field(
         default="auto",
         check=count,
-        doc="Number of steps of each environment per train batch; 'auto' is train_batch_size "
-        "divided by the number of environments.",
+        doc="Number of steps of each environment per fragment; 'auto' is train_batch_size divided "
+        "by the number of environments. On-policy, a train batch that is a multiple of one fragment "
+        "of every environment consists of several, each a column of its own.",
     )
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = field(
         default="truncate_episodes",

@@ -46,13 +46,15 @@ class Group:
         start: Behaviour | None = None,
         size: int = 3,
         max_in_flight: int = 1,
+        rounds: int = 1,
         **policy: Any,
     ) -> None:
         self.backend = Simulation(behaviour, start)
         self.fleet = Fleet(
             self.backend, dataclasses.replace(POLICY, **policy), size, "Toy-v0", STEPS, 1
         )
-        self.sampling = SyncSampler(self.fleet, size, max_in_flight)
+        self.size = size * rounds
+        self.sampling = SyncSampler(self.fleet, self.size, max_in_flight)
         self.fleet.start()
         self.fleet.wait_until_started()
 
@@ -61,7 +63,7 @@ class Group:
         self.fleet.publish(Weights(version=version, actor=None))
         before = self.fleet.ledger
         batch = self.sampling.next_batch()
-        assert len(batch) == len(self.fleet.members)
+        assert len(batch) == self.size
         assert all(fragment.weights_version == version for fragment in batch)
         after = self.fleet.ledger
         assert after.trained == before.trained + STEPS * len(batch)
@@ -88,6 +90,21 @@ def test_each_runner_does_its_share_with_the_newest_weights_sent_once() -> None:
     assert group.backend.put_versions == [0, 1]
     assert [actor.version for actor in group.backend.actors] == [1, 1, 1]
     assert group.backend.time == 3.0  # all at once: a second to start, one for each batch
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_several_rounds_are_equal_shares_in_order_whatever_the_speed(max_in_flight: int) -> None:
+    group = Group(
+        lambda actor, number: float(actor.worker_index), rounds=2, max_in_flight=max_in_flight
+    )
+    assert group.batch(0) == [(1, 0), (2, 0), (3, 0), (1, 1), (2, 1), (3, 1)]
+    assert group.batch(1) == [(1, 2), (2, 2), (3, 2), (1, 3), (2, 3), (3, 3)]
+    assert not group.fleet.ledger.discarded
+
+
+def test_the_rounds_of_a_dead_runner_are_divided_over_the_others() -> None:
+    group = Group(on(2, 1, DIED), rounds=2)
+    assert group.batch(0) == [(1, 0), (2, 0), (3, 0), (1, 1), (1, 2), (3, 1)]
 
 
 def test_a_dead_runners_share_is_done_by_another_and_it_comes_back() -> None:

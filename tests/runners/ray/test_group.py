@@ -1,6 +1,7 @@
 """Groups of real actors: equal to a runner in this process, and kept going whatever they do."""
 
 import gc
+import dataclasses
 import os
 import signal
 import threading
@@ -185,6 +186,21 @@ def test_actors_sample_what_one_runner_in_this_process_does(env: str, start: Sta
         run.faults["num_env_steps_received_lifetime"]
         == run.faults["num_env_steps_trained_lifetime"]
     )
+
+
+@pytest.mark.allow_key_reuse
+def test_several_fragments_of_each_actor_are_those_of_one_runner_in_order(start: Start) -> None:
+    config = config_for("CartPole-v1").training(train_batch_size=3 * 2 * ENVS * STEPS)
+    run = start(config)
+    weights = weights_of(run.assembly, 0)
+    local = make_env_runner(run.config, num_envs=2 * ENVS, first_env_index=0, num_workers=2)
+    for version in (0, 1):
+        run.group.sync_weights(dataclasses.replace(weights, version=version))
+        local.set_weights(dataclasses.replace(weights, version=version))
+        remote = run.group.next_batch()
+        assert [fragment.worker_index for fragment in remote] == [1, 2] * 3
+        assert_equal(columns(remote), columns([local.sample(STEPS) for _ in range(3)]))
+    local.close()
 
 
 def _seen() -> tuple[list[str], dict[str, str]]:
