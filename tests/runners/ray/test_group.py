@@ -1,7 +1,7 @@
 """Groups of real actors: equal to a runner in this process, and kept going whatever they do."""
 
-import gc
 import dataclasses
+import gc
 import os
 import signal
 import threading
