@@ -118,7 +118,8 @@ def _flatten_session(session: Mapping[str, Any], *, is_first: bool) -> dict[str,
     if "xla_flags" in session:
         flat["XLA_FLAGS"] = session["xla_flags"]
     for group, label in _LABELS.items():
-        flat.update({label.format(name): v for name, v in session.get(group, {}).items()})
+        entries = unify_numbers(dict(session.get(group, {})))
+        flat.update({label.format(name): value for name, value in entries.items()})
     if GIT in session:
         flat[GIT] = _describe_git(session[GIT])
     return flat

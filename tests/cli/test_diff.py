@@ -10,7 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxrl.cli.app import app
-from jaxrl.cli.comparison import compare_result, compare_results, compare_settings
+from jaxrl.cli.comparison import (
+    compare_result,
+    compare_results,
+    compare_sessions,
+    compare_settings,
+)
 from tests.helpers import small
 
 
@@ -198,3 +203,10 @@ class TestComparison:
         found = compare_results(rows(1, 2, 3), changed)
         assert found.iteration == 3
         assert [d.name for d in found.differences] == ["x", "y"]
+
+
+def test_a_whole_number_is_the_same_as_a_float() -> None:
+    """A manifest that was read has integers where one that is made has floats."""
+    sessions = [[{"iteration": 0, "compile_options": {"limit": x}}] for x in (4, 4.0, 4.5)]
+    assert compare_sessions(sessions[0], sessions[1]) == []
+    assert len(compare_sessions(sessions[0], sessions[2])) == 1
