@@ -142,8 +142,12 @@ def not_a_connector() -> Any:
         ),
         ({"env_to_module_connector": swaps}, ["ObservationConnectors", "got Swap"]),
         (
-            {"module_to_env_connector": lambda space, config: Swap()},
-            ["module_to_env_connector", "a function of no arguments", "(space, config)"],
+            {"module_to_env_connector": lambda space, config, seed, more: Swap()},
+            [
+                "module_to_env_connector",
+                "a function of no arguments",
+                "(space, config, seed, more)",
+            ],
         ),
         ({"module_to_env_connector": LearnerConnector}, ["ActionConnectors", "LearnerConnector"]),
     ],
