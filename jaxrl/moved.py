@@ -175,7 +175,8 @@ class _OldNameFinder(MetaPathFinder, Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         new = find_new_name(spec.name)
         assert new is not None
-        warnings.warn(f"{spec.name} is now {new}", DeprecationWarning, stacklevel=2)
+        if not _is_package_of_rllib(spec.name.removeprefix("jaxrl.")):
+            warnings.warn(f"{spec.name} is now {new}", DeprecationWarning, stacklevel=2)
         module = importlib.import_module(new)
         self._specs[spec.name] = module.__spec__
         return module
@@ -264,6 +265,11 @@ def _is_in_rllib(below: str) -> bool:
     while below and below not in RLLIB_PACKAGES:
         below = below.rpartition(".")[0]
     return bool(below)
+
+
+def _is_package_of_rllib(below: str) -> bool:
+    """Return whether RLlib has a package of this name, so that it is no old name to warn of."""
+    return any(name.startswith(f"{below}.") for name in RLLIB_PACKAGES)
 
 
 class _ParentLoader(Loader):

@@ -36,7 +36,6 @@ MISSING = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:jaxrl.core.rl_module is now:DeprecationWarning")
 @pytest.mark.parametrize("path", FOUND)
 def test_rllibs_path_leads_to_the_class_here(path: str) -> None:
     module, name = path.split(":")

@@ -120,7 +120,6 @@ def test_taxi_on_the_host() -> None:
         algo.evaluate()
 
 
-@pytest.mark.filterwarnings("ignore:jaxrl.core.rl_module is now:DeprecationWarning")
 def test_key_concepts_of_the_new_stack() -> None:
     from jaxrl.algorithms.ppo import PPOConfig
     from jaxrl.core.columns import Columns
