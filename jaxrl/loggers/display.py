@@ -280,6 +280,9 @@ class LiveDisplay:
         content = Text(
             f"{text.format_number(results.get_env_steps(status.result))}   iteration {iteration}"
         )
+        stage = text.format_stage(status.result)
+        if stage:
+            content.append(f"   {stage}")
         if status.steps_per_s:
             content.append(f"   {text.format_rate(status.steps_per_s)} steps/s", style="bold")
         return content

@@ -117,10 +117,19 @@ def format_returns(stats: Mapping[str, object]) -> str | None:
     return format_number(mean) + band
 
 
+def format_stage(result: results.Result) -> str:
+    """Format the stage of a curriculum as in the result: `stage 2`; empty without stages."""
+    stage = results.get_number(result, "curriculum/stage")
+    return "" if stage is None else f"stage {format_number(stage)}"
+
+
 def format_line(result: results.Result, steps_per_s: float | None = None) -> str:
     """Format the result of an iteration as one line for logs."""
     parts = [f"iteration {format_number(results.get_number(result, results.ITERATION) or 0)}"]
     parts.append(f"steps {format_number(results.get_env_steps(result))}")
+    stage = format_stage(result)
+    if stage:
+        parts.append(stage)
     stats = metrics.lookup(result, "env_runners")
     band = format_returns(stats) if isinstance(stats, Mapping) else None
     parts.append(f"return {band}" if band else "no episode has ended yet")

@@ -187,6 +187,12 @@ class TestText:
             "NONFINITE UPDATES 3"
         )
 
+    def test_the_stage_of_a_curriculum_is_that_of_the_result(self) -> None:
+        row = result(2, curriculum={"stage": 1, "task": {"size": 8}})
+        assert "steps 200  stage 1  return 41" in text.format_line(row)
+        for without in ({}, {"curriculum": {"task": {"size": 8}}}):  # of env_task_fn
+            assert "stage" not in text.format_line(result(2, **without))
+
     def test_a_run_in_which_no_episode_ended(self) -> None:
         assert "no episode has ended yet" in text.format_line(
             {"training_iteration": 1, "env_runners": {}}
@@ -262,14 +268,15 @@ class TestLive:
             clock.now += 2.0
             display.update(evaluated(i, 33.0))
         trouble = {"num_nonfinite_env_steps": 4}
-        display.update({**evaluated(5, 44.0), "fault_tolerance": trouble})
+        more = {"fault_tolerance": trouble, "curriculum": {"stage": 3, "task": None}}
+        display.update({**evaluated(5, 44.0), **more})
         shown = self.screen(display, console)
         for words in (
             "PPO on X",
             "training",
             " 50%",
             "num_env_steps_sampled_lifetime 500 of 1,000",
-            "iteration 5",
+            "iteration 5   stage 3",
             "50 steps/s",
             "102.5 (9 to 500)",
             "▁▃▅▆█",
