@@ -103,6 +103,18 @@ def test_defaults_as_a_dictionary() -> None:
         assert algo.config.lr == 0.01
 
 
+def test_defaults_of_an_algorithms_module() -> None:
+    from jaxrl.algorithms.dqn.dqn import DEFAULT_CONFIG as DQN_DEFAULTS
+    from jaxrl.algorithms.ppo import DEFAULT_CONFIG, PPOConfig
+
+    DEFAULT_CONFIG["lr"] = 0.5  # every import has a dictionary of its own
+    assert PPOConfig().lr != 0.5
+    assert PPOConfig.from_dict(DEFAULT_CONFIG).lr == 0.5
+    assert "double_q" in DQN_DEFAULTS
+    with pytest.raises(ImportError, match="no counterpart"):
+        exec("from jaxrl.algorithms.algorithm import DEFAULT_CONFIG")
+
+
 def test_taxi_on_the_host() -> None:
     from jaxrl.algorithms.ppo import PPOConfig
 
@@ -136,6 +148,38 @@ def test_key_concepts_of_the_new_stack() -> None:
     assert Columns.OBS == "obs"
     with PPOConfig().environment("CartPole-v1").update_from_dict(QUIET).build() as algo:
         assert isinstance(algo.get_module(), RLModule)
+
+
+def test_a_gpu_that_is_not_there_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    from jaxrl.algorithms.ppo import PPOConfig
+    from jaxrl.runtime import devices
+
+    config = PPOConfig().environment("CartPole-v1").resources(num_gpus=0.25)
+    devices._warn_once.cache_clear()
+    with config.update_from_dict(QUIET).build():
+        assert caplog.text.count("num_gpus_per_learner=0.25, but JAX has no GPU here") == 1
+
+
+@OLD_NAMES
+def test_runners_say_where_the_weights_are() -> None:
+    from jaxrl.algorithms.dqn import DQNConfig
+
+    config = DQNConfig().environment("CartPole-v1").update_from_dict({"loggers": []})
+    for placement in ("in_graph", "host"):
+        with config.copy().env_runners(placement=placement).build() as algo:
+            numbers = algo.workers.foreach_worker_with_id(lambda index, _: index)
+            assert len(numbers) == 1
+            with pytest.raises(AttributeError, match=r"algorithm.get_weights\(\)"):
+                algo.workers.foreach_worker(lambda worker: worker.get_policy().get_weights())
+
+
+def test_games_that_the_emulator_no_longer_has() -> None:
+    from jaxrl.algorithms.ppo import PPOConfig
+    from jaxrl.errors import UnknownNameError
+
+    pytest.importorskip("ale_py")
+    with pytest.raises(UnknownNameError, match="Did you mean 'ALE/Pong-v5'"):
+        PPOConfig().environment("PongDeterministic-v4").build()
 
 
 def test_weights_and_modules_say_what_to_write() -> None:

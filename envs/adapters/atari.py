@@ -36,6 +36,11 @@ def is_atari_id(env_id: str) -> bool:
     return _ID.fullmatch(env_id) is not None
 
 
+def find_current_id(env_id: str) -> str:
+    """Return the id of today's ale_py for a variant of a game that it has dropped, else the id."""
+    return re.sub(r"^(\w+?)(NoFrameskip|Deterministic)-v\d+$", r"ALE/\1-v5", env_id)
+
+
 def is_atari_spec(spec: EnvSpec) -> bool:
     """Return whether an entry of gymnasium's registry is one of ale_py's."""
     return isinstance(spec.entry_point, str) and spec.entry_point.startswith("ale_py")

@@ -289,7 +289,7 @@ def _find_spec(env_id: str, name: str) -> EnvSpec:
 
 
 def _raise_unknown(bare: str, name: str) -> NoReturn:
-    hint = did_you_mean(bare, gymnasium.registry)
+    hint = did_you_mean(atari.find_current_id(bare), gymnasium.registry)
     raise UnknownNameError(
         f"Gymnasium has no environment {name!r}.{hint} If a package registers it, prefix that: "
         f"'gymnasium:package:{bare}'."

@@ -13,6 +13,11 @@ from jaxrl.errors import JaxrlError
 _UsageError: Any = typer.BadParameter.__base__
 """Base class of usage errors in the click that typer uses, vendored or installed."""
 _VERBOSITY = "jaxrl.verbosity"
+_TRAIN_DEFAULT = "Pass settings as in --set lr=3e-4"
+_TRAIN_ADVICE = dict.fromkeys(
+    ("--framework", "--torch", "--eager", "--trace"), "JAX computes here, as always: leave it out"
+)
+"""Answers to unknown options of `jaxrl train`, by the option."""
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
@@ -31,7 +36,7 @@ class ErrorGroup(TyperGroup):
         except _UsageError as error:
             if _is_unknown_option(error, "train"):
                 error.possibilities = None
-                error.message += ". Pass settings as in --set lr=3e-4"
+                error.message += f". {_TRAIN_ADVICE.get(error.option_name, _TRAIN_DEFAULT)}"
             raise
         except SystemExit as error:  # raised by a user callback
             for line in get_notes(error):

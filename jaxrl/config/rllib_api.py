@@ -229,6 +229,7 @@ RENAMED_METHODS: Mapping[str, Mapping[str, str]] = {
     },
     "runner_group": {
         "foreach_worker": "foreach_env_runner",
+        "foreach_worker_with_id": "foreach_env_runner_with_index",
         "num_healthy_remote_workers": "num_healthy_env_runners",
     },
     "config": {"from_state": "from_dict", "get_state": "to_dict", "serialize": "to_dict"},
@@ -236,6 +237,7 @@ RENAMED_METHODS: Mapping[str, Mapping[str, str]] = {
 }
 """Methods and attributes of RLlib's objects that have another name here."""
 
+_POLICY_OF_RUNNER = "algorithm.get_weights() are the weights that every runner acts with"
 METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
     "algorithm": {
         "add_module": "multi-agent training is not supported in this version",
@@ -327,6 +329,8 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         "stop": "algorithm.stop() stops the runners as well",
     },
     "compiled_runner": {
+        "get_policy": _POLICY_OF_RUNNER,
+        "policy_map": _POLICY_OF_RUNNER,
         "sample": "environments are part of the compiled program: train() samples and learns",
         "get_metrics": "train() returns the result",
         "get_state": "algorithm.get_state() is the state of the run",
@@ -336,6 +340,7 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         "vector": "placement='host' steps environments from Python",
         "stop": "algorithm.stop() ends the run",
     },
+    "env_runner": {"get_policy": _POLICY_OF_RUNNER, "policy_map": _POLICY_OF_RUNNER},
     "policy": {
         "compute_actions": "algorithm.compute_actions(observations) takes several observations",
         "compute_log_likelihoods": "use algorithm.get_module().action_dist(...).log_prob(action)",
@@ -510,6 +515,7 @@ _ALGORITHM_BY_CLASS = {
     "Impala": "IMPALA",
 }
 """Algorithms by the names of RLlib's classes, without `Config` and `Trainer`."""
+_ALGORITHM_BY_MODULE = {name.lower(): name for name in ALGORITHMS}
 
 
 _MOVED_BY_NAME = {path.rpartition(".")[2]: new for path, new in MOVED_NAMES.items()}
@@ -522,9 +528,18 @@ def load_counterpart(path: str) -> object:
         ImportError: If the name has no counterpart; the message says what to use instead.
     """
     new = find_counterpart(path)
+    algorithm = _ALGORITHM_BY_MODULE.get(path.rpartition(".")[0].rpartition(".")[2])
+    if new is None and path.endswith(".DEFAULT_CONFIG") and algorithm is not None:
+        config = find_counterpart(f"{RLLIB}.{algorithm}Config")
+        assert config is not None
+        return _load(config)().to_dict()
     if new is None:
         raise ImportError(f"{path} has no counterpart in jaxrl: {advise_on_name(path)}.")
-    module, _, name = new.rpartition(".")
+    return _load(new)
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int
 from jaxrl.assembly.assemble import make_env, make_policy_step
 from jaxrl.assembly.connector_env import Spaces, get_rllib_spaces
 from jaxrl.callbacks import CallbackList
+from jaxrl.config.rllib_api import get_former_attribute
 from jaxrl.core.types import PyTree
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import HostFault, HostVector, MadeHostEnv
@@ -139,6 +140,11 @@ class EnvRunner:
         self.weights_version = weights.version
         if weights.task is not None:
             self.set_task(weights.task)
+
+    if not TYPE_CHECKING:  # hidden from the type checker, which would accept any attribute
+
+        def __getattr__(self, name: str) -> object:
+            return get_former_attribute(self, "env_runner", name)
 
     def set_task(self, task: PyTree) -> None:
         """Change the task of the environments; see `HostVector.set_task`."""

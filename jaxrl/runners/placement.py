@@ -14,7 +14,7 @@ from jaxrl.core.types import Device, PyTree
 from jaxrl.errors import ConfigError
 from jaxrl.learners.microbatches import get_num_microbatches
 from jaxrl.runners.host_replay import get_host_device
-from jaxrl.runtime.devices import get_memory_limit, warn_about_unused_cores
+from jaxrl.runtime.devices import get_memory_limit, warn_about_unused_cores, warn_without_gpu
 from jaxrl.training.rollout import make_blank_rollout
 from jaxrl.training.train_state import TrainState
 
@@ -47,6 +47,7 @@ def choose_devices(
         return devices[
             :1
         ], f"{number} learner process{'es' * (number > 1)}, as set by num_learners."
+    warn_without_gpu(config.learners_settings.num_gpus_per_learner)
     index = config.learners_settings.local_device_idx
     if index is not None:
         if index >= len(devices):

@@ -95,6 +95,15 @@ def warn_about_unused_cores(choose_num_devices: Callable[[int], int]) -> None:
         _warn_once(_format_too_late(found))
 
 
+def warn_without_gpu(num_gpus: float) -> None:
+    """Warn, once per process, of GPUs that a learner in this process asks for and JAX lacks."""
+    if num_gpus and jax.default_backend() == "cpu":
+        _warn_once(
+            f"num_gpus_per_learner={num_gpus:g}, but JAX has no GPU here, so the run uses the CPU: "
+            "install the extra 'cuda12', or leave it out."
+        )
+
+
 def _format_too_late(found: int) -> str:
     return (
         f"JAX had started before the first build, so the CPU stays {found} device(s); build "
