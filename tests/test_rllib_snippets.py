@@ -167,8 +167,8 @@ def test_runners_say_where_the_weights_are() -> None:
     config = DQNConfig().environment("CartPole-v1").update_from_dict({"loggers": []})
     for placement in ("in_graph", "host"):
         with config.copy().env_runners(placement=placement).build() as algo:
-            numbers = algo.workers.foreach_worker_with_id(lambda index, _: index)
-            assert len(numbers) == 1
+            with pytest.raises(AttributeError, match="foreach_env_runner_with_index passes"):
+                algo.workers.foreach_worker_with_id(lambda index, _: index)
             with pytest.raises(AttributeError, match=r"algorithm.get_weights\(\)"):
                 algo.workers.foreach_worker(lambda worker: worker.get_policy().get_weights())
 

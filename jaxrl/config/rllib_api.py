@@ -153,6 +153,10 @@ NAME_ADVICE: Mapping[str, str] = {
     "GeneralAdvantageEstimation": "the learner computes it: training(gamma=..., lambda_=...)",
     "ModuleToAgentUnmapping": "multi-agent training is not supported in this version",
     "NormalizeAndClipActions": "set environment(normalize_actions=..., clip_actions=...)",
+    "get_preprocessor": (
+        "connectors prepare observations: algorithm.compute_single_action(obs) takes them as the "
+        "environment returns them"
+    ),
     "make_multi_callbacks": "pass the classes as a list: callbacks([First, Second])",
     "ModelCatalog": "pass the network itself: rl_module(network=...), see the guide Custom modules",
     **dict.fromkeys(
@@ -229,7 +233,6 @@ RENAMED_METHODS: Mapping[str, Mapping[str, str]] = {
     },
     "runner_group": {
         "foreach_worker": "foreach_env_runner",
-        "foreach_worker_with_id": "foreach_env_runner_with_index",
         "num_healthy_remote_workers": "num_healthy_env_runners",
     },
     "config": {"from_state": "from_dict", "get_state": "to_dict", "serialize": "to_dict"},
@@ -316,6 +319,10 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         "update_from_batch": "override update(state, batch, progress, key)",
     },
     "runner_group": {
+        "foreach_worker_with_id": (
+            "foreach_env_runner_with_index passes (index, env_runner) and returns pairs of the "
+            "index and the result"
+        ),
         "foreach_worker_with_index": "foreach_env_runner_with_index passes (index, env_runner)",
         "foreach_env": "foreach_env_runner passes each runner, which has the environments",
         "foreach_policy": "algorithm.get_module() returns the module, get_weights() its weights",

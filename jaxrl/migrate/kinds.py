@@ -29,7 +29,8 @@ class Kind:
 
     Attributes:
         name: Kind: "config", "config dict", "stop", "algorithm", "result", "saved", "policy",
-            "runner_group", "learner", "tuner", "analysis", "dataframe", "episode", "own dict" or others.
+            "runner_group", "env_runner", "learner", "tuner", "analysis", "dataframe", "episode",
+            "own dict" or others.
         algo: Name of the algorithm, None if it is unknown.
     """
 
@@ -88,7 +89,11 @@ _HOOK_ARGUMENT_KINDS: Mapping[str, str] = {
     "trainer": "algorithm",
     "result": "result",
     "episode": "episode",
+    "worker": "env_runner",
+    "env_runner": "env_runner",
 }
+_INDEX_FIRST = ("foreach_worker_with_id", "foreach_env_runner_with_index")
+"""Methods whose function receives the number of the runner before the runner."""
 _COPIES = ("copy.copy", "copy.deepcopy")
 
 
@@ -360,12 +365,26 @@ class Facts:
             if kind := self.get_instance_kind(annotation):
                 return kind
         function = next(p for p in self.get_parents(node) if not isinstance(p, cst.Parameters))
+        if isinstance(function, cst.Lambda):
+            return self._infer_runner(node, function)
         if isinstance(function, cst.FunctionDef) and self.is_hook(function):
             name = _HOOK_ARGUMENT_KINDS.get(node.name.value)
             return None if name is None else Kind(name)
         if node.name.value == "self" and self.is_learner_method(function):
             return Kind("learner")
         return None
+
+    def _infer_runner(self, node: cst.Param, function: cst.Lambda) -> Kind | None:
+        """Return the kind of a parameter of `workers.foreach_worker(lambda worker: ...)`."""
+        call = next((p for p in self.get_parents(function) if not isinstance(p, cst.Arg)), None)
+        if not isinstance(call, cst.Call) or not isinstance(call.func, cst.Attribute):
+            return None
+        owner = self.get_kind(call.func.value)
+        if owner is None or owner.name != "runner_group":
+            return None
+        has_index_first = call.func.attr.value in _INDEX_FIRST
+        is_runner = node in function.params.params[int(has_index_first) :][:1]
+        return Kind("env_runner") if is_runner else None
 
     def is_hook(self, function: cst.FunctionDef) -> bool:
         """Return whether a function is a hook of a class of callbacks."""

@@ -21,6 +21,18 @@ TUNE_RUNNERS = ("ray.tune.run", "ray.tune.Tuner", "ray.tune.tuner.Tuner", "ray.t
 TRAINABLE_LOOKUPS = ("ray.tune.registry.get_trainable_cls", "ray.tune.with_resources")
 TRAINABLE_METHODS = ("get_default_config", "default_resource_request", "resource_help")
 """Methods that the class of an algorithm has, as a Trainable of Ray Tune."""
+
+
+def is_trainable(node: cst.ClassDef) -> bool:
+    """Return whether a class overrides methods of a Trainable alone, as the class here can."""
+    statements = node.body.body
+    return any(isinstance(each, cst.FunctionDef) for each in statements) and all(
+        each.name.value in TRAINABLE_METHODS
+        for each in statements
+        if isinstance(each, cst.FunctionDef)
+    )
+
+
 _OWNERS = {"runner_group": "env_runner_group"}
 
 

@@ -27,7 +27,7 @@ from jaxrl.migrate.nodes import (
     read_string,
     to_code,
 )
-from jaxrl.migrate.objects import ObjectRules
+from jaxrl.migrate.objects import ObjectRules, is_trainable
 from jaxrl.migrate.report import Ledger, Migration
 from jaxrl.migrate.results import ResultRules
 from jaxrl.migrate.settings import MovedArgs, SettingsRules, merge_moved
@@ -323,7 +323,8 @@ class _Rewriter(cst.CSTTransformer):
         for base in original_node.bases:
             path = self._facts.get_import_path(base.value) or ""
             algo = self._facts.get_algorithm(base.value)
-            if algo is not None and path.startswith(RLLIB) and not path.endswith("Config"):
+            is_algorithm = algo is not None and path.startswith(RLLIB)
+            if is_algorithm and not path.endswith("Config") and not is_trainable(original_node):
                 advice = f"subclass jaxrl.Algorithm and pass it: {algo}Config(algo_class=...)"
                 name = path.rpartition(".")[2]
                 self._context.by_hand(base, "algorithm", f"a subclass of {name}", advice)

@@ -330,6 +330,15 @@ def test_an_unclear_constructor_and_a_subclass_are_listed() -> None:
     assert "-> Algorithm" in new(code)
 
 
+def test_a_subclass_with_resources_of_its_own_is_a_trainable_here_too() -> None:
+    head = "from ray.rllib.algorithms.ppo import PPO\nclass Mine(PPO):\n"
+    resources = (
+        "    @classmethod\n    def default_resource_request(cls, config):\n        return 1\n"
+    )
+    assert by_hand(head + resources) == []
+    assert by_hand(f"{head}{resources}    def training_step(self):\n        return {{}}\n")
+
+
 RESULTS = {
     'r["episode_reward_mean"]': 'r["env_runners"]["episode_return_mean"]',
     "r['sampler_results']['episode_len_mean']": "r['env_runners']['episode_len_mean']",
@@ -425,6 +434,22 @@ def test_methods_without_a_counterpart_are_listed() -> None:
     found = by_hand(code)
     assert [line for line, _, _ in found] == [3, 4, 5, 6]
     assert "get_module()" in found[0][2]
+
+
+def test_runners_that_a_function_is_called_with() -> None:
+    code = (
+        f"{PPO}algo = PPOConfig().build()\n"
+        "algo.workers.foreach_worker(lambda worker: worker.get_policy())\n"
+        "algo.workers.foreach_worker_with_id(lambda i, worker: worker.get_policy())\n"
+        "algo.workers.foreach_worker(lambda worker, i=2: i.get_policy())\n"
+        "sorted([], key=lambda worker: worker.get_policy())\n"
+    )
+    found = sorted((line, what) for line, what, _ in by_hand(code))
+    assert found == [
+        (3, "env_runner.get_policy()"),
+        (4, "env_runner.get_policy()"),
+        (4, "env_runner_group.foreach_worker_with_id()"),
+    ]
 
 
 def test_callbacks() -> None:

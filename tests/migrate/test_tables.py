@@ -15,6 +15,7 @@ from jaxrl.episodes import SingleAgentEpisode
 from jaxrl.learners.base import BaseLearner
 from jaxrl.metrics import KNOWN_KEYS, OPEN_PREFIXES, RENAMED_KEYS
 from jaxrl.runners.compiled_runner import CompiledEnvRunner
+from jaxrl.runners.env_runner import EnvRunner
 from jaxrl.runners.ray.group import RayEnvRunnerGroup
 
 
@@ -60,6 +61,7 @@ def test_advised_methods_are_those_that_are_missing() -> None:
         "algorithm": Algorithm,
         "compiled_runner": CompiledEnvRunner,
         "runner_group": type("Local", (), {}),
+        "env_runner": EnvRunner,
         "policy": Policy,
         "config": AlgorithmConfig,
         "episode": SingleAgentEpisode(),
