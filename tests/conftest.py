@@ -1,5 +1,6 @@
 """Conditions of every test: eight host devices, no silent broadcast, no reused key or stray file."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +10,31 @@ _DEVICES = "--xla_force_host_platform_device_count"
 if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=8".strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # `JAX_PLATFORMS=cuda,cpu make test` takes the GPU
+_CACHE_BYTES = 2 * 1024**3
+
+
+def _remove_oldest(folder: Path, max_bytes: int) -> None:
+    """Remove the oldest files of a folder until the others are of so many bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    newest_first = sorted(folder.iterdir(), key=lambda file: -file.stat().st_mtime)
+    for file in newest_first:
+        max_bytes -= file.stat().st_size
+        if max_bytes < 0:
+            file.unlink(missing_ok=True)
+
+
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
-        Path(__file__).parent.parent / ".pytest_cache" / "jax"
-    )
-    # Bounded means locked: without a size, two workers read each other's half-written entries.
-    os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2 * 1024**3)
+    _cache = Path(__file__).parent.parent / ".pytest_cache" / "jax"
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # One writer, so without a size, for which JAX reads all dates under a lock at each entry.
+        _cache = _cache.with_name(f"jax-{os.environ['PYTEST_XDIST_WORKER']}")
+        _remove_oldest(_cache, _CACHE_BYTES)
+    else:  # Bounded means locked: actors would read each other's half-written entries.
+        os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(_CACHE_BYTES)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_cache)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+# Programs are lowered sooner if their instructions do not tell which lines they are from.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 os.environ.setdefault("MPLBACKEND", "agg")
 # The key that checkpoints are signed with, also those of fixtures that outlive a test.
 os.environ["XDG_STATE_HOME"] = str(Path(__file__).parent.parent / ".pytest_cache" / "state")
@@ -62,8 +81,15 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _ray_is_small_and_shared(request: pytest.FixtureRequest) -> None:
     """Starts the one Ray before any test marked `ray`: none may start one of its own."""
-    if "ray" in request.keywords:
+    if request.node.get_closest_marker("ray") is not None:  # not: in a folder of this name
         request.getfixturevalue("ray_cluster")
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules out of garbage collection, and look through all other objects less often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(700, 10, 50)
 
 
 @pytest.hookimpl(tryfirst=True)
