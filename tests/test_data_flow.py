@@ -64,15 +64,16 @@ def make(algo_class: type[Algorithm] | None, algo: str = "PPO", **training: Any)
 APPO = {"circular_buffer_num_batches": 2, "circular_buffer_iterations_per_batch": 2}
 
 
+@pytest.mark.representatives("PPO-in_graph", "PPO-host", "DQN-in_graph")
 @pytest.mark.parametrize("placement", ["in_graph", "host"])
 @pytest.mark.parametrize(
     ("algo", "training", "classes"),
     [
-        ("PPO", {}, (OnPolicy, OnPolicyFlow)),
+        pytest.param("PPO", {}, (OnPolicy, OnPolicyFlow), id="PPO"),
         pytest.param("DQN", {}, (Buffered, BufferedFlow), id="DQN"),
-        pytest.param("APPO", APPO, (Buffered, BufferedFlow), marks=pytest.mark.slow),
-        pytest.param("SAC", {}, (Buffered, BufferedFlow), marks=pytest.mark.slow),
-        pytest.param("IMPALA", {}, (OnPolicy, OnPolicyFlow), marks=pytest.mark.slow),
+        pytest.param("APPO", APPO, (Buffered, BufferedFlow), id="APPO"),
+        pytest.param("SAC", {}, (Buffered, BufferedFlow), id="SAC"),
+        pytest.param("IMPALA", {}, (OnPolicy, OnPolicyFlow), id="IMPALA"),
     ],
 )
 def test_the_pieces_are_the_built_in_step(
@@ -96,15 +97,17 @@ def test_the_pieces_are_the_built_in_step(
         assert sampled == pytest.approx(want, nan_ok=True)
 
 
-@pytest.mark.parametrize("algo_class", [OnPolicy, OnPolicyFlow])
-def test_two_devices_equal_one(algo_class: type[Algorithm]) -> None:
+def test_two_devices_equal_one() -> None:
     states = []
-    for devices in (1, 2):
+    for algo_class, devices in ((OnPolicy, 1), (OnPolicy, 2), (OnPolicyFlow, 2)):
         config = make(algo_class).learners(num_devices=devices, num_shards=2)
         with config.build() as algorithm:
             algorithm.train()
             states.append(algorithm.get_weights())
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), *states)
+    for state in states[1:]:
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), states[0], state
+        )
 
 
 @pytest.mark.slow
@@ -221,6 +224,7 @@ class Mixed(Algorithm):
         return super().training_step()
 
 
+@pytest.mark.representatives("in_graph")
 @pytest.mark.parametrize("placement", ["in_graph", "host"])
 def test_pieces_and_the_built_in_step(placement: str) -> None:
     with make(Mixed).env_runners(placement=placement).build() as algorithm:

@@ -124,6 +124,7 @@ def test_another_state_is_found_without_any_results(copy: Path, tmp_path: Path) 
     assert "--iterations 3" in err
 
 
+@pytest.mark.representatives("DQN")
 @pytest.mark.parametrize("algo", ["PPO", "DQN"])
 def test_a_run_resumed_bit_exactly_is_replayed_in_one_piece(algo: str, tmp_path: Path) -> None:
     run = train(small(algo, gamma=0.9), tmp_path / "run", 2)
