@@ -430,6 +430,7 @@ def test_a_compiled_step_is_checked_before_anything_is_compiled() -> None:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.representatives("runners", "learners")
 @pytest.mark.parametrize("where", ["runners", "learners", "learners in graph"])
 def test_actors_take_the_same_steps(where: str) -> None:
     """Runner actors, learner actors on their data, and learner actors that step environments."""
