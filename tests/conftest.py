@@ -23,15 +23,17 @@ def _remove_oldest(folder: Path, max_bytes: int) -> None:
             file.unlink(missing_ok=True)
 
 
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    _cache = Path(__file__).parent.parent / ".pytest_cache" / "jax"
-    if "PYTEST_XDIST_WORKER" in os.environ:
+_FOLDER, _SIZE = "JAX_COMPILATION_CACHE_DIR", "JAX_COMPILATION_CACHE_MAX_SIZE"
+_cache = Path(__file__).parent.parent / ".pytest_cache" / "jax"
+if os.environ.setdefault(_FOLDER, str(_cache)) == str(_cache):
+    if "PYTEST_XDIST_WORKER" in os.environ:  # which has the variables of the process that began it
         # One writer, so without a size, for which JAX reads all dates under a lock at each entry.
         _cache = _cache.with_name(f"jax-{os.environ['PYTEST_XDIST_WORKER']}")
         _remove_oldest(_cache, _CACHE_BYTES)
+        os.environ[_FOLDER] = str(_cache)
+        os.environ.pop(_SIZE, None)
     else:  # Bounded means locked: actors would read each other's half-written entries.
-        os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(_CACHE_BYTES)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_cache)
+        os.environ[_SIZE] = str(_CACHE_BYTES)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 # Programs are lowered sooner if their instructions do not tell which lines they are from.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
