@@ -232,7 +232,7 @@ def _load_rllib_name(module: str, name: str) -> object:
     Raises:
         ImportError: If there is no counterpart; the message says what to write instead.
     """
-    table = importlib.import_module("jaxrl.config.rllib_api")  # by name: it is a higher layer
+    table = importlib.import_module("jaxrl.config.rllib_modules")  # by name: it is a higher layer
     return table.load_counterpart(f"ray.rllib.{module.removeprefix('jaxrl.')}.{name}")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import libcst as cst
 from libcst.helpers import get_full_name_for_node
 
-from jaxrl.config.rllib_api import (
+from jaxrl.config.rllib_modules import (
     DECORATORS,
     MOVED_RAY_NAMES,
     RLLIB,

@@ -18,7 +18,7 @@ from libcst.metadata import (
 )
 
 import jaxrl
-from jaxrl.config.rllib_api import RLLIB, find_counterpart
+from jaxrl.config.rllib_modules import RLLIB, find_counterpart
 from jaxrl.config.rllib_names import REFUSED, RENAMED
 from jaxrl.migrate.nodes import Returns, SelfAssignments, is_dotted_name, is_self, read_string
 

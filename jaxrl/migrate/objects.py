@@ -5,13 +5,12 @@ import libcst as cst
 import jaxrl
 from jaxrl.algorithm import Algorithm
 from jaxrl.config.rllib_api import (
-    ALGORITHM_ADVICE,
     LEARNER_HOOKS,
     METHOD_ADVICE,
     RENAMED_METHODS,
     REWRITTEN_EPISODE_ATTRIBUTES,
-    RLLIB,
 )
+from jaxrl.config.rllib_modules import ALGORITHM_ADVICE, RLLIB
 from jaxrl.errors import did_you_mean
 from jaxrl.migrate.context import Context, NeededImport
 from jaxrl.migrate.kinds import Kind

@@ -11,7 +11,7 @@ import yaml
 from jaxrl.config.imports import Trust, restrict_imports
 from jaxrl.config.load import EXPERIMENT_KEYS, experiment_from_dict, parse_text, parse_yaml_value
 from jaxrl.config.registry import list_algorithms
-from jaxrl.config.rllib_api import ALGORITHM_ADVICE
+from jaxrl.config.rllib_modules import ALGORITHM_ADVICE
 from jaxrl.config.sweep import is_sweep
 from jaxrl.errors import CheckpointError, ConfigError, JaxrlError
 from jaxrl.migrate.report import Kind, Ledger, Migration

@@ -1,0 +1,292 @@
+"""RLlib's modules, classes and functions, and what they are called here."""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl.core.algorithms import ALGORITHMS
+
+RLLIB = "ray.rllib"
+
+MOVED_NAMES: Mapping[str, str] = {
+    "algorithms.algorithm.Algorithm": "jaxrl.Algorithm",
+    "algorithms.algorithm_config.AlgorithmConfig": "jaxrl.AlgorithmConfig",
+    "algorithms.callbacks.DefaultCallbacks": "jaxrl.callbacks.Callbacks",
+    "algorithms.callbacks.MemoryTrackingCallbacks": "jaxrl.callbacks.MemoryTrackingCallbacks",
+    "callbacks.callbacks.RLlibCallback": "jaxrl.callbacks.Callbacks",
+    "connectors.env_to_module.FlattenObservations": "jaxrl.connectors.FlattenObservations",
+    "connectors.env_to_module.FrameStackingEnvToModule": "jaxrl.connectors.FrameStacking",
+    "connectors.env_to_module.MeanStdFilter": "jaxrl.connectors.MeanStdFilter",
+    "connectors.env_to_module.PrevActionsPrevRewards": "jaxrl.connectors.PrevActionsPrevRewards",
+    **{
+        f"connectors.{package}.{name}": f"jaxrl.connectors.rllib_pieces.{name}"
+        for package, names in {
+            "env_to_module": (
+                "AddObservationsFromEpisodesToBatch",
+                "AddStatesFromEpisodesToBatch",
+                "AddTimeDimToBatchAndZeroPad",
+                "BatchIndividualItems",
+                "NumpyToTensor",
+                "SingleAgentObservationPreprocessor",
+                "WriteObservationsToEpisodes",
+            ),
+            "learner": (
+                "AddColumnsFromEpisodesToTrainBatch",
+                "AddOneTsToEpisodesAndTruncate",
+                "FrameStackingLearner",
+            ),
+            "module_to_env": (
+                "GetActions",
+                "ListifyDataForVectorEnv",
+                "RemoveSingleTsTimeRankFromBatch",
+                "TensorToNumpy",
+                "UnBatchToIndividualItems",
+            ),
+        }.items()
+        for name in names
+    },
+    "env.INPUT_ENV_SINGLE_SPACES": "jaxrl.connectors.rllib_pieces.INPUT_ENV_SINGLE_SPACES",
+    "env.INPUT_ENV_SPACES": "jaxrl.connectors.rllib_pieces.INPUT_ENV_SPACES",
+    "core.DEFAULT_MODULE_ID": "jaxrl.metrics.DEFAULT_MODULE",
+    "core.rl_module.default_model_config.DefaultModelConfig": (
+        "jaxrl.modules.model_config.DefaultModelConfig"
+    ),
+    "core.rl_module.rl_module.RLModule": "jaxrl.RLModule",
+    "core.rl_module.rl_module.RLModuleSpec": "jaxrl.RLModuleSpec",
+    "core.rl_module.rl_module.SingleAgentRLModuleSpec": "jaxrl.RLModuleSpec",
+    "core.columns.Columns": "jaxrl.core.types.Columns",
+    "env.apis.task_settable_env.TaskSettableEnv": "jaxrl.envs.TaskSettableEnv",
+    "env.apis.task_settable_env.TaskType": "jaxrl.core.types.PyTree",
+    "env.env_context.EnvContext": "jaxrl.EnvContext",
+    "env.single_agent_episode.SingleAgentEpisode": "jaxrl.episodes.SingleAgentEpisode",
+    "policy.sample_batch.DEFAULT_POLICY_ID": "jaxrl.metrics.DEFAULT_MODULE",
+    "utils.replay_buffers.ReplayBuffer": "jaxrl.HostReplayBuffer",
+    "utils.replay_buffers.replay_buffer.ReplayBuffer": "jaxrl.HostReplayBuffer",
+    "utils.metrics.ENV_RUNNER_RESULTS": "jaxrl.metrics.ENV_RUNNERS",
+    "utils.metrics.EPISODE_LEN_MAX": "jaxrl.metrics.EPISODE_LEN_MAX",
+    "utils.metrics.EPISODE_LEN_MEAN": "jaxrl.metrics.EPISODE_LEN_MEAN",
+    "utils.metrics.EPISODE_LEN_MIN": "jaxrl.metrics.EPISODE_LEN_MIN",
+    "utils.metrics.EPISODE_RETURN_MAX": "jaxrl.metrics.EPISODE_RETURN_MAX",
+    "utils.metrics.EPISODE_RETURN_MEAN": "jaxrl.metrics.EPISODE_RETURN_MEAN",
+    "utils.metrics.EPISODE_RETURN_MIN": "jaxrl.metrics.EPISODE_RETURN_MIN",
+    "utils.metrics.EVALUATION_RESULTS": "jaxrl.metrics.EVALUATION",
+    "utils.metrics.FAULT_TOLERANCE_STATS": "jaxrl.metrics.FAULT_TOLERANCE",
+    "utils.metrics.LEARNER_RESULTS": "jaxrl.metrics.LEARNERS",
+    "utils.metrics.NUM_ENV_STEPS_SAMPLED_LIFETIME": "jaxrl.metrics.NUM_ENV_STEPS_SAMPLED_LIFETIME",
+    "utils.metrics.NUM_EPISODES": "jaxrl.metrics.NUM_EPISODES",
+    "utils.metrics.REPLAY_BUFFER_RESULTS": "jaxrl.metrics.REPLAY_BUFFER",
+    "utils.metrics.TIMERS": "jaxrl.metrics.TIMERS",
+}
+"""Path below `ray.rllib` of a class, function or constant, mapped to its path here.
+
+RLlib has moved most of them between packages, so that a name counts wherever it is imported from.
+"""
+
+MOVED_RAY_NAMES: Mapping[str, str] = {
+    "ray.tune.register_env": "jaxrl.register_env",
+    "ray.tune.registry.register_env": "jaxrl.register_env",
+    "ray.air.CheckpointConfig": "ray.tune.CheckpointConfig",
+    "ray.air.FailureConfig": "ray.tune.FailureConfig",
+    "ray.air.RunConfig": "ray.tune.RunConfig",
+    "ray.air.config.CheckpointConfig": "ray.tune.CheckpointConfig",
+    "ray.air.config.FailureConfig": "ray.tune.FailureConfig",
+    "ray.air.config.RunConfig": "ray.tune.RunConfig",
+    "ray.train.CheckpointConfig": "ray.tune.CheckpointConfig",
+    "ray.train.FailureConfig": "ray.tune.FailureConfig",
+    "ray.train.RunConfig": "ray.tune.RunConfig",
+}
+"""Names of Ray outside of RLlib that code for RLlib uses, mapped to their current paths."""
+
+DECORATORS = (
+    "DeveloperAPI",
+    "OldAPIStack",
+    "OverrideToImplementCustomLogic",
+    "OverrideToImplementCustomLogic_CallToSuperRecommended",
+    "PublicAPI",
+    "override",
+)
+"""Decorators of `ray.rllib.utils.annotations`, which change nothing at run time."""
+
+_OFFLINE_ALGORITHMS = ("BC", "CQL", "CRR", "DT", "IQL", "MARWIL")
+_MULTI_AGENT_ALGORITHMS = ("AlphaStar", "MADDPG", "QMIX")
+ALGORITHM_ADVICE: Mapping[str, str] = {
+    **dict.fromkeys(
+        _OFFLINE_ALGORITHMS, "training from offline data is not supported in this version"
+    ),
+    **dict.fromkeys(
+        _MULTI_AGENT_ALGORITHMS, "multi-agent training is not supported in this version"
+    ),
+}
+"""Algorithms of RLlib that need what is not here."""
+
+_RETURN_PIECES = "return a connector or a list of connectors, which precede the default ones"
+NAME_ADVICE: Mapping[str, str] = {
+    "ConnectorV2": (
+        "subclass ObservationConnector, TemporalConnector, ActionConnector or LearnerConnector of "
+        "jaxrl.connectors, which are pure functions of arrays, see the guide Connectors"
+    ),
+    **dict.fromkeys(
+        (
+            "ConnectorPipelineV2",
+            "EnvToModulePipeline",
+            "LearnerConnectorPipeline",
+            "ModuleToEnvPipeline",
+        ),
+        _RETURN_PIECES,
+    ),
+    "AddInfosFromEpisodesToTrainBatch": (
+        "infos are not recorded: add what the learner needs to the observation"
+    ),
+    "AddNextObservationsFromEpisodesToTrainBatch": (
+        "a LearnerConnector finds the successor of every observation in rollout.final_obs"
+    ),
+    "AgentToModuleMapping": "multi-agent training is not supported in this version",
+    "ComputeReturnsToGo": (
+        "the learner computes them: training(lambda_=1.0) of PPO, or PG, whose targets are returns"
+    ),
+    "GeneralAdvantageEstimation": "the learner computes it: training(gamma=..., lambda_=...)",
+    "ModuleToAgentUnmapping": "multi-agent training is not supported in this version",
+    "NormalizeAndClipActions": "set environment(normalize_actions=..., clip_actions=...)",
+    "get_preprocessor": (
+        "connectors prepare observations: algorithm.compute_single_action(obs) takes them as the "
+        "environment returns them"
+    ),
+    "make_multi_callbacks": "pass the classes as a list: callbacks([First, Second])",
+    "ModelCatalog": "pass the network itself: rl_module(network=...), see the guide Custom modules",
+    **dict.fromkeys(
+        ("standardize_fields", "synchronous_parallel_sample"),
+        "a training_step() of one's own calls self.sample(), see the guide Training steps",
+    ),
+    **dict.fromkeys(
+        ("multi_gpu_train_one_step", "train_one_step"),
+        "a training_step() of one's own calls self.update(batch), see the guide Training steps",
+    ),
+    **dict.fromkeys(
+        (
+            "EpisodeReplayBuffer",
+            "MultiAgentReplayBuffer",
+            "PrioritizedEpisodeReplayBuffer",
+            "PrioritizedReplayBuffer",
+        ),
+        "name it, replay_buffer_config={'type': 'prioritized'}, or subclass jaxrl.ReplayBuffer or "
+        "jaxrl.HostReplayBuffer, see the guide Training steps",
+    ),
+    **dict.fromkeys(
+        (
+            "sample_min_n_steps_from_buffer",
+            "update_priorities_in_replay_buffer",
+            "update_priorities_in_episode_replay_buffer",
+        ),
+        "update() draws from the buffer and updates its priorities, see the guide Training steps",
+    ),
+    "TFModelV2": "write the network with flax: rl_module(network=...)",
+    "TorchModelV2": "write the network with flax: rl_module(network=...)",
+    "TorchRLModule": "subclass jaxrl.RLModule, or pass a flax network: rl_module(network=...)",
+    "TorchLearner": "subclass the algorithm's Learner, see the guide Custom losses",
+    "PPOTorchLearner": "subclass jaxrl.algorithms.ppo.PPOLearner, see the guide Custom losses",
+    "PPOTorchRLModule": "subclass jaxrl.RLModule, or pass a flax network: rl_module(network=...)",
+    "try_import_tf": "the framework is JAX: import jax",
+    "try_import_torch": "the framework is JAX: import jax",
+    "SampleBatch": "a callback or Learner receives a batch as a dictionary of arrays",
+    "Policy": "algorithm.get_policy() returns a jaxrl.Policy, which acts by act(obs)",
+    "RolloutWorker": "callbacks receive the EnvRunner as env_runner",
+    "Episode": "callbacks receive a jaxrl.episodes.SingleAgentEpisode",
+    "Columns": "batches have the keys of the rollout: obs, actions, rewards, ...",
+    "EnvRunnerGroup": "algorithm.env_runner_group has the runners of environments on the host",
+    "MetricsLogger": "callbacks receive it as metrics_logger",
+    "PPOCatalog": "set rl_module(model_config={...}), or pass a network: rl_module(network=...)",
+    "EpisodeV2": "callbacks receive a jaxrl.episodes.SingleAgentEpisode",
+    "BaseEnv": "callbacks receive the environments as env",
+    "PPOTorchPolicy": "subclass the algorithm's Learner, see the guide Custom losses",
+    "PPOTF2Policy": "subclass the algorithm's Learner, see the guide Custom losses",
+    "pretty_print": "it is in Ray Tune: from ray.tune.logger import pretty_print",
+}
+"""Names of RLlib without a counterpart, with what to write instead."""
+
+MULTI_AGENT_NAMES = ("MultiAgent", "PettingZoo", "make_multi_agent", "PolicySpec", "MultiRLModule")
+"""Parts of the names that only multi-agent code uses."""
+
+
+def list_algorithm_names() -> frozenset[str]:
+    """Return the names of the algorithms here and in RLlib, for which RLlib has classes."""
+    return frozenset((*_ALGORITHM_BY_CLASS, *ALGORITHM_ADVICE))
+
+
+def find_counterpart(path: str) -> str | None:
+    """Return the path here of a class, function or constant of RLlib or Ray, None if it has none.
+
+    Args:
+        path: Path as imported, such as `ray.rllib.algorithms.ppo.PPOConfig`.
+    """
+    if path in MOVED_RAY_NAMES:
+        return MOVED_RAY_NAMES[path]
+    if not path.startswith(f"{RLLIB}."):
+        return None
+    name = path.rpartition(".")[2]
+    algorithm = _ALGORITHM_BY_CLASS.get(name.removesuffix("Config").removesuffix("Trainer"))
+    if algorithm is not None:
+        config = ALGORITHMS[algorithm].config.rpartition(":")[2]
+        return f"jaxrl.{config if name.endswith('Config') else algorithm}"
+    return _MOVED_BY_NAME.get(name)
+
+
+_ALGORITHM_BY_CLASS = {
+    **{
+        entry.config.rpartition(":")[2].removesuffix("Config"): name
+        for name, entry in ALGORITHMS.items()
+    },
+    **{name: name for name in ALGORITHMS},
+    "Apex": "APEX",
+    "Impala": "IMPALA",
+}
+"""Algorithms by the names of RLlib's classes, without `Config` and `Trainer`."""
+_ALGORITHM_BY_MODULE = {name.lower(): name for name in ALGORITHMS}
+
+
+_MOVED_BY_NAME = {path.rpartition(".")[2]: new for path, new in MOVED_NAMES.items()}
+
+
+def load_counterpart(path: str) -> object:
+    """Import the counterpart of a name of RLlib, for a module that stands in for RLlib's.
+
+    Raises:
+        ImportError: If the name has no counterpart; the message says what to use instead.
+    """
+    new = find_counterpart(path)
+    algorithm = _ALGORITHM_BY_MODULE.get(path.rpartition(".")[0].rpartition(".")[2])
+    if new is None and path.endswith(".DEFAULT_CONFIG") and algorithm is not None:
+        config = find_counterpart(f"{RLLIB}.{algorithm}Config")
+        assert config is not None
+        return _load(config)().to_dict()
+    if new is None:
+        raise ImportError(f"{path} has no counterpart in jaxrl: {advise_on_name(path)}.")
+    return _load(new)
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def advise_on_name(path: str) -> str:
+    """Return what to write instead of a name of RLlib without a counterpart."""
+    name = path.rpartition(".")[2]
+    algorithm = name.removesuffix("Config").removesuffix("Trainer")
+    module = next((each for each in ALGORITHMS if each.lower() == name), None)
+    if module is not None:
+        return f"import the class of its config: from jaxrl import {module}Config"
+    if algorithm in ALGORITHM_ADVICE:
+        return ALGORITHM_ADVICE[algorithm]
+    if name in NAME_ADVICE:
+        return NAME_ADVICE[name]
+    if any(part in name for part in MULTI_AGENT_NAMES):
+        return "multi-agent training is not supported in this version"
+    if ".offline" in path:
+        return "training from offline data is not supported in this version"
+    if ".examples" in path:
+        return "copy what you need from RLlib's examples"
+    if f"{RLLIB}.algorithms." in path and name.endswith("Config"):
+        return f"the algorithms are {', '.join(ALGORITHMS)}"
+    if name == "*":
+        return "import the names that the file uses, one by one"
+    return "it is part of RLlib's internals"
