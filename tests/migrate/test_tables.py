@@ -9,6 +9,7 @@ import pytest
 from jaxrl import Algorithm, AlgorithmConfig, Policy
 from jaxrl.callbacks import HOOKS, Callbacks
 from jaxrl.config import rllib_api as api
+from jaxrl.config import rllib_modules as modules
 from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
 from jaxrl.episodes import SingleAgentEpisode
@@ -19,12 +20,12 @@ from jaxrl.runners.env_runner import EnvRunner
 from jaxrl.runners.ray.group import RayEnvRunnerGroup
 
 
-@pytest.mark.parametrize("path", api.MOVED_NAMES)
+@pytest.mark.parametrize("path", modules.MOVED_NAMES)
 def test_counterparts_exist(path: str) -> None:
-    assert api.load_counterpart(f"{api.RLLIB}.{path}") is not None
+    assert modules.load_counterpart(f"{modules.RLLIB}.{path}") is not None
 
 
-@pytest.mark.parametrize("path", [p for p in api.MOVED_NAMES.values() if "DEFAULT" not in p])
+@pytest.mark.parametrize("path", [p for p in modules.MOVED_NAMES.values() if "DEFAULT" not in p])
 def test_counterparts_have_their_public_name(path: str) -> None:
     module, _, name = path.rpartition(".")
     assert hasattr(importlib.import_module(module), name)
@@ -32,15 +33,17 @@ def test_counterparts_have_their_public_name(path: str) -> None:
 
 def test_algorithms_are_found_in_all_their_forms() -> None:
     for path in ("algorithms.ppo.PPO", "agents.ppo.ppo.PPOTrainer"):
-        assert api.find_counterpart(f"ray.rllib.{path}") == "jaxrl.PPO"
-    assert api.find_counterpart("ray.rllib.algorithms.impala.ImpalaConfig") == "jaxrl.IMPALAConfig"
-    assert api.find_counterpart("ray.tune.Tuner") is None
-    assert api.find_counterpart("my.PPO") is None
+        assert modules.find_counterpart(f"ray.rllib.{path}") == "jaxrl.PPO"
+    assert (
+        modules.find_counterpart("ray.rllib.algorithms.impala.ImpalaConfig") == "jaxrl.IMPALAConfig"
+    )
+    assert modules.find_counterpart("ray.tune.Tuner") is None
+    assert modules.find_counterpart("my.PPO") is None
 
 
 def test_a_name_without_a_counterpart_raises_with_advice() -> None:
     with pytest.raises(ImportError, match=r"rl_module\(network="):
-        api.load_counterpart("ray.rllib.models.ModelCatalog")
+        modules.load_counterpart("ray.rllib.models.ModelCatalog")
 
 
 def test_renamed_methods_exist() -> None:
@@ -101,7 +104,7 @@ def test_advised_settings_exist() -> None:
         for algo in list_algorithms()
         for name in get_algorithm_config_class(algo).get_name_table().group_by_setting
     }
-    advice = [*api.ALGORITHM_ADVICE.values(), *api.NAME_ADVICE.values()]
+    advice = [*modules.ALGORITHM_ADVICE.values(), *modules.NAME_ADVICE.values()]
     methods = "|".join(GROUP_METHODS.values())
     for sentence in advice:
         for method, name in re.findall(rf"\b({methods})\((\w+)=", sentence):
