@@ -318,10 +318,11 @@ class Algorithm:
                 break
             num_before = totals.train_batches
             self.training_step()
-            if not self._flow.add_to(totals, 1) and totals.train_batches == num_before:
-                raise_without_progress(type(self))
+            has_own_steps = self._flow.add_to(totals, 1)
             self._raise_if_diverged(totals)
-            if not totals.env_steps:
+            if not has_own_steps and totals.train_batches == num_before:
+                raise_without_progress(type(self))
+            if self._flow.only_updated and not totals.env_steps:
                 check_updates_alone(type(self), reporting)
                 break
         self._record.iteration += 1

@@ -54,8 +54,8 @@ def test_other_names_say_what_to_write(algorithm: Algorithm, name: str, advice: 
 
 
 def test_policies_and_groups_of_runners_answer_too(algorithm: Algorithm) -> None:
-    with pytest.raises(AttributeError, match=r"use algorithm.get_weights\(\)"):
-        algorithm.get_policy().get_weights()  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError, match=r"use algorithm.get_module\(\)"):
+        _ = algorithm.get_policy().model  # pyright: ignore[reportAttributeAccessIssue]
     group: Any = algorithm.env_runner_group
     with pytest.raises(AttributeError, match="foreach_env_runner"):
         group.local_worker()

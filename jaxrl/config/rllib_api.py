@@ -153,7 +153,6 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         "export_checkpoint": "algorithm.save(path) writes a checkpoint",
         "export_model": "algorithm.save(path) writes a checkpoint",
         "get_initial_state": "policy.initial_state() returns the state, policy.reset() resets it",
-        "get_weights": "use algorithm.get_weights()",
         "model": "use algorithm.get_module()",
         "observation_space": "read algorithm.get_module().observation_space",
         "action_space": "read algorithm.get_module().action_space",

@@ -6,6 +6,7 @@ from jaxrl.config.rllib_api import get_former_attribute
 from jaxrl.core.types import Key, PyTree
 from jaxrl.policy.inference import Inference
 from jaxrl.policy.requests import ActionRequest, check_inputs, take_row
+from jaxrl.training.report import to_host
 from jaxrl.training.rollout import ActorState
 
 
@@ -47,6 +48,10 @@ class Policy:
     def initial_state(self) -> PyTree:
         """Return the state of the module and connectors at an episode's start."""
         return take_row(self._inference.initial_state(), 0)
+
+    def get_weights(self) -> PyTree:
+        """Return the parameters of the module as NumPy copies."""
+        return to_host(self._actor.params)
 
     def reset(self) -> None:
         """Reset the state: the next observation starts an episode."""

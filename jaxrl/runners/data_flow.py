@@ -41,6 +41,9 @@ class DispatchedDataFlow:
         self._results: list[StepResult] = []
         self._started = 0.0
         self._latest_metrics: Mapping[str, float] = {}
+        self._has_sampled = False
+        self.only_updated = False
+        """True if the steps that were added last are updates alone."""
 
     @property
     def progress(self) -> Progress:
@@ -50,6 +53,7 @@ class DispatchedDataFlow:
     def sample(self) -> Any:
         steps = self._begin()
         batch, result = self._loop.sample(steps)
+        self._has_sampled = True
         self._results.append(result)
         return batch
 
@@ -109,6 +113,8 @@ class DispatchedDataFlow:
             Whether there were any.
         """
         results, self._results = self._results, []
+        self.only_updated = bool(results) and not self._has_sampled
+        self._has_sampled = False
         for result in results[:-1]:
             totals.add(_make_dispatch(result))
         if results:
