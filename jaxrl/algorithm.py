@@ -311,6 +311,7 @@ class Algorithm:
         if self.config.evaluation_settings.evaluation_parallel_to_training:
             self._begin_evaluation_if_due()
         self._loop.set_lookahead(self._count_iterations_to_state_read())
+        self._flow.set_counting(True)
         while not (totals.train_batches and self._should_stop()):
             elapsed = time.perf_counter() - started
             self._batches_to_run = self._loop.next_num_batches(reporting, totals, elapsed)
@@ -325,6 +326,7 @@ class Algorithm:
             if self._flow.only_updated and not totals.env_steps:
                 check_updates_alone(type(self), reporting)
                 break
+        self._flow.set_counting(False)
         self._record.iteration += 1
         trained = totals.make_result(reporting.metrics_num_episodes_for_smoothing)
         self._nonfinite.warn_once(totals)

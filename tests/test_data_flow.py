@@ -335,6 +335,16 @@ def test_a_subclass_of_an_algorithm_by_name(tmp_path: Path) -> None:
     assert issubclass(Unchanged, AlgorithmTrainable)
 
 
+def test_steps_between_iterations_count_for_none() -> None:
+    """They are part of the run, but of no result, and nothing of them is kept."""
+    with make(OnPolicy).build() as algorithm:
+        for _ in range(2):
+            algorithm.update(algorithm.sample())
+        result = algorithm.train()
+        assert result["env_runners"]["num_env_steps_sampled"] == 128
+        assert result["env_runners"]["num_env_steps_sampled_lifetime"] == 3 * 128
+
+
 # --- wrong use ---
 
 

@@ -263,6 +263,18 @@ def test_an_own_training_step_with_a_buffer_in_host_memory(kind: str) -> None:
         assert updates == 3 * (calls - waited)
 
 
+def test_updates_before_the_first_rollout(tmp_path: Path) -> None:
+    """An empty buffer has nothing to learn from; a restored one has."""
+    with hosted(HostReplayBuffer).build() as algorithm:
+        assert dict(algorithm.update()) == {}
+        algorithm.train()
+        path = algorithm.save(tmp_path)
+    with Algorithm.from_checkpoint(path) as restored:
+        before = restored.get_weights()
+        assert restored.update(num_updates=2)["grad_norm"] > 0
+        assert differs(before, restored.get_weights())
+
+
 # --- wrong classes ---
 
 

@@ -39,6 +39,7 @@ class DispatchedDataFlow:
         self._config, self._train_step = config, train_step
         self._learners, self._loop = learners, loop
         self._results: list[StepResult] = []
+        self._is_counting = False
         self._started = 0.0
         self._latest_metrics: Mapping[str, float] = {}
         self._has_sampled = False
@@ -54,7 +55,7 @@ class DispatchedDataFlow:
         steps = self._begin()
         batch, result = self._loop.sample(steps)
         self._has_sampled = True
-        self._results.append(result)
+        self._record(result)
         return batch
 
     def add_to_buffer(self, batch: Any) -> None:
@@ -65,7 +66,7 @@ class DispatchedDataFlow:
         check_use(self._train_step, "update", batch, num_updates)
         steps = self._begin()
         result = self._loop.update(steps, batch, num_updates)
-        self._results.append(result)
+        self._record(result)
         self._latest_metrics = LearnerMetrics(self._loop, _make_dispatch(result))
         return self._latest_metrics
 
@@ -85,6 +86,14 @@ class DispatchedDataFlow:
     def resume(self) -> None:
         """Continue after a restore, which may be between an update and `sync_weights`."""
         self._loop.resume_steps(self._learners.steps)
+
+    def set_counting(self, is_counting: bool) -> None:
+        """Set whether steps are part of an iteration; those in between are not."""
+        self._is_counting, self._results, self._has_sampled = is_counting, [], False
+
+    def _record(self, result: StepResult) -> None:
+        if self._is_counting:
+            self._results.append(result)
 
     def _begin(self) -> LearnerSteps:
         """Return the learners' steps, with the clock started."""

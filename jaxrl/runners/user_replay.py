@@ -57,7 +57,7 @@ class UserReplay:
         *,
         jit: bool,
     ) -> None:
-        self._replay, self._devices = replay, devices
+        self._train_step, self._replay, self._devices = train_step, replay, devices
         self.buffer = buffer
         self._name = type(buffer).__name__
         self._inputs_program = Program(
@@ -65,7 +65,7 @@ class UserReplay:
         )
         self._fold_program = Program("fold_n_steps", self._fold, enabled=jit)
         self._example: Transition | None = None
-        """Transitions that were added last, for the shapes of a blank sample."""
+        """Transitions, for the shapes of a blank sample."""
 
     @property
     def programs(self) -> list[Program]:
@@ -97,7 +97,8 @@ class UserReplay:
     def sample(
         self, state: TrainState, num_updates: int | None
     ) -> tuple[tuple[()], Any, PresampledBatches]:
-        del state
+        if self._example is None:  # nothing was added yet, as after a restore
+            self._example = self._make_example(state)
         number = self._replay.num_updates if num_updates is None else num_updates
         is_ready = len(self.buffer) >= self._replay.min_rows_to_learn
         rows = [self._draw() if is_ready else self._make_blank() for _ in range(number)]
@@ -166,6 +167,23 @@ class UserReplay:
                 f"sample({wanted}) of {self._name} returned {error}."
             ) from error
         return rows, columns.get(BATCH_INDEXES)
+
+    def _make_example(self, state: TrainState) -> Transition:
+        """Return no transitions, of the shapes and dtypes that rollouts have."""
+        shapes = jax.eval_shape(self._train_step.init_buffer, replace(state, buffer=()))
+
+        def take_none(x: jax.ShapeDtypeStruct) -> Any:
+            return np.zeros((0, *x.shape[2:]), x.dtype)
+
+        rows = jax.tree.map(take_none, shapes.rows.experience)
+        return Transition(
+            obs=rows.obs,
+            action=rows.action,
+            reward=rows.reward,
+            discount=rows.reward,
+            next_obs=rows.final_obs,
+            weight=rows.reward,
+        )
 
     def _make_blank(self) -> tuple[Transition, None]:
         """Return zeros in the form of one batch, for updates that do not happen."""
