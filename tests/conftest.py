@@ -10,30 +10,12 @@ _DEVICES = "--xla_force_host_platform_device_count"
 if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=8".strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # `JAX_PLATFORMS=cuda,cpu make test` takes the GPU
-_CACHE_BYTES = 2 * 1024**3
-
-
-def _remove_oldest(folder: Path, max_bytes: int) -> None:
-    """Remove the oldest files of a folder until the others are of so many bytes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    newest_first = sorted(folder.iterdir(), key=lambda file: -file.stat().st_mtime)
-    for file in newest_first:
-        max_bytes -= file.stat().st_size
-        if max_bytes < 0:
-            file.unlink(missing_ok=True)
-
-
-_FOLDER, _SIZE = "JAX_COMPILATION_CACHE_DIR", "JAX_COMPILATION_CACHE_MAX_SIZE"
-_cache = Path(__file__).parent.parent / ".pytest_cache" / "jax"
-if os.environ.setdefault(_FOLDER, str(_cache)) == str(_cache):
-    if "PYTEST_XDIST_WORKER" in os.environ:  # which has the variables of the process that began it
-        # One writer, so without a size, for which JAX reads all dates under a lock at each entry.
-        _cache = _cache.with_name(f"jax-{os.environ['PYTEST_XDIST_WORKER']}")
-        _remove_oldest(_cache, _CACHE_BYTES)
-        os.environ[_FOLDER] = str(_cache)
-        os.environ.pop(_SIZE, None)
-    else:  # Bounded means locked: actors would read each other's half-written entries.
-        os.environ[_SIZE] = str(_CACHE_BYTES)
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
+        Path(__file__).parent.parent / ".pytest_cache" / "jax"
+    )
+    # Bounded means locked: without a size, two workers read each other's half-written entries.
+    os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2 * 1024**3)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 # Programs are lowered sooner if their instructions do not tell which lines they are from.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")

@@ -24,7 +24,17 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 SIZE_KEYS = ("argument_bytes", "output_bytes", "temp_bytes", "donated_bytes")
-PER_BATCH_PROGRAMS = ("train", "learn", "deal", "renew", "deliver")
+PER_BATCH_PROGRAMS = (
+    "train",
+    "learn",
+    "receive",
+    "add",
+    "fold_n_steps",
+    "sample_inputs",
+    "sample_rows",
+    "update",
+    "update_priorities",
+)
 """Programs that are called once per train batch; others cover fewer steps, or none."""
 TABLE_NOTE = (
     "FLOPs are per call over all devices; loops whose length is known only at run time count once, "

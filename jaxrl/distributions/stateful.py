@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from jaxrl.core.keys import make_key
 from jaxrl.core.types import Key, PyTree
 from jaxrl.distributions.base import Distribution
 from jaxrl.distributions.from_space import ActionDistribution
@@ -67,7 +68,7 @@ class DistributionClass:
 
     def __init__(self, distribution: ActionDistribution, seed: int = 0) -> None:
         self._distribution = distribution
-        base = jax.random.key(seed)
+        base = make_key(seed)
         self._keys = (jax.random.fold_in(base, number) for number in itertools.count())
 
     def from_logits(self, logits: ArrayLike) -> StatefulDistribution:

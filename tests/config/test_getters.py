@@ -64,7 +64,7 @@ def test_validate_train_batch_size_vs_rollout_fragment_length() -> None:
     config().validate_train_batch_size_vs_rollout_fragment_length()
     with pytest.raises(ConfigError, match="rollout_fragment_length"):
         config().env_runners(
-            rollout_fragment_length=251
+            rollout_fragment_length=190
         ).validate_train_batch_size_vs_rollout_fragment_length()
 
 

@@ -54,8 +54,8 @@ def test_it_is_learned_from_as_if_it_were_on_the_device(
     assert_close(on_device.buffer, on_host.buffer, rtol=1e-4)
     assert_close(on_device.learner, on_host.learner, rtol=1e-4, atol=1e-5)
     assert_equal(on_device.ring, on_host.ring)
-    assert {"deliver", "deal", "learn"} <= set(programs)
-    assert ("renew" in programs) == bool(buffer)
+    assert {"receive", "add", "sample_rows", "update"} <= set(programs)
+    assert ("update_priorities" in programs) == bool(buffer)
 
 
 @pytest.mark.slow
@@ -65,8 +65,8 @@ def test_updates_of_one_rollout_renew_priorities_together() -> None:
         assert algorithm.devices == [jax.local_devices()[1]]
         algorithm.train()
         result = algorithm.train()
-        assert result["compile"]["deal"]["num_compilations"] == 1
-        assert result["compile"]["deal"]["donated_bytes"] > 80 * 44
+        assert result["compile"]["sample_rows"]["num_compilations"] == 1
+        assert result["compile"]["add"]["donated_bytes"] > 80 * 44
         assert result["learners"]["default_policy"]["num_updates_lifetime"] == 2 * (24 - 3)
         buffer = jax.device_get(algorithm.state.buffer)
         nodes = np.asarray(buffer.priorities.tree.nodes)

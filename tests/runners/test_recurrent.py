@@ -140,7 +140,7 @@ def test_replayed_sequences_begin_with_what_was_remembered(settings: dict[str, A
             env_index=jnp.arange(16, dtype=jnp.int32),
             num_env_steps=jnp.asarray(128, jnp.uint32),
         )
-        kept = runner.to_stored_rollout(state, data)
+        kept = runner.receive(state, data)[1].rollout
         buffer = replay.add(buffer, kept, data.env_index, record.env_step)
         return replace(state, env=env, carry=carry), buffer, raw
 
