@@ -26,8 +26,8 @@ from jaxrl.bench.markdown import Cells, Table, format_estimate, render_document
 BUILT_IN, COMPILED, PYTHON = "built-in", "compiled", "python"
 SETTINGS = {"4x128": (4, 128), "64x32": (64, 32)}
 """Numbers of environments and of steps in a train batch."""
-ROUND_STEPS = 200_000
-"""Environment steps per round."""
+ROUND_STEPS = 600_000
+"""Environment steps per round; of fewer, iterations would be computed ahead of their round."""
 
 
 class CompiledStep(Algorithm):
