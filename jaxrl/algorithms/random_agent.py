@@ -8,7 +8,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -17,32 +16,16 @@ from jaxrl.config.fields import fluent
 from jaxrl.config.settings.training import OnPolicyTraining
 from jaxrl.core.hparams import HParams, build_hparams
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
-from jaxrl.distributions.from_space import ActionDistribution
+from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree, Rollout
 from jaxrl.errors import ConfigError
 from jaxrl.learners.base import BaseLearner
 from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState
-from jaxrl.modules.exploration import make_uniform_distribution
-from jaxrl.modules.rl_module import RLModule, RLModuleSpec, make_zeros
+from jaxrl.modules.rl_module import RLModule, RLModuleSpec
+from jaxrl.modules.scripted import ParameterFreeModule
 
 
-class RandomModule(RLModule):
+class RandomModule(ParameterFreeModule):
     """Module without parameters whose actions are uniformly random, with and without exploring."""
-
-    def make_distribution(self) -> ActionDistribution:
-        return make_uniform_distribution(self.action_space)
-
-    def init(self, key: Key) -> Params:
-        """Return no parameters. Does not consume the key."""
-        return {}
-
-    def _forward(self, params: Params, obs: PyTree) -> dict[str, Any]:
-        leaf, one_row = jax.tree.leaves(obs)[0], make_zeros(self.observation_space, ())
-        batch = leaf.shape[: leaf.ndim - jax.tree.leaves(one_row)[0].ndim]
-        return {
-            Columns.ACTION_DIST_INPUTS: jnp.zeros((*batch, self.distribution.input_dim)),
-            Columns.VF_PREDS: jnp.zeros(batch),
-        }
 
     def forward_inference(
         self,

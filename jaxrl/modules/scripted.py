@@ -14,7 +14,26 @@ from jaxrl.modules.exploration import make_uniform_distribution
 from jaxrl.modules.rl_module import RLModule, make_zeros
 
 
-class ScriptedModule(RLModule):
+class ParameterFreeModule(RLModule):
+    """Module without parameters, whose methods choose the actions."""
+
+    def make_distribution(self) -> ActionDistribution:
+        return make_uniform_distribution(self.action_space)
+
+    def init(self, key: Key) -> Params:
+        """Return no parameters. Does not consume the key."""
+        return {}
+
+    def _forward(self, params: Params, obs: PyTree) -> dict[str, Any]:
+        leaf, one_row = jax.tree.leaves(obs)[0], make_zeros(self.observation_space, ())
+        batch = leaf.shape[: leaf.ndim - jax.tree.leaves(one_row)[0].ndim]
+        return {
+            Columns.ACTION_DIST_INPUTS: jnp.zeros((*batch, self.distribution.input_dim)),
+            Columns.VF_PREDS: jnp.zeros(batch),
+        }
+
+
+class ScriptedModule(ParameterFreeModule):
     """Policy written by hand, with RLlib's heuristic modules as the model.
 
     Override `choose_actions`. It runs, on every placement and with every connector, with the
@@ -49,21 +68,6 @@ class ScriptedModule(RLModule):
                 f"choose_actions() of {type(self).__name__} must return {_describe(wanted)} for two "
                 f"observations, got {_describe(got)}."
             )
-
-    def make_distribution(self) -> ActionDistribution:
-        return make_uniform_distribution(self.action_space)
-
-    def init(self, key: Key) -> Params:
-        """Return no parameters. Does not consume the key."""
-        return {}
-
-    def _forward(self, params: Params, obs: PyTree) -> dict[str, Any]:
-        leaf, one_row = jax.tree.leaves(obs)[0], make_zeros(self.observation_space, ())
-        batch = leaf.shape[: leaf.ndim - jax.tree.leaves(one_row)[0].ndim]
-        return {
-            Columns.ACTION_DIST_INPUTS: jnp.zeros((*batch, self.distribution.input_dim)),
-            Columns.VF_PREDS: jnp.zeros(batch),
-        }
 
     def forward_inference(
         self,
