@@ -275,6 +275,19 @@ def test_updates_before_the_first_rollout(tmp_path: Path) -> None:
         assert differs(before, restored.get_weights())
 
 
+@pytest.mark.parametrize(
+    "change", [{"size": 99}, {"next": -1}, {"rows": {"obs": np.zeros((3, 4))}}]
+)
+def test_a_state_that_does_not_fit_is_refused(change: dict[str, Any]) -> None:
+    mine = HostReplayBuffer(8)
+    mine.add({"obs": np.ones((5, 4))})
+    with pytest.raises(ValueError, match="capacity"):
+        HostReplayBuffer(8).set_state({**mine.get_state(), **change})
+    other = HostReplayBuffer(8)
+    other.set_state(mine.get_state())
+    assert len(other) == 5
+
+
 # --- wrong classes ---
 
 

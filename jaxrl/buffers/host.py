@@ -101,7 +101,17 @@ class HostReplayBuffer:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state returned by `get_state`."""
+        """Restore a state returned by `get_state`.
+
+        Raises:
+            ValueError: If it is of another capacity, or its counts do not fit.
+        """
+        lengths = {len(rows) for rows in jax.tree.leaves(dict(state.get("rows", {})))}
+        if lengths - {self.capacity}:
+            raise ValueError(f"{min(lengths)} rows were saved, and capacity is {self.capacity}")
+        place, size = int(state["next"]), int(state["size"])
+        if not (0 <= place < self.capacity and 0 <= size <= self.capacity * len(lengths)):
+            raise ValueError(f"next={place} and size={size} do not fit capacity={self.capacity}")
         self._rows = jax.tree.map(np.array, dict(state.get("rows", {}))) or None
-        self.next_index, self._size = int(state["next"]), int(state["size"])
+        self.next_index, self._size = place, size
         self.rng.bit_generator.state = json.loads(state["rng"].tobytes())

@@ -401,8 +401,16 @@ def restore_part(
     return ckpt.fill(state, leaves, ("",))[part]
 
 
+MAX_BUFFER_DEPTH = 32
+"""Maximum number of levels in the state of a user's replay buffer."""
+
+
 def _nest(leaves: Mapping[str, np.ndarray]) -> PyTree:
     """Return the tree of dictionaries and tuples that leaves are named by."""
+    if any(name.count(".") > MAX_BUFFER_DEPTH for name in leaves):
+        raise CheckpointError(
+            f"The replay buffer of the checkpoint is nested more than {MAX_BUFFER_DEPTH} levels deep."
+        )
     if set(leaves) == {""}:
         return leaves[""]
     parts: dict[str, dict[str, np.ndarray]] = {}
