@@ -24,6 +24,13 @@ def parse_names(
     return names
 
 
+def add_round_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a command whose measured functions take turns: rounds, speed, folder."""
+    parser.add_argument("--pairs", type=int, default=11, help="rounds (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="two short rounds of everything")
+    parser.add_argument("--out", type=Path, help="folder for the results")
+
+
 def start_results(module: str, arguments: Sequence[str], *, is_quick: bool) -> dict[str, Any]:
     """Return the head of a command's results: command, date, machine, and load.
 

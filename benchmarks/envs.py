@@ -12,11 +12,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, measure
-from benchmarks.commands import parse_names, save_results, start_results
+from benchmarks.commands import add_round_options, parse_names, save_results, start_results
 from benchmarks.report import build_header
 from benchmarks.statistics import estimate_median, estimate_ratio, from_dict, to_dict
 from jaxrl.bench.markdown import Cells, Table, format_estimate, render_document
@@ -57,9 +56,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--num-steps", type=int, default=200, help="steps per round (default: %(default)s)"
     )
-    parser.add_argument("--pairs", type=int, default=11, help="rounds (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="two short rounds of everything")
-    parser.add_argument("--out", type=Path, help="folder for the results")
+    add_round_options(parser)
     options = parser.parse_args(arguments)
     options.games = parse_names(parser, "--games", options.games, GAMES)
     if options.quick:
