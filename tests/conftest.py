@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,10 +64,19 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _ray_is_small_and_shared(request: pytest.FixtureRequest) -> None:
-    """Starts the one Ray before any test marked `ray`: none may start one of its own."""
-    if request.node.get_closest_marker("ray") is not None:  # not: in a folder of this name
+def _ray_is_small_and_shared(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Starts the one Ray before any test marked `ray`; no other test may start one."""
+    is_marked = request.node.get_closest_marker("ray") is not None  # not: in a folder of this name
+    if is_marked:
         request.getfixturevalue("ray_cluster")
+    was_started = _is_ray_started()
+    yield
+    assert is_marked or _is_ray_started() == was_started, "starts Ray, but is not marked `ray`"
+
+
+def _is_ray_started() -> bool:
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
 
 
 def pytest_collection_finish() -> None:

@@ -58,6 +58,7 @@ def test_results_have_rllibs_keys() -> None:
     json.dumps(result)
 
 
+@pytest.mark.slow
 def test_minibatches_need_not_divide_the_train_batch(caplog: pytest.LogCaptureFixture) -> None:
     config = small(minibatch_size=32, num_epochs=3).training(train_batch_size=126)
     with config.build() as algorithm:
@@ -79,6 +80,7 @@ def test_before_any_episode_ended_returns_are_nan() -> None:
     assert all(math.isnan(runners[name]) for name in EMPTY_EPISODE_METRICS)
 
 
+@pytest.mark.slow
 def test_iterations_are_as_long_as_asked_for() -> None:
     config = small().reporting(min_sample_timesteps_per_iteration=1000)
     with config.build() as algorithm:
@@ -213,6 +215,7 @@ def test_training_step_is_the_override_point() -> None:
         assert algorithm.train()["env_runners"]["num_env_steps_sampled"] == 256
 
 
+@pytest.mark.slow
 def test_metrics_of_a_step_are_means_over_the_batches_that_were_learned_from() -> None:
     """Learning starts within the step; if it does not, there are none at all, as in results."""
     config = small("DQN", num_steps_sampled_before_learning_starts=3 * 128)
@@ -268,6 +271,7 @@ def test_fit_draws_nothing_where_nothing_was_logged() -> None:
     assert json.loads((run / "run.json").read_text())["stop"] is None
 
 
+@pytest.mark.slow
 def test_dropping_an_algorithm_closes_what_it_writes(tmp_path: Path) -> None:
     config = small().debugging(loggers=["json", "csv", "tensorboard"])
     config.debugging(results_dir=str(tmp_path), run_name="run")

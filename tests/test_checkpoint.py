@@ -134,6 +134,7 @@ def test_another_algorithm_or_shape_is_refused_and_nothing_changes(tmp_path: Pat
         assert_equal(before, other.get_state()["train_state"])
 
 
+@pytest.mark.slow
 def test_components_are_restored_alone(tmp_path: Path) -> None:
     with small().env_runners(observation_filter="MeanStdFilter").build() as algorithm:
         algorithm.train()
@@ -173,6 +174,7 @@ def test_from_checkpoint_takes_a_component(resumed: Any) -> None:
         Algorithm.from_checkpoint(path, component="learners")
 
 
+@pytest.mark.slow
 def test_an_env_that_cannot_be_imported_must_be_supplied(tmp_path: Path) -> None:
     from jaxrl.envs.classic.cartpole import CartPole
 

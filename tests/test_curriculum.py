@@ -203,6 +203,7 @@ def level(algorithm: Algorithm, result: dict[str, Any], **_: Any) -> None:
     result["custom_metrics"] = {"level": float(result["training_iteration"] > seed)}
 
 
+@pytest.mark.slow
 @pytest.mark.allow_key_reuse  # lanes' keys are batched, which its checker takes for a reuse
 def test_lanes_have_stages_of_their_own(tmp_path: Path) -> None:
     """Each lane decides by its own result, and does what its run alone does."""

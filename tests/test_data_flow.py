@@ -64,7 +64,7 @@ def make(algo_class: type[Algorithm] | None, algo: str = "PPO", **training: Any)
 APPO = {"circular_buffer_num_batches": 2, "circular_buffer_iterations_per_batch": 2}
 
 
-@pytest.mark.representatives("PPO-in_graph", "PPO-host", "DQN-in_graph")
+@pytest.mark.representatives("PPO-host", "DQN-in_graph")
 @pytest.mark.parametrize("placement", ["in_graph", "host"])
 @pytest.mark.parametrize(
     ("algo", "training", "classes"),
@@ -97,6 +97,7 @@ def test_the_pieces_are_the_built_in_step(
         assert sampled == pytest.approx(want, nan_ok=True)
 
 
+@pytest.mark.slow
 def test_two_devices_equal_one() -> None:
     states = []
     for algo_class, devices in ((OnPolicy, 1), (OnPolicy, 2), (OnPolicyFlow, 2)):
@@ -134,6 +135,7 @@ class Scheduled(Algorithm):
         flow.sync_weights()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["in_graph", "host"])
 def test_a_schedule_of_updates(placement: str) -> None:
     """The counter is read after the first update: three updates, then two, and so on."""
@@ -158,6 +160,7 @@ class NumUpdates(Buffered):
         return metrics
 
 
+@pytest.mark.slow
 def test_the_number_of_gradient_steps_is_the_users() -> None:
     with make(NumUpdates, "DQN").build() as algorithm:
         result = algorithm.train()
@@ -177,6 +180,7 @@ class Unsynced(Algorithm):
         return self.update(batch)
 
 
+@pytest.mark.representatives("host")
 @pytest.mark.parametrize("placement", ["in_graph", "host"])
 def test_runners_act_with_the_weights_of_the_last_synchronization(placement: str) -> None:
     """The probabilities of actions are those of the first weights until they are synchronized."""
@@ -200,6 +204,7 @@ def test_runners_act_with_the_weights_of_the_last_synchronization(placement: str
         assert not is_of(first, last)
 
 
+@pytest.mark.representatives("host")
 @pytest.mark.parametrize("placement", ["in_graph", "host"])
 def test_a_restore_keeps_the_weights_that_act(placement: str, tmp_path: Path) -> None:
     with make(Unsynced, lr=0.1).env_runners(placement=placement).build() as algorithm:
@@ -267,6 +272,7 @@ def test_hooks_hear_of_own_samples() -> None:
     assert heard["episodes"] == results[-1]["env_runners"]["num_episodes_lifetime"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.allow_key_reuse
 def test_lanes_share_a_compiled_step() -> None:
     """Each lane is its solo run, and a step outside of the program is refused."""
@@ -440,7 +446,7 @@ def test_a_compiled_step_is_checked_before_anything_is_compiled() -> None:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.representatives("runners", "learners")
+@pytest.mark.representatives("learners")
 @pytest.mark.parametrize("where", ["runners", "learners", "learners in graph"])
 def test_actors_take_the_same_steps(where: str) -> None:
     """Runner actors, learner actors on their data, and learner actors that step environments."""

@@ -118,6 +118,7 @@ ENV_CONFIGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algo", "env", "name", "values", "programs"), ENV_CONFIGS)
 def test_a_lane_in_another_environment_is_the_run_by_itself(
     algo: str, env: Any, name: str, values: list[float], programs: int

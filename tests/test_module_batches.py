@@ -33,6 +33,7 @@ def recurrent() -> Any:
         yield built.get_module()
 
 
+@pytest.mark.slow
 def test_a_batch_gives_what_the_pure_methods_give_for_the_current_weights(algorithm: Any) -> None:
     module = algorithm.get_module()
     assert type(module).__name__ == "ActorCriticModule"

@@ -68,6 +68,7 @@ def train(config: Any, number: int = 1) -> Any:
         return jax.device_get((algorithm.state.buffer, algorithm.state.learner.sgd.params))
 
 
+@pytest.mark.slow
 def test_a_subclass_without_changes_is_the_buffer_itself() -> None:
     assert_equal(train(replaying(buffer=buffer(Plain))), train(replaying(buffer=PRIORITIZED)))
 
@@ -100,6 +101,7 @@ def test_an_own_sample_decides_what_is_learned_from() -> None:
     assert set(np.asarray(drawn.time).tolist()) == {(int(state.buffer.rows.current_index) - 1) % 20}
 
 
+@pytest.mark.slow
 def test_a_class_may_be_named_in_a_file(tmp_path: Path) -> None:
     config = DQNConfig().training(
         replay_buffer_config={"type": "tests.test_own_buffers:Clipped", "largest_error": 2.0}
@@ -227,6 +229,7 @@ def test_a_checkpoint_has_the_buffer(tmp_path: Path) -> None:
             assert_equal(algorithm.get_state()["train_state"], restored.get_state()["train_state"])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_the_buffer_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -249,6 +252,7 @@ class Pieces(Algorithm):
         return metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["own", "host"])
 def test_an_own_training_step_with_a_buffer_in_host_memory(kind: str) -> None:
     config = hosted(Recording)

@@ -44,7 +44,7 @@ def leaves_of(sweep: Population, index: int) -> dict[str, np.ndarray]:
     return sweep._runs[index].algorithm.get_state()["train_state"]
 
 
-@pytest.mark.representatives("PPO-1")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "num_devices"),
     [

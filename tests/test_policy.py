@@ -134,6 +134,7 @@ def evaluated(algorithm: Algorithm) -> list[list[tuple[Any, int]]]:
     return whole_episodes()
 
 
+@pytest.mark.slow
 def test_a_policy_is_what_was_learned_when_it_was_asked_for() -> None:
     with remembering_all().build() as algorithm:
         algorithm.train()

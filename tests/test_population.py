@@ -14,6 +14,7 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.config.markers import grid
 from jaxrl.core.struct import replace
 from jaxrl.errors import ConfigError, DivergenceError, UnknownNameError
+from jaxrl.export.numpy_program import NumpyPolicy
 from jaxrl.runs.checkpoint import fetch_leaves
 from jaxrl.sweeps.points import SweepPoint
 from jaxrl.sweeps.population import Population
@@ -69,8 +70,13 @@ def test_a_lane_goes_on_by_itself_and_from_its_checkpoint() -> None:
     with population(swept(seeds=1)) as sweep:
         sweep.train()
         folder = Path(sweep.save())
+        exported = NumpyPolicy(sweep.export(1, folder.parent / "policy"))
+        assert exported.manifest["source"]["training_iteration"] == 1
         with sweep.lane(1) as alone:
             assert alone.iteration == 1
+            params = jax.tree.leaves(alone.get_weights()["default_policy"]["pi_head"])
+            for leaf in params:
+                assert any(np.array_equal(leaf, own) for own in exported.get_weights().values())
             assert alone.config.lr == 1e-3
             alone.train()
             went_on = alone.get_state()["train_state"]
@@ -102,6 +108,7 @@ def test_other_structures_are_programs_of_their_own() -> None:
         assert "8 lanes in 2 programs" in sweep.explain()
 
 
+@pytest.mark.slow
 def test_a_lane_that_diverges_is_left_behind_alone() -> None:
     config = swept(seeds=2).fault_tolerance(nonfinite_updates_tolerance=4)
     with population(config) as sweep, population(config) as untouched:
@@ -169,6 +176,7 @@ def test_callbacks_of_lanes_are_given_an_algorithm_of_the_lane() -> None:
 TIMES = {"num_env_steps_sampled_per_second": 0.0}
 
 
+@pytest.mark.slow
 def test_devices_share_the_lanes() -> None:
     with population(swept()) as sweep:
         assert len(sweep.devices) == 4

@@ -23,6 +23,7 @@ def algorithm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield built
 
 
+@pytest.mark.slow
 def test_an_iteration_trains_on_as_many_steps_as_were_asked_for(algorithm: Any) -> None:
     before = int(algorithm.state.progress.env_steps)
     result = algorithm.train()

@@ -85,6 +85,7 @@ def make_config(placement: str) -> Any:
     return config.callbacks(AllHooks)
 
 
+@pytest.mark.representatives("host")
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_every_argument_of_rllibs_hooks_is_passed_and_what_they_log_is_in_results(
     placement: str, tmp_path: Any
@@ -139,6 +140,7 @@ class OldHooks(Callbacks):
         self.seen.append((worker_set, worker_ids, is_evaluation))
 
 
+@pytest.mark.representatives("host")
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_hooks_with_former_names_and_arguments_are_called(placement: str) -> None:
     OldHooks.seen.clear()

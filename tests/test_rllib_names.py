@@ -42,7 +42,7 @@ def test_an_old_name_of_an_algorithm_is_the_new_one(
     [
         ("get_config", "algorithm.config"),
         ("add_policy", "multi-agent"),
-        ("export_policy_model", r"save\(path\)"),
+        ("import_model", r"set_weights\("),
         ("step", r"train\(\)"),
         ("reset_config", "build another"),
     ],

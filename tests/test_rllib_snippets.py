@@ -95,6 +95,7 @@ def test_callbacks_of_the_old_stack() -> None:
         assert algo.train()["noted"] == 1
 
 
+@pytest.mark.slow
 def test_defaults_as_a_dictionary() -> None:
     from jaxrl.algorithms.ppo import PPOConfig
 
@@ -117,6 +118,7 @@ def test_defaults_of_an_algorithms_module() -> None:
         exec("from jaxrl.algorithms.algorithm import DEFAULT_CONFIG")
 
 
+@pytest.mark.slow
 def test_taxi_on_the_host() -> None:
     from jaxrl.algorithms.ppo import PPOConfig
 

@@ -107,7 +107,7 @@ def test_whatever_ends_a_run_it_is_saved(tmp_path: Path, error: BaseException) -
         assert again.train()["training_iteration"] == 3
 
 
-@pytest.mark.representatives("LearnerError", "DivergenceError")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [EnvRunnerError, LearnerError, DivergenceError])
 def test_a_run_is_saved_whoever_raises_what_training_raises_too(
     tmp_path: Path, kind: type[JaxrlError]
@@ -215,6 +215,7 @@ def test_fit_looks_at_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert saved(tmp_path) == ["checkpoint_000002", "checkpoint_000004", "checkpoint_000005"]
 
 
+@pytest.mark.slow
 @pytest.mark.allow_key_reuse  # lanes' keys are batched, which its checker takes for a reuse
 def test_a_sweep_is_saved_with_all_lanes_at_one_iteration(tmp_path: Path) -> None:
     sweep = config(tmp_path).sweep(seeds=2).build()

@@ -106,6 +106,7 @@ def test_in_the_program() -> None:
     trained(config_for(jax_env(OBSERVATIONS, ACTIONS)))
 
 
+@pytest.mark.slow
 def test_on_the_host() -> None:
     trained(config_for(gym_env(OBSERVATIONS, ACTIONS)))
 
@@ -189,7 +190,7 @@ def two_frames() -> Any:
     return FrameStacking(2)
 
 
-@pytest.mark.representatives("stacked")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "settings"),
     [
@@ -207,6 +208,7 @@ def previous() -> Any:
     return PrevActionsPrevRewards(n_prev_actions=2)
 
 
+@pytest.mark.slow
 def test_a_saved_run_goes_on_to_the_bit(tmp_path: Any) -> None:
     config = config_for(jax_env(OBSERVATIONS, ACTIONS), autoregressive_actions=True)
     config.training(use_kl_loss=False)

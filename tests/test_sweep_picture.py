@@ -17,6 +17,7 @@ def swept(folder: Path, **training: Any) -> Any:
     return config.debugging(loggers=["json"]).sweep(seeds=2)
 
 
+@pytest.mark.slow
 @pytest.mark.allow_key_reuse
 def test_curves_and_scores_against_each_number(tmp_path: Path, monkeypatch: Any) -> None:
     from matplotlib.figure import Figure

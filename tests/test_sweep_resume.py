@@ -93,6 +93,7 @@ def test_two_and_two_iterations_are_four(algo: str, tmp_path: Path) -> None:
     assert [json.loads(row)["training_iteration"] for row in rows] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_a_sweep_that_was_killed_goes_on_where_all_lanes_were(tmp_path: Path) -> None:
     config = swept().checkpointing(checkpoint_frequency=1, checkpoint_at_end=False, max_to_keep=1)
     with population(config) as sweep:
@@ -150,6 +151,7 @@ def test_lanes_that_diverged_stay_left_behind(tmp_path: Path) -> None:
                 assert leaf.tobytes() == other[name].tobytes(), name
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_folder_is_removed_can_still_be_resumed() -> None:
     with population(small().sweep(seeds=2)) as sweep:
         sweep.train()
@@ -164,6 +166,7 @@ def test_a_sweep_whose_folder_is_removed_can_still_be_resumed() -> None:
             assert_equal(got, state)
 
 
+@pytest.mark.slow
 def test_settings_that_are_given_are_not_restored() -> None:
     with population(swept(scheduler=False)) as sweep:
         sweep.train()

@@ -18,6 +18,7 @@ from tests.test_sweep_resume import lasting, population, states_of, swept
 pytestmark = pytest.mark.allow_key_reuse
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["PPO", pytest.param("APPO", marks=pytest.mark.slow)])
 def test_turns_train_as_one_program_does(algo: str) -> None:
     config = small(algo).environment(env_config={"gravity": grid([6.0, 8.0, 9.8, 12.0, 15.0])})
@@ -85,6 +86,7 @@ def test_lanes_at_once_follow_from_memory(monkeypatch: pytest.MonkeyPatch) -> No
         at_once(10, 9 * states + work + work // 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", slow_but("auto", of=[1, "auto"]))
 def test_all_lanes_are_evaluated_in_one_dispatch(
     num_devices: Any, monkeypatch: pytest.MonkeyPatch

@@ -106,6 +106,7 @@ def test_calls_from_another_thread_are_refused_while_one_trains(
     assert algorithm.iteration == 1  # the one that was held went on to its end
 
 
+@pytest.mark.slow
 def test_a_callback_uses_the_run_that_calls_it_and_threads_take_turns(algorithm: Any) -> None:
     results: list[dict[str, Any]] = []
     for _ in range(2):

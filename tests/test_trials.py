@@ -90,6 +90,7 @@ class TestTrials:
 
     pytestmark = list(TUNE_WARNS)
 
+    @pytest.mark.slow
     def test_trials_are_the_runs_by_themselves_and_go_on(self) -> None:
         config = swept()
         heard: list[Any] = []
@@ -134,6 +135,7 @@ class TestTrials:
             assert parse_iteration(saved[-1]) == result["training_iteration"] < 10_000
         assert later.iteration >= 4
 
+    @pytest.mark.slow
     def test_a_trial_that_fails_is_left_behind(self) -> None:
         register_env("breaks", broken_or_not)
         config = swept().environment("breaks", env_config={"broken": grid([False, True])})

@@ -107,6 +107,7 @@ def test_a_trial_goes_on_from_a_checkpoint_with_its_own_settings(tmp_path: Path,
     assert lr_of(result) == pytest.approx(1e-4)
 
 
+@pytest.mark.slow
 def test_a_trial_that_was_restarted_writes_to_its_folder(
     tmp_path: Path, tune: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +165,7 @@ def test_the_class_of_an_algorithm_builds_one_as_in_rllib(tune: Any) -> None:
     assert algorithm.config.loggers == ["json"]
 
 
+@pytest.mark.slow
 def test_a_return_is_always_there(tune: Any) -> None:
     """Tune ends with an error where the metric of a search is missing."""
     trial = local(tune, env="Pendulum-v1", normalize_advantages=True)
@@ -250,6 +252,7 @@ def test_mistakes_are_found_before_a_trial_starts(tune: Any) -> None:
         tune.PPO.default_resource_request({"env": "locked"})
 
 
+@pytest.mark.slow
 def test_missing_packages_are_named() -> None:
     code = """
 import sys
@@ -297,6 +300,7 @@ def test_tune_knows_the_algorithms_once_there_is_a_config(first: str, is_importe
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_old_keys_stop_and_rank_trials(tmp_path: Path) -> None:

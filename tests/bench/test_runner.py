@@ -181,6 +181,7 @@ def test_a_folder_of_another_suite_is_left_alone(finished: Path, tmp_path: Path)
         benchmarks.run(str(path), str(finished / "out"), None)
 
 
+@pytest.mark.slow
 def test_a_peer_that_crashes_is_a_row_and_the_suite_goes_on(
     tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ import pytest
 from benchmarks import bits
 
 
+@pytest.mark.slow
 def test_equal_runs_have_equal_digests(tmp_path) -> None:
     first = bits.compute_digest("classic/cartpole-ppo", 2, str(tmp_path / "a"))
     assert first == bits.compute_digest("classic/cartpole-ppo", 2, str(tmp_path / "b"))

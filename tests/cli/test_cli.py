@@ -51,7 +51,7 @@ def test_help_answers_without_importing_jax() -> None:
     "command",
     [
         *("train", "evaluate", "resume", "replay", "diff"),
-        *("list", "check-env", "compile-report", "doctor"),
+        *("list", "check-env", "compile-report", "doctor", "serve"),
         *("example list", "example get", "example run"),
     ],
 )

@@ -80,6 +80,7 @@ def test_no_shipped_file_is_called_slow(name: str) -> None:
         assert hints.find_update_hint(config, CPU) is None
 
 
+@pytest.mark.slow
 def test_it_is_said_once_after_the_first_iteration(tmp_path: Path) -> None:
     small = {
         "num_envs_per_env_runner": 4,

@@ -19,21 +19,21 @@ from tests.cli.test_migrate import CODE, NEW, run
 IMPORT = "from ray.rllib.algorithms.ppo import PPOConfig\n"
 
 
-def merges(levels: int) -> str:
-    """An experiment in which each level merges the one before nine times."""
+def repeat_aliases(levels: int, first: str, pattern: str) -> str:
+    """Write an experiment in which each level repeats the one before nine times."""
     names = [f"k{level}" for level in range(levels)]
-    text = "x:\n  run: PPO\n  env: A\n  config:\n    k0: &k0 {p: 1}\n"
+    text = f"x:\n  run: PPO\n  env: A\n  config:\n    k0: &k0 {first}\n"
     for before, name in itertools.pairwise(names):
-        text += f"    {name}: &{name}\n      <<: [{', '.join(['*' + before] * 9)}]\n"
+        text += f"    {name}: &{name} {pattern % ', '.join(['*' + before] * 9)}\n"
     return text
+
+
+def merges(levels: int) -> str:
+    return repeat_aliases(levels, "{p: 1}", "\n      <<: [%s]")
 
 
 def aliases(levels: int) -> str:
-    names = [f"k{level}" for level in range(levels)]
-    text = "x:\n  run: PPO\n  env: A\n  config:\n    k0: &k0 [x, x]\n"
-    for before, name in itertools.pairwise(names):
-        text += f"    {name}: &{name} [{', '.join(['*' + before] * 9)}]\n"
-    return text
+    return repeat_aliases(levels, "[x, x]", "[%s]")
 
 
 def in_config(value: str) -> str:

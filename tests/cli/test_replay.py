@@ -124,7 +124,7 @@ def test_another_state_is_found_without_any_results(copy: Path, tmp_path: Path) 
     assert "--iterations 3" in err
 
 
-@pytest.mark.representatives("DQN")
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["PPO", "DQN"])
 def test_a_run_resumed_bit_exactly_is_replayed_in_one_piece(algo: str, tmp_path: Path) -> None:
     run = train(small(algo, gamma=0.9), tmp_path / "run", 2)
@@ -214,6 +214,7 @@ def lane(tmp_path: Path) -> Path:
     return tmp_path / "sweep" / "lane_000"
 
 
+@pytest.mark.slow
 @pytest.mark.allow_key_reuse  # taken for that of vmapped runs
 def test_sweeps_and_their_lanes_are_refused(tmp_path: Path) -> None:
     run = lane(tmp_path)
@@ -280,6 +281,7 @@ def test_nothing_is_measured_for_a_record() -> None:
     assert config.copy().is_recorded
 
 
+@pytest.mark.slow
 def test_a_new_process_takes_the_devices_of_the_record(tmp_path: Path) -> None:
     """Four devices, whatever the machine has, and half of them by a setting that was measured."""
     config = small(gamma=0.9).learners(num_devices="auto")

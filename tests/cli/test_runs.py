@@ -202,7 +202,7 @@ gymnasium.register("Breaks-v0", Breaks)
 """
 
 
-@pytest.mark.representatives("raises")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "said"),
     [
@@ -335,6 +335,7 @@ def test_a_sweep_is_trained_as_lanes_and_ends_with_a_table(tmp_path: Path) -> No
     assert [iterations(folder / f"lane_{lane:03d}") for lane in range(4)] == [[1, 2, 3]] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.allow_key_reuse  # taken for that of vmapped runs
 def test_population_based_training_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "sweep.yaml"

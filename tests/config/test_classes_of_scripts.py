@@ -39,6 +39,7 @@ def python(*args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
+@pytest.mark.slow
 def test_a_scripts_own_config_trains_saves_and_is_restored(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCRIPT)
     trained = python(tmp_path / "mine.py")

@@ -105,6 +105,10 @@ def test_a_setting_without_effect_in_a_placement_is_noted(requirement: Any, name
     (note,) = describe_idle_settings(config, "in_graph")
     assert f"{name}={config[name]!r} needs {requirement.condition}" in note
     assert note in config.explain(placement="in_graph")
+    if "placement='external'" in requirement.condition:
+        assert describe_idle_settings(config, "external") == []
+    if requirement.condition.startswith("simulators"):
+        return
     config.env_runners(num_env_runners=2)
     config.evaluation(evaluation_num_env_runners=1).learners(num_learners=1)
     assert describe_idle_settings(config, "ray") == []

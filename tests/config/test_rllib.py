@@ -94,6 +94,7 @@ def test_model_settings_that_are_not_here_are_refused_by_name(name: str, value: 
         PPOConfig().rl_module(model_config={name: value}).validate()
 
 
+@pytest.mark.representatives("PPO")
 @pytest.mark.parametrize("algo", ["PPO", "DQN"])
 def test_rllibs_config_trains(algo: str, tmp_path: Path) -> None:
     check_that_it_trains(algo, tmp_path, num_env_runners=0)

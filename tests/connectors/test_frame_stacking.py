@@ -154,6 +154,7 @@ def echo(connector: Any = pairs, **settings: Any) -> Any:
     return config.evaluation(evaluation_config={"explore": False}, evaluation_duration=16)
 
 
+@pytest.mark.slow
 def test_the_observation_before_is_learned_from_and_acted_on_everywhere() -> None:
     """The best return is 5: of six steps the first pays nothing."""
     with echo().build() as algorithm:

@@ -77,7 +77,7 @@ def test_a_vmapped_pair_equals_two_runs(algo: str, updates: str) -> None:
         assert_close(lane_state.learner, alone.learner, **TOLERANCE[updates])
 
 
-@pytest.mark.representatives("PPO-many", "DQN-one")
+@pytest.mark.representatives("PPO-many")
 @pytest.mark.parametrize(
     ("algo", "updates"), [*one_update(slow=(*RELATIVES, "APPO", "DDPG", "PQN")), ("PPO", "many")]
 )

@@ -55,6 +55,7 @@ KINDS = {
 both = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 
 
+@pytest.mark.representatives("independent")
 @both
 def test_draws_and_the_mode_lie_in_the_space(make: Any) -> None:
     described = make(MIXED)

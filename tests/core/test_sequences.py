@@ -117,6 +117,7 @@ def assert_rows(got: Any, want: Any) -> None:
             np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.representatives("gru", "attention")
 def test_a_sequence_equals_its_steps_wherever_it_is_cut(case: Any) -> None:
     module, params, obs, is_first, carry, want = case
     for cuts in ((T,), (5, T)):
@@ -157,6 +158,7 @@ def test_burn_in_finds_the_state_and_gets_no_gradient(case: Any) -> None:
     assert (gradient[:, 5:] != 0.0).any()
 
 
+@pytest.mark.representatives("gru", "linear")
 def test_a_successor_is_seen_with_what_is_remembered_after_its_row(case: Any) -> None:
     module, params, obs, is_first, carry, want = case
     final_obs, _ = rows_of(3)
@@ -188,6 +190,7 @@ def test_acting_goes_through_the_same_steps(case: Any) -> None:
         np.testing.assert_allclose(x, y[2], rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.representatives("soft")
 @pytest.mark.parametrize("name", ["soft", "soft discrete", "deterministic"])
 def test_critics_remember_for_themselves(name: str) -> None:
     module: Any = module_of(name)

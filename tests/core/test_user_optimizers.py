@@ -275,6 +275,7 @@ class Counting(DQNLearner):
         return replace(state, counts=counts)
 
 
+@pytest.mark.slow
 def test_with_replay_hooks_run_for_each_batch_that_is_drawn() -> None:
     with replaying().learners(learner_class=Counting).build() as algorithm:
         algorithm.train()

@@ -14,6 +14,21 @@ ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RAY_FENCE = re.compile(r"^```\{\.python \.ray\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAME = "documented"
+LONG = (
+    "curriculum",
+    "debugging",
+    "from_purejaxrl",
+    "host_environments",
+    "logging",
+    "memory",
+    "pure_functions",
+    "sweeps",
+    "training_step",
+    "troubleshooting",
+)
+"""Pages that train for long."""
+REUSING = ("curriculum", "from_purejaxrl", "pure_functions", "sweeps")
+"""Pages with vmapped runs, whose keys the checker takes for one that is reused."""
 
 
 def blocks(path: Path, fence: re.Pattern[str] = FENCE) -> list[tuple[int, str]]:
@@ -37,14 +52,12 @@ def namespace() -> Iterator[dict[str, object]]:
 
 
 def cases() -> list[Any]:
-    """Each document; the checker of keys takes the keys of vmapped runs for one that is reused."""
     return [
         pytest.param(
             path,
             id=str(path.relative_to(ROOT)),
-            marks=[pytest.mark.allow_key_reuse]
-            if path.stem in ("curriculum", "from_purejaxrl", "pure_functions", "sweeps")
-            else [],
+            marks=[pytest.mark.allow_key_reuse] * (path.stem in REUSING)
+            + [pytest.mark.slow] * (path.stem in LONG),
         )
         for path in documents()
     ]
@@ -59,6 +72,7 @@ def test_blocks_run(
         exec(compile("\n" * first_line + source, os.fspath(path), "exec"), namespace)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_blocks_with_actors_run(
     namespace: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -37,7 +37,7 @@ def run(path: Path, folder: Path, **environs: str) -> str:
     return done.stdout
 
 
-@pytest.mark.representatives("checkpoint_and_policy", "custom_env_gymnasium", "sweep_lanes")
+@pytest.mark.representatives("custom_env_gymnasium")
 @pytest.mark.parametrize(
     "path", [path for path in SCRIPTS if path.stem not in WITH_RAY], ids=lambda path: path.stem
 )
@@ -45,6 +45,7 @@ def test_a_script_runs(path: Path, tmp_path: Path) -> None:
     assert re.search(r"\d", run(path, tmp_path)), "no numbers were printed"
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("name", WITH_RAY)
 def test_a_script_with_ray_runs(name: str, tmp_path: Path) -> None:

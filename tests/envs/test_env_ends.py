@@ -143,6 +143,7 @@ def test_processes_of_environments_do_not_hear_the_terminal() -> None:
         assert vector.get_state() is None
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_an_error_in_time() -> None:
     with closing(vector_of("hang", mode="async", timeout_s=3.0)) as vector:
         steps(vector, 2)

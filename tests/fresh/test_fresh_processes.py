@@ -150,6 +150,7 @@ def test_the_command_resumes_a_sweep(trained: Trained, started: Started, tmp_pat
     assert digest_of(*sorted(run.glob("lane_*"))) == want["digest"]
 
 
+@pytest.mark.slow
 def test_a_compile_report_is_of_the_devices_and_the_cache_of_the_run(
     trained: Trained, started: Started
 ) -> None:

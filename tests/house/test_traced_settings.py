@@ -42,7 +42,7 @@ def trace(config: Any) -> None:
     jax.eval_shape(evaluate, jax.random.key(0))
 
 
-@pytest.mark.representatives("PPO", "DQN", "SAC")
+@pytest.mark.representatives("PPO", "DQN")
 @pytest.mark.parametrize("algo", every_algorithm())
 def test_programs_of_lanes_are_built_without_their_numbers(algo: str) -> None:
     trace(with_effects(small(algo)))

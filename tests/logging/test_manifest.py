@@ -155,6 +155,7 @@ def test_the_hash_is_of_what_is_trained() -> None:
     assert hash_of(restored) == base
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_a_session_for_each_process(tmp_path: Path) -> None:
     with small().build() as algo:
         algo.train()

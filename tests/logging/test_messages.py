@@ -57,6 +57,7 @@ def test_a_program_that_listens_is_not_told_twice(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_levels_say_what_was_built_compiled_and_saved(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -428,7 +428,7 @@ def test_methods_without_a_counterpart_are_listed() -> None:
         f"{PPO}algo = PPOConfig().build()\n"
         "algo.get_policy().model\n"
         "algo.workers.local_worker()\n"
-        "algo.export_policy_model('d')\n"
+        "algo.import_model('d')\n"
         "algo.fly()\n"
     )
     found = by_hand(code)

@@ -209,6 +209,7 @@ def test_actions() -> None:
     assert run(ACTIONS)["episode_reward"] >= 8
 
 
+@pytest.mark.slow
 def test_dictionary_of_the_oldest_api() -> None:
     found = run(OLD_DICTIONARY)
     assert found["config"]["epsilon"] == [[0, 1.0], [10_000, 0.1]]
@@ -227,6 +228,7 @@ def test_registered_environment() -> None:
     assert run(ENVIRONMENT)["length"] == 5
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_tuner(tmp_path: Path) -> None:
     found = run(TUNE, folder=str(tmp_path / "results"))

@@ -138,6 +138,7 @@ def test_other_files_are_no_experiments() -> None:
         assert migration.new == text
 
 
+@pytest.mark.slow
 def test_shipped_configs_stay_as_they_are() -> None:
     for path in find_shipped_configs().values():
         text = path.read_text()

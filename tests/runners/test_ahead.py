@@ -119,6 +119,7 @@ def assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
         np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
+@pytest.mark.representatives("PPO")
 @pytest.mark.parametrize("kind", ["PPO", "DQN"])
 def test_nobody_can_tell(kind: str, tmp_path: Path) -> None:
     """Rows, states in between, evaluations and checkpoints are those of single dispatches."""
@@ -154,6 +155,7 @@ def test_nobody_can_tell(kind: str, tmp_path: Path) -> None:
         assert_same(state, other)
 
 
+@pytest.mark.slow
 def test_fit_ends_where_it_should(tmp_path: Path) -> None:
     """At a return in the middle of a dispatch, with evaluations where they are due."""
 
@@ -315,6 +317,7 @@ def test_dispatches_of_an_iteration_by_the_clock_take_no_less_than_the_clock_say
     assert result["time_this_iter_s"] >= 0.1
 
 
+@pytest.mark.slow
 def test_nothing_is_computed_ahead_of_the_first_updates(tmp_path: Path) -> None:
     config = config_of("DQN", tmp_path)
     config.training(num_steps_sampled_before_learning_starts=320)

@@ -158,6 +158,7 @@ def test_parts_are_taken_unless_they_are_slower(
     assert resolve_microbatch_size(set_by_the_user, trials) is set_by_the_user
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "other"),
     [

@@ -114,7 +114,7 @@ for _ in range(2):
 """
 
 
-@pytest.mark.representatives("would be one")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "learners", "times"),
     [(128, "", 1), (16, "", 0), (128, "num_devices=1", 0)],

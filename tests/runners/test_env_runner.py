@@ -65,7 +65,7 @@ def assert_same(fragment: Fragment, rollout: Any, record: Any) -> None:
                     np.testing.assert_array_equal(leaf, wanted, err_msg=name)
 
 
-@pytest.mark.representatives("box", "faulty reward")
+@pytest.mark.representatives("box")
 @pytest.mark.parametrize(
     ("env", "num_steps"),
     [
@@ -201,6 +201,7 @@ def test_complete_episodes_are_never_cut(mode: str) -> None:
             np.testing.assert_array_equal(column, want[name][: len(column)], err_msg=name)
 
 
+@pytest.mark.representatives("CartPole-v1")
 @pytest.mark.parametrize("env", ["CartPole-v1", "gymnasium:CartPole-v1"])
 def test_environments_of_either_kind_wait_for_one_another(env: str) -> None:
     config = small(env=env).environment(max_episode_steps=20).debugging(seed=SEED)

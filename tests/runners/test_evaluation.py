@@ -197,6 +197,7 @@ def test_a_dispatch_looks_at_the_state_once_and_fetches_once(
     assert len(EPISODES) - told == result["env_runners"]["num_episodes_lifetime"] - lifetime
 
 
+@pytest.mark.slow
 def test_the_first_evaluation_is_compiled_while_training_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -223,6 +224,7 @@ def test_the_first_evaluation_is_compiled_while_training_goes_on(
         assert result["evaluation"]["env_runners"] == told
 
 
+@pytest.mark.slow
 def test_what_fails_to_compile_beside_training_is_told_by_the_evaluation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

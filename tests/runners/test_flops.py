@@ -72,6 +72,7 @@ def test_a_branch_counts_as_the_dearest() -> None:
     assert 2 * 2.0 * M**3 <= got <= 2 * 2.0 * M**3 + 2  # and the clamp of the index
 
 
+@pytest.mark.slow
 def test_an_epoch_of_ppo_costs_the_same_each_time() -> None:
     counts = []
     for epochs in (1, 2, 4):

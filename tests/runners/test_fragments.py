@@ -65,6 +65,7 @@ def test_a_column_is_a_fragment_of_an_environment_in_order_of_time() -> None:
     assert columns.terminated.sum() == seen.terminated.sum()
 
 
+@pytest.mark.representatives("PPO")
 @pytest.mark.parametrize("algo", ["PPO", "IMPALA"])
 def test_fragments_bootstrap_at_their_borders_as_in_numpy(algo: str) -> None:
     assembly = assemble(config_of(algo, lambda_=0.8))
@@ -111,6 +112,7 @@ def train_once(config: Any) -> Any:
     return programs.run(started(assembly), jnp.int32(1), jnp.int32(1))[0]
 
 
+@pytest.mark.slow
 def test_where_borders_do_not_matter_one_fragment_gives_the_same_update() -> None:
     """With lambda 0 an advantage is one TD error."""
     short, long = (train_once(config_of(steps=n, lambda_=0.0)) for n in (STEPS, STEPS * ROUNDS))
@@ -124,6 +126,7 @@ def test_where_borders_do_not_matter_one_fragment_gives_the_same_update() -> Non
     assert np.abs(kernels[0] - kernels[1]).max() > 1e-3  # where they do
 
 
+@pytest.mark.slow
 def test_the_compiled_program_and_a_host_runner_learn_the_same() -> None:
     def train(placement: str) -> Any:
         with config_of().env_runners(placement=placement).build() as algorithm:

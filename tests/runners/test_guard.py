@@ -66,6 +66,7 @@ def test_a_nan_reward_is_named_and_training_goes_on() -> None:
         assert differs(before, params_of(algorithm))
 
 
+@pytest.mark.slow
 def test_the_one_environment_and_step_that_break_are_named() -> None:
     """A NaN reward of environment 11 at its sixth step, and nowhere else."""
     config = small(env="jaxrl.envs.faults:FaultyEnv")
@@ -122,6 +123,7 @@ def test_after_enough_in_a_row_the_last_good_state_returns() -> None:
         assert differs(good, params_of(algorithm))
 
 
+@pytest.mark.slow
 def test_raise_stops_the_loop_saves_and_says_where() -> None:
     config = poisoned(on_nonfinite="raise", nonfinite_updates_tolerance=8)
     config.reporting(min_sample_timesteps_per_iteration=128 * 1000)
@@ -152,7 +154,7 @@ class RootOfZero(PPOLearner):
         return loss + jnp.sqrt(0.0 * jnp.sum(params["vf_head"]["out"]["bias"])), metrics
 
 
-@pytest.mark.representatives("LogOfZero-False-not finite: my_loss; check their divisors")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("learner", "log_gradients", "words"),
     [
@@ -203,6 +205,7 @@ def test_the_words_for_what_is_not_finite(
     assert "skipped: 3; " in caplog.text
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_is_told_of_replayed_rows_too(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -65,6 +65,7 @@ def test_a_host_run_equals_the_compiled_one(settings: dict[str, Any]) -> None:
         assert result["env_runners"][key] == expected["env_runners"][key]
 
 
+@pytest.mark.representatives("1")
 @pytest.mark.parametrize("num_devices", slow_but(4, of=[1, 4]))
 def test_rows_that_are_no_transitions_are_no_steps_in_the_program_either(num_devices: int) -> None:
     """Schedules, stop criteria and results do not count them; a batch without some is another batch."""
@@ -109,6 +110,7 @@ def fragments() -> list[Fragment]:
         return [a.env_runner_group.next_batch()[0] for _ in range(2)]
 
 
+@pytest.mark.slow
 def test_fragments_lie_side_by_side_on_any_number_of_devices() -> None:
     pair = fragments()
     expected = np.concatenate([part.rollout.obs for part in pair], axis=1)
@@ -159,6 +161,7 @@ def test_a_resumed_run_is_the_same_to_the_bit_where_the_environment_can_be_resto
         assert leaf.tobytes() == found[name].tobytes(), name
 
 
+@pytest.mark.representatives("3")
 @pytest.mark.parametrize("batches", slow_but(4, of=[3, 4]))
 def test_a_run_resumes_with_the_weights_that_were_acted_with(batches: int, tmp_path: Path) -> None:
     """Those of the latest broadcast, with their statistics, and not the learner's newest."""
@@ -188,6 +191,7 @@ def assert_same_leaves(found: Any, expected: Any) -> None:
         assert leaf.tobytes() == found[name].tobytes(), name
 
 
+@pytest.mark.slow
 def test_environments_that_cannot_be_restored_start_new_episodes_and_all_else_goes_on(
     tmp_path: Path,
 ) -> None:
@@ -268,6 +272,7 @@ def counting_reports(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> l
     return numbers
 
 
+@pytest.mark.slow
 def test_dispatches_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
     config = gymnasium_env().reporting(min_sample_timesteps_per_iteration=5 * 128)
     with config.build() as algorithm:
@@ -280,6 +285,7 @@ def test_dispatches_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> N
         assert numbers == [5, 2, 2, 1]
 
 
+@pytest.mark.slow
 def test_what_is_looked_at_late_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     results: list[Any] = []
     for most in (1, 256):

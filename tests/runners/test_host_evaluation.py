@@ -337,6 +337,7 @@ class Broken(Lottery):
         return super().step(action)
 
 
+@pytest.mark.slow
 def test_an_environment_that_raises_ends_the_evaluation_and_the_next_is_made_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -357,6 +358,7 @@ def test_an_environment_that_raises_ends_the_evaluation_and_the_next_is_made_ane
 # --- one environment trained in, another evaluated in ---
 
 
+@pytest.mark.slow
 def test_a_jax_environment_can_be_evaluated_in_gymnasiums() -> None:
     other = {"env": "gymnasium:CartPole-v1", "max_episode_steps": 30}
     config = small().evaluation(evaluation_duration=4, evaluation_config=other)
@@ -368,6 +370,7 @@ def test_a_jax_environment_can_be_evaluated_in_gymnasiums() -> None:
         assert stats["episode_len_max"] <= 30
 
 
+@pytest.mark.slow
 def test_training_on_the_host_evaluates_jax_environments_in_the_compiled_program() -> None:
     figures = []
     for placement in ("host", "in_graph"):

@@ -33,7 +33,7 @@ def after_a_few_updates(
         return jax.device_get(algorithm.state), [p.name for p in algorithm._programs]
 
 
-@pytest.mark.representatives("prioritized")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("buffer", "training", "num_devices"),
     [

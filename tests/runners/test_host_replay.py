@@ -58,6 +58,7 @@ def gym(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield algorithm, results
 
 
+@pytest.mark.slow
 def test_statistics_are_those_of_the_episodes_in_the_buffer(gym: Any) -> None:
     algorithm, results = gym
     rows = buffer_of(algorithm).rows
@@ -208,7 +209,7 @@ PLACES = {
 }
 
 
-@pytest.mark.representatives("host_memory", "in_graph")
+@pytest.mark.representatives("in_graph")
 @pytest.mark.parametrize("place", PLACES)
 def test_results_tell_of_the_buffer_and_count_its_rows_as_trained(place: str) -> None:
     """The buffer of 80 is full after one iteration of 96 steps, of which 24 are too early."""
@@ -235,7 +236,7 @@ def test_results_tell_of_the_buffer_and_count_its_rows_as_trained(place: str) ->
     assert second["num_env_steps_sampled_lifetime"] == 192
 
 
-@pytest.mark.representatives("host")
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["in_graph", "host"])
 def test_an_iteration_lasts_until_so_many_rows_were_trained_on(placement: Any) -> None:
     config = replaying().env_runners(placement=placement)
@@ -248,6 +249,7 @@ def test_an_iteration_lasts_until_so_many_rows_were_trained_on(placement: Any) -
     assert second["num_env_steps_trained_lifetime"] == 8 * 32
 
 
+@pytest.mark.slow
 def test_a_buffer_fills_up() -> None:
     config = replaying().reporting(min_sample_timesteps_per_iteration=16)
     with config.build() as algorithm:

@@ -288,6 +288,7 @@ def test_a_command_finds_its_programs_and_computes_the_same(tmp_path: Path) -> N
     assert first == second
 
 
+@pytest.mark.slow
 def test_equal_configs_share_programs_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "SHARED_PROGRAMS", kept.SharedPrograms())
 

@@ -50,6 +50,7 @@ def test_variables_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         assert os.environ["JAXRL_TEST_VARIABLE"] == "after"
 
 
+@pytest.mark.slow
 def test_a_jax_environment_is_shown_to_validate_env_once() -> None:
     seen = []
     config = small().environment(

@@ -52,6 +52,7 @@ def test_small_programs_that_are_waited_for(
     assert (compiled.compile_stats[-1].flops <= program.SMALL_FLOPS) == (rows == 8)
 
 
+@pytest.mark.slow
 def test_acting_on_the_host_is_waited_for(unknown_options: pytest.LogCaptureFixture) -> None:
     with small().env_runners(placement="host").build() as algorithm:
         algorithm.train()

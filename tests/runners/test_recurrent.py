@@ -53,7 +53,7 @@ def sampled(assembly: Assembly, state: Any) -> tuple[Any, Any]:
     return jax.jit(roll)(state)
 
 
-@pytest.mark.representatives("PPO", "APPO")
+@pytest.mark.representatives("PPO")
 @pytest.mark.parametrize("algo", FRESH)
 def test_sequences_of_a_batch_give_what_acting_gave(algo: str) -> None:
     assembly = assemble(short(remembering(algo)))
@@ -192,7 +192,7 @@ def _check_fold(rows: Any, env: int, times: Any, batch: Any, i: int) -> None:
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.representatives("DQN")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algo", ["PPO", "DQN", pytest.param("SAC", marks=SLOW), pytest.param("TD3", marks=SLOW)]
 )
@@ -302,6 +302,7 @@ def test_replay_settings_of_sequences_need_a_memory() -> None:
             config.build()
 
 
+@pytest.mark.slow
 def test_previous_actions_and_rewards_are_observed() -> None:
     config = remembering(model={"lstm_use_prev_action": True, "lstm_use_prev_reward": True})
     assembly = assemble(config)
@@ -312,6 +313,7 @@ def test_previous_actions_and_rewards_are_observed() -> None:
     assert assemble(config).policy_step.obs_pipeline.spaces[-1].shape == (4 + 3 * 2,)
 
 
+@pytest.mark.representatives("truncate_episodes")
 @pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
 def test_host_batches_reproduce_what_acted(
     batch_mode: str, monkeypatch: pytest.MonkeyPatch

@@ -77,6 +77,7 @@ def size_of(assembly: Assembly) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.buffer))
 
 
+@pytest.mark.representatives("buffer0")
 @pytest.mark.parametrize(
     "buffer",
     [

@@ -199,6 +199,7 @@ def test_actors_have_the_task_also_after_a_restart() -> None:
         assert tasks[2] == [[{"length": 2}, {"length": 5}, {"length": 9}]] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_function_works_with_actors_and_is_refused_in_one_sentence() -> None:
     def choose(result: Any, env: Any, context: Any) -> Any:
@@ -230,6 +231,7 @@ def test_kept_weights_do_not_keep_the_task() -> None:
     assert seen == [(0, 2), (0, 2), (0, 5), (0, 9)]
 
 
+@pytest.mark.representatives("0")
 @pytest.mark.ray
 @pytest.mark.parametrize("num_env_runners", [0, 1])
 def test_jax_environments_of_actors_have_the_parameters(num_env_runners: int) -> None:

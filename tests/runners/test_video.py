@@ -149,6 +149,7 @@ def test_environments_without_pictures_are_refused(env: Any, words: str) -> None
 # --- the episodes ---
 
 
+@pytest.mark.slow
 def test_videos_of_a_jax_environment_show_the_evaluations_own_episodes(tmp_path: Path) -> None:
     config = small().debugging(results_dir=str(tmp_path))
     config.evaluation(evaluation_interval=1, evaluation_duration=2, record_video=2)

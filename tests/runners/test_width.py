@@ -190,6 +190,7 @@ def test_a_run_has_the_number_in_its_config_and_resumes_with_it(
         assert algo.config.env_runners_settings.num_envs_per_env_runner == 64
 
 
+@pytest.mark.slow
 @pytest.mark.allow_key_reuse  # of several short runs from one seed
 def test_a_trial_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(width, "TRIAL_S", 1e-6)

@@ -65,6 +65,7 @@ def test_the_shuffle_is_a_permutation_that_depends_on_its_key(size: int) -> None
         assert first.tolist() != second.tolist() != list(range(size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", slow_but(2, of=[None, 2]))
 def test_it_learns_in_both_forms(num_devices: int | None) -> None:
     setting = Setting(num_envs=64, num_steps=32, num_updates=60, lr=1e-3)

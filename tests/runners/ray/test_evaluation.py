@@ -282,6 +282,7 @@ class TestBesideTraining:
 
     pytestmark = with_ray
 
+    @pytest.mark.slow
     def test_evaluation_lasts_as_long_as_training(self) -> None:
         config = config_for(
             evaluation_num_env_runners=1,

@@ -95,7 +95,7 @@ def test_a_killed_actor_cuts_its_streams_and_changes_no_ratio() -> None:
         assert set(index) == {10, 11, 20, 21}
 
 
-@pytest.mark.representatives("auto")
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["auto", "host"])
 def test_two_learners_with_a_buffer_equal_one(placement: str, tmp_path: Any) -> None:
     states = []
