@@ -164,7 +164,7 @@ class GTrXL(RecurrentCore):
     def __call__(
         self, x: Float[Array, "B n"], carry: GTrXLCarry
     ) -> tuple[Float[Array, "B m"], GTrXLCarry]:
-        starts = jnp.zeros((1, len(x)), bool)
+        starts = jnp.zeros((1, x.shape[0]), bool)
         output = self.sequence(x[None], carry, starts)
         return jax.tree.map(lambda leaf: leaf[0], output)
 

@@ -48,10 +48,14 @@ class Conv(nn.Module):
 def convolve_on_cpu(
     x: Float[Array, "c h w n"], kernel: Float[Array, "i j c f"], strides: Pair, padding: str
 ) -> Float[Array, "f h2 w2 n"]:
-    """Convolve by a matrix product, or by XLA if its matrix would be too large."""
+    """Convolve by a matrix product, or by XLA if its matrix would be too large.
+
+    A program that is traced for any batch size has the matrix product.
+    """
     rows, columns = _output_size(x, kernel, strides, padding)
     size = math.prod(kernel.shape[:3]) * rows * columns * x.shape[3] * x.dtype.itemsize
-    convolve = convolve_by_matmul if size <= MAX_PRODUCT_BYTES else convolve_with_xla
+    is_small = not isinstance(size, int) or size <= MAX_PRODUCT_BYTES  # no int for any batch size
+    convolve = convolve_by_matmul if is_small else convolve_with_xla
     return convolve(x, kernel, strides, padding)
 
 

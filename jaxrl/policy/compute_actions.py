@@ -182,9 +182,14 @@ class ComputeActions:
         return self._inference(self._acting.get_actor_state, request, base_key, number)
 
 
-def check_module_id(module_id: str) -> None:
-    """Raise UnknownNameError unless the name is that of the only module."""
+def check_module_id(module_id: str) -> str:
+    """Return the name of a module.
+
+    Raises:
+        UnknownNameError: If it is not that of the only module.
+    """
     if module_id != DEFAULT_MODULE:
         raise UnknownNameError(
             f"There is no module '{module_id}'; the only one is '{DEFAULT_MODULE}'."
         )
+    return module_id

@@ -29,11 +29,44 @@ from jaxrl.training.rollout import ActorCarry, ActorState, PolicyStep, make_env_
 
 
 @pytree
-class _Inputs:
+class ActInputs:
+    """Inputs of a forward pass that a caller has, `[B, ...]`.
+
+    `prev_action` is the environment action that was executed, None for the computed one.
+    """
+
     obs: PyTree
     carry: ActorCarry
     is_first: Any  # a NumPy array outside of the program
     prev_action: PyTree
+
+
+def act(
+    policy_step: PolicyStep,
+    pipeline: ActionPipeline,
+    actor: ActorState,
+    inputs: ActInputs,
+    keys: Key,
+    explore: bool,
+) -> tuple[PyTree, ActorCarry, dict[str, Any]]:
+    """Compute environment actions `[B, ...]`, the carry after them, and the module's outputs.
+
+    The whole pipeline from observation to action, for compiled calls and for exports.
+
+    Args:
+        policy_step: Module and connectors of the run.
+        pipeline: Conversion of the module's actions.
+        actor: Parameters and connector statistics.
+        inputs: Observations and what belongs to them.
+        keys: Typed keys `[B]`, which are consumed.
+        explore: Whether to sample actions.
+    """
+    index = make_env_index(inputs.is_first.shape[0])
+    carry = set_previous_action(inputs.carry, inputs.prev_action, pipeline)
+    draws = policy_step.module.draw(keys)
+    out = dict(policy_step.act(actor, inputs.obs, carry, inputs.is_first, index, draws, explore))
+    carry_out: ActorCarry = out.pop(Columns.STATE_OUT)
+    return pipeline(out[Columns.ACTIONS]), carry_out, out
 
 
 class Inference:
@@ -56,6 +89,7 @@ class Inference:
         jit: bool = True,
     ) -> None:
         self._policy_step = policy_step
+        self._observation_space = observation_space
         self._conform = make_conformer(observation_space, "obs")
         self._max_retraces = max_retraces
         self._jit = jit
@@ -70,6 +104,37 @@ class Inference:
     def module(self) -> RLModule:
         """Module of the run."""
         return self._policy_step.module
+
+    @property
+    def policy_step(self) -> PolicyStep:
+        """Module and connectors of the run."""
+        return self._policy_step
+
+    @property
+    def observation_space(self) -> gymnasium.Space[Any]:
+        """Observation space of the environment."""
+        return self._observation_space
+
+    @property
+    def action_space(self) -> gymnasium.Space[Any]:
+        """Action space of the environment."""
+        return self._policy_step.action_pipeline.space
+
+    def conform(self, obs: object) -> PyTree:
+        """Validate an observation and convert it to the types of its space.
+
+        Raises:
+            SpaceError: If it is not in the space.
+        """
+        return self._conform(obs)
+
+    def conform_action(self, action: object) -> PyTree:
+        """Validate an environment action of the past and convert it to the types of its space.
+
+        Raises:
+            SpaceError: If it does not fit the space; that of a Box may be out of bounds.
+        """
+        return self._conform_action(action)
 
     @property
     def programs(self) -> list[Program]:
@@ -101,18 +166,11 @@ class Inference:
         policy_step = self._policy_step
 
         def compute(
-            actor: ActorState, inputs: _Inputs, base_key: Key, number: UInt32[Array, ""]
+            actor: ActorState, inputs: ActInputs, base_key: Key, number: UInt32[Array, ""]
         ) -> ActionResult:
-            num = inputs.is_first.shape[0]
-            keys = jax.random.split(jax.random.fold_in(base_key, number), num)
-            index = make_env_index(num)
-            carry = set_previous_action(inputs.carry, inputs.prev_action, pipeline)
-            draws = policy_step.module.draw(keys)
-            out = dict(
-                policy_step.act(actor, inputs.obs, carry, inputs.is_first, index, draws, explore)
-            )
-            carry_out: ActorCarry = out.pop(Columns.STATE_OUT)
-            return pipeline(out[Columns.ACTIONS]), self._to_state(carry_out), out
+            keys = make_row_keys(base_key, number, inputs.is_first.shape[0])
+            actions, carry, out = act(policy_step, pipeline, actor, inputs, keys, explore)
+            return actions, self._to_state(carry), out
 
         return compute
 
@@ -169,6 +227,12 @@ class Inference:
         """Return which of `prev_action` and `prev_reward` some connector reads."""
         return self._read_inputs
 
+    def can_read_prev_action(self) -> bool:
+        """Return whether a connector reads previous actions, and other ones can be converted."""
+        pipeline = self._policy_step.action_pipeline
+        has_inverses = all(type(c).inverse is not ActionConnector.inverse for c in pipeline)
+        return "prev_action" in self._read_inputs and has_inverses
+
     @functools.cached_property
     def _read_inputs(self) -> frozenset[str]:
         temporal = self._temporal
@@ -217,9 +281,10 @@ class Inference:
             self._initial_carries[num] = jax.tree.map(np.asarray, carry)
         return self._initial_carries[num]
 
-    def _make_inputs(self, request: ActionRequest) -> _Inputs:
+    def _make_inputs(self, request: ActionRequest) -> ActInputs:
         num = len(request.observations)
-        obs = _stack([self._conform(obs) for obs in request.observations])
+        rows = request.observations
+        obs = _stack(rows if request.is_conformed else [self._conform(row) for row in rows])
         is_first = request.state is None
         carry = self._get_initial_carry(num)
         self._check_state_is_kept(request)
@@ -239,7 +304,10 @@ class Inference:
         actions = None
         if request.prev_action is not None:
             actions = _stack([self._conform_action(action) for action in request.prev_action])
-        return _Inputs(obs=obs, carry=carry, is_first=np.full(num, is_first), prev_action=actions)
+        starts = np.full(num, is_first) if request.is_first is None else request.is_first
+        if request.is_first is not None and not is_first:
+            carry = _where_rows(starts, self._get_initial_carry(num), carry)
+        return ActInputs(obs=obs, carry=carry, is_first=starts, prev_action=actions)
 
     def _check_state_is_kept(self, request: ActionRequest) -> None:
         """Raise ConfigError if a stateful module or connector is called without its state."""
@@ -282,6 +350,17 @@ class Inference:
                     )
 
 
+def make_row_keys(base_key: Key, number: int | np.uint32 | UInt32[Array, ""], num: int) -> Key:
+    """Return the keys `[num]` of a call: one per row, none of which another call has.
+
+    Args:
+        base_key: Key that calls share.
+        number: Number of the call.
+        num: Number of rows.
+    """
+    return jax.random.split(jax.random.fold_in(base_key, number), num)
+
+
 def set_previous_action(
     carry: ActorCarry, prev_action: PyTree, pipeline: ActionPipeline
 ) -> ActorCarry:
@@ -319,6 +398,13 @@ def _stack(trees: Sequence[PyTree]) -> PyTree:
     if len(trees) == 1:
         return map_tree(lambda leaf: leaf[None], trees[0])
     return stack_trees(trees)
+
+
+def _where_rows(condition: np.ndarray, yes: PyTree, no: PyTree) -> PyTree:
+    """Select rows of NumPy arrays, as `where_rows` does in a program."""
+    return jax.tree.map(
+        lambda a, b: np.where(condition.reshape(-1, *[1] * (np.ndim(a) - 1)), a, b), yes, no
+    )
 
 
 def _canonicalize(leaf: ArrayLike) -> np.ndarray:

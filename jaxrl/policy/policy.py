@@ -1,11 +1,14 @@
 """Deployable policy that keeps the state of an episode."""
 
+import importlib
+import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxrl.config.rllib_api import get_former_attribute
 from jaxrl.core.types import Key, PyTree
 from jaxrl.policy.inference import Inference
-from jaxrl.policy.requests import ActionRequest, check_inputs, take_row
+from jaxrl.policy.requests import ActionRequest, ActionResult, check_inputs, take_row
 from jaxrl.training.report import to_host
 from jaxrl.training.rollout import ActorState
 
@@ -41,6 +44,16 @@ class Policy:
             return get_former_attribute(self, "policy", name)
 
     @property
+    def inference(self) -> Inference:
+        """Forward passes of the run."""
+        return self._inference
+
+    @property
+    def actor(self) -> ActorState:
+        """Parameters and connector statistics."""
+        return self._actor
+
+    @property
     def state(self) -> PyTree:
         """State of the module and connectors after the last action; None at an episode's start."""
         return self._state
@@ -49,9 +62,38 @@ class Policy:
         """Return the state of the module and connectors at an episode's start."""
         return take_row(self._inference.initial_state(), 0)
 
+    def compute(self, request: ActionRequest) -> ActionResult:
+        """Compute the actions of a batch; the state of this policy's episode is neither read nor set.
+
+        Args:
+            request: Request with its own state, which says whether to explore.
+
+        Raises:
+            SpaceError: If an observation, or a previous action, is not in its space.
+            ConfigError: If an input that a connector needs is missing, or one has no effect.
+        """
+        result = self._inference(lambda: self._actor, request, self._key, self._num_actions)
+        self._num_actions += 1
+        return result
+
+    def with_inference(self, inference: Inference) -> "Policy":
+        """Return a policy with these parameters and the programs of another one of the same config."""
+        return Policy(inference, self._actor, key=self._key, explore=self._explore)
+
     def get_weights(self) -> PyTree:
         """Return the parameters of the module as NumPy copies."""
         return to_host(self._actor.params)
+
+    def export(
+        self,
+        folder: str | os.PathLike[str],
+        formats: Sequence[str] = ("numpy",),
+        explore: Sequence[bool] = (False, True),
+    ) -> str:
+        """Write the policy as files that run without jaxrl; see `Algorithm.export`."""
+        higher = importlib.import_module("jaxrl.export.artifact")  # by name: a higher layer
+        export = higher.make_export(self._inference, self._actor, formats=formats, explore=explore)
+        return str(export.write(folder))
 
     def reset(self) -> None:
         """Reset the state: the next observation starts an episode."""
@@ -77,7 +119,5 @@ class Policy:
         request = ActionRequest.from_single(
             obs, self._state, past, explore=self._explore, should_return_state=True
         )
-        result = self._inference(lambda: self._actor, request, self._key, self._num_actions)
-        action, self._state, _ = take_row(result, 0)
-        self._num_actions += 1
+        action, self._state, _ = take_row(self.compute(request), 0)
         return action

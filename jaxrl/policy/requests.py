@@ -29,6 +29,9 @@ class ActionRequest:
     Args:
         observations: Observations, unbatched.
         state: State returned for the previous observations, batched; None at episode starts.
+        is_first: Whether each observation starts an episode, so that its state is not read; None
+            if all do or, with a state, if none does.
+        is_conformed: Whether the observations were returned by `Inference.conform`.
         prev_action: Environment actions of the previous step; None for those of `state`.
         prev_reward: Rewards of the previous step.
         explore: Whether to sample actions; False takes the mode of the distribution.
@@ -40,6 +43,8 @@ class ActionRequest:
 
     observations: list[Any]
     state: PyTree = None
+    is_first: np.ndarray | None = None
+    is_conformed: bool = False
     prev_action: Sequence[Any] | None = None
     prev_reward: Sequence[Any] | None = None
     explore: bool | None = None

@@ -95,6 +95,10 @@ class HostPolicy:
     def _is_on_device(self, leaf: object) -> bool:
         return isinstance(leaf, jax.Array) and leaf.sharding == self._sharding
 
+    def set_env_index(self, env_index: Int[np.ndarray, " B"]) -> None:
+        """Replace the indices of the environments, of which there are as many as before."""
+        self._env_index = jax.device_put(np.asarray(env_index, np.int32), self.device)
+
     def set_carry(self, carry: ActorCarry | None) -> None:
         """Set the carry to continue from; None for the carry of episode starts."""
         new = self.policy_step.initial_carry(self._num_envs) if carry is None else carry

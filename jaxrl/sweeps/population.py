@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -272,6 +272,23 @@ class Population(SweepRuns):
         alone = (config.algo_class or Algorithm)(config)
         alone.set_state(run.algorithm.get_state())
         return alone
+
+    @single_threaded
+    def export(
+        self,
+        index: int,
+        folder: str | os.PathLike[str],
+        formats: Sequence[str] = ("numpy",),
+        explore: Sequence[bool] = (False, True),
+    ) -> str:
+        """Export the current policy of a lane; see `Algorithm.export`.
+
+        Raises:
+            UnknownNameError: If there is no such lane.
+            ExportError: If the policy cannot be exported.
+        """
+        self._check_index(index)
+        return self._runs[index].algorithm.export(folder, formats, explore)
 
     @single_threaded
     def evaluate(self, *, num_episodes: int | None = None) -> Result:

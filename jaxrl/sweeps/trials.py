@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -162,6 +162,23 @@ class Trials(SweepRuns):
         """
         self._check_index(index)
         return Algorithm.from_checkpoint(self.folder.path / self.format_lane_name(index))
+
+    @single_threaded
+    def export(
+        self,
+        index: int,
+        folder: str | os.PathLike[str],
+        formats: Sequence[str] = ("numpy",),
+        explore: Sequence[bool] = (False, True),
+    ) -> str:
+        """Export the current policy of a lane; see `Algorithm.export`.
+
+        Raises:
+            UnknownNameError: If there is no such lane.
+            ExportError: If the policy cannot be exported.
+        """
+        with self.lane(index) as algorithm:
+            return algorithm.export(folder, formats, explore)
 
     @single_threaded
     def evaluate(self, *, num_episodes: int | None = None) -> Result:

@@ -1,0 +1,356 @@
+"""Folder of an exported policy: programs, weights, what they are, and examples to check them by."""
+
+import contextlib
+import dataclasses
+import hashlib
+import inspect
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jaxrl.config.serialize import hash_config, serialize_restorable
+from jaxrl.connectors.base import Connector
+from jaxrl.errors import ExportError, did_you_mean
+from jaxrl.export import numpy_program as npp
+from jaxrl.export.draws import DrawSpec
+from jaxrl.export.examples import record_examples
+from jaxrl.export.program import ExportedProgram
+from jaxrl.export.spaces import describe_space
+from jaxrl.export.stablehlo import serialize_function
+from jaxrl.export.trace import (
+    TracedFunction,
+    get_input_shapes,
+    name_leaves,
+    trace_act,
+    trace_set_previous_action,
+)
+from jaxrl.modules.rl_module import make_zeros
+from jaxrl.policy.inference import Inference
+from jaxrl.runtime.versions import get_versions
+from jaxrl.training.rollout import ActorState
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+FORMATS = ("numpy", "stablehlo")
+EXAMPLES = "examples.npz"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Export:
+    """Exported policy in memory.
+
+    Attributes:
+        manifest: Contents of `policy.json`, without the hashes of files.
+        program: Contents of `program.json`; None without the format "numpy".
+        constants: Contents of `constants.npz`.
+        weights: Contents of `weights.npz`.
+        examples: Contents of `examples.npz`.
+        blobs: Contents of other files by name.
+    """
+
+    manifest: dict[str, Any]
+    program: dict[str, Any] | None
+    constants: dict[str, np.ndarray]
+    weights: dict[str, np.ndarray]
+    examples: dict[str, np.ndarray]
+    blobs: dict[str, bytes]
+
+    def collect_weights(self, actor: ActorState) -> dict[str, np.ndarray]:
+        """Return the weights of another actor of the same run, for `NumpyPolicy.set_weights`."""
+        return collect_weights(actor, self.weights)
+
+    def write(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the folder, whole or not at all, and return its path.
+
+        Raises:
+            ExportError: If the folder exists and is not empty, or cannot be written.
+        """
+        target = Path(folder).expanduser().absolute()
+        check_target(target)
+        temporary: str | None = None
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.")
+            self._write_files(Path(temporary))
+            os.chmod(temporary, 0o777 & ~_get_umask())
+            with contextlib.suppress(FileNotFoundError):
+                target.rmdir()
+            os.rename(temporary, target)
+        except OSError as error:
+            raise ExportError(
+                f"{target} cannot be written: {error.strerror or error}; choose another folder."
+            ) from error
+        finally:
+            if temporary is not None:
+                shutil.rmtree(temporary, ignore_errors=True)
+        return target
+
+    def _write_files(self, folder: Path) -> None:
+        arrays = {npp.CONSTANTS: self.constants, npp.WEIGHTS: self.weights, EXAMPLES: self.examples}
+        for name, content in arrays.items():
+            np.savez(folder / name, allow_pickle=False, **_to_savable(content))
+        if self.program is not None:
+            (folder / npp.PROGRAM).write_text(_to_json(self.program))
+        for name, blob in self.blobs.items():
+            (folder / name).write_bytes(blob)
+        files = {path.name: npp.hash_file(str(path)) for path in sorted(folder.iterdir())}
+        (folder / npp.MANIFEST).write_text(_to_json({**self.manifest, "files": files}, indent=1))
+
+
+def _get_umask() -> int:
+    """Return the process's umask, which can only be read by setting it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def _to_savable(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return arrays as `np.savez` takes them, in C order."""
+    return {
+        name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()
+    }
+
+
+def _to_json(data: object, indent: int | None = None) -> str:
+    return json.dumps(data, indent=indent, allow_nan=False, separators=(",", ":")) + "\n"
+
+
+def check_target(folder: Path) -> None:
+    """Raise ExportError if a folder exists and is not empty."""
+    if folder.is_dir() and not any(folder.iterdir()):
+        return
+    if folder.exists() or folder.is_symlink():
+        raise ExportError(
+            f"{folder} exists and is not an empty folder: export into a new one, or remove it."
+        )
+
+
+def check_options(formats: object, explore: object) -> tuple[list[str], list[bool]]:
+    """Return the formats and modes of an export as lists.
+
+    Raises:
+        ExportError: If there is none of them, or one is unknown.
+    """
+    names = [formats] if isinstance(formats, str) else formats
+    if not isinstance(names, Collection) or not names:
+        raise ExportError(f"formats={formats!r} must name at least one of {', '.join(FORMATS)}.")
+    for name in names:
+        if name not in FORMATS:
+            raise ExportError(
+                f"There is no format {name!r}; formats are {', '.join(FORMATS)}."
+                f"{did_you_mean(name, FORMATS)}"
+            )
+    modes = [explore] if isinstance(explore, bool) else explore
+    if not isinstance(modes, Collection) or not modes or set(modes) - {False, True}:
+        raise ExportError(
+            f"explore={explore!r} must be True, False or both, (False, True): the actions to export."
+        )
+    return list(dict.fromkeys(names)), sorted({bool(mode) for mode in modes})
+
+
+def collect_weights(actor: ActorState, names: Collection[str]) -> dict[str, np.ndarray]:
+    """Return the leaves of an actor that an export uses, by name."""
+    found = {name.partition("/")[2]: leaf for name, leaf in name_leaves("weights", actor)}
+    leaves = jax.device_get({name: found[name] for name in names})
+    return {name: np.asarray(leaf) for name, leaf in leaves.items()}
+
+
+def make_export(
+    inference: Inference,
+    actor: ActorState,
+    *,
+    formats: Iterable[str] = ("numpy",),
+    explore: object = (False, True),
+    source: Mapping[str, Any] | None = None,
+    num_examples: int = 16,
+) -> Export:
+    """Export a policy.
+
+    Args:
+        inference: Forward passes of the run.
+        actor: Parameters and connector statistics.
+        formats: "numpy", "stablehlo".
+        explore: Modes: False for the most likely action, True for a sampled one.
+        source: Facts about the run to record.
+        num_examples: Number of steps of the recorded examples.
+
+    Raises:
+        ExportError: If the policy has no form in one of the formats.
+    """
+    kinds, modes = check_options(formats, explore)
+    functions = _trace_functions(inference, actor, modes)
+    lowered = {}
+    if "numpy" in kinds:
+        lowered = {name: function.to_program() for name, function in functions.items()}
+    blobs: dict[str, bytes] = {}
+    drawn: dict[str, list[DrawSpec]] = {}
+    if "stablehlo" in kinds:
+        for name, function in functions.items():
+            blobs[f"{name}.stablehlo"], specs = serialize_function(function)
+            drawn[name] = specs
+    drawn.update({name: [*drawn.get(name, ()), *specs] for name, (_, specs) in lowered.items()})
+    programs = {name: program for name, (program, _) in lowered.items()}
+    names = _find_weights(functions, programs if "stablehlo" not in kinds else {})
+    constants = _make_initial_state(inference)
+    data = None
+    if programs:
+        data = {n: _program_to_data(n, program, constants) for n, program in programs.items()}
+    manifest = _make_manifest(inference, actor, functions, names, drawn)
+    return Export(
+        manifest={**manifest, "formats": kinds, "source": _describe_source(actor, source)},
+        program=None if data is None else {"programs": data},
+        constants=constants,
+        weights=collect_weights(actor, names),
+        examples=record_examples(inference, actor, modes, num_steps=num_examples),
+        blobs=blobs,
+    )
+
+
+def _trace_functions(
+    inference: Inference, actor: ActorState, modes: Sequence[bool]
+) -> dict[str, TracedFunction]:
+    policy_step = inference.policy_step
+    functions = {
+        npp.SAMPLE if explore else npp.GREEDY: trace_act(policy_step, actor, explore=explore)
+        for explore in modes
+    }
+    if inference.can_read_prev_action():
+        functions[npp.SET_PREVIOUS_ACTION] = trace_set_previous_action(policy_step)
+    return functions
+
+
+def _find_weights(
+    functions: Mapping[str, TracedFunction], programs: Mapping[str, ExportedProgram]
+) -> list[str]:
+    """Return the names of the weights that programs use, or traced functions without programs."""
+    used = {name for program in programs.values() for name in program.input_names}
+    if not programs:
+        used = {name for function in functions.values() for name in function.find_used_inputs()}
+    names = (name for function in functions.values() for name, _ in function.inputs)
+    return [name.partition("/")[2] for name in dict.fromkeys(names)
+            if name.startswith("weights/") and name in used]  # fmt: skip
+
+
+def _make_initial_state(inference: Inference) -> dict[str, np.ndarray]:
+    carry = inference.policy_step.initial_carry(1)
+    return {f"initial/{n}": np.asarray(leaf)[0] for n, leaf in name_leaves("state", carry)}
+
+
+def _program_to_data(
+    name: str, program: ExportedProgram, constants: dict[str, np.ndarray]
+) -> dict[str, Any]:
+    """Return a program as plain data; arrays among its constants are added to the others."""
+    scalars: list[list[Any]] = []
+    for number, array in program.constants:
+        value: Any = array.tolist()
+        if array.ndim:
+            digest = hashlib.sha256(array.tobytes()).hexdigest()[:16]
+            value = f"constants/{digest}-{array.dtype}-{'x'.join(map(str, array.shape))}"
+            constants[value] = array
+        elif isinstance(value, float) and not np.isfinite(value):
+            value = str(value)
+        scalars.append([number, value])
+    return {
+        "values": [[dtype, dims] for dtype, dims in program.values],
+        "inputs": [[key, number] for key, number in program.inputs],
+        "constants": scalars,
+        "operations": [
+            [o.name, list(o.inputs), o.attributes, o.output] for o in program.operations
+        ],
+        "outputs": [[key, number] for key, number in program.outputs],
+    }
+
+
+def _make_manifest(
+    inference: Inference,
+    actor: ActorState,
+    functions: Mapping[str, TracedFunction],
+    weights: Sequence[str],
+    drawn: Mapping[str, Sequence[DrawSpec]],
+) -> dict[str, Any]:
+    policy_step = inference.policy_step
+    obs, carry = get_input_shapes(policy_step, 1)
+    action = jax.eval_shape(lambda: make_zeros(policy_step.action_pipeline.space, (1,)))
+    leaves = {name.partition("/")[2]: leaf for name, leaf in name_leaves("weights", actor)}
+    act = next(iter(functions.values()))
+    draws = {spec.name: spec for specs in drawn.values() for spec in specs}
+    reads = set(inference.get_read_inputs())
+    if npp.SET_PREVIOUS_ACTION not in functions:
+        reads.discard("prev_action")
+    return {
+        "format": npp.FORMAT,
+        "version": npp.VERSION,
+        "observation_space": describe_space(inference.observation_space, "observation_space"),
+        "action_space": describe_space(policy_step.action_pipeline.space, "action_space"),
+        "reads": sorted(reads),
+        "signature": {
+            "weights": [_describe_array(name, leaves[name], 0) for name in weights],
+            "obs": _describe_rows("obs", obs),
+            "state": _describe_rows("state", carry),
+            "prev_action": _describe_rows("prev_action", action),
+            "draws": [spec.to_data() for _, spec in sorted(draws.items())],
+            "actions": _select(act.outputs, "actions"),
+            "module_actions": _select(act.outputs, "module_actions"),
+        },
+        "programs": {
+            name: {
+                "inputs": function.find_used_inputs(),
+                "draws": list(dict.fromkeys(spec.name for spec in drawn.get(name, ()))),
+                "outputs": function.outputs,
+            }
+            for name, function in functions.items()
+        },
+        "module": type(policy_step.module).__name__,
+        "connectors": {
+            "observations": [_describe_connector(c) for c in policy_step.obs_pipeline],
+            "actions": [_describe_connector(c) for c in policy_step.action_pipeline],
+        },
+    }
+
+
+def _select(names: Sequence[str], group: str) -> list[str]:
+    return [name for name in names if name.partition("/")[0] == group]
+
+
+def _describe_rows(prefix: str, tree: Any) -> list[dict[str, Any]]:
+    return [_describe_array(name, leaf, 1) for name, leaf in name_leaves(prefix, tree)]
+
+
+def _describe_array(name: str, leaf: Any, num_skipped: int) -> dict[str, Any]:
+    return {"name": name, "dtype": str(leaf.dtype), "shape": list(leaf.shape[num_skipped:])}
+
+
+def _describe_connector(connector: Connector) -> str:
+    """Return a connector's name and the first sentence of its docstring."""
+    summary = (inspect.getdoc(type(connector.unwrapped)) or "").partition("\n\n")[0]
+    return f"{connector.unwrapped.name}: {' '.join(summary.split())}"
+
+
+def _describe_source(actor: ActorState, source: Mapping[str, Any] | None) -> dict[str, Any]:
+    steps = int(actor.progress.env_steps)
+    return {**(source or {}), "num_env_steps_sampled_lifetime": steps, "versions": get_versions()}
+
+
+def describe_run(config: "AlgorithmConfig", iteration: int) -> dict[str, Any]:
+    """Return the facts about a run that an export records.
+
+    Args:
+        config: Config of the run.
+        iteration: Number of completed iterations.
+    """
+    saved, _ = serialize_restorable(config)
+    env = config.environment_settings.env
+    return {
+        "algorithm": config.algo_name,
+        "env": env if isinstance(env, str) else getattr(env, "__name__", str(env)),
+        "training_iteration": iteration,
+        "config_sha256": hash_config(saved),
+    }

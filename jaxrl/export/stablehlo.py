@@ -1,0 +1,160 @@
+"""Exported policies as StableHLO, for users of JAX: one artefact for every batch size."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export as jax_export
+
+from jaxrl.errors import ExportError, summarize_exception
+from jaxrl.export import numpy_program as npp
+from jaxrl.export.draws import DrawReplacer, DrawSpec
+from jaxrl.export.trace import TracedFunction
+
+PLATFORMS = ("cpu", "cuda")
+
+
+def serialize_function(function: TracedFunction) -> tuple[bytes, list[DrawSpec]]:
+    """Return a traced function as serialized StableHLO, and its random inputs.
+
+    Its arguments are a list of the used inputs in order, and a list of the random inputs; its
+    result is the list of the outputs.
+
+    Raises:
+        ExportError: If it cannot be exported.
+    """
+    closed, used = function.closed, set(function.find_used_inputs())
+    has_keys = len(closed.jaxpr.invars) > len(function.inputs)
+    specs = _find_draws(function) if has_keys and _uses_keys(function) else []
+    batch = _find_batch(function)
+    keys = jax.random.key(0)
+
+    def run(arrays: list[Any], draws: list[Any]) -> list[Any]:
+        given = iter(arrays)
+        arguments = [
+            next(given) if name in used else jnp.zeros(spec.shape, spec.dtype)
+            for name, spec in function.inputs
+        ]
+        if has_keys:  # every draw is replaced, so the keys decide nothing
+            arguments.append(jnp.broadcast_to(keys, (batch,)))
+        return DrawReplacer(draws or None).evaluate(closed.jaxpr, closed.consts, arguments)
+
+    inputs = [spec for name, spec in function.inputs if name in used]
+    draws = [jax.ShapeDtypeStruct((batch, *spec.shape), spec.dtype) for spec in specs]
+    try:
+        exported = jax_export.export(jax.jit(run), platforms=PLATFORMS)(inputs, draws)
+        return bytes(exported.serialize()), specs
+    except ImportError as error:
+        raise ExportError(
+            "The format 'stablehlo' needs flatbuffers: pip install 'jaxrl[export]'."
+        ) from error
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise ExportError(
+            f"{function.owner} cannot be exported as StableHLO: {summarize_exception(error)}."
+        ) from error
+
+
+def _find_batch(function: TracedFunction) -> Any:
+    """Return the symbol of the batch size of a traced function."""
+    return next(spec.shape[0] for name, spec in function.inputs if not name.startswith("weights/"))
+
+
+def _uses_keys(function: TracedFunction) -> bool:
+    """Return whether an output depends on the keys."""
+    keys = function.closed.jaxpr.invars[-1]
+    needed = set(function.closed.jaxpr.outvars)
+    for equation in reversed(function.closed.jaxpr.eqns):
+        if needed.intersection(equation.outvars):
+            needed.update(atom for atom in equation.invars if atom in _variables(equation))
+    return keys in needed
+
+
+def _variables(equation: Any) -> list[Any]:
+    return [atom for atom in equation.invars if not hasattr(atom, "val")]
+
+
+def _find_draws(function: TracedFunction) -> list[DrawSpec]:
+    """Return the random inputs of a function, in the order in which it draws."""
+    replacer = DrawReplacer()
+    closed = function.closed
+
+    def run(*arguments: Any) -> list[Any]:
+        return replacer.evaluate(closed.jaxpr, closed.consts, arguments)
+
+    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]  # pyright: ignore
+    jax.eval_shape(run, *shapes)
+    return replacer.specs
+
+
+class StableHloProgram:
+    """Program of an export that JAX runs, with the interface of `numpy_program.Program`.
+
+    Args:
+        exported: Deserialized program.
+        inputs: Names of its inputs.
+        draws: Names of its random inputs.
+        outputs: Names of its outputs.
+    """
+
+    def __init__(
+        self, exported: jax_export.Exported, inputs: list[str], draws: list[str], outputs: list[str]
+    ) -> None:
+        self._call, self._inputs, self._draws = jax.jit(exported.call), inputs, draws
+        self.input_names, self.output_names = [*inputs, *draws], outputs
+
+    def prepare(self, weights: Mapping[str, np.ndarray]) -> list[Any]:
+        """Return the weights by name, on the device."""
+        return [{name: jnp.asarray(array) for name, array in weights.items()}]
+
+    def run(
+        self, prepared: list[Any], batch: int, inputs: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Run the program; see `numpy_program.Program.run`."""
+        del batch
+        weights = {f"weights/{name}": array for name, array in prepared[0].items()}
+        arrays = [weights[name] if name in weights else inputs[name] for name in self._inputs]
+        results = self._call(arrays, [inputs[name] for name in self._draws])
+        return dict(zip(self.output_names, map(np.asarray, results), strict=True))
+
+    def check_run(self, prepared: list[Any]) -> None:
+        """Do nothing: JAX checks types and shapes in every call."""
+
+
+def load_stablehlo(
+    folder: str | os.PathLike[str], *, explore: bool = False, seed: int | None = None
+) -> npp.NumpyPolicy:
+    """Load the StableHLO of an export as a policy with the methods of `NumpyPolicy`.
+
+    Args:
+        folder: Folder of the export.
+        explore: Whether to sample actions.
+        seed: Seed of the sampled actions.
+
+    Raises:
+        PolicyFileError: If the export is damaged, or has no StableHLO.
+    """
+    path = Path(folder).expanduser()
+    manifest = npp.read_json(str(path), npp.MANIFEST)
+    npp.check_manifest(manifest, str(path))
+    programs: dict[str, Any] = {}
+    for name, described in manifest["programs"].items():
+        file = f"{name}.stablehlo"
+        if file not in manifest["files"]:
+            raise npp.PolicyFileError(f"{path} has no {file}: export with formats=('stablehlo',).")
+        exported = jax_export.deserialize(bytearray((path / file).read_bytes()))
+        draws = described["draws"]
+        programs[name] = StableHloProgram(
+            exported, described["inputs"], draws, described["outputs"]
+        )
+    return npp.NumpyPolicy.from_programs(
+        manifest,
+        programs,
+        npp.read_arrays(str(path), npp.WEIGHTS),
+        npp.read_arrays(str(path), npp.CONSTANTS),
+        explore=explore,
+        seed=seed,
+    )

@@ -1,0 +1,293 @@
+"""Tracing of acting, as every call for an action runs it, into operations for any batch size."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax import export as jax_export
+from jax.extend import core as jex_core
+
+from jaxrl.core.types import Columns, PyTree
+from jaxrl.errors import (
+    TRACING_ERRORS,
+    ExportError,
+    JaxrlError,
+    locate_in_user_code,
+    summarize_exception,
+)
+from jaxrl.export.draws import DrawSpec, find_draw, get_body, is_key
+from jaxrl.export.lowering import is_known, lower
+from jaxrl.export.program import ExportedProgram, Operand, ProgramBuilder
+from jaxrl.modules.rl_module import make_zeros
+from jaxrl.policy.inference import ActInputs, act, set_previous_action
+from jaxrl.training.rollout import ActorState, PolicyStep
+
+Equation: TypeAlias = jex_core.JaxprEqn
+Specs: TypeAlias = "list[tuple[str, jax.ShapeDtypeStruct]]"
+"""Names, types and shapes of arrays, in the order of a tree's leaves."""
+
+BATCH = "b"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TracedFunction:
+    """Function of lists of arrays, traced for any batch size.
+
+    Attributes:
+        closed: The traced function; its arguments are the inputs in order.
+        inputs: Names and shapes of the inputs; the keys, if any, come last and have no name.
+        outputs: Names of the outputs.
+        owner: Name of the module's class, for error messages.
+    """
+
+    closed: jex_core.ClosedJaxpr
+    inputs: Specs
+    outputs: list[str]
+    owner: str
+
+    def find_used_inputs(self) -> list[str]:
+        """Return the names of the inputs that the outputs depend on."""
+        jaxpr = self.closed.jaxpr
+        needed = {id(atom) for atom in jaxpr.outvars}
+        for equation in reversed(jaxpr.eqns):
+            if any(id(out) in needed for out in equation.outvars):
+                needed.update(id(atom) for atom in equation.invars)
+        pairs = zip(self.inputs, jaxpr.invars, strict=False)
+        return [name for (name, _), variable in pairs if id(variable) in needed]
+
+    def to_program(self) -> tuple[ExportedProgram, list[DrawSpec]]:
+        """Return the function as operations, and its random inputs.
+
+        Raises:
+            ExportError: If an operation has no counterpart.
+        """
+        flattener = _Flattener(self.owner)
+        operands: list[_Atom] = [
+            flattener.builder.add_input(name, spec.dtype, spec.shape) for name, spec in self.inputs
+        ]
+        if len(self.closed.jaxpr.invars) > len(operands):
+            operands.append(_FROM_KEYS)
+        results = flattener.flatten(self.closed.jaxpr, self.closed.consts, operands)
+        outputs = [
+            (name, flattener.require(result))
+            for name, result in zip(self.outputs, results, strict=True)
+        ]
+        program = flattener.builder.finish(outputs)
+        return program, [spec for spec in flattener.draws if spec.name in program.input_names]
+
+
+def name_leaves(prefix: str, tree: PyTree) -> Specs:
+    """Return the names of a tree's leaves with their shapes and types."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [
+        ("/".join([prefix, *(jax.tree_util.keystr((key,), simple=True) for key in path)]), leaf)
+        for path, leaf in leaves
+    ]
+
+
+def make_batch_symbol() -> Any:
+    """Return the symbol of the batch size."""
+    (symbol,) = jax_export.symbolic_shape(BATCH, constraints=[f"{BATCH} >= 1"])
+    return symbol
+
+
+def _with_batch(tree: PyTree, batch: Any) -> PyTree:
+    """Return the shapes of a tree `[1, ...]` for another batch size."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((batch, *leaf.shape[1:]), leaf.dtype), tree
+    )
+
+
+def get_input_shapes(policy_step: PolicyStep, batch: Any) -> tuple[PyTree, PyTree]:
+    """Return the shapes of observations and of the carry for a batch size."""
+    obs = jax.eval_shape(lambda: make_zeros(policy_step.obs_pipeline.space, (1,)))
+    carry = jax.eval_shape(lambda: policy_step.initial_carry(1))
+    return _with_batch(obs, batch), _with_batch(carry, batch)
+
+
+def trace_act(policy_step: PolicyStep, actor: ActorState, *, explore: bool) -> TracedFunction:
+    """Trace acting: from weights, observations, state and keys to actions and the next state.
+
+    Args:
+        policy_step: Module and connectors of the run.
+        actor: Parameters and connector statistics.
+        explore: Whether to sample actions.
+
+    Raises:
+        ExportError: If it cannot be traced for any batch size.
+    """
+    batch = make_batch_symbol()
+    obs, carry = get_input_shapes(policy_step, batch)
+    is_first = jax.ShapeDtypeStruct((batch,), np.bool_)
+    keys = jax.ShapeDtypeStruct((batch,), jax.eval_shape(lambda: jax.random.key(0)).dtype)
+    names: list[str] = []
+
+    def compute(actor: ActorState, inputs: ActInputs, keys: Any) -> list[Any]:
+        pipeline = policy_step.action_pipeline
+        actions, after, out = act(policy_step, pipeline, actor, inputs, keys, explore)
+        named = [
+            *name_leaves("actions", actions),
+            *name_leaves("module_actions", out[Columns.ACTIONS]),
+            ("log_prob", out[Columns.ACTION_LOGP]),
+            ("dist_inputs", out[Columns.ACTION_DIST_INPUTS]),
+            *name_leaves("next/state", after),
+        ]
+        names.extend(name for name, _ in named)
+        return [leaf for _, leaf in named]
+
+    inputs = ActInputs(obs=obs, carry=carry, is_first=is_first, prev_action=None)
+    actor_shapes = jax.eval_shape(lambda x: x, actor)
+    closed = _trace(policy_step, compute, actor_shapes, inputs, keys)
+    arguments = [
+        *name_leaves("weights", actor_shapes),
+        *name_leaves("obs", obs),
+        *name_leaves("state", carry),
+        ("is_first", is_first),
+    ]
+    return TracedFunction(
+        closed=closed, inputs=arguments, outputs=names, owner=type(policy_step.module).__name__
+    )
+
+
+def trace_set_previous_action(policy_step: PolicyStep) -> TracedFunction:
+    """Trace the replacement of the previous action by the one that was executed.
+
+    Raises:
+        ExportError: If it cannot be traced for any batch size.
+    """
+    pipeline = policy_step.action_pipeline
+    batch = make_batch_symbol()
+    _, carry = get_input_shapes(policy_step, batch)
+    action = _with_batch(jax.eval_shape(lambda: make_zeros(pipeline.space, (1,))), batch)
+
+    def compute(carry: Any, action: PyTree) -> list[Any]:
+        return jax.tree.leaves(set_previous_action(carry, action, pipeline).action)
+
+    closed = _trace(policy_step, compute, carry, action)
+    return TracedFunction(
+        closed=closed,
+        inputs=[*name_leaves("state", carry), *name_leaves("prev_action", action)],
+        outputs=[name for name, _ in name_leaves("next/state/action", carry.action)],
+        owner=type(policy_step.module).__name__,
+    )
+
+
+def _trace(policy_step: PolicyStep, function: Callable[..., Any], *args: Any) -> Any:
+    name = type(policy_step.module).__name__
+    try:
+        # Slices of keys count as reuse if the number of keys is a symbol.
+        with jax.debug_key_reuse(False):
+            return jax.make_jaxpr(function)(*args)
+    except JaxrlError:
+        raise
+    except TRACING_ERRORS as error:
+        raise ExportError(
+            f"{name} and its connectors cannot be traced for any batch size: "
+            f"{summarize_exception(error)}{locate_in_user_code(error)}; write code that does not "
+            "depend on the number of observations."
+        ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class _Unavailable:
+    """Value made of keys or of an operation without a counterpart; an error once it is needed."""
+
+    reason: str
+
+
+_FROM_KEYS = _Unavailable("the keys of jax.random themselves")
+_Atom: TypeAlias = "Operand | _Unavailable"
+
+
+class _Flattener:
+    """Conversion of a jaxpr to operations, with calls inlined.
+
+    Args:
+        owner: Name of the module's class, for error messages.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self.builder = ProgramBuilder()
+        self.draws: list[DrawSpec] = []
+        self._owner = owner
+
+    def require(self, atom: _Atom) -> Operand:
+        """Return an operand.
+
+        Raises:
+            ExportError: If it is not available.
+        """
+        if isinstance(atom, _Unavailable):
+            raise ExportError(
+                f"{self._owner} cannot be exported to NumPy: its actions depend on {atom.reason}, "
+                "which has no counterpart there; replace it, or export with "
+                "formats=('stablehlo',)."
+            )
+        return atom
+
+    def flatten(
+        self, jaxpr: jex_core.Jaxpr, consts: Sequence[Any], operands: Sequence[_Atom]
+    ) -> list[_Atom]:
+        """Add the operations of a jaxpr and return its results."""
+        env: dict[jex_core.Var, _Atom] = {}
+        env.update(zip(jaxpr.constvars, (np.asarray(const) for const in consts), strict=True))
+        env.update(zip(jaxpr.invars, operands, strict=True))
+
+        def read(atom: jex_core.Var | jex_core.Literal) -> _Atom:
+            if isinstance(atom, jex_core.Literal):
+                aval: Any = atom.aval
+                return np.asarray(atom.val, aval.dtype)
+            return env[atom]
+
+        for equation in jaxpr.eqns:
+            atoms = [read(atom) for atom in equation.invars]
+            results = self._flatten_equation(equation, atoms)
+            env.update(zip(equation.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _flatten_equation(self, equation: Equation, atoms: list[_Atom]) -> Sequence[_Atom]:
+        name, body = equation.primitive.name, get_body(equation)
+        if equation.invars and is_key(equation.invars[0]):
+            spec = find_draw(equation, atoms, len(self.draws))
+            if spec is not None:
+                self.draws.append(spec)
+                aval: Any = equation.outvars[0].aval
+                return [self.builder.add_input(spec.name, aval.dtype, aval.shape)]
+        if body is not None:
+            return self.flatten(body.jaxpr, body.consts, atoms)
+        if name == "platform_index":
+            return [_find_cpu(equation.params["platforms"])]
+        if name == "cond" and isinstance(atoms[0], np.ndarray):
+            branches = equation.params["branches"]
+            branch = branches[min(max(int(atoms[0]), 0), len(branches) - 1)]
+            return self.flatten(branch.jaxpr, branch.consts, atoms[1:])
+        missing = next((atom for atom in atoms if isinstance(atom, _Unavailable)), None)
+        if missing is not None:
+            if missing is _FROM_KEYS and not all(is_key(out) for out in equation.outvars):
+                missing = _Unavailable(f"the random operation '{name}'")
+            return [missing] * len(equation.outvars)
+        if not is_known(name):
+            return [_Unavailable(f"the operation '{name}'")] * len(equation.outvars)
+        operands = [atom for atom in atoms if not isinstance(atom, _Unavailable)]
+        try:
+            return lower(self.builder, equation, operands)
+        except ExportError as error:
+            raise ExportError(f"{self._owner} cannot be exported to NumPy: {error}") from error
+
+
+def _find_cpu(platforms: Sequence[Sequence[str] | None]) -> np.ndarray:
+    """Return the index of the branch for the CPU, whose last one is for all other platforms."""
+    for index, names in enumerate(platforms):
+        if names is None or "cpu" in names:
+            return np.asarray(index, np.int32)
+    raise ExportError(f"An operation has no form for the CPU, only for {platforms}.")
+
+
+def group_names(names: Sequence[str]) -> Mapping[str, list[str]]:
+    """Return names by the group before their first slash."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.partition("/")[0], []).append(name)
+    return groups

@@ -1,0 +1,117 @@
+"""`jaxrl export` and `jaxrl parity`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from jaxrl.cli.app import app
+from jaxrl.export.numpy_program import NumpyPolicy
+from tests.helpers import small
+
+
+def jaxrl(*args: object) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, [*map(str, args)], prog_name="jaxrl", catch_exceptions=False)
+    return done.exit_code, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("results")
+    config = small().env_runners(observation_filter="MeanStdFilter")
+    config.debugging(results_dir=str(folder), run_name="run")
+    with config.build() as algorithm:
+        algorithm.train()
+        return Path(algorithm.save())
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exports") / "policy"
+    code, printed, err = jaxrl("export", checkpoint, "--out", folder, "--formats", "numpy")
+    assert code == 0, err
+    assert printed.startswith(f"exported    {folder}\n")
+    assert f"checkpoint  {checkpoint}" in printed
+    return folder
+
+
+def copy(exported: Path, folder: Path) -> Path:
+    folder.mkdir()
+    for file in exported.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def test_an_export_is_equal_to_its_checkpoint(exported: Path, checkpoint: Path) -> None:
+    code, printed, err = jaxrl("parity", exported, checkpoint)
+    assert code == 0, err
+    assert printed.endswith("equal\n")
+    assert "DIFFERENT" not in printed
+    source = NumpyPolicy(exported).manifest["source"]
+    assert source["training_iteration"] == 1
+    assert source["num_env_steps_sampled_lifetime"] > 0
+
+
+def test_parity_without_a_checkpoint_needs_no_jax(exported: Path) -> None:
+    code = (
+        "import sys\n"
+        "for name in ('jax', 'jaxlib', 'flax', 'optax'): sys.modules[name] = None\n"
+        "from jaxrl.cli import main\n"
+        f"sys.argv = ['jaxrl', 'parity', {str(exported)!r}]\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "dist_inputs" in done.stdout
+
+
+def test_a_number_that_is_off_is_exit_code_1(exported: Path, tmp_path: Path) -> None:
+    import hashlib
+
+    folder = copy(exported, tmp_path / "policy")
+    with np.load(folder / "weights.npz") as archive:
+        weights = {name: archive[name] for name in archive.files}
+    name = next(name for name in weights if name.endswith("mean"))
+    weights[name] = weights[name] + np.float32(100)
+    np.savez(folder / "weights.npz", **weights)
+    manifest = json.loads((folder / "policy.json").read_text())
+    digest = hashlib.sha256((folder / "weights.npz").read_bytes()).hexdigest()
+    manifest["files"]["weights.npz"] = digest
+    (folder / "policy.json").write_text(json.dumps(manifest))
+    code, printed, _ = jaxrl("parity", folder)
+    assert code == 1
+    assert "DIFFERENT" in printed
+    assert printed.splitlines()[-1].startswith("different: ")
+
+
+def test_bad_input_is_one_sentence(exported: Path, checkpoint: Path, tmp_path: Path) -> None:
+    for arguments, match in (
+        (("export", checkpoint, "--out", exported), "exists and is not an empty folder"),
+        (
+            ("export", checkpoint, "--out", tmp_path / "x", "--formats", "numpi"),
+            "Did you mean 'numpy'",
+        ),
+        (("export", tmp_path, "--out", tmp_path / "x"), "checkpoint"),
+        (("parity", tmp_path / "nothing"), "No such file or directory"),
+        (("parity", exported, tmp_path), "checkpoint"),
+    ):
+        code, _, err = jaxrl(*arguments)
+        assert code == 2, arguments
+        assert match in err
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+    assert not (tmp_path / "x").exists()
+
+
+def test_parity_with_the_checkpoint_of_other_spaces(exported: Path, tmp_path: Path) -> None:
+    config = small(env="Acrobot-v1")
+    config.debugging(results_dir=str(tmp_path), run_name="other")
+    with config.build() as algorithm:
+        other = algorithm.save()
+    code, _, err = jaxrl("parity", exported, other)
+    assert code == 2
+    assert "has another observation space than the export" in err

@@ -1,0 +1,41 @@
+"""Exported policies of shipped configs, built once for all tests."""
+
+import functools
+from pathlib import Path
+
+from jaxrl.algorithm import Algorithm
+from jaxrl.config.load import load_experiments
+from jaxrl.config.registry import resolve_config_path
+from jaxrl.export.artifact import Export, make_export
+from jaxrl.export.numpy_program import NumpyPolicy
+from jaxrl.policy.policy import Policy
+
+CARTPOLE, SAC, LSTM = "classic/cartpole-ppo", "classic/pendulum-sac", "memory/statelesscartpole-ppo"
+MASKED, CNN = "spaces/minefield-ppo", "minatar/breakout-dqn"
+REPRESENTATIVES = (CARTPOLE, SAC, LSTM, MASKED, CNN)
+
+
+def build(config_id: str) -> Algorithm:
+    """The algorithm of a shipped config, untrained and without runners."""
+    (experiment,) = load_experiments(resolve_config_path(config_id))
+    return Algorithm(experiment.config, read_only=True)
+
+
+@functools.cache
+def get_policy(config_id: str, explore: bool = False) -> Policy:
+    return build_once(config_id).get_policy(explore=explore)
+
+
+@functools.cache
+def build_once(config_id: str) -> Algorithm:
+    return build(config_id)
+
+
+@functools.cache
+def get_export(config_id: str) -> Export:
+    policy = get_policy(config_id)
+    return make_export(policy.inference, policy.actor, num_examples=8)
+
+
+def load(export: Export, folder: Path, explore: bool = False, seed: int = 0) -> NumpyPolicy:
+    return NumpyPolicy(export.write(folder), explore=explore, seed=seed)
