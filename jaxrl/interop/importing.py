@@ -1,0 +1,140 @@
+"""Import of weights into an Algorithm or into a module's parameters."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias, cast
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from jaxrl.algorithm import Algorithm
+from jaxrl.core.types import PyTree
+from jaxrl.distributions.base import DiagGaussian
+from jaxrl.errors import ModuleError
+from jaxrl.interop.filters import split_filter_arrays, with_filter_arrays
+from jaxrl.interop.matching import Assignment, match_by_naming
+from jaxrl.interop.module_layers import Path, Tree
+from jaxrl.interop.names import Naming, get_naming
+from jaxrl.interop.own_mapping import match_by_own_mapping
+from jaxrl.interop.sources import Arrays, Source, read_arrays
+from jaxrl.interop.targets import with_equal_targets
+from jaxrl.metrics import DEFAULT_MODULE
+from jaxrl.modules.encoder_module import EncoderModule
+from jaxrl.modules.policy_and_critics import PolicyQModule
+from jaxrl.modules.rl_module import RLModule
+
+Mapped: TypeAlias = str | Mapping[str, str | Sequence[str] | None]
+"""Name of a library, or the module's path (or paths, or None to leave it out) of each layer."""
+
+
+def import_weights(
+    algorithm: Algorithm, source: Source, mapping: Mapped, *, strict: bool = True
+) -> list[str]:
+    """Set an Algorithm's weights and filter statistics to those of a policy trained with torch.
+
+    Args:
+        algorithm: Algorithm whose module has the same layers.
+        source: `.npz` or `.safetensors` file, or a state dict. The arrays `obs_rms.mean`,
+            `obs_rms.var` and `obs_rms.count` are the statistics of the MeanStdFilter.
+        mapping: "sb3" for a policy of Stable-Baselines3 or sb3-contrib, "rllib" for a module of
+            RLlib's, or a dict: the name of their layer or array -> the path of yours,
+            `{"net.0": "pi_encoder/mlp/dense_0"}`; a list for several, None to leave one out. An
+            array is copied as it is, a layer converted.
+        strict: Whether to raise on problems, with nothing changed; False sets what matches.
+
+    Returns:
+        One phrase per problem; empty if everything matched.
+
+    Raises:
+        ModuleError: If the source cannot be read or, with `strict`, if there is any problem.
+        ConfigError: If the mapping is unknown.
+    """
+    arrays, statistics = split_filter_arrays(read_arrays(source))
+    weights = cast(Tree, algorithm.get_weights()[DEFAULT_MODULE])
+    done = _match(arrays, weights, mapping, algorithm.get_module())
+    if isinstance(mapping, str):
+        _check_actions(algorithm, get_naming(mapping), done)
+    state, problems = with_filter_arrays(algorithm.state, statistics)
+    problems = done.problems + problems
+    if problems and strict:
+        _raise_problems(problems)
+    algorithm.state = state  # with the statistics
+    algorithm.set_weights({DEFAULT_MODULE: _overlay(weights, done.arrays)})
+    algorithm.state = with_equal_targets(algorithm.state)
+    return problems
+
+
+def convert_weights(source: Source, mapping: Mapped, module: RLModule, params: PyTree) -> PyTree:
+    """Convert the weights of a policy trained with torch to a module's parameters.
+
+    Args:
+        source: `.npz` or `.safetensors` file, or a state dict.
+        mapping: "sb3", "rllib" or a dict, as in `import_weights`.
+        module: Module with the same layers.
+        params: Parameters of the module, of which the shapes are read.
+
+    Raises:
+        ModuleError: If the source cannot be read, or does not fit the module.
+        ConfigError: If the mapping is unknown.
+    """
+    arrays, _ = split_filter_arrays(read_arrays(source))
+    done = _match(arrays, cast(Tree, params), mapping, module)
+    if done.problems:
+        _raise_problems(done.problems)
+    return _overlay(cast(Tree, params), done.arrays)
+
+
+def _raise_problems(problems: Sequence[str]) -> None:
+    raise ModuleError(
+        f"The weights do not fit the module: {'; '.join(problems)}. "
+        "strict=False imports only what matches."
+    )
+
+
+def _match(arrays: Arrays, params: Tree, mapping: Mapped, module: RLModule) -> Assignment:
+    if not isinstance(mapping, str):
+        return match_by_own_mapping(arrays, params, mapping)
+    naming = get_naming(mapping)
+    space = cast("gymnasium.Space[object]", module.observation_space)
+    if isinstance(module, EncoderModule):
+        space = cast("gymnasium.Space[object]", module.get_network_obs_space())
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        raise ModuleError(
+            f"The module observes {space}, whose parts {naming.library} encodes in another way; "
+            "pass flatten_observations=True, or mapping={...} of your own."
+        )
+    return match_by_naming(arrays, params, naming, space)
+
+
+def _overlay(params: Tree, arrays: Mapping[Path, np.ndarray], prefix: Path = ()) -> PyTree:
+    """Return nested dicts with some arrays replaced."""
+    result: dict[str, object] = {}
+    for name, value in params.items():
+        path = (*prefix, name)
+        if isinstance(value, Mapping):
+            result[name] = _overlay(cast(Tree, value), arrays, path)
+        else:
+            result[name] = arrays.get(path, value)
+    return result
+
+
+def _check_actions(algorithm: Algorithm, naming: Naming, done: Assignment) -> None:
+    """Add a problem if the module's actions are in other units than the library's."""
+    module = algorithm.get_module()
+    box, is_normalized = (
+        module.action_space,
+        algorithm.config.environment_settings.normalize_actions,
+    )
+    if naming.squashes is None or not isinstance(box, spaces.Box):
+        return
+    if isinstance(module, PolicyQModule):
+        if not (np.all(box.low == -1.0) and np.all(box.high == 1.0)):
+            done.problems.append(
+                f"{naming.library}'s critics take actions in [-1, 1], and the module's in {box}; "
+                "set environment(normalize_actions=True)"
+            )
+    elif module.distribution.family is DiagGaussian and is_normalized and box.is_bounded():
+        done.problems.append(
+            f"{naming.library}'s policy acts in the environment's own units; set "
+            "environment(normalize_actions=False, clip_actions=True)"
+        )
