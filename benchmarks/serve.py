@@ -1,0 +1,199 @@
+"""Latency and rate of `jaxrl serve`: `python -m benchmarks.serve`.
+
+A server in a process of its own, with a policy of 64-64 networks for CartPole-v1, answers one client,
+32 clients, and batches of 64 rows, all on kept connections over loopback. The cases take turns, so
+that other load on the machine affects all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+from benchmarks import machine, measure
+from benchmarks.commands import save_results, start_results
+from benchmarks.report import build_header
+from benchmarks.statistics import estimate_median, from_dict, to_dict
+from jaxrl import PPOConfig
+from jaxrl.bench.markdown import Cells, Table, format_estimate, render_document
+
+ROWS = 64
+JSON, ARRAYS = "application/json", "application/x-safetensors"
+CASES: dict[str, tuple[int, int, str]] = {
+    "1 client": (1, 1, JSON),
+    "32 clients": (32, 1, JSON),
+    "batches, JSON": (1, ROWS, JSON),
+    "batches, arrays": (1, ROWS, ARRAYS),
+}
+"""Number of clients, rows per request, and type of the bodies."""
+NUM_REQUESTS = 2000
+"""Requests of all clients together in a round."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure each case, write `serve.json` and `.md`, and print the table.
+
+    Returns:
+        Exit code.
+    """
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    options = _parse(arguments)
+    results = start_results("benchmarks.serve", arguments, is_quick=options.quick)
+    packages = ("jax", "uvicorn", "httptools")
+    results |= {
+        "peers": {"jaxrl": {"devices": 1, "versions": {name: version(name) for name in packages}}},
+        "cases": measure_cases(options.requests, options.rounds),
+    }
+    save_results(results, options.out, "serve", render_markdown)
+    return 0
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__)
+    parser.add_argument(
+        "--requests",
+        type=int,
+        default=NUM_REQUESTS,
+        help="requests per case and round (default: %(default)s)",
+    )
+    parser.add_argument("--rounds", type=int, default=11, help="rounds (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="two short rounds of everything")
+    parser.add_argument("--out", type=Path, help="folder for the results")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.requests, options.rounds = 64, 2
+    options.out = options.out or machine.choose_results_folder(is_complete=not options.quick)
+    return options
+
+
+def measure_cases(num_requests: int, rounds: int) -> dict[str, Any]:
+    """Measure the latencies and the rows per second of each case in every round."""
+    with _running_server() as port:
+        functions = {
+            name: partial(_run_round, port, case, num_requests) for name, case in CASES.items()
+        }
+        for warm_up in functions.values():
+            warm_up()
+        latencies = measure.take_turns(functions, rounds)
+    return {name: _summarize(found, CASES[name][1]) for name, found in latencies.items()}
+
+
+@contextlib.contextmanager
+def _running_server() -> Generator[int]:
+    """Run a server of an untrained policy in another process, and yield its port."""
+    with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
+        command = [sys.executable, "-m", "jaxrl", "serve", _save_policy(folder), "--port", "0"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            _, address = process.stdout.readline(), process.stdout.readline()
+            try:
+                yield int(address.rpartition(":")[2])
+            finally:
+                process.terminate()
+
+
+def _save_policy(folder: str) -> str:
+    config = PPOConfig().environment("CartPole-v1").learners(num_devices=1)
+    config.rl_module(model_config={"fcnet_hiddens": [64, 64]})
+    with config.debugging(loggers=[], results_dir=folder).build() as algorithm:
+        return algorithm.save(folder)
+
+
+def _run_round(
+    port: int, case: tuple[int, int, str], num_requests: int
+) -> tuple[float, list[float]]:
+    """Return the seconds of a round, and those of each request."""
+    return asyncio.run(_run_clients(port, *case, num_requests))
+
+
+async def _run_clients(
+    port: int, num_clients: int, num_rows: int, content_type: str, num_requests: int
+) -> tuple[float, list[float]]:
+    body = _make_body(num_rows, content_type)
+    request = (
+        f"POST /v1/actions HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    ).encode() + body
+    clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(num_clients)]
+    start = time.perf_counter()
+    found = await asyncio.gather(
+        *(_run_client(*client, request, num_requests // num_clients) for client in clients)
+    )
+    seconds = time.perf_counter() - start
+    for _, writer in clients:
+        writer.close()
+    return seconds, [latency for latencies in found for latency in latencies]
+
+
+def _make_body(num_rows: int, content_type: str) -> bytes:
+    rows = np.linspace(-0.04, 0.04, 4 * num_rows, dtype=np.float32).reshape(num_rows, 4)
+    if content_type == ARRAYS:
+        return save({"observations": rows})
+    document: dict[str, Any] = {"observations": rows.tolist()}
+    if num_rows == 1:
+        document = {"observation": rows[0].tolist()}
+    return json.dumps(document).encode()
+
+
+async def _run_client(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes, count: int
+) -> list[float]:
+    latencies: list[float] = []
+    for _ in range(count):
+        start = time.perf_counter()
+        writer.write(request)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        if not head.startswith(b"http/1.1 200"):
+            raise RuntimeError(f"the server answered {head.decode()}")
+        length = head.split(b"content-length:")[1].split(b"\r\n")[0]
+        await reader.readexactly(int(length))
+        latencies.append(time.perf_counter() - start)
+    return latencies
+
+
+def _summarize(rounds: Sequence[tuple[float, list[float]]], num_rows: int) -> dict[str, Any]:
+    """Return the medians over the rounds of rows per second and of latencies, in milliseconds."""
+    rates = [num_rows * len(latencies) / seconds for seconds, latencies in rounds]
+    return {
+        "rate": to_dict(estimate_median(rates)),
+        **{
+            f"p{percent}_ms": to_dict(
+                estimate_median(
+                    [1000 * float(np.percentile(latencies, percent)) for _, latencies in rounds]
+                )
+            )
+            for percent in (50, 99)
+        },
+    }
+
+
+def render_markdown(results: Mapping[str, Any]) -> str:
+    """Render the table as Markdown."""
+    rows: list[Cells] = []
+    for name, case in results["cases"].items():
+        latencies = (format_estimate(from_dict(case[key]), ".2f") for key in ("p50_ms", "p99_ms"))
+        rows.append((name, f"{from_dict(case['rate']).value:,.0f}", *latencies))
+    text = (
+        f"Actions of a policy for CartPole-v1 over loopback; batches have {ROWS} rows. Medians over "
+        "the rounds with 95 % intervals; latencies in milliseconds."
+    )
+    table = Table(text=text, header=("case", "actions/s", "p50", "p99"), rows=rows)
+    return render_document(*build_header(results, "Serving"), table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

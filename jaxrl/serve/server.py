@@ -1,0 +1,210 @@
+"""Running of a server: sockets, TLS, signals, and reloads of the policy."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import AsyncGenerator, Callable
+
+import uvicorn
+
+from jaxrl.errors import ConfigError, JaxrlError
+from jaxrl.serve.app import Message, PolicyApp, Receive, Send
+from jaxrl.serve.backend import Backend, Load
+from jaxrl.serve.settings import ServeSettings
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 2048
+KEEP_ALIVE_S = 60
+GRACE_S = 10
+"""Seconds for requests to be answered after a stop."""
+
+
+class PolicyServer:
+    """HTTP server of a policy.
+
+    Args:
+        backend: Policy.
+        settings: Settings.
+        load: Function that loads the newest policy, in a thread; None if there are no others.
+        get_newest: Function that returns the name of the newest policy without loading it; it is
+            asked every `follow_interval_s`. None follows nothing.
+        follow_interval_s: Seconds between two questions.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        settings: ServeSettings,
+        *,
+        load: Load | None = None,
+        get_newest: Callable[[], str] | None = None,
+        follow_interval_s: float = 2.0,
+    ) -> None:
+        self.app = PolicyApp(backend, settings)
+        self._settings = settings
+        self._load, self._get_newest = load, get_newest
+        self._follow_interval_s = follow_interval_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reloading = threading.Lock()
+        self._is_reload_waiting = False
+        self._failed_version: str | None = None
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                self._answer,
+                host=settings.host,
+                port=settings.port,
+                http="httptools",
+                interface="asgi3",
+                ws="none",
+                loop="asyncio",
+                lifespan="on",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                proxy_headers=False,
+                backlog=BACKLOG,
+                limit_concurrency=settings.max_connections,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=GRACE_S,
+                ssl_certfile=settings.certfile,
+                ssl_keyfile=settings.keyfile,
+            )
+        )
+
+    def bind(self) -> socket.socket:
+        """Bind the address and return the socket, whose port may have been chosen freely.
+
+        Raises:
+            ConfigError: If the address cannot be bound.
+        """
+        host, port = self._settings.host, self._settings.port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        # asyncio sends answers at once (TCP_NODELAY) only where the protocol is given.
+        bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind((host, port))
+            bound.listen(BACKLOG)  # whoever connects from now on is answered
+        except OSError as error:
+            bound.close()
+            raise ConfigError(
+                f"{host}:{port} cannot be bound: {error.strerror or error}; give another --host or "
+                "--port."
+            ) from error
+        return bound
+
+    def run(self, bound: socket.socket) -> None:
+        """Serve until `stop`, SIGINT or SIGTERM, and close the socket.
+
+        Args:
+            bound: Socket that `bind` returned.
+        """
+        with contextlib.closing(bound):
+            self._server.run(sockets=[bound])
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether requests are answered."""
+        return self._server.started and not self._server.should_exit
+
+    def stop(self) -> None:
+        """Stop the server from another thread; requests that have arrived are answered."""
+        self._server.should_exit = True
+
+    async def _answer(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._run_lifespan(receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        async with self._running():
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    @contextlib.asynccontextmanager
+    async def _running(self) -> AsyncGenerator[None]:
+        self._loop = loop = asyncio.get_running_loop()
+        await self.app.start()
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and self._load is not None:
+            loop.add_signal_handler(signal.SIGHUP, self.reload_later)
+        following = asyncio.create_task(self._follow()) if self._get_newest else None
+        try:
+            yield
+        finally:
+            if following is not None:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+            await self.app.stop()
+
+    # --- reloads ---
+
+    def reload_later(self) -> None:
+        """Reload the policy in a thread, after the reload that is running."""
+        if self._is_reload_waiting:
+            return
+        self._is_reload_waiting = True
+        threading.Thread(target=self.reload, name="jaxrl-reload", daemon=True).start()
+
+    def reload(self) -> bool:
+        """Load the newest policy, and serve it from the next batch on.
+
+        A policy that cannot be loaded is logged, and the previous one stays.
+
+        Returns:
+            Whether it is served now.
+        """
+        with self._reloading:
+            self._is_reload_waiting = False
+            if self._load is None:
+                return False
+            try:
+                backend = self._load(self.app.backend)
+            except JaxrlError as error:
+                return self._report_failure(str(error))
+            except Exception as error:
+                logger.exception("a reload failed")
+                return self._report_failure(repr(error))
+            self._call_in_loop(lambda: self._replace(backend))
+            self.app.metrics.reloads.labels("success").inc()
+            logger.info("serving %s", backend.version)
+            return True
+
+    def _replace(self, backend: Backend) -> None:
+        self.app.backend = backend
+
+    def _call_in_loop(self, function: Callable[[], None]) -> None:
+        """Call a function in the event loop's thread, and wait for it."""
+        assert self._loop is not None
+        done = asyncio.run_coroutine_threadsafe(_call(function), self._loop)
+        done.result()
+
+    def _report_failure(self, why: str) -> bool:
+        self.app.metrics.reloads.labels("failure").inc()
+        logger.error("still serving %s: %s", self.app.backend.version, why)
+        return False
+
+    async def _follow(self) -> None:
+        """Reload whenever there is a newer policy; one that failed is not tried again."""
+        assert self._get_newest is not None
+        while True:
+            await asyncio.sleep(self._follow_interval_s)
+            try:
+                newest = await asyncio.to_thread(self._get_newest)
+            except JaxrlError as error:
+                self._report_failure(str(error))
+                continue
+            if newest not in (self.app.backend.version, self._failed_version):
+                is_served = await asyncio.to_thread(self.reload)
+                self._failed_version = None if is_served else newest
+
+
+async def _call(function: Callable[[], None]) -> None:
+    function()
