@@ -38,6 +38,7 @@ from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.errors import CheckpointError, ConfigError, DivergenceError, mark_has_checkpoint_path
 from jaxrl.evaluation.evaluation import run_custom_evaluation
 from jaxrl.evaluation.host import EvaluationRunners
+from jaxrl.export.methods import ExportMethods
 from jaxrl.loggers import RunFolder
 from jaxrl.loggers.plots import preload_matplotlib
 from jaxrl.loggers.python_log import get_system_usage, set_log_level
@@ -86,7 +87,7 @@ _EVALUATION_SALT = 0x6576616C
 Result = dict[str, Any]
 
 
-class Algorithm:
+class Algorithm(ExportMethods):
     """A training run that is built from a config and can be trained, evaluated, saved and restored.
 
     Subclasses may override `training_step`, or `compiled_training_step` with a function of a
@@ -724,9 +725,7 @@ class Algorithm:
     def get_weights(self, module_ids: Sequence[str] | None = None) -> dict[str, PyTree]:
         """Return `{module_id: parameters}` as NumPy copies, for all or the given modules."""
         selected = [DEFAULT_MODULE] if module_ids is None else module_ids
-        for module_id in selected:
-            check_module_id(module_id)
-        return {module_id: get_parameters(self.state) for module_id in selected}
+        return {check_module_id(name): get_parameters(self.state) for name in selected}
 
     @single_threaded
     def set_weights(self, weights: Mapping[str, PyTree], *, strict: bool = True) -> list[str]:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import gymnasium
 import jax
@@ -32,7 +32,9 @@ from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline, Observat
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.contract import check_signatures
+from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import AnyMadeEnv, MadeEnv, make
+from jaxrl.envs.space_checks import check_space
 from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import ConfigError, ModuleError
 from jaxrl.modules.autoregressive import check_exact_entropy
@@ -310,6 +312,8 @@ def _make_learner_pipeline(
 def make_env(config: "AlgorithmConfig") -> AnyMadeEnv:
     """Make and check the config's environment, comparing its spaces with the declared ones."""
     settings = config.environment_settings
+    if settings.env is None and config.env_runners_settings.placement == "external":
+        return make_external_env(config)
     if settings.env is None:
         raise ConfigError(
             "env is not set: name one with .environment(env=...), e.g. 'CartPole-v1'."
@@ -336,6 +340,30 @@ def make_env(config: "AlgorithmConfig") -> AnyMadeEnv:
         if settings.validate_env is not None:
             settings.validate_env(made.env, EnvContext(settings.env_config))
     return made
+
+
+def make_external_env(config: "AlgorithmConfig") -> MadeHostEnv:
+    """Make the description of environments in simulators, from the declared spaces."""
+    settings = config.environment_settings
+
+    def create(context: EnvContext) -> NoReturn:
+        raise ConfigError(
+            "The environments are in simulators (placement='external'), and there is none here: "
+            "name one for evaluation, evaluation_config={'env': ...}."
+        )
+
+    assert settings.observation_space is not None
+    assert settings.action_space is not None
+    check_space("observation_space", settings.observation_space, for_actions=False)
+    check_space("action_space", settings.action_space, for_actions=True)
+    return MadeHostEnv(
+        id="external",
+        create=create,
+        observation_space=settings.observation_space,
+        action_space=settings.action_space,
+        max_episode_steps=None,
+        env_config={},
+    )
 
 
 def _ignores_carry(module: RLModule) -> bool:
@@ -402,8 +430,7 @@ def log_assembly(config: "AlgorithmConfig", assembly: Assembly, notes: Iterable[
     logger.info("%s on %s; %s", config.algo_name, made.id, plan.describe())
     if plan.rounding is not None:
         logger.warning(plan.rounding)
-    is_with_actors = config.env_runners_settings.num_env_runners > 0
-    placement = "in_graph" if assembly.is_in_graph else "ray" if is_with_actors else "host"
+    placement = resolve_placement(config, made.id, is_jax_env=made.is_jax)
     for note in describe_idle_settings(config, placement):
         logger.warning(note)
     for note in (

@@ -14,6 +14,7 @@ from jaxrl.config.names import refuse_method
 from jaxrl.config.notes import announce_notes, describe_notes
 from jaxrl.config.registry import load_run_class
 from jaxrl.config.seed import draw_seed
+from jaxrl.config.settings import external as external_groups
 from jaxrl.config.settings import run as run_groups
 from jaxrl.config.settings import runners as runner_groups
 from jaxrl.config.settings import training as training_groups
@@ -46,6 +47,7 @@ class AlgorithmConfig(ConfigBuilder):
         training_groups.EnvironmentSettings()
     )
     env_runners_settings: runner_groups.EnvRunnersSettings = runner_groups.EnvRunnersSettings()
+    external_settings: external_groups.ExternalSettings = external_groups.ExternalSettings()
     training_settings: Any = training_groups.Training()
     learners_settings: runner_groups.LearnersSettings = runner_groups.LearnersSettings()
     rl_module_settings: training_groups.RLModuleSettings = training_groups.RLModuleSettings()
@@ -65,6 +67,7 @@ class AlgorithmConfig(ConfigBuilder):
 
     environment = fluent("environment_settings", training_groups.EnvironmentSettings)
     env_runners = fluent("env_runners_settings", runner_groups.EnvRunnersSettings)
+    external = fluent("external_settings", external_groups.ExternalSettings)
     training = fluent("training_settings", training_groups.Training)
     learners = fluent("learners_settings", runner_groups.LearnersSettings)
     rl_module = fluent("rl_module_settings", training_groups.RLModuleSettings)

@@ -47,12 +47,18 @@ REGISTERED_DATACLASSES = (
 
 TRUSTED_ONLY_SETTINGS = (
     "compilation_cache_dir",
+    "external_certificate_file",
+    "external_client_ca_file",
+    "external_host",
+    "external_insecure",
+    "external_private_key_file",
+    "external_token_file",
     "extra_python_environs_for_driver",
     "extra_python_environs_for_worker",
     "results_dir",
 )
-"""Settings with side effects: folders that machine code is loaded from or files are written to, and
-environment variables."""
+"""Settings with side effects: folders that machine code is loaded from or files are written to,
+environment variables, and who may connect to the run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

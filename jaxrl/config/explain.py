@@ -107,7 +107,11 @@ def _format_devices(
         )
     number = None if requested == "auto" else requested
     number, reason = devices or choose_num_devices(
-        plan, platform, local_device_count or 1, number, is_on_host=placement in ("host", "ray")
+        plan,
+        platform,
+        local_device_count or 1,
+        number,
+        is_on_host=placement not in (None, "in_graph"),
     )
     rows = plan.minibatch_size // (number * (plan.sequence_length or 1))
     return reason + _format_microbatches(config, platform, rows)

@@ -21,6 +21,7 @@ from jaxrl.errors import ConfigError, UnknownNameError, UnknownSettingError, did
 GROUP_METHODS = {
     "environment_settings": "environment",
     "env_runners_settings": "env_runners",
+    "external_settings": "external",
     "training_settings": "training",
     "learners_settings": "learners",
     "rl_module_settings": "rl_module",

@@ -4,13 +4,15 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal
 
+from jaxrl.config.settings.external import ExternalSettings
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
-Placement = Literal["in_graph", "host", "ray"]
-"""Place where environments are stepped: in the compiled program, in Python, or in Ray actors."""
+Placement = Literal["in_graph", "host", "ray", "external"]
+"""Place where environments are stepped: in the compiled program, in Python, in Ray actors, or in
+simulators that connect to the run."""
 
 _EPISODES_REASON = (
     "episodes run inside the compiled program, which calls no Python; on_episode_end is called for "
@@ -32,6 +34,34 @@ HOST_ONLY_SETTINGS: dict[str, str] = {
 }
 """Settings that only have an effect on the host, with the reasons."""
 
+_NO_ENV_REASON = "the simulators have the environments, and this process has none"
+NOT_EXTERNAL_SETTINGS: dict[str, str] = {
+    "env": f"{_NO_ENV_REASON}: declare observation_space and action_space instead",
+    "env_config": _NO_ENV_REASON,
+    "max_episode_steps": "a simulator ends its episodes itself, with truncated=True",
+    "validate_env": _NO_ENV_REASON,
+    "env_task_fn": _NO_ENV_REASON,
+    "curriculum": _NO_ENV_REASON,
+    "num_env_runners": "simulators take the place of actors",
+    "env_runner_cls": "there is no runner",
+    "batch_mode": "fragments have a fixed length, and are cut where an episode goes on",
+    "gym_env_vectorize_mode": _NO_ENV_REASON,
+    "restart_failed_sub_environments": _NO_ENV_REASON,
+    **dict.fromkeys(
+        (
+            "on_environment_created",
+            "on_episode_created",
+            "on_episode_start",
+            "on_episode_step",
+            "on_episode_end",
+            "on_sample_end",
+        ),
+        "episodes take place in the simulators; results have their returns",
+    ),
+    "on_env_runners_recreated": "there are no runners",
+}
+"""Settings that have no effect with placement='external', with the reasons."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Requirement:
@@ -49,6 +79,15 @@ class Requirement:
     condition: str
     names: tuple[str, ...]
     is_met: Callable[["AlgorithmConfig", Placement], bool]
+
+
+def _is_external(config: "AlgorithmConfig", placement: Placement) -> bool:
+    del config
+    return placement == "external"
+
+
+def _has_queue(config: "AlgorithmConfig", placement: Placement) -> bool:
+    return _has_runners(config, placement) or placement == "external"
 
 
 def _has_runners(config: "AlgorithmConfig", placement: Placement) -> bool:
@@ -78,8 +117,18 @@ REQUIREMENTS = (
     ),
     Requirement(
         "actors that sample (num_env_runners)",
-        ("learner_queue_size", "max_requests_in_flight_per_env_runner"),
+        ("max_requests_in_flight_per_env_runner",),
         _has_runners,
+    ),
+    Requirement(
+        "actors or simulators that sample (num_env_runners or placement='external')",
+        ("learner_queue_size",),
+        _has_queue,
+    ),
+    Requirement(
+        "simulators that connect (placement='external')",
+        tuple(field.name for field in dataclasses.fields(ExternalSettings)),
+        _is_external,
     ),
     Requirement(
         "actors (num_env_runners or evaluation_num_env_runners)",
@@ -148,6 +197,8 @@ def resolve_placement(config: "AlgorithmConfig", env_id: str, *, is_jax_env: boo
             f"placement='in_graph' needs an environment written in JAX, but {env_id} is a "
             "gymnasium environment, which runs on the host: use placement='auto'."
         )
+    if runners.placement == "external" and not config.in_evaluation:
+        return "external"
     if runners.num_env_runners > 0:
         return "ray"
     if runners.placement == "host" or not is_jax_env:
@@ -162,6 +213,8 @@ def check_placement(config: "AlgorithmConfig") -> None:
     Unlike `resolve_placement`, this does not require the environment.
     """
     runners = config.env_runners_settings
+    if runners.placement == "external":
+        _check_external(config)
     if runners.placement != "in_graph":
         return
     if runners.num_env_runners > 0:
@@ -170,6 +223,29 @@ def check_placement(config: "AlgorithmConfig") -> None:
             f"got num_env_runners={runners.num_env_runners}; set it to 0, or placement='auto'."
         )
     check_in_graph(config)
+
+
+def _check_external(config: "AlgorithmConfig") -> None:
+    """Check that spaces are declared, and no setting is set that has no effect with simulators."""
+    environment, evaluation = config.environment_settings, config.evaluation_settings
+    for name, reason in NOT_EXTERNAL_SETTINGS.items():
+        value, default = config[name], type(config)()[name]
+        if name in config.explicit and value != default:
+            raise ConfigError(
+                f"'{name}' (got {value!r}) has no effect with placement='external': {reason}."
+            )
+    for name in ("observation_space", "action_space"):
+        if getattr(environment, name) is None:
+            raise ConfigError(
+                f"placement='external' needs {name}, which no environment here could tell: "
+                f"environment(observation_space=..., action_space=...), got {name}=None."
+            )
+    if evaluation.evaluation_interval and "env" not in (evaluation.evaluation_config or {}):
+        raise ConfigError(
+            f"evaluation_interval={evaluation.evaluation_interval} has no environment to evaluate "
+            "in with placement='external': name one, evaluation_config={'env': ...}, or let "
+            "simulators play episodes with training_enabled=False, which results report."
+        )
 
 
 def check_in_graph(config: "AlgorithmConfig") -> None:
@@ -208,6 +284,13 @@ def describe_placement(config: "AlgorithmConfig", placement: Placement | None) -
     yield from describe_idle_settings(config, placement)
     if placement == "in_graph":
         yield "In-graph: rollout, targets and updates are one compiled program on local devices."
+        return
+    if placement == "external":
+        external = config.external_settings
+        yield (
+            "External: simulators step the environments and connect to "
+            f"{external.external_host}:{external.external_port}."
+        )
         return
     if placement == "host":
         yield "Host: this process steps the environments, alternating with updates."

@@ -58,6 +58,7 @@ MOVED_NAMES: Mapping[str, str] = {
     "env.apis.task_settable_env.TaskSettableEnv": "jaxrl.envs.TaskSettableEnv",
     "env.apis.task_settable_env.TaskType": "jaxrl.core.types.PyTree",
     "env.env_context.EnvContext": "jaxrl.EnvContext",
+    "env.policy_client.PolicyClient": "jaxrl.external.PolicyClient",
     "env.single_agent_episode.SingleAgentEpisode": "jaxrl.episodes.SingleAgentEpisode",
     "policy.sample_batch.DEFAULT_POLICY_ID": "jaxrl.metrics.DEFAULT_MODULE",
     "utils.replay_buffers.ReplayBuffer": "jaxrl.HostReplayBuffer",
@@ -199,6 +200,11 @@ NAME_ADVICE: Mapping[str, str] = {
     "BaseEnv": "callbacks receive the environments as env",
     "PPOTorchPolicy": "subclass the algorithm's Learner, see the guide Custom losses",
     "PPOTF2Policy": "subclass the algorithm's Learner, see the guide Custom losses",
+    **dict.fromkeys(
+        ("PolicyServerInput", "ExternalEnv", "ExternalEnvWrapper", "TcpClientInferenceEnvRunner"),
+        "the run listens itself: env_runners(placement='external') with external(external_port=...) "
+        "and environment(observation_space=..., action_space=...), see the guide External simulators",
+    ),
     "pretty_print": "it is in Ray Tune: from ray.tune.logger import pretty_print",
 }
 """Names of RLlib without a counterpart, with what to write instead."""

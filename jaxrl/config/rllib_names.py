@@ -367,7 +367,8 @@ REFUSED: dict[str, str] = {
         "set custom_evaluation_function, or evaluation_parallel_to_training=True"
     ),
     "export_native_model_files": (
-        "checkpoints contain the parameters; export is not supported in this version"
+        "checkpoints contain the parameters; algorithm.export(folder) writes a policy that NumPy "
+        "runs"
     ),
     "checkpoint_trainable_policies_only": (
         "there is one module, and checkpoints contain the whole run"

@@ -71,6 +71,10 @@ def make_env_runner_group(
     config: "AlgorithmConfig", assembly: Assembly, hooks: RunnerHooks
 ) -> EnvRunnerGroup:
     """Create the runners that sample for training."""
+    if config.env_runners_settings.placement == "external":
+        from jaxrl.runners.external.group import ExternalEnvRunnerGroup
+
+        return ExternalEnvRunnerGroup(config, assembly, hooks)
     if config.env_runners_settings.num_env_runners == 0:
         from jaxrl.runners.local_group import LocalEnvRunnerGroup
 

@@ -19,11 +19,11 @@ class EnvRunnersSettings:
         doc="Number of Ray actors that step environments on CPUs; 0 steps them in this process, "
         "and JAX environments inside the compiled program.",
     )
-    placement: Literal["auto", "in_graph", "host"] = field(
+    placement: Literal["auto", "in_graph", "host", "external"] = field(
         default="auto",
         doc="Where environments are stepped: 'in_graph' is inside the compiled program (JAX "
-        "environments only), 'host' is from Python; 'auto' is in-graph for a JAX environment with "
-        "num_env_runners=0.",
+        "environments only), 'host' is from Python, 'external' is in simulators that connect to this "
+        "run, see external(); 'auto' is in-graph for a JAX environment with num_env_runners=0.",
     )
     num_envs_per_env_runner: int | Auto | None = field(
         default=None,

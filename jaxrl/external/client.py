@@ -1,0 +1,462 @@
+"""`PolicyClient`: a simulator's side of a policy that is trained elsewhere, with RLlib's methods.
+
+This file of jaxrl-link imports the standard library and NumPy alone, and is copied to simulators.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import uuid
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .connection import Identity, Link, RunEndedError, parse_address
+from .frames import Arrays, Kind, LinkError
+from .local import LocalPolicy
+from .spaces import SpaceLeaves, describe_space, hash_spaces
+
+TOKEN_VARIABLE = "JAXRL_EXTERNAL_TOKEN"
+"""Environment variable of the token, on both sides."""
+
+INFERENCE_MODES = ("local", "remote")
+
+
+class _Step(NamedTuple):
+    """Step whose reward and successor are not known yet."""
+
+    obs: Arrays
+    columns: Arrays
+    version: int
+    source: str
+
+
+class _Episode:
+    """Episode with the steps that have not been sent."""
+
+    def __init__(self, episode_id: str, training_enabled: bool) -> None:
+        self.id, self.training_enabled = episode_id, training_enabled
+        self.t_started, self.reward, self.last_reward = 0, 0.0, 0.0
+        self.open_step: _Step | None = None
+        self.successor: Arrays = {}
+        self.steps: list[_Step] = []
+        self.rewards: list[float] = []
+
+    @property
+    def t(self) -> int:
+        """Number of complete steps."""
+        return self.t_started + len(self.steps)
+
+
+class PolicyClient:
+    """Client of a run that trains a policy on what simulators record.
+
+    Several episodes may be open at a time, and several threads may use one client. Steps are sent
+    in the background, kept until the run has acknowledged them, and sent again after a reconnection.
+
+    Args:
+        address: Address of the run, as 'host:port' or a URL; 'https' and 'tls' are TLS.
+        inference_mode: 'local' computes actions in this process, with weights that are fetched from
+            the run; 'remote' asks the run for each action. None is local if the run offers it.
+        update_interval: Seconds between fetches of weights with local inference; None fetches every
+            version.
+        token: Token of the run; None takes it from JAXRL_EXTERNAL_TOKEN.
+        client_id: Name of this client, unique among those of the run; None draws one.
+        ssl_context: Context of TLS, for own certificates.
+        observation_space: Space of the simulator's observations, compared with the run's.
+        action_space: Space of its actions.
+        timeout_s: Seconds without a connection after which calls fail.
+        block: Whether to wait while the run accepts no more steps; False raises.
+        seed: Seed of actions with local inference.
+
+    Raises:
+        LinkError: If the run cannot be reached or refuses; the sentence says why.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        inference_mode: str | None = None,
+        update_interval: float | None = 10.0,
+        *,
+        token: str | None = None,
+        client_id: str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        observation_space: Any = None,
+        action_space: Any = None,
+        timeout_s: float = 60.0,
+        block: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        if inference_mode not in (None, *INFERENCE_MODES):
+            raise LinkError(f"inference_mode must be 'local' or 'remote', got {inference_mode!r}.")
+        where = parse_address(address)
+        if ssl_context is None and where.is_tls:
+            ssl_context = ssl.create_default_context()
+        spaces_hash = None
+        if (observation_space is None) != (action_space is None):
+            raise LinkError("Give observation_space and action_space, or neither of them.")
+        if observation_space is not None:
+            both = describe_space(observation_space), describe_space(action_space)
+            spaces_hash = hash_spaces(*both)
+        self.client_id = client_id or uuid.uuid4().hex
+        self._block, self._is_closed = block, False
+        self._episodes: dict[str, _Episode] = {}
+        self._single: str | None = None
+        identity = Identity(
+            self.client_id,
+            os.environ.get(TOKEN_VARIABLE, "") if token is None else token,
+            ssl_context,
+            spaces_hash,
+        )
+        self._link = Link(where, identity, timeout_s, self._get_open_episodes)
+        welcome = self._link.welcome
+        self._obs = SpaceLeaves(welcome["observation_space"], "obs")
+        self._action = SpaceLeaves(welcome["action_space"], "env_action")
+        self._local: LocalPolicy | None = None
+        if inference_mode != "remote":
+            try:
+                self._local = LocalPolicy(self._link, self._obs, update_interval, seed)
+            except LinkError:
+                if inference_mode is not None:
+                    self._link.close(1.0)
+                    raise
+
+    @property
+    def inference_mode(self) -> str:
+        """Mode of inference, 'local' or 'remote'."""
+        return "remote" if self._local is None else "local"
+
+    @property
+    def weights_version(self) -> int:
+        """Version of the newest weights that the run has announced."""
+        return self._link.latest_version
+
+    # --- RLlib's methods ---
+
+    def start_episode(self, episode_id: str | None = None, training_enabled: bool = True) -> str:
+        """Start an episode.
+
+        Args:
+            episode_id: Its name; None draws one.
+            training_enabled: Whether to train on it. Others are reported as evaluation.
+
+        Returns:
+            Its name, which the other methods take.
+
+        Raises:
+            LinkError: If it is open already, or too many are.
+        """
+        self._check_open()
+        name = uuid.uuid4().hex if episode_id is None else str(episode_id)
+        with self._link.changed:
+            if name in self._episodes:
+                raise LinkError(f"The episode {name!r} is open already: end it first.")
+            limit = int(self._link.welcome["limits"]["max_open_episodes"])
+            if len(self._episodes) >= limit:
+                raise LinkError(
+                    f"{limit} episodes of this client are open, the most that the run allows: end "
+                    "one before starting another."
+                )
+            self._link.refused.pop(name, None)
+            self._episodes[name] = _Episode(name, bool(training_enabled))
+        return name
+
+    def get_action(self, episode_id: str, observation: Any) -> Any:
+        """Return the policy's action for an observation, and record the step.
+
+        Raises:
+            LinkError: If the episode is not open, or the observation is not in the space.
+        """
+        episode = self._get_episode(episode_id)
+        obs = self._obs.flatten(observation)
+        self._complete_step(episode, obs)
+        self._reserve_step(episode)
+        act = self._act_remotely if self._local is None else self._act_locally
+        action, columns, version = act(episode, obs)
+        episode.open_step = _Step(obs, columns, version, "policy")
+        return self._action.unflatten(action)
+
+    def _act_remotely(self, episode: _Episode, obs: Arrays) -> tuple[Arrays, Arrays, int]:
+        head = {
+            "episode_ids": [episode.id],
+            "t": [episode.t],
+            "training_enabled": [episode.training_enabled],
+            "num_recorded": self._link.num_recorded,
+        }
+        arrays = {name: array[None] for name, array in obs.items()}
+        arrays["reward"] = np.asarray([episode.last_reward], np.float32)
+        reply, got = self._link.request(Kind.ACT, head, arrays)
+        action = {leaf.name: got[leaf.name][0] for leaf in self._action.leaves}
+        columns = {name: got[name][0] for name in self._link.welcome["columns"]}
+        return action, columns, int(reply["version"])
+
+    def _act_locally(self, episode: _Episode, obs: Arrays) -> tuple[Arrays, Arrays, int]:
+        assert self._local is not None
+        leaves, columns, version = self._local.act(
+            episode.id, episode.training_enabled, obs, episode.last_reward
+        )
+        names = [leaf.name for leaf in self._action.leaves]
+        return {name: leaves[i] for i, name in enumerate(names)}, columns, version
+
+    def log_action(self, episode_id: str, observation: Any, action: Any) -> None:
+        """Record a step whose action the simulator chose itself.
+
+        Raises:
+            LinkError: If the algorithm needs the policy's own actions, or a value is invalid.
+        """
+        episode = self._get_episode(episode_id)
+        reason = self._link.welcome["why_no_own_actions"]
+        if reason is not None and episode.training_enabled:
+            raise LinkError(
+                "log_action() records an action that the policy did not choose, which this run "
+                f"cannot learn from: {reason}; use get_action()."
+            )
+        obs, taken = self._obs.flatten(observation), self._action.flatten(action)
+        self._complete_step(episode, obs)
+        self._reserve_step(episode)
+        version = self._link.latest_version
+        episode.open_step = _Step(obs, taken, version, "log")
+
+    def log_returns(self, episode_id: str, reward: float, info: Any = None) -> None:
+        """Add a reward to the latest step; several are summed. `info` is not used.
+
+        Raises:
+            LinkError: If the episode is not open, or the reward is not a finite number.
+        """
+        del info
+        episode = self._get_episode(episode_id)
+        value = float(reward)
+        if not np.isfinite(value):
+            raise LinkError(
+                f"The reward of episode {episode.id!r} is {value}, which is not finite."
+            )
+        if episode.open_step is None:
+            raise LinkError(
+                f"The episode {episode.id!r} has no action yet that a reward could belong to: call "
+                "get_action() or log_action() first."
+            )
+        episode.reward += value
+
+    def end_episode(
+        self,
+        episode_id: str,
+        observation: Any,
+        *,
+        terminated: bool | None = None,
+        truncated: bool | None = None,
+    ) -> None:
+        """End an episode.
+
+        Args:
+            episode_id: Its name.
+            observation: Last observation, the successor of the latest step.
+            terminated: Whether the task ended, so that nothing follows.
+            truncated: Whether only the recording ended, as by a time limit: the value of the last
+                observation counts.
+
+        Raises:
+            LinkError: If not exactly one of both is True.
+        """
+        episode = self._get_episode(episode_id)
+        if bool(terminated) == bool(truncated):
+            raise LinkError(
+                "end_episode() needs either terminated=True (the task ended) or truncated=True "
+                f"(a time limit, say), got terminated={terminated} and truncated={truncated}."
+            )
+        obs = self._obs.flatten(observation)
+        with self._link.changed:
+            self._complete_step(episode, obs)
+            self._send_part(episode, "terminated" if terminated else "truncated")
+            del self._episodes[episode.id]
+            if self._local is not None:
+                self._local.forget(episode.id)
+            if self._single == episode.id:
+                self._single = None
+
+    # --- shorter forms ---
+
+    def step(
+        self,
+        observation: Any,
+        reward: float = 0.0,
+        *,
+        terminated: bool = False,
+        truncated: bool = False,
+    ) -> Any:
+        """Return the action for an observation, in an episode that starts and ends by itself.
+
+        Args:
+            observation: Current observation.
+            reward: Reward of the previous action; not used by the first call of an episode.
+            terminated: Whether this observation ends the task.
+            truncated: Whether it ends the recording.
+
+        Returns:
+            Action; None if the episode has ended.
+        """
+        name = self._single
+        if name is None:
+            name = self._single = self.start_episode()
+        else:
+            self.log_returns(name, reward)
+        if not (terminated or truncated):
+            return self.get_action(name, observation)
+        self.end_episode(name, observation, terminated=terminated, truncated=truncated)
+        return None
+
+    def run(
+        self,
+        env: Any,
+        *,
+        num_episodes: int | None = None,
+        training_enabled: bool = True,
+        seed: int | None = None,
+    ) -> list[float]:
+        """Play episodes in an environment with gymnasium's `reset` and `step`.
+
+        Args:
+            env: Environment, whose spaces must be those of the run.
+            num_episodes: Number of episodes; None plays until the run ends.
+            training_enabled: Whether to train on them.
+            seed: Seed of the first reset.
+
+        Returns:
+            Their returns.
+
+        Raises:
+            LinkError: If the spaces differ, or the run ends before `num_episodes`.
+        """
+        self._check_spaces(env)
+        returns: list[float] = []
+        try:
+            while num_episodes is None or len(returns) < num_episodes:
+                returns.append(self._play_episode(env, training_enabled, seed))
+                seed = None
+        except RunEndedError:
+            if num_episodes is not None:
+                raise
+        return returns
+
+    def _play_episode(self, env: Any, training_enabled: bool, seed: int | None) -> float:
+        """Play an episode and return its return."""
+        obs, _ = env.reset(seed=seed)
+        total = 0.0
+        name = self.start_episode(training_enabled=training_enabled)
+        while True:
+            obs, reward, terminated, truncated, _ = env.step(self.get_action(name, obs))
+            self.log_returns(name, reward)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        self.end_episode(name, obs, terminated=terminated, truncated=not terminated)
+        return total
+
+    def _check_spaces(self, env: Any) -> None:
+        for name in ("observation_space", "action_space"):
+            own, expected = describe_space(getattr(env, name)), self._link.welcome[name]
+            if own != expected:
+                raise LinkError(f"{name} of the environment is {own}, and the run has {expected}.")
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Send what is left, and disconnect; open episodes are cut. Safe to call more than once."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with self._link.changed:
+            episodes, self._episodes = list(self._episodes.values()), {}
+        for episode in episodes:
+            if episode.open_step is not None and episode.training_enabled:
+                self._link.num_recorded -= 1  # without a successor, it is no transition
+            episode.open_step = None
+            if episode.steps and episode.id not in self._link.refused:
+                self._send_part(episode, "cut")
+        self._link.close(timeout_s)
+
+    def __enter__(self) -> PolicyClient:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    # --- recording ---
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise LinkError("This PolicyClient is closed: create another one.")
+        self._link.raise_if_failed()
+
+    def _get_episode(self, episode_id: str) -> _Episode:
+        self._check_open()
+        name = str(episode_id)
+        if name in self._link.refused:
+            with self._link.changed:
+                self._episodes.pop(name, None)
+                self._single = None if self._single == name else self._single
+            raise LinkError(self._link.refused[name])
+        if name not in self._episodes:
+            raise LinkError(
+                f"The episode {name!r} is not open: start_episode() starts one, and end_episode() "
+                "ends it once."
+            )
+        return self._episodes[name]
+
+    def _get_open_episodes(self) -> dict[str, list[Any]]:
+        return {
+            name: [episode.t_started, episode.training_enabled]
+            for name, episode in self._episodes.items()
+        }
+
+    def _reserve_step(self, episode: _Episode) -> None:
+        """Wait until the run accepts another step; what is complete is sent before waiting."""
+        if len(episode.steps) >= int(self._link.welcome["part_length"]):
+            self._send_part(episode, None)
+        if not episode.training_enabled:
+            return
+        with self._link.changed:
+            if self._link.num_recorded >= self._link.max_steps:
+                for other in list(self._episodes.values()):
+                    self._send_part(other, None)
+            self._link.wait_for_credit(self._block)
+
+    def _complete_step(self, episode: _Episode, successor: Arrays) -> None:
+        """Complete the open step, now that its successor is known."""
+        with self._link.changed:
+            step = episode.open_step
+            if step is None:
+                return
+            if episode.steps and episode.steps[-1].source != step.source:
+                self._send_part(episode, None)  # whose last successor is this step's observation
+            episode.open_step = None
+            episode.steps.append(step)
+            episode.rewards.append(episode.reward)
+            episode.last_reward, episode.reward = episode.reward, 0.0
+            episode.successor = successor
+
+    def _send_part(self, episode: _Episode, end: str | None) -> None:
+        """Send the complete steps of an episode."""
+        with self._link.changed:
+            steps, rewards = episode.steps, episode.rewards
+            if not steps:
+                return
+            episode.t_started, episode.steps, episode.rewards = episode.t, [], []
+            part = {
+                "episode_id": episode.id,
+                "t_started": episode.t_started - len(steps),
+                "length": len(steps),
+                "training_enabled": episode.training_enabled,
+                "end": end,
+                "source": steps[0].source,
+            }
+            last = episode.successor
+            arrays: Arrays = {
+                f"0.{name}": np.stack([*(step.obs[name] for step in steps), last[name]])
+                for name in last
+            }
+            for name in steps[0].columns:
+                arrays[f"0.{name}"] = np.stack([step.columns[name] for step in steps])
+            arrays["0.reward"] = np.asarray(rewards, np.float32)
+            arrays["0.version"] = np.asarray([step.version for step in steps], np.int64)
+            head = {"num_recorded": self._link.num_recorded, "parts": [part]}
+            self._link.send_numbered(head, arrays)

@@ -1,0 +1,267 @@
+"""Descriptions of spaces as JSON, and values of spaces as arrays of a frame.
+
+This file of jaxrl-link imports the standard library and NumPy alone, and is copied to simulators.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .frames import LinkError
+
+BOUNDS_TOLERANCE = 1e-4
+"""Tolerance for values outside a Box's bounds, relative to the bound, to allow for rounding."""
+
+_MAX_LISTED = 1024
+"""Largest number of bounds that a description lists; of more it has a digest, and none is checked."""
+
+_NARROW = {"<f8": "<f4", "<i8": "<i4", "<u8": "<u4"}
+"""Types as programs of JAX have them."""
+
+
+def describe_space(space: Any) -> dict[str, Any]:
+    """Describe a space of gymnasium as JSON.
+
+    Raises:
+        LinkError: If spaces of this class are not supported.
+    """
+    kind = type(space).__name__
+    if kind == "Dict":
+        parts = {name: describe_space(part) for name, part in sorted(space.spaces.items())}
+        return {"kind": kind, "spaces": parts}
+    if kind == "Tuple":
+        return {"kind": kind, "spaces": [describe_space(part) for part in space.spaces]}
+    if kind == "Discrete":
+        return {"kind": kind, "n": int(space.n), "start": int(space.start)}
+    if kind == "MultiDiscrete":
+        start = np.broadcast_to(getattr(space, "start", 0), space.nvec.shape)
+        return {"kind": kind, "nvec": space.nvec.tolist(), "start": start.tolist()}
+    if kind == "MultiBinary":
+        return {"kind": kind, "shape": list(space.shape)}
+    if kind == "Box":
+        dtype = _NARROW.get(np.dtype(space.dtype).str, np.dtype(space.dtype).str)
+        return {
+            "kind": kind,
+            "dtype": dtype,
+            "shape": list(space.shape),
+            "low": _describe_bounds(space.low),
+            "high": _describe_bounds(space.high),
+        }
+    raise LinkError(
+        f"Spaces of class {kind} are not supported: use Box, Discrete, MultiDiscrete, MultiBinary, "
+        "Dict or Tuple."
+    )
+
+
+def _describe_bounds(bounds: np.ndarray) -> Any:
+    """Return one bound for all if they are equal, else a list or a digest; infinities as text."""
+    values = np.asarray(bounds, np.float64)
+    if values.size and np.all(values == values.flat[0]):
+        return _to_json(float(values.flat[0]))
+    if values.size > _MAX_LISTED:
+        return {"sha256": hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()}
+    return [_to_json(value) for value in values.ravel().tolist()]
+
+
+def _to_json(value: float) -> Any:
+    return value if np.isfinite(value) else str(value)
+
+
+def hash_spaces(observation: dict[str, Any], action: dict[str, Any]) -> str:
+    """Return the hash of the descriptions of both spaces."""
+    text = json.dumps([observation, action], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Leaf(NamedTuple):
+    """Array of a space: its name in frames, its place in messages, its type and its bounds."""
+
+    name: str
+    path: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    low: np.ndarray | None
+    high: np.ndarray | None
+    is_choice: bool
+
+
+class SpaceLeaves:
+    """Conversion of values of a space to named arrays and back.
+
+    Args:
+        description: Description of the space.
+        name: Prefix of the names of its arrays, also for messages.
+    """
+
+    def __init__(self, description: dict[str, Any], name: str) -> None:
+        self._description = description
+        self.leaves: list[Leaf] = []
+        self._collect(description, name, name)
+
+    def _collect(self, space: dict[str, Any], name: str, path: str) -> None:
+        kind = space["kind"]
+        if kind == "Dict":
+            for key, part in sorted(space["spaces"].items()):
+                self._collect(part, name, f"{path}[{key!r}]")
+            return
+        if kind == "Tuple":
+            for i, part in enumerate(space["spaces"]):
+                self._collect(part, name, f"{path}[{i}]")
+            return
+        self.leaves.append(_make_leaf(space, f"{name}.{len(self.leaves)}", path))
+
+    def flatten(self, value: Any) -> dict[str, np.ndarray]:
+        """Return the arrays of one value, checked and converted to the types of the space.
+
+        Raises:
+            LinkError: If the value is not in the space; the sentence names the part.
+        """
+        arrays: dict[str, np.ndarray] = {}
+        self._flatten(self._description, value, self.leaves[0].path.split("[")[0], arrays)
+        return arrays
+
+    def _flatten(
+        self, space: dict[str, Any], value: Any, path: str, arrays: dict[str, np.ndarray]
+    ) -> None:
+        if space["kind"] == "Dict":
+            names = sorted(space["spaces"])
+            if not isinstance(value, dict) or sorted(value) != names:
+                raise LinkError(f"{path} must be a dict of {names}, got {str(value)[:80]}.")
+            for key in names:
+                self._flatten(space["spaces"][key], value[key], f"{path}[{key!r}]", arrays)
+        elif space["kind"] == "Tuple":
+            number = len(space["spaces"])
+            if not isinstance(value, (tuple, list)) or len(value) != number:
+                raise LinkError(f"{path} must be a tuple of {number}, got {str(value)[:80]}.")
+            for i, part in enumerate(space["spaces"]):
+                self._flatten(part, value[i], f"{path}[{i}]", arrays)
+        else:
+            leaf = self.leaves[len(arrays)]
+            arrays[leaf.name] = _convert(leaf, value)
+
+    def unflatten(self, arrays: dict[str, np.ndarray]) -> Any:
+        """Return the value of which these are the arrays; a choice is an int."""
+        remaining = iter(self.leaves)
+        return self._unflatten(self._description, arrays, remaining)
+
+    def _unflatten(
+        self,
+        space: dict[str, Any],
+        arrays: dict[str, np.ndarray],
+        leaves: Any,
+        as_arrays: bool = False,
+    ) -> Any:
+        if space["kind"] == "Dict":
+            parts = sorted(space["spaces"].items())
+            return {key: self._unflatten(part, arrays, leaves, as_arrays) for key, part in parts}
+        if space["kind"] == "Tuple":
+            parts = space["spaces"]
+            return tuple(self._unflatten(part, arrays, leaves, as_arrays) for part in parts)
+        leaf = next(leaves)
+        value = arrays[leaf.name]
+        if as_arrays:
+            return value
+        return int(value) if leaf.is_choice and not leaf.shape else np.array(value)
+
+    def unflatten_rows(self, arrays: dict[str, np.ndarray]) -> Any:
+        """Return the tree of several values of which these are the arrays, as arrays."""
+        remaining = iter(self.leaves)
+        return self._unflatten(self._description, arrays, remaining, as_arrays=True)
+
+    def check(self, arrays: dict[str, np.ndarray], prefix: str, number: int) -> None:
+        """Check the arrays of several values.
+
+        Args:
+            arrays: Arrays of a frame.
+            prefix: Prefix of their names.
+            number: Number of values, the first axis.
+
+        Raises:
+            LinkError: If one is missing, of another type, or not in the space.
+        """
+        for leaf in self.leaves:
+            check_array(arrays, prefix + leaf.name, leaf.dtype, (number, *leaf.shape))
+            problem = _find_problem(leaf, arrays[prefix + leaf.name])
+            if problem is not None:
+                raise LinkError(problem)
+
+
+def check_array(
+    arrays: dict[str, np.ndarray], name: str, dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> None:
+    """Check that a frame has an array of this type.
+
+    Raises:
+        LinkError: If it is missing, or of another dtype or shape.
+    """
+    array = arrays.get(name)
+    if array is None:
+        raise LinkError(f"The array {name!r} is missing.")
+    if array.dtype != dtype or array.shape != shape:
+        raise LinkError(
+            f"{name} must be {dtype} of shape {shape}, got {array.dtype} of shape {array.shape}."
+        )
+
+
+def _make_leaf(space: dict[str, Any], name: str, path: str) -> Leaf:
+    kind = space["kind"]
+    if kind == "Discrete":
+        low, size = np.asarray(space["start"]), space["n"]
+        return Leaf(name, path, np.dtype("<i4"), (), low, low + size - 1, True)
+    if kind == "MultiDiscrete":
+        low, size = np.asarray(space["start"]), np.asarray(space["nvec"])
+        return Leaf(name, path, np.dtype("<i4"), size.shape, low, low + size - 1, True)
+    shape = tuple(space["shape"])
+    if kind == "MultiBinary":
+        return Leaf(name, path, np.dtype("|i1"), shape, np.asarray(0), np.asarray(1), True)
+    low, high = (_read_bounds(space[side], shape) for side in ("low", "high"))
+    dtype = np.dtype(space["dtype"])
+    if low is not None and high is not None:
+        low = low - BOUNDS_TOLERANCE * np.maximum(1.0, np.abs(low))
+        high = high + BOUNDS_TOLERANCE * np.maximum(1.0, np.abs(high))
+    return Leaf(name, path, dtype, shape, low, high, False)
+
+
+def _read_bounds(bounds: Any, shape: tuple[int, ...]) -> np.ndarray | None:
+    if isinstance(bounds, dict):
+        return None
+    values = np.asarray(bounds, np.float64)
+    return values.reshape(shape) if values.ndim else values
+
+
+def _convert(leaf: Leaf, value: Any) -> np.ndarray:
+    """Return a value as an array of the leaf's type."""
+    array = np.asarray(value)
+    if array.shape != leaf.shape or array.dtype.kind not in "biuf":
+        raise LinkError(
+            f"{leaf.path} must be {leaf.dtype} of shape {leaf.shape}, got {array.dtype} of shape "
+            f"{array.shape}."
+        )
+    problem = _find_problem(leaf, array[None])
+    if problem is not None:
+        raise LinkError(problem)
+    return array.astype(leaf.dtype)
+
+
+def _find_problem(leaf: Leaf, values: np.ndarray) -> str | None:
+    """Return a sentence on the first of several values that is not in the space, None if all are."""
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        index = np.argwhere(~np.isfinite(values))[0]
+        return (
+            f"{leaf.path} is {values[tuple(index)]} at {index[1:].tolist()}, which is not finite."
+        )
+    if leaf.is_choice and values.dtype.kind == "f" and (values % 1).any():
+        return f"{leaf.path} must be whole numbers, got {str(values[0])[:80]}."
+    if leaf.low is None or leaf.high is None:
+        return None
+    is_inside = (values >= leaf.low) & (values <= leaf.high)
+    if is_inside.all():
+        return None
+    index = tuple(np.argwhere(~is_inside)[0])
+    low, high = (np.broadcast_to(side, leaf.shape)[index[1:]] for side in (leaf.low, leaf.high))
+    place = [int(i) for i in index[1:]]
+    return f"{leaf.path} is {values[index]} at {place}, outside its bounds [{low:g}, {high:g}]."

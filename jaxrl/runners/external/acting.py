@@ -1,0 +1,261 @@
+"""Actions for simulators: requests of several episodes in one call of the compiled policy."""
+
+import collections
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from jaxrl.core.types import Device, Key, PyTree
+from jaxrl.external.frames import Arrays
+from jaxrl.runners.env_keys import make_env_keys
+from jaxrl.runners.external.schema import Schema
+from jaxrl.runners.fragment import Weights
+from jaxrl.runners.host_policy import HostPolicy, PrevStep
+from jaxrl.runtime.program import Program
+
+MAX_ROWS = 64
+"""Largest number of rows in one call; more requests take several calls."""
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class ActingEpisode:
+    """Episode of a simulator as acting sees it.
+
+    Args:
+        slot: Place among the episodes of the run, which determines its random draws.
+        explore: Whether to explore.
+        latest_t: Time step of the latest action, whose answer is repeated if asked for again.
+    """
+
+    slot: int
+    explore: bool
+    latest_t: int = -1
+    carry: PyTree = None
+    latest: "Answer | None" = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Answer:
+    """Arrays of one row of ACTIONS, and the version of the weights."""
+
+    arrays: Arrays
+    version: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ActRequest:
+    """Rows of one ACT message, and the function that receives its answers."""
+
+    episodes: Sequence[ActingEpisode]
+    t: Sequence[int]
+    obs: Sequence[Sequence[np.ndarray]]
+    reward: np.ndarray
+    answer: Callable[[Sequence[Answer]], None]
+    fail: Callable[[BaseException], None]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Row:
+    episode: ActingEpisode
+    t: int
+    obs: Sequence[np.ndarray]
+    reward: float
+
+
+class PolicyServer:
+    """Policy that acts for simulators, in a thread of its own.
+
+    Calls have a power of two of rows, so that few programs are compiled; the policy is the one that
+    acts on the host.
+
+    Args:
+        schema: Arrays of a step.
+        num_envs: Number of environments that the run is configured for.
+        seed: Seed of the run.
+        window_s: Seconds that a request waits for others.
+        max_retraces: Maximum number of retraces, see `Program`.
+        jit: Whether to compile.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        num_envs: int,
+        *,
+        seed: int,
+        window_s: float,
+        max_retraces: int | None,
+        jit: bool,
+    ) -> None:
+        self._schema, self._num_envs, self._seed = schema, num_envs, seed
+        self._window_s = window_s
+        self._options: dict[str, Any] = {"max_retraces": max_retraces, "jit": jit}
+        self._policies: dict[tuple[int, bool], tuple[HostPolicy, Weights]] = {}
+        self._key_data = np.zeros((0, 0), np.uint32)
+        self._counts: collections.Counter[int] = collections.Counter()
+        self._weights: Weights | None = None
+        self._requests: collections.deque[ActRequest] = collections.deque()
+        self._changed = threading.Condition()
+        self._is_stopped = False
+        self.num_calls = 0
+        self._thread = threading.Thread(target=self._run, name="jaxrl-acting", daemon=True)
+        self._thread.start()
+
+    @property
+    def programs(self) -> list[Program]:
+        """Compiled programs."""
+        return [program for policy, _ in self._policies.values() for program in policy.programs]
+
+    def set_weights(self, weights: Weights) -> None:
+        """Act with these weights from the next call on."""
+        with self._changed:
+            self._weights = weights
+            self._changed.notify_all()
+
+    def wait_for_weights(self) -> Weights | None:
+        """Return the newest weights, as soon as there are any; None if acting was stopped."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_stopped or self._weights is not None)
+            return None if self._is_stopped else self._weights
+
+    def submit(self, request: ActRequest) -> None:
+        """Queue a request; `answer` or `fail` is called in the acting thread."""
+        with self._changed:
+            self._requests.append(request)
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End the thread; safe to call more than once."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    # --- thread ---
+
+    def _run(self) -> None:
+        while (taken := self._take()) is not None:
+            requests, weights = taken
+            try:
+                self._answer(requests, weights)
+            except BaseException as error:  # noqa: BLE001  (the driver raises it)
+                for request in requests:
+                    request.fail(error)
+
+    def _take(self) -> tuple[list[ActRequest], Weights] | None:
+        """Wait for requests, and return those that arrived within the window."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_stopped or (self._requests and self._weights is not None)
+            )
+            deadline = time.monotonic() + self._window_s
+            while not self._is_stopped and self._count_rows() < MAX_ROWS:
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    break
+            if self._is_stopped or self._weights is None:
+                return None
+            requests = list(self._requests)
+            self._requests.clear()
+            return requests, self._weights
+
+    def _count_rows(self) -> int:
+        return sum(len(request.episodes) for request in self._requests)
+
+    def _answer(self, requests: Sequence[ActRequest], weights: Weights) -> None:
+        rows = [
+            _Row(episode, t, obs, float(reward))
+            for request in requests
+            for episode, t, obs, reward in zip(
+                request.episodes, request.t, request.obs, request.reward, strict=True
+            )
+        ]
+        while rows:
+            rows = self._act_once_each(rows, weights)
+        for request in requests:
+            answers = [episode.latest for episode in request.episodes]
+            request.answer([answer for answer in answers if answer is not None])
+
+    def _act_once_each(self, rows: Sequence[_Row], weights: Weights) -> list[_Row]:
+        """Act in the first row of each episode, and return those that follow.
+
+        A row that was asked for again, after a connection was lost, has been acted in.
+        """
+        due: dict[ActingEpisode, _Row] = {}
+        others: list[_Row] = []
+        for row in rows:
+            if row.t <= row.episode.latest_t:
+                continue
+            if due.setdefault(row.episode, row) is not row:
+                others.append(row)
+        for explore in (True, False):
+            chosen = [row for row in due.values() if row.episode.explore == explore]
+            for first in range(0, len(chosen), MAX_ROWS):
+                self._act(chosen[first : first + MAX_ROWS], weights, explore)
+        return others
+
+    def _act(self, rows: Sequence[_Row], weights: Weights, explore: bool) -> None:
+        """Act once in each row's episode, whose state advances."""
+        number, size = len(rows), 1 << (len(rows) - 1).bit_length()
+        policy = self._get_policy(size, weights, explore)
+        padded = [*rows, *[rows[-1]] * (size - number)]
+        slots = np.asarray([row.episode.slot for row in padded], np.int32)
+        prev = PrevStep(
+            reward=np.asarray([row.reward for row in padded], np.float32),
+            is_first=np.asarray([row.t == 0 for row in padded]),
+            paused=np.zeros(size, np.bool_),
+        )
+        policy.set_env_index(slots % self._num_envs)
+        policy.set_carry(self._stack_carries(padded))
+        counts = np.asarray([self._counts[int(slot)] for slot in slots], np.uint32)
+        before = policy.begin_fragment(self._get_keys(slots, policy.device), counts, 1, prev)
+        obs = [np.stack([row.obs[i] for row in padded]) for i in range(len(rows[0].obs))]
+        words = policy.act(obs, prev)
+        recorded = dict(policy.unpack_recorded(words))
+        schema, action = self._schema, recorded.pop("actions")
+        columns = {
+            **schema.env_action.flatten(policy.unpack_env_action(words)),
+            **schema.module_action.flatten(action),
+            **schema.extras.flatten(recorded),
+            **schema.state.flatten(before),
+        }
+        after = policy.carry
+        self.num_calls += 1
+        for i, row in enumerate(rows):
+            episode = row.episode
+            episode.carry = jax.tree.map(lambda leaf, i=i: leaf[i], after)
+            arrays = {name: column[i] for name, column in columns.items()}
+            episode.latest = Answer(arrays=arrays, version=weights.version)
+            episode.latest_t = row.t
+            self._counts[episode.slot] += 1
+
+    def _get_keys(self, slots: Int[np.ndarray, " B"], device: Device) -> Key:
+        """Return the keys of slots, which are those of environments with the same indices."""
+        number = len(self._key_data)
+        if slots.max() >= number:
+            indices = np.arange(max(64, 2 * int(slots.max()) + 2), dtype=np.int32)
+            keys = make_env_keys(self._seed, indices, device)
+            self._key_data = np.asarray(jax.random.key_data(keys))
+        return jax.random.wrap_key_data(jax.device_put(self._key_data[slots], device))
+
+    def _stack_carries(self, rows: Sequence[_Row]) -> PyTree:
+        blank = self._schema.make_blank_carry(1)
+        first = jax.tree.map(lambda leaf: leaf[0], blank)
+        carries = [first if (c := row.episode.carry) is None else c for row in rows]
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *carries)
+
+    def _get_policy(self, size: int, weights: Weights, explore: bool) -> HostPolicy:
+        """Return the policy for a number of rows, with the weights."""
+        policy, latest = self._policies.get((size, explore), (None, None))
+        if policy is None:
+            indices = np.zeros(size, np.int32)
+            policy = HostPolicy(self._schema.policy_step, indices, explore=explore, **self._options)
+        if latest is not weights:
+            policy.set_actor(weights.actor)
+            self._policies[size, explore] = policy, weights
+        return policy

@@ -1,0 +1,346 @@
+"""Runner group whose environments are in simulators that connect to the run."""
+
+import logging
+import os
+import ssl
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from jaxrl.assembly.assemble import Assembly
+from jaxrl.config.placement import NOT_EXTERNAL_SETTINGS
+from jaxrl.config.rllib_api import get_former_attribute
+from jaxrl.config.settings.external import ExternalSettings
+from jaxrl.config.settings.replay import OffPolicyTraining
+from jaxrl.core.types import PyTree
+from jaxrl.errors import ConfigError, EnvRunnerError
+from jaxrl.external.client import TOKEN_VARIABLE
+from jaxrl.metrics import EMPTY_EPISODE_METRICS
+from jaxrl.runners.external.acting import PolicyServer
+from jaxrl.runners.external.inbox import EndedStats, Inbox
+from jaxrl.runners.external.policies import PolicyExporter
+from jaxrl.runners.external.schema import Schema
+from jaxrl.runners.external.server import ExternalServer, ServerOptions
+from jaxrl.runners.external.sessions import Sessions
+from jaxrl.runners.fragment import Fragment, Weights
+from jaxrl.runners.hooks import RunnerHooks
+from jaxrl.runtime.program import Program
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+logger = logging.getLogger("jaxrl")
+
+_POLL_S = 0.2
+_REPORT_INTERVAL_S = 10.0
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class ExternalEnvRunnerGroup:
+    """Runner group that receives what simulators record, and acts for them.
+
+    Args:
+        config: Config of the run.
+        assembly: Assembled run, which provides the spaces and the policy.
+        hooks: Callbacks, none of which may be for episodes.
+
+    Raises:
+        ConfigError: If the address, the token or TLS cannot be used.
+    """
+
+    is_compiled: ClassVar[bool] = False
+
+    def __init__(self, config: "AlgorithmConfig", assembly: Assembly, hooks: RunnerHooks) -> None:
+        _check_hooks(hooks)
+        plan, settings = config.plan(), config.external_settings
+        self._fragments_per_batch = plan.fragments_per_batch
+        self._sample_timeout_s = config.env_runners_settings.sample_timeout_s
+        self.task: PyTree = None
+        self._schema = Schema.from_assembly(assembly, settings.max_message_bytes)
+        options = make_server_options(settings)
+        max_lag = resolve_max_lag(config)
+        batch = plan.rollout_fragment_length * plan.envs_per_runner * plan.fragments_per_batch
+        self._inbox = Inbox(
+            plan.rollout_fragment_length,
+            plan.envs_per_runner,
+            batch * _count_queued_batches(config),
+            max_lag,
+            self._schema.make_blank_carry,
+        )
+        debugging = config.debugging_settings
+        evaluated = config.get_evaluation_config_object() or config
+        why_no_own = _explain_no_own_actions(config, self._schema)
+        explores = {
+            True: config.env_runners_settings.explore,
+            False: evaluated.env_runners_settings.explore,
+        }
+        sessions = Sessions(
+            self._schema, self._inbox, may_log=why_no_own is None, explores=explores
+        )
+        self._acting = PolicyServer(
+            self._schema,
+            plan.total_envs,
+            seed=debugging.run_seed,
+            window_s=settings.inference_window_s,
+            max_retraces=debugging.max_retraces,
+            jit=debugging.jit,
+        )
+        try:
+            self._server = ExternalServer(
+                options,
+                self._schema,
+                sessions,
+                self._inbox,
+                self._acting,
+                PolicyExporter(assembly),
+                {
+                    "explore": {"training": explores[True], "evaluation": explores[False]},
+                    "max_weights_lag": max_lag,
+                    "why_no_own_actions": why_no_own,
+                    "part_length": plan.rollout_fragment_length,
+                },
+            )
+        except BaseException:
+            self._acting.stop()
+            raise
+        self.address = f"{settings.external_host}:{self._server.port}"
+        self.notes = [f"Simulators connect to {self.address}."]
+        self._waited_s = 0.0
+
+    @property
+    def programs(self) -> list[Program]:
+        """Compiled programs of acting."""
+        return self._acting.programs
+
+    def sync_weights(self, weights: Weights) -> None:
+        self._inbox.set_version(weights.version)
+        self._acting.set_weights(weights)
+        self._server.publish(weights.version)
+
+    def set_task(self, task: PyTree) -> None:
+        """Keep the task; the simulators have the environments."""
+        self.task = task
+
+    def next_batch(self) -> list[Fragment]:
+        begin = time.perf_counter()
+        fragments = [self._take() for _ in range(self._fragments_per_batch)]
+        self._waited_s += time.perf_counter() - begin
+        return fragments
+
+    def _take(self) -> Fragment:
+        """Wait for the next fragment.
+
+        Raises:
+            EnvRunnerError: If all clients have been gone for `sample_timeout_s`.
+        """
+        reported = gone_since = time.monotonic()
+        while (fragment := self._inbox.take(_POLL_S)) is None:
+            had_clients, connected = self._server.ask(_count_clients)
+            now = time.monotonic()
+            gone_since = now if connected or not had_clients else gone_since
+            if now - gone_since > self._sample_timeout_s:
+                raise EnvRunnerError(
+                    f"No simulator has been connected to {self.address} for sample_timeout_s="
+                    f"{self._sample_timeout_s:g} s: start one, and resume the run, or set a longer "
+                    "time."
+                )
+            if now - reported > _REPORT_INTERVAL_S:
+                reported = now
+                logger.warning(
+                    "Waiting for steps of simulators, which connect to %s (connected: %d).",
+                    self.address,
+                    connected,
+                )
+        self._server.grant()
+        return fragment
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Return counts of clients and steps, and the evaluation episodes since the last call."""
+        waited, self._waited_s = self._waited_s, 0.0
+        clients: dict[str, Any] = self._server.ask(_describe_sessions)
+        staleness = self._inbox.pop_staleness()
+        runners: dict[str, Any] = {"external_wait_s": waited, "num_clients": clients["connected"]}
+        if staleness:
+            runners["staleness_mean"] = sum(staleness) / len(staleness)
+            runners["staleness_max"] = max(staleness)
+        metrics: dict[str, Any] = {
+            "env_runners": runners,
+            "fault_tolerance": {
+                **self._inbox.ledger.get_metrics(),
+                "num_parts_refused": clients["num_refused"],
+                "refusals": clients["refusals"],
+            },
+        }
+        if clients["evaluated"]:
+            played = _summarize_episodes(clients["evaluated"])
+            metrics["evaluation"] = {"env_runners": played}
+        return metrics
+
+    def get_state(self) -> PyTree:
+        """Return None: the simulators have the environments."""
+        return None
+
+    def set_state(self, state: PyTree) -> None:
+        """Do nothing: the simulators have the environments."""
+
+    def get_counts(self) -> dict[str, Any]:
+        return self._inbox.get_counts()
+
+    def set_counts(self, counts: dict[str, Any]) -> None:
+        self._inbox.set_counts(counts)
+
+    if not TYPE_CHECKING:  # hidden from the type checker, which would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            return get_former_attribute(self, "runner_group", name)
+
+    def foreach_env_runner(
+        self, fn: Callable[[Any], Any] | str, *, kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """Return an empty list: there are no runners in reach of this process."""
+        return []
+
+    def stop(self) -> None:
+        self._server.stop()
+        self._acting.stop()
+
+
+def _count_clients(sessions: Sessions) -> tuple[bool, int]:
+    return sessions.had_clients, sessions.num_connected
+
+
+def _describe_sessions(sessions: Sessions) -> dict[str, Any]:
+    evaluated, sessions.evaluated = sessions.evaluated, []
+    return {
+        "connected": sessions.num_connected,
+        "evaluated": evaluated,
+        "num_refused": sessions.num_refused,
+        "refusals": list(sessions.latest_refusals),
+    }
+
+
+def _summarize_episodes(episodes: list[EndedStats]) -> dict[str, Any]:
+    returns = np.asarray([episode.episode_return for episode in episodes])
+    lengths = np.asarray([episode.length for episode in episodes])
+    return {
+        **EMPTY_EPISODE_METRICS,
+        "num_episodes": len(episodes),
+        "num_env_steps_sampled": int(lengths.sum()),
+        "episode_return_mean": float(returns.mean()),
+        "episode_return_min": float(returns.min()),
+        "episode_return_max": float(returns.max()),
+        "episode_len_mean": float(lengths.mean()),
+        "episode_len_min": int(lengths.min()),
+        "episode_len_max": int(lengths.max()),
+    }
+
+
+def _check_hooks(hooks: RunnerHooks) -> None:
+    for name, reason in NOT_EXTERNAL_SETTINGS.items():
+        if name.startswith("on_") and hooks.has_listeners(name):
+            raise ConfigError(
+                f"The callback {name} is never called with placement='external': {reason}."
+            )
+
+
+def resolve_max_lag(config: "AlgorithmConfig") -> int | None:
+    """Return the number of versions that steps may be behind; None for any."""
+    setting = config.external_settings.max_weights_lag
+    if setting != "auto":
+        return setting
+    replays = isinstance(config.training_settings, OffPolicyTraining)
+    return None if config.is_async or replays else 1
+
+
+def _count_queued_batches(config: "AlgorithmConfig") -> int:
+    """Return the number of train batches that may wait, including the one being filled.
+
+    More than `max_weights_lag` of them would be too old before they are trained on.
+    """
+    if config.is_async:
+        return 1 + config.training_settings.learner_queue_size
+    lag = resolve_max_lag(config)
+    return 2 if lag is None else max(1, lag)
+
+
+def _explain_no_own_actions(config: "AlgorithmConfig", schema: Schema) -> str | None:
+    if not isinstance(config.training_settings, OffPolicyTraining):
+        return (
+            f"{config.algo_name} needs the probability that the policy gave to the action; an "
+            "algorithm with replay, such as DQN or SAC, does not"
+        )
+    if schema.has_state:
+        return "its policy has a memory, whose state each action changes"
+    return None
+
+
+def make_server_options(settings: ExternalSettings) -> ServerOptions:
+    """Return the options of the server, with its token and its TLS context.
+
+    Raises:
+        ConfigError: If others could connect, or read what is sent, without being meant to.
+    """
+    token, context = _read_token(settings), _make_ssl_context(settings)
+    is_local = settings.external_host in _LOOPBACK
+    if not is_local and not token:
+        raise ConfigError(
+            f"external_host={settings.external_host!r} is reached by other machines and needs a "
+            f"token: set {TOKEN_VARIABLE} or external_token_file, or listen on 127.0.0.1."
+        )
+    if not is_local and context is None and not settings.external_insecure:
+        raise ConfigError(
+            f"external_host={settings.external_host!r} is reached by other machines and needs TLS: "
+            "set external_certificate_file, or external_insecure=True in a network that you trust."
+        )
+    return ServerOptions(
+        host=settings.external_host,
+        port=settings.external_port,
+        token=token,
+        ssl_context=context,
+        max_clients=settings.max_clients,
+        resume_window_s=settings.resume_window_s,
+        idle_timeout_s=settings.idle_timeout_s,
+    )
+
+
+def _read_token(settings: ExternalSettings) -> str:
+    path = settings.external_token_file
+    if path is None:
+        return os.environ.get(TOKEN_VARIABLE, "")
+    try:
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+        token = Path(path).read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"external_token_file={path!r} cannot be read: {error}.") from error
+    if mode & 0o077:
+        raise ConfigError(
+            f"external_token_file={path!r} may be read by others (mode {mode:o}): chmod 600 it."
+        )
+    if not token:
+        raise ConfigError(f"external_token_file={path!r} is empty: write the token into it.")
+    return token
+
+
+def _make_ssl_context(settings: ExternalSettings) -> ssl.SSLContext | None:
+    certificate, key = settings.external_certificate_file, settings.external_private_key_file
+    authorities = settings.external_client_ca_file
+    if certificate is None:
+        for name in ("external_private_key_file", "external_client_ca_file"):
+            if (value := getattr(settings, name)) is not None:
+                raise ConfigError(f"{name}={value!r} needs external_certificate_file as well.")
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key)
+        if authorities is not None:
+            context.load_verify_locations(authorities)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"external_certificate_file={certificate!r} cannot be used for TLS: {error}."
+        ) from error
+    return context

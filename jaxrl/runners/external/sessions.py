@@ -1,0 +1,379 @@
+"""Clients of a run and their episodes: what they sent, in order and exactly once, and their credit.
+
+Nothing here knows sockets. Everything is called by the server's thread alone.
+"""
+
+import dataclasses
+import itertools
+import math
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxrl.episodes.packing import EpisodePart
+from jaxrl.external.frames import Arrays, Head, LinkError
+from jaxrl.external.spaces import check_array
+from jaxrl.runners.external.acting import ActingEpisode
+from jaxrl.runners.external.inbox import EndedStats, Inbox
+from jaxrl.runners.external.schema import Schema
+
+_ENDS = (None, "terminated", "truncated", "cut")
+_SOURCES = ("policy", "log")
+
+
+class BadPartError(LinkError):
+    """Part of an episode that is refused; the connection goes on, and the episode is given up."""
+
+    def __init__(self, message: str, episode_id: str) -> None:
+        super().__init__(message)
+        self.episode_id = episode_id
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Episode:
+    """Open episode of a client.
+
+    `uid` names it among all episodes of the run; a client may use a name again. `is_known` is
+    whether all of its steps were received here, so that its return is known.
+    """
+
+    uid: str
+    acting: ActingEpisode
+    training_enabled: bool
+    t: int = 0
+    episode_return: float = 0.0
+    is_known: bool = True
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Session:
+    """Client, which may have lost its connection and return.
+
+    `secret` is known to the connected client alone, so that nobody else takes its place.
+    `num_received` counts messages, `num_steps` the steps in them, and `max_steps` those it may
+    record. `lost_at` is the time at which its connection was lost; None while it is connected.
+    """
+
+    client_id: str
+    secret: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16))
+    num_received: int = 0
+    num_steps: int = 0
+    num_recorded: int = 0
+    max_steps: int = 0
+    lost_at: float | None = None
+    episodes: dict[str, Episode] = dataclasses.field(default_factory=dict[str, Episode])
+    given_up: set[str] = dataclasses.field(default_factory=set[str])
+
+
+class Sessions:
+    """Clients of a run.
+
+    Args:
+        schema: Arrays of a step.
+        inbox: Queue of what is trained on.
+        may_log: Whether the run learns from actions that simulators choose themselves.
+        explores: Whether to explore in training and in evaluation.
+    """
+
+    def __init__(
+        self, schema: Schema, inbox: Inbox, *, may_log: bool, explores: Mapping[bool, bool]
+    ) -> None:
+        self._schema, self._inbox, self._may_log = schema, inbox, may_log
+        self._explores = explores
+        self._numbers = itertools.count()
+        self._slots: set[int] = set()
+        self.by_id: dict[str, Session] = {}
+        self.evaluated: list[EndedStats] = []
+        self.num_refused, self.latest_refusals = 0, list[str]()
+        self.had_clients = False
+
+    @property
+    def num_connected(self) -> int:
+        """Number of clients with a connection."""
+        return sum(session.lost_at is None for session in self.by_id.values())
+
+    # --- connections ---
+
+    def open(self, client_id: str, head: Head) -> Session:
+        """Return the session of a client that has proven who it is.
+
+        Args:
+            client_id: Its name.
+            head: Head of AUTH.
+
+        Raises:
+            LinkError: If another client of that name is connected.
+        """
+        session = self.by_id.get(client_id)
+        if session is not None and session.secret != head.get("secret"):
+            if session.lost_at is None:
+                raise LinkError(
+                    f"A client with client_id={client_id!r} is connected already: give each one a "
+                    "name of its own, or none."
+                )
+            self.expire(session)
+            session = None
+        if session is None:
+            session = Session(client_id=client_id)
+            self._resume_elsewhere(session, head)
+            self.by_id[client_id] = session
+        session.lost_at = None
+        session.num_recorded = max(session.num_recorded, _get_count(head, "num_recorded"))
+        self.had_clients = True
+        return session
+
+    def _resume_elsewhere(self, session: Session, head: Head) -> None:
+        """Accept the episodes that a client began with another server, or before it was given up."""
+        session.num_received = _get_count(head, "next_number")
+        session.num_steps = _get_count(head, "num_delivered")
+        session.max_steps = session.num_recorded = _get_count(head, "num_recorded")
+        if session.num_steps > session.num_recorded:
+            raise LinkError("num_delivered exceeds num_recorded.")
+        episodes = head.get("open_episodes", {})
+        if not isinstance(episodes, dict) or len(episodes) > self._schema.limits.max_open_episodes:
+            raise LinkError("open_episodes must map the names of open episodes to time steps.")
+        for name, entry in episodes.items():
+            t = entry[0] if isinstance(entry, list) and len(entry) == 2 else None
+            if type(t) is not int or not 0 <= t < 2**62:
+                raise LinkError("open_episodes must map names to time step and training_enabled.")
+            episode = self._start(session, name, bool(entry[1]))
+            episode.t, episode.is_known = t, t == 0
+            episode.acting.latest_t = t - 1
+            if t and self._schema.has_state:  # what the policy remembered is lost
+                session.given_up.add(name)
+                self._close_episode(session, name)
+
+    def disconnect(self, session: Session, now: float) -> None:
+        """Note that a client's connection was lost."""
+        session.lost_at = now
+
+    def expire(self, session: Session) -> None:
+        """End a session: its open episodes are cut, and what it never sent is lost."""
+        for name in list(session.episodes):
+            self._inbox.cut(session.episodes[name].uid)
+            self._close_episode(session, name)
+        self._inbox.lose(max(0, session.num_recorded - session.num_steps))
+        if self.by_id.get(session.client_id) is session:
+            del self.by_id[session.client_id]
+
+    def expire_lost(self, now: float, window_s: float) -> None:
+        """End the sessions of clients that did not return in time."""
+        for session in list(self.by_id.values()):
+            if session.lost_at is not None and now - session.lost_at >= window_s:
+                self.expire(session)
+
+    def note_recorded(self, session: Session, head: Head) -> None:
+        """Note the number of steps that a client says it has recorded."""
+        session.num_recorded = max(session.num_recorded, _get_count(head, "num_recorded"))
+        if session.num_recorded > session.max_steps:
+            raise LinkError(
+                f"The client recorded {session.num_recorded} steps, more than the "
+                f"{session.max_steps} that it was granted."
+            )
+
+    def grant(self) -> list[Session]:
+        """Divide the room in the queue among the connected clients; return those that got more."""
+        connected = [session for session in self.by_id.values() if session.lost_at is None]
+        room = self._inbox.capacity - self._inbox.ledger.queued
+        share = math.ceil(max(0, room) / max(1, len(connected)))
+        granted: list[Session] = []
+        for session in connected:
+            allowed = session.num_steps + share
+            if allowed > session.max_steps:
+                session.max_steps = allowed
+                granted.append(session)
+        return granted
+
+    # --- episodes ---
+
+    def get_acting(self, session: Session, head: Head) -> list[ActingEpisode]:
+        """Return the episodes of an ACT message, started where they are new.
+
+        Raises:
+            LinkError: If one of them is unknown, or was asked for another time step.
+        """
+        names, steps = _get_list(head, "episode_ids"), _get_list(head, "t")
+        enabled = _get_list(head, "training_enabled")
+        if not 0 < len(names) == len(steps) == len(enabled) <= self._schema.limits.max_parts:
+            raise LinkError("ACT needs equally many episode_ids, t and training_enabled.")
+        if len(set(map(str, names))) < len(names):
+            raise LinkError("ACT names an episode twice.")
+        found: list[ActingEpisode] = []
+        for name, t, is_enabled in zip(names, steps, enabled, strict=True):
+            episode = self._find(session, name, t, bool(is_enabled))
+            acting = episode.acting
+            if type(t) is not int or t < acting.latest_t or t >= 2**62:
+                raise LinkError(
+                    f"The episode {name!r} had an action for time step {acting.latest_t}, and one "
+                    f"for {t} was asked for."
+                )
+            found.append(acting)
+        return found
+
+    def _find(self, session: Session, name: object, t: object, is_enabled: bool) -> Episode:
+        self._check_name(name)
+        assert isinstance(name, str)
+        episode = session.episodes.get(name)
+        if episode is None and t == 0:
+            return self._start(session, name, is_enabled)
+        if episode is None:
+            reason = "was given up" if name in session.given_up else "is not known to the run"
+            raise BadPartError(f"The episode {name!r} {reason}: start another one.", name)
+        return episode
+
+    def _check_name(self, name: object) -> None:
+        limit = self._schema.limits.max_id_length
+        if not isinstance(name, str) or not 0 < len(name) <= limit:
+            raise LinkError(f"The name of an episode must be a text of 1 to {limit} characters.")
+
+    def _start(self, session: Session, name: str, training_enabled: bool) -> Episode:
+        self._check_name(name)
+        limit = self._schema.limits.max_open_episodes
+        if len(session.episodes) >= limit:
+            raise LinkError(f"{limit} episodes of this client are open, the most that are allowed.")
+        slot = next(slot for slot in itertools.count() if slot not in self._slots)
+        self._slots.add(slot)
+        session.given_up.discard(name)
+        acting = ActingEpisode(slot=slot, explore=self._explores[training_enabled])
+        episode = Episode(
+            uid=f"{next(self._numbers)}", acting=acting, training_enabled=training_enabled
+        )
+        session.episodes[name] = episode
+        return episode
+
+    def _close_episode(self, session: Session, name: str) -> None:
+        self._slots.discard(session.episodes.pop(name).acting.slot)
+
+    def give_up(self, session: Session, name: str) -> None:
+        """Cut an episode of which something was refused; the rest of it is ignored."""
+        session.given_up.add(name)
+        if name in session.episodes:
+            self._inbox.cut(session.episodes[name].uid)
+            self._close_episode(session, name)
+
+    # --- parts ---
+
+    def receive(self, session: Session, head: Head, arrays: Arrays) -> list[BadPartError]:
+        """Receive a message of parts, unless it was received before.
+
+        Returns:
+            The parts that are refused.
+
+        Raises:
+            LinkError: If the message is not one that a client of this protocol sends.
+        """
+        number, parts = head.get("number"), _get_list(head, "parts")
+        if type(number) is not int or number > session.num_received:
+            raise LinkError(
+                f"The message {number!r} came before number {session.num_received}: messages of "
+                "parts must arrive in order."
+            )
+        if number < session.num_received:
+            return []  # sent again because its acknowledgement was lost
+        if len(parts) > self._schema.limits.max_parts:
+            raise LinkError(
+                f"A message of {len(parts)} parts exceeds {self._schema.limits.max_parts}."
+            )
+        self.note_recorded(session, head)
+        session.num_received += 1
+        refused: list[BadPartError] = []
+        for i, part in enumerate(parts):
+            if not isinstance(part, dict):
+                raise LinkError("A part must be an object.")
+            try:
+                self._receive_part(session, part, arrays, f"{i}.")
+            except BadPartError as error:
+                self._refuse(session, error)
+                refused.append(error)
+        return refused
+
+    def _refuse(self, session: Session, error: BadPartError) -> None:
+        self.give_up(session, error.episode_id)
+        self.num_refused += 1
+        self.latest_refusals = [f"{session.client_id}: {error}", *self.latest_refusals[:19]]
+
+    def _receive_part(self, session: Session, head: Head, arrays: Arrays, prefix: str) -> None:
+        name, length, end = head.get("episode_id"), head.get("length"), head.get("end")
+        self._check_name(name)
+        assert isinstance(name, str)
+        is_training = bool(head.get("training_enabled"))
+        if type(length) is not int or not 0 < length < 2**31:
+            raise BadPartError(f"A part of {name!r} has the length {length!r}.", name)
+        if is_training:
+            session.num_steps += length
+            if session.num_steps > session.max_steps:
+                raise LinkError(
+                    f"The client sent {session.num_steps} steps, more than the {session.max_steps} "
+                    "that it was granted."
+                )
+        if end not in _ENDS or head.get("source") not in _SOURCES:
+            raise BadPartError(f"A part of {name!r} ends with {end!r}.", name)
+        try:
+            part, episode = self._read_part(session, name, length, head, arrays, prefix)
+        except LinkError as error:
+            if is_training:
+                self._inbox.refuse(length)
+            if isinstance(error, BadPartError):
+                raise
+            raise BadPartError(f"Episode {name!r}: {error}", name) from None
+        episode.t += length
+        episode.episode_return += float(part.reward.sum(dtype=np.float64))
+        has_ended = end in ("terminated", "truncated")
+        stats = EndedStats(episode.episode_return, episode.t)
+        is_reported = has_ended and episode.is_known
+        if episode.training_enabled:
+            self._inbox.add(part, stats if is_reported else None)
+        elif is_reported:
+            self.evaluated.append(stats)
+        if end is not None:
+            self._close_episode(session, name)
+
+    def _read_part(
+        self, session: Session, name: str, length: int, head: Head, arrays: Arrays, prefix: str
+    ) -> tuple[EpisodePart, Episode]:
+        t_started, end = head.get("t_started"), head.get("end")
+        episode = self._find(session, name, t_started, bool(head.get("training_enabled")))
+        if t_started != episode.t:
+            raise LinkError(f"a part begins at time step {t_started}, and {episode.t} is next.")
+        if bool(head.get("training_enabled")) != episode.training_enabled:
+            raise LinkError("training_enabled differs between its parts.")
+        schema = self._schema
+        schema.obs_leaves.check(arrays, prefix, length + 1)
+        check_array(arrays, f"{prefix}reward", np.dtype("<f4"), (length,))
+        check_array(arrays, f"{prefix}version", np.dtype("<i8"), (length,))
+        reward, version = arrays[f"{prefix}reward"], arrays[f"{prefix}version"]
+        if not np.isfinite(reward).all():
+            t = int(np.argmin(np.isfinite(reward)))
+            raise LinkError(f"the reward at time step {episode.t + t} is {reward[t]}.")
+        is_own = head.get("source") == "log"
+        if is_own and not self._may_log:
+            raise LinkError("this run cannot learn from actions that a simulator chose itself.")
+        read = schema.read_own_actions if is_own else schema.read_columns
+        return EpisodePart(
+            episode_id=episode.uid,
+            t_started=episode.t,
+            obs=schema.obs.unflatten(arrays, prefix),
+            reward=reward,
+            # Newer ones than the newest are of a run before it was restored.
+            version=np.where(version > self._inbox.version, -1, version),
+            terminated=end == "terminated",
+            truncated=end == "truncated",
+            is_cut=end == "cut",
+            **read(arrays, prefix, length),
+        ), episode
+
+
+def _get_count(head: Head, name: str) -> int:
+    value: Any = head.get(name, 0)
+    if type(value) is not int or not 0 <= value < 2**62:
+        raise LinkError(f"{name} must be a whole number of at least 0, got {str(value)[:80]}.")
+    return value
+
+
+def _get_list(head: Head, name: str) -> list[Any]:
+    value: Any = head.get(name)
+    if not isinstance(value, list):
+        raise LinkError(f"{name} must be a list.")
+    return value
