@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jaxrl.envs.context import EnvContext
     from jaxrl.envs.registry import list_envs, register_env
     from jaxrl.errors import JaxrlError
+    from jaxrl.interop.importing import import_weights
     from jaxrl.modules.rl_module import RLModule, RLModuleSpec
     from jaxrl.modules.scripted import ScriptedModule
     from jaxrl.policy.policy import Policy
@@ -49,6 +50,7 @@ __all__ = [  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
     "__version__",
     "choice",
     "grid",
+    "import_weights",
     "list_envs",
     "load_config",
     "loguniform",
@@ -73,6 +75,7 @@ _MODULES = {
     "RLModuleSpec": "jaxrl.modules.rl_module",
     "ReplayBuffer": "jaxrl.buffers.replay",
     "ScriptedModule": "jaxrl.modules.scripted",
+    "import_weights": "jaxrl.interop.importing",
     "list_envs": "jaxrl.envs.registry",
     "load_config": "jaxrl.config.load",
     "register_env": "jaxrl.envs.registry",

@@ -73,6 +73,10 @@ class CheckpointError(JaxrlError, ValueError):
     """A checkpoint that is missing, damaged, untrusted or incompatible."""
 
 
+class ExportError(JaxrlError, ValueError):
+    """A policy that cannot be exported, or an exported policy that is damaged or does not fit."""
+
+
 class RunFolderError(JaxrlError, OSError):
     """A run folder that cannot be written or read."""
 

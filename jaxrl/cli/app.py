@@ -3,14 +3,17 @@
 import enum
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from jaxrl.cli.errors import ErrorGroup, disable_log_propagation, get_log_level
 from jaxrl.cli.examples import example
+from jaxrl.cli.export_commands import EXPORT_EXAMPLES, PARITY_EXAMPLES, export, parity
 from jaxrl.cli.options import (
     Assignments,
+    Checkpoint,
     ConfigFile,
     Name,
     ResultsDir,
@@ -21,6 +24,8 @@ from jaxrl.cli.options import (
     Trust,
     Verbosity,
 )
+from jaxrl.cli.serve import EPILOG as SERVE_EPILOG
+from jaxrl.cli.serve import serve
 from jaxrl.runtime.commands import mark_as_command
 
 app = typer.Typer(
@@ -158,12 +163,7 @@ def train(
 )
 def evaluate(
     ctx: typer.Context,
-    checkpoint: Annotated[
-        str,
-        typer.Argument(
-            metavar="CHECKPOINT", help="A checkpoint, or a run folder for its newest one."
-        ),
-    ],
+    checkpoint: Checkpoint,
     episodes: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Number of episodes; by default as in the config."),
@@ -211,6 +211,10 @@ def evaluate(
         video=video,
         trust=trust,
     )
+
+
+app.command(epilog=EXPORT_EXAMPLES)(export)
+app.command(epilog=PARITY_EXAMPLES)(parity)
 
 
 @app.command(
@@ -443,6 +447,27 @@ def migrate(
     from jaxrl.cli import migrating
 
     raise typer.Exit(migrating.migrate(paths, write=write, as_json=as_json))
+
+
+app.command(epilog=SERVE_EPILOG)(serve)
+
+
+@app.command(epilog="[bold]Examples[/bold]\n\njaxrl client --write my_simulator/jaxrl_client")
+def client(
+    write: Annotated[
+        Path, typer.Option("--write", metavar="DIR", help="Folder of the simulator to copy into.")
+    ],
+    verbose: Verbosity = 0,
+) -> None:
+    """Copy the files of PolicyClient into a simulator's tree, where jaxrl need not be installed.
+
+    They need Python 3.9 or newer and NumPy.
+    """
+    from jaxrl.external.files import write_client
+
+    for path in write_client(write):
+        typer.echo(str(path))
+    typer.echo(f"In the simulator: from {write.name} import PolicyClient")
 
 
 @app.command(epilog="[bold]Examples[/bold]\n\njaxrl doctor")

@@ -58,6 +58,10 @@ ResultsDir = Annotated[
 Run = Annotated[
     str, typer.Argument(metavar="RUN", help="A run folder, or its name in ~/jaxrl_results.")
 ]
+Checkpoint = Annotated[
+    str,
+    typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a run folder for its newest one."),
+]
 Trust = Annotated[
     list[str] | None,
     typer.Option(

@@ -14,6 +14,7 @@ PACKAGES = (
     "jaxrl.connectors",
     "jaxrl.envs",
     "jaxrl.episodes",
+    "jaxrl.external",
     "jaxrl.loggers",
     "jaxrl.policy",
     "jaxrl.testing",

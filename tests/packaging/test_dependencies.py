@@ -11,7 +11,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
 # Imported name -> the name it is installed under, where the two differ.
-INSTALLED_AS = {"yaml": "pyyaml"}
+INSTALLED_AS = {"prometheus_client": "prometheus-client", "yaml": "pyyaml"}
 # Needed by gymnax and JAX, which do not declare them.
 NOT_IMPORTED = {"filelock", "six"}
 # Part of every type checker, and imported by nothing else.
@@ -30,14 +30,16 @@ def imported() -> set[str]:
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Import):
                     names |= {alias.name.split(".")[0] for alias in node.names}
-                elif isinstance(node, ast.ImportFrom):
+                elif isinstance(node, ast.ImportFrom) and node.level == 0:
                     names.add(node.module.split(".")[0])
     return names - set(sys.stdlib_module_names) - OF_TYPE_CHECKERS - {"jaxrl"}
 
 
 def test_every_import_is_declared() -> None:
     declared = {name_of(requirement) for requirement in PROJECT["dependencies"]}
-    declared |= {name_of(item) for name in ("migrate", "wandb") for item in EXTRAS[name]}
+    declared |= {
+        name_of(item) for name in ("migrate", "serve", "wandb", "weights") for item in EXTRAS[name]
+    }
     used = {INSTALLED_AS.get(name, name).lower() for name in imported()}
     assert used <= declared
 
