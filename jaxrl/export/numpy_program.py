@@ -13,12 +13,13 @@ sentence what is wrong with a folder, `PolicyInputError` what is wrong with an a
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import json
 import math
 import os
 import zipfile
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Union
 
 import numpy as np
@@ -539,6 +540,7 @@ class Program:
                 raise ValueError(f"it has more than {MAX_OPERATIONS} operations")
             self._prepared: list[Function] = []
             self._steps: list[Function] = []
+            self._uses: list[tuple[list[int], int]] = []
             self._compile(data["operations"])
         self.input_names, self.output_names = list(self._inputs), list(self._outputs)
 
@@ -592,6 +594,7 @@ class Program:
                 self._prepared.append(step)
             else:
                 self._steps.append(step)
+                self._uses.append((numbers, output))
         if not known.issuperset(self._outputs.values()):
             raise ValueError("an output is never computed")
 
@@ -640,6 +643,19 @@ class Program:
             for step in self._steps:
                 step(values)
         return {name: values[number + 1] for name, number in self._outputs.items()}
+
+    def prune(self, outputs: Collection[str]) -> Program:
+        """Return the program that computes only some of the outputs, of the same prepared values."""
+        pruned = copy.copy(self)
+        pruned._outputs = {name: i for name, i in self._outputs.items() if name in outputs}
+        pruned.output_names = list(pruned._outputs)
+        needed, steps = set(pruned._outputs.values()), []
+        for step, (inputs, output) in zip(reversed(self._steps), reversed(self._uses)):
+            if output in needed:
+                needed.update(inputs)
+                steps.append(step)
+        pruned._steps = steps[::-1]
+        return pruned
 
     def get_specs(self) -> dict[str, Spec]:
         """Return the type and shape of every input and output, by name."""
@@ -1079,6 +1095,8 @@ class NumpyPolicy:
         self.set_weights(weights)
         for name, checked in self._programs.items():
             checked.check_run(self._prepared[name])
+        outputs = {*signature["actions"], *(f"next/{name}" for name in self.state_names)}
+        self._acting = {name: program.prune(outputs) for name, program in self._programs.items()}
         self.reset()
 
     def _get_program(self, explore: bool) -> str:
@@ -1137,7 +1155,8 @@ class NumpyPolicy:
             PolicyInputError: If the observation is not in its space, or an input that a connector
                 needs is missing, or one is not used.
         """
-        result = self.step(
+        out = self._run(
+            self._acting,
             _add_axis(self._obs_space, self._leaves, obs, "obs"),
             self._state,
             prev_reward=None if prev_reward is None else np.asarray([prev_reward], np.float32),
@@ -1145,8 +1164,9 @@ class NumpyPolicy:
             if prev_action is None
             else _add_axis(self._action_space, self._past, prev_action, "prev_action"),
         )
-        self._state = result.state
-        return _map_leaves(self._action_space, lambda leaf: leaf[0], result.actions)
+        self._state = self._get_next_state(out)
+        actions = self._join("actions", out)
+        return _map_leaves(self._action_space, lambda leaf: leaf[0], actions)
 
     # --- batches ---
 
@@ -1177,6 +1197,39 @@ class NumpyPolicy:
         Raises:
             PolicyInputError: If an argument does not fit.
         """
+        out = self._run(
+            self._programs,
+            obs,
+            state,
+            prev_reward=prev_reward,
+            prev_action=prev_action,
+            is_first=is_first,
+            draws=draws,
+            rng=rng,
+            explore=explore,
+        )
+        return StepResult(
+            actions=self._join("actions", out),
+            state=self._get_next_state(out),
+            log_prob=out["log_prob"],
+            dist_inputs=out["dist_inputs"],
+            module_actions=self._join("module_actions", out),
+        )
+
+    def _run(
+        self,
+        programs: Mapping[str, Program],
+        obs: Tree,
+        state: Sequence[Array] | None,
+        *,
+        prev_reward: object,
+        prev_action: Tree,
+        is_first: object = None,
+        draws: Mapping[str, Array] | None = None,
+        rng: np.random.Generator | None = None,
+        explore: bool | None = None,
+    ) -> dict[str, Array]:
+        """Return the outputs of a program; see `step` for the arguments."""
         explore = self.explore if explore is None else explore
         name = self._get_program(explore)
         parts = split_value(self._obs_space, obs, "obs")
@@ -1194,14 +1247,10 @@ class NumpyPolicy:
         inputs["is_first"] = first
         if self._is_random[name]:
             inputs.update(self._check_draws(draws, batch) if draws else self.make_draws(batch, rng))
-        out = self._programs[name].run(self._prepared[name], batch, inputs)
-        return StepResult(
-            actions=self._join("actions", out),
-            state=[out[f"next/{key}"] for key in self.state_names],
-            log_prob=out["log_prob"],
-            dist_inputs=out["dist_inputs"],
-            module_actions=self._join("module_actions", out),
-        )
+        return programs[name].run(self._prepared[name], batch, inputs)
+
+    def _get_next_state(self, out: Mapping[str, Array]) -> list[Array]:
+        return [out[f"next/{key}"] for key in self.state_names]
 
     def make_draws(self, batch: int, rng: np.random.Generator | None = None) -> dict[str, Array]:
         """Return new random inputs of a sampling step, by name."""

@@ -19,7 +19,7 @@ from jaxrl.errors import ExportError
 from jaxrl.export import artifact, numpy_program
 from jaxrl.export.numpy_program import DRAW_KINDS, OPERATIONS, Program, draw
 from jaxrl.export.trace import TracedFunction, make_batch_symbol
-from tests.export.exports import CARTPOLE, get_export, get_policy
+from tests.export.exports import CARTPOLE, SAC, get_export, get_policy, load
 
 FILE = Path(numpy_program.__file__)
 
@@ -230,3 +230,12 @@ def test_random_inputs_are_distributed_as_those_of_jax(kind: str) -> None:
     if kind == "uniform":
         assert found.min() >= low
         assert found.max() < high
+
+
+def test_act_leaves_out_what_only_steps_return(tmp_path: Path) -> None:
+    policy = load(get_export(SAC), tmp_path / "exported")
+    obs = np.asarray([0.1, -0.2, 0.3], np.float32)
+    names = policy._acting["greedy"].output_names
+    assert "log_prob" not in names
+    assert len(policy._acting["greedy"]._steps) < len(policy._programs["greedy"]._steps)
+    np.testing.assert_array_equal(policy.act(obs), policy.step(obs[None]).actions[0])
