@@ -46,7 +46,8 @@ def serialize_function(function: TracedFunction) -> tuple[bytes, list[DrawSpec]]
     inputs = [spec for name, spec in function.inputs if name in used]
     draws = [jax.ShapeDtypeStruct((batch, *spec.shape), spec.dtype) for spec in specs]
     try:
-        exported = jax_export.export(jax.jit(run), platforms=PLATFORMS)(inputs, draws)
+        with jax.debug_key_reuse(False):  # no draw is left that would consume a key
+            exported = jax_export.export(jax.jit(run), platforms=PLATFORMS)(inputs, draws)
         return bytes(exported.serialize()), specs
     except ImportError as error:
         raise ExportError(
@@ -86,7 +87,8 @@ def _find_draws(function: TracedFunction) -> list[DrawSpec]:
         return replacer.evaluate(closed.jaxpr, closed.consts, arguments)
 
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]  # pyright: ignore
-    jax.eval_shape(run, *shapes)
+    with jax.debug_key_reuse(False):
+        jax.eval_shape(run, *shapes)
     return replacer.specs
 
 

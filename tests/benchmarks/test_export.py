@@ -8,7 +8,6 @@ import pytest
 from benchmarks import export
 
 
-@pytest.mark.allow_key_reuse  # each draw of the exported program is replaced by an input
 @pytest.mark.slow
 def test_a_quick_run_writes_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert export.main(["--quick", "--out", str(tmp_path)]) == 0
