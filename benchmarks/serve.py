@@ -82,7 +82,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def measure_cases(num_requests: int, rounds: int) -> dict[str, Any]:
     """Measure the latencies and the rows per second of each case in every round."""
-    with _running_server() as port:
+    with (
+        tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder,
+        run_server(_save_policy(folder)) as port,
+    ):
         functions = {
             name: partial(_run_round, port, case, num_requests) for name, case in CASES.items()
         }
@@ -93,17 +96,16 @@ def measure_cases(num_requests: int, rounds: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _running_server() -> Generator[int]:
-    """Run a server of an untrained policy in another process, and yield its port."""
-    with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
-        command = [sys.executable, "-m", "jaxrl", "serve", _save_policy(folder), "--port", "0"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            _, address = process.stdout.readline(), process.stdout.readline()
-            try:
-                yield int(address.rpartition(":")[2])
-            finally:
-                process.terminate()
+def run_server(path: str, *options: str) -> Generator[int]:
+    """Run a server of a checkpoint or run in another process, and yield its port."""
+    command = [sys.executable, "-m", "jaxrl", "serve", path, "--port", "0", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        _, address = process.stdout.readline(), process.stdout.readline()
+        try:
+            yield int(address.rpartition(":")[2])
+        finally:
+            process.terminate()
 
 
 def _save_policy(folder: str) -> str:
@@ -123,11 +125,8 @@ def _run_round(
 async def _run_clients(
     port: int, num_clients: int, num_rows: int, content_type: str, num_requests: int
 ) -> tuple[float, list[float]]:
-    body = _make_body(num_rows, content_type)
-    request = (
-        f"POST /v1/actions HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    ).encode() + body
+    rows = np.linspace(-0.04, 0.04, 4 * num_rows, dtype=np.float32).reshape(num_rows, 4)
+    request = make_request(rows, content_type)
     clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(num_clients)]
     start = time.perf_counter()
     found = await asyncio.gather(
@@ -139,30 +138,45 @@ async def _run_clients(
     return seconds, [latency for latencies in found for latency in latencies]
 
 
-def _make_body(num_rows: int, content_type: str) -> bytes:
-    rows = np.linspace(-0.04, 0.04, 4 * num_rows, dtype=np.float32).reshape(num_rows, 4)
+def make_request(rows: np.ndarray, content_type: str) -> bytes:
+    """Return a request for the actions of observations, `[n, size]`."""
+    body = _make_body(rows, content_type)
+    return (
+        f"POST /v1/actions HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    ).encode() + body
+
+
+def _make_body(rows: np.ndarray, content_type: str) -> bytes:
     if content_type == ARRAYS:
         return save({"observations": rows})
-    document: dict[str, Any] = {"observations": rows.tolist()}
-    if num_rows == 1:
-        document = {"observation": rows[0].tolist()}
-    return json.dumps(document).encode()
+    if len(rows) == 1:
+        return json.dumps({"observation": rows[0].tolist()}).encode()
+    return json.dumps({"observations": rows.tolist()}).encode()
+
+
+async def post(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes
+) -> tuple[float, bytes]:
+    """Send a request, and return its seconds and the body of the answer.
+
+    Raises:
+        RuntimeError: If the status is not 200.
+    """
+    start = time.perf_counter()
+    writer.write(request)
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    if not head.startswith(b"http/1.1 200"):
+        raise RuntimeError(f"the server answered {head.decode()}")
+    length = head.split(b"content-length:")[1].split(b"\r\n")[0]
+    body = await reader.readexactly(int(length))
+    return time.perf_counter() - start, body
 
 
 async def _run_client(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes, count: int
 ) -> list[float]:
-    latencies: list[float] = []
-    for _ in range(count):
-        start = time.perf_counter()
-        writer.write(request)
-        head = (await reader.readuntil(b"\r\n\r\n")).lower()
-        if not head.startswith(b"http/1.1 200"):
-            raise RuntimeError(f"the server answered {head.decode()}")
-        length = head.split(b"content-length:")[1].split(b"\r\n")[0]
-        await reader.readexactly(int(length))
-        latencies.append(time.perf_counter() - start)
-    return latencies
+    return [(await post(reader, writer, request))[0] for _ in range(count)]
 
 
 def _summarize(rounds: Sequence[tuple[float, list[float]]], num_rows: int) -> dict[str, Any]:

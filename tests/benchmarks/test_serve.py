@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import serve
+from benchmarks import serve, serve_soak
 
 
 @pytest.mark.slow
@@ -19,3 +19,15 @@ def test_a_quick_run_writes_a_table(tmp_path: Path, capsys: pytest.CaptureFixtur
     for case in cases.values():
         assert case["rate"]["median"] > 0
         assert case["p99_ms"]["median"] >= case["p50_ms"]["median"] > 0
+
+
+@pytest.mark.slow
+def test_a_short_load_follows_checkpoints_without_a_failed_request(tmp_path: Path) -> None:
+    options = ["--minutes", "0.1", "--interval", "2", "--clients", "2", "--out", str(tmp_path)]
+    assert serve_soak.main(options) == 0
+    assert "| requests | failed | checkpoints |" in (tmp_path / "serve_soak.md").read_text()
+    results = json.loads((tmp_path / "serve_soak.json").read_text())
+    assert results["requests"]["sent"] > 100
+    assert results["requests"]["policies_served"] == 3
+    assert results["milliseconds"]["50"] <= results["milliseconds"]["99"]
+    assert (tmp_path / "serve_soak.png").read_bytes().startswith(b"\x89PNG")
