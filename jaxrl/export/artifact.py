@@ -250,7 +250,7 @@ def _program_to_data(
     """Return a program as plain data; arrays among its constants are added to the others."""
     scalars: list[list[Any]] = []
     for number, array in program.constants:
-        value: Any = array.tolist()
+        value: object = array.tolist()
         if array.ndim:
             digest = hashlib.sha256(array.tobytes()).hexdigest()[:16]
             value = f"constants/{digest}-{array.dtype}-{'x'.join(map(str, array.shape))}"
@@ -320,11 +320,11 @@ def _select(names: Sequence[str], group: str) -> list[str]:
     return [name for name in names if name.partition("/")[0] == group]
 
 
-def _describe_rows(prefix: str, tree: Any) -> list[dict[str, Any]]:
+def _describe_rows(prefix: str, tree: object) -> list[dict[str, Any]]:
     return [_describe_array(name, leaf, 1) for name, leaf in name_leaves(prefix, tree)]
 
 
-def _describe_array(name: str, leaf: Any, num_skipped: int) -> dict[str, Any]:
+def _describe_array(name: str, leaf: jax.ShapeDtypeStruct, num_skipped: int) -> dict[str, Any]:
     return {"name": name, "dtype": str(leaf.dtype), "shape": list(leaf.shape[num_skipped:])}
 
 

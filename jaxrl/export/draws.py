@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import numpy as np
 from jax import core as jax_core
 from jax.extend import core as jex_core
 
-from jaxrl.core.types import Key, PyTree
+from jaxrl.core.types import Array, Key, PyTree
 
 Equation: TypeAlias = jex_core.JaxprEqn
 Constants: TypeAlias = "dict[str, float]"
@@ -86,7 +86,7 @@ def find_draw(equation: Equation, operands: Sequence[object], number: int) -> Dr
     kind = _KINDS.get(str(name))
     if kind is None or len(equation.outvars) != 1:
         return None
-    aval: Any = equation.outvars[0].aval
+    aval = cast(jax_core.ShapedArray, equation.outvars[0].aval)
     numbers = operands[1 : 1 + len(_PARAMETERS[kind])]
     constants = [np.unique(x) for x in numbers if isinstance(x, np.ndarray)]
     if len(constants) != len(_PARAMETERS[kind]) or any(len(x) != 1 for x in constants):
@@ -107,13 +107,13 @@ def find_draw(equation: Equation, operands: Sequence[object], number: int) -> Dr
 
 def _has_symbol(equation: Equation) -> bool:
     """Return whether the keys of an equation are those of any batch size."""
-    keys: Any = equation.invars[0].aval
+    keys = cast(jax_core.ShapedArray, equation.invars[0].aval)
     return bool(keys.shape) and not isinstance(keys.shape[0], int)
 
 
 def is_key(variable: jex_core.Var | jex_core.Literal) -> bool:
     """Return whether a variable holds typed keys."""
-    aval: Any = variable.aval
+    aval = cast(jax_core.ShapedArray, variable.aval)
     return jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 
@@ -140,7 +140,7 @@ class DrawReplacer:
         env: dict[jex_core.Var, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
 
-        def read(atom: jex_core.Var | jex_core.Literal) -> Any:
+        def read(atom: jex_core.Var | jex_core.Literal) -> Array | np.ndarray:
             return np.asarray(atom.val) if isinstance(atom, jex_core.Literal) else env[atom]
 
         for equation in jaxpr.eqns:
@@ -162,7 +162,8 @@ class DrawReplacer:
                 return [value]
         if body is not None:
             return self.evaluate(body.jaxpr, body.consts, values)
-        bound: Any = equation.primitive.get_bind_params(equation.params)
+        bound: tuple[Sequence[object], dict[str, Any]] | dict[str, Any]
+        bound = equation.primitive.get_bind_params(equation.params)
         functions, params = bound if isinstance(bound, tuple) else ((), bound)  # jax 0.10 or not
         results = equation.primitive.bind(*functions, *values, **params)
         return results if equation.primitive.multiple_results else [results]

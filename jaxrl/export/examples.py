@@ -40,7 +40,7 @@ def sample_observations(
 
 def _sample(
     space: Any, rng: np.random.Generator, index: int, path: SpacePath, mask_key: str | None
-) -> Any:
+) -> PyTree:
     if isinstance(space, spaces.Dict):
         return {
             name: _sample(part, rng, index, (*path, name), mask_key)
@@ -60,7 +60,9 @@ def _sample(
     return rng.integers(0, 2, space.shape).astype(np.int8)
 
 
-def _sample_mask(space: Any, rng: np.random.Generator, index: int) -> np.ndarray:
+def _sample_mask(
+    space: spaces.Box | spaces.MultiBinary, rng: np.random.Generator, index: int
+) -> np.ndarray:
     """Return a mask: every action, one action, or random ones."""
     mask = np.zeros(space.shape, space.dtype)
     if index % 3 == 0:
@@ -197,7 +199,7 @@ def _name_rows(
     return named
 
 
-def _get(value: Any, path: SpacePath) -> Any:
+def _get(value: PyTree, path: SpacePath) -> PyTree:
     for key in path:
         value = value[key]
     return value
@@ -215,7 +217,7 @@ def _name_inputs(
 
 
 def _name_results(
-    mode: str, result: Any, draws: Mapping[str, np.ndarray]
+    mode: str, result: tuple[PyTree, ...], draws: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[str, Any]]:
     actions, state, out = result
     named = itertools.chain(

@@ -1,9 +1,10 @@
 """Table of operations: equations of JAX as operations of an exported program."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, SupportsInt, TypeAlias, cast
 
 import numpy as np
+from jax import core as jax_core
 from jax.extend import core as jex_core
 from jax.lax import GatherScatterMode
 
@@ -55,15 +56,15 @@ def _add(
     equation: Equation,
     operands: Sequence[Operand],
     name: str | None = None,
-    **attributes: Any,
+    **attributes: object,
 ) -> list[Operand]:
     """Add one operation with the type and shape of the equation's only result."""
-    aval: Any = equation.outvars[0].aval
+    aval = cast(jax_core.ShapedArray, equation.outvars[0].aval)
     name = name or equation.primitive.name
     return [builder.add(name, operands, aval.dtype, aval.shape, **attributes)]
 
 
-def _to_ints(values: Any) -> list[int]:
+def _to_ints(values: Iterable[SupportsInt]) -> list[int]:
     return [int(value) for value in values]
 
 
@@ -102,7 +103,7 @@ def _add_round(
 def _add_cast(
     builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
 ) -> list[Operand]:
-    aval: Any = equation.outvars[0].aval
+    aval = cast(jax_core.ShapedArray, equation.outvars[0].aval)
     if builder.get_dtype(operands[0]) == str(aval.dtype):
         return list(operands)
     return _add(builder, equation, operands, "cast")
@@ -191,7 +192,7 @@ def _slice(
 def _add_slice(
     builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
 ) -> list[Operand]:
-    aval: Any = equation.outvars[0].aval
+    aval = cast(jax_core.ShapedArray, equation.outvars[0].aval)
     p = equation.params
     starts, limits, strides = p["start_indices"], p["limit_indices"], p["strides"]
     return [_slice(builder, operands[0], aval.dtype, starts, limits, strides)]
@@ -203,8 +204,8 @@ def _add_dynamic_slice(
     operand, *starts = operands
     if not all(isinstance(start, np.ndarray) for start in starts):
         raise refuse_form(equation, "starts at a computed index")
-    source: Any = equation.invars[0].aval
-    aval: Any = equation.outvars[0].aval
+    source = cast(jax_core.ShapedArray, equation.invars[0].aval)
+    aval = cast(jax_core.ShapedArray, equation.outvars[0].aval)
     first = [
         min(max(int(np.asarray(start)), 0), size - wide) if isinstance(size - wide, int) else 0
         for start, size, wide in zip(starts, source.shape, aval.shape, strict=True)
@@ -216,7 +217,7 @@ def _add_dynamic_slice(
 def _add_split(
     builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
 ) -> list[Operand]:
-    source: Any = equation.invars[0].aval
+    source = cast(jax_core.ShapedArray, equation.invars[0].aval)
     axis, results, start = int(equation.params["axis"]), [], 0
     for size in _to_ints(equation.params["sizes"]):
         starts = [start if i == axis else 0 for i in range(len(source.shape))]
@@ -347,8 +348,8 @@ def _gather_at_constant(
 ) -> list[Operand]:
     """Add the slice that a gather at one constant position is."""
     p = equation.params
-    source: Any = equation.invars[0].aval
-    aval: Any = equation.outvars[0].aval
+    source = cast(jax_core.ShapedArray, equation.invars[0].aval)
+    aval = cast(jax_core.ShapedArray, equation.outvars[0].aval)
     starts: list[int] = [0] * len(source.shape)
     for axis, index in zip(p["dimension_numbers"].start_index_map, indices.tolist(), strict=True):
         room = source.shape[axis] - p["slice_sizes"][axis]

@@ -283,7 +283,9 @@ def _make_pooling(name: str, attributes: Mapping[str, Any], out: Spec) -> Functi
     reduce, window = POOLING[name], attributes["window"]
     strides, padding, ones = attributes["strides"], attributes["padding"], [1] * len(window)
     kind, axes = out.dtype.kind, tuple(range(len(window), 2 * len(window)))
-    limits: Any = np.finfo(out.dtype) if kind == "f" else np.iinfo(out.dtype)
+    limits: np.finfo[Any] | np.iinfo[Any] = (
+        np.finfo(out.dtype) if kind == "f" else np.iinfo(out.dtype)
+    )
     least, most = (-np.inf, np.inf) if kind == "f" else (limits.min, limits.max)
     fill = {np.maximum: least, np.minimum: most, np.add: 0}[reduce]
 
@@ -560,13 +562,13 @@ class Program:
             raise ValueError("its values are too large together")
         return Spec(np.dtype(dtype), shape, list(dims))
 
-    def _check_number(self, number: Any) -> int:
+    def _check_number(self, number: object) -> int:
         if type(number) is not int or not 0 <= number < len(self._specs):
             raise ValueError(f"there is no value number {number!r}")
         return number
 
     def _read_constant(
-        self, number: Any, value: Any, constants: Mapping[str, Array]
+        self, number: Any, value: object, constants: Mapping[str, Array]
     ) -> tuple[int, Array]:
         spec = self._specs[self._check_number(number)]
         if isinstance(value, str) and value in constants:
@@ -1382,7 +1384,9 @@ def _get_declared(name: str, signature: Mapping[str, Any]) -> list[Any]:
     return [entry["dtype"], ([] if group == "weights" else [[1, 0]]) + list(entry["shape"])]
 
 
-def _as_rows(value: object, dtype: Any, batch: int, name: str, shape: Shape = ()) -> Array:
+def _as_rows(
+    value: object, dtype: np.typing.DTypeLike, batch: int, name: str, shape: Shape = ()
+) -> Array:
     array = np.asarray(value)
     if array.shape != (batch, *shape) or array.dtype.kind not in "biuf":
         raise PolicyInputError(f"{name} must be numbers {(batch, *shape)}, got {array.shape}.")

@@ -14,6 +14,7 @@ from jaxrl.export.numpy_program import (
     NumpyPolicy,
     PolicyFileError,
     StepResult,
+    Tree,
     join_value,
     split_value,
 )
@@ -75,7 +76,7 @@ def _run(
     policy: NumpyPolicy, examples: Mapping[str, np.ndarray], mode: str
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray, float]]:
     """Iterate over the outputs of every step: name, found and expected values, and the limit."""
-    signature: Any = policy.manifest["signature"]
+    signature: Mapping[str, list[dict[str, Any]]] = policy.manifest["signature"]
     num_state, state = len(policy.state_names), None
     for step in range(len(examples["is_first"])):
         expected = {
@@ -102,7 +103,7 @@ def _run(
 
 def _join(
     policy: NumpyPolicy, space: str, names: list[str], examples: Mapping[str, np.ndarray], step: int
-) -> Any:
+) -> Tree:
     return join_value(policy.manifest[space], iter([examples[name][step] for name in names]))
 
 

@@ -128,7 +128,7 @@ class ProgramBuilder:
         inputs: Sequence[Operand],
         dtype: object,
         shape: Iterable[object],
-        **attributes: Any,
+        **attributes: object,
     ) -> Operand:
         """Add an operation and return its result, computed at once if all is constant.
 

@@ -47,7 +47,7 @@ def describe_space(space: gymnasium.Space[Any], path: str) -> dict[str, Any]:
     return {"kind": kind, **bounds, "shape": list(space.shape or ()), "dtype": str(space.dtype)}
 
 
-def _describe_bound(bound: object) -> Any:
+def _describe_bound(bound: object) -> object:
     """Return the bounds of every entry; one number where they are equal, infinite ones as text."""
     array = np.asarray(bound)
     if array.size and (array == array.flat[0]).all():
@@ -55,7 +55,7 @@ def _describe_bound(bound: object) -> Any:
     return _to_plain(array.tolist())
 
 
-def _to_plain(value: Any) -> Any:
+def _to_plain(value: object) -> object:
     if isinstance(value, list):
         return [_to_plain(entry) for entry in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

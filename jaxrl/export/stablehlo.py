@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export as jax_export
+from jax.extend import core as jex_core
 
 from jaxrl.errors import ExportError, summarize_exception
 from jaxrl.export import numpy_program as npp
@@ -74,7 +75,7 @@ def _uses_keys(function: TracedFunction) -> bool:
     return keys in needed
 
 
-def _variables(equation: Any) -> list[Any]:
+def _variables(equation: jex_core.JaxprEqn) -> list[jex_core.Var | jex_core.Literal]:
     return [atom for atom in equation.invars if not hasattr(atom, "val")]
 
 
@@ -83,7 +84,7 @@ def _find_draws(function: TracedFunction) -> list[DrawSpec]:
     replacer = DrawReplacer()
     closed = function.closed
 
-    def run(*arguments: Any) -> list[Any]:
+    def run(*arguments: jax.Array) -> list[Any]:
         return replacer.evaluate(closed.jaxpr, closed.consts, arguments)
 
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]  # pyright: ignore

@@ -2,14 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 import numpy as np
+from jax import core as jax_core
 from jax import export as jax_export
 from jax.extend import core as jex_core
 
-from jaxrl.core.types import Columns, PyTree
+from jaxrl.core.types import Columns, Key, PyTree
 from jaxrl.errors import (
     TRACING_ERRORS,
     ExportError,
@@ -22,7 +23,7 @@ from jaxrl.export.lowering import is_known, lower
 from jaxrl.export.program import ExportedProgram, Operand, ProgramBuilder
 from jaxrl.modules.rl_module import make_zeros
 from jaxrl.policy.inference import ActInputs, act, set_previous_action
-from jaxrl.training.rollout import ActorState, PolicyStep
+from jaxrl.training.rollout import ActorCarry, ActorState, PolicyStep
 
 Equation: TypeAlias = jex_core.JaxprEqn
 Specs: TypeAlias = "list[tuple[str, jax.ShapeDtypeStruct]]"
@@ -87,20 +88,20 @@ def name_leaves(prefix: str, tree: PyTree) -> Specs:
     ]
 
 
-def make_batch_symbol() -> Any:
+def make_batch_symbol() -> object:
     """Return the symbol of the batch size."""
     (symbol,) = jax_export.symbolic_shape(BATCH, constraints=[f"{BATCH} >= 1"])
     return symbol
 
 
-def _with_batch(tree: PyTree, batch: Any) -> PyTree:
+def _with_batch(tree: PyTree, batch: object) -> PyTree:
     """Return the shapes of a tree `[1, ...]` for another batch size."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((batch, *leaf.shape[1:]), leaf.dtype), tree
     )
 
 
-def get_input_shapes(policy_step: PolicyStep, batch: Any) -> tuple[PyTree, PyTree]:
+def get_input_shapes(policy_step: PolicyStep, batch: object) -> tuple[PyTree, PyTree]:
     """Return the shapes of observations and of the carry for a batch size."""
     obs = jax.eval_shape(lambda: make_zeros(policy_step.obs_pipeline.space, (1,)))
     carry = jax.eval_shape(lambda: policy_step.initial_carry(1))
@@ -124,7 +125,7 @@ def trace_act(policy_step: PolicyStep, actor: ActorState, *, explore: bool) -> T
     keys = jax.ShapeDtypeStruct((batch,), jax.eval_shape(lambda: jax.random.key(0)).dtype)
     names: list[str] = []
 
-    def compute(actor: ActorState, inputs: ActInputs, keys: Any) -> list[Any]:
+    def compute(actor: ActorState, inputs: ActInputs, keys: Key) -> list[Any]:
         pipeline = policy_step.action_pipeline
         actions, after, out = act(policy_step, pipeline, actor, inputs, keys, explore)
         named = [
@@ -162,7 +163,7 @@ def trace_set_previous_action(policy_step: PolicyStep) -> TracedFunction:
     _, carry = get_input_shapes(policy_step, batch)
     action = _with_batch(jax.eval_shape(lambda: make_zeros(pipeline.space, (1,))), batch)
 
-    def compute(carry: Any, action: PyTree) -> list[Any]:
+    def compute(carry: ActorCarry, action: PyTree) -> list[Any]:
         return jax.tree.leaves(set_previous_action(carry, action, pipeline).action)
 
     closed = _trace(policy_step, compute, carry, action)
@@ -174,7 +175,9 @@ def trace_set_previous_action(policy_step: PolicyStep) -> TracedFunction:
     )
 
 
-def _trace(policy_step: PolicyStep, function: Callable[..., Any], *args: Any) -> Any:
+def _trace(
+    policy_step: PolicyStep, function: Callable[..., list[Any]], *args: PyTree
+) -> jex_core.ClosedJaxpr:
     name = type(policy_step.module).__name__
     try:
         # Slices of keys count as reuse if the number of keys is a symbol.
@@ -237,7 +240,7 @@ class _Flattener:
 
         def read(atom: jex_core.Var | jex_core.Literal) -> _Atom:
             if isinstance(atom, jex_core.Literal):
-                aval: Any = atom.aval
+                aval = cast(jax_core.ShapedArray, atom.aval)
                 return np.asarray(atom.val, aval.dtype)
             return env[atom]
 
@@ -253,7 +256,7 @@ class _Flattener:
             spec = find_draw(equation, atoms, len(self.draws))
             if spec is not None:
                 self.draws.append(spec)
-                aval: Any = equation.outvars[0].aval
+                aval = cast(jax_core.ShapedArray, equation.outvars[0].aval)
                 return [self.builder.add_input(spec.name, aval.dtype, aval.shape)]
         if body is not None:
             return self.flatten(body.jaxpr, body.consts, atoms)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import ssl
 import uuid
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, SupportsFloat
 
 import numpy as np
 
@@ -21,6 +21,14 @@ TOKEN_VARIABLE = "JAXRL_EXTERNAL_TOKEN"
 """Environment variable of the token, on both sides."""
 
 INFERENCE_MODES = ("local", "remote")
+
+
+class _Env(Protocol):
+    """Environment with gymnasium's `reset` and `step`."""
+
+    def reset(self, *, seed: int | None = None) -> tuple[object, dict[str, Any]]: ...
+
+    def step(self, action: Any, /) -> tuple[object, SupportsFloat, bool, bool, dict[str, Any]]: ...
 
 
 class _Step(NamedTuple):
@@ -83,8 +91,8 @@ class PolicyClient:
         token: str | None = None,
         client_id: str | None = None,
         ssl_context: ssl.SSLContext | None = None,
-        observation_space: Any = None,
-        action_space: Any = None,
+        observation_space: object = None,
+        action_space: object = None,
         timeout_s: float = 60.0,
         block: bool = True,
         seed: int | None = None,
@@ -163,7 +171,7 @@ class PolicyClient:
             self._episodes[name] = _Episode(name, bool(training_enabled))
         return name
 
-    def get_action(self, episode_id: str, observation: Any) -> Any:
+    def get_action(self, episode_id: str, observation: object) -> Any:
         """Return the policy's action for an observation, and record the step.
 
         Raises:
@@ -200,7 +208,7 @@ class PolicyClient:
         names = [leaf.name for leaf in self._action.leaves]
         return {name: leaves[i] for i, name in enumerate(names)}, columns, version
 
-    def log_action(self, episode_id: str, observation: Any, action: Any) -> None:
+    def log_action(self, episode_id: str, observation: object, action: object) -> None:
         """Record a step whose action the simulator chose itself.
 
         Raises:
@@ -219,7 +227,7 @@ class PolicyClient:
         version = self._link.latest_version
         episode.open_step = _Step(obs, taken, version, "log")
 
-    def log_returns(self, episode_id: str, reward: float, info: Any = None) -> None:
+    def log_returns(self, episode_id: str, reward: SupportsFloat, info: object = None) -> None:
         """Add a reward to the latest step; several are summed. `info` is not used.
 
         Raises:
@@ -242,7 +250,7 @@ class PolicyClient:
     def end_episode(
         self,
         episode_id: str,
-        observation: Any,
+        observation: object,
         *,
         terminated: bool | None = None,
         truncated: bool | None = None,
@@ -279,7 +287,7 @@ class PolicyClient:
 
     def step(
         self,
-        observation: Any,
+        observation: object,
         reward: float = 0.0,
         *,
         terminated: bool = False,
@@ -308,7 +316,7 @@ class PolicyClient:
 
     def run(
         self,
-        env: Any,
+        env: _Env,
         *,
         num_episodes: int | None = None,
         training_enabled: bool = True,
@@ -339,7 +347,7 @@ class PolicyClient:
                 raise
         return returns
 
-    def _play_episode(self, env: Any, training_enabled: bool, seed: int | None) -> float:
+    def _play_episode(self, env: _Env, training_enabled: bool, seed: int | None) -> float:
         """Play an episode and return its return."""
         obs, _ = env.reset(seed=seed)
         total = 0.0
@@ -353,7 +361,7 @@ class PolicyClient:
         self.end_episode(name, obs, terminated=terminated, truncated=not terminated)
         return total
 
-    def _check_spaces(self, env: Any) -> None:
+    def _check_spaces(self, env: _Env) -> None:
         for name in ("observation_space", "action_space"):
             own, expected = describe_space(getattr(env, name)), self._link.welcome[name]
             if own != expected:

@@ -363,7 +363,7 @@ def _check_depth(text: str, limit: int) -> None:
             depth -= 1
 
 
-def _decode_entry(entry: Any) -> tuple[str, np.dtype[Any], tuple[int, ...], int]:
+def _decode_entry(entry: object) -> tuple[str, np.dtype[Any], tuple[int, ...], int]:
     """Return name, dtype, shape and bytes of an array, none of which has been allocated."""
     if not (isinstance(entry, list) and len(entry) == 3 and isinstance(entry[0], str)):
         raise FrameError(f"An array of a message is described as {str(entry)[:80]!r}.")

@@ -123,7 +123,7 @@ def _select(arrays: Arrays, prefix: str) -> Arrays:
     return {name[len(prefix) :]: x for name, x in arrays.items() if name.startswith(prefix)}
 
 
-def _flatten(tree: Any) -> list[np.ndarray]:
+def _flatten(tree: object) -> list[np.ndarray]:
     """Return the leaves of a tree, those of a dict in the order of its sorted keys."""
     if isinstance(tree, dict):
         return [leaf for key in sorted(tree) for leaf in _flatten(tree[key])]

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from .frames import LinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 BOUNDS_TOLERANCE = 1e-4
 """Tolerance for values outside a Box's bounds, relative to the bound, to allow for rounding."""
@@ -57,7 +60,9 @@ def describe_space(space: Any) -> dict[str, Any]:
     )
 
 
-def _describe_bounds(bounds: np.ndarray) -> Any:
+def _describe_bounds(
+    bounds: np.ndarray,
+) -> float | str | list[float | str] | dict[str, str]:
     """Return one bound for all if they are equal, else a list or a digest; infinities as text."""
     values = np.asarray(bounds, np.float64)
     if values.size and np.all(values == values.flat[0]):
@@ -67,7 +72,7 @@ def _describe_bounds(bounds: np.ndarray) -> Any:
     return [_to_json(value) for value in values.ravel().tolist()]
 
 
-def _to_json(value: float) -> Any:
+def _to_json(value: float) -> float | str:
     return value if np.isfinite(value) else str(value)
 
 
@@ -114,7 +119,7 @@ class SpaceLeaves:
             return
         self.leaves.append(_make_leaf(space, f"{name}.{len(self.leaves)}", path))
 
-    def flatten(self, value: Any) -> dict[str, np.ndarray]:
+    def flatten(self, value: object) -> dict[str, np.ndarray]:
         """Return the arrays of one value, checked and converted to the types of the space.
 
         Raises:
@@ -125,7 +130,7 @@ class SpaceLeaves:
         return arrays
 
     def _flatten(
-        self, space: dict[str, Any], value: Any, path: str, arrays: dict[str, np.ndarray]
+        self, space: dict[str, Any], value: object, path: str, arrays: dict[str, np.ndarray]
     ) -> None:
         if space["kind"] == "Dict":
             names = sorted(space["spaces"])
@@ -152,7 +157,7 @@ class SpaceLeaves:
         self,
         space: dict[str, Any],
         arrays: dict[str, np.ndarray],
-        leaves: Any,
+        leaves: Iterator[Leaf],
         as_arrays: bool = False,
     ) -> Any:
         if space["kind"] == "Dict":
@@ -226,14 +231,14 @@ def _make_leaf(space: dict[str, Any], name: str, path: str) -> Leaf:
     return Leaf(name, path, dtype, shape, low, high, False)
 
 
-def _read_bounds(bounds: Any, shape: tuple[int, ...]) -> np.ndarray | None:
+def _read_bounds(bounds: object, shape: tuple[int, ...]) -> np.ndarray | None:
     if isinstance(bounds, dict):
         return None
     values = np.asarray(bounds, np.float64)
     return values.reshape(shape) if values.ndim else values
 
 
-def _convert(leaf: Leaf, value: Any) -> np.ndarray:
+def _convert(leaf: Leaf, value: object) -> np.ndarray:
     """Return a value as an array of the leaf's type."""
     array = np.asarray(value)
     if array.shape != leaf.shape or array.dtype.kind not in "biuf":
