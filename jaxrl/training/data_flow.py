@@ -5,7 +5,7 @@ their own outside of it (`runners.data_flow`).
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import jax
@@ -50,7 +50,7 @@ class DataFlow(Protocol):
         """Add a sampled batch to the replay buffer, or the circular buffer of train batches."""
         ...
 
-    def update(self, batch: Any = None, *, num_updates: int | None = None) -> Any:
+    def update(self, batch: Any = None, *, num_updates: int | None = None) -> Mapping[str, Any]:
         """Update the learner and return the metrics of the updates.
 
         Args:
@@ -64,7 +64,7 @@ class DataFlow(Protocol):
         """Act with the learner's weights from the next sample on."""
         ...
 
-    def repeat(self, times: Any, body: "Callable[[Any], None]") -> None:
+    def repeat(self, times: int | Int[Array, ""], body: "Callable[[Any], None]") -> None:
         """Call `body` with a data flow a number of times, which may depend on the run's progress.
 
         Args:

@@ -3,14 +3,14 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 
 from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import Counter, PyTree
+from jaxrl.core.types import Array, Counter, PyTree
 from jaxrl.envs.vector import FAULT_NAMES
 from jaxrl.metrics import DEFAULT_MODULE, EMPTY_EPISODE_METRICS, REPLAY_BUFFER
 from jaxrl.training.episode_stats import EndedEpisode, EpisodeStatsBuffer, EpisodeSums
@@ -29,7 +29,7 @@ class DispatchResult:
     episodes that were not passed to the user's callbacks because there were too many.
     """
 
-    pending: Any
+    pending: object
     train_batches: int
     env_steps: int
     seconds: float
@@ -387,8 +387,8 @@ class IterationTotals:
 
 
 def _merge_sums(a: EpisodeSums, b: EpisodeSums) -> EpisodeSums:
-    low: Any = np.minimum
-    high: Any = np.maximum
+    low = cast("Callable[..., Array]", np.minimum)
+    high = cast("Callable[..., Array]", np.maximum)
     return EpisodeSums(
         count=a.count + b.count,
         sum_return=a.sum_return + b.sum_return,

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -77,15 +77,14 @@ def summary_specs() -> Summary:
 
     Each spec is a prefix that covers the subtree below it.
     """
-    everywhere: Any = REPLICATED
-    divided: Any = SHARDED
-    return Summary(
-        metrics=everywhere,
-        learned_batches=everywhere,
-        episodes=divided,
-        train_batches=everywhere,
-        updates=everywhere,
-        env_steps=everywhere,
+    make = cast("Callable[..., Summary]", Summary)  # its fields hold specs here
+    return make(
+        metrics=REPLICATED,
+        learned_batches=REPLICATED,
+        episodes=SHARDED,
+        train_batches=REPLICATED,
+        updates=REPLICATED,
+        env_steps=REPLICATED,
     )
 
 
@@ -94,18 +93,17 @@ def row_specs() -> ReportRow:
 
     Each spec is a prefix, as in `summary_specs`.
     """
-    everywhere: Any = REPLICATED
-    divided: Any = COLUMN_SHARDED
-    return ReportRow(
-        summary=dataclasses.replace(summary_specs(), episodes=divided),
-        ring=divided,
-        faults=divided,
-        in_a_row=everywhere,
-        num_rollbacks=everywhere,
-        num_nonfinite=everywhere,
-        env_steps=everywhere,
-        updates=everywhere,
-        buffer_position=everywhere,
+    make = cast("Callable[..., ReportRow]", ReportRow)  # its fields hold specs here
+    return make(
+        summary=dataclasses.replace(summary_specs(), episodes=COLUMN_SHARDED),
+        ring=COLUMN_SHARDED,
+        faults=COLUMN_SHARDED,
+        in_a_row=REPLICATED,
+        num_rollbacks=REPLICATED,
+        num_nonfinite=REPLICATED,
+        env_steps=REPLICATED,
+        updates=REPLICATED,
+        buffer_position=REPLICATED,
     )
 
 
@@ -115,7 +113,7 @@ class RunnerPrograms:
 
     init: Program
     run: Program
-    shardings: Any
+    shardings: PyTree
     devices: tuple[Device, ...]
 
 
@@ -156,7 +154,7 @@ def make_runner_programs(
             (specs, row_specs()),
         )
 
-    def run_and_copy(state: TrainState, *numbers: Any) -> tuple[Any, ...]:
+    def run_and_copy(state: TrainState, *numbers: Array) -> tuple[Any, ...]:
         before = jax.tree.map(lambda x: jnp.array(x, copy=True), state)
         return *run(state, *numbers), before
 
@@ -223,7 +221,7 @@ def make_train_step_program(
 
 
 def shard_over_devices(
-    devices: list[Device], fn: Callable[..., Any], in_specs: Any, out_specs: Any
+    devices: list[Device], fn: Callable[..., Any], in_specs: PyTree, out_specs: PyTree
 ) -> Callable[..., Any]:
     """Map a function of one device's part over a mesh of the devices."""
     mesh = Mesh(np.asarray(devices), (DEVICE_AXIS,))
@@ -340,7 +338,7 @@ def data_specs(data: RolloutBatch) -> RolloutBatch:
     )
 
 
-def state_shardings(state: TrainState, devices: list[Device]) -> Any:
+def state_shardings(state: TrainState, devices: list[Device]) -> PyTree:
     """Return the shardings of a state without environments.
 
     The connectors' per-environment state is replicated.

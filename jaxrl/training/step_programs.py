@@ -123,8 +123,8 @@ class StepPrograms:
         self,
         call: Callable[..., Any],
         arguments: tuple[PyTree, ...],
-        make_out_specs: Callable[..., Any],
-    ) -> Any:
+        make_out_specs: Callable[..., PyTree],
+    ) -> PyTree:
         """Call a method of `StepFunctions`, over the mesh if there are several devices."""
         functions = StepFunctions(train_step=self._train_step)
         if len(self._devices) == 1:
@@ -150,7 +150,7 @@ class StepPrograms:
         return after, batch, make_report_row(after, summary)
 
     def _add_to_buffer(self, state: TrainState, batch: RolloutBatch) -> TrainState:
-        def add(functions: StepFunctions, *xs: Any) -> tuple[TrainState]:
+        def add(functions: StepFunctions, *xs: PyTree) -> tuple[TrainState]:
             return (functions.add_to_buffer(*xs),)
 
         after = self._map(
@@ -193,7 +193,7 @@ def make_row_specs(presampled: PresampledBatches) -> PresampledBatches:
     return replace(rows, is_ready=REPLICATED)
 
 
-def _get_argument_specs(argument: RolloutBatch | PresampledBatches) -> Any:
+def _get_argument_specs(argument: RolloutBatch | PresampledBatches) -> PyTree:
     if isinstance(argument, PresampledBatches):
         return make_row_specs(argument)
     return data_specs(argument)

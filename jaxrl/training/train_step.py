@@ -431,7 +431,7 @@ class TrainStep:
         orders = experience.sample_orders(shuffle_key, shards)
         names: list[str] = []
 
-        def body(s: Any, i: Int[Array, ""]) -> tuple[Any, Float[Array, " M"]]:
+        def body(s: PyTree, i: Int[Array, ""]) -> tuple[PyTree, Float[Array, " M"]]:
             rows = experience.minibatch_rows(i, orders, num_steps, num_envs)
             now = replace(progress, updates=progress.updates.add(i))
             key = jax.random.fold_in(update_key, i)
