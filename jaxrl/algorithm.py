@@ -50,14 +50,11 @@ from jaxrl.policy.inference import Inference
 from jaxrl.policy.policy import Policy
 from jaxrl.run_parts import OwnRunParts, RunParts
 from jaxrl.runners.compiled_runner import CompiledRunnerGroup
-from jaxrl.runners.data_flow import (
-    DispatchedDataFlow,
-    check_updates_alone,
-    raise_without_progress,
-)
+from jaxrl.runners.data_flow import DispatchedDataFlow, check_updates_alone, raise_without_progress
 from jaxrl.runners.hooks import AlgorithmHooks
 from jaxrl.runners.in_graph_group import InGraphLearnerGroup
 from jaxrl.runners.learner_group import LearnerGroup
+from jaxrl.runners.learner_steps import StepBatch
 from jaxrl.runners.num_envs_tuning import resolve_num_envs
 from jaxrl.runners.placement import resolve_microbatch_size
 from jaxrl.runners.protocols import EnvRunnerGroup, LearnerMetrics
@@ -390,7 +387,7 @@ class Algorithm(ExportMethods):
             return self._flow.sample()
 
     @until_stopped
-    def add_to_buffer(self, batch: Any) -> None:
+    def add_to_buffer(self, batch: "StepBatch") -> None:
         """Add a sampled batch to the replay buffer, or to the buffer of train batches.
 
         Raises:
@@ -399,7 +396,9 @@ class Algorithm(ExportMethods):
         self._flow.add_to_buffer(batch)
 
     @until_stopped
-    def update(self, batch: Any = None, *, num_updates: int | None = None) -> Mapping[str, float]:
+    def update(
+        self, batch: "StepBatch | None" = None, *, num_updates: int | None = None
+    ) -> Mapping[str, float]:
         """Update the learner, from a sampled batch or from its buffer.
 
         Args:

@@ -48,7 +48,7 @@ def set_first_task(made: AnyMadeEnv, task: PyTree) -> AnyMadeEnv:
     return dataclasses.replace(made, task=task)
 
 
-def resolve_task(made: AnyMadeEnv, task: Any, what: str) -> PyTree:
+def resolve_task(made: AnyMadeEnv, task: PyTree, what: str) -> PyTree:
     """Return what a vector environment's `set_task` takes: parameters, or the task itself.
 
     Args:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl.config.stop import StopCriteria, parse_stop
+from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError, did_you_mean
 from jaxrl.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 
@@ -32,7 +33,7 @@ class Stage:
         until: Criteria, of which the first one reached ends the stage; empty for the last stage.
     """
 
-    task: Any
+    task: PyTree
     until: StopCriteria
 
 
@@ -133,7 +134,7 @@ def _check_order(stages: Sequence[Stage]) -> None:
             )
 
 
-def to_task_data(task: Any, what: str) -> Any:
+def to_task_data(task: object, what: str) -> PyTree:
     """Convert a task to builtin types, in which checkpoints store it: arrays become lists.
 
     Args:

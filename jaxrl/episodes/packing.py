@@ -5,8 +5,8 @@
 
 import collections
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, Self, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Self, TypeAlias, cast
 
 import jax
 import numpy as np
@@ -249,7 +249,7 @@ def _build(
         ended[end - 1, column] = part.terminated or part.truncated
         if is_border:
             _repeat_last(rows, column, end)
-    make: Any = Rollout  # its fields hold arrays of either kind
+    make = cast("Callable[..., Rollout]", Rollout)  # its fields hold arrays of either kind
     return make(**rows, **flags, carry_in=carry_in), ended
 
 

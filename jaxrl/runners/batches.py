@@ -1,7 +1,7 @@
 """Assembly of train batches on the learner's devices from fragments, with one copy per array."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import jax
 import numpy as np
@@ -16,13 +16,13 @@ from jaxrl.training.train_state import RolloutBatch
 
 def as_rollout_batch(fragment: Fragment) -> RolloutBatch:
     """Convert a fragment to the NumPy data that the learner consumes."""
-    env_index: Any = np.asarray(fragment.env_index, np.int32)
-    num_env_steps: Any = np.uint32(fragment.num_env_steps)
-    return RolloutBatch(
+    # Its fields hold arrays of either kind.
+    make = cast("Callable[..., RolloutBatch]", RolloutBatch)
+    return make(
         rollout=fragment.rollout,
         record=fragment.record,
-        env_index=env_index,
-        num_env_steps=num_env_steps,
+        env_index=np.asarray(fragment.env_index, np.int32),
+        num_env_steps=np.uint32(fragment.num_env_steps),
     )
 
 
@@ -72,7 +72,7 @@ def concatenate_fragments(fragments: Sequence[Fragment]) -> RolloutBatch:
     if len(parts) == 1:
         return parts[0]
 
-    def join(spec: PartitionSpec, *leaves: Any) -> np.ndarray:
+    def join(spec: PartitionSpec, *leaves: np.ndarray) -> np.ndarray:
         return (
             _sum_leaves(leaves)
             if spec == REPLICATED
@@ -82,7 +82,7 @@ def concatenate_fragments(fragments: Sequence[Fragment]) -> RolloutBatch:
     return jax.tree.map(join, data_specs(parts[0]), *parts)
 
 
-def _sum_leaves(leaves: Sequence[np.uint32]) -> np.ndarray:
+def _sum_leaves(leaves: Sequence[np.ndarray | np.uint32]) -> np.ndarray:
     return np.asarray(sum(leaves), np.asarray(leaves[0]).dtype)
 
 
@@ -101,7 +101,7 @@ def to_devices(fragments: Sequence[Fragment], devices: Sequence[Device]) -> Roll
     parts = pad_to_longest([as_rollout_batch(fragment) for fragment in fragments])
     mesh = Mesh(np.asarray(devices), (DEVICE_AXIS,))
 
-    def place(spec: PartitionSpec, *leaves: Any) -> jax.Array:
+    def place(spec: PartitionSpec, *leaves: np.ndarray) -> jax.Array:
         if spec == REPLICATED:
             return jax.device_put(_sum_leaves(leaves), NamedSharding(mesh, spec))
         return _shard_columns(leaves, len(spec) - 1, spec, mesh, devices)
@@ -147,7 +147,7 @@ def slice_fragment_columns(fragments: Sequence[Fragment], first: int, end: int) 
     """
     parts = pad_to_longest([as_rollout_batch(fragment) for fragment in fragments])
 
-    def cut(spec: PartitionSpec, *leaves: Any) -> np.ndarray:
+    def cut(spec: PartitionSpec, *leaves: np.ndarray) -> np.ndarray:
         if spec == REPLICATED:
             return _sum_leaves(leaves)
         return _slice_columns(leaves, len(spec) - 1, first, end)

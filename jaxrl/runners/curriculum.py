@@ -54,7 +54,7 @@ class Curriculum:
         self._made: AnyMadeEnv | None = None
         self._stage = 0
         self._num_episodes_before = 0
-        self.task: Any = None
+        self.task: PyTree = None
         self.payload: PyTree = None
         if self._stages:
             self._set_task(self._stages[0].task)
@@ -83,7 +83,7 @@ class Curriculum:
         stage = {"stage": self._stage} if self._stages else {}
         return {CURRICULUM: {**stage, "task": self.task}}
 
-    def _set_task(self, task: Any) -> None:
+    def _set_task(self, task: PyTree) -> None:
         self.payload = resolve_task(self.made, task, self.name) if self._is_jax_env else task
         self.task = task
 
@@ -120,7 +120,7 @@ class Curriculum:
             until = {k: v for k, v in until.items() if not k.startswith(_EVALUATION_PREFIX)}
         return find_reached_criterion(result, until) is not None
 
-    def _call_function(self, result: Mapping[str, Any], call_env: CallTaskMethod) -> Any:
+    def _call_function(self, result: Mapping[str, Any], call_env: CallTaskMethod) -> PyTree:
         assert self._function is not None
         settings = self._config.environment_settings
         runners = self._config.env_runners_settings.num_env_runners
@@ -193,12 +193,12 @@ class _CurrentTask(TaskSettableEnv):
     def __init__(self, curriculum: Curriculum, call_env: CallTaskMethod) -> None:
         self._curriculum, self._call = curriculum, call_env
 
-    def get_task(self) -> Any:
+    def get_task(self) -> PyTree:
         task = self._curriculum.task
         return self._call("get_task") if task is None else task
 
     def sample_tasks(self, n_tasks: int) -> list[Any]:
         return list(cast("list[Any]", self._call("sample_tasks", n_tasks)))
 
-    def set_task(self, task: Any) -> None:
+    def set_task(self, task: PyTree) -> None:
         raise ConfigError("env_task_fn must return the task instead of setting it.")

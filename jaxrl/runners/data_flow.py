@@ -5,10 +5,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from jaxtyping import Array, Int
+
 from jaxrl.core.types import Progress
 from jaxrl.errors import ConfigError
 from jaxrl.runners.learner_group import LearnerGroup
-from jaxrl.runners.learner_steps import LearnerSteps, StepResult
+from jaxrl.runners.learner_steps import LearnerSteps, StepBatch, StepResult
 from jaxrl.runners.protocols import LearnerMetrics, Loop
 from jaxrl.training.data_flow import CompiledStep, check_use
 from jaxrl.training.report import DispatchResult, IterationTotals
@@ -58,11 +60,13 @@ class DispatchedDataFlow:
         self._record(result)
         return batch
 
-    def add_to_buffer(self, batch: Any) -> None:
+    def add_to_buffer(self, batch: "StepBatch") -> None:
         check_use(self._train_step, "add_to_buffer", batch, None)
         self._begin().add_to_buffer(batch)
 
-    def update(self, batch: Any = None, *, num_updates: int | None = None) -> Mapping[str, float]:
+    def update(
+        self, batch: "StepBatch | None" = None, *, num_updates: int | None = None
+    ) -> Mapping[str, float]:
         check_use(self._train_step, "update", batch, num_updates)
         steps = self._begin()
         result = self._loop.update(steps, batch, num_updates)
@@ -73,7 +77,9 @@ class DispatchedDataFlow:
     def sync_weights(self) -> None:
         self._loop.sync_weights(self._begin())
 
-    def repeat(self, times: Any, body: "Callable[[DispatchedDataFlow], None]") -> None:
+    def repeat(
+        self, times: int | Int[Array, ""], body: "Callable[[DispatchedDataFlow], None]"
+    ) -> None:
         for _ in range(int(times)):
             body(self)
 

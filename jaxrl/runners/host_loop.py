@@ -19,7 +19,7 @@ from jaxrl.runners.counts import WEIGHTS_VERSION as _VERSION
 from jaxrl.runners.curriculum import CURRICULUM, Curriculum
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.learner_group import LearnerGroup
-from jaxrl.runners.learner_steps import LearnerSteps, StepResult
+from jaxrl.runners.learner_steps import LearnerSteps, StepBatch, StepResult
 from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.protocols import EnvRunnerGroup, Fill, count_steps_left
 from jaxrl.runtime.program import Program
@@ -150,7 +150,9 @@ class HostLoop:
         env_steps = sum(fragment.num_env_steps for fragment in fragments)
         return batch, StepResult(pending=pending, num_env_steps=env_steps)
 
-    def update(self, steps: LearnerSteps, batch: Any, num_updates: int | None) -> StepResult:
+    def update(
+        self, steps: LearnerSteps, batch: "StepBatch | None", num_updates: int | None
+    ) -> StepResult:
         """Update the learners."""
         begin = time.perf_counter()
         self._is_synced_by_user = True

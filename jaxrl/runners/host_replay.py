@@ -58,7 +58,9 @@ class HostMemory(Protocol):
         """
         ...
 
-    def update_priorities(self, buffer: Any, indices: Any, errors: Array, ready: Array) -> Any:
+    def update_priorities(
+        self, buffer: PyTree, indices: PyTree, errors: Array, ready: Array
+    ) -> PyTree:
         """Update the priorities of sampled rows and return the buffer.
 
         Args:

@@ -18,7 +18,7 @@ from jaxrl.runners.compiled_runner import CompiledEnvRunner, CompiledRunnerGroup
 from jaxrl.runners.curriculum import CURRICULUM, Curriculum
 from jaxrl.runners.hooks import DISPATCH_HOOKS, RunnerHooks
 from jaxrl.runners.learner_group import LearnerGroup
-from jaxrl.runners.learner_steps import LearnerSteps, StepResult
+from jaxrl.runners.learner_steps import LearnerSteps, StepBatch, StepResult
 from jaxrl.runners.protocols import Fill, count_steps_left
 from jaxrl.runtime.program import Program
 from jaxrl.training.report import (
@@ -201,7 +201,9 @@ class InGraphLoop:
         missed = self._call_hooks(report, before, env_steps)
         return batch, StepResult(pending=pending, num_unreported_episodes=missed)
 
-    def update(self, steps: LearnerSteps, batch: Any, num_updates: int | None) -> StepResult:
+    def update(
+        self, steps: LearnerSteps, batch: "StepBatch | None", num_updates: int | None
+    ) -> StepResult:
         self._steps = steps
         return StepResult(pending=steps.update(batch, num_updates), num_env_steps=0)
 

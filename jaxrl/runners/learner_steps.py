@@ -2,16 +2,22 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from jaxrl.core.struct import replace
 from jaxrl.runners.batches import to_devices
 from jaxrl.runners.fragment import Fragment
 from jaxrl.runners.host_replay import HostMemory
 from jaxrl.runtime.program import Program
-from jaxrl.training.report import StepReports
+from jaxrl.training.report import StepReports, TrainReport
 from jaxrl.training.step_programs import StepPrograms
 from jaxrl.training.train_state import RolloutBatch, TrainState
+
+if TYPE_CHECKING:
+    from jaxrl.runners.ray.learner_steps import RemoteBatch
+
+StepBatch: TypeAlias = "RolloutBatch | RemoteBatch"
+"""Batch of `LearnerSteps.sample` or `receive`: arrays in this process, or a number elsewhere."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,7 +28,7 @@ class StepResult:
     `num_unreported_episodes` is that of `DispatchResult`.
     """
 
-    pending: Any
+    pending: StepReports | TrainReport
     num_env_steps: int | None = None
     num_unreported_episodes: int = 0
 
@@ -51,7 +57,7 @@ class LearnerSteps(Protocol):
         """Add a batch to the buffer."""
         ...
 
-    def update(self, batch: Any, num_updates: int | None) -> Any:
+    def update(self, batch: Any, num_updates: int | None) -> StepReports | TrainReport:
         """Update from a batch, or from the buffer if it is None; return the report."""
         ...
 

@@ -8,7 +8,7 @@ it.
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args
 
 import numpy as np
 
@@ -29,6 +29,16 @@ _REDUCERS: dict[str, Callable[[list[float]], float]] = {
     "sum": sum,
 }
 _LIFETIME_REDUCTIONS = ("ema", "lifetime_sum")
+
+
+class LogSettings(TypedDict, total=False):
+    """Settings of a logged value, see `MetricsLogger.log_value`."""
+
+    reduce: Reduce | Iterable[Reduce] | None
+    window: int | None
+    ema_coeff: float | None
+    percentiles: Iterable[float] | None
+    clear_on_reduce: bool
 
 
 class MetricsLogger:
@@ -91,7 +101,9 @@ class MetricsLogger:
         data = _init_data(settings, value if reduction == "item" else float(value))
         self._add(_to_path(key), settings, data)
 
-    def log_dict(self, values: Mapping[str, Any], *, key: Key = (), **settings: Any) -> None:
+    def log_dict(
+        self, values: Mapping[str, Any], *, key: Key = (), **settings: Unpack[LogSettings]
+    ) -> None:
         """Log every value of a nested dictionary, below a key."""
         start = () if key == () else tuple(_to_path(key).split("/"))
         for name, value in values.items():
@@ -101,7 +113,7 @@ class MetricsLogger:
                 self.log_value((*start, name), value, **settings)
 
     @contextmanager
-    def log_time(self, key: Key, **settings: Any) -> Generator[None]:
+    def log_time(self, key: Key, **settings: Unpack[LogSettings]) -> Generator[None]:
         """Log the duration of a `with` block in seconds."""
         begin = time.perf_counter()
         try:
@@ -233,7 +245,7 @@ def _check_settings(
     return settings
 
 
-def _init_data(settings: Mapping[str, Any], value: Any) -> list[Any]:
+def _init_data(settings: Mapping[str, Any], value: object) -> list[Any]:
     """Return the data of a single value."""
     if settings["window"] is None and settings["reduce"] == "mean":
         return [value, 1]

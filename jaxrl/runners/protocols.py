@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from jaxrl.core.types import PyTree
 from jaxrl.runners.fragment import Fragment, Weights
-from jaxrl.runners.learner_steps import LearnerSteps, StepResult
+from jaxrl.runners.learner_steps import LearnerSteps, StepBatch, StepResult
 from jaxrl.runtime.program import Program
 from jaxrl.training.nonfinite import drop_counts
 from jaxrl.training.report import DispatchResult, IterationTotals, TrainReport
@@ -153,7 +153,9 @@ class Loop(Protocol):
         """Sample one train batch for a training step of one's own, and call the hooks for it."""
         ...
 
-    def update(self, steps: LearnerSteps, batch: Any, num_updates: int | None) -> StepResult:
+    def update(
+        self, steps: LearnerSteps, batch: "StepBatch | None", num_updates: int | None
+    ) -> StepResult:
         """Update the learners from a batch, or from their buffer if it is None."""
         ...
 

@@ -6,8 +6,8 @@ number of episodes or steps, independently of the others.
 
 import dataclasses
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, cast
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -186,8 +186,9 @@ def to_evaluation_result(parts: Iterable[EvalEpisodes], num_missing: int = 0) ->
     parts = list(parts)
     returns = [value for part in parts for value in part.episode_return]
     lengths = [value for part in parts for value in part.episode_length]
-    result: Any = EvaluationResult  # its fields hold arrays of either kind
-    return result(
+    # Its fields hold arrays of either kind.
+    make = cast("Callable[..., EvaluationResult]", EvaluationResult)
+    return make(
         episode_return=np.array([returns], np.float32),
         episode_length=np.array([lengths], np.int32),
         ended=np.ones((1, len(returns)), np.bool_),

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt32
@@ -126,8 +126,8 @@ class FragmentBuilder:
             for buffer, leaf in zip(final, leaves, strict=True):
                 buffer[t][over] = leaf[over]
         extras = {name: column for name, column in recorded.items() if name != Columns.ACTIONS}
-        rollout: Any = Rollout  # its fields hold arrays of either kind
-        return rollout(
+        make = cast("Callable[..., Rollout]", Rollout)  # its fields hold arrays of either kind
+        return make(
             obs=unflatten_obs([buffer[:end] for buffer in self.obs]),
             action=recorded[Columns.ACTIONS],
             reward=self.reward[:end],
@@ -157,7 +157,7 @@ class FragmentBuilder:
         over = self.terminated[:end] | self.truncated[:end]
         episode_return = np.empty((end, len(count)), np.float32)
         episode_length = np.empty((end, len(count)), np.int32)
-        ends: Any = over.any(axis=1)
+        ends = cast(np.ndarray, over.any(axis=1))
         for t in range(end):
             returns += self.reward[t]
             lengths += self.mask[t]
@@ -165,8 +165,8 @@ class FragmentBuilder:
             if ends[t]:
                 returns[over[t]] = 0.0
                 lengths[over[t]] = 0
-        record: Any = EpisodeRecord
-        return record(
+        make = cast("Callable[..., EpisodeRecord]", EpisodeRecord)
+        return make(
             ended=over & self.mask[:end],
             episode_return=episode_return,
             episode_length=episode_length,

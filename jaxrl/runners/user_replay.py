@@ -1,7 +1,7 @@
 """Replay buffer of a user's own class with RLlib's methods, which stores transitions in Python."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,8 @@ from jaxrl.runtime.program import Program
 from jaxrl.training.replay_updates import PresampledBatches
 from jaxrl.training.train_state import RolloutBatch, TrainState
 from jaxrl.training.train_step import TrainStep
+
+T = TypeVar("T")
 
 NEW_OBS, DISCOUNTS = "new_obs", "discounts"
 COLUMNS = ("obs", "actions", "rewards", NEW_OBS, DISCOUNTS)
@@ -107,7 +109,9 @@ class UserReplay:
         presampled = PresampledBatches(batches=batches, is_ready=jnp.asarray(is_ready))
         return (), indexes, place_rows(presampled, self._devices)
 
-    def update_priorities(self, buffer: Any, indices: Any, errors: Array, ready: Array) -> Any:
+    def update_priorities(
+        self, buffer: PyTree, indices: PyTree, errors: Array, ready: Array
+    ) -> PyTree:
         update: Callable[[Any, np.ndarray], None] | None = getattr(
             self.buffer, "update_priorities", None
         )
@@ -131,7 +135,7 @@ class UserReplay:
         set_state: Callable[[Mapping[str, Any]], None] = getattr(self.buffer, "set_state")  # noqa: B009
         self._call("set_state", lambda: set_state(state))
 
-    def _call(self, method: str, call: Callable[[], Any]) -> Any:
+    def _call(self, method: str, call: Callable[[], T]) -> T:
         try:
             return call()
         except Exception as error:
@@ -172,7 +176,7 @@ class UserReplay:
         """Return no transitions, of the shapes and dtypes that rollouts have."""
         shapes = jax.eval_shape(self._train_step.init_buffer, replace(state, buffer=()))
 
-        def take_none(x: jax.ShapeDtypeStruct) -> Any:
+        def take_none(x: jax.ShapeDtypeStruct) -> np.ndarray:
             return np.zeros((0, *x.shape[2:]), x.dtype)
 
         rows = jax.tree.map(take_none, shapes.rows.experience)

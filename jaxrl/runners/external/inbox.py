@@ -4,7 +4,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Int
@@ -180,8 +180,8 @@ class Inbox:
             row = first + len(part) - 1
             ended[row, column] = True
             returns[row, column], lengths[row, column] = stats.episode_return, stats.length
-        record: Any = EpisodeRecord
-        return record(
+        make = cast("Callable[..., EpisodeRecord]", EpisodeRecord)
+        return make(
             ended=ended,
             episode_return=returns,
             episode_length=lengths,

@@ -9,7 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -36,6 +36,8 @@ from jaxrl.runners.external.inbox import Inbox
 from jaxrl.runners.external.policies import PolicyExporter
 from jaxrl.runners.external.schema import Schema
 from jaxrl.runners.external.sessions import BadPartError, Session, Sessions
+
+T = TypeVar("T")
 
 logger = logging.getLogger("jaxrl")
 
@@ -140,10 +142,10 @@ class ExternalServer:
         """Grant credit for the room that training has made in the queue."""
         self._call(self._grant)
 
-    def ask(self, function: Callable[[Sessions], Any]) -> Any:
+    def ask(self, function: Callable[[Sessions], T]) -> T:
         """Call a function with the sessions in the server's thread, and return the result."""
 
-        async def call() -> Any:
+        async def call() -> T:
             return function(self._sessions)
 
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result(timeout=10.0)

@@ -366,14 +366,14 @@ class Sessions:
 
 
 def _get_count(head: Head, name: str) -> int:
-    value: Any = head.get(name, 0)
+    value: object = head.get(name, 0)
     if type(value) is not int or not 0 <= value < 2**62:
         raise LinkError(f"{name} must be a whole number of at least 0, got {str(value)[:80]}.")
     return value
 
 
 def _get_list(head: Head, name: str) -> list[Any]:
-    value: Any = head.get(name)
+    value: object = head.get(name)
     if not isinstance(value, list):
         raise LinkError(f"{name} must be a list.")
     return value
