@@ -76,7 +76,7 @@ class ConfiguredAlgorithm(Algorithm):
     def __init__(
         self,
         config: Mapping[str, Any] | AlgorithmConfig | None = None,
-        env: Any = None,
+        env: object = None,
         **options: Any,
     ) -> None:
         settings = (
@@ -336,7 +336,8 @@ def as_trainable(
     else:
         chosen = name or algorithm.__name__
         namespace = {"config_class": algorithm.config_class, "algorithm_class": algorithm}
-    trainable: Any = type.__new__(_TrainableType, chosen, (AlgorithmTrainable,), namespace)
+    created = type.__new__(_TrainableType, chosen, (AlgorithmTrainable,), namespace)
+    trainable = cast(type[AlgorithmTrainable], created)
     ray.tune.register_trainable(chosen, trainable)
     return trainable
 

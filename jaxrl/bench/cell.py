@@ -56,7 +56,9 @@ class Runs(Protocol):
 
     seeds: list[int]
     folder: Path
-    trainer: Any
+
+    @property
+    def trainer(self) -> Algorithm | Population: ...
 
     def is_saved(self) -> bool: ...
 

@@ -8,7 +8,7 @@ import stat
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from jaxrl.cli import terminal
 
@@ -90,8 +90,13 @@ class RaiseOnInterrupt(ExitOnInterrupt):
         timer.start()
         self._timers.append(timer)
 
-    def __exit__(self, *exc_info: Any) -> None:
-        super().__exit__(*exc_info)
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, trace)
         for timer in self._timers:
             timer.cancel()
 

@@ -69,7 +69,7 @@ def _coerce_generic(value: Any, origin: Any, args: tuple[Any, ...]) -> object:
     return _coerce_sequence(value, origin, args)
 
 
-def _coerce_sequence(value: Any, origin: type, args: tuple[Any, ...]) -> object:
+def _coerce_sequence(value: Any, origin: object, args: tuple[Any, ...]) -> object:
     _require_fit(value, isinstance(value, list | tuple))
     if origin is list:
         return [coerce(item, args[0]) for item in value]

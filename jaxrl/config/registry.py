@@ -20,7 +20,7 @@ _RUN_CLASSES = {
 """Classes that `AlgorithmConfig.build` makes; they import the config, which names them only."""
 
 
-def load_run_class(kind: Literal["algorithm", "population", "trials"]) -> Any:
+def load_run_class(kind: Literal["algorithm", "population", "trials"]) -> type[Any]:
     """Import the class of what a config builds: a run, or a sweep in one of its two forms."""
     module, name = _RUN_CLASSES[kind]
     return getattr(importlib.import_module(module), name)

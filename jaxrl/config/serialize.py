@@ -84,7 +84,7 @@ def hash_config(data: Mapping[str, Any]) -> str:
     return signature.compute_digest(unify_numbers(described))
 
 
-def unify_numbers(data: Any) -> Any:
+def unify_numbers(data: object) -> Any:
     """Replace whole floats in plain data by integers: settings are parsed alike from both."""
     if isinstance(data, Mapping):
         return {name: unify_numbers(v) for name, v in cast(Mapping[str, Any], data).items()}

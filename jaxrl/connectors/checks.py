@@ -181,7 +181,7 @@ def make_abstract_rollout(
     )
 
 
-def _placeholder(shape: tuple[int, ...], dtype: DTypeLike) -> Any:
+def _placeholder(shape: tuple[int, ...], dtype: DTypeLike) -> PyTree:
     """Return a placeholder for an array while tracing."""
     return jax.ShapeDtypeStruct(shape, dtype)
 

@@ -214,7 +214,7 @@ class SingleAgentObservationPreprocessor(ObservationConnector):
         del input_action_space
         return input_observation_space
 
-    def preprocess(self, observation: PyTree, episode: Any) -> PyTree:
+    def preprocess(self, observation: PyTree, episode: NoEpisode) -> PyTree:
         """Transform one observation, without a batch axis; `episode` has no attributes here."""
         raise NotImplementedError(f"{type(self).__name__} does not define preprocess")
 

@@ -241,7 +241,7 @@ def clip_gradients(by: str, limit: Float[Array, ""] | None) -> optax.GradientTra
     return _CLIPPING[by](limit)
 
 
-def _clip_by_tensor_norm(limit: Any) -> optax.GradientTransformation:
+def _clip_by_tensor_norm(limit: float | Array) -> optax.GradientTransformation:
     def clip(updates: PyTree) -> PyTree:
         def scale(g: Array) -> Array:
             return g * jnp.minimum(1.0, limit / (jnp.sqrt(jnp.sum(jnp.square(g))) + 1e-6))

@@ -144,7 +144,7 @@ class EncoderModule(RLModule):
 
     def apply(
         self, method: str, params: Params, obs: PyTree, *args: PyTree, **collections: PyTree
-    ) -> Any:
+    ) -> PyTree:
         """Apply a method of the network to the observations and further arguments."""
         variables = {"params": params, **get_carry_collection(obs), **collections}
         return self.network.apply(variables, self.select_network_obs(obs), *args, method=method)

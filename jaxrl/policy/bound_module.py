@@ -40,26 +40,26 @@ class BatchCalls:
     _pure: RLModule
     _compiled: dict[str, Callable[..., Outputs]]
 
-    def forward_inference(self, *args: Any, **kwargs: Any) -> Outputs:
+    def forward_inference(self, *args: PyTree, **kwargs: PyTree) -> Outputs:
         """Compute the most likely actions, for a batch or for parameters and observations."""
         if _is_pure_call(args, kwargs):
             return self._pure.forward_inference(*args, **kwargs)
         return self._act("forward_inference", *args)
 
-    def forward_exploration(self, *args: Any, **kwargs: Any) -> Outputs:
+    def forward_exploration(self, *args: PyTree, **kwargs: PyTree) -> Outputs:
         """Sample actions, for a batch or for parameters, observations and random draws."""
         if _is_pure_call(args, kwargs):
             return self._pure.forward_exploration(*args, **kwargs)
         return self._act("forward_exploration", *args)
 
-    def forward_train(self, *args: Any, **kwargs: Any) -> Outputs:
+    def forward_train(self, *args: PyTree, **kwargs: PyTree) -> Outputs:
         """Compute all outputs, for a batch or for parameters and a batch."""
         if _is_pure_call(args, kwargs):
             return self._pure.forward_train(*args, **kwargs)
         obs, carry = self._read_batch(*args)
         return _drop_none(self._run("forward_train", obs, carry))
 
-    def compute_values(self, *args: Any, **kwargs: Any) -> Array:
+    def compute_values(self, *args: PyTree, **kwargs: PyTree) -> Array:
         """Compute state values, for a batch or for parameters and observations."""
         if _is_pure_call(args, kwargs) and "embeddings" not in kwargs:
             return self._pure.compute_values(*args, **kwargs)

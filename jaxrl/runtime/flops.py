@@ -6,8 +6,9 @@ is that of one train batch.
 """
 
 import math
-from typing import Any
+from typing import cast
 
+from jax import core as jax_core
 from jax.extend import core as jex_core
 
 
@@ -23,14 +24,14 @@ def _count_jaxpr(jaxpr: jex_core.Jaxpr) -> float:
     return sum(_count_equation(eqn) for eqn in jaxpr.eqns)
 
 
-def _count_equation(eqn: Any) -> float:
+def _count_equation(eqn: jex_core.JaxprEqn) -> float:
     name = eqn.primitive.name
     if name == "dot_general":
         (contracting, _), _ = eqn.params["dimension_numbers"]
-        shape = eqn.invars[0].aval.shape
+        shape = _get_shape(eqn.invars[0])
         return 2.0 * _size(eqn.outvars[0]) * math.prod(shape[axis] for axis in contracting)
     if name == "conv_general_dilated":
-        kernel = eqn.invars[1].aval.shape
+        kernel = _get_shape(eqn.invars[1])
         out_axis = eqn.params["dimension_numbers"].rhs_spec[0]
         return 2.0 * _size(eqn.outvars[0]) * math.prod(kernel) / kernel[out_axis]
     inner = [_count_jaxpr(sub) for sub in _sub_jaxprs(eqn)]
@@ -56,8 +57,12 @@ def _sub_jaxprs(eqn: jex_core.JaxprEqn) -> list[jex_core.Jaxpr]:
     return found
 
 
-def _size(var: Any) -> int:
-    return math.prod(var.aval.shape)
+def _size(var: jex_core.Var) -> int:
+    return math.prod(_get_shape(var))
+
+
+def _get_shape(var: jex_core.Var | jex_core.Literal) -> tuple[int, ...]:
+    return cast(jax_core.ShapedArray, var.aval).shape
 
 
 _ELEMENTWISE = frozenset(

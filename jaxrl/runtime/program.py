@@ -123,7 +123,7 @@ class Program:
         named = fn if program_cache is None else _rename(f"kept_{name}", fn)
         self._jitted = jax.jit(named, donate_argnums=donate_argnums, **kwargs)
         self._compiled: dict[Signature, jax.stages.Compiled] = {}
-        self._last_signature: Any = None
+        self._last_signature: Signature | None = None
 
     def __call__(self, *args: PyTree) -> PyTree:
         return self.get_executable(*args)(*args)
@@ -148,6 +148,7 @@ class Program:
     def _check_retrace(self, signature: Signature) -> None:
         if self._max_retraces is None or len(self._compiled) <= self._max_retraces:
             return
+        assert self._last_signature is not None
         changed = _first_difference(self._last_signature, signature)
         raise RetraceError(
             f"max_retraces={self._max_retraces}: the program '{self.name}' would be compiled "

@@ -4,7 +4,6 @@ import functools
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 from jaxrl.errors import CheckpointError
 
@@ -182,7 +181,7 @@ def _register_with_yaml() -> None:
     """
     import yaml
 
-    def represent(dumper: Any, path: SavedPath) -> yaml.Node:
+    def represent(dumper: yaml.representer.SafeRepresenter, path: SavedPath) -> yaml.Node:
         return dumper.represent_str(str(path))
 
     for name in ("SafeDumper", "Dumper", "CSafeDumper", "CDumper"):

@@ -132,9 +132,11 @@ class CheckpointWriter:
         failure, self._failure = self._failure, None
         return failure
 
-    def _try_write(self, *content: Any) -> None:
+    def _try_write(
+        self, path: Path, leaves: Mapping[str, np.ndarray], text: str, score: float | None
+    ) -> None:
         try:
-            self._write(*content)
+            self._write(path, leaves, text, score)
         except Exception as error:  # noqa: BLE001  (raised in the caller's thread)
             self._failure = error
 
