@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -26,12 +26,15 @@ from safetensors.numpy import save
 
 from benchmarks import machine, measure
 from benchmarks.commands import save_results, start_results
+from benchmarks.peers import launch
 from benchmarks.report import build_header
-from benchmarks.statistics import estimate_median, from_dict, to_dict
+from benchmarks.statistics import estimate_median, estimate_ratio, from_dict, to_dict
 from jaxrl import PPOConfig
 from jaxrl.bench.markdown import Cells, Table, format_estimate, render_document
+from jaxrl.bench.peers import run_process
 
 ROWS = 64
+OURS, RLLIB = "jaxrl", "RLlib in Ray Serve"
 JSON, ARRAYS = "application/json", "application/x-safetensors"
 CASES: dict[str, tuple[int, int, str]] = {
     "1 client": (1, 1, JSON),
@@ -54,10 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     results = start_results("benchmarks.serve", arguments, is_quick=options.quick)
     packages = ("jax", "uvicorn", "httptools")
-    results |= {
-        "peers": {"jaxrl": {"devices": 1, "versions": {name: version(name) for name in packages}}},
-        "cases": measure_cases(options.requests, options.rounds),
+    results["peers"] = {
+        OURS: {"devices": 1, "versions": {name: version(name) for name in packages}}
     }
+    if options.peer:
+        results["peers"][RLLIB] = {"devices": 1, "versions": get_rllib_versions()}
+    results |= measure_cases(options.requests, options.rounds, has_peer=options.peer)
     save_results(results, options.out, "serve", render_markdown)
     return 0
 
@@ -71,6 +76,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="requests per case and round (default: %(default)s)",
     )
     parser.add_argument("--rounds", type=int, default=11, help="rounds (default: %(default)s)")
+    parser.add_argument(
+        "--peer",
+        action="store_true",
+        help="measure RLlib in Ray Serve in turn; start the command with .ci/loopback",
+    )
     parser.add_argument("--quick", action="store_true", help="two short rounds of everything")
     parser.add_argument("--out", type=Path, help="folder for the results")
     options = parser.parse_args(arguments)
@@ -80,31 +90,77 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def measure_cases(num_requests: int, rounds: int) -> dict[str, Any]:
-    """Measure the latencies and the rows per second of each case in every round."""
-    with (
-        tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder,
-        run_server(_save_policy(folder)) as port,
-    ):
+def measure_cases(num_requests: int, rounds: int, *, has_peer: bool = False) -> dict[str, Any]:
+    """Measure the latencies and the rows per second of each case in every round.
+
+    Args:
+        num_requests: Requests of all clients together in a round.
+        rounds: Number of rounds.
+        has_peer: Whether RLlib takes turns.
+
+    Returns:
+        `cases`, and with a peer also `peer_cases` and `ratios` of the rates.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-"))
+        ports = {OURS: stack.enter_context(run_server(_save_policy(folder)))}
+        if has_peer:
+            ports[RLLIB] = stack.enter_context(_run_process(_get_rllib_command()))
         functions = {
-            name: partial(_run_round, port, case, num_requests) for name, case in CASES.items()
+            f"{peer} {name}": partial(_run_round, port, case, num_requests)
+            for name, case in CASES.items()
+            for peer, port in ports.items()
+            if peer == OURS or case[2] == JSON
         }
         for warm_up in functions.values():
             warm_up()
-        latencies = measure.take_turns(functions, rounds)
-    return {name: _summarize(found, CASES[name][1]) for name, found in latencies.items()}
+        found = measure.take_turns(functions, rounds)
+    peers = [
+        {name: found[f"{peer} {name}"] for name in CASES if f"{peer} {name}" in found}
+        for peer in (OURS, RLLIB)
+    ]
+    ours, theirs = ({n: _summarize(x, CASES[n][1]) for n, x in cases.items()} for cases in peers)
+    if not has_peer:
+        return {"cases": ours}
+    ratios = {
+        name: to_dict(estimate_ratio(_get_rates(peers[0][name]), _get_rates(rounds)))
+        for name, rounds in peers[1].items()
+    }
+    return {"cases": ours, "peer_cases": theirs, "ratios": ratios}
+
+
+def _get_rllib_command() -> list[str]:
+    return [*launch.get_python("rllib"), "-m", "benchmarks.peers.rllib.serve_worker"]
+
+
+def get_rllib_versions() -> dict[str, str]:
+    """Return the versions of RLlib's environment."""
+    code = "from importlib.metadata import version as v; print(v('ray'), v('torch'))"
+    output = run_process([*launch.get_python("rllib"), "-c", code], Path.cwd())
+    return dict(zip(("ray", "torch"), output.split(), strict=True))
 
 
 @contextlib.contextmanager
 def run_server(path: str, *options: str) -> Generator[int]:
     """Run a server of a checkpoint or run in another process, and yield its port."""
     command = [sys.executable, "-m", "jaxrl", "serve", path, "--port", "0", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with _run_process(command) as port:
+        yield port
+
+
+@contextlib.contextmanager
+def _run_process(command: Sequence[str]) -> Generator[int]:
+    """Run a server that prints its address in the second line."""
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=machine.ROOT
+    ) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
         _, address = process.stdout.readline(), process.stdout.readline()
         try:
             yield int(address.rpartition(":")[2])
         finally:
+            process.stdin.close()
             process.terminate()
 
 
@@ -168,9 +224,18 @@ async def post(
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     if not head.startswith(b"http/1.1 200"):
         raise RuntimeError(f"the server answered {head.decode()}")
-    length = head.split(b"content-length:")[1].split(b"\r\n")[0]
-    body = await reader.readexactly(int(length))
+    if b"content-length:" in head:
+        length = head.split(b"content-length:")[1].split(b"\r\n")[0]
+        body = await reader.readexactly(int(length))
+    else:  # transfer-encoding: chunked
+        body = b"".join([chunk async for chunk in _read_chunks(reader)])
     return time.perf_counter() - start, body
+
+
+async def _read_chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while length := int(await reader.readuntil(b"\r\n"), 16):
+        yield (await reader.readexactly(length + 2))[:length]
+    await reader.readuntil(b"\r\n")
 
 
 async def _run_client(
@@ -181,7 +246,7 @@ async def _run_client(
 
 def _summarize(rounds: Sequence[tuple[float, list[float]]], num_rows: int) -> dict[str, Any]:
     """Return the medians over the rounds of rows per second and of latencies, in milliseconds."""
-    rates = [num_rows * len(latencies) / seconds for seconds, latencies in rounds]
+    rates = [num_rows * rate for rate in _get_rates(rounds)]
     return {
         "rate": to_dict(estimate_median(rates)),
         **{
@@ -195,18 +260,37 @@ def _summarize(rounds: Sequence[tuple[float, list[float]]], num_rows: int) -> di
     }
 
 
+def _get_rates(rounds: Sequence[tuple[float, list[float]]]) -> list[float]:
+    """Return the requests per second of each round."""
+    return [len(latencies) / seconds for seconds, latencies in rounds]
+
+
 def render_markdown(results: Mapping[str, Any]) -> str:
     """Render the table as Markdown."""
-    rows: list[Cells] = []
-    for name, case in results["cases"].items():
-        latencies = (format_estimate(from_dict(case[key]), ".2f") for key in ("p50_ms", "p99_ms"))
-        rows.append((name, f"{from_dict(case['rate']).value:,.0f}", *latencies))
     text = (
         f"Actions of a policy for CartPole-v1 over loopback; batches have {ROWS} rows. Medians over "
         "the rounds with 95 % intervals; latencies in milliseconds."
     )
-    table = Table(text=text, header=("case", "actions/s", "p50", "p99"), rows=rows)
-    return render_document(*build_header(results, "Serving"), table)
+    header = ("case", "actions/s", "p50", "p99")
+    tables = [Table(text=text, header=header, rows=_make_rows(results["cases"]))]
+    if "peer_cases" in results:
+        text = (
+            "The same requests, answered in turn by RLlib's module in one replica of Ray Serve. The "
+            "ratio is that of the rates above to these, within a round."
+        )
+        ratios = [format_estimate(from_dict(ratio), ".1f") for ratio in results["ratios"].values()]
+        rows = _make_rows(results["peer_cases"])
+        rows = [(*row, ratio) for row, ratio in zip(rows, ratios, strict=True)]
+        tables.append(Table(text=text, header=(*header, "ratio"), rows=rows))
+    return render_document(*build_header(results, "Serving"), *tables)
+
+
+def _make_rows(cases: Mapping[str, Any]) -> list[Cells]:
+    rows: list[Cells] = []
+    for name, case in cases.items():
+        latencies = (format_estimate(from_dict(case[key]), ".2f") for key in ("p50_ms", "p99_ms"))
+        rows.append((name, f"{from_dict(case['rate']).value:,.0f}", *latencies))
+    return rows
 
 
 if __name__ == "__main__":
