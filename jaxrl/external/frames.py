@@ -116,7 +116,7 @@ MESSAGES: Mapping[Kind, Message] = {
             "secret": "what the client sends to continue after its connection was lost",
             "observation_space, action_space": "descriptions of the spaces",
             "spaces_hash": "hash of both descriptions",
-            "columns": "dtypes and shapes of the arrays that a step records, by name",
+            "columns": "dtype and shape of each array that a step records, by name",
             "explore": "whether to explore, in 'training' and in 'evaluation'",
             "max_weights_lag": "versions that the weights of a step may be behind; null for any",
             "why_no_own_actions": "reason why the run cannot learn from actions that the simulator "
@@ -151,9 +151,10 @@ MESSAGES: Mapping[Kind, Message] = {
             "'terminated', 'truncated' or 'cut') and source ('policy' or 'log')",
         },
         {
-            "<part>.obs.<leaf>": "observations, one more than the part has steps",
-            "<part>.reward": "rewards",
-            "<part>.version": "version of the weights that chose each action",
+            "<part>.obs.<leaf>": "observations, one more than the part has steps; `<part>` is its index "
+            "in `parts`",
+            "<part>.reward": "rewards, `<f4`",
+            "<part>.version": "version of the weights that chose each action, `<i8`",
             "<part>.<column>": "recorded columns of WELCOME, as ACTIONS returned them; with source "
             "'log', env_action.<leaf> in their place",
         },
@@ -179,7 +180,7 @@ MESSAGES: Mapping[Kind, Message] = {
         },
         {
             "obs.<leaf>": "observations",
-            "reward": "sum of the rewards since the previous action",
+            "reward": "sum of the rewards since the previous action, `<f4`; 0 at an episode's start",
         },
     ),
     Kind.ACTIONS: Message(

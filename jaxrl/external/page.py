@@ -31,8 +31,10 @@ smaller one is spoken.
 ## Order of messages
 
 1. The client sends HELLO, the server answers CHALLENGE, the client AUTH, the server WELCOME. The
-   proofs are the HMAC-SHA256, with the token as its key, of the JSON list `["jaxrl-link", major,
-   minor, role, client_id, client's nonce, server's nonce]`. The token is never sent.
+   proofs are the HMAC-SHA256, with the token as its key (empty for none), of the JSON list
+   `["jaxrl-link", major, minor, role, client_id, client's nonce, server's nonce]`, where the role is
+   `"client"` or `"server"`. The text of the list has one space after each comma and no other, and
+   characters that are not ASCII as `\\uXXXX`. The token is never sent.
 2. From then on, the client asks for actions (ACT) and sends parts of episodes (EPISODES), which it
    numbers from 0 on. The server acknowledges the number of messages that it has received. What is not
    acknowledged is kept and, after a reconnection, sent again; what comes twice is ignored.
