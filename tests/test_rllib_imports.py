@@ -10,6 +10,7 @@ import jaxrl
 from jaxrl.callbacks import Callbacks
 from jaxrl.core.types import Columns
 from jaxrl.envs.context import EnvContext
+from jaxrl.external import PolicyClient
 
 FOUND = {
     "algorithms.algorithm:Algorithm": jaxrl.Algorithm,
@@ -26,6 +27,7 @@ FOUND = {
     "core.rl_module.rl_module:RLModule": jaxrl.RLModule,
     "core.rl_module.rl_module:RLModuleSpec": jaxrl.RLModuleSpec,
     "env.env_context:EnvContext": EnvContext,
+    "env.policy_client:PolicyClient": PolicyClient,
 }
 MISSING = {
     "env.multi_agent_env:MultiAgentEnv": "multi-agent training is not supported",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import ssl
 import uuid
+import warnings
 from typing import Any, NamedTuple, Protocol, SupportsFloat
 
 import numpy as np
@@ -109,7 +110,7 @@ class PolicyClient:
             both = describe_space(observation_space), describe_space(action_space)
             spaces_hash = hash_spaces(*both)
         self.client_id = client_id or uuid.uuid4().hex
-        self._block, self._is_closed = block, False
+        self._block, self._is_closed, self._has_warned = block, False, False
         self._episodes: dict[str, _Episode] = {}
         self._single: str | None = None
         identity = Identity(
@@ -257,21 +258,26 @@ class PolicyClient:
     ) -> None:
         """End an episode.
 
+        Without both flags, as in code for RLlib, the task ended; a warning says so once.
+
         Args:
             episode_id: Its name.
             observation: Last observation, the successor of the latest step.
-            terminated: Whether the task ended, so that nothing follows.
+            terminated: Whether the task ended, so that nothing follows, also where `truncated`.
             truncated: Whether only the recording ended, as by a time limit: the value of the last
                 observation counts.
 
         Raises:
-            LinkError: If not exactly one of both is True.
+            LinkError: If one of both is given and none is True.
         """
         episode = self._get_episode(episode_id)
-        if bool(terminated) == bool(truncated):
+        if terminated is None and truncated is None:
+            self._warn_of_end()
+            terminated = True
+        if not (terminated or truncated):
             raise LinkError(
-                "end_episode() needs either terminated=True (the task ended) or truncated=True "
-                f"(a time limit, say), got terminated={terminated} and truncated={truncated}."
+                "end_episode() needs terminated=True (the task ended) or truncated=True (a time "
+                f"limit, say), got terminated={terminated} and truncated={truncated}."
             )
         obs = self._obs.flatten(observation)
         with self._link.changed:
@@ -282,6 +288,27 @@ class PolicyClient:
                 self._local.forget(episode.id)
             if self._single == episode.id:
                 self._single = None
+
+    def _warn_of_end(self) -> None:
+        """Warn, once, that the end of an episode was taken for the end of its task."""
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                "end_episode() without terminated and truncated means that the task ended, as it "
+                "does in RLlib: pass truncated=True where a time limit ended the episode, so that "
+                "the value of its last observation counts.",
+                stacklevel=3,
+            )
+
+    def update_policy_weights(self) -> None:
+        """Fetch newer weights now; with remote inference there are none to fetch.
+
+        Raises:
+            LinkError: If the run cannot be reached.
+        """
+        self._check_open()
+        if self._local is not None:
+            self._local.update()
 
     # --- shorter forms ---
 

@@ -74,7 +74,7 @@ class LocalPolicy:
             reward: Reward of the previous step.
         """
         with self._lock:
-            self._update()
+            self._update_if_due()
             policy, before = self._policy, self._states.get(episode_id)
             rows = {name: array[None] for name, array in obs.items()}
             past = {}
@@ -101,15 +101,21 @@ class LocalPolicy:
         with self._lock:
             self._states.pop(episode_id, None)
 
+    def update(self) -> None:
+        """Fetch newer weights, if there are any."""
+        with self._lock:
+            self._update()
+
+    def _update_if_due(self) -> None:
+        if time.monotonic() - self._fetched_at >= self._interval:
+            self._update()
+
     def _update(self) -> None:
-        """Fetch newer weights if they are due."""
-        now = time.monotonic()
-        is_newer = self._link.latest_version != self.version
-        if not is_newer or now - self._fetched_at < self._interval:
+        if self._link.latest_version == self.version:
             return
         reply, arrays = self._link.request(Kind.GET_POLICY, {"has_program": True})
         self._policy.set_weights(_select(arrays, "weights/"))
-        self.version, self._fetched_at = int(reply["version"]), now
+        self.version, self._fetched_at = int(reply["version"]), time.monotonic()
 
     def _convert(self, columns: Arrays) -> Arrays:
         described = self._link.welcome["columns"]

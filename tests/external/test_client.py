@@ -288,6 +288,19 @@ def test_run_ends_with_one_sentence(served: Served) -> None:
     client.close()
 
 
+def test_end_without_flags_is_a_termination_and_warns_once(served: Served) -> None:
+    with served.connect() as client:
+        with pytest.warns(UserWarning, match="truncated=True where a time limit"):
+            end(client)
+        end(client)
+        end(client, terminated=True, truncated=True)
+        end(client, truncated=True)
+        wait_for(lambda: served.ledger.received == 4)
+        parts = served.group._inbox._parts
+    assert [part.terminated for part in parts] == [True, True, True, False]
+    assert [part.truncated for part in parts] == [False, False, False, True]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -298,8 +311,8 @@ def test_run_ends_with_one_sentence(served: Served) -> None:
         (lambda c: c.get_action(c.start_episode(), [0.0, np.nan]), r"obs is nan at \[1\]"),
         (lambda c: c.get_action(c.start_episode(), [0.0, 11.0]), r"obs is 11.0 at \[1\], outside"),
         (lambda c: c.log_returns(c.start_episode(), 1.0), "no action yet"),
-        (lambda c: end(c), "either terminated=True"),
-        (lambda c: end(c, terminated=True, truncated=True), "either terminated=True"),
+        (lambda c: end(c, terminated=False), "needs terminated=True .* or truncated=True"),
+        (lambda c: end(c, terminated=False, truncated=False), "terminated=False and truncated=Fal"),
         (lambda c: end(c, terminated=True, again=True), "is not open"),
         (lambda c: reward(c, np.inf), "inf, which is not finite"),
         (lambda c: c.log_action(c.start_episode(), np.zeros(2), 1), "PPO needs the probability"),

@@ -89,6 +89,23 @@ def test_weights_are_fetched_when_there_are_new_ones(served: Served) -> None:
     assert any(fragment.weights_version > 0 for fragment in served.fragments)
 
 
+def test_weights_are_fetched_when_asked_for(served: Served) -> None:
+    with (
+        served.connect(inference_mode="local", update_interval=3600.0) as client,
+        served.connect() as remote,
+    ):
+        local: Any = client._local
+        local._interval = 3600.0  # as where steps of any age are trained on
+        before = local.version
+        served.publish()
+        wait_for(lambda: client.weights_version == before + 1)
+        client.step(np.zeros(2))
+        assert local.version == before
+        client.update_policy_weights()
+        assert local.version == before + 1
+        remote.update_policy_weights()  # has none
+
+
 def test_new_weights_change_the_actions(served: Served) -> None:
     with served.connect(inference_mode="local") as client:
         obs = np.ones(2, np.float32)
