@@ -172,6 +172,28 @@ def test_stale_steps_are_discarded_and_counted(served: Served) -> None:
     assert served.ledger.discarded == {"stale": 12}
 
 
+def test_returns_of_episodes_with_stale_parts_are_reported(served: Served) -> None:
+    with served.connect() as client:
+        name = client.start_episode()
+        for t in range(17):  # more than a part
+            client.get_action(name, np.full(2, t / 2, np.float32))
+            client.log_returns(name, 1.0)
+        wait_for(lambda: served.ledger.received == 16)
+        served.publish()
+        served.publish()
+        wait_for(lambda: client.weights_version == 2)
+        client.get_action(name, np.zeros(2))
+        client.log_returns(name, 1.0)
+        client.end_episode(name, np.zeros(2), terminated=True)
+        wait_for(lambda: served.ledger.received == 18)
+        thread = threading.Thread(target=lambda: client.run(Walk(), num_episodes=6))
+        thread.start()
+        record = served.take().record  # without the first part
+        thread.join()
+    assert served.ledger.discarded == {"stale": 17}
+    assert 18.0 in record.episode_return[record.ended]
+
+
 def test_lost_connection_cuts_and_never_terminates(served: Served) -> None:
     code = textwrap.dedent(
         f"""

@@ -140,7 +140,7 @@ class Inbox:
                 self.ledger = self.ledger.discard(stale, STALE)
             if stale < len(part):
                 kept.append(part.split(stale)[1] if stale else part)
-            else:
+            elif part.is_last:  # of an episode that goes on, later parts may be trained on
                 self._ends.pop(part.episode_id, None)
         self._parts = kept
 
