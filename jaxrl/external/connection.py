@@ -23,6 +23,7 @@ from .frames import (
     MINOR,
     NONCE_BYTES,
     Arrays,
+    BusyError,
     FrameError,
     Head,
     Kind,
@@ -138,13 +139,15 @@ class Channel:
 
         Raises:
             RefusedError: If the other side refuses.
+            BusyError: If it refuses at the moment.
         """
         message = None
         while message is None:
             message = next(iter(self.receive()), None)
         kind, head, arrays = message
         if kind == Kind.REFUSED:
-            raise RefusedError(str(head.get("error")))
+            error = BusyError if head.get("is_temporary") else RefusedError
+            raise error(str(head.get("error")))
         if kind not in kinds:
             raise FrameError(f"The run sent {kind.name} in place of {kinds[0].name}.")
         return head, arrays

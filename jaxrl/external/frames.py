@@ -38,6 +38,10 @@ class LinkError(Exception):
     """Problem between a simulator and the run, in one sentence."""
 
 
+class BusyError(LinkError):
+    """Refusal of a connection for which there is no room at the moment."""
+
+
 class FrameError(LinkError):
     """Bytes that are not a frame of this protocol, or exceed a limit."""
 
@@ -136,6 +140,7 @@ MESSAGES: Mapping[Kind, Message] = {
         {
             "error": "the sentence",
             "closes": "whether the connection ends",
+            "is_temporary": "whether the same may succeed later; absent for no",
             "request": "number of the ACT or GET_POLICY message; null for any other",
             "episode_id": "episode that was given up; null for none",
         },

@@ -19,6 +19,7 @@ from jaxrl.external.frames import (
     MINOR,
     NONCE_BYTES,
     Arrays,
+    BusyError,
     FrameError,
     Head,
     Kind,
@@ -204,7 +205,10 @@ class ExternalServer:
             )
             await self._serve(session, reader, writer)
         except LinkError as error:
-            self._write(writer, Kind.REFUSED, {"error": str(error), "closes": True})
+            head: Head = {"error": str(error), "closes": True}
+            if isinstance(error, BusyError):
+                head["is_temporary"] = True
+            self._write(writer, Kind.REFUSED, head)
         except (OSError, EOFError, TimeoutError):
             pass  # the connection is lost; the client may return
         except asyncio.CancelledError:
@@ -237,7 +241,7 @@ class ExternalServer:
         options = self._options
         limits = Limits(max_message_bytes=2**17)
         if self._num_open > options.max_clients + _MAX_HANDSHAKES:
-            raise LinkError("Too many connections are open: try again later.")
+            raise BusyError("Too many connections are open: try again later.")
         _, hello, _ = await self._read(reader, limits, Kind.HELLO)
         client_id, nonce, minor = hello.get("client_id"), hello.get("nonce"), hello.get("minor")
         if not isinstance(client_id, str) or not 0 < len(client_id) <= limits.max_id_length:
