@@ -101,10 +101,10 @@ def pack(
     A part that does not fit is split. An episode's first part may start anywhere. A part that
     continues an episode starts right after the row that it follows or, if it has a carry, at the
     start of a column, where its carry becomes `carry_in`; without a carry it may start anywhere.
-    Where another part follows a row that ends no episode, the row is truncated, so that its target
-    bootstraps from its successor. A column's last row is a border as between fragments of any
-    runner: neither a termination nor a truncation. Rows that remain empty repeat the last row and
-    are masked.
+    Where another part follows a row that ends no episode, or nothing does, the row is truncated, so
+    that its target bootstraps from its successor. A column's last row is a border as between
+    fragments of any runner: neither a termination nor a truncation. Rows that remain empty repeat
+    the row before them and are masked.
 
     Args:
         parts: Parts with at least one row in all; those of an episode are in order of time.
@@ -242,12 +242,13 @@ def _build(
         flags["is_first"][first, column] = part.t_started == 0
         flags["terminated"][end - 1, column] = part.terminated
         following = placed[i + 1] if i + 1 < len(placed) else None
-        is_border = following is None or following[0] != column
+        is_last = following is None or following[0] != column
         is_followed = following is not None and _get_start(following[2]) == _get_end(part)
-        is_cut = part.is_cut or not (part.is_last or is_border or is_followed)
+        is_continued = end == num_steps if is_last else is_followed
+        is_cut = part.is_cut or not (part.is_last or is_continued)
         flags["truncated"][end - 1, column] = part.truncated or is_cut
         ended[end - 1, column] = part.terminated or part.truncated
-        if is_border:
+        if is_last:
             _repeat_last(rows, column, end)
     make = cast("Callable[..., Rollout]", Rollout)  # its fields hold arrays of either kind
     return make(**rows, **flags, carry_in=carry_in), ended

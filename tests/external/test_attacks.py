@@ -57,7 +57,7 @@ def dawdle(target: Target, number: int) -> None:
             read_all(sock)
         slow = find_room(target, f"slow{i}")
         slow.channel.send(ping[:-1])
-        assert read_all(slow.channel._socket) == b""
+        read_all(slow.channel._socket)
         slow.channel.close()
 
 

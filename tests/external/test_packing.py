@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from jaxrl.episodes.from_rollout import episodes_from_rollout
 from jaxrl.episodes.packing import EpisodePart, PackedParts, pack
+from jaxrl.learners.bootstrap import compute_values_and_successors
 
 
 def make_episode(
@@ -103,11 +105,30 @@ def test_ends_are_the_episodes_own(case: tuple[list[EpisodePart], int, int]) -> 
             terminated, truncated, is_cut = ends.get(mark, (False, False, False))
             assert rollout.terminated[t, b] == terminated
             assert packed.ended[t, b] == (terminated or truncated)
-            is_border = t + 1 == T or not rollout.mask[t + 1, b]
-            is_followed = not is_border and rollout.obs["x"][t + 1, b, 0] == mark + 1
+            is_border = t + 1 == T
+            is_followed = (
+                not is_border
+                and rollout.mask[t + 1, b]
+                and rollout.obs["x"][t + 1, b, 0] == mark + 1
+            )
             must_bootstrap = truncated or is_cut or not (is_border or is_followed or terminated)
             assert rollout.truncated[t, b] == must_bootstrap
             assert rollout.is_first[t, b] == (mark % 1000 == 0)
+
+
+@settings(deadline=None, max_examples=30)
+@given(cases())
+def test_bootstrap_values_are_those_of_successors(
+    case: tuple[list[EpisodePart], int, int],
+) -> None:
+    """Also of rows that others do not fill: before empty ones, and before other episodes."""
+    parts, T, n = case
+    for packed in pack_all(parts, T, n):
+        rollout: Any = packed.rollout
+        _, found = compute_values_and_successors(lambda obs: jnp.asarray(obs["x"][:, 0]), rollout)
+        is_needed = rollout.mask & ~rollout.terminated
+        expected = rollout.final_obs["x"][..., 0]
+        np.testing.assert_array_equal(np.asarray(found)[is_needed], expected[is_needed])
 
 
 @settings(deadline=None, max_examples=150)
