@@ -363,8 +363,9 @@ class Link:
                 return self._fail(error)
             except (OSError, LinkError) as error:
                 if time.monotonic() - lost_since > self._timeout_s:
+                    reason = str(error).rstrip(".")
                     return self._fail(
-                        LinkError(f"The run at {self._address} cannot be reached: {error}.")
+                        LinkError(f"The run at {self._address} cannot be reached: {reason}.")
                     )
                 time.sleep(backoff * random.uniform(0.5, 1.0))
                 backoff = min(2 * backoff, _MAX_BACKOFF_S)
