@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxrl.core.struct import pytree, replace, where_rows
-from jaxrl.core.types import Key, PyTree
+from jaxrl.core.types import Key, Keys, PyTree
 from jaxrl.envs.base import JaxEnv, ResetMode
 from jaxrl.ops.search import searchsorted
 
@@ -34,7 +34,7 @@ class VectorState:
 
     env: PyTree
     obs: PyTree
-    key: Key
+    key: Keys
     index: Int[Array, " B"]
     count: UInt32[Array, " B"]
     is_first: Bool[Array, " B"]
@@ -74,9 +74,9 @@ class StepInputs:
     a fraction of hashing them step by step. The first states are None if resets are made on demand.
     """
 
-    action_key: Key
-    step_key: Key
-    reset_key: Key
+    action_key: Keys
+    step_key: Keys
+    reset_key: Keys
     initial_states: InitialStates | None
 
 
@@ -98,7 +98,7 @@ def finite_rows(tree: PyTree) -> Bool[Array, " B"]:
     return result
 
 
-def derive_env_keys(key: Key, index: Int[Array, " B"]) -> tuple[Key, Key]:
+def derive_env_keys(key: Key, index: Int[Array, " B"]) -> tuple[Keys, Keys]:
     """Return each copy's key of the first reset, and the base key of its later draws."""
     folded = jax.vmap(jax.random.fold_in, (None, 0))(key, index)
     split = jax.vmap(lambda key: jax.random.split(key, 2))(folded)
@@ -106,8 +106,8 @@ def derive_env_keys(key: Key, index: Int[Array, " B"]) -> tuple[Key, Key]:
 
 
 def derive_transition_keys(
-    key: Key, count: UInt32[Array, " B"], steps: UInt32[Array, " T"]
-) -> tuple[Key, Key, Key]:
+    key: Keys, count: UInt32[Array, " B"], steps: UInt32[Array, " T"]
+) -> tuple[Keys, Keys, Keys]:
     """Return keys `[T, B]` of the actions, steps and resets at the transitions `count + steps`."""
     counts = count[None, :] + steps[:, None]
     folded = jax.vmap(jax.vmap(jax.random.fold_in), (None, 0))(key, counts)
@@ -223,7 +223,7 @@ class VectorEnv:
         )
 
     def _reset_on_demand(
-        self, keys: Key, ended: Bool[Array, " B"], env_state: PyTree, obs: PyTree, params: PyTree
+        self, keys: Keys, ended: Bool[Array, " B"], env_state: PyTree, obs: PyTree, params: PyTree
     ) -> tuple[PyTree, PyTree]:
         rows = ended.shape[0]
         chunk = max(1, rows // 16)

@@ -11,11 +11,14 @@ from typing import Any, Protocol, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, UInt32
+from jaxtyping import Key as _Keys
 
 from jaxrl.core.struct import pytree, replace, static
 
 Key: TypeAlias = PRNGKeyArray
+Keys: TypeAlias = _Keys[Array, "..."]
+"""Typed keys of any shape."""
 Params: TypeAlias = Any
 PyTree: TypeAlias = Any
 Device: TypeAlias = Any
@@ -230,7 +233,7 @@ class Counter:
         """Return whether this count is strictly less than another."""
         return (self.high < other.high) | ((self.high == other.high) & (self.low < other.low))
 
-    def add(self, amount: int | Int[Array, "*n"]) -> "Counter":
+    def add(self, amount: int | Integer[Array, "*n"]) -> "Counter":
         """Return the count plus a non-negative amount below 2**32."""
         low = self.low + jnp.asarray(amount, jnp.uint32)
         return Counter(low=low, high=self.high + (low < self.low).astype(jnp.uint32))
