@@ -27,8 +27,8 @@ def export(
         str,
         typer.Option(
             metavar="NAMES",
-            help="[bold]numpy[/bold] runs anywhere, [bold]stablehlo[/bold] under JAX; several are "
-            "separated by commas.",
+            help="[bold]numpy[/bold] runs anywhere, [bold]stablehlo[/bold] under JAX, "
+            "[bold]onnx[/bold] in runtimes of ONNX; several are separated by commas.",
         ),
     ] = "numpy",
     explore: Annotated[

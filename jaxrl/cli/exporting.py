@@ -79,7 +79,7 @@ def parity(
     with _translate_errors():
         manifest = npp.read_json(path, npp.MANIFEST)
         npp.check_manifest(manifest, path)
-        policies = _load_policies(path, manifest, with_jax=checkpoint is not None)
+        policies, unchecked = _load_policies(path, manifest, with_jax=checkpoint is not None)
         if checkpoint is None:
             examples = npp.read_arrays(path, EXAMPLES)
             checks: list[Check] = []
@@ -98,6 +98,8 @@ def parity(
                     f"{worst.worst:.1e}, and {worst.limit:.0e} is allowed"
                 )
                 return 1
+    for name, reason in unchecked.items():
+        typer.echo(f"{name}: not checked, because {reason}")
     typer.echo("equal")
     return 0
 
@@ -136,21 +138,30 @@ def _translate_errors() -> Generator[None]:
 
 def _load_policies(
     path: str, manifest: dict[str, object], *, with_jax: bool
-) -> dict[str, npp.NumpyPolicy]:
-    """Return the policy in each format that can be run here."""
+) -> tuple[dict[str, npp.NumpyPolicy], dict[str, str]]:
+    """Return the policy in each format that can be run here, and why one cannot."""
+    from jaxrl.export.onnx_policy import has_runtime, load_onnx
+
     formats = manifest.get("formats")
     formats = formats if isinstance(formats, list) else []
     explore = npp.GREEDY not in (manifest.get("programs") or {})  # pyright: ignore
     policies: dict[str, npp.NumpyPolicy] = {}
+    unchecked: dict[str, str] = {}
     if "numpy" in formats:
         policies["numpy"] = npp.NumpyPolicy(path, explore=explore)
+    if "onnx" in formats and (has_runtime() or formats == ["onnx"]):
+        policies["onnx"] = load_onnx(path, explore=explore)
+    elif "onnx" in formats:
+        unchecked["onnx"] = "onnxruntime is not installed: pip install onnxruntime"
     if "stablehlo" in formats and (with_jax or not policies):
         from jaxrl.export.stablehlo import load_stablehlo
 
         policies["stablehlo"] = load_stablehlo(path, explore=explore)
+    elif "stablehlo" in formats:
+        unchecked["stablehlo"] = "it takes JAX: name the checkpoint as well"
     if not policies:
         raise ExportError(f"{path} has no format that can be run here, only {formats}.")
-    return policies
+    return policies, unchecked
 
 
 def _record_anew(

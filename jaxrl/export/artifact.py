@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from jaxrl.errors import ExportError, did_you_mean
 from jaxrl.export import numpy_program as npp
 from jaxrl.export.draws import DrawSpec
 from jaxrl.export.examples import record_examples
-from jaxrl.export.program import ExportedProgram
+from jaxrl.export.program import ExportedProgram, encode_dim
 from jaxrl.export.spaces import describe_space
 from jaxrl.export.stablehlo import serialize_function
 from jaxrl.export.trace import (
@@ -39,7 +39,7 @@ from jaxrl.training.rollout import ActorState
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
-FORMATS = ("numpy", "stablehlo")
+FORMATS = ("numpy", "stablehlo", "onnx")
 EXAMPLES = "examples.npz"
 
 
@@ -171,24 +171,27 @@ def make_export(
     explore: object = (False, True),
     source: Mapping[str, Any] | None = None,
     num_examples: int = 16,
+    opset: int | None = None,
 ) -> Export:
     """Export a policy.
 
     Args:
         inference: Forward passes of the run.
         actor: Parameters and connector statistics.
-        formats: "numpy", "stablehlo".
+        formats: "numpy", "stablehlo", "onnx".
         explore: Modes: False for the most likely action, True for a sampled one.
         source: Facts about the run to record.
         num_examples: Number of steps of the recorded examples.
+        opset: Version of ONNX's operators; None takes 17, which most runtimes have.
 
     Raises:
         ExportError: If the policy has no form in one of the formats.
     """
     kinds, modes = check_options(formats, explore)
+    render = _make_renderer(opset) if "onnx" in kinds else None
     functions = _trace_functions(inference, actor, modes)
     lowered = {}
-    if "numpy" in kinds:
+    if "numpy" in kinds or render is not None:
         lowered = {name: function.to_program() for name, function in functions.items()}
     blobs: dict[str, bytes] = {}
     drawn: dict[str, list[DrawSpec]] = {}
@@ -200,18 +203,52 @@ def make_export(
     programs = {name: program for name, (program, _) in lowered.items()}
     names = _find_weights(functions, programs if "stablehlo" not in kinds else {})
     constants = _make_initial_state(inference)
+    weights = collect_weights(actor, names)
+    if render is not None:
+        for name, program in programs.items():
+            blobs[f"{name}.onnx"] = render(name, functions[name], program, weights)
     data = None
-    if programs:
+    if "numpy" in kinds:
         data = {n: _program_to_data(n, program, constants) for n, program in programs.items()}
     manifest = _make_manifest(inference, actor, functions, names, drawn)
     return Export(
         manifest={**manifest, "formats": kinds, "source": _describe_source(actor, source)},
         program=None if data is None else {"programs": data},
         constants=constants,
-        weights=collect_weights(actor, names),
+        weights=weights,
         examples=record_examples(inference, actor, modes, num_steps=num_examples),
         blobs=blobs,
     )
+
+
+def _make_renderer(
+    opset: int | None,
+) -> Callable[[str, TracedFunction, ExportedProgram, Mapping[str, np.ndarray]], bytes]:
+    """Return the function that renders a program as ONNX.
+
+    Raises:
+        ExportError: If onnx is not installed, or does not know the version of the operators.
+    """
+    try:
+        from jaxrl.export import onnx_program
+    except ImportError as error:
+        raise ExportError("The format 'onnx' needs onnx: pip install 'jaxrl[export]'.") from error
+    version = onnx_program.check_opset(onnx_program.OPSET if opset is None else opset)
+
+    def render(
+        name: str,
+        function: TracedFunction,
+        program: ExportedProgram,
+        weights: Mapping[str, np.ndarray],
+    ) -> bytes:
+        rows = next((key, spec) for key, spec in function.inputs if not key.startswith("weights/"))
+        batch = (rows[0], str(rows[1].dtype), [encode_dim(size) for size in rows[1].shape])
+        try:
+            return onnx_program.render_program(name, program, weights, batch, version)
+        except ExportError as error:
+            raise ExportError(f"{function.owner} cannot be exported to ONNX: {error}") from error
+
+    return render
 
 
 def _trace_functions(

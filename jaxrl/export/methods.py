@@ -42,17 +42,32 @@ class ExportMethods:
 
         Args:
             folder: New or empty folder.
-            formats: "numpy", for any language that reads JSON and arrays; "stablehlo", for JAX.
+            formats: "numpy", for any language that reads JSON and arrays; "stablehlo", for JAX;
+                "onnx", for runtimes of ONNX.
             explore: Actions to export: the most likely one (False), a sampled one (True), or both.
 
         Raises:
             ExportError: If the module has an operation without a counterpart, the folder is not
                 empty, or a format is unknown.
         """
+        return self._export(folder, formats, explore)
+
+    def _export(
+        self,
+        folder: str | os.PathLike[str],
+        formats: Sequence[str],
+        explore: Sequence[bool] = (False, True),
+        opset: int | None = None,
+    ) -> str:
         policy = self.get_policy()
         source = describe_run(self.config, self.iteration)
         exported = make_export(
-            policy.inference, policy.actor, formats=formats, explore=explore, source=source
+            policy.inference,
+            policy.actor,
+            formats=formats,
+            explore=explore,
+            source=source,
+            opset=opset,
         )
         return str(exported.write(folder))
 
@@ -64,12 +79,15 @@ class ExportMethods:
         Args:
             export_dir: New or empty folder.
             policy_id: Name of the module; there is only one.
-            onnx: Version of ONNX's operators to write as well; None for none.
+            onnx: Version of ONNX's operators, 17 or newer, to write ONNX files as well; None
+                writes none.
+
+        Raises:
+            ExportError: As `export`, or if onnx does not know the version.
         """
         check_module_id(policy_id)
-        if onnx is not None:
-            raise ConfigError(f"onnx={onnx} is not supported in this version: leave it out.")
-        return self.export(export_dir)
+        formats = ("numpy",) if onnx is None else ("numpy", "onnx")
+        return self._export(export_dir, formats, opset=onnx)
 
     def export_policy_checkpoint(self, export_dir: str, policy_id: str = DEFAULT_MODULE) -> str:
         """Export the policy; RLlib's name of `export`."""

@@ -531,7 +531,7 @@ class Program:
     def __init__(self, name: str, data: Mapping[str, Any], constants: Mapping[str, Array]) -> None:
         self._name = name
         self._total = 0
-        with _explaining(f"{PROGRAM} has no valid program '{name}'"):
+        with explaining(f"{PROGRAM} has no valid program '{name}'"):
             self._specs = [self._read_value(value) for value in data["values"]]
             self._inputs = {str(key): self._check_number(at) for key, at in data["inputs"]}
             self._outputs = {str(key): self._check_number(at) for key, at in data["outputs"]}
@@ -585,7 +585,7 @@ class Program:
         fixed = weights | {number for number, _ in self._constants}
         known = fixed | set(self._inputs.values())
         for place, (name, inputs, attributes, output) in enumerate(operations):
-            with _explaining(f"{PROGRAM} has an invalid operation {place} '{name}'"):
+            with explaining(f"{PROGRAM} has an invalid operation {place} '{name}'"):
                 numbers = [self._check_number(number) for number in inputs]
                 if self._check_number(output) in known or not known.issuperset(numbers):
                     raise ValueError("it uses a value before it is computed, or computes one twice")
@@ -675,7 +675,7 @@ class Program:
             if not name.startswith("weights/"):
                 spec = self._specs[number]
                 values[number + 1] = np.zeros(_make_shape(spec.dims)(batch), spec.dtype)
-        with _explaining(f"{PROGRAM} cannot run its program '{self._name}'"):
+        with explaining(f"{PROGRAM} cannot run its program '{self._name}'"):
             with np.errstate(all="ignore"):
                 for step in self._steps:
                     step(values)
@@ -729,7 +729,7 @@ _DTYPES = (
 
 
 @contextlib.contextmanager
-def _explaining(problem: str) -> Generator[None]:
+def explaining(problem: str) -> Generator[None]:
     """Convert errors of damaged data to a PolicyFileError."""
     try:
         yield
@@ -757,7 +757,7 @@ def read_json(folder: str, name: str) -> dict[str, Any]:
         PolicyFileError: If it is missing, too large, or no object.
     """
     path = os.path.join(folder, name)
-    with _explaining(f"{path} cannot be read as a file of an exported policy"):
+    with explaining(f"{path} cannot be read as a file of an exported policy"):
         if os.path.getsize(path) > MAX_JSON_BYTES:
             raise ValueError(f"it has more than {MAX_JSON_BYTES} bytes")
         with open(path, encoding="utf-8") as file:
@@ -774,7 +774,7 @@ def read_arrays(folder: str, name: str) -> dict[str, Array]:
         PolicyFileError: If it is missing or damaged, or has anything else than plain numbers.
     """
     path = os.path.join(folder, name)
-    with _explaining(f"{path} cannot be read as arrays of an exported policy"):
+    with explaining(f"{path} cannot be read as arrays of an exported policy"):
         if os.path.getsize(path) > MAX_FILE_BYTES:
             raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
         with zipfile.ZipFile(path) as archive:
@@ -819,7 +819,7 @@ def check_manifest(manifest: Mapping[str, Any], folder: str) -> None:
             f"{folder} has the format version {version!r}, but this reader knows up to {VERSION}: "
             "use the numpy_program.py of the jaxrl that wrote it."
         )
-    with _explaining(f"{os.path.join(folder, MANIFEST)} is damaged"):
+    with explaining(f"{os.path.join(folder, MANIFEST)} is damaged"):
         for name, digest in manifest["files"].items():
             if os.path.basename(name) != name:
                 raise ValueError(f"{name!r} is not a file of the folder")
@@ -1078,7 +1078,7 @@ class NumpyPolicy:
     ) -> None:
         self.manifest, self.explore, self._rng = manifest, explore, np.random.default_rng(seed)
         self._programs = dict(programs)
-        with _explaining(f"{MANIFEST} is damaged"):
+        with explaining(f"{MANIFEST} is damaged"):
             self._signature = signature = manifest["signature"]
             self._obs_space, self._action_space = (
                 manifest["observation_space"],
@@ -1355,14 +1355,15 @@ def make_programs(
     Raises:
         PolicyFileError: If one is damaged, or takes or returns something else than declared.
     """
-    with _explaining(f"{PROGRAM} does not fit {MANIFEST}"):
+    with explaining(f"{PROGRAM} does not fit {MANIFEST}"):
         programs = {str(name): Program(name, x, constants) for name, x in data["programs"].items()}
         for name, program in programs.items():
-            _check_signature(name, program, manifest["signature"])
+            check_signature(name, program, manifest["signature"])
     return programs
 
 
-def _check_signature(name: str, program: Program, signature: Mapping[str, Any]) -> None:
+def check_signature(name: str, program: Program, signature: Mapping[str, Any]) -> None:
+    """Raise ValueError or KeyError if a program does not take and return what is declared."""
     specs = program.get_specs()
     for key in program.input_names:
         if [str(specs[key].dtype), specs[key].dims] != _get_declared(key, signature):

@@ -224,7 +224,8 @@ class _Flattener:
         """
         if isinstance(atom, _Unavailable):
             raise ExportError(
-                f"{self._owner} cannot be exported to NumPy: its actions depend on {atom.reason}, "
+                f"{self._owner} cannot be exported to NumPy or ONNX: its actions depend on "
+                f"{atom.reason}, "
                 "which has no counterpart there; replace it, or export with "
                 "formats=('stablehlo',)."
             )
@@ -277,7 +278,9 @@ class _Flattener:
         try:
             return lower(self.builder, equation, operands)
         except ExportError as error:
-            raise ExportError(f"{self._owner} cannot be exported to NumPy: {error}") from error
+            raise ExportError(
+                f"{self._owner} cannot be exported to NumPy or ONNX: {error}"
+            ) from error
 
 
 def _find_cpu(platforms: Sequence[Sequence[str] | None]) -> np.ndarray:

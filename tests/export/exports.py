@@ -37,5 +37,12 @@ def get_export(config_id: str) -> Export:
     return make_export(policy.inference, policy.actor, num_examples=8)
 
 
+@functools.cache
+def get_onnx_export(config_id: str) -> Export:
+    policy = get_policy(config_id)
+    formats = ["numpy", "onnx"]
+    return make_export(policy.inference, policy.actor, formats=formats, num_examples=8)
+
+
 def load(export: Export, folder: Path, explore: bool = False, seed: int = 0) -> NumpyPolicy:
     return NumpyPolicy(export.write(folder), explore=explore, seed=seed)

@@ -63,29 +63,34 @@ def test_it_runs_where_neither_jax_nor_jaxrl_is(tmp_path: Path) -> None:
     assert done.stdout.split() == [str(action) for action in expected]
 
 
-def run_both(
-    function: Callable[..., Any], *arrays: np.ndarray
-) -> tuple[list[np.ndarray], list[np.ndarray], set[str]]:
-    """Outputs of an exported function, those of the original, and the operations it has."""
+def trace(function: Callable[..., Any], *arrays: np.ndarray) -> TracedFunction:
+    """A function of batches, traced as the policies are."""
     batch = make_batch_symbol()
     specs = [jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype) for x in arrays]
     closed: jex_core.ClosedJaxpr = jax.make_jaxpr(lambda *x: jax.tree.leaves(function(*x)))(*specs)
     names = [f"obs/{i}" for i in range(len(arrays))]
     outputs = [str(i) for i in range(len(closed.out_avals))]
-    traced = TracedFunction(
+    return TracedFunction(
         closed=closed, inputs=list(zip(names, specs, strict=True)), outputs=outputs, owner="Module"
     )
+
+
+def run_both(
+    function: Callable[..., Any], *arrays: np.ndarray
+) -> tuple[list[np.ndarray], list[np.ndarray], set[str]]:
+    """Outputs of an exported function, those of the original, and the operations it has."""
+    traced = trace(function, *arrays)
     exported, _ = traced.to_program()
     constants: dict[str, np.ndarray] = {}
     data = artifact._program_to_data("greedy", exported, constants)
     program = Program("greedy", data, constants)
     prepared = program.prepare({})
     program.check_run(prepared)
-    inputs = dict(zip(names, arrays, strict=True))
+    inputs = dict(zip([name for name, _ in traced.inputs], arrays, strict=True))
     found = program.run(prepared, len(arrays[0]), inputs)
     expected = [np.asarray(x) for x in jax.tree.leaves(jax.jit(function)(*arrays))]
     used = {operation.name for operation in exported.operations}
-    return [found[name] for name in outputs], expected, used
+    return [found[name] for name in traced.outputs], expected, used
 
 
 class _Images(nn.Module):

@@ -10,9 +10,12 @@ import pytest
 
 from jaxrl.config.registry import find_shipped_configs
 from jaxrl.errors import ConfigError
+from jaxrl.export.artifact import FORMATS
 from jaxrl.export.examples import find_mask_key, record_examples, sample_observations
 from jaxrl.export.numpy_program import NumpyPolicy
+from jaxrl.export.onnx_policy import load_onnx
 from jaxrl.export.parity import Check, compare, format_table
+from jaxrl.export.stablehlo import load_stablehlo
 from tests.export.exports import (
     CARTPOLE,
     CNN,
@@ -41,12 +44,22 @@ def test_every_shipped_config_exports(config_id: str, tmp_path: Path) -> None:
         export = get_export(config_id)
         policy = load(export, tmp_path / "exported")
         checks = compare(policy, export.examples)
-    else:
-        with build(config_id) as algorithm:
-            policy = NumpyPolicy(algorithm.export(tmp_path / "exported"))
-            inference, actor = algorithm.get_policy().inference, algorithm.get_policy().actor
-            examples = record_examples(inference, actor, [False, True], num_steps=6, seed=1)
-            checks = compare(policy, examples)
+        assert_equal(checks)
+        return
+    with build(config_id) as algorithm:
+        folder = algorithm.export(tmp_path / "exported", formats=FORMATS)
+        inference, actor = algorithm.get_policy().inference, algorithm.get_policy().actor
+        examples = record_examples(inference, actor, [False, True], num_steps=6, seed=1)
+    loaders = {"numpy": NumpyPolicy, "onnx": load_onnx, "stablehlo": load_stablehlo}
+    assert set(loaders) == set(FORMATS)
+    found = {name: compare(load_format(folder), examples) for name, load_format in loaders.items()}
+    worst = {name: max(check.worst for check in checks) for name, checks in found.items()}
+    print(f"{config_id:40}", *(f"{name} {number:.1e}" for name, number in worst.items()))
+    for checks in found.values():
+        assert_equal(checks)
+
+
+def assert_equal(checks: list[Check]) -> None:
     assert {check.mode for check in checks} == {"greedy", "sample"}
     assert all(check.num_values for check in checks if check.name == "dist_inputs")
     assert differing(checks) == set(), "\n".join(format_table(checks))

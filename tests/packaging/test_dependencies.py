@@ -14,6 +14,8 @@ EXTRAS = PROJECT["optional-dependencies"]
 INSTALLED_AS = {"prometheus_client": "prometheus-client", "yaml": "pyyaml"}
 # Needed by gymnax and JAX, which do not declare them.
 NOT_IMPORTED = {"filelock", "six"}
+# Run what an extra wrote, where a user has installed them.
+OPTIONAL = {"onnxruntime"}
 # Part of every type checker, and imported by nothing else.
 OF_TYPE_CHECKERS = {"_typeshed"}
 
@@ -37,11 +39,11 @@ def imported() -> set[str]:
 
 def test_every_import_is_declared() -> None:
     declared = {name_of(requirement) for requirement in PROJECT["dependencies"]}
-    declared |= {
-        name_of(item) for name in ("migrate", "serve", "wandb", "weights") for item in EXTRAS[name]
-    }
+    extras = ("export", "migrate", "serve", "wandb", "weights")
+    declared |= {name_of(item) for name in extras for item in EXTRAS[name]}
     used = {INSTALLED_AS.get(name, name).lower() for name in imported()}
-    assert used <= declared
+    assert used <= declared | OPTIONAL
+    assert {name_of(item) for item in EXTRAS["test"]} & used >= OPTIONAL
 
 
 def test_every_core_dependency_is_used() -> None:
