@@ -115,3 +115,68 @@ def test_parity_with_the_checkpoint_of_other_spaces(exported: Path, tmp_path: Pa
     code, _, err = jaxrl("parity", exported, other)
     assert code == 2
     assert "has another observation space than the export" in err
+
+
+@pytest.fixture(scope="module")
+def with_onnx(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exports") / "policy"
+    code, printed, err = jaxrl("export", checkpoint, "--out", folder, "--formats", "numpy,onnx")
+    assert code == 0, err
+    assert "greedy.onnx  " in printed
+    return folder
+
+
+def use_onnx_alone(folder: Path) -> None:
+    manifest = json.loads((folder / "policy.json").read_text())
+    manifest["formats"] = ["onnx"]
+    (folder / "policy.json").write_text(json.dumps(manifest))
+
+
+def test_onnx_is_compared_as_well(with_onnx: Path, checkpoint: Path, tmp_path: Path) -> None:
+    code, printed, err = jaxrl("parity", with_onnx, checkpoint)
+    assert code == 0, err
+    assert f"numpy: {with_onnx}\n" in printed
+    assert f"onnx: {with_onnx}\n" in printed
+    assert printed.count("dist_inputs") == 4
+    folder = copy(with_onnx, tmp_path / "policy")
+    manifest = json.loads((folder / "policy.json").read_text())
+    (folder / "greedy.onnx").write_bytes((folder / "sample.onnx").read_bytes())
+    manifest["files"]["greedy.onnx"] = manifest["files"]["sample.onnx"]
+    (folder / "policy.json").write_text(json.dumps(manifest))
+    code, printed, _ = jaxrl("parity", folder)
+    assert code == 1
+    assert "of the program 'greedy'" in printed.splitlines()[-1]
+    (folder / "greedy.onnx").write_bytes(b"")
+    code, _, err = jaxrl("parity", folder)
+    assert code == 2
+    assert "greedy.onnx was changed after the export" in err
+
+
+def test_onnx_needs_neither_jax_nor_onnx(with_onnx: Path, tmp_path: Path) -> None:
+    folder = copy(with_onnx, tmp_path / "policy")
+    use_onnx_alone(folder)
+    code = (
+        "import sys\n"
+        "for name in ('jax', 'jaxlib', 'flax', 'optax', 'onnx'): sys.modules[name] = None\n"
+        "from jaxrl.cli import main\n"
+        f"sys.argv = ['jaxrl', 'parity', {str(folder)!r}]\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("onnx: ")
+
+
+def test_without_onnxruntime(
+    with_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    code, printed, _ = jaxrl("parity", with_onnx)
+    assert code == 0
+    missing = "onnx: not checked, because onnxruntime is not installed: pip install onnxruntime"
+    assert printed.splitlines()[-2:] == [missing, "equal"]
+    folder = copy(with_onnx, tmp_path / "policy")
+    use_onnx_alone(folder)
+    code, _, err = jaxrl("parity", folder)
+    assert code == 2
+    assert err == "error: ONNX files are run by onnxruntime: pip install onnxruntime.\n"

@@ -15,6 +15,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from jaxrl.algorithm import Algorithm
+from jaxrl.config.load import load_experiments
+from jaxrl.config.registry import resolve_config_path
 from jaxrl.connectors.temporal import PrevActionsPrevRewards
 from jaxrl.errors import ExportError
 from jaxrl.export import onnx_operations, onnx_program
@@ -71,8 +74,8 @@ def check(function: Callable[..., Any], *arrays: np.ndarray, opset: int = OPSET)
 
 def _types(x: jax.Array) -> list[jax.Array]:
     """Types that runtimes have no arithmetic for."""
-    n, half, is_up = (x * 40).astype(jnp.int8), x.astype(jnp.float16), x > 0
-    pixels, words = (jnp.abs(x) * 30).astype(jnp.uint8), (jnp.abs(x) * 1e9).astype(jnp.uint32)
+    n, half, is_up = (x * 8).astype(jnp.int8), x.astype(jnp.float16), x > 0
+    pixels, words = (jnp.abs(x) * 30).astype(jnp.uint8), (jnp.abs(x) * 3e8).astype(jnp.uint32)
     return [
         n + n, n * n, ~n, jnp.maximum(n, 3), n < 5, pixels + pixels, pixels - jnp.uint8(200),
         pixels // 7, jnp.max(pixels, axis=1), jnp.sort(n, axis=1), jnp.argmax(pixels, axis=1),
@@ -85,25 +88,24 @@ def _types(x: jax.Array) -> list[jax.Array]:
 
 def _forms(x: jax.Array) -> list[jax.Array]:
     """Forms of operations that the functions for NumPy do not have."""
-    index, rows = jnp.argsort(x[:, 0]) if isinstance(x.shape[0], int) else None, jnp.arange(len(x))
-    del index
+    rows = jnp.arange(x.shape[0])
     wild = (x[:, :2] * 9).astype(jnp.int32)
     window = ((1, 3), (1, 2), "SAME")
     return [
         jax.lax.pad(x, jnp.float32(7), ((0, 0, 0), (1, 2, 2))),
-        jax.lax.pad(x, jnp.float32(7), ((1, 0, 1), (0, 0, 0)))[1:].sum(axis=0, keepdims=True) + x,
+        jax.lax.pad(x, jnp.float32(7), ((1, 0, 0), (0, 0, 0))).sum(axis=0, keepdims=True),
         jax.lax.reduce_window(x, jnp.inf, jax.lax.min, *window),
         jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, *window),
         jax.lax.cummax(x, axis=1, reverse=True), jax.lax.cumprod(x, axis=1, reverse=True),
-        jnp.cumsum(x, axis=0), jnp.sum(x, axis=0) + x, x[::-1] * 2.0, jnp.sort(x, axis=0),
+        jnp.cumsum(x, axis=0), jnp.sum(x, axis=0, keepdims=True) + x, jax.lax.rev(x, (0, 1)), jnp.sort(x, axis=0),
         jnp.take_along_axis(x, wild, axis=1, mode="fill"),
         jnp.take_along_axis(x, wild, axis=1, mode="clip"),
-        x[rows, 2], x[rows, wild[:, 0] % 6], jnp.take(jnp.eye(7) > 0, wild, axis=0, mode="fill"),
+        jax.vmap(lambda row, i: row[i % 6])(x, wild[:, 0]), jnp.take(jnp.eye(7) > 0, wild, axis=0, mode="fill"),
         jnp.arctan2(x, -x), jnp.arctan2(0.0 * x, x), jnp.arctan2(x, 0.0 * x), jnp.expm1(x * 1e-6),
         jnp.log1p(jnp.abs(x) * 1e-6), jnp.log1p(jnp.abs(x) * 1e12), jax.nn.softplus(x * 40),
         jnp.log(jax.nn.sigmoid(x * 20)), jax.lax.rem(x, 0.7 * jnp.ones_like(x)),
-        jax.lax.div(wild, jnp.zeros_like(wild) + 2), jnp.zeros((len(x), 3)), rows * 2,
-        jnp.full((len(x), 2), 3),
+        jax.lax.div(wild, jnp.zeros_like(wild) + 2), jnp.zeros((x.shape[0], 3)), rows * 2,
+        jnp.full((x.shape[0], 2), 3),
     ]  # fmt: skip
 
 
@@ -122,8 +124,12 @@ def test_every_operation_has_a_rendering() -> None:
     assert set(onnx_operations.RENDERINGS) == set(OPERATIONS)
 
 
+def _constants(x: jax.Array) -> list[jax.Array]:
+    return [jnp.full((x.shape[0], 2), 3.0), jnp.arange(x.shape[0])]
+
+
 def test_the_batch_is_known_where_no_observation_is_used() -> None:
-    check(lambda x: [jnp.full((len(x), 2), 3.0), jnp.arange(len(x))], np.zeros((5, 2), np.float32))
+    check(_constants, np.zeros((5, 2), np.float32))
 
 
 @pytest.mark.parametrize(
@@ -196,6 +202,23 @@ def test_an_episode_has_the_actions_of_the_original(config_id: str, tmp_path: Pa
     assert bool(exported.state_names) == (config_id == LSTM)
 
 
+def test_sampled_actions_after_the_warm_up(tmp_path: Path) -> None:
+    (experiment,) = load_experiments(resolve_config_path(SAC))
+    config = experiment.config.training(num_steps_sampled_before_learning_starts=0)
+    with Algorithm(config, read_only=True) as algorithm:
+        policy = algorithm.get_policy()
+        export = make_export(
+            policy.inference, policy.actor, formats=["onnx"], explore=True, num_examples=4
+        )
+    folder = export.write(tmp_path / "exported")
+    assert all(
+        check.is_equal for check in compare(load_onnx(folder, explore=True), export.examples)
+    )
+    change_model(folder, "sample.onnx", ignore("draws/0"))
+    checks = compare(load_onnx(folder, explore=True), export.examples)
+    assert {"actions", "log_prob"} <= {check.name for check in checks if not check.is_equal}
+
+
 def test_the_inputs_are_those_of_the_manifest(tmp_path: Path) -> None:
     folder = get_onnx_export(LSTM).write(tmp_path / "exported")
     manifest = json.loads((folder / "policy.json").read_text())
@@ -266,18 +289,16 @@ def ignore(name: str) -> Callable[[onnx.ModelProto], None]:
     def change(model: onnx.ModelProto) -> None:
         users = [node for node in model.graph.node if name in node.input]
         assert users
-        operator = "Sub"
         kind = next(node.type.tensor_type.elem_type for node in model.graph.input
                     if node.name == name)  # fmt: skip
-        if name.endswith("mask"):
-            operator = "Div"
-        wide = onnx.helper.make_node("Cast", [name], ["wide"], to=onnx.TensorProto.FLOAT)
-        result = onnx.helper.make_node(operator, ["wide", "wide"], ["wide_result"])
-        back = onnx.helper.make_node("Cast", ["wide_result"], ["ignored"], to=kind)
+        operator = "Equal" if name.endswith("mask") else "Sub"
+        made = [onnx.helper.make_node("Cast", [name], ["wide"], to=onnx.TensorProto.FLOAT)]
+        made.append(onnx.helper.make_node(operator, ["wide", "wide"], ["result"]))
+        made.append(onnx.helper.make_node("Cast", ["result"], ["ignored"], to=kind))
         for node in users:
             for place, key in enumerate(node.input):
                 node.input[place] = "ignored" if key == name else key
-        nodes = [wide, result, back, *model.graph.node]
+        nodes = [*made, *model.graph.node]
         del model.graph.node[:]
         model.graph.node.extend(nodes)
 
@@ -298,9 +319,9 @@ def swap(operator: str, other: str) -> Callable[[onnx.ModelProto], None]:
     ("config_id", "program", "change", "notices"),
     [
         (CARTPOLE, "greedy", shift("kernel"), "dist_inputs"),
-        (CARTPOLE, "sample", swap("Add", "Sub"), "dist_inputs"),
-        (SAC, "sample", swap("Tanh", "Identity"), "actions"),
-        (SAC, "sample", ignore("draws/0"), "actions"),
+        (CARTPOLE, "sample", swap("Add", "Sub"), "log_prob"),
+        (SAC, "greedy", swap("Tanh", "Identity"), "actions"),
+        (SAC, "sample", ignore("draws/1"), "actions"),
         (LSTM, "greedy", shift("mean"), "dist_inputs"),
         (LSTM, "greedy", ignore("state/module/encoder/carry/hidden"), "dist_inputs"),
         (MASKED, "greedy", ignore("obs/action_mask"), "actions"),
