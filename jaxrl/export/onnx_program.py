@@ -120,9 +120,11 @@ def _serialize(
     inputs: Sequence[onnx.ValueInfoProto],
     outputs: Sequence[onnx.ValueInfoProto],
 ) -> bytes:
+    read = {key for node in graph.nodes for key in node.input}
+    used = [constant for constant in graph.initializers if constant.name in read]
     opset = helper.make_opsetid("", graph.opset)
     model = helper.make_model(
-        helper.make_graph(graph.nodes, name, inputs, outputs, graph.initializers),
+        helper.make_graph(graph.nodes, name, inputs, outputs, used),
         producer_name="jaxrl",
         producer_version=get_versions()["jaxrl"],
         opset_imports=[opset],
