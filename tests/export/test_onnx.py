@@ -42,6 +42,7 @@ from tests.export.exports import (
     get_policy,
 )
 from tests.export.test_numpy_program import VECTORS, _images, _integers, trace
+from tests.export.test_parity import batch_of
 from tests.helpers import small
 
 BITS = 18
@@ -170,7 +171,7 @@ def test_policies_compute_what_the_original_computes(config_id: str, tmp_path: P
     rows = sample_observations(space, np.random.default_rng(7), 5, mask_key)
     draws = twin.make_draws(5)
     for num in (1, 5):
-        obs = stack(rows[:num])
+        obs = batch_of(rows[:num])
         some = {name: array[:num] for name, array in draws.items()}
         for options in ({}, {"explore": True, "draws": some}):
             got, wanted = policy.step(obs, **options), twin.step(obs, **options)
@@ -178,12 +179,6 @@ def test_policies_compute_what_the_original_computes(config_id: str, tmp_path: P
             np.testing.assert_allclose(got.dist_inputs, wanted.dist_inputs, rtol=1e-5, atol=1e-5)
             for one, other in zip(got.state, wanted.state, strict=True):
                 np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
-
-
-def stack(rows: list[Any]) -> Any:
-    if isinstance(rows[0], dict):
-        return {name: stack([row[name] for row in rows]) for name in rows[0]}
-    return np.stack(rows)
 
 
 @pytest.mark.parametrize("config_id", [CARTPOLE, LSTM])

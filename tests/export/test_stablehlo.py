@@ -8,22 +8,28 @@ import pytest
 
 from jaxrl.errors import ExportError
 from jaxrl.export.artifact import make_export
+from jaxrl.export.examples import find_mask_key, sample_observations
 from jaxrl.export.numpy_program import NumpyPolicy, PolicyFileError
 from jaxrl.export.parity import compare
 from jaxrl.export.stablehlo import load_stablehlo
-from tests.export.exports import CARTPOLE, CNN, LSTM, get_export, get_policy
+from tests.export.exports import CARTPOLE, LSTM, REPRESENTATIVES, get_export, get_policy
+from tests.export.test_parity import batch_of
 
 
-@pytest.mark.parametrize("config_id", [LSTM, pytest.param(CNN, marks=pytest.mark.slow)])
+@pytest.mark.representatives(LSTM)
+@pytest.mark.parametrize("config_id", REPRESENTATIVES)
 def test_outputs_and_batches(config_id: str, tmp_path: Path) -> None:
     policy = get_policy(config_id)
     export = make_export(policy.inference, policy.actor, formats=["stablehlo"], num_examples=4)
     export.write(tmp_path / "exported")
     loaded = load_stablehlo(tmp_path / "exported")
     assert all(check.is_equal for check in compare(loaded, export.examples))
-    obs = np.stack([export.examples["obs"][0, 0]] * 7)
+    inference = policy.inference
+    rows = sample_observations(
+        inference.observation_space, np.random.default_rng(0), 7, find_mask_key(inference)
+    )
     for number in (1, 2, 7):
-        result = loaded.step(obs[:number])
+        result = loaded.step(batch_of(rows[:number]))
         assert result.dist_inputs.shape[0] == number
     with pytest.raises(PolicyFileError, match=r"has no program.json: export with formats"):
         NumpyPolicy(tmp_path / "exported")
