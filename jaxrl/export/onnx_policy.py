@@ -1,8 +1,9 @@
 """Exported policies as ONNX files that onnxruntime runs; neither JAX nor onnx is needed."""
 
+import copy
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,14 @@ class OnnxProgram:
         """Run the program; see `numpy_program.Program.run`."""
         del prepared, batch
         feed = {name: inputs[name] for name in self.input_names}
-        results: Sequence[Any] = self._session.run(None, feed)
+        results: Sequence[Any] = self._session.run(self.output_names, feed)
         return dict(zip(self.output_names, results, strict=True))
+
+    def prune(self, outputs: Collection[str]) -> "OnnxProgram":
+        """Return the program that computes only some of the outputs."""
+        pruned = copy.copy(self)
+        pruned.output_names = [name for name in self.output_names if name in outputs]
+        return pruned
 
     def check_run(self, prepared: list[Any]) -> None:
         """Run the program on zeros, and check that every output is as declared.
