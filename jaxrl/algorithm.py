@@ -23,7 +23,7 @@ from jaxrl.assembly.replay import (
 from jaxrl.callbacks import CallbackList
 from jaxrl.config.imports import TrustSpec
 from jaxrl.config.placement import resolve_placement
-from jaxrl.config.rllib_api import get_former_attribute
+from jaxrl.config.rllib_api import FormerNames
 from jaxrl.config.serialize import get_config_class_path
 from jaxrl.config.stop import (
     StopCriteria,
@@ -84,7 +84,7 @@ _EVALUATION_SALT = 0x6576616C
 Result = dict[str, Any]
 
 
-class Algorithm(ExportMethods):
+class Algorithm(ExportMethods, FormerNames):
     """A training run that is built from a config and can be trained, evaluated, saved and restored.
 
     Subclasses may override `training_step`, or `compiled_training_step` with a function of a
@@ -96,6 +96,8 @@ class Algorithm(ExportMethods):
         on_phase: Function called with "compiling", "training", "evaluating" or "saving" at the
             start of each phase.
     """
+
+    _former_kind = "algorithm"
 
     if TYPE_CHECKING:
 
@@ -177,11 +179,6 @@ class Algorithm(ExportMethods):
         )
         self._actions = ComputeActions(inference, self._acting, self._keys, self._record, self._use)
         parts.attach(self._record, self._load)
-
-    if not TYPE_CHECKING:  # hidden from the type checker, which would accept any attribute
-
-        def __getattr__(self, name: str) -> Any:
-            return get_former_attribute(self, "algorithm", name)
 
     @property
     def state(self) -> TrainState:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxrl.config.synonyms import make_unknown_method_error
 
@@ -277,3 +277,18 @@ def get_former_attribute(owner: object, kind: str, name: str) -> Any:
     if advice is not None:
         raise AttributeError(f"{owner_name} has no '{name}': {advice}.")
     raise make_unknown_method_error(owner, name)
+
+
+class FormerNames:
+    """Base class of what RLlib's users call by names that are others here; see `get_former_attribute`.
+
+    Attributes:
+        _former_kind: Kind of object, as in `RENAMED_METHODS`.
+    """
+
+    _former_kind: ClassVar[str]
+
+    if not TYPE_CHECKING:  # hidden from the type checker, which would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            return get_former_attribute(self, self._former_kind, name)

@@ -3,9 +3,8 @@
 import importlib
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
-from jaxrl.config.rllib_api import get_former_attribute
+from jaxrl.config.rllib_api import FormerNames
 from jaxrl.core.types import Key, PyTree
 from jaxrl.policy.inference import Inference
 from jaxrl.policy.requests import ActionRequest, ActionResult, check_inputs, take_row
@@ -13,7 +12,7 @@ from jaxrl.training.report import to_host
 from jaxrl.training.rollout import ActorState
 
 
-class Policy:
+class Policy(FormerNames):
     """Snapshot of parameters and connector statistics, with the state of one episode.
 
     Every action goes through the whole pipeline: filters, stacked frames, previous actions, masks,
@@ -30,6 +29,8 @@ class Policy:
         explore: Whether to sample actions; False takes the mode.
     """
 
+    _former_kind = "policy"
+
     def __init__(self, inference: Inference, actor: ActorState, *, key: Key, explore: bool) -> None:
         self._inference = inference
         self._actor = actor
@@ -37,11 +38,6 @@ class Policy:
         self._explore = explore
         self._num_actions = 0
         self._state: PyTree = None
-
-    if not TYPE_CHECKING:  # hidden from the type checker, which would accept any attribute
-
-        def __getattr__(self, name: str) -> Any:
-            return get_former_attribute(self, "policy", name)
 
     @property
     def inference(self) -> Inference:

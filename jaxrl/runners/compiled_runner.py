@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.connector_env import EnvToInspect, Spaces, get_rllib_spaces
-from jaxrl.config.rllib_api import get_former_attribute
+from jaxrl.config.rllib_api import FormerNames
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.protocols import call_runner
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 
-class CompiledEnvRunner:
+class CompiledEnvRunner(FormerNames):
     """Readable part of environments in the compiled program, by the names of an EnvRunner.
 
     It cannot step them: `env` has the environment objects, which are pure functions, and their
@@ -29,6 +29,8 @@ class CompiledEnvRunner:
         metrics: Logger of the values that callbacks log, which appear below `env_runners`.
         module: Module without weights; `algorithm.get_module()` has them.
     """
+
+    _former_kind = "compiled_runner"
 
     def __init__(self, config: "AlgorithmConfig", assembly: Assembly) -> None:
         self.config, self.module = config, assembly.module
@@ -48,19 +50,15 @@ class CompiledEnvRunner:
         """Return `spaces`."""
         return self.spaces
 
-    if not TYPE_CHECKING:  # hidden from the type checker, which would accept any attribute
 
-        def __getattr__(self, name: str) -> Any:
-            return get_former_attribute(self, "compiled_runner", name)
-
-
-class CompiledRunnerGroup:
+class CompiledRunnerGroup(FormerNames):
     """Group of the one CompiledEnvRunner, with the methods of a group that only read.
 
     Args:
         runner: Stand-in for the runner.
     """
 
+    _former_kind = "runner_group"
     is_compiled: ClassVar[bool] = True
 
     def __init__(self, runner: CompiledEnvRunner) -> None:
@@ -80,8 +78,3 @@ class CompiledRunnerGroup:
     def num_healthy_env_runners(self) -> int:
         """Number of runners that reply in time: the only one."""
         return 1
-
-    if not TYPE_CHECKING:  # hidden from the type checker, which would accept any attribute
-
-        def __getattr__(self, name: str) -> Any:
-            return get_former_attribute(self, "runner_group", name)

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 from jaxrl.assembly.assemble import make_env, make_policy_step
 from jaxrl.assembly.connector_env import Spaces, get_rllib_spaces
 from jaxrl.callbacks import CallbackList
-from jaxrl.config.rllib_api import get_former_attribute
+from jaxrl.config.rllib_api import FormerNames
 from jaxrl.core.types import PyTree
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import HostFault, HostVector, MadeHostEnv
@@ -38,7 +38,7 @@ MAX_EPISODE_STEPS = 100_000
 """Maximum steps to wait for the end of an episode if the environment has no time limit."""
 
 
-class EnvRunner:
+class EnvRunner(FormerNames):
     """Runner that steps its environments with one compiled call per vector step.
 
     A fragment continues where the previous one ended, possibly within an episode. With equal seed,
@@ -56,6 +56,8 @@ class EnvRunner:
         max_episode_steps: Time limit of the environments; None for no limit.
         hooks: Callbacks; None for none.
     """
+
+    _former_kind = "env_runner"
 
     def __init__(
         self,
@@ -140,11 +142,6 @@ class EnvRunner:
         self.weights_version = weights.version
         if weights.task is not None:
             self.set_task(weights.task)
-
-    if not TYPE_CHECKING:  # hidden from the type checker, which would accept any attribute
-
-        def __getattr__(self, name: str) -> object:
-            return get_former_attribute(self, "env_runner", name)
 
     def set_task(self, task: PyTree) -> None:
         """Change the task of the environments; see `HostVector.set_task`."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxrl.assembly.assemble import Assembly
-from jaxrl.config.rllib_api import get_former_attribute
+from jaxrl.config.rllib_api import FormerNames
 from jaxrl.core.types import PyTree
 from jaxrl.runners.env_runner import EnvRunner, make_env_runner
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
@@ -21,7 +21,7 @@ MAX_REPORTED_RESTARTS = 20
 """Maximum number of restarts listed in a result, latest first."""
 
 
-class LocalEnvRunnerGroup:
+class LocalEnvRunnerGroup(FormerNames):
     """Runner group of one local EnvRunner, which samples on request with the newest weights.
 
     Args:
@@ -30,6 +30,7 @@ class LocalEnvRunnerGroup:
         hooks: Callbacks for episodes and samples.
     """
 
+    _former_kind = "runner_group"
     is_compiled: ClassVar[bool] = False
 
     def __init__(self, config: "AlgorithmConfig", assembly: Assembly, hooks: RunnerHooks) -> None:
@@ -102,11 +103,6 @@ class LocalEnvRunnerGroup:
 
     def set_counts(self, counts: dict[str, Any]) -> None:
         self._num_restarts = int(counts.get("num_sub_env_restarts", 0))
-
-    if not TYPE_CHECKING:  # hidden from the type checker, which would accept any attribute
-
-        def __getattr__(self, name: str) -> Any:
-            return get_former_attribute(self, "runner_group", name)
 
     def foreach_env_runner(
         self, fn: Callable[[Any], Any] | str, *, kwargs: dict[str, Any] | None = None

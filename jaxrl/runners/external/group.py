@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.config.placement import NOT_EXTERNAL_SETTINGS
-from jaxrl.config.rllib_api import get_former_attribute
+from jaxrl.config.rllib_api import FormerNames
 from jaxrl.config.settings.external import ExternalSettings
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.core.types import PyTree
@@ -40,7 +40,7 @@ _REPORT_INTERVAL_S = 10.0
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-class ExternalEnvRunnerGroup:
+class ExternalEnvRunnerGroup(FormerNames):
     """Runner group that receives what simulators record, and acts for them.
 
     Args:
@@ -52,6 +52,7 @@ class ExternalEnvRunnerGroup:
         ConfigError: If the address, the token or TLS cannot be used.
     """
 
+    _former_kind = "runner_group"
     is_compiled: ClassVar[bool] = False
 
     def __init__(self, config: "AlgorithmConfig", assembly: Assembly, hooks: RunnerHooks) -> None:
@@ -192,11 +193,6 @@ class ExternalEnvRunnerGroup:
 
     def set_counts(self, counts: dict[str, Any]) -> None:
         self._inbox.set_counts(counts)
-
-    if not TYPE_CHECKING:  # hidden from the type checker, which would accept any attribute
-
-        def __getattr__(self, name: str) -> Any:
-            return get_former_attribute(self, "runner_group", name)
 
     def foreach_env_runner(
         self, fn: Callable[[Any], Any] | str, *, kwargs: dict[str, Any] | None = None

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxrl.assembly.assemble import Assembly
-from jaxrl.config.rllib_api import get_former_attribute
+from jaxrl.config.rllib_api import FormerNames
 from jaxrl.core.types import PyTree
 from jaxrl.errors import EnvRunnerError
 from jaxrl.runners.fragment import Fragment, Weights
@@ -73,7 +73,7 @@ class GroupShape:
         )
 
 
-class RayEnvRunnerGroup:
+class RayEnvRunnerGroup(FormerNames):
     """Env runners in processes of their own, restarted according to `fault_tolerance`.
 
     Runner i, from 1 on, has the environments (i - 1) * n to i * n - 1 of the run, so the data are
@@ -93,6 +93,7 @@ class RayEnvRunnerGroup:
         EnvRunnerError: If a runner cannot start.
     """
 
+    _former_kind = "runner_group"
     is_compiled: ClassVar[bool] = False
 
     def __init__(
@@ -225,11 +226,6 @@ class RayEnvRunnerGroup:
         """
         self.sync_weights(weights)
         return EvaluationRound(self._fleet, method, shares, self._call_recreated_hook)
-
-    if not TYPE_CHECKING:  # hidden from the type checker, which would accept any attribute
-
-        def __getattr__(self, name: str) -> Any:
-            return get_former_attribute(self, "runner_group", name)
 
     # --- access to the runners and their state ---
 
