@@ -7,6 +7,7 @@ and returns the fragments that are ready.
 
 import dataclasses
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,7 @@ class HostLoop:
         self._is_new_task = False
         self._make_runners, self._learners = make_runners, learners
         self._runners: EnvRunnerGroup | None = None
+        self._creating = threading.RLock()
         self._pending_restore: Callable[[EnvRunnerGroup], None] | None = None
         self._interval = broadcast_interval
         self._last_broadcast: tuple[int | None, int] | None = None
@@ -75,13 +77,14 @@ class HostLoop:
 
     @property
     def runners(self) -> EnvRunnerGroup:
-        """Runner group, created and restored on first access."""
-        if self._runners is None:
-            self._runners = self._make_runners()
-        if self._pending_restore is not None:
-            restore, self._pending_restore = self._pending_restore, None
-            restore(self._runners)
-        return self._runners
+        """Runner group, created and restored on first access, from whatever thread."""
+        with self._creating:
+            if self._runners is None:
+                self._runners = self._make_runners()
+            if self._pending_restore is not None:
+                restore, self._pending_restore = self._pending_restore, None
+                restore(self._runners)
+            return self._runners
 
     @property
     def programs(self) -> list[Program]:

@@ -2,7 +2,9 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gymnasium
@@ -13,6 +15,7 @@ from jaxrl import APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig, TD3
 from jaxrl.algorithm import Algorithm
 from jaxrl.errors import ConfigError, EnvRunnerError
 from jaxrl.external import PolicyClient
+from jaxrl.runners.external.group import ExternalEnvRunnerGroup
 from tests.external.served import OBS, SMALL, Walk, make_config
 
 BOX = gymnasium.spaces.Box(-2.0, 2.0, (1,), np.float32)
@@ -225,6 +228,27 @@ def test_checkpoint_keeps_the_accounts(tmp_path: Any) -> None:
     lost = counts["num_env_steps_discarded_lifetime"].get("not_in_checkpoint", 0)
     assert lost >= 0
     assert counts["num_env_steps_received_lifetime"] >= before["trained"] + 32
+
+
+def test_threads_that_ask_for_the_address_of_a_restored_run_get_the_same(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm = make_run(PPOConfig, Walk()).build()
+    path = algorithm.save(tmp_path)
+    algorithm.stop()
+    made, make = [], ExternalEnvRunnerGroup.__init__
+
+    def make_slowly(self: Any, *arguments: Any) -> None:
+        made.append(self)
+        time.sleep(0.2)
+        make(self, *arguments)
+
+    monkeypatch.setattr(ExternalEnvRunnerGroup, "__init__", make_slowly)
+    restored = Algorithm.from_checkpoint(path)
+    with ThreadPoolExecutor(4) as pool:
+        addresses = list(pool.map(lambda _: restored.env_runner_group.address, range(4)))
+    restored.stop()
+    assert len(made) == len(set(addresses)) == 1
 
 
 def test_run_whose_simulators_are_gone_says_so(
