@@ -184,7 +184,9 @@ def _schedule_function(name: str, fn: Callable[[Any], Any]) -> ScheduleFunction:
     """Wrap a function, traced once to check that it maps a count to a number."""
     schedule = ScheduleFunction(fn=fn)
     try:
-        value = jax.eval_shape(schedule.value_at, jax.ShapeDtypeStruct((), jnp.float32))
+        value = jax.eval_shape(
+            lambda step: jnp.asarray(fn(step), jnp.float32), jax.ShapeDtypeStruct((), jnp.float32)
+        )
     except (TypeError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ConfigError(

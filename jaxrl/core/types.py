@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Real, UInt32
 from jaxtyping import Key as _Keys
 
 from jaxrl.core.struct import pytree, replace, static
@@ -19,6 +19,8 @@ from jaxrl.core.struct import pytree, replace, static
 Key: TypeAlias = PRNGKeyArray
 Keys: TypeAlias = _Keys[Array, "..."]
 """Typed keys of any shape."""
+ActionMask: TypeAlias = Bool[Array, "*batch n"] | Real[Array, "*batch n"]
+"""Mask of n choices, of the observation space's dtype: 0 or False where one is illegal."""
 Params: TypeAlias = Any
 PyTree: TypeAlias = Any
 Device: TypeAlias = Any

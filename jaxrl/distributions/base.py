@@ -11,10 +11,10 @@ from typing import Protocol, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxrl.core.struct import pytree, static
-from jaxrl.core.types import Key, PyTree
+from jaxrl.core.types import ActionMask, Key, PyTree
 
 ILLEGAL_LOGIT = -1e9
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -59,7 +59,7 @@ class Distribution(Protocol):
 
 
 def mask_logits(
-    logits: Float[Array, "*batch n"], mask: Bool[Array, "*batch n"] | None
+    logits: Float[Array, "*batch n"], mask: ActionMask | None
 ) -> Float[Array, "*batch n"]:
     """Set the logits of illegal entries (mask 0 or False) to -1e9.
 
@@ -82,7 +82,7 @@ class Categorical:
 
     @classmethod
     def from_inputs(
-        cls, inputs: Float[Array, "*batch n"], mask: Bool[Array, "*batch n"] | None = None
+        cls, inputs: Float[Array, "*batch n"], mask: ActionMask | None = None
     ) -> "Categorical":
         return cls(logits=mask_logits(inputs, mask))
 
@@ -125,22 +125,23 @@ class Categorical:
 class MultiCategorical:
     """Independent choices, one for each entry of a `MultiDiscrete`.
 
-    `logits` are padded with -1e9 to the largest choice. Actions have the space's shape.
+    `logits` are padded with -1e9 to the m options of the largest choice. Actions have the space's
+    shape.
     """
 
-    logits: Float[Array, "*batch k n"]
+    logits: Float[Array, "*batch k m"]
     event_shape: tuple[int, ...] = static()
 
     @classmethod
     def from_inputs(
         cls,
-        inputs: Float[Array, "*batch total"],
-        mask: Bool[Array, "*batch total"] | None = None,
+        inputs: Float[Array, "*batch n"],
+        mask: ActionMask | None = None,
         *,
         num_choices: tuple[int, ...],
         event_shape: tuple[int, ...],
     ) -> "MultiCategorical":
-        """Build from the concatenated logits of the choices (`total` = sum of `num_choices`)."""
+        """Build from the concatenated logits of the choices (`n` = sum of `num_choices`)."""
         flat = mask_logits(inputs, mask)
         largest = max(num_choices)
         if min(num_choices) == largest:
@@ -156,10 +157,10 @@ class MultiCategorical:
         ]
         return cls(logits=jnp.stack(rows, axis=-2), event_shape=event_shape)
 
-    def sample_noise(self, key: Key) -> Float[Array, "*batch k n"]:
+    def sample_noise(self, key: Key) -> Float[Array, "*batch k m"]:
         return self._choices().sample_noise(key)
 
-    def from_noise(self, noise: Float[Array, "*batch k n"]) -> Int[Array, "*batch_and_event"]:
+    def from_noise(self, noise: Float[Array, "*batch k m"]) -> Int[Array, "*batch_and_event"]:
         return self._to_event(self._choices().from_noise(noise))
 
     def sample(self, key: Key) -> Int[Array, "*batch_and_event"]:

@@ -2,10 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxrl.core.struct import pytree, static
-from jaxrl.core.types import Key, PyTree, TreeStructure
+from jaxrl.core.types import ActionMask, Key, PyTree, TreeStructure
 from jaxrl.distributions.base import Distribution, MultiCategorical
 
 
@@ -21,8 +21,8 @@ class IndependentBernoulli:
     @classmethod
     def from_inputs(
         cls,
-        inputs: Float[Array, "*batch total"],
-        mask: Bool[Array, "*batch total"] | None = None,
+        inputs: Float[Array, "*batch n"],
+        mask: ActionMask | None = None,
         *,
         event_shape: tuple[int, ...],
     ) -> "IndependentBernoulli":

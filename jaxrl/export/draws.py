@@ -10,7 +10,7 @@ import numpy as np
 from jax import core as jax_core
 from jax.extend import core as jex_core
 
-from jaxrl.core.types import Array, Key, PyTree
+from jaxrl.core.types import Array, Keys, PyTree
 
 Equation: TypeAlias = jex_core.JaxprEqn
 Constants: TypeAlias = "dict[str, float]"
@@ -169,7 +169,7 @@ class DrawReplacer:
         return results if equation.primitive.multiple_results else [results]
 
 
-def make_capture(draw: Callable[[Key], PyTree]) -> Callable[[Key], dict[str, Any]]:
+def make_capture(draw: Callable[[Keys], PyTree]) -> Callable[[Keys], dict[str, Any]]:
     """Return the function from keys to the random inputs that a module draws from them, by name.
 
     Args:
@@ -177,7 +177,7 @@ def make_capture(draw: Callable[[Key], PyTree]) -> Callable[[Key], dict[str, Any
     """
 
     @jax.jit
-    def capture(keys: Key) -> dict[str, Any]:
+    def capture(keys: Keys) -> dict[str, Any]:
         closed = jax.make_jaxpr(draw)(keys)
         replacer = DrawReplacer()
         replacer.evaluate(closed.jaxpr, closed.consts, [keys])

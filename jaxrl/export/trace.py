@@ -10,7 +10,7 @@ from jax import core as jax_core
 from jax import export as jax_export
 from jax.extend import core as jex_core
 
-from jaxrl.core.types import Columns, Key, PyTree
+from jaxrl.core.types import Columns, Keys, PyTree
 from jaxrl.errors import (
     TRACING_ERRORS,
     ExportError,
@@ -125,7 +125,7 @@ def trace_act(policy_step: PolicyStep, actor: ActorState, *, explore: bool) -> T
     keys = jax.ShapeDtypeStruct((batch,), jax.eval_shape(lambda: jax.random.key(0)).dtype)
     names: list[str] = []
 
-    def compute(actor: ActorState, inputs: ActInputs, keys: Key) -> list[Any]:
+    def compute(actor: ActorState, inputs: ActInputs, keys: Keys) -> list[Any]:
         pipeline = policy_step.action_pipeline
         actions, after, out = act(policy_step, pipeline, actor, inputs, keys, explore)
         named = [

@@ -18,12 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from jaxrl.core.space_arrays import flatten_last_axes, get_choices, get_leaf_dtype
 from jaxrl.core.spaces import get_leaf_spaces
 from jaxrl.core.struct import pytree, static
-from jaxrl.core.types import Key, PyTree, TreeStructure
+from jaxrl.core.types import ActionMask, Key, PyTree, TreeStructure
 from jaxrl.distributions.base import Categorical, DiagGaussian, Distribution
 from jaxrl.distributions.from_space import (
     ActionDistribution,
@@ -118,7 +118,7 @@ class Autoregressive:
 
     own: tuple[Float[Array, "*batch d"], ...]
     others: tuple[tuple[Float[Array, "*batch d f"], ...], ...]
-    masks: tuple[Bool[Array, "*batch d"] | None, ...]
+    masks: tuple[ActionMask | None, ...]
     layout: ActionLayout = static()
 
     @classmethod
@@ -128,7 +128,7 @@ class Autoregressive:
         mask: PyTree = None,
         *,
         layout: ActionLayout,
-        masks: Callable[[PyTree], tuple[Bool[Array, "*batch d"] | None, ...]],
+        masks: Callable[[PyTree], tuple[ActionMask | None, ...]],
     ) -> "Autoregressive":
         own: list[Array] = []
         others: list[tuple[Array, ...]] = []
@@ -297,7 +297,7 @@ def _split_components(number: int, leaf: gymnasium.Space[Any]) -> list[ActionCom
 
 def _split_masks(
     space: gymnasium.Space[Any], layout: ActionLayout, mask: PyTree
-) -> tuple[Bool[Array, "*batch d"] | None, ...]:
+) -> tuple[ActionMask | None, ...]:
     """Return the mask of each component."""
     component_masks: list[Array | None]
     leaf_masks, component_masks = split_mask(space, mask), []

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from jaxrl.core.types import Counter, Key, Params, Progress, PyTree
+from jaxrl.core.types import ActionMask, Counter, Key, Keys, Params, Progress, PyTree
 from jaxrl.distributions.from_space import ActionDistribution, make_action_distribution
 from jaxrl.modules.networks import Initializer
 
@@ -28,14 +28,14 @@ def is_warming_up(hparams: Mapping[str, Any], progress: Progress) -> Bool[Array,
     )
 
 
-def draw_random_noise(action_space: gymnasium.Space[Any], keys: Key) -> PyTree:
+def draw_random_noise(action_space: gymnasium.Space[Any], keys: Keys) -> PyTree:
     """Draw the noise of uniformly random actions, one per typed key `[B]`. Consumes the keys."""
     return jax.vmap(make_uniform_distribution(action_space).sample_noise)(keys)
 
 
 def make_random_action(
-    action_space: gymnasium.Space[Any], draws: PyTree, mask: Bool[Array, "B n"] | None = None
-) -> tuple[PyTree, Float[Array, " B"]]:
+    action_space: gymnasium.Space[Any], draws: PyTree, mask: ActionMask | None = None
+) -> tuple[PyTree, Float[Array, "*batch"]]:
     """Return uniformly random legal actions `[B, ...]` and their log-probability or log density.
 
     Actions are a module's: 0 .. n-1 of a discrete space, whatever its start.

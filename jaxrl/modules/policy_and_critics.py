@@ -13,7 +13,7 @@ from gymnasium import spaces
 from jaxtyping import Array, Float, Int
 
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import Columns, Key, Params, Progress, PyTree
+from jaxrl.core.types import Columns, Key, Keys, Params, Progress, PyTree
 from jaxrl.distributions.base import Distribution
 from jaxrl.distributions.from_space import (
     ActionDistribution,
@@ -182,14 +182,14 @@ class PolicyQModule(EncoderModule):
         batch_ndim = action.ndim - len(self.distribution.event_shape)
         return action.reshape(*action.shape[:batch_ndim], -1)
 
-    def draw(self, keys: Key) -> PolicyDraws:
+    def draw(self, keys: Keys) -> PolicyDraws:
         split = jax.vmap(jax.random.split)(keys)
         return PolicyDraws(
             noise=self.draw_noise(split[:, 0]),
             random=draw_random_noise(self.action_space, split[:, 1]),
         )
 
-    def draw_noise(self, keys: Key) -> PyTree:
+    def draw_noise(self, keys: Keys) -> PyTree:
         """Draw the noise of the policy's exploration from typed keys `[B]`. Consumes the keys."""
         return super().draw(keys)
 
@@ -327,7 +327,7 @@ class DeterministicPolicyModule(PolicyQModule):
         inputs, memory = super()._policy_step(params, obs, carry.memory)
         return inputs, replace(carry, memory=memory)
 
-    def draw_noise(self, keys: Key) -> Float[Array, "B ..."]:
+    def draw_noise(self, keys: Keys) -> Float[Array, "B ..."]:
         draw = partial(jax.random.normal, shape=self.distribution.event_shape)
         return jax.vmap(draw)(keys)
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from jaxtyping import Array, Float, Int
 
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import Columns, Key, ObsWithCarry, Params, Progress, PyTree
+from jaxrl.core.types import Columns, Key, Keys, ObsWithCarry, Params, Progress, PyTree
 from jaxrl.distributions.from_space import ActionDistribution, describe_space
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.learners.multi_optimizer import draw_normal_rows
@@ -126,7 +126,7 @@ class QModule(EncoderModule):
         shape = (num_rows, get_noise_width(self._noise_sizes))
         return as_noise(self._noise_sizes, draw_normal_rows(key, shape, axis_name))
 
-    def draw(self, keys: Key) -> QDraws:
+    def draw(self, keys: Keys) -> QDraws:
         split = jax.vmap(partial(jax.random.split, num=3))(keys)
         noise = None
         if self.is_noisy:

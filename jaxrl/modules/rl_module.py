@@ -19,6 +19,7 @@ from jaxrl.core.spaces import check_supported, map_leaves
 from jaxrl.core.types import (
     Columns,
     Key,
+    Keys,
     ObsSequence,
     ObsWithCarry,
     Params,
@@ -201,7 +202,7 @@ class RLModule:
             return None
         return obs_only(obs)[ACTION_MASK]
 
-    def draw(self, keys: Key) -> PyTree:
+    def draw(self, keys: Keys) -> PyTree:
         """Draw all randomness of exploration from typed keys `[B]`, one per environment.
 
         It is drawn for a whole rollout at once, at a fraction of the cost of drawing it step by

@@ -19,7 +19,7 @@ from jaxrl.connectors.pipelines import ActionPipeline
 from jaxrl.connectors.temporal import TemporalConnector
 from jaxrl.core.spaces import map_spaces
 from jaxrl.core.struct import pytree, replace, where_rows
-from jaxrl.core.types import Columns, Key, PyTree
+from jaxrl.core.types import Columns, Key, Keys, PyTree
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.policy.observations import BOUNDS_TOLERANCE, make_conformer
@@ -46,7 +46,7 @@ def act(
     pipeline: ActionPipeline,
     actor: ActorState,
     inputs: ActInputs,
-    keys: Key,
+    keys: Keys,
     explore: bool,
 ) -> tuple[PyTree, ActorCarry, dict[str, Any]]:
     """Compute environment actions `[B, ...]`, the carry after them, and the module's outputs.
@@ -350,7 +350,7 @@ class Inference:
                     )
 
 
-def make_row_keys(base_key: Key, number: int | np.uint32 | UInt32[Array, ""], num: int) -> Key:
+def make_row_keys(base_key: Key, number: int | np.uint32 | UInt32[Array, ""], num: int) -> Keys:
     """Return the keys `[num]` of a call: one per row, none of which another call has.
 
     Args:

@@ -6,11 +6,11 @@ from jaxtyping import Int
 
 from jaxrl.core.keys import make_key, split_run_key
 from jaxrl.core.seeds import make_seed_sequence
-from jaxrl.core.types import Device, Key
+from jaxrl.core.types import Device, Keys
 from jaxrl.envs.vector import derive_env_keys
 
 
-def make_env_keys(seed: int, env_index: Int[np.ndarray, " B"], device: Device) -> Key:
+def make_env_keys(seed: int, env_index: Int[np.ndarray, " B"], device: Device) -> Keys:
     """Return the base keys of the environments, the same as in the compiled loop."""
     env_key = split_run_key(make_key(seed)).env
     keys = jax.jit(derive_env_keys)(env_key, np.asarray(env_index, np.int32))[1]

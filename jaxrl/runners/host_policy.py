@@ -12,7 +12,7 @@ from jax.sharding import SingleDeviceSharding
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxrl.core.struct import pytree, where_rows
-from jaxrl.core.types import Columns, Device, Key, PyTree
+from jaxrl.core.types import Columns, Device, Keys, PyTree
 from jaxrl.envs.vector import derive_transition_keys
 from jaxrl.errors import ConfigError
 from jaxrl.modules.rl_module import make_zeros
@@ -118,7 +118,7 @@ class HostPolicy:
         return self._treedef.unflatten(leaves)
 
     def begin_fragment(
-        self, key: Key, count: UInt32[np.ndarray, " B"], num_steps: int, prev_step: PrevStep
+        self, key: Keys, count: UInt32[np.ndarray, " B"], num_steps: int, prev_step: PrevStep
     ) -> ActorCarry:
         """Make the random draws for the next `num_steps` calls of `act`.
 
@@ -208,7 +208,7 @@ class HostPolicy:
 
     def _draw(
         self,
-        key: Key,
+        key: Keys,
         count: UInt32[Array, " B"],
         steps: UInt32[Array, " T"],
         carry: ActorCarry,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.config.sweep import Lane
-from jaxrl.core.types import Device, Key, PyTree
+from jaxrl.core.types import Device, Key, Keys, PyTree
 from jaxrl.evaluation.compiled import JaxEvaluation
 from jaxrl.runtime.program import Program
 from jaxrl.sweeps.lanes import get_vmap_axes, shard_lanes, stack_trees
@@ -98,7 +98,7 @@ class LaneEvaluation:
     def _evaluate_all(self, iteration: int, num_episodes: int | None) -> EvaluationResult:
         return to_host(self._get_program(num_episodes)(*self._make_arguments(iteration)))
 
-    def _make_arguments(self, iteration: int) -> tuple[TrainState, PyTree, Key]:
+    def _make_arguments(self, iteration: int) -> tuple[TrainState, PyTree, Keys]:
         slots = range(len(self._group.lanes))
         members = [self._group.evaluations.members.get(slot, self) for slot in slots]
         keys = jnp.stack([member.make_key(iteration) for member in members])
@@ -124,7 +124,7 @@ class LaneEvaluation:
             params = self._evaluation.get_params(state.env_params) if params is None else params
             return evaluator(runner.make_actor_state(state), params, key)
 
-        def evaluate_all(states: TrainState, params: PyTree, keys: Key) -> EvaluationResult:
+        def evaluate_all(states: TrainState, params: PyTree, keys: Keys) -> EvaluationResult:
             return jax.vmap(evaluate_one, in_axes=(get_vmap_axes(states), 0, 0))(
                 states, params, keys
             )

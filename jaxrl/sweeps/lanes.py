@@ -19,7 +19,7 @@ from jaxrl.buffers.circular import CircularBufferState
 from jaxrl.buffers.replay import ReplayState
 from jaxrl.core.hparams import Hyperparameter, mark_per_lane, replace_with_traced
 from jaxrl.core.struct import replace
-from jaxrl.core.types import Device, Key, PyTree
+from jaxrl.core.types import Device, Key, Keys, PyTree
 from jaxrl.errors import ConfigError
 from jaxrl.runtime.program import Program
 from jaxrl.training.in_graph import InGraphRunner
@@ -52,7 +52,7 @@ class Lanes:
         learner = dataclasses.replace(runner.learner, settings=settings)
         return Lanes(runner=dataclasses.replace(runner, learner=learner))
 
-    def init(self, keys: Key, env_params: PyTree, hparams: Mapping[str, PyTree]) -> TrainState:
+    def init(self, keys: Keys, env_params: PyTree, hparams: Mapping[str, PyTree]) -> TrainState:
         """Initialize the states `[lanes, ...]`, each equal to that of a single run.
 
         Args:
@@ -209,7 +209,7 @@ def _replace_hparams(learner: PyTree, numbers: Mapping[str, Hyperparameter]) -> 
     return replace(learner, hparams={**learner.hparams, **numbers})
 
 
-def _fold_in_each(keys: Key, salt: UInt32[Array, ""]) -> Key:
+def _fold_in_each(keys: Keys, salt: UInt32[Array, ""]) -> Keys:
     """Fold data into each of an array of keys of any shape."""
     fold = jax.random.fold_in
     for _ in range(keys.ndim):

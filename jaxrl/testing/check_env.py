@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from jaxrl.core.keys import make_key
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import Key, PyTree, TimeStep
+from jaxrl.core.types import Key, Keys, PyTree, TimeStep
 from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.contract import check_signatures
 from jaxrl.envs.host import MadeHostEnv
@@ -98,7 +98,7 @@ def check_env(
     _warn_about_endless(made, trajectory)
 
 
-def _make_keys(seed: int, count: int) -> Key:
+def _make_keys(seed: int, count: int) -> Keys:
     """Create new keys for each use, since a key may be consumed only once."""
     return jax.random.split(make_key(seed), count)
 
@@ -217,11 +217,11 @@ def _warn_about_constant_key(name: str, first: _Trajectory, second: _Trajectory)
         )
 
 
-def _check_vmap(made: MadeEnv, trajectory: _Trajectory, keys: Key, actions: PyTree) -> None:
+def _check_vmap(made: MadeEnv, trajectory: _Trajectory, keys: Keys, actions: PyTree) -> None:
     """Compare each environment alone (a loop over environments in one program) with the batch."""
     unroll = _unroll(made.env)
 
-    def one_by_one(keys: Key, actions: PyTree, params: PyTree) -> _Trajectory:
+    def one_by_one(keys: Keys, actions: PyTree, params: PyTree) -> _Trajectory:
         return jax.lax.map(
             lambda inputs: unroll(inputs["key"], inputs["actions"], params),
             {"key": keys, "actions": actions},
@@ -247,7 +247,7 @@ def _unwrap_time_limit(state: PyTree) -> PyTree:
     return state.inner if isinstance(state, TimeLimitState) else state
 
 
-def _check_final_state(made: MadeEnv, trajectory: _Trajectory, keys: Key) -> None:
+def _check_final_state(made: MadeEnv, trajectory: _Trajectory, keys: Keys) -> None:
     """Raise if ends look like resets.
 
     That is the case if after every end, state and observation lie entirely within the range of

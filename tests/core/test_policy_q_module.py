@@ -112,7 +112,8 @@ def test_a_deterministic_policy_reaches_and_keeps_the_bounds() -> None:
     np.testing.assert_array_equal(
         out[Columns.ACTIONS], module.compute_policy_action(params[POLICY], jnp.ones((5, 4)))
     )
-    noisy = module.perturb(jnp.zeros((3, 2, 1)), jnp.asarray([[[9.0]], [[0.5]], [[-9.0]]]))
+    noise = jnp.broadcast_to(jnp.asarray([[[9.0]], [[0.5]], [[-9.0]]]), (3, 2, 1))
+    noisy = module.perturb(jnp.zeros((3, 2, 1)), noise)
     np.testing.assert_allclose(noisy[:, :, 0], [[1.0, 3.0], [0.5, 0.75], [-1.0, 0.0]])
 
 

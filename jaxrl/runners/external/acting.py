@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from jaxrl.core.types import Device, Key, PyTree
+from jaxrl.core.types import Device, Keys, PyTree
 from jaxrl.external.frames import Arrays
 from jaxrl.runners.env_keys import make_env_keys
 from jaxrl.runners.external.schema import Schema
@@ -234,7 +234,7 @@ class PolicyServer:
             episode.latest_t = row.t
             self._counts[episode.slot] += 1
 
-    def _get_keys(self, slots: Int[np.ndarray, " B"], device: Device) -> Key:
+    def _get_keys(self, slots: Int[np.ndarray, " B"], device: Device) -> Keys:
         """Return the keys of slots, which are those of environments with the same indices."""
         number = len(self._key_data)
         if slots.max() >= number:
