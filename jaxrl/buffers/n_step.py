@@ -8,11 +8,11 @@ from jaxrl.core.types import Rollout
 
 def fold_n_steps(
     rows: Rollout,
-    env: Int[Array, "*n"],
+    env: Int[Array, "*#n"],
     time: Int[Array, "*n"],
-    num_following: Int[Array, "*n"],
+    num_following: Int[Array, "*#n"],
     gamma: Float[Array, ""],
-    max_steps: Int[Array, "*n"],
+    max_steps: Int[Array, "*#n"],
     largest_max_steps: int,
 ) -> tuple[Float[Array, "*n"], Float[Array, "*n"], Int[Array, "*n"]]:
     """Fold up to n consecutive rows into one.

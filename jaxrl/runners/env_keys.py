@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Integer, UInt32
 
 from jaxrl.core.keys import make_key, split_run_key
 from jaxrl.core.seeds import make_seed_sequence
@@ -18,10 +18,10 @@ def make_env_keys(seed: int, env_index: Int[np.ndarray, " B"], device: Device) -
 
 
 def make_episode_seeds(
-    seed: int, env_index: Int[np.ndarray, " B"], count: Int[np.ndarray, " B"] | None = None
+    seed: int, env_index: Int[np.ndarray, " B"], count: UInt32[np.ndarray, " B"] | None = None
 ) -> list[int]:
     """Return 31-bit seeds for new episodes, which differ for every count of transitions."""
-    parts: list[Int[np.ndarray, " B"]] = [env_index] if count is None else [env_index, count]
+    parts: list[Integer[np.ndarray, " B"]] = [env_index] if count is None else [env_index, count]
     return [
         int(make_seed_sequence(seed, *map(int, words)).generate_state(1)[0] >> 1)
         for words in zip(*parts, strict=True)
