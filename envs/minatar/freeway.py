@@ -9,7 +9,7 @@ actions and is otherwise the same.
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Float, Int, UInt16, UInt32
 
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, TimeStep
@@ -18,7 +18,6 @@ from jaxrl.envs.minatar.grid import (
     Board,
     GridGame,
     Image,
-    Rows,
     apply_sticky_action,
     bit,
     cell,
@@ -124,7 +123,7 @@ class Freeway(GridGame[FreewayState, FreewayParams]):
         return stack_boards(chicken, _to_board(bit(state.car_x)), *trails)
 
 
-def _to_board(rows: Rows) -> Board:
+def _to_board(rows: UInt16[Array, " 8"]) -> Board:
     return jnp.pad(rows, 1)
 
 

@@ -109,7 +109,7 @@ def shift_left(rows: Rows) -> Rows:
     return rows >> 1
 
 
-def union(rows: Rows) -> Rows:
+def union(rows: UInt16[Array, " number *batch"]) -> Rows:
     """Combine the rows along the first, short axis by OR; unrolled to avoid a loop in XLA."""
     return functools.reduce(operator.or_, rows)
 
