@@ -24,6 +24,7 @@ import gymnasium
 
 from benchmarks import machine, measure
 from benchmarks.commands import add_round_options, save_results, start_results
+from benchmarks.peers import launch
 from benchmarks.report import build_header
 from benchmarks.statistics import estimate_median, estimate_ratio, from_dict, to_dict
 from jaxrl import PPOConfig
@@ -38,6 +39,7 @@ CASES: dict[str, tuple[int, str]] = {
     "4 simulators, remote inference": (4, "remote"),
 }
 """Number of simulators, and their mode of inference."""
+RLLIB = "RLlib, 1 simulator, local inference"
 ENV = "CartPole-v1"
 NUM_ENVS, NUM_STEPS = 8, 256
 """Columns and rows of a train batch."""
@@ -65,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     versions = {name: version(name) for name in ("jax", "gymnasium", "numpy")}
     results |= {
         "peers": {"jaxrl": {"devices": 1, "versions": versions}},
-        **measure_cases(options.num_steps, options.pairs),
+        **measure_cases(options.num_steps, options.pairs, has_peer=options.peer),
     }
     save_results(results, options.out, "external", render_markdown)
     return 0
@@ -79,6 +81,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         default=ROUND_STEPS,
         help="environment steps per round (default: %(default)s)",
     )
+    parser.add_argument(
+        "--peer", action="store_true", help="measure RLlib with one simulator in turn"
+    )
     add_round_options(parser)
     options = parser.parse_args(arguments)
     if options.quick:
@@ -87,12 +92,20 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def measure_cases(num_steps: int, rounds: int) -> dict[str, Any]:
-    """Measure the environment steps per second of each case in every round."""
+def measure_cases(num_steps: int, rounds: int, *, has_peer: bool = False) -> dict[str, Any]:
+    """Measure the environment steps per second of each case in every round.
+
+    Args:
+        num_steps: Environment steps per round.
+        rounds: Number of rounds.
+        has_peer: Whether RLlib takes turns.
+    """
     with contextlib.ExitStack() as stack:
         functions = {
             name: stack.enter_context(_open_case(*case, num_steps)) for name, case in CASES.items()
         }
+        if has_peer:
+            functions[RLLIB] = stack.enter_context(_open_rllib(num_steps))
         seconds = measure.take_turns(functions, rounds)
     rates = {name: [num_steps / x for x in found] for name, found in seconds.items()}
     return {
@@ -127,6 +140,19 @@ def _open_case(num_simulators: int, mode: str, num_steps: int) -> Generator[Call
 
             run_round()  # compiles
             yield run_round
+
+
+@contextlib.contextmanager
+def _open_rllib(num_steps: int) -> Generator[Callable[[], float]]:
+    """Yield a function that trains RLlib and returns the seconds for a number of steps."""
+    with launch.start(launch.RLLIB_EXTERNAL, stop_when_idle=True) as worker:
+        worker.ask("setup", env_steps=num_steps, train_batch_size=NUM_ENVS * NUM_STEPS)
+
+        def run_round() -> float:
+            reply = worker.ask("run")
+            return reply["seconds"] * num_steps / reply["env_steps"]
+
+        yield run_round
 
 
 def make_config(is_external: bool, num_steps: int) -> PPOConfig:
@@ -169,7 +195,7 @@ def _signal_all(pids: Sequence[int], number: signal.Signals) -> None:
 def render_markdown(results: Mapping[str, Any]) -> str:
     """Render the table as Markdown."""
     rows: list[Cells] = []
-    for name in CASES:
+    for name in results["rates"]:
         ratio = results["ratio"].get(name)
         rate = format_estimate(from_dict(results["median"][name]), ",.0f")
         rows.append((name, rate, format_estimate(from_dict(ratio), ".2f") if ratio else "1"))
@@ -178,7 +204,7 @@ def render_markdown(results: Mapping[str, Any]) -> str:
         "minibatches, 64-64 networks, on one device. Environment steps that were trained on per "
         "second, medians over the rounds; ratios to the run in one process within a round; 95 % "
         f"intervals. In one process, {NUM_ENVS} environments are stepped in turn, with one call of "
-        "the policy for all; a simulator has one."
+        "the policy for all; a simulator has one. RLlib's client is that of its example."
     )
     table = Table(text=text, header=("environments", "steps/s", f"/ {IN_PROCESS}"), rows=rows)
     return render_document(*build_header(results, "External simulators"), table)

@@ -19,6 +19,7 @@ LOCAL, REMOTE, IMPALA = "jaxrl-local", "jaxrl-2x4", "jaxrl-impala"
 GYMNASIUM, SB3, SB3_THREADS = "gymnasium", "sb3", "sb3-threads"
 RLLIB_LOCAL, RLLIB_2X4, RLLIB_2X8 = "rllib-local", "rllib-2x4", "rllib-2x8"
 RLLIB_2X16 = "rllib-2x16"
+RLLIB_EXTERNAL = "rllib-external"
 
 FEEDFORWARD, WIDE, LSTM, GRU, LRU = "feedforward", "feedforward-512", "lstm", "gru", "lru"
 HOST_LSTM, RLLIB_LSTM = "jaxrl-local-lstm", "rllib-local-lstm"
@@ -72,6 +73,9 @@ _PEERS_BY_NAME = {
     RLLIB_2X4: _make_rllib_peer("--runners", "2", "--envs", "4"),
     RLLIB_2X8: _make_rllib_peer("--runners", "2", "--envs", "8"),
     RLLIB_2X16: _make_rllib_peer("--runners", "2", "--envs", "16"),
+    RLLIB_EXTERNAL: Peer(
+        module=("benchmarks.peers.rllib.external_worker",), environment="rllib", starts_ray=True
+    ),
     **dict.fromkeys(
         (FEEDFORWARD, WIDE, LSTM, GRU, LRU), Peer(module=("benchmarks.peers.jaxrl_worker",))
     ),
