@@ -1284,7 +1284,7 @@ class NumpyPolicy:
             )
         rows = np.asarray(False if is_first is None else is_first)
         if rows.ndim == 0:
-            rows = np.broadcast_to(rows, batch)
+            rows = np.full(batch, rows)
         return _as_rows(rows, np.bool_, batch, "is_first"), {
             name: _as_rows(array, start.dtype, batch, "state", start.shape)
             for name, array, start in zip(self.state_names, state, self._initial)
