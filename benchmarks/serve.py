@@ -25,7 +25,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from benchmarks import machine, measure
-from benchmarks.commands import save_results, start_results
+from benchmarks.commands import add_round_options, save_results, start_results
 from benchmarks.peers import launch
 from benchmarks.report import build_header
 from benchmarks.statistics import estimate_median, estimate_ratio, from_dict, to_dict
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     if options.peer:
         results["peers"][RLLIB] = {"devices": 1, "versions": get_rllib_versions()}
-    results |= measure_cases(options.requests, options.rounds, has_peer=options.peer)
+    results |= measure_cases(options.requests, options.pairs, has_peer=options.peer)
     save_results(results, options.out, "serve", render_markdown)
     return 0
 
@@ -75,17 +75,15 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         default=NUM_REQUESTS,
         help="requests per case and round (default: %(default)s)",
     )
-    parser.add_argument("--rounds", type=int, default=11, help="rounds (default: %(default)s)")
     parser.add_argument(
         "--peer",
         action="store_true",
         help="measure RLlib in Ray Serve in turn; start the command with .ci/loopback",
     )
-    parser.add_argument("--quick", action="store_true", help="two short rounds of everything")
-    parser.add_argument("--out", type=Path, help="folder for the results")
+    add_round_options(parser)
     options = parser.parse_args(arguments)
     if options.quick:
-        options.requests, options.rounds = 64, 2
+        options.requests, options.pairs = 64, 2
     options.out = options.out or machine.choose_results_folder(is_complete=not options.quick)
     return options
 
