@@ -819,7 +819,7 @@ def check_manifest(manifest: Mapping[str, Any], folder: str) -> None:
             f"{folder} has the format version {version!r}, but this reader knows up to {VERSION}: "
             "use the numpy_program.py of the jaxrl that wrote it."
         )
-    with explaining(f"{os.path.join(folder, MANIFEST)} is damaged"):
+    with explaining(f"{folder} is damaged"):
         for name, digest in manifest["files"].items():
             if os.path.basename(name) != name:
                 raise ValueError(f"{name!r} is not a file of the folder")

@@ -4,12 +4,12 @@ import copy
 import importlib.util
 import os
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxrl.export import numpy_program as npp
+from jaxrl.export.loading import load_policy
 
 RUNTIME = "onnxruntime"
 _TYPES = {"float": "float32", "double": "float64"}
@@ -122,25 +122,13 @@ def load_onnx(
     Raises:
         PolicyFileError: If the export is damaged or has no ONNX, or onnxruntime is not installed.
     """
-    path = Path(folder).expanduser()
-    manifest = npp.read_json(str(path), npp.MANIFEST)
-    npp.check_manifest(manifest, str(path))
     if not has_runtime():
         raise npp.PolicyFileError(f"ONNX files are run by {RUNTIME}: pip install {RUNTIME}.")
-    programs: dict[str, Any] = {}
-    for name in manifest["programs"]:
-        file = f"{name}.onnx"
-        if file not in manifest["files"]:
-            raise npp.PolicyFileError(f"{path} has no {file}: export with formats=('onnx',).")
-        programs[name] = OnnxProgram(name, (path / file).read_bytes())
-    with npp.explaining(f"The ONNX files of {path} do not fit {npp.MANIFEST}"):
-        for name, program in programs.items():
+
+    def make_program(name: str, manifest: dict[str, Any], content: bytes) -> Any:
+        program: Any = OnnxProgram(name, content)
+        with npp.explaining(f"{name}.onnx does not fit {npp.MANIFEST}"):
             npp.check_signature(name, program, manifest["signature"])
-    return npp.NumpyPolicy.from_programs(
-        manifest,
-        programs,
-        npp.read_arrays(str(path), npp.WEIGHTS),
-        npp.read_arrays(str(path), npp.CONSTANTS),
-        explore=explore,
-        seed=seed,
-    )
+        return program
+
+    return load_policy(folder, "onnx", make_program, explore=explore, seed=seed)

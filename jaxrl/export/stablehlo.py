@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +13,7 @@ from jax.extend import core as jex_core
 from jaxrl.errors import ExportError, summarize_exception
 from jaxrl.export import numpy_program as npp
 from jaxrl.export.draws import DrawReplacer, DrawSpec
+from jaxrl.export.loading import load_policy
 from jaxrl.export.trace import TracedFunction
 
 PLATFORMS = ("cpu", "cuda")
@@ -145,24 +145,10 @@ def load_stablehlo(
     Raises:
         PolicyFileError: If the export is damaged, or has no StableHLO.
     """
-    path = Path(folder).expanduser()
-    manifest = npp.read_json(str(path), npp.MANIFEST)
-    npp.check_manifest(manifest, str(path))
-    programs: dict[str, Any] = {}
-    for name, described in manifest["programs"].items():
-        file = f"{name}.stablehlo"
-        if file not in manifest["files"]:
-            raise npp.PolicyFileError(f"{path} has no {file}: export with formats=('stablehlo',).")
-        exported = jax_export.deserialize(bytearray((path / file).read_bytes()))
-        draws = described["draws"]
-        programs[name] = StableHloProgram(
-            exported, described["inputs"], draws, described["outputs"]
-        )
-    return npp.NumpyPolicy.from_programs(
-        manifest,
-        programs,
-        npp.read_arrays(str(path), npp.WEIGHTS),
-        npp.read_arrays(str(path), npp.CONSTANTS),
-        explore=explore,
-        seed=seed,
-    )
+
+    def make_program(name: str, manifest: dict[str, Any], content: bytes) -> StableHloProgram:
+        exported, described = jax_export.deserialize(bytearray(content)), manifest["programs"][name]
+        inputs, draws, outputs = (described[key] for key in ("inputs", "draws", "outputs"))
+        return StableHloProgram(exported, inputs, draws, outputs)
+
+    return load_policy(folder, "stablehlo", make_program, explore=explore, seed=seed)

@@ -373,7 +373,7 @@ def test_damaged_files_are_one_sentence(tmp_path: Path) -> None:
         replace(folder, "greedy.onnx", damaged)
         assert "greedy.onnx cannot be run by onnxruntime" in refused(folder)
     for change, match in (
-        (rename_input, "do not fit policy.json: 'observation'"),
+        (rename_input, "does not fit policy.json: 'observation'"),
         (drop_output, "the program 'greedy' has no output"),
         (drop_node, "greedy.onnx cannot be run by onnxruntime"),
         (take_integers, "greedy.onnx cannot be run by onnxruntime"),
