@@ -230,6 +230,13 @@ def test_checkpoint_keeps_the_accounts(tmp_path: Any) -> None:
     assert counts["num_env_steps_received_lifetime"] >= before["trained"] + 32
 
 
+@pytest.mark.timeout(60)
+def test_a_single_simulator_does_not_wait_for_others() -> None:
+    algorithm = make_run(PPOConfig, Walk(), inference_window_s=30.0).build()
+    with playing(algorithm, Walk):
+        assert algorithm.train()["fault_tolerance"]["num_env_steps_trained_lifetime"] == 32
+
+
 def test_threads_that_ask_for_the_address_of_a_restored_run_get_the_same(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,7 +64,8 @@ class ExternalSettings:
     inference_window_s: float = field(
         default=0.001,
         check=non_negative,
-        doc="Seconds that a request for an action waits for others, with which it is computed.",
+        doc="Maximum number of seconds that a request for an action waits for others, with which it "
+        "is computed. As many are expected as came together last time.",
     )
     resume_window_s: float = field(
         default=60.0,

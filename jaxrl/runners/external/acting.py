@@ -78,7 +78,8 @@ class PolicyServer:
         schema: Arrays of a step.
         num_envs: Number of environments that the run is configured for.
         seed: Seed of the run.
-        window_s: Seconds that a request waits for others.
+        window_s: Seconds that a request waits at most for others, of which as many are expected as
+            came together last time.
         max_retraces: Maximum number of retraces, see `Program`.
         jit: Whether to compile.
     """
@@ -103,6 +104,7 @@ class PolicyServer:
         self._requests: collections.deque[ActRequest] = collections.deque()
         self._changed = threading.Condition()
         self._is_stopped = False
+        self._num_expected = 1
         self.num_calls = 0
         self._thread = threading.Thread(target=self._run, name="jaxrl-acting", daemon=True)
         self._thread.start()
@@ -149,17 +151,21 @@ class PolicyServer:
                     request.fail(error)
 
     def _take(self) -> tuple[list[ActRequest], Weights] | None:
-        """Wait for requests, and return those that arrived within the window."""
+        """Wait for requests, and return those that arrived within the window.
+
+        A single simulator never waits, and several wait for each other.
+        """
         with self._changed:
             self._changed.wait_for(
                 lambda: self._is_stopped or (self._requests and self._weights is not None)
             )
             deadline = time.monotonic() + self._window_s
-            while not self._is_stopped and self._count_rows() < MAX_ROWS:
+            while not self._is_stopped and self._count_rows() < self._num_expected:
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                     break
             if self._is_stopped or self._weights is None:
                 return None
+            self._num_expected = min(MAX_ROWS, self._count_rows())
             requests = list(self._requests)
             self._requests.clear()
             return requests, self._weights
