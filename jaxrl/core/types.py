@@ -123,7 +123,8 @@ class Transition:
     `reward` is the sum of the discounted rewards of up to n steps and `discount` the factor of the
     value of `next_obs`, `gamma ** steps * (1 - terminated)`. `next_obs` comes after the last of
     these steps, before any reset, so that truncated episodes bootstrap. `weight` is the row's
-    importance weight, 0 where a row is not a transition.
+    importance weight, 0 where a row is not a transition. `extras` has what only some learners ask
+    for, by name (see `ReturnColumns`).
 
     For a recurrent module, rows come in sequences, `[N, L]`; `obs` is then a `Sequence` and
     `next_obs` are `SuccessorObs`.
@@ -135,6 +136,20 @@ class Transition:
     discount: Float[Array, " N"]
     next_obs: PyTree
     weight: Float[Array, " N"]
+    extras: dict[str, PyTree] = dataclasses.field(default_factory=dict[str, PyTree])
+
+
+class ReturnColumns:
+    """Names of the extras of rows of recorded data with what followed them in their episode.
+
+    The return of a row is `RETURN_TO_GO + END_DISCOUNT * V(END_OBS)`: the discounted sum of the
+    rewards up to the end of the recorded part, and the value of the part's final observation,
+    discounted by `gamma ** steps` and 0 after a termination.
+    """
+
+    RETURN_TO_GO = "return_to_go"
+    END_DISCOUNT = "end_discount"
+    END_OBS = "end_obs"
 
 
 @pytree

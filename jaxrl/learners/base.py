@@ -35,6 +35,8 @@ class BaseLearner(Generic[S]):
 
     lr_names: ClassVar[Mapping[str, str]] = {}
     """Setting that is the learning rate of each part, for learners with one loss per part."""
+    needs_returns: ClassVar[bool] = False
+    """True if rows of recorded data need the extras of `ReturnColumns`."""
 
     def configure_optimizers_for_module(
         self, module_id: str, values: Mapping[str, Float[Array, ""]]
