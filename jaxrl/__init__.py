@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jaxrl.interop.importing import import_weights
     from jaxrl.modules.rl_module import RLModule, RLModuleSpec
     from jaxrl.modules.scripted import ScriptedModule
+    from jaxrl.offline.writer import EpisodeWriter
     from jaxrl.policy.policy import Policy
     from jaxrl.sweeps.population import Population
     from jaxrl.sweeps.trials import Trials
@@ -36,6 +37,7 @@ __all__ = [  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
     "Algorithm",
     "AlgorithmConfig",
     "EnvContext",
+    "EpisodeWriter",
     "HostReplayBuffer",
     "JaxEnv",
     "JaxrlError",
@@ -63,6 +65,7 @@ _MODULES = {
     "Algorithm": "jaxrl.algorithm",
     "AlgorithmConfig": "jaxrl.config.base",
     "EnvContext": "jaxrl.envs.context",
+    "EpisodeWriter": "jaxrl.offline.writer",
     "HostReplayBuffer": "jaxrl.buffers.host",
     "JaxEnv": "jaxrl.envs.base",
     "JaxrlError": "jaxrl.errors",

@@ -77,6 +77,10 @@ class ExportError(JaxrlError, ValueError):
     """A policy that cannot be exported, or an exported policy that is damaged or does not fit."""
 
 
+class DataError(JaxrlError, ValueError):
+    """Recorded data that are missing, damaged, do not fit, or cannot be written."""
+
+
 class RunFolderError(JaxrlError, OSError):
     """A run folder that cannot be written or read."""
 

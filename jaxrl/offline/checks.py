@@ -1,0 +1,167 @@
+"""Checks of recorded parts: values against their spaces, and the parts of an episode in order."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from jaxrl.core.spaces import get_leaf_spaces
+from jaxrl.episodes.packing import EpisodePart
+from jaxrl.errors import DataError
+from jaxrl.offline.columns import ACTIONS, OBS, Column, Columns
+
+BOUNDS_TOLERANCE = 1e-4
+"""Tolerance for actions outside a Box's bounds, relative to the bound, to allow for rounding."""
+
+Arrays = Mapping[str, np.ndarray | None]
+
+
+class PartChecker:
+    """Checks of the values of parts.
+
+    Args:
+        columns: Columns of the data.
+        action_space: Space of the environment's actions.
+        actions_are_normalized: Whether the actions are the module's, whose Boxes have no bounds and
+            whose choices count from 0.
+    """
+
+    def __init__(
+        self,
+        columns: Columns,
+        action_space: gymnasium.Space[Any],
+        *,
+        actions_are_normalized: bool,
+    ) -> None:
+        self._columns = columns
+        self._actions = dict(get_leaf_spaces(action_space))
+        self._is_normalized = actions_are_normalized
+
+    def check(self, part: EpisodePart, arrays: Arrays, where: str) -> None:
+        """Check a part.
+
+        Args:
+            part: Part of an episode.
+            arrays: Its arrays by column.
+            where: File of the part, for error messages; empty for none.
+
+        Raises:
+            DataError: If a value is invalid; the sentence names the episode and the time step.
+        """
+        check_flags(part, where)
+        for column in self._columns.select(OBS):
+            _check_finite(column.name, arrays[column.name], part, where)
+        _check_finite("rewards", part.reward, part, where)
+        for column in self._columns.select(ACTIONS):
+            _check_finite(column.name, arrays[column.name], part, where)
+            self._check_action(column, arrays[column.name], part, where)
+
+    def _check_action(
+        self, column: Column, values: np.ndarray | None, part: EpisodePart, where: str
+    ) -> None:
+        space = self._actions.get(column.path)
+        if values is None or space is None or space.shape != column.shape:
+            return
+        low, high = _get_bounds(space, is_normalized=self._is_normalized)
+        if low is None or high is None:
+            return
+        is_inside = (values >= low) & (values <= high)
+        if is_inside.all():
+            return
+        index = tuple(int(i) for i in np.argwhere(~is_inside)[0])
+        low, high = (np.broadcast_to(side, column.shape)[index[1:]] for side in (low, high))
+        limits = f"[{low:g}, {high:g}]"
+        hint = "."
+        if isinstance(space, spaces.Box):
+            hint = ": if they are normalized, pass actions_are_normalized=True."
+        raise DataError(
+            f"{locate(part, where)}: {column.name} is {values[index]:g} at t="
+            f"{part.t_started + index[0]}, outside of the space's {limits}{hint}"
+        )
+
+
+def _get_bounds(
+    space: gymnasium.Space[Any], *, is_normalized: bool
+) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
+    """Return the smallest and largest actions of a simple space; None for those without bounds."""
+    match space:
+        case spaces.Discrete() | spaces.MultiDiscrete():
+            is_single = isinstance(space, spaces.Discrete)
+            sizes = np.asarray(space.n if is_single else space.nvec)
+            start = np.zeros_like(sizes) if is_normalized else np.asarray(space.start)
+            return start, start + sizes - 1
+        case spaces.MultiBinary():
+            return np.asarray(0), np.asarray(1)
+        case spaces.Box() if not is_normalized:
+            low, high = (np.asarray(side, np.float64) for side in (space.low, space.high))
+            low_room, high_room = (
+                BOUNDS_TOLERANCE * np.where(np.isfinite(side), np.maximum(1.0, np.abs(side)), 0.0)
+                for side in (low, high)
+            )
+            return low - low_room, high + high_room
+        case _:
+            return None, None
+
+
+def check_flags(part: EpisodePart, where: str) -> None:
+    """Check that a part has at most one end.
+
+    Raises:
+        DataError: If it is terminated and truncated, or cut as well.
+    """
+    if part.terminated and part.truncated:
+        raise DataError(
+            f"{locate(part, where)}: its last step is both terminated and truncated; one of them "
+            "must be false: terminated, if the task ended."
+        )
+    if part.is_cut and (part.terminated or part.truncated):
+        raise DataError(f"{locate(part, where)}: it is cut though its episode ended.")
+
+
+def locate(part: EpisodePart, where: str) -> str:
+    """Return the place of a part, for messages."""
+    episode = f"episode {part.episode_id!r}"
+    return f"{where}, {episode}" if where else f"Episode {part.episode_id!r}"
+
+
+def _check_finite(name: str, values: np.ndarray | None, part: EpisodePart, where: str) -> None:
+    if values is None or values.dtype.kind != "f" or np.isfinite(values).all():
+        return
+    index = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
+    raise DataError(
+        f"{locate(part, where)}: {name} is {values[index]} at t={part.t_started + index[0]}, which "
+        "is not finite."
+    )
+
+
+class OrderChecker:
+    """Check that the parts of each episode follow one another without a gap or an overlap."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, int | None] = {}
+
+    def check(self, part: EpisodePart, where: str) -> None:
+        """Check that a part follows the last one of its episode, if there was one.
+
+        Raises:
+            DataError: If it overlaps another, misses a step, or comes after the episode's end.
+        """
+        if part.episode_id in self._next:
+            expected = self._next[part.episode_id]
+            if expected is None:
+                raise DataError(
+                    f"{locate(part, where)}: a part starts at t={part.t_started}, after the end of "
+                    "the episode: give episodes different ids."
+                )
+            if part.t_started != expected:
+                problem = (
+                    "overlaps the one before" if part.t_started < expected else "misses a step"
+                )
+                raise DataError(
+                    f"{locate(part, where)}: a part starts at t={part.t_started} and {problem}, "
+                    f"which ends before t={expected}."
+                )
+        end = part.t_started + len(part)
+        self._next[part.episode_id] = None if part.is_last else end

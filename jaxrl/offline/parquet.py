@@ -1,0 +1,331 @@
+"""Parts of episodes in Parquet: one row a part, one column a leaf, compressed with zstd.
+
+Leaves of 8 bits are lists of binaries of one row each, all others lists of fixed-size lists: as lists
+of numbers, bytes would take four times the space to read.
+"""
+
+import contextlib
+import math
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+import numpy as np
+
+from jaxrl.episodes.packing import EpisodePart
+from jaxrl.errors import DataError
+from jaxrl.offline.columns import (
+    EPISODE_ID,
+    FLAGS,
+    LENGTH,
+    REWARDS,
+    STATE,
+    T_STARTED,
+    VERSION,
+    Column,
+    Columns,
+)
+from jaxrl.offline.manifest import Header, parse_header
+from jaxrl.offline.space_json import dump_json
+
+SUFFIX = ".parquet"
+MAGIC = b"PAR1"
+HEADER_KEY = b"jaxrl"
+
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+_TEXT_BYTES = 16
+"""Bytes of a text or binary of variable length without its characters."""
+
+Table = Any
+"""A `pyarrow.Table`, `pyarrow.Array` or `pyarrow.parquet.ParquetFile`, which have no types."""
+
+
+def has_pyarrow() -> bool:
+    """Return whether pyarrow is installed."""
+    try:
+        import_pyarrow()
+    except DataError:
+        return False
+    return True
+
+
+def import_pyarrow() -> tuple[ModuleType, ModuleType]:
+    """Return pyarrow and its module for Parquet.
+
+    Raises:
+        DataError: If pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError("Parquet files need pyarrow: pip install 'jaxrl[offline]'.") from error
+    return pyarrow, pyarrow.parquet
+
+
+class ParquetSink:
+    """Parquet file under construction.
+
+    Args:
+        file: Binary file to write to.
+        header: Facts about the data, which become metadata of the file.
+    """
+
+    def __init__(self, file: IO[bytes], header: Header) -> None:
+        self._pyarrow, parquet = import_pyarrow()
+        self._file = file
+        self._columns = header.columns
+        empty = self._encode([], [])
+        metadata = {HEADER_KEY: dump_json(header.to_data()).encode()}
+        self._schema: Table = empty.schema.with_metadata(metadata)
+        self._writer = parquet.ParquetWriter(
+            file, self._schema, compression="zstd", use_dictionary=[EPISODE_ID]
+        )
+
+    def add(self, parts: Sequence[EpisodePart], arrays: Sequence[Mapping[str, Any]]) -> None:
+        """Add a row group of parts, given with their arrays by column."""
+        table = self._encode(parts, arrays).cast(self._schema)
+        self._writer.write_table(table, row_group_size=len(parts))
+
+    @property
+    def num_bytes(self) -> int:
+        """Number of bytes written so far."""
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Write the end of the file."""
+        self._writer.close()
+
+    def _encode(
+        self, parts: Sequence[EpisodePart], arrays: Sequence[Mapping[str, np.ndarray | None]]
+    ) -> Table:
+        pa = self._pyarrow
+        flags = {name: pa.array([getattr(p, name) for p in parts], pa.bool_()) for name in FLAGS}
+        fields = {
+            EPISODE_ID: pa.array([part.episode_id for part in parts], pa.string()),
+            T_STARTED: pa.array([part.t_started for part in parts], pa.int64()),
+            LENGTH: pa.array([len(part) for part in parts], pa.int64()),
+            **flags,
+        }
+        for column in self._columns.leaves:
+            if column.size:
+                leaves = [part_arrays[column.name] for part_arrays in arrays]
+                fields[column.name] = _encode_leaf(pa, column, leaves)
+        for column, values in (
+            (_REWARD, [np.asarray(part.reward, np.float32) for part in parts]),
+            (_VERSION, [np.asarray(part.version, np.int64) for part in parts]),
+        ):
+            fields[column.name] = _encode_leaf(pa, column, values)
+        return pa.table(fields)
+
+
+_REWARD = Column(REWARDS, REWARDS, (), np.dtype(np.float32), ())
+_VERSION = Column(VERSION, VERSION, (), np.dtype(np.int64), ())
+
+
+def _encode_leaf(pa: ModuleType, column: Column, leaves: Sequence[np.ndarray | None]) -> Table:
+    """Return a list for every part; None for a part without this leaf."""
+    present = [leaf for leaf in leaves if leaf is not None]
+    blank = np.zeros((0, *column.shape), column.dtype)
+    values = np.ascontiguousarray(np.concatenate([blank, *present]))
+    lengths = [0 if leaf is None else len(leaf) for leaf in leaves]
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int32)
+    if column.dtype.itemsize == 1:
+        buffers = [None, pa.py_buffer(values.tobytes())]
+        rows = pa.Array.from_buffers(pa.binary(column.size), len(values), buffers)
+    else:
+        rows = pa.array(values.reshape(-1))
+        if column.shape:
+            rows = pa.FixedSizeListArray.from_arrays(rows, column.size)
+    is_missing = np.asarray([leaf is None for leaf in leaves], np.bool_)
+    mask = pa.array(is_missing) if is_missing.any() else None
+    return pa.ListArray.from_arrays(pa.array(offsets), rows, mask=mask)
+
+
+@contextlib.contextmanager
+def open_parquet(path: Path, max_group_bytes: int) -> Generator[Table]:
+    """Open a Parquet file after a check of its declared sizes.
+
+    Raises:
+        DataError: If it is damaged, or one of its row groups is too large.
+    """
+    pa, pq = import_pyarrow()
+    try:
+        with pq.ParquetFile(path) as file:
+            check_sizes(file, path, max_group_bytes)
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise DataError(f"{path} cannot be read as Parquet: {lines[0].rstrip('.')}.") from error
+
+
+def check_sizes(file: Table, path: Path, max_group_bytes: int) -> None:
+    """Check the declared sizes of the row groups of a Parquet file.
+
+    Raises:
+        DataError: If one exceeds the limit.
+    """
+    widths: list[int] = []
+    for i in range(len(file.schema)):
+        column = file.schema.column(i)
+        is_fixed = column.physical_type == "FIXED_LEN_BYTE_ARRAY"
+        widths.append(column.length if is_fixed else _WIDTHS.get(column.physical_type, _TEXT_BYTES))
+    for i in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(i)
+        declared = 0
+        for j, width in enumerate(widths):
+            chunk = group.column(j)
+            if min(chunk.num_values, chunk.total_uncompressed_size, group.num_rows) < 0:
+                raise DataError(f"{path} is damaged: it declares a negative size.")
+            declared += max(chunk.num_values * width, chunk.total_uncompressed_size)
+        if declared > max_group_bytes:
+            raise DataError(
+                f"{path} declares a row group of {declared} bytes, and at most {max_group_bytes} are "
+                "read at once: write it with smaller row groups, or raise max_group_bytes."
+            )
+
+
+def read_parquet_header(path: Path, max_group_bytes: int) -> dict[str, Any] | None:
+    """Return the header of a file of this format as data; None for other Parquet files."""
+    with open_parquet(path, max_group_bytes) as file:
+        text: bytes | None = (file.schema_arrow.metadata or {}).get(HEADER_KEY)
+    return None if text is None else parse_header(text, path)
+
+
+def iter_parquet(path: Path, columns: Columns, max_group_bytes: int) -> Iterator[EpisodePart]:
+    """Yield the parts of a Parquet file, a row group at a time.
+
+    Raises:
+        DataError: If the file is damaged, or has other columns.
+    """
+    with open_parquet(path, max_group_bytes) as file:
+        _check_schema(file.schema_arrow, columns, path)
+        for i in range(file.metadata.num_row_groups):
+            yield from _decode_group(file.read_row_group(i), columns, path)
+
+
+def _check_schema(schema: Table, columns: Columns, path: Path) -> None:
+    """Check the types of all columns of a file."""
+    pa, _ = import_pyarrow()
+    plain = {EPISODE_ID: pa.string(), T_STARTED: pa.int64(), LENGTH: pa.int64()}
+    expected = {**plain, **dict.fromkeys(FLAGS, pa.bool_())}
+    for name, kind in expected.items():
+        index = schema.get_field_index(name)
+        if index < 0 or schema.field(index).type != kind:
+            raise DataError(f"{path} is damaged: its column {name!r} is not of type {kind}.")
+    for column in (*columns.leaves, _REWARD, _VERSION):
+        if not column.size:
+            continue
+        index = schema.get_field_index(column.name)
+        found = None if index < 0 else schema.field(index).type
+        if found is None or not _is_type(pa, found, column):
+            raise DataError(
+                f"{path} is damaged: its column {column.name!r} is of type {found}, and its header "
+                f"says rows of {column.dtype} of shape {column.shape}."
+            )
+
+
+def _is_type(pa: ModuleType, found: Table, column: Column) -> bool:
+    if not pa.types.is_list(found):
+        return False
+    row = found.value_type
+    if column.dtype.itemsize == 1:
+        return row == pa.binary(column.size)
+    if column.shape:
+        if not pa.types.is_fixed_size_list(row) or row.list_size != column.size:
+            return False
+        row = row.value_type
+    return row == pa.from_numpy_dtype(column.dtype)
+
+
+def _decode_group(table: Table, columns: Columns, path: Path) -> Iterator[EpisodePart]:
+    plain = {name: table[name].to_pylist() for name in (EPISODE_ID, T_STARTED, LENGTH, *FLAGS)}
+    num_parts = table.num_rows
+    leaves = {
+        column.name: _decode_leaf(table, column, path)
+        for column in (*columns.leaves, _REWARD, _VERSION)
+        if column.size
+    }
+    for i in range(num_parts):
+        row = {name: values[i] for name, values in plain.items()}
+        if any(value is None for value in row.values()) or row[LENGTH] < 1 or row[T_STARTED] < 0:
+            raise DataError(f"{path} is damaged: row {i} has no valid id, length or flags.")
+        arrays = {name: values[i] for name, values in leaves.items()}
+        yield make_part(row, arrays, columns, path)
+
+
+def _decode_leaf(table: Table, column: Column, path: Path) -> list[np.ndarray | None]:
+    """Return the array of each part."""
+    lists = table[column.name].combine_chunks()
+    rows = lists.values
+    is_binary = column.dtype.itemsize == 1
+    has_lists = bool(column.shape) and not is_binary
+    has_null = rows.null_count or (has_lists and rows.values.null_count)
+    if has_null or (lists.null_count and column.group != STATE):
+        raise DataError(f"{path} is damaged: its column {column.name!r} has missing values.")
+    if is_binary:
+        data = np.frombuffer(rows.buffers()[1] or b"", column.dtype)
+        first = rows.offset * column.size
+        values = data[first : first + len(rows) * column.size]
+    else:
+        values = (rows.flatten() if has_lists else rows).to_numpy()
+    values = values.reshape(len(rows), *column.shape)
+    offsets, is_valid = lists.offsets.to_numpy(), lists.is_valid().to_pylist()
+    return [
+        values[offsets[i] : offsets[i + 1]] if valid else None for i, valid in enumerate(is_valid)
+    ]
+
+
+def make_part(
+    row: Mapping[str, Any], arrays: Mapping[str, np.ndarray | None], columns: Columns, path: Path
+) -> EpisodePart:
+    """Return the part of one row of a file.
+
+    Args:
+        row: Id, first time step, length and flags.
+        arrays: Arrays by column; leaves without entries may be missing.
+        columns: Columns of the file.
+        path: File, for error messages.
+
+    Raises:
+        DataError: If an array has another length.
+    """
+    length = int(row[LENGTH])
+    found: dict[str, np.ndarray | None] = {}
+    for column in columns.leaves:
+        num_rows = column.count_rows(length)
+        blank = np.zeros((num_rows, *column.shape), column.dtype) if not column.size else None
+        array = found[column.name] = arrays.get(column.name, blank)
+        _check_length(array, num_rows, column.name, row, path)
+    reward, version = arrays[REWARDS], arrays[VERSION]
+    for name, array in ((REWARDS, reward), (VERSION, version)):
+        _check_length(array, length, name, row, path)
+    assert reward is not None
+    assert version is not None
+    return EpisodePart(
+        episode_id=row[EPISODE_ID],
+        t_started=int(row[T_STARTED]),
+        reward=reward,
+        version=version,
+        **{name: bool(row[name]) for name in FLAGS},
+        **columns.unflatten(found),
+    )
+
+
+def _check_length(
+    array: np.ndarray | None, num_rows: int, name: str, row: Mapping[str, Any], path: Path
+) -> None:
+    if array is None or len(array) == num_rows:
+        return
+    length = int(row[LENGTH])
+    wanted = f"length + 1 = {num_rows}" if num_rows == length + 1 else str(num_rows)
+    raise DataError(
+        f"{path}, episode {row[EPISODE_ID]!r}: {name} has {len(array)} entries, and a part of length "
+        f"{length} has {wanted}."
+    )
+
+
+def count_group_steps(step_bytes: int) -> int:
+    """Return the number of steps of a row group of about 4 MiB, at least one."""
+    return max(1, math.floor(2**22 / max(step_bytes, 1)))

@@ -1,0 +1,349 @@
+"""Reader of recorded data: `open_data` finds the format, and checks what it yields."""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from jaxrl.episodes.packing import EpisodePart
+from jaxrl.errors import DataError
+from jaxrl.offline import npz, parquet
+from jaxrl.offline.checks import OrderChecker, PartChecker, locate
+from jaxrl.offline.columns import Columns
+from jaxrl.offline.formats.detect import Foreign, find_foreign
+from jaxrl.offline.formats.settings import MAX_GROUP_BYTES, ImportSettings
+from jaxrl.offline.manifest import (
+    Counts,
+    FileEntry,
+    Header,
+    Manifest,
+    check_file,
+    hash_file,
+    merge_origins,
+    read_manifest,
+    sum_counts,
+)
+from jaxrl.offline.sources import Source, find_files, sniff
+from jaxrl.offline.space_json import find_difference
+
+OWN = "jaxrl"
+
+
+class RecordedData:
+    """Recorded data of one format, made by `open_data`.
+
+    Attributes:
+        kind: "jaxrl", "rllib_columns", "rllib_episodes", "rllib_json", "minari" or "d4rl".
+        files: Files, in order.
+        observation_space: Space of the observations.
+        action_space: Space of the environment's actions.
+        actions_are_normalized: Whether the actions are a module's, or else the environment's own.
+        has_density: Whether the extra `action_logp` is the log-density of the actions.
+        has_past: Whether it is known which steps follow one another. If not, each part has one step.
+        columns: Columns of the parts: names, types and shapes of all leaves.
+        counts: Numbers of steps, parts and episodes, and returns; None if the files do not say.
+        origin: Environment, algorithm, seed and checkpoint, as far as they are known.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        files: Sequence[Path],
+        header: Header,
+        *,
+        counts: Counts | None,
+        entries: Mapping[Path, FileEntry],
+        foreign: Foreign | None,
+        settings: ImportSettings,
+    ) -> None:
+        self.kind = kind
+        self.files = tuple(files)
+        self.observation_space = header.observation_space
+        self.action_space = header.action_space
+        self.actions_are_normalized = header.actions_are_normalized
+        self.has_density = header.has_density
+        self.has_past = foreign is None or foreign.has_past
+        self.columns = header.columns
+        self.counts = counts
+        self.origin = header.origin
+        self._entries = entries
+        self._foreign = foreign
+        self._settings = settings
+        self._verified: set[Path] = set()
+
+    @property
+    def step_bytes(self) -> int:
+        """Number of bytes of one step in memory, with its observation, action, reward and extras."""
+        return self.columns.step_bytes
+
+    def get_fingerprint(self) -> str:
+        """Return the digest of all files, in order; files without a recorded digest are read."""
+        digest = hashlib.sha256()
+        for path in self.files:
+            entry = self._entries.get(path)
+            digest.update((entry.sha256 if entry else hash_file(path)).encode())
+        return digest.hexdigest()
+
+    def iter_parts(self) -> Iterator[EpisodePart]:
+        """Yield the parts of all episodes, those of one episode in order of time.
+
+        Leaves are typed as in a program and may be read-only. `version` is -1 where it is unknown.
+        `carry` has one row, the state before the first step, or is None: at an episode's start, or
+        for a policy without memory; `columns.restore_structure` gives it the policy's classes.
+
+        Raises:
+            DataError: If a file is damaged or has changed, a value is not in its space or not finite,
+                or the parts of an episode overlap or miss a step.
+        """
+        checker = PartChecker(
+            self.columns, self.action_space, actions_are_normalized=self.actions_are_normalized
+        )
+        order = OrderChecker()
+        for where, part in self._read():
+            try:
+                arrays = self.columns.flatten(part)
+            except DataError as error:
+                raise DataError(f"{locate(part, where)}: {error}") from error
+            checker.check(part, arrays, where)
+            if self.has_past:
+                order.check(part, where)
+            yield dataclasses.replace(part, **self.columns.unflatten(arrays))
+
+    def _read(self) -> Iterator[tuple[str, EpisodePart]]:
+        """Yield the parts as the files have them, each with its place."""
+        if self._foreign is not None:
+            for path, part in self._foreign.read(self.files, self._settings):
+                yield str(path), part
+            return
+        for path in self.files:
+            entry = self._entries.get(path)
+            if entry is not None and path not in self._verified:
+                check_file(path, entry)
+                self._verified.add(path)
+            for part in _iter_own(path, self.columns, self._settings.max_group_bytes):
+                yield str(path), part
+
+
+def open_data(
+    source: Source,
+    *,
+    observation_space: gymnasium.Space[Any] | None = None,
+    action_space: gymnasium.Space[Any] | None = None,
+    actions_are_normalized: bool | None = None,
+    schema: Mapping[str, str] | None = None,
+    ignore_final_observation: bool = False,
+    max_group_bytes: int = MAX_GROUP_BYTES,
+) -> RecordedData:
+    """Open recorded data, of which the format is found by content.
+
+    Formats are those of `EpisodeWriter`, RLlib's (columns and episodes in Parquet, lines of JSON),
+    Minari's (HDF5), and files of arrays as D4RL's (HDF5 and `.npz`).
+
+    Args:
+        source: A folder, a file, a pattern such as "data/*.parquet", or a list of these.
+        observation_space: Space of the observations. Data that have their own must have this one;
+            those that have none need it.
+        action_space: Space of the environment's actions, likewise.
+        actions_are_normalized: Whether actions are those of a module, before the action connectors,
+            or else the environment's own; None for what the data say, and False if they do not.
+        schema: Column of the file by RLlib's name of it, for those with another name.
+        ignore_final_observation: Whether the last step of an episode that was not terminated is
+            dropped where the observation after it is not recorded; otherwise, that is an error.
+        max_group_bytes: Limit of the bytes that a file may declare to be read at once: a row group,
+            or all arrays of an `.npz` file.
+
+    Raises:
+        DataError: If no file matches, a format is unknown or newer, the spaces differ, or there are
+            no steps.
+    """
+    files = find_files(source)
+    given = {"observation_space": observation_space, "action_space": action_space}
+    own = _find_own(files, max_group_bytes)
+    if own is not None:
+        return _open_own(files, own, given, actions_are_normalized, max_group_bytes)
+    foreign = find_foreign(files, schema or {}, max_group_bytes)
+    spaces = foreign.read_spaces(files[0])
+    _check_spaces(files[0], dict(zip(given, spaces, strict=True)), given)
+    settings = ImportSettings(
+        observation_space=_choose_space(
+            "observation_space", spaces[0], observation_space, files[0]
+        ),
+        action_space=_choose_space("action_space", spaces[1], action_space, files[0]),
+        schema=schema or {},
+        ignore_final_observation=ignore_final_observation,
+        max_group_bytes=max_group_bytes,
+    )
+    first = next((part for _, part in foreign.read(files, settings)), None)
+    if first is None:
+        raise DataError(f"{files[0]} has no steps: record some, or give other files.")
+    columns = Columns.from_part(
+        first,
+        settings.observation_space,
+        settings.action_space,
+        actions_are_normalized=bool(actions_are_normalized),
+    )
+    header = Header(
+        observation_space=settings.observation_space,
+        action_space=settings.action_space,
+        columns=columns,
+        has_density="action_logp" in first.extras,
+        actions_are_normalized=bool(actions_are_normalized),
+        origin=foreign.read_origin(files[0]),
+    )
+    return RecordedData(
+        foreign.kind,
+        files,
+        header,
+        counts=None,
+        entries={},
+        foreign=foreign,
+        settings=settings,
+    )
+
+
+def _find_own(files: Sequence[Path], max_group_bytes: int) -> dict[Path, Header] | None:
+    """Return the headers of files of the own format; None if they have another one."""
+    headers: dict[Path, Header] = {}
+    for path in files:
+        kind = sniff(path)
+        read = {"parquet": parquet.read_parquet_header, "zip": npz.read_npz_header}.get(kind)
+        data = None if read is None else read(path, max_group_bytes)
+        if data is not None:
+            headers[path] = Header.from_data(data, path)
+    if headers and len(headers) < len(files):
+        other = next(path for path in files if path not in headers)
+        raise DataError(
+            f"{other} has another format than {next(iter(headers))}: open them one after the other."
+        )
+    return headers or None
+
+
+def _open_own(
+    files: Sequence[Path],
+    headers: Mapping[Path, Header],
+    given: Mapping[str, gymnasium.Space[Any] | None],
+    actions_are_normalized: bool | None,
+    max_group_bytes: int,
+) -> RecordedData:
+    first = headers[files[0]]
+    for path, header in headers.items():
+        spaces = {
+            "observation_space": header.observation_space,
+            "action_space": header.action_space,
+        }
+        _check_spaces(path, spaces, given)
+        _check_same(path, header, files[0], first)
+        _check_normalized(path, header, actions_are_normalized)
+    manifests = {folder: read_manifest(folder) for folder in {path.parent for path in files}}
+    listed, entries = _select_listed(files, manifests)
+    counts = None
+    if len(entries) == len(listed):
+        counts = sum_counts(entry.counts for entry in entries.values())
+    if not listed or (counts is not None and not counts.num_steps):
+        raise DataError(f"{files[0].parent} has no steps: record some, or give another folder.")
+    merged = dataclasses.replace(
+        first,
+        has_density=all(header.has_density for header in headers.values()),
+        origin=merge_origins([header.origin for header in headers.values()]),
+    )
+    settings = ImportSettings(
+        observation_space=first.observation_space,
+        action_space=first.action_space,
+        max_group_bytes=max_group_bytes,
+    )
+    return RecordedData(
+        OWN, listed, merged, counts=counts, entries=entries, foreign=None, settings=settings
+    )
+
+
+def _select_listed(
+    files: Sequence[Path], manifests: Mapping[Path, Manifest | None]
+) -> tuple[list[Path], dict[Path, FileEntry]]:
+    """Return the files, without those that their folder's manifest does not list, and their entries.
+
+    A file that is not listed yet is being written.
+
+    Raises:
+        DataError: If a listed file is missing from its folder.
+    """
+    listed: list[Path] = []
+    entries: dict[Path, FileEntry] = {}
+    for path in files:
+        manifest = manifests[path.parent]
+        if manifest is None:
+            listed.append(path)
+        elif path.name in manifest.files:
+            listed.append(path)
+            entries[path] = manifest.files[path.name]
+    for folder, manifest in manifests.items():
+        missing = [
+            name for name in (manifest.files if manifest else ()) if not (folder / name).is_file()
+        ]
+        if missing:
+            raise DataError(f"{folder / missing[0]} is missing, and its manifest lists it.")
+    return listed, entries
+
+
+def _check_spaces(
+    path: Path,
+    recorded: Mapping[str, gymnasium.Space[Any] | None],
+    given: Mapping[str, gymnasium.Space[Any] | None],
+) -> None:
+    for name, space in given.items():
+        mine = recorded[name]
+        if space is None or mine is None:
+            continue
+        problem = find_difference(mine, space, name)
+        if problem is not None:
+            raise DataError(
+                f"{path} has other spaces: {problem} in the environment or the settings."
+            )
+
+
+def _check_same(path: Path, header: Header, first_path: Path, first: Header) -> None:
+    """Check that two files can be read as one set of data."""
+    for name in ("observation_space", "action_space"):
+        problem = find_difference(getattr(header, name), getattr(first, name), name)
+        if problem is not None:
+            raise DataError(f"{path} has other spaces: {problem} in {first_path}.")
+    if header.actions_are_normalized != first.actions_are_normalized:
+        raise DataError(
+            f"{path} has actions_are_normalized={header.actions_are_normalized}, and {first_path} has "
+            f"{first.actions_are_normalized}: open them one after the other."
+        )
+    if set(header.columns.leaves) != set(first.columns.leaves):
+        names = {c.name for c in set(header.columns.leaves) ^ set(first.columns.leaves)}
+        raise DataError(
+            f"{path} and {first_path} differ in the column {min(names)!r}: open them one after the "
+            "other."
+        )
+
+
+def _check_normalized(path: Path, header: Header, wanted: bool | None) -> None:
+    if wanted is not None and wanted != header.actions_are_normalized:
+        raise DataError(
+            f"actions_are_normalized={wanted} contradicts {path}, which says "
+            f"{header.actions_are_normalized}: leave it out."
+        )
+
+
+def _choose_space(
+    name: str,
+    recorded: gymnasium.Space[Any] | None,
+    given: gymnasium.Space[Any] | None,
+    path: Path,
+) -> gymnasium.Space[Any]:
+    space = given if recorded is None else recorded
+    if space is None:
+        raise DataError(
+            f"{path} does not say its {name}: pass observation_space and action_space, or env."
+        )
+    return space
+
+
+def _iter_own(path: Path, columns: Columns, max_group_bytes: int) -> Iterator[EpisodePart]:
+    read = parquet.iter_parquet if sniff(path) == "parquet" else npz.iter_npz
+    return read(path, columns, max_group_bytes)

@@ -1,0 +1,89 @@
+"""Files of a source of recorded data, and their kinds, which are found by their content."""
+
+import glob
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxrl.errors import DataError
+from jaxrl.offline import npz, parquet
+from jaxrl.offline.manifest import MANIFEST
+
+Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A folder, a file, a pattern such as "data/*.parquet", or a list of these."""
+
+HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
+
+_NO_DATA = frozenset((MANIFEST, "metadata.json"))
+"""Files that say what is in those beside them."""
+
+
+def find_files(source: Source) -> list[Path]:
+    """Return the files of a source, those of a folder and of a pattern in the order of their names.
+
+    Raises:
+        DataError: If there are none.
+    """
+    entries = [source] if isinstance(source, str | os.PathLike) else list(source)
+    files: list[Path] = []
+    for entry in entries:
+        found = _find_entry(Path(entry).expanduser())
+        if not found:
+            raise DataError(
+                f"No file matches {os.fspath(entry)!r}: give a folder, a file, or a pattern such as "
+                "'data/*.parquet'."
+            )
+        files.extend(found)
+    if not files:
+        raise DataError("The source of recorded data is an empty list: give a folder or a file.")
+    twice = [path for i, path in enumerate(files) if path in files[:i]]
+    if twice:
+        raise DataError(f"{twice[0]} is given twice: its steps would count twice.")
+    return files
+
+
+def _find_entry(path: Path) -> list[Path]:
+    if path.is_dir():
+        return _find_in_folder(path)
+    if path.exists():
+        return [path.absolute()]
+    found: list[Path] = []
+    for name in sorted(glob.glob(str(path), recursive=True)):
+        matched = Path(name)
+        found += _find_in_folder(matched) if matched.is_dir() else [matched.absolute()]
+    return [match for match in found if match.name not in _NO_DATA]
+
+
+def _find_in_folder(folder: Path) -> list[Path]:
+    """Return the files of a folder and of those in it, without hidden ones."""
+    return [
+        path.absolute()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and path.name not in _NO_DATA
+        and not any(part.startswith((".", "_")) for part in path.relative_to(folder).parts)
+    ]
+
+
+def sniff(path: Path) -> str:
+    """Return "parquet", "zip", "hdf5" or "json" by the first bytes of a file.
+
+    Raises:
+        DataError: If it is none of these, or cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            start = file.read(64)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if start.startswith(parquet.MAGIC):
+        return "parquet"
+    if start.startswith((npz.MAGIC, b"PK\x05\x06")):
+        return "zip"
+    if start.startswith(HDF5_MAGIC):
+        return "hdf5"
+    if start.lstrip().startswith(b"{"):
+        return "json"
+    raise DataError(
+        f"{path} has an unknown format: recorded data are Parquet, .npz, HDF5, or lines of JSON."
+    )
