@@ -168,7 +168,7 @@ class Algorithm(ExportMethods, FormerNames):
         self._loop = parts.make_loop(config, assembly, self._learners, callbacks, self)
         self._batches_to_run = 1
         self._count_fit_iterations_left: Callable[[], int] = lambda: sys.maxsize
-        self._totals = IterationTotals(self._loop.fetch_report, assembly.replay)
+        self._totals = IterationTotals(self._loop.fetch_report, assembly.row_source)
         self._flow = DispatchedDataFlow(config, assembly.train_step, self._learners, self._loop)
         self._acting = parts.make_acting_state(config, assembly, self._learners, self._devices)
         inference = Inference(
@@ -302,7 +302,7 @@ class Algorithm(ExportMethods, FormerNames):
         self._recorder.begin(self._devices)
         compiled_before = total_compile_seconds(self._programs)
         reporting = self.config.reporting_settings
-        self._totals = totals = IterationTotals(self._loop.fetch_report, self._assembly.replay)
+        self._totals = totals = IterationTotals(self._loop.fetch_report, self._assembly.row_source)
         if self.config.evaluation_settings.evaluation_parallel_to_training:
             self._begin_evaluation_if_due()
         self._loop.set_lookahead(self._count_iterations_to_state_read())

@@ -13,6 +13,7 @@ import jax
 
 from jaxrl.assembly.connector_env import EnvToInspect, make_offers
 from jaxrl.assembly.learner_checks import check_learner
+from jaxrl.assembly.offline import make_data_env, make_dataset_sampler
 from jaxrl.assembly.pipelines import (
     make_action_pipeline,
     make_learner_pipeline,
@@ -21,9 +22,11 @@ from jaxrl.assembly.pipelines import (
 from jaxrl.assembly.replay import make_replay_buffer, resolve_sequence_length
 from jaxrl.assembly.tasks import prepare_first_task
 from jaxrl.buffers.circular import CircularBuffer
+from jaxrl.buffers.dataset import DatasetSampler
 from jaxrl.buffers.on_policy import OnPolicyMinibatches
 from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.config.batch_plan.arithmetic import BatchPlan
+from jaxrl.config.batch_plan.offline import OfflinePlan
 from jaxrl.config.batch_plan.replay import ReplayPlan
 from jaxrl.config.placement import describe_idle_settings, resolve_placement
 from jaxrl.config.settings.replay import OffPolicyTraining
@@ -46,8 +49,9 @@ from jaxrl.runtime.program import Program
 from jaxrl.training.data_flow import CompiledStep
 from jaxrl.training.guard import DivergenceGuard
 from jaxrl.training.in_graph import InGraphRunner
+from jaxrl.training.offline import OfflineRunner
 from jaxrl.training.rollout import PolicyStep, RolloutWorker
-from jaxrl.training.train_step import TrainStep
+from jaxrl.training.train_step import Experience, TrainStep
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -68,8 +72,8 @@ class Assembly:
     `train_step` is an `InGraphRunner` if the environments are part of the compiled program.
     `compiled_step` is the training step of the user's own Algorithm as a function of its data flow.
     `program_cache` is the cache of programs that were compiled before;
-    `should_compile_train` is whether training will follow, so that its program is compiled
-    concurrently with others.
+    `should_train` is whether the run is made to be trained, rather than restored, and
+    `should_compile_train` whether its program is compiled concurrently with others.
     """
 
     made: AnyMadeEnv
@@ -81,13 +85,14 @@ class Assembly:
     compiled_step: CompiledStep | None = None
     program_cache: ProgramCache | None = None
     should_compile_train: bool = False
+    should_train: bool = True
 
     @functools.cached_property
     def buffer_bytes(self) -> int:
         """Size of the replay buffer in bytes over all devices."""
         return self.compute_buffer_bytes(self.train_step.experience)
 
-    def compute_buffer_bytes(self, experience: OnPolicyMinibatches | AnyReplayBuffer) -> int:
+    def compute_buffer_bytes(self, experience: Experience) -> int:
         """Return the size in bytes of another buffer for the same run."""
         train_step = dataclasses.replace(self.train_step, experience=experience)
 
@@ -108,6 +113,12 @@ class Assembly:
     def replay(self) -> AnyReplayBuffer | None:
         """Replay buffer that gradient steps draw from, if any."""
         return self.train_step.replay
+
+    @property
+    def row_source(self) -> AnyReplayBuffer | DatasetSampler | None:
+        """Replay buffer or dataset that gradient steps draw from, if any."""
+        experience = self.train_step.experience
+        return None if isinstance(experience, OnPolicyMinibatches) else experience
 
     @property
     def module(self) -> RLModule:
@@ -139,6 +150,17 @@ class Assembly:
         return self.train_step
 
     @property
+    def is_offline(self) -> bool:
+        """Return whether the run learns from recorded data."""
+        return isinstance(self.train_step, OfflineRunner)
+
+    @property
+    def compiled_runner(self) -> InGraphRunner | OfflineRunner:
+        """Runner of a run whose train batches need nothing from the host."""
+        assert isinstance(self.train_step, InGraphRunner | OfflineRunner)
+        return self.train_step
+
+    @property
     def jax_env(self) -> MadeEnv:
         """Environment of a run whose environments are in the compiled program."""
         assert isinstance(self.made, MadeEnv)
@@ -165,6 +187,9 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
         )
         return _make_assembly(config, made, sampler, runner)
     acting = _with_sequences(config, make_policy_step(config, made))
+    if placement == "offline":
+        fields = make_train_step_fields(config, made, acting, in_graph=False)
+        return _make_assembly(config, made, acting, OfflineRunner(policy_step=acting, **fields))
     train_step = TrainStep(
         policy_step=acting, **make_train_step_fields(config, made, acting, in_graph=False)
     )
@@ -221,6 +246,7 @@ def assemble_run(config: "AlgorithmConfig", *, should_train: bool) -> Assembly:
             is_in_graph=is_in_graph,
             spaces=() if is_in_graph else assembly.made.spaces,
         ),
+        should_train=should_train,
         should_compile_train=is_in_graph and should_train and is_command(),
     )
 
@@ -273,8 +299,10 @@ def make_train_step_fields(
 
 def _make_experience(
     config: "AlgorithmConfig", plan: BatchPlan, acting: PolicyStep, *, in_graph: bool
-) -> OnPolicyMinibatches | AnyReplayBuffer:
+) -> Experience:
     """Make the source of rows for gradient steps."""
+    if isinstance(plan, OfflinePlan):
+        return make_dataset_sampler(config, plan, acting)
     if isinstance(plan, ReplayPlan):
         return make_replay_buffer(config, plan, acting, in_graph=in_graph)
     return OnPolicyMinibatches(
@@ -314,6 +342,8 @@ def make_env(config: "AlgorithmConfig") -> AnyMadeEnv:
     settings = config.environment_settings
     if settings.env is None and config.env_runners_settings.placement == "external":
         return make_external_env(config)
+    if settings.env is None and config.is_offline and not config.in_evaluation:
+        return make_data_env(config)
     if settings.env is None:
         raise ConfigError(
             "env is not set: name one with .environment(env=...), e.g. 'CartPole-v1'."

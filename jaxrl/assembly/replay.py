@@ -47,7 +47,7 @@ def make_replay_buffer(
     Raises:
         ConfigError: If a setting is incompatible with replay.
     """
-    _check_connectors(policy_step)
+    check_temporal(policy_step, "Replay stores observations after")
     settings = resolve_buffer_settings(config)
     if settings.storage == HOST and in_graph:
         instead = "subclass jaxrl.ReplayBuffer" if settings.host_class else "'storage' to 'device'"
@@ -130,23 +130,36 @@ def _period(rows: int, length: int) -> int:
     return max(n for n in divisors(rows) if n <= max(1, length // 2))
 
 
+def check_whole_sequences(
+    config: "AlgorithmConfig", train_batch_size: int, num_shards: int, length: int | None
+) -> None:
+    """Check that rows to learn from are whole sequences of a module with memory, if it has one.
+
+    Raises:
+        ConfigError: If they are not, or a setting for sequences is set without memory.
+    """
+    if length is None:
+        for name in ("burn_in_len", "zero_init_states"):
+            if getattr(config.training_settings, name, False):
+                raise ConfigError(
+                    f"{name}={config[name]} has no effect on a module without memory; set use_lstm "
+                    "or use_attention in model_config, or leave it out."
+                )
+        return
+    unit = length * num_shards
+    if train_batch_size % unit:
+        raise ConfigError(
+            f"train_batch_size={train_batch_size} must be whole sequences of max_seq_len="
+            f"{length} rows for each of num_shards={num_shards}; set it to "
+            f"{max(1, round(train_batch_size / unit)) * unit}."
+        )
+
+
 def _check_sequences(config: "AlgorithmConfig", plan: ReplayPlan, length: int | None) -> None:
     training = config.training_settings
+    check_whole_sequences(config, plan.train_batch_size, plan.num_shards, length)
     if length is None:
-        if training.burn_in_len or training.zero_init_states:
-            name = "burn_in_len" if training.burn_in_len else "zero_init_states"
-            raise ConfigError(
-                f"{name}={config[name]} has no effect on a module without memory; set use_lstm or "
-                "use_attention in model_config, or leave it out."
-            )
         return
-    unit = length * plan.num_shards
-    if plan.train_batch_size % unit:
-        raise ConfigError(
-            f"train_batch_size={plan.train_batch_size} must be whole sequences of max_seq_len="
-            f"{length} rows for each of num_shards={plan.num_shards}; set it to "
-            f"{max(1, round(plan.train_batch_size / unit)) * unit}."
-        )
     rows = training.burn_in_len + 2 * length
     if rows > plan.buffer_length:
         raise ConfigError(
@@ -156,17 +169,24 @@ def _check_sequences(config: "AlgorithmConfig", plan: ReplayPlan, length: int | 
         )
 
 
-def _check_connectors(acting: PolicyStep) -> None:
+def check_temporal(acting: PolicyStep, what: str) -> None:
     """Check that no running statistics apply before a temporal connector.
 
     Observations after temporal connectors are stored as the module saw them, so the statistics must
     not change afterwards.
+
+    Args:
+        acting: Policy with its connectors.
+        what: Beginning of the message, before the connectors' names.
+
+    Raises:
+        ConfigError: If there are such statistics.
     """
     pipeline = acting.obs_pipeline
     if pipeline.temporal and jax.tree.leaves(jax.eval_shape(pipeline.init)):
         names = " and ".join(connector.name for connector in pipeline.temporal)
         raise ConfigError(
-            f"Replay stores observations after {names}, so their normalization would become stale "
+            f"{what} {names}, so their normalization would become stale "
             "under a running filter: use observation_filter='NoFilter' with it, or stack frames in "
             "the environment."
         )

@@ -18,9 +18,10 @@ from jaxrl.bench.job import Clock, Curve, Job, describe_process, describe_run, r
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.imports import Trust
-from jaxrl.runs import files, results
+from jaxrl.runs import results
 from jaxrl.runs.checkpoint import list_checkpoints
 from jaxrl.runs.run_folder import RunFolder
+from jaxrl.runtime import files
 from jaxrl.runtime.process import prepare_process
 from jaxrl.sweeps.population import Population
 from jaxrl.sweeps.state import SWEEP_FILE
@@ -167,7 +168,7 @@ class _ProgressTracker:
         )
         steps, means = 0, []
         for seed, run in by_seed.items():
-            steps = results.get_env_steps(run)
+            steps = results.get_steps(run)
             mean = results.get_number(run, results.RETURN_MEAN)
             if mean is not None:
                 iteration = int(run[results.ITERATION])

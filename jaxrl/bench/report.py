@@ -12,7 +12,7 @@ from jaxrl.bench.compare import SUMMARY_FILE, Change
 from jaxrl.bench.markdown import Table, render_document
 from jaxrl.bench.scores import AGGREGATES
 from jaxrl.bench.tables import build_changes_table, build_tables, has_aggregates
-from jaxrl.runs import files
+from jaxrl.runtime import files
 
 MARKDOWN_FILE, PAGE_FILE = "report.md", "report.html"
 

@@ -18,8 +18,8 @@ from jaxrl.bench import peers
 from jaxrl.bench.job import Job
 from jaxrl.bench.suite import JAXRL, Suite, SuiteCell
 from jaxrl.errors import JaxrlError, RunFolderError
-from jaxrl.runs import files
 from jaxrl.runs.run_folder import resolve_results_dir
+from jaxrl.runtime import files
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

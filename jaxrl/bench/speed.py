@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxrl.bench.markdown import Table, parse_tables
 from jaxrl.bench.peers import PeerError, run_process
-from jaxrl.runs import files
+from jaxrl.runtime import files
 
 FILE_STEMS = {"in_graph": "speed", "host": "host", "replay": "replay", "recurrent": "recurrent"}
 """Stems of the files written by each suite of `benchmarks.speed`."""

@@ -20,10 +20,11 @@ from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
 from jaxrl.errors import ConfigError, RunFolderError
 from jaxrl.loggers import text
-from jaxrl.runs import files, results
+from jaxrl.runs import results
 from jaxrl.runs.checkpoint import read_metadata
 from jaxrl.runs.host_state import check_metadata, resolve_trust
 from jaxrl.runs.run_folder import is_run_folder
+from jaxrl.runtime import files
 
 if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm

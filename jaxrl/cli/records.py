@@ -12,7 +12,6 @@ from jaxrl.errors import CheckpointError, RunFolderError, did_you_mean
 from jaxrl.loggers.json_sink import read_results
 from jaxrl.runs import results
 from jaxrl.runs.checkpoint import find_checkpoint, list_checkpoints, read_metadata
-from jaxrl.runs.files import read_bounded
 from jaxrl.runs.manifest import (
     ITERATION,
     SESSION_TYPES,
@@ -27,6 +26,7 @@ from jaxrl.runs.run_folder import (
     parse_iteration,
     resolve_results_dir,
 )
+from jaxrl.runtime.files import read_bounded
 from jaxrl.sweeps.state import is_sweep_folder, read_sweep
 
 if TYPE_CHECKING:

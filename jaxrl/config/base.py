@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 from jaxrl.config.batch_plan.arithmetic import BatchPlan
+from jaxrl.config.batch_plan.offline import make_offline_plan
 from jaxrl.config.batch_plan.on_policy import make_plan
 from jaxrl.config.batch_plan.replay import make_replay_plan
 from jaxrl.config.batch_plan.request import make_batch_request, refuse_markers
@@ -15,9 +16,11 @@ from jaxrl.config.notes import announce_notes, describe_notes
 from jaxrl.config.registry import load_run_class
 from jaxrl.config.seed import draw_seed
 from jaxrl.config.settings import external as external_groups
+from jaxrl.config.settings import offline_data as offline_groups
 from jaxrl.config.settings import run as run_groups
 from jaxrl.config.settings import runners as runner_groups
 from jaxrl.config.settings import training as training_groups
+from jaxrl.config.settings.offline_data import SAMPLER
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.sweep import is_sweep, make_lanes
 from jaxrl.config.validate import refuse_num_envs_tuning, validate
@@ -40,6 +43,10 @@ class AlgorithmConfig(ConfigBuilder):
 
     algo_name: ClassVar[str] = ""
     learns: ClassVar[bool] = True
+    requires_data: ClassVar[bool] = False
+    """True if the algorithm learns from recorded data alone."""
+    learns_in_epochs: ClassVar[bool] = False
+    """True if recorded rows are learned from in epochs by default, as in supervised learning."""
     is_async: ClassVar[bool] = False
     """True if runners continue to sample during updates of the learner, as in IMPALA."""
 
@@ -48,6 +55,7 @@ class AlgorithmConfig(ConfigBuilder):
     )
     env_runners_settings: runner_groups.EnvRunnersSettings = runner_groups.EnvRunnersSettings()
     external_settings: external_groups.ExternalSettings = external_groups.ExternalSettings()
+    offline_data_settings: offline_groups.OfflineDataSettings = offline_groups.OfflineDataSettings()
     training_settings: Any = training_groups.Training()
     learners_settings: runner_groups.LearnersSettings = runner_groups.LearnersSettings()
     rl_module_settings: training_groups.RLModuleSettings = training_groups.RLModuleSettings()
@@ -68,6 +76,7 @@ class AlgorithmConfig(ConfigBuilder):
     environment = fluent("environment_settings", training_groups.EnvironmentSettings)
     env_runners = fluent("env_runners_settings", runner_groups.EnvRunnersSettings)
     external = fluent("external_settings", external_groups.ExternalSettings)
+    offline_data = fluent("offline_data_settings", offline_groups.OfflineDataSettings)
     training = fluent("training_settings", training_groups.Training)
     learners = fluent("learners_settings", runner_groups.LearnersSettings)
     rl_module = fluent("rl_module_settings", training_groups.RLModuleSettings)
@@ -85,11 +94,6 @@ class AlgorithmConfig(ConfigBuilder):
 
     def multi_agent(self, **settings: object) -> Self:
         """Accept settings for a single agent; multi-agent training is not supported."""
-        self._apply(settings)
-        return self
-
-    def offline_data(self, **settings: object) -> Self:
-        """Accept settings for sampling from environments; offline data is not supported."""
         self._apply(settings)
         return self
 
@@ -134,6 +138,21 @@ class AlgorithmConfig(ConfigBuilder):
         return False
 
     @property
+    def is_offline(self) -> bool:
+        """Return whether the run learns from recorded data and steps no environment."""
+        return self.offline_data_settings.input_ != SAMPLER
+
+    @property
+    def needs_returns(self) -> bool:
+        """Return whether the learner needs the returns of recorded rows."""
+        return bool(getattr(self.get_learner_class(), "needs_returns", False))
+
+    @property
+    def is_online(self) -> bool:
+        """Return whether the run steps environments."""
+        return not self.is_offline
+
+    @property
     def total_train_batch_size(self) -> int:
         """Number of environment steps per training step, after defaults have adapted."""
         return self.plan().train_batch_size
@@ -144,6 +163,9 @@ class AlgorithmConfig(ConfigBuilder):
         Raises:
             BatchSizeError: If explicit sizes are not divisible; the message suggests others.
         """
+        if self.is_offline:
+            refuse_markers(self)
+            return make_offline_plan(self)
         if isinstance(self.training_settings, OffPolicyTraining):
             refuse_markers(self)
             return make_replay_plan(self)

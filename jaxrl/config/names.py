@@ -22,6 +22,7 @@ GROUP_METHODS = {
     "environment_settings": "environment",
     "env_runners_settings": "env_runners",
     "external_settings": "external",
+    "offline_data_settings": "offline_data",
     "training_settings": "training",
     "learners_settings": "learners",
     "rl_module_settings": "rl_module",

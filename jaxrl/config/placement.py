@@ -10,9 +10,9 @@ from jaxrl.errors import ConfigError
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
-Placement = Literal["in_graph", "host", "ray", "external"]
+Placement = Literal["in_graph", "host", "ray", "external", "offline"]
 """Place where environments are stepped: in the compiled program, in Python, in Ray actors, or in
-simulators that connect to the run."""
+simulators that connect to the run; "offline" if none is, because rows are recorded ones."""
 
 _EPISODES_REASON = (
     "episodes run inside the compiled program, which calls no Python; on_episode_end is called for "
@@ -199,6 +199,8 @@ def resolve_placement(config: "AlgorithmConfig", env_id: str, *, is_jax_env: boo
         )
     if runners.placement == "external" and not config.in_evaluation:
         return "external"
+    if config.is_offline and not config.in_evaluation:
+        return "offline"
     if runners.num_env_runners > 0:
         return "ray"
     if runners.placement == "host" or not is_jax_env:
@@ -271,6 +273,8 @@ def describe_placement(config: "AlgorithmConfig", placement: Placement | None) -
         placement: Placement, or None if the environment is not known yet.
     """
     runners = config.env_runners_settings
+    if config.is_offline:
+        placement = "offline"
     if placement is None and runners.num_env_runners > 0:
         placement = "ray"
     if placement is None and runners.placement != "auto":
@@ -284,6 +288,12 @@ def describe_placement(config: "AlgorithmConfig", placement: Placement | None) -
     yield from describe_idle_settings(config, placement)
     if placement == "in_graph":
         yield "In-graph: rollout, targets and updates are one compiled program on local devices."
+        return
+    if placement == "offline":
+        yield (
+            "Offline: all updates of a dispatch are one compiled program over the recorded data, "
+            "and schedules are over the rows trained on."
+        )
         return
     if placement == "external":
         external = config.external_settings

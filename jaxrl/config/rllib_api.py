@@ -173,8 +173,6 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
             "build() makes the pipelines, see the guide Connectors",
         ),
         "get_torch_compile_worker_config": "the framework is JAX and everything is compiled",
-        "is_offline": "every run samples: training from offline data is not supported",
-        "is_online": "every run samples: training from offline data is not supported",
         "uses_new_env_runners": "there is a single API stack",
     },
     "episode": {

@@ -41,8 +41,11 @@ DEPRECATED_NAMES = frozenset(
 """Settings whose `DEPRECATED_VALUE` means that they are not set."""
 
 NEUTRAL_VALUES_OF_SETTINGS: dict[str, tuple[object, ...]] = {
+    "actions_in_input_normalized": (False,),
     "callbacks_class": (RllibObject("RLlibCallback"), RllibObject("DefaultCallbacks")),
     "env_runner_cls": (None, RllibObject("SingleAgentEnvRunner"), RllibObject("RolloutWorker")),
+    "input_": (None,),
+    "input_read_schema": (None,),
     "learner_class": (None, RllibObject("{algo}TorchLearner"), RllibObject("{algo}TfLearner")),
     "optimizer": ({}, None),
     "rl_module_spec": (
@@ -249,10 +252,10 @@ _MULTI_AGENT = (
 )
 
 _OFFLINE = (
-    *_neutral("input_ input", "sampler", None),
+    *_neutral("input", "sampler", None),
     *_neutral("input_evaluation", [], None, ["is", "wis"]),
     *_neutral(
-        "input_config input_filesystem_kwargs input_read_method_kwargs input_read_schema "
+        "input_config input_filesystem_kwargs input_read_method_kwargs "
         "iter_batches_kwargs map_batches_kwargs off_policy_estimation_methods output_config "
         "output_filesystem_kwargs output_write_method_kwargs prelearner_buffer_kwargs "
         "custom_resources_per_offline_eval_runner",
@@ -267,8 +270,8 @@ _OFFLINE = (
         None,
     ),
     *_neutral(
-        "actions_in_input_normalized broadcast_offline_eval_runner_states "
-        "ignore_final_observation ignore_offline_eval_runner_failures input_read_episodes "
+        "broadcast_offline_eval_runner_states "
+        "ignore_offline_eval_runner_failures input_read_episodes "
         "input_read_sample_batches materialize_data offline_eval_rl_module_inference_only "
         "offline_evaluation_parallel_to_training offline_sampling output_write_remaining_data "
         "postprocess_inputs prelearner_use_recorded_module_states",

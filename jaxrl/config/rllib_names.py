@@ -48,7 +48,9 @@ RENAMED: dict[str, Renamed] = {
     "_module_to_env_connector": Renamed("module_to_env_connector", is_quiet=True),
     "_rl_module_spec": Renamed("rl_module_spec", is_quiet=True),
     "_train_batch_size_per_learner": Renamed("train_batch_size_per_learner", is_quiet=True),
+    "dataset_num_iters_per_learner": Renamed("num_updates_per_iteration"),
     # older names
+    "input": Renamed("input_"),
     "model": Renamed("model_config", drop_merged_defaults),
     "num_gpus": Renamed("num_gpus_per_learner"),
     "num_workers": Renamed("num_env_runners"),
@@ -315,15 +317,15 @@ REFUSED: dict[str, str] = {
     ),
     **dict(
         _refuse_each(
-            "input_ input input_config offline_data_class input_read_method "
-            "input_read_method_kwargs input_read_schema input_read_episodes "
+            "input_config offline_data_class input_read_method "
+            "input_read_method_kwargs input_read_episodes "
             "input_read_sample_batches input_read_batch_size input_filesystem "
             "input_filesystem_kwargs input_compress_columns input_spaces_jsonable "
             "materialize_data materialize_mapped_data map_batches_kwargs iter_batches_kwargs "
-            "ignore_final_observation prelearner_class prelearner_buffer_class "
+            "prelearner_class prelearner_buffer_class "
             "prelearner_buffer_kwargs prelearner_module_synch_period "
-            "prelearner_use_recorded_module_states dataset_num_iters_per_learner "
-            "actions_in_input_normalized postprocess_inputs shuffle_buffer_size output "
+            "prelearner_use_recorded_module_states "
+            "postprocess_inputs shuffle_buffer_size output "
             "output_config output_compress_columns output_max_file_size "
             "output_max_rows_per_file output_write_remaining_data output_write_method "
             "output_write_method_kwargs output_filesystem output_filesystem_kwargs "

@@ -6,6 +6,7 @@ from jaxrl.config.batch_plan.arithmetic import divisors, find_nearest
 from jaxrl.config.batch_plan.request import refuse_markers
 from jaxrl.config.curriculum import check_curriculum
 from jaxrl.config.modules import check_model_config
+from jaxrl.config.offline import check_offline
 from jaxrl.config.placement import check_placement
 from jaxrl.config.settings.run import EvaluationSettings
 from jaxrl.errors import ConfigError, JaxrlError
@@ -35,6 +36,7 @@ def validate(config: "AlgorithmConfig") -> None:
     """
     refuse_markers(config)
     check_placement(config)
+    check_offline(config)
     _check_num_envs_tuning(config)
     _check_runners_and_learners(config)
     _check_rewards(config)

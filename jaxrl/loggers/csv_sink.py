@@ -5,7 +5,8 @@ import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jaxrl.runs import files, results
+from jaxrl.runs import results
+from jaxrl.runtime import files
 
 
 class CsvSink:

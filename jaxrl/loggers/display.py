@@ -248,10 +248,9 @@ class LiveDisplay:
 
     def _render_rows(self) -> list[tuple[str, RenderableType]]:
         status, result = self.status, self.status.result
-        rows: list[tuple[str, RenderableType]] = [
-            ("steps", self._render_steps()),
-            ("return", self._render_return()),
-        ]
+        rows: list[tuple[str, RenderableType]] = [(self._unit, self._render_steps())]
+        if not results.is_offline(result):
+            rows.append(("return", self._render_return()))
         evaluated = text.format_returns(status.evaluation)
         if evaluated:
             summary = f"{evaluated}   at iteration {text.format_number(status.evaluated_at)}"
@@ -274,17 +273,24 @@ class LiveDisplay:
             rows.append(("device", Text(device)))
         return rows
 
+    @property
+    def _unit(self) -> str:
+        """Unit of progress: environment steps, or recorded rows."""
+        return "rows" if results.is_offline(self.status.result) else "steps"
+
     def _render_steps(self) -> Text:
         status = self.status
         iteration = text.format_number(results.get_number(status.result, results.ITERATION) or 0)
         content = Text(
-            f"{text.format_number(results.get_env_steps(status.result))}   iteration {iteration}"
+            f"{text.format_number(results.get_steps(status.result))}   iteration {iteration}"
         )
         stage = text.format_stage(status.result)
         if stage:
             content.append(f"   {stage}")
         if status.steps_per_s:
-            content.append(f"   {text.format_rate(status.steps_per_s)} steps/s", style="bold")
+            content.append(
+                f"   {text.format_rate(status.steps_per_s)} {self._unit}/s", style="bold"
+            )
         return content
 
     def _render_return(self) -> Text:

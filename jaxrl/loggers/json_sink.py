@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from jaxrl.runs import files, results
+from jaxrl.runs import results
+from jaxrl.runtime import files
 
 _ENCODER = json.JSONEncoder(allow_nan=False)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxrl.loggers.json_sink import parse_line
-from jaxrl.runs import files, results
+from jaxrl.runs import results
 from jaxrl.runs.run_folder import PROGRESS_FILE, RESULT_FILE, RunFolder
+from jaxrl.runtime import files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,7 +38,7 @@ def read_learning_curve(folder: Path) -> LearningCurve:
     band: list[tuple[float, float, float]] = []
     evaluated: Points = []
     for row in _read_rows(folder):
-        step = results.get_env_steps(row)
+        step = results.get_steps(row)
         mean = results.get_number(row, results.RETURN_MEAN)
         if mean is not None:
             low, high = (

@@ -229,7 +229,7 @@ class Recorder:
         plain = results.to_plain_result(result)
         for sink in self._open.sinks:
             sink.write(plain if isinstance(sink, FILE_SINKS) else dict(result))
-        self._start = (int(result[results.ITERATION]), results.get_env_steps(result))
+        self._start = (int(result[results.ITERATION]), results.get_steps(result))
 
     def try_save(self, save: Callable[[], Path]) -> str:
         """Save after an error and return a sentence with the path of the latest checkpoint."""

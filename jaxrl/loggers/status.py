@@ -81,7 +81,7 @@ class RunStatus:
         """Start from the result of a restored run, without a rate or a remaining time."""
         if result:
             self.result = result
-            self._last_steps = results.get_env_steps(result)
+            self._last_steps = results.get_steps(result)
 
     def update(self, result: results.Result) -> None:
         """Record the result of an iteration."""
@@ -128,7 +128,7 @@ class RunStatus:
 
     def _update_rate(self, result: results.Result) -> None:
         """Update the steps per second of training, excluding other phases."""
-        steps, trained = results.get_env_steps(result), self.seconds_in("training")
+        steps, trained = results.get_steps(result), self.seconds_in("training")
         if trained <= 0.0:  # no phases are set, as in a script
             trained = results.get_number(result, results.TIME_TOTAL) or 0.0
         if self._last_steps is None:  # a resumed run has sampled earlier steps

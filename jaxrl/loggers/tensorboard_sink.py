@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 from jaxrl.loggers.event_file import EventFile
-from jaxrl.runs import files, results
+from jaxrl.runs import results
+from jaxrl.runtime import files
 
 _NOT_PLOTTED = frozenset({"timestamp", "pid"})
 
@@ -34,7 +35,7 @@ class TensorBoardSink:
 
     def write(self, result: results.Result) -> None:
         with files.translate_os_errors("write", self._path):
-            self._file.write_scalars(results.get_env_steps(result), extract_curves(result))
+            self._file.write_scalars(results.get_steps(result), extract_curves(result))
 
     def close(self) -> None:
         with files.translate_os_errors("write", self._path):

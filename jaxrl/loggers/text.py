@@ -126,19 +126,22 @@ def format_stage(result: results.Result) -> str:
 def format_line(result: results.Result, steps_per_s: float | None = None) -> str:
     """Format the result of an iteration as one line for logs."""
     parts = [f"iteration {format_number(results.get_number(result, results.ITERATION) or 0)}"]
-    parts.append(f"steps {format_number(results.get_env_steps(result))}")
+    is_offline = results.is_offline(result)
+    unit = "rows" if is_offline else "steps"
+    parts.append(f"{unit} {format_number(results.get_steps(result))}")
     stage = format_stage(result)
     if stage:
         parts.append(stage)
     stats = metrics.lookup(result, "env_runners")
     band = format_returns(stats) if isinstance(stats, Mapping) else None
-    parts.append(f"return {band}" if band else "no episode has ended yet")
+    if not is_offline:
+        parts.append(f"return {band}" if band else "no episode has ended yet")
     length = results.get_number(result, results.LEN_MEAN)
     if length is not None:
         parts.append(f"length {format_number(length)}")
     parts += [f"{name} {format_number(value)}" for name, value in learner_stats(result)]
     if steps_per_s:
-        parts.append(f"{format_rate(steps_per_s)} steps/s")
+        parts.append(f"{format_rate(steps_per_s)} {unit}/s")
     seconds = results.get_number(result, results.TIME_TOTAL)
     if seconds is not None:
         parts.append(format_duration(seconds))

@@ -49,16 +49,14 @@ class WandbSink:
                 folder.path,
             )
             self._run = wandb.init(**{**settings, "mode": "offline"})
-        self._run.define_metric(results.ENV_STEPS)
-        self._run.define_metric("*", step_metric=results.ENV_STEPS)
+        self._step_metric: str | None = None
 
     def write(self, result: results.Result) -> None:
-        self._run.log(
-            {
-                **extract_curves(result),
-                results.ENV_STEPS: results.get_env_steps(result),
-            }
-        )
+        if self._step_metric is None:
+            self._step_metric = results.get_steps_key(result)
+            self._run.define_metric(self._step_metric)
+            self._run.define_metric("*", step_metric=self._step_metric)
+        self._run.log({**extract_curves(result), self._step_metric: results.get_steps(result)})
 
     def close(self) -> None:
         self._run.finish()

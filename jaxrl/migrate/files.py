@@ -11,7 +11,7 @@ from jaxrl.errors import ConfigError, JaxrlError, escape
 from jaxrl.migrate.python_file import MENTION, RLLIB_MENTION, migrate_python
 from jaxrl.migrate.report import ByHand, Migration
 from jaxrl.migrate.yaml_file import migrate_yaml
-from jaxrl.runs.files import open_atomic
+from jaxrl.runtime.files import open_atomic
 
 PYTHON, DATA, NOTEBOOK = (".py",), (".yaml", ".yml", ".json"), (".ipynb",)
 SUFFIXES = (*PYTHON, *DATA, *NOTEBOOK)

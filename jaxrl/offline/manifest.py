@@ -14,7 +14,7 @@ import gymnasium
 from jaxrl.errors import DataError
 from jaxrl.offline.columns import Columns
 from jaxrl.offline.space_json import decode_space, dump_json, encode_space
-from jaxrl.runs.files import open_atomic, read_bounded
+from jaxrl.runtime.files import open_atomic, read_bounded
 
 MANIFEST = "manifest.json"
 FORMAT = "jaxrl-episodes"

@@ -15,6 +15,7 @@ import dataclasses
 
 import numpy as np
 
+from jaxrl.core.types import Rollout
 from jaxrl.training.train_state import ReportRow, TrainState
 
 AHEAD_SECONDS = 0.5
@@ -36,6 +37,7 @@ class Window:
         seconds: Computation time per row.
         wait_seconds: Time per row that the caller waited.
         num_taken: Number of rows that were returned.
+        recorded: Rollouts of the train batches, if they are recorded.
     """
 
     state: TrainState
@@ -46,6 +48,7 @@ class Window:
     seconds: float
     wait_seconds: float = 0.0
     num_taken: int = 0
+    recorded: Rollout | None = None
 
     def has_row(self, num_batches: int) -> bool:
         """Return whether another row with this number of train batches is available."""

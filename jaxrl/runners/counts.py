@@ -35,6 +35,9 @@ MAPPING = ValueKind("a mapping", lambda value: isinstance(value, dict))
 WEIGHTS_VERSION = "weights_version"
 """Key of the version of the acting weights, for runs that keep them longer than an iteration."""
 
+DATA = "data"
+"""Key of the fingerprint of the recorded data that a run learns from."""
+
 _COUNTS: Mapping[str, ValueKind] = {
     "num_sub_env_restarts": COUNT,
     "num_env_runner_restarts": COUNT,
@@ -42,6 +45,7 @@ _COUNTS: Mapping[str, ValueKind] = {
     "ledger": MAPPING,
     "logged": MAPPING,
     "curriculum": MAPPING,
+    DATA: ValueKind("a text", lambda value: isinstance(value, str)),
     WEIGHTS_VERSION: COUNT,
 }
 _CURRICULUM: Mapping[str, ValueKind] = {

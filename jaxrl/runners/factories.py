@@ -21,6 +21,10 @@ def make_learner_group(
     config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
 ) -> LearnerGroup:
     """Create the learners: one in this process, or `num_learners` Ray actors."""
+    if assembly.is_offline:
+        from jaxrl.runners.offline import OfflineLearnerGroup
+
+        return OfflineLearnerGroup(config, assembly, devices)
     if config.learners_settings.num_learners == 0:
         local = InGraphLearnerGroup if assembly.is_in_graph else LocalLearnerGroup
         return local(config, assembly, devices)
@@ -37,6 +41,10 @@ def make_loop(
     algorithm: object,
 ) -> Loop:
     """Create the training loop: dispatches of the compiled program, or the host loop."""
+    if assembly.is_offline:
+        from jaxrl.runners.offline import OfflineLoop
+
+        return OfflineLoop(config, assembly, learners, AlgorithmHooks(callbacks, algorithm))
     if assembly.is_in_graph:
         own = OwnDispatches()
         return make_in_graph_loop(config, assembly, learners, callbacks, algorithm, own)

@@ -1,6 +1,7 @@
 """Learner group for environments in the compiled program, which runs the whole train batch."""
 
 import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,18 +15,27 @@ from jax.sharding import Sharding
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.core.keys import make_key
-from jaxrl.core.types import Device
+from jaxrl.core.types import Device, PyTree
 from jaxrl.runners.ahead import MAX_COPY_BYTES, Pace, Window
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.learner_group import LocalLearnerGroup
 from jaxrl.runtime.program import Program
-from jaxrl.training.in_graph import MAX_REPORT_ROWS
+from jaxrl.training.batch_loop import MAX_REPORT_ROWS
+from jaxrl.training.in_graph import InGraphRunner
 from jaxrl.training.report import TrainReport
 from jaxrl.training.sharding import RunnerPrograms, make_runner_programs
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProgramInputs:
+    """Inputs of the programs besides the state: one of `init`, and any number of `run`."""
+
+    init: PyTree
+    run: tuple[PyTree, ...] = ()
 
 
 class InGraphLearnerGroup(LocalLearnerGroup):
@@ -38,18 +48,21 @@ class InGraphLearnerGroup(LocalLearnerGroup):
     def _build(
         self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
     ) -> tuple[Program, Program, TrainState]:
-        debugging, made = config.debugging_settings, assembly.jax_env
+        debugging, inputs = config.debugging_settings, self._make_inputs(config, assembly, devices)
+        self._inputs = inputs.run
         key = make_key(debugging.run_seed)
-        first, kept = assembly.in_graph_runner.jitted_init, assembly.program_cache
+        runner, kept = assembly.compiled_runner, assembly.program_cache
+        first = runner.jitted_init
 
         def traced() -> TrainState:
-            return jax.eval_shape(first, key, made.params)
+            return jax.eval_shape(first, key, inputs.init)
 
         shapes = traced() if kept is None else kept.get_or_make("first_state", traced)
         size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-        self._has_snapshots = debugging.jit and size <= MAX_COPY_BYTES
+        records = isinstance(runner, InGraphRunner) and runner.max_recorded_batches > 0
+        self._has_snapshots = debugging.jit and size <= MAX_COPY_BYTES and not records
         self.runner_programs: RunnerPrograms = make_runner_programs(
-            assembly.in_graph_runner,
+            runner,
             shapes,
             devices,
             max_retraces=debugging.max_retraces,
@@ -65,8 +78,15 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         self._compile_thread: threading.Thread | None = None
         if assembly.should_compile_train and debugging.jit:
             self._start_compile_thread(shapes)
-        state = self.runner_programs.init(key, made.params)
+        state = self.runner_programs.init(key, inputs.init)
         return self.runner_programs.init, self.runner_programs.run, state
+
+    def _make_inputs(
+        self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
+    ) -> ProgramInputs:
+        """Make the inputs of the programs besides the state and numbers of train batches."""
+        del config, devices
+        return ProgramInputs(init=assembly.jax_env.params)
 
     @property
     def state(self) -> TrainState:
@@ -90,9 +110,10 @@ class InGraphLearnerGroup(LocalLearnerGroup):
             self._dispatch_following(window, max_iterations - window.num_rows)
         window.num_taken += 1
         self._pace.record_taken(is_last=window.num_taken == window.num_rows)
-        return TrainReport.from_row(
+        report = TrainReport.from_row(
             window.rows, window.num_taken - 1, window.seconds, window.wait_seconds
         )
+        return dataclasses.replace(report, recorded=window.recorded)
 
     def _get_next_window(
         self, batches: int, on_phase: Callable[[str], None], rows_at_most: int
@@ -121,17 +142,18 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         if self._jit and not self._main.compile_stats:
             on_phase("compiling")
         self._join_compile_thread()
-        program = self._main.get_executable(self._state, *numbers)
+        program = self._main.get_executable(self._state, *self._inputs, *numbers)
         on_phase("training")
         started = time.perf_counter()
-        state, rows, *before = program(self._state, *numbers)
+        state, rows, *others = program(self._state, *self._inputs, *numbers)
         # The old state was donated; the window keeps the one to return to if anything fails now.
         window = self._undelivered = Window(
             state=state,
             rows=rows,
             num_rows=number,
             num_batches=batches,
-            state_before=before[0] if before else None,
+            state_before=others[0] if self._has_snapshots else None,
+            recorded=None if self._has_snapshots or not others else jax.device_get(others[0]),
             seconds=0.0,
         )
         window.rows = jax.device_get(rows)
@@ -169,7 +191,8 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         self._state = window.state_before
         if window.num_taken:
             numbers = np.int32(window.num_taken), np.int32(window.num_batches)
-            self._state = self._main.get_executable(self._state, *numbers)(self._state, *numbers)[0]
+            arguments = self._state, *self._inputs, *numbers
+            self._state = self._main.get_executable(*arguments)(*arguments)[0]
 
     def _start_compile_thread(self, shapes: TrainState) -> None:
         """Compile the train program in a thread, in parallel to creating the initial state."""
@@ -183,7 +206,8 @@ class InGraphLearnerGroup(LocalLearnerGroup):
 
         def compile_quietly() -> None:
             with contextlib.suppress(Exception):  # the first dispatch tries again and raises it
-                self.runner_programs.run.get_executable(state, np.int32(1), np.int32(1))
+                numbers = np.int32(1), np.int32(1)
+                self.runner_programs.run.get_executable(state, *self._inputs, *numbers)
 
         self._compile_thread = threading.Thread(target=compile_quietly, name="jaxrl-compile")
         self._compile_thread.start()
@@ -201,7 +225,7 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         """Compile the program without running it."""
         self._join_compile_thread()
         if self._jit:
-            self._main.get_executable(self._state, np.int32(1), np.int32(1))
+            self._main.get_executable(self._state, *self._inputs, np.int32(1), np.int32(1))
 
     def wait(self, pending: object) -> None:
         """Do nothing; the batches have completed already."""

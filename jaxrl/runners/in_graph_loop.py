@@ -134,9 +134,7 @@ class InGraphLoop:
         pending = self._strategy.get_pending_batches()
         if pending is not None:
             return pending
-        sampled = self._strategy.count_sampled_steps(totals, self._batch_steps)
-        to_sample, to_train = count_steps_left(reporting, totals, sampled)
-        left = max(-(-to_sample // self._batch_steps), -(-to_train // self._trained_steps))
+        left = self._count_batches_left(reporting, totals)
         batch_s = self._seconds_per_batch
         chunk = 1 if batch_s is None else max(1, int(CHUNK_SECONDS / batch_s))
         self._is_full_iteration = (
@@ -151,6 +149,12 @@ class InGraphLoop:
         if remaining <= 0:
             return 0
         return max(1, min(chunk, int(remaining / (batch_s or CHUNK_SECONDS))))
+
+    def _count_batches_left(self, reporting: "ReportingSettings", totals: IterationTotals) -> int:
+        """Return the number of train batches that the iteration still needs, if not negative."""
+        sampled = self._strategy.count_sampled_steps(totals, self._batch_steps)
+        to_sample, to_train = count_steps_left(reporting, totals, sampled)
+        return max(-(-to_sample // self._batch_steps), -(-to_train // self._trained_steps))
 
     def set_lookahead(self, num_iterations: int) -> None:
         self._lookahead = num_iterations

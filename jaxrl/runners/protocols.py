@@ -229,7 +229,7 @@ def count_steps_left(
     to_sample = max(reporting.min_sample_timesteps_per_iteration, 1) - env_steps
     to_train = reporting.min_train_timesteps_per_iteration
     if to_train:
-        to_train -= env_steps if totals.replay is None else totals.env_steps_trained
+        to_train -= env_steps if totals.source is None else totals.env_steps_trained
     return to_sample, to_train
 
 

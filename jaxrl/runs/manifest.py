@@ -19,8 +19,9 @@ from jaxrl.config.coerce import MismatchError, coerce, describe_type
 from jaxrl.config.serialize import hash_config, serialize_for_display, serialize_restorable
 from jaxrl.core.types import Device
 from jaxrl.errors import RunFolderError
-from jaxrl.runs import files, results
+from jaxrl.runs import results
 from jaxrl.runs.git import start_reading
+from jaxrl.runtime import files
 from jaxrl.runtime.devices import count_usable_cores
 from jaxrl.runtime.measurements import get_cpu_model
 from jaxrl.runtime.program import get_compile_options

@@ -21,6 +21,7 @@ _PLAIN_TYPES = frozenset({int, float, bool, str, type(None)})
 
 ITERATION = "training_iteration"
 ENV_STEPS = "num_env_steps_sampled_lifetime"
+TRAINED_STEPS = "num_env_steps_trained_lifetime"
 TIME_TOTAL = "time_total_s"
 RETURN_MEAN = "env_runners/episode_return_mean"
 RETURN_MIN = "env_runners/episode_return_min"
@@ -153,9 +154,19 @@ def get_number(result: Result, path: str) -> float | None:
     return None
 
 
-def get_env_steps(result: Result) -> int:
-    """Return the number of environment steps sampled since the run began."""
-    return int(get_number(result, ENV_STEPS) or 0)
+def get_steps(result: Result) -> int:
+    """Return the progress of a run: environment steps sampled, or recorded rows trained on."""
+    return int(get_number(result, ENV_STEPS) or get_number(result, TRAINED_STEPS) or 0)
+
+
+def get_steps_key(result: Result) -> str:
+    """Return the key of `get_steps`."""
+    return TRAINED_STEPS if is_offline(result) else ENV_STEPS
+
+
+def is_offline(result: Result) -> bool:
+    """Return whether a run has trained without sampling, from recorded data."""
+    return not get_number(result, ENV_STEPS) and bool(get_number(result, TRAINED_STEPS))
 
 
 def get_new_evaluation(result: Result) -> Mapping[str, Any]:

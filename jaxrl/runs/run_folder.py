@@ -19,7 +19,8 @@ from jaxrl.config import signature
 from jaxrl.config.serialize import serialize_for_display
 from jaxrl.config.stop import parse_stop
 from jaxrl.errors import ConfigError, JaxrlError, RunFolderError
-from jaxrl.runs import files, results
+from jaxrl.runs import results
+from jaxrl.runtime import files
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

@@ -17,7 +17,8 @@ from jaxrl.config.sweep import Lane
 from jaxrl.core.seeds import make_seed_sequence
 from jaxrl.errors import ConfigError, UnknownNameError
 from jaxrl.metrics import KNOWN_KEYS, lookup
-from jaxrl.runs import files, results
+from jaxrl.runs import results
+from jaxrl.runtime import files
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

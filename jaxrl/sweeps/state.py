@@ -9,9 +9,9 @@ from jaxrl.config import signature
 from jaxrl.config.coerce import MismatchError, coerce, describe_type
 from jaxrl.config.serialize import serialize_restorable
 from jaxrl.errors import CheckpointError
-from jaxrl.runs import files
 from jaxrl.runs.checkpoint import list_checkpoints, remove_checkpoint
 from jaxrl.runs.run_folder import parse_iteration
+from jaxrl.runtime import files
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

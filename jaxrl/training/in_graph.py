@@ -17,6 +17,7 @@ from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, PyTree, Rollout, strip_weak_types
 from jaxrl.envs.vector import VectorState
 from jaxrl.learners.learner import select
+from jaxrl.training.batch_loop import BatchLoop
 from jaxrl.training.data_flow import CompiledStep, TracedDataFlow, keep_behaviour
 from jaxrl.training.episode_stats import EpisodeRecord, EpisodeSums, compute_episode_means
 from jaxrl.training.nonfinite import drop_counts
@@ -31,20 +32,18 @@ from jaxrl.training.train_state import (
     empty_summary,
     make_report_row,
 )
-from jaxrl.training.train_step import TrainStep
-
-MAX_REPORT_ROWS = 64
-"""Maximum number of report rows per dispatch."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class InGraphRunner(TrainStep):
+class InGraphRunner(BatchLoop):
     """Run whose environments are pure functions as well."""
 
     policy_step: RolloutWorker
     explore: bool = True
     broadcast_interval: int = 1
     own_step: CompiledStep | None = None
+    max_recorded_batches: int = 0
+    """Maximum number of train batches per dispatch of a run whose rollouts are returned; 0 if not."""
     fragments_per_env: int = 1
     """Number of consecutive fragments of each environment in a train batch, each a column of its own."""
 
@@ -91,69 +90,57 @@ class InGraphRunner(TrainStep):
             episodes = summary.episodes
         return state, {**drop_counts(metrics), **compute_episode_means(episodes, self.axis_name)}
 
-    def run_batches(
-        self, state: TrainState, num_batches: Int[Array, ""]
-    ) -> tuple[TrainState, Summary]:
-        """Run `num_batches` train batches, a traced number: changing it compiles nothing."""
-        start = _RunCarry(state=state, summary=self.init_summary(state))
-
-        def is_running(carry: _RunCarry) -> Bool[Array, ""]:
-            running = carry.summary.train_batches < num_batches
-            if self.guard.on_nonfinite == "raise":
-                running = running & (carry.state.guard.in_a_row < self.guard.tolerance)
-            return running
-
-        def body(carry: _RunCarry) -> _RunCarry:
-            state, summary = self.add_step(carry.state, carry.summary)
-            return _RunCarry(state=state, summary=summary)
-
-        end = jax.lax.while_loop(is_running, body, start)
-        return end.state, end.summary
-
     @functools.cached_property
     def jitted_init(self) -> Callable[[Key, PyTree], TrainState]:
         """`init`, traced only once for its shapes, its size and its program."""
         return jax.jit(self.init, inline=True)
 
+    @property
+    def program(self) -> Callable[..., tuple[PyTree, ...]]:
+        """Function of a dispatch: `run_iterations`, or `run_recorded` for a run with an output."""
+        return self.run_recorded if self.max_recorded_batches else self.run_iterations
+
+    def run_recorded(
+        self, state: TrainState, num_iterations: Int[Array, ""], num_batches: Int[Array, ""]
+    ) -> tuple[TrainState, ReportRow, Rollout]:
+        """Run train batches like `run_iterations`, and also return their rollouts.
+
+        Args:
+            state: State of the run.
+            num_iterations: Number of report rows, which is 1.
+            num_batches: Number of train batches, at most `max_recorded_batches`.
+
+        Returns:
+            The state, report rows `[1, ...]`, and the rollouts of train batches
+            `[max_recorded_batches, T, B, ...]`, of which the first `num_batches` are filled.
+        """
+        del num_iterations
+        number = self.max_recorded_batches
+        shapes = jax.eval_shape(self._traced_batch, state)[1].rollout
+        blank = jax.tree.map(lambda x: jnp.zeros((number, *x.shape), x.dtype), _select_rows(shapes))
+
+        def is_running(carry: _RecordedCarry) -> Bool[Array, ""]:
+            return self.is_running(carry.state, carry.summary, num_batches)
+
+        def body(carry: _RecordedCarry) -> _RecordedCarry:
+            after, data, metrics = self._traced_batch(carry.state)
+            updates = count_updates_between(carry.state, after)
+            i, rows = carry.summary.train_batches, _select_rows(data.rollout)
+            return _RecordedCarry(
+                state=after,
+                summary=add_to_summary(carry.summary, data, metrics, updates),
+                rollouts=jax.tree.map(lambda all_, x: all_.at[i].set(x), carry.rollouts, rows),
+            )
+
+        start = _RecordedCarry(state=state, summary=self.init_summary(state), rollouts=blank)
+        end = jax.lax.while_loop(is_running, body, start)
+        row = make_report_row(end.state, end.summary)
+        return end.state, jax.tree.map(lambda x: x[None], row), end.rollouts
+
     @functools.cached_property
     def _traced_batch(self) -> Callable[[TrainState], tuple[TrainState, RolloutBatch, Metrics]]:
         """`train_batch`, traced only once for all its uses in a program."""
         return jax.jit(self.train_batch, inline=True)
-
-    @functools.cached_property
-    def _traced_run(self) -> Callable[..., tuple[TrainState, ReportRow]]:
-        """`run` with the host's report, traced only once."""
-
-        def run(state: TrainState, num_batches: Int[Array, ""]) -> tuple[TrainState, ReportRow]:
-            after, summary = self.run_batches(state, num_batches)
-            return after, make_report_row(after, summary)
-
-        return jax.jit(run, inline=True)
-
-    def run_iterations(
-        self,
-        state: TrainState,
-        num_iterations: Int[Array, ""],
-        batches_per_iteration: Int[Array, ""],
-    ) -> tuple[TrainState, ReportRow]:
-        """Run `num_iterations` times `batches_per_iteration` train batches, and report after each time.
-
-        Both numbers are traced, so changing them compiles nothing. The state does not depend, to
-        the bit, on how train batches are divided into rows and dispatches.
-
-        Returns:
-            The final state, and `[MAX_ROWS, ...]` rows, of which the first `num_iterations` are filled.
-        """
-        shapes = jax.eval_shape(self._traced_run, state, batches_per_iteration)[1]
-        rows = jax.tree.map(lambda x: jnp.zeros((MAX_REPORT_ROWS, *x.shape), x.dtype), shapes)
-
-        def body(i: Int[Array, ""], carry: _RowsCarry) -> _RowsCarry:
-            after, row = self._traced_run(carry.state, batches_per_iteration)
-            rows = jax.tree.map(lambda all_rows, x: all_rows.at[i].set(x), carry.rows, row)
-            return _RowsCarry(state=after, rows=rows)
-
-        end = jax.lax.fori_loop(0, num_iterations, body, _RowsCarry(state=state, rows=rows))
-        return end.state, end.rows
 
     def init_summary(self, state: TrainState) -> Summary:
         """Return the summary of zero train batches of this run."""
@@ -282,12 +269,12 @@ class InGraphRunner(TrainStep):
 
 
 @pytree
-class _RunCarry:
+class _RecordedCarry:
     state: TrainState
     summary: Summary
+    rollouts: Rollout
 
 
-@pytree
-class _RowsCarry:
-    state: TrainState
-    rows: ReportRow
+def _select_rows(rollout: Rollout) -> Rollout:
+    """Return a rollout without the recurrent state at its start."""
+    return replace(rollout, carry_in=None)

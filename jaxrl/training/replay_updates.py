@@ -20,6 +20,7 @@ from jaxrl.core.types import (
     Params,
     Progress,
     PyTree,
+    ReturnColumns,
     Rollout,
     Transition,
     map_obs,
@@ -204,13 +205,18 @@ class _LoopCarry:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ReplayUpdates:
-    """Gradient steps of one train batch, either `num_updates` or none."""
+    """Gradient steps of one train batch, either `num_updates` or none.
+
+    With a dataset, each update advances the time of schedules by its number of rows, `update_steps`;
+    otherwise environment steps do.
+    """
 
     learner: Learner[Any, Transition]
     policy_step: PolicyStep
     guard: DivergenceGuard
     num_updates: int
     axis_name: str | None
+    update_steps: int = 0
 
     def run(
         self,
@@ -240,6 +246,9 @@ class ReplayUpdates:
 
         def body(i: Int[Array, ""], carry: _LoopCarry) -> _LoopCarry:
             now = replace(progress, updates=before.updates.add(i))
+            if self.update_steps:
+                steps = now.env_steps.add(i.astype(jnp.uint32) * jnp.uint32(self.update_steps))
+                now = replace(now, env_steps=steps)
             learner, memory, metrics = self._update(
                 source, obs_state, carry.learner, carry.memory, now, i, key
             )
@@ -293,7 +302,8 @@ class ReplayUpdates:
         learner_state, metrics = self.learner.update(
             learner_state, self._preprocess(obs_state, batch), progress, update_key
         )
-        memory = source.record_td_error(memory, number, drawn, metrics[Columns.TD_ERROR])
+        error = metrics.get(Columns.TD_ERROR, jnp.zeros_like(batch.weight))
+        memory = source.record_td_error(memory, number, drawn, error)
         scalars = {name: value for name, value in metrics.items() if name != Columns.TD_ERROR}
         check_scalar_metrics(type(self.learner).__name__, scalars)
         learner_state = update_after(self.learner, learner_state, scalars, progress, self.axis_name)
@@ -318,10 +328,17 @@ class ReplayUpdates:
         pipeline = self.policy_step.obs_pipeline
         if pipeline.temporal:
             return batch
+        preprocess = partial(map_obs, partial(pipeline, obs_state))
+        ends = {
+            name: preprocess(value)
+            for name, value in batch.extras.items()
+            if name == ReturnColumns.END_OBS
+        }
         return replace(
             batch,
-            obs=map_obs(partial(pipeline, obs_state), batch.obs),
-            next_obs=map_obs(partial(pipeline, obs_state), batch.next_obs),
+            obs=preprocess(batch.obs),
+            next_obs=preprocess(batch.next_obs),
+            extras=batch.extras | ends,
         )
 
 

@@ -8,9 +8,10 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from jaxrl.buffers.dataset import DatasetSampler
 from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import Array, Counter, PyTree
+from jaxrl.core.types import Array, Counter, PyTree, Rollout
 from jaxrl.envs.vector import FAULT_NAMES
 from jaxrl.metrics import DEFAULT_MODULE, EMPTY_EPISODE_METRICS, REPLAY_BUFFER
 from jaxrl.training.episode_stats import EndedEpisode, EpisodeStatsBuffer, EpisodeSums
@@ -59,13 +60,15 @@ class TrainReport:
 
     `summaries` cover one dispatch each, `latest` is the report after the last of them. `seconds` is
     the duration of the train batches if it differs from the time until the report arrived, and
-    `wait_seconds` their share of the time spent waiting for them and others.
+    `wait_seconds` their share of the time spent waiting for them and others. `recorded` has the
+    rollouts `[n, T, B, ...]` of train batches in the compiled program, if they are recorded.
     """
 
     summaries: Sequence[Summary]
     latest: ReportRow
     seconds: float | None = None
     wait_seconds: float = 0.0
+    recorded: Rollout | None = None
 
     def count_env_steps(self) -> int:
         """Return the number of sampled environment steps."""
@@ -253,12 +256,12 @@ class IterationTotals:
 
     Args:
         fetch: Function from the `pending` handles of dispatches to their report.
-        replay: Replay buffer that updates draw from; None if each sampled step is learned from
-            once.
+        source: Replay buffer or dataset that updates draw from; None if each sampled step is
+            learned from once.
     """
 
     fetch: Callable[[Sequence[Any]], TrainReport]
-    replay: AnyReplayBuffer | None = None
+    source: AnyReplayBuffer | DatasetSampler | None = None
     train_batches: int = 0
     env_steps: int = 0
     seconds: float = 0.0
@@ -313,12 +316,12 @@ class IterationTotals:
     def env_steps_trained(self) -> int:
         """Number of rows in all gradient steps.
 
-        With a replay buffer, a row counts once per draw.
+        With a replay buffer or a dataset, a row counts once per draw.
         """
-        if self.replay is None:
+        if self.source is None:
             return self.env_steps
         self._fetch()
-        return self.updates * self.replay.rows_per_update
+        return self.updates * self.source.rows_per_update
 
     @property
     def nonfinite_counts(self) -> dict[str, float]:
@@ -334,7 +337,9 @@ class IterationTotals:
         """
         report, sums = self.fetch_report(), self.episode_sums
         assert sums is not None
-        steps, batches = counter_to_int(report.latest.env_steps), self.learned_batches
+        source, batches = self.source, self.learned_batches
+        is_offline = isinstance(source, DatasetSampler)
+        steps = 0 if is_offline else counter_to_int(report.latest.env_steps)
         sampled = {
             **compute_episode_metrics(report.latest.ring, sums, smoothing),
             "num_episodes_not_reported": self.num_unreported_episodes,
@@ -347,15 +352,18 @@ class IterationTotals:
             for name, value in sorted(drop_counts(self.metrics).items())
             if batches or self.updates  # NaN if every update was skipped
         }
-        replay = self.replay
         trained = (
             steps
-            if replay is None
-            else counter_to_int(report.latest.updates) * replay.rows_per_update
+            if source is None
+            else counter_to_int(report.latest.updates) * source.rows_per_update
         )
         learned["num_module_steps_trained_lifetime"] = trained
         learned["num_updates_lifetime"] = counter_to_int(report.latest.updates)
-        buffer = {} if replay is None else {REPLAY_BUFFER: self._buffer_metrics(replay, report)}
+        buffer = (
+            {}
+            if source is None or is_offline
+            else {REPLAY_BUFFER: self._buffer_metrics(source, report)}
+        )
         return {
             "env_runners": sampled,
             "learners": {DEFAULT_MODULE: learned},

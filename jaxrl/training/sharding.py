@@ -17,6 +17,7 @@ from jaxrl.core.types import Device, PyTree
 from jaxrl.runtime.kept_programs import ProgramCache
 from jaxrl.runtime.program import Program
 from jaxrl.training.in_graph import InGraphRunner
+from jaxrl.training.offline import OfflineRunner
 from jaxrl.training.train_state import ReportRow, RolloutBatch, Summary, TrainState
 from jaxrl.training.train_step import TrainStep
 
@@ -109,7 +110,11 @@ def row_specs() -> ReportRow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunnerPrograms:
-    """Programs of a runner: `init(key, env_params)` and `run(state, num_rows, batches_each)`."""
+    """Programs of a runner: `init(key, inputs)` and `run(state, *inputs, num_rows, batches_each)`.
+
+    A run from recorded data has the dataset as its input; one that steps environments has their
+    parameters as the input of `init` alone.
+    """
 
     init: Program
     run: Program
@@ -118,7 +123,7 @@ class RunnerPrograms:
 
 
 def make_runner_programs(
-    runner: InGraphRunner,
+    runner: InGraphRunner | OfflineRunner,
     state_shapes: TrainState,
     devices: list[Device],
     *,
@@ -140,23 +145,27 @@ def make_runner_programs(
         return_previous: Whether `run` also returns a copy of its input state.
         program_cache: Cache of programs compiled by earlier processes.
     """
+    is_offline = isinstance(runner, OfflineRunner)
+    inputs = [REPLICATED] if is_offline else []
+    records = not is_offline and runner.max_recorded_batches > 0
+    recorded = [BATCH_SHARDED] if records else []
     if len(devices) == 1:
         shardings = jax.tree.map(lambda _: SingleDeviceSharding(devices[0]), state_shapes)
-        run = runner.run_iterations
+        run = runner.program
     else:
         mesh = Mesh(np.asarray(devices), (DEVICE_AXIS,))
         specs = state_specs(state_shapes)
         shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
         run = shard_over_devices(
             devices,
-            to_per_device(runner).run_iterations,
-            (specs, REPLICATED, REPLICATED),
-            (specs, row_specs()),
+            to_per_device(runner).program,
+            (specs, *inputs, REPLICATED, REPLICATED),
+            (specs, row_specs(), *recorded),
         )
 
-    def run_and_copy(state: TrainState, *numbers: Array) -> tuple[Any, ...]:
+    def run_and_copy(state: TrainState, *others: PyTree) -> tuple[Any, ...]:
         before = jax.tree.map(lambda x: jnp.array(x, copy=True), state)
-        return *run(state, *numbers), before
+        return *run(state, *others), before
 
     main = run_and_copy if return_previous else run
     return RunnerPrograms(

@@ -150,6 +150,23 @@ class RolloutBatch:
     fragment_carries: PyTree = None
 
 
+def get_learner_progress(state: TrainState) -> LearnerProgress:
+    """Return the part of a state that updates change."""
+    return LearnerProgress(learner=state.learner, guard=state.guard, updates=state.progress.updates)
+
+
+def apply_update(state: TrainState, learner_progress: LearnerProgress) -> TrainState:
+    """Return the state after a train batch."""
+    progress = replace(
+        state.progress,
+        updates=learner_progress.updates,
+        train_batches=state.progress.train_batches.add(1),
+    )
+    return replace(
+        state, learner=learner_progress.learner, guard=learner_progress.guard, progress=progress
+    )
+
+
 def make_report_row(state: TrainState, summary: Summary) -> ReportRow:
     """Build the host's report from a state and the summary of the train batches before it."""
     guard: GuardState = state.guard

@@ -7,13 +7,14 @@ The same functions serve the compiled loop and data recorded by runners on the h
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl.buffers.circular import CircularBuffer, CircularBufferState
+from jaxrl.buffers.dataset import DatasetSampler
 from jaxrl.buffers.on_policy import OnPolicyMinibatches, flatten_time, take_rows
 from jaxrl.buffers.replay import ReplayState
 from jaxrl.buffers.sequence import AnyReplayBuffer
@@ -54,9 +55,14 @@ from jaxrl.training.train_state import (
     TrainState,
     UpdateMetrics,
     add_to_summary,
+    apply_update,
     count_updates_between,
     empty_summary,
+    get_learner_progress,
 )
+
+Experience: TypeAlias = OnPolicyMinibatches | AnyReplayBuffer | DatasetSampler
+"""Source of the rows of gradient steps."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,7 +71,7 @@ class TrainStep:
 
     learner: Learner[Any, Any]
     policy_step: PolicyStep
-    experience: OnPolicyMinibatches | AnyReplayBuffer
+    experience: Experience
     learner_pipeline: LearnerPipeline
     num_envs: int
     num_steps: int
@@ -77,8 +83,10 @@ class TrainStep:
 
     @property
     def replay(self) -> AnyReplayBuffer | None:
-        """Replay buffer that updates draw from; None if they use fresh batches."""
-        return None if isinstance(self.experience, OnPolicyMinibatches) else self.experience
+        """Replay buffer that updates draw from; None if they use fresh batches or a dataset."""
+        if isinstance(self.experience, OnPolicyMinibatches | DatasetSampler):
+            return None
+        return self.experience
 
     @property
     def host_replay(self) -> AnyReplayBuffer | None:
@@ -221,7 +229,7 @@ class TrainStep:
             The new state, whose `progress.train_batches` is one higher, and the metrics.
         """
         key, progress, buffer = self.make_batch_key(state), state.progress, state.buffer
-        learner_progress = _get_learner_progress(state)
+        learner_progress = get_learner_progress(state)
         if (replay := self.replay) is not None:
             priorities, learner_progress, metrics = self._make_replay_updates(
                 replay, num_updates
@@ -243,7 +251,7 @@ class TrainStep:
             learner_progress, metrics = self._train_on_batch(
                 learner_progress, batch.rollout, progress, key
             )
-        return _apply_update(replace(state, buffer=buffer), learner_progress), metrics
+        return apply_update(replace(state, buffer=buffer), learner_progress), metrics
 
     def update_on_presampled(
         self, state: TrainState, presampled: PresampledBatches
@@ -256,11 +264,11 @@ class TrainStep:
             presampled,
             presampled.is_ready,
             state.connectors.obs,
-            _get_learner_progress(state),
+            get_learner_progress(state),
             state.progress,
             self.make_batch_key(state),
         )
-        return _apply_update(state, learner_progress), metrics, errors
+        return apply_update(state, learner_progress), metrics, errors
 
     def make_batch_key(self, state: TrainState) -> Key:
         """Return the key of the next train batch, before its rollout is received."""
@@ -459,22 +467,6 @@ class TrainStep:
         )
         every |= prefix_counts(names, means[2])
         return learner_state, UpdateMetrics(every=every, last_epoch=last_epoch, skipped=skipped)
-
-
-def _get_learner_progress(state: TrainState) -> LearnerProgress:
-    return LearnerProgress(learner=state.learner, guard=state.guard, updates=state.progress.updates)
-
-
-def _apply_update(state: TrainState, learner_progress: LearnerProgress) -> TrainState:
-    """Return the state after a train batch."""
-    progress = replace(
-        state.progress,
-        updates=learner_progress.updates,
-        train_batches=state.progress.train_batches.add(1),
-    )
-    return replace(
-        state, learner=learner_progress.learner, guard=learner_progress.guard, progress=progress
-    )
 
 
 def _as_rows(rollout: Rollout) -> Rollout:

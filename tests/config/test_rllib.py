@@ -138,7 +138,7 @@ def check_that_it_trains(algo: str, results: Path, **changes: object) -> None:
     [
         {"num_gpus": 0.0, "_fake_gpus": False, "num_gpus_per_worker": 0},
         {"optimizer": {}},
-        {"input_": "sampler", "output": None, "off_policy_estimation_methods": {}},
+        {"input_": None, "output": None, "off_policy_estimation_methods": {}},
         {"policies": {"default_policy"}, "policies_to_train": ["default_policy"]},
         {"policies": {"default_policy": [None, None, None, {}]}, "policy_mapping_fn": None},
         {"exploration_config": {}},
@@ -172,7 +172,6 @@ def test_values_that_ask_for_nothing_mean_nothing(values: dict[str, Any]) -> Non
     [
         ({"_fake_gpus": True}, "'_fake_gpus' (got True) has no effect here: set XLA_FLAGS"),
         ({"num_gpus_per_worker": 0.5}, "'num_gpus_per_worker' (got 0.5)"),
-        ({"input_": "/data/*.json"}, "offline data"),
         ({"output": "/tmp/out"}, "'output' (got '/tmp/out')"),
         ({"off_policy_estimation_methods": {"is": {"type": "is"}}}, "offline data"),
         ({"policies": {"a", "b"}}, "multi-agent training is not supported"),
@@ -208,14 +207,14 @@ def test_every_neutral_value_belongs_to_a_name_of_rllibs() -> None:
 
 def test_groups_for_what_is_not_here_take_neutral_values() -> None:
     config = PPOConfig().multi_agent(policies=None, count_steps_by="env_steps")
-    config.offline_data(input_="sampler", output=None, shuffle_buffer_size=0)
+    config.offline_data(input_=None, output=None, shuffle_buffer_size=0)
     config.exploration(explore=False, exploration_config={"type": "StochasticSampling"})
     config.rollouts(num_rollout_workers=2, rollout_fragment_length=50)
     assert config.explicit == {"explore", "num_env_runners", "rollout_fragment_length"}
     with pytest.raises(ConfigError, match="'policies'"):
         config.multi_agent(policies={"a", "b"})
-    with pytest.raises(ConfigError, match="'input_'"):
-        config.offline_data(input_="file.json")
+    with pytest.raises(ConfigError, match="'shuffle_buffer_size'"):
+        config.offline_data(shuffle_buffer_size=100)
     with pytest.raises(UnknownSettingError, match="inputt_"):
         config.offline_data(inputt_="sampler")
 
@@ -233,7 +232,7 @@ def test_a_framework_is_noted_once(framework: str, caplog: pytest.LogCaptureFixt
 
 def test_reading_what_is_not_here_is_answered_with_the_reason() -> None:
     config = PPOConfig()
-    for name in ("multiagent", "policies", "exploration_config", "input_"):
+    for name in ("multiagent", "policies", "exploration_config", "input_config"):
         for read_value in (lambda name=name: getattr(config, name), lambda name=name: config[name]):
             with pytest.raises((AttributeError, KeyError)) as caught:
                 read_value()

@@ -44,6 +44,10 @@ def evaluation(algorithm: Any) -> dict[str, Any]:
     return {}
 
 
+def transform(part: Any) -> Any:
+    """Importable too."""
+
+
 class Environment(JaxEnv[Any, Any]):
     """Importable too."""
 
@@ -99,6 +103,14 @@ OTHER: dict[str, Any] = {
     "max_message_bytes": 2**20,
     "max_weights_lag": 2,
     "inference_window_s": 0.01,
+    "input_": ["data/a", "data/b"],
+    "input_read_schema": {"obs": "observation"},
+    "actions_in_input_normalized": True,
+    "ignore_final_observation": True,
+    "input_transform": transform,
+    "dataset_sampling": "epochs",
+    "num_updates_per_iteration": 7,
+    "max_dataset_bytes": 10**9,
     "resume_window_s": 5.0,
     "idle_timeout_s": 7.0,
     "episode_lookback_horizon": 3,

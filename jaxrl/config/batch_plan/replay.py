@@ -59,7 +59,7 @@ def make_replay_plan(config: "AlgorithmConfig") -> ReplayPlan:
     training, runners = config.training_settings, config.env_runners_settings
     _check_batch_mode(config)
     parse_n_step(training.n_step)
-    rows, num_runners = _compute_num_rows(config), max(1, runners.num_env_runners)
+    rows, num_runners = compute_num_rows(config), max(1, runners.num_env_runners)
     envs = runners.num_envs_per_env_runner
     if envs == "auto":
         raise ConfigError(
@@ -148,7 +148,7 @@ def _describe_buffer_sizes(config: "AlgorithmConfig", num_stored: int) -> list[s
     return notes
 
 
-def _compute_num_rows(config: "AlgorithmConfig") -> int:
+def compute_num_rows(config: "AlgorithmConfig") -> int:
     """Return the number of rows of one update over all learners."""
     training, explicit = config.training_settings, config.explicit
     learners = max(1, config.learners_settings.num_learners)

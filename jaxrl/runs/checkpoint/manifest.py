@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from jaxrl.config import signature
 from jaxrl.runs.checkpoint.folders import flush
-from jaxrl.runs.files import read_bounded
+from jaxrl.runtime.files import read_bounded
 
 MANIFEST = "manifest.json"
 VERSION = 2

@@ -17,7 +17,7 @@ from jaxrl.runs.checkpoint.arrays import open_arrays, read_arrays
 from jaxrl.runs.checkpoint.folders import describe_previous
 from jaxrl.runs.checkpoint.leaves import describe_leaves
 from jaxrl.runs.checkpoint.manifest import VERSION
-from jaxrl.runs.files import read_bounded
+from jaxrl.runtime.files import read_bounded
 
 logger = logging.getLogger("jaxrl.runs.checkpoint")
 

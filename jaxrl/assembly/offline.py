@@ -1,0 +1,382 @@
+"""Recorded data of a config: spaces, draws, and the dataset for the device."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.assembly.replay import check_temporal, check_whole_sequences, get_max_seq_len
+from jaxrl.buffers.dataset import Dataset, DatasetSampler
+from jaxrl.config.batch_plan.offline import OfflinePlan
+from jaxrl.config.settings.replay import OffPolicyTraining, parse_n_step
+from jaxrl.connectors.base import Before
+from jaxrl.connectors.pipelines import LearnerPipeline
+from jaxrl.core.struct import replace
+from jaxrl.core.types import Columns, Device, PyTree, Rollout
+from jaxrl.envs.context import EnvContext
+from jaxrl.envs.host import MadeHostEnv
+from jaxrl.envs.space_checks import check_space
+from jaxrl.episodes.packing import EpisodePart
+from jaxrl.errors import ConfigError, DataError
+from jaxrl.modules.rl_module import make_zeros
+from jaxrl.offline.recorded import RecordedData, open_data
+from jaxrl.runtime.devices import get_memory_limit
+from jaxrl.training.rollout import PolicyStep
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+logger = logging.getLogger("jaxrl")
+
+
+def open_config_data(
+    config: "AlgorithmConfig",
+    spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None = None,
+) -> RecordedData:
+    """Open the recorded data of a config, without reading its rows.
+
+    Args:
+        config: Config with `input_`.
+        spaces: Spaces that the data must have; None for the declared ones, or those of the data.
+
+    Raises:
+        JaxrlError: If there are no data, or they have other spaces.
+    """
+    settings, environment = config.offline_data_settings, config.environment_settings
+    declared = environment.observation_space, environment.action_space
+    observation_space, action_space = declared if spaces is None else spaces
+    return open_data(
+        settings.input_,
+        observation_space=observation_space,
+        action_space=action_space,
+        actions_are_normalized=settings.actions_in_input_normalized,
+        schema=settings.input_read_schema,
+        ignore_final_observation=settings.ignore_final_observation,
+    )
+
+
+def make_data_env(config: "AlgorithmConfig") -> MadeHostEnv:
+    """Make the description of an environment that only its recorded data are there of."""
+    settings = config.environment_settings
+    spaces = settings.observation_space, settings.action_space
+    if None in spaces:
+        data = open_config_data(config)
+        spaces = data.observation_space, data.action_space
+
+    def create(context: EnvContext) -> NoReturn:
+        raise ConfigError(
+            "There is no environment, only its recorded data: name it for evaluation, "
+            "environment(env=...)."
+        )
+
+    check_space("observation_space", spaces[0], for_actions=False)
+    check_space("action_space", spaces[1], for_actions=True)
+    return MadeHostEnv(
+        id="recorded data",
+        create=create,
+        observation_space=spaces[0],
+        action_space=spaces[1],
+        max_episode_steps=None,
+        env_config={},
+    )
+
+
+def make_dataset_sampler(
+    config: "AlgorithmConfig", plan: OfflinePlan, policy_step: PolicyStep
+) -> DatasetSampler:
+    """Make the draws of rows from the recorded data.
+
+    Raises:
+        ConfigError: If a setting is incompatible with recorded data.
+    """
+    check_temporal(policy_step, "Recorded observations are stored after")
+    training, module = config.training_settings, policy_step.module
+    learner_class = config.get_learner_class()
+    is_replay = isinstance(training, OffPolicyTraining)
+    burn_in = training.burn_in_len if is_replay else 0
+    length = get_max_seq_len(module) if module.is_stateful else None
+    needs_returns = config.needs_returns
+    if length is not None and needs_returns:
+        raise ConfigError(
+            f"{learner_class.__name__} needs the value of each episode's end, which a module with "
+            "memory cannot compute from one row: use a module without memory, or BC."
+        )
+    check_whole_sequences(config, plan.train_batch_size, plan.num_shards, length)
+    order = config.offline_data_settings.dataset_sampling
+    if order == "auto":
+        order = "epochs" if config.learns_in_epochs else "uniform"
+    return DatasetSampler(
+        batch_size=plan.train_batch_size // (length or 1),
+        num_updates=plan.num_minibatches,
+        num_shards=plan.num_shards,
+        order=order,
+        n_step=parse_n_step(training.n_step) if is_replay else (1, 1),
+        sequence_length=length,
+        burn_in=burn_in,
+        needs_returns=needs_returns,
+    )
+
+
+def load_dataset(
+    config: "AlgorithmConfig",
+    data: RecordedData,
+    policy_step: PolicyStep,
+    learner_pipeline: LearnerPipeline,
+    sampler: DatasetSampler,
+) -> Dataset:
+    """Read the recorded data into a dataset of NumPy arrays, as they are learned from.
+
+    Actions become the module's, rewards pass the learner connectors, and observations those
+    connectors that look back.
+
+    Raises:
+        JaxrlError: If the data are damaged, do not fit, or are too few.
+    """
+    parts = _select_parts(config, data, policy_step)
+    if not parts:
+        raise DataError(
+            f"{config.offline_data_settings.input_!r} has no rows to learn from: name data with "
+            "at least one transition."
+        )
+    dataset = concatenate_parts(parts)
+    samples = sampler.count_samples(dataset)
+    if sampler.order == "epochs" and samples < sampler.batch_size:
+        raise ConfigError(
+            f"train_batch_size={sampler.rows_per_update} is more than the {dataset.num_rows} "
+            "recorded rows: lower it, or set dataset_sampling='uniform', which repeats rows."
+        )
+    return _apply_connectors(dataset, policy_step, learner_pipeline)
+
+
+def make_blank_dataset(policy_step: PolicyStep) -> Dataset:
+    """Make a dataset of one row of zeros, for a run that is restored without its data."""
+    pipeline = policy_step.obs_pipeline
+    seen = pipeline.spaces[-1] if pipeline.temporal else pipeline.space
+    part = EpisodePart(
+        episode_id="",
+        t_started=0,
+        obs=jax.tree.map(np.asarray, make_zeros(seen, (2,))),
+        action=jax.tree.map(np.asarray, make_zeros(policy_step.module.action_space, (1,))),
+        reward=np.zeros(1, np.float32),
+        extras={},
+        version=np.zeros(1, np.int64),
+        terminated=True,
+    )
+    return concatenate_parts([part])
+
+
+def concatenate_parts(parts: Iterable[EpisodePart]) -> Dataset:
+    """Lay parts of episodes end to end, those of an episode that follow each other as one."""
+    merged = list(_merge(parts))
+    lengths = np.asarray([len(part) for part in merged], np.int64)
+    ends = np.cumsum(lengths)
+    number = np.arange(len(merged))
+    owner = np.repeat(number, lengths)
+    flags = {name: np.zeros(int(ends[-1]), np.bool_) for name in ("terminated", "truncated")}
+    flags["terminated"][ends - 1] = [part.terminated for part in merged]
+    flags["truncated"][ends - 1] = [not part.terminated for part in merged]
+    is_first = np.zeros(int(ends[-1]), np.bool_)
+    is_first[ends - lengths] = True
+
+    def concatenate(get: Any) -> PyTree:
+        return jax.tree.map(lambda *x: np.concatenate(x), *(get(part) for part in merged))
+
+    densities = all(Columns.ACTION_LOGP in part.extras for part in merged)
+    make = cast("Callable[..., Dataset]", Dataset)  # its fields hold arrays of either kind
+    return make(
+        obs=concatenate(lambda part: part.obs),
+        obs_index=(np.arange(int(ends[-1])) + owner).astype(np.int32),
+        action=concatenate(lambda part: part.action),
+        reward=concatenate(lambda part: np.asarray(part.reward, np.float32)),
+        is_first=is_first,
+        last=(ends - 1)[owner].astype(np.int32),
+        extras={Columns.ACTION_LOGP: concatenate(lambda part: part.extras[Columns.ACTION_LOGP])}
+        if densities
+        else {},
+        **flags,
+    )
+
+
+def _merge(parts: Iterable[EpisodePart]) -> Iterator[EpisodePart]:
+    """Join parts that continue the one before them in the same episode."""
+    run: list[EpisodePart] = []
+    for part in parts:
+        if run and not (
+            part.episode_id == run[-1].episode_id
+            and part.t_started == run[-1].t_started + len(run[-1])
+            and not run[-1].is_last
+        ):
+            yield _join(run)
+            run = []
+        run.append(part)
+    if run:
+        yield _join(run)
+
+
+def _join(run: list[EpisodePart]) -> EpisodePart:
+    if len(run) == 1:
+        return run[0]
+    first, last = run[0], run[-1]
+
+    def concatenate(*trees: PyTree) -> PyTree:
+        return jax.tree.map(lambda *x: np.concatenate(x), *trees)
+
+    heads = [jax.tree.map(lambda x: x[:-1], part.obs) for part in run[:-1]]
+    return EpisodePart(
+        episode_id=first.episode_id,
+        t_started=first.t_started,
+        obs=concatenate(*heads, last.obs),
+        action=concatenate(*(part.action for part in run)),
+        reward=np.concatenate([part.reward for part in run]),
+        extras=concatenate(*(part.extras for part in run)),
+        version=np.concatenate([part.version for part in run]),
+        terminated=last.terminated,
+        truncated=last.truncated,
+        is_cut=last.is_cut,
+    )
+
+
+def _select_parts(
+    config: "AlgorithmConfig", data: RecordedData, policy_step: PolicyStep
+) -> list[EpisodePart]:
+    """Return the parts to learn from, with the module's actions."""
+    settings = config.offline_data_settings
+    has_look_back = bool(policy_step.obs_pipeline.temporal)
+    parts: list[EpisodePart] = []
+    num_dropped = 0
+    for part in _merge(_transform(settings.input_transform, data.iter_parts())):
+        if has_look_back and part.t_started > 0:
+            num_dropped += 1
+            continue
+        if settings.ignore_final_observation and not part.terminated:
+            if len(part) == 1:
+                continue
+            part, _ = part.split(len(part) - 1)
+        parts.append(part)
+    if num_dropped:
+        names = " and ".join(connector.name for connector in policy_step.obs_pipeline.temporal)
+        logger.warning(
+            "%d parts of episodes whose beginning was not recorded are left out, because %s needs "
+            "the observations before them.",
+            num_dropped,
+            names,
+        )
+    if not data.actions_are_normalized:
+        pipeline = policy_step.action_pipeline
+        convert = jax.jit(pipeline.inverse)
+        for i, part in enumerate(parts):
+            action = jax.tree.map(np.asarray, convert(part.action))
+            parts[i] = replace(part, action=action)
+    return parts
+
+
+def _transform(function: Any, parts: Iterable[EpisodePart]) -> Iterator[EpisodePart]:
+    """Yield the parts that a user's function returns.
+
+    Raises:
+        ConfigError: If it returns anything else.
+    """
+    for part in parts:
+        changed = part if function is None else function(part)
+        if changed is None:
+            continue
+        if not isinstance(changed, EpisodePart):
+            raise ConfigError(
+                "input_transform must return the part of an episode to learn from, or None, got a "
+                f"{type(changed).__name__}."
+            )
+        if len(changed):
+            yield changed
+
+
+def _apply_connectors(
+    dataset: Dataset, policy_step: PolicyStep, learner_pipeline: LearnerPipeline
+) -> Dataset:
+    """Return the dataset with rewards and observations as they are learned from."""
+    temporal = policy_step.obs_pipeline.temporal
+    if not temporal and not len(learner_pipeline):
+        return dataset
+
+    def convert(dataset: Dataset) -> Dataset:
+        rollout = _as_rollout(dataset)
+        if len(learner_pipeline):
+            states, per_env = learner_pipeline.init(), learner_pipeline.init_per_env(1)
+            rollout = learner_pipeline(states, per_env, rollout, None)[2]
+        dataset = replace(dataset, reward=rollout.reward[:, 0])
+        return _look_back(dataset, rollout, policy_step) if temporal else dataset
+
+    return jax.tree.map(np.asarray, jax.jit(convert)(dataset))
+
+
+def _as_rollout(dataset: Dataset) -> Rollout:
+    """Return all rows as a rollout `[N, 1]` of one environment."""
+    rows = jnp.arange(dataset.num_rows, dtype=jnp.int32)
+
+    def column(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: x[:, None], tree)
+
+    return Rollout(
+        obs=column(dataset.get_obs(rows)),
+        action=column(dataset.action),
+        reward=column(dataset.reward),
+        terminated=column(dataset.terminated),
+        truncated=column(dataset.truncated),
+        final_obs=column(dataset.get_next_obs(rows)),
+        is_first=column(dataset.is_first),
+        mask=jnp.ones((dataset.num_rows, 1), jnp.bool_),
+        extras={},
+    )
+
+
+def _look_back(dataset: Dataset, rollout: Rollout, policy_step: PolicyStep) -> Dataset:
+    """Return the dataset with the observations of the connectors that look back."""
+    pipeline = policy_step.obs_pipeline
+    shift = jax.tree.map(lambda x: jnp.roll(x, 1, axis=0), (rollout.action, rollout.reward))
+    zeros = jax.tree.map(jnp.zeros_like, shift)
+    action, reward = jax.tree.map(
+        lambda x, zero: jnp.where(
+            rollout.is_first.reshape(rollout.is_first.shape + (1,) * (x.ndim - 2)), zero, x
+        ),
+        shift,
+        zeros,
+    )
+    before = Before(is_first=rollout.is_first, action=action, reward=reward)
+    seen = pipeline.preprocess_rollout(pipeline.init(), pipeline.init_carry(1), rollout, before)
+
+    def lay(obs: PyTree, final_obs: PyTree) -> PyTree:
+        total = jax.tree.leaves(dataset.obs)[0].shape[0]
+        out = jnp.zeros((total, *obs.shape[2:]), obs.dtype)
+        out = out.at[dataset.obs_index + 1].set(final_obs[:, 0])
+        return out.at[dataset.obs_index].set(obs[:, 0])
+
+    return replace(dataset, obs=jax.tree.map(lay, seen.obs, seen.final_obs))
+
+
+def check_dataset_size(config: "AlgorithmConfig", data: RecordedData, device: Device) -> None:
+    """Check the size of a dataset before it is read.
+
+    Raises:
+        ConfigError: If it is larger than the limit.
+    """
+    if data.counts is None:
+        return
+    limit, size = (
+        config.offline_data_settings.max_dataset_bytes,
+        data.counts.num_steps * data.step_bytes,
+    )
+    if limit == "auto":
+        memory = get_memory_limit(device)
+        if memory is None:
+            return
+        limit = memory // 2
+    if size > limit:
+        raise ConfigError(
+            f"input_={config.offline_data_settings.input_!r} has {data.counts.num_steps} steps of "
+            f"{data.step_bytes} bytes, {size / 2**20:.2f} MiB, and max_dataset_bytes="
+            f"{config.offline_data_settings.max_dataset_bytes!r} allows {limit / 2**20:.2f} MiB: "
+            "name fewer files, or raise max_dataset_bytes."
+        )

@@ -1,0 +1,378 @@
+"""Recorded transitions on the device, which programs take as an argument, and draws from them."""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from jaxrl.buffers.n_step import fold_n_steps
+from jaxrl.core.struct import pytree
+from jaxrl.core.types import (
+    Key,
+    ObsSequence,
+    PyTree,
+    ReturnColumns,
+    Rollout,
+    SuccessorObs,
+    Transition,
+)
+from jaxrl.ops.shuffle import draw_shuffle_constants, shuffle_index
+
+Order = Literal["uniform", "epochs"]
+_EPOCH_SALT = 0x65706F63
+"""Constant folded into the run's key for the order of rows in epochs."""
+
+
+@pytree
+class Dataset:
+    """N recorded transitions in P consecutive parts of episodes, laid end to end.
+
+    A part has one observation more than transitions: row i was acted on at `obs[obs_index[i]]`, and
+    its successor is `obs[obs_index[i] + 1]`. `last` is the last row of each row's part, which is
+    either terminated or truncated; parts that were cut count as truncated. `is_first` marks the
+    first row of each part.
+    """
+
+    obs: PyTree
+    obs_index: Int[Array, " N"]
+    action: PyTree
+    reward: Float[Array, " N"]
+    terminated: Bool[Array, " N"]
+    truncated: Bool[Array, " N"]
+    is_first: Bool[Array, " N"]
+    last: Int[Array, " N"]
+    extras: dict[str, PyTree] = dataclasses.field(default_factory=dict[str, PyTree])
+
+    @property
+    def num_rows(self) -> int:
+        """Number of transitions N."""
+        return self.reward.shape[0]
+
+    def get_obs(self, rows: Int[Array, "*n"]) -> PyTree:
+        """Return the observations that were acted on."""
+        return jax.tree.map(lambda x: x[self.obs_index[rows]], self.obs)
+
+    def get_next_obs(self, rows: Int[Array, "*n"]) -> PyTree:
+        """Return the successors of rows, which for an episode's last row is its final observation."""
+        return jax.tree.map(lambda x: x[self.obs_index[rows] + 1], self.obs)
+
+    def as_rollout(self) -> Rollout:
+        """Return the rows as a rollout of one environment, `[1, N]`, without observations."""
+        mask = jnp.ones((1, self.num_rows), jnp.bool_)
+        return Rollout(
+            obs=(),
+            action=(),
+            reward=self.reward[None],
+            terminated=self.terminated[None],
+            truncated=self.truncated[None],
+            final_obs=(),
+            is_first=self.is_first[None],
+            mask=mask,
+            extras={},
+        )
+
+
+@pytree
+class DatasetPosition:
+    """Progress in the order of rows: the current epoch, and the number of its rows already drawn."""
+
+    epoch: UInt32[Array, ""]
+    offset: UInt32[Array, ""]
+
+    @staticmethod
+    def start() -> "DatasetPosition":
+        """Return the position before the first draw."""
+        return DatasetPosition(epoch=jnp.zeros((), jnp.uint32), offset=jnp.zeros((), jnp.uint32))
+
+
+@pytree
+class DrawnRows:
+    """Drawn rows `[N]`, or first rows of sequences; `learns` is False where a row is left out."""
+
+    rows: Int[Array, " N"]
+    learns: Bool[Array, " N"]
+
+
+def compute_returns_to_go(data: Dataset, gamma: Float[Array, ""]) -> Float[Array, " N"]:
+    """Compute the discounted sum of the rewards of each row and of those after it in its part."""
+    is_last = jnp.arange(data.num_rows, dtype=data.last.dtype) == data.last
+    factors = jnp.where(is_last, 0.0, gamma)
+
+    def combine(later: tuple[Array, Array], earlier: tuple[Array, Array]) -> tuple[Array, Array]:
+        return earlier[0] * later[0], earlier[1] + earlier[0] * later[1]
+
+    return jax.lax.associative_scan(combine, (factors, data.reward), reverse=True)[1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class DatasetSampler:
+    """Draws of the rows of gradient steps from a dataset.
+
+    Args:
+        batch_size: Number of samples per gradient step over all devices: rows, or sequences.
+        num_updates: Number of gradient steps per train batch.
+        num_shards: Number of logical shards, which draw equally many rows.
+        order: "uniform" draws with replacement; "epochs" draws every row once before any again.
+        n_step: Minimum and maximum number of steps of a transition.
+        sequence_length: Number of rows per sample that are learned from; None for single rows.
+        burn_in: Number of rows before a sequence that only the recurrent state is computed from.
+        needs_returns: Whether rows have the extras of `ReturnColumns`.
+    """
+
+    batch_size: int
+    num_updates: int
+    num_shards: int
+    order: Order = "uniform"
+    n_step: tuple[int, int] = (1, 1)
+    sequence_length: int | None = None
+    burn_in: int = 0
+    needs_returns: bool = False
+
+    @property
+    def rows_per_update(self) -> int:
+        """Rows per gradient step, over all devices."""
+        return self.batch_size * (self.sequence_length or 1)
+
+    def count_samples(self, data: Dataset) -> int:
+        """Return the number of samples in an epoch: rows, or sequences side by side."""
+        return -(-data.num_rows // (self.sequence_length or 1))
+
+    def init_position(self) -> DatasetPosition | None:
+        """Return the position before the first draw; None if draws are independent of each other."""
+        return DatasetPosition.start() if self.order == "epochs" else None
+
+    def advance(self, data: Dataset, position: DatasetPosition | None) -> DatasetPosition | None:
+        """Return the position after one gradient step."""
+        if position is None:
+            return None
+        size = jnp.uint32(self.count_samples(data))
+        end = position.offset + jnp.uint32(self.batch_size)
+        return DatasetPosition(epoch=position.epoch + end // size, offset=end % size)
+
+    def draw(
+        self,
+        data: Dataset,
+        position: DatasetPosition | None,
+        key: Key,
+        run_key: Key,
+        axis_name: str | None = None,
+    ) -> DrawnRows:
+        """Draw the rows of one gradient step that this device learns from.
+
+        They do not depend on the number of devices. Consumes the key.
+
+        Args:
+            data: Dataset to draw from, of at least `batch_size` samples for epochs.
+            position: Position in the epochs; None to draw with replacement.
+            key: Key of the draw, the same on every device.
+            run_key: Key of the run, from which the order of each epoch derives.
+            axis_name: Mesh axis that the shards are sharded over, or None.
+        """
+        if position is not None:
+            return self._draw_next(data, position, run_key, axis_name)
+        shards = self._get_local_shards(axis_name)
+        share = self.batch_size // self.num_shards
+        keys = jax.vmap(lambda shard: jax.random.fold_in(key, shard))(shards)
+        rows = jax.vmap(lambda k: jax.random.randint(k, (share,), 0, data.num_rows))(keys)
+        rows = rows.reshape(-1)
+        return DrawnRows(rows=rows, learns=jnp.ones(rows.shape, jnp.bool_))
+
+    def _draw_next(
+        self, data: Dataset, position: DatasetPosition, run_key: Key, axis_name: str | None
+    ) -> DrawnRows:
+        """Return the next samples in the order of the epoch, which may go on in the next one."""
+        size, share = self.count_samples(data), self.batch_size // self.num_shards
+        shards = self._get_local_shards(axis_name)
+        places = shards[:, None] * share + jnp.arange(share, dtype=jnp.int32)[None]
+        places = places.reshape(-1).astype(jnp.uint32) + position.offset
+        is_next = places >= size
+        base = jax.random.fold_in(run_key, _EPOCH_SALT)
+
+        def shuffle(epoch: Array) -> Array:
+            constants = draw_shuffle_constants(jax.random.fold_in(base, epoch))
+            return shuffle_index(constants, places % jnp.uint32(size), size)
+
+        samples = jnp.where(is_next, shuffle(position.epoch + 1), shuffle(position.epoch))
+        rows = samples.astype(jnp.int32) * (self.sequence_length or 1)
+        return DrawnRows(rows=rows, learns=jnp.ones(rows.shape, jnp.bool_))
+
+    def _get_local_shards(self, axis_name: str | None) -> Int[Array, " S"]:
+        """Return the logical shards of this device."""
+        if axis_name is None:
+            return jnp.arange(self.num_shards, dtype=jnp.int32)
+        here = self.num_shards // jax.lax.axis_size(axis_name)
+        return jax.lax.axis_index(axis_name) * here + jnp.arange(here, dtype=jnp.int32)
+
+    def gather(
+        self,
+        data: Dataset,
+        drawn: DrawnRows,
+        returns: Float[Array, " N"] | None,
+        gamma: Float[Array, ""],
+        key: Key,
+        axis_name: str | None = None,
+    ) -> Transition:
+        """Gather the drawn rows, with up to n steps folded into each. Consumes the key.
+
+        A fold ends with the part, and then bootstraps from its final observation unless the episode
+        terminated.
+
+        Args:
+            data: Dataset.
+            drawn: Drawn rows, or first rows of sequences.
+            returns: `compute_returns_to_go` of all rows; None if the learner does not need them.
+            gamma: Discount factor.
+            key: Key of the numbers of steps.
+            axis_name: Mesh axis that the shards are sharded over, or None.
+        """
+        max_steps = self._draw_max_steps(key, axis_name)
+        if self.sequence_length is not None:
+            return self._gather_sequences(data, drawn, gamma, max_steps)
+        rows = drawn.rows
+        reward, steps, last = self._fold(data, rows, data.last[rows] - rows, gamma, max_steps)
+        extras = jax.tree.map(lambda x: x[rows], data.extras)
+        if returns is not None:
+            extras |= _get_return_columns(data, rows, returns, gamma)
+        return Transition(
+            obs=data.get_obs(rows),
+            action=jax.tree.map(lambda x: x[rows], data.action),
+            reward=reward,
+            discount=_discount(data, last, gamma**steps),
+            next_obs=data.get_next_obs(last),
+            weight=drawn.learns.astype(jnp.float32),
+            extras=extras,
+        )
+
+    def _gather_sequences(
+        self,
+        data: Dataset,
+        drawn: DrawnRows,
+        gamma: Float[Array, ""],
+        max_steps: Int[Array, " N"],
+    ) -> Transition:
+        """Gather sequences `[N, L]`, whose recurrent state is reset at the start of every part.
+
+        Sequences run over the borders of parts, and over the end of the dataset to its beginning;
+        rows after the end are not learned from in epochs, which begin with them.
+        """
+        assert self.sequence_length is not None
+        size = data.num_rows
+        place = jnp.arange(self.sequence_length, dtype=jnp.int32)[None]
+        ahead = jnp.arange(-self.burn_in, self.sequence_length, dtype=jnp.int32)[None]
+        window = (drawn.rows[:, None] + ahead) % size
+        rows = window[:, self.burn_in :]
+        sequence = ObsSequence(
+            obs=data.get_obs(window),
+            carry=None,
+            is_first=data.is_first[window],
+            burn_in=self.burn_in,
+        )
+        following = jnp.minimum(self.sequence_length - 1 - place, data.last[rows] - rows)
+        reward, steps, last = self._fold(data, rows, following, gamma, max_steps[:, None])
+        learns = drawn.learns[:, None]
+        if self.order == "epochs":
+            learns = learns & (drawn.rows[:, None] + place < size)
+        return Transition(
+            obs=sequence,
+            action=jax.tree.map(lambda x: x[rows], data.action),
+            reward=reward,
+            discount=_discount(data, last, gamma**steps),
+            next_obs=SuccessorObs(
+                obs=data.get_next_obs(last),
+                after=place + steps.astype(jnp.int32) - 1,
+                sequence=sequence,
+            ),
+            weight=jnp.broadcast_to(learns, rows.shape).astype(jnp.float32),
+            extras=jax.tree.map(lambda x: x[rows], data.extras),
+        )
+
+    def _fold(
+        self,
+        data: Dataset,
+        rows: Int[Array, "*n"],
+        num_following: Int[Array, "*n"],
+        gamma: Float[Array, ""],
+        max_steps: Int[Array, "*#n"],
+    ) -> tuple[Float[Array, "*n"], Float[Array, "*n"], Int[Array, "*n"]]:
+        return fold_n_steps(
+            data.as_rollout(),
+            jnp.zeros_like(rows),
+            rows,
+            num_following=num_following,
+            gamma=gamma,
+            max_steps=max_steps,
+            largest_max_steps=self.n_step[1],
+        )
+
+    def _draw_max_steps(self, key: Key, axis_name: str | None) -> Int[Array, " N"]:
+        """Draw the maximum number of steps of each sample. Consumes the key."""
+        low, high = self.n_step
+        shards = self._get_local_shards(axis_name)
+        share = self.batch_size // self.num_shards
+        if low == high:
+            return jnp.full((shards.shape[0] * share,), high, jnp.int32)
+        keys = jax.vmap(lambda shard: jax.random.fold_in(key, shard))(shards)
+        return jax.vmap(lambda k: jax.random.randint(k, (share,), low, high + 1))(keys).reshape(-1)
+
+
+def _discount(
+    data: Dataset, last: Int[Array, "*n"], factor: Float[Array, "*n"]
+) -> Float[Array, "*n"]:
+    """Return the factor of the value of the successors of rows, 0 after a termination."""
+    return factor * (1.0 - data.terminated[last].astype(jnp.float32))
+
+
+def _get_return_columns(
+    data: Dataset, rows: Int[Array, " N"], returns: Float[Array, " N"], gamma: Float[Array, ""]
+) -> dict[str, PyTree]:
+    """Return the extras of `ReturnColumns`."""
+    last = data.last[rows]
+    steps = (last - rows + 1).astype(jnp.float32)
+    return {
+        ReturnColumns.RETURN_TO_GO: returns[rows],
+        ReturnColumns.END_DISCOUNT: _discount(data, last, gamma**steps),
+        ReturnColumns.END_OBS: data.get_next_obs(last),
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class DatasetSource:
+    """Rows of a dataset, drawn for every gradient step; the memory is the position in the epochs.
+
+    It is the counterpart of `training.replay_updates.BufferSource`.
+    """
+
+    sampler: DatasetSampler
+    data: Dataset
+    position: DatasetPosition | None
+    returns: Float[Array, " N"] | None
+    run_key: Key
+    axis_name: str | None
+
+    def init_state(self) -> DatasetPosition | None:
+        return self.position
+
+    def sample_rows(
+        self,
+        source_state: DatasetPosition | None,
+        step: Int[Array, ""],
+        gamma: Float[Array, ""],
+        key: Key,
+    ) -> tuple[None, Transition]:
+        del step
+        draw_key, fold_key = jax.random.split(key)
+        drawn = self.sampler.draw(self.data, source_state, draw_key, self.run_key, self.axis_name)
+        batch = self.sampler.gather(self.data, drawn, self.returns, gamma, fold_key, self.axis_name)
+        return None, batch
+
+    def record_td_error(
+        self,
+        source_state: DatasetPosition | None,
+        step: Int[Array, ""],
+        indices: None,
+        td_error: Float[Array, " N *L"],
+    ) -> DatasetPosition | None:
+        del step, indices, td_error
+        return self.sampler.advance(self.data, source_state)

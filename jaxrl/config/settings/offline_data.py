@@ -1,0 +1,58 @@
+"""Settings for recorded data: where they are read from, and how they are trained on."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+from jaxrl.config.fields import at_least_one, count, field
+from jaxrl.config.settings.training import Auto
+
+SAMPLER = "sampler"
+"""Value of `input_` for learning from environments."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OfflineDataSettings:
+    """Recorded data to learn from, instead of environments that are stepped."""
+
+    input_: str | list[str] = field(
+        default=SAMPLER,
+        doc="Recorded data to learn from: a folder that was recorded, a file, a pattern of files, or "
+        "a list of them; what they are is found by their content. 'sampler' steps environments.",
+    )
+    input_read_schema: dict[str, str] = field(
+        default={},
+        doc="Names of the columns in files of another library, by RLlib's name of the column.",
+    )
+    actions_in_input_normalized: bool | None = field(
+        default=None,
+        doc="Whether recorded Box actions are those of a module in [-1, 1] rather than the "
+        "environment's own. None is what the data's manifest says, and False for files without one.",
+    )
+    ignore_final_observation: bool = field(
+        default=False,
+        doc="Whether to leave out rows after which an episode was truncated or cut, instead of "
+        "bootstrapping from its final observation.",
+    )
+    input_transform: Callable[..., Any] | None = field(
+        default=None,
+        import_path=True,
+        doc="Function of a part of an episode (`jaxrl.episodes.packing.EpisodePart`, of NumPy arrays) "
+        "that returns the part to learn from, or None to leave it out.",
+    )
+    dataset_sampling: Literal["auto", "uniform", "epochs"] = field(
+        default="auto",
+        doc="Order of rows: 'uniform' draws with replacement, 'epochs' draws every row once before "
+        "any of them again. 'auto' is 'epochs' for BC and MARWIL, and otherwise 'uniform'.",
+    )
+    num_updates_per_iteration: int = field(
+        default=100,
+        check=count,
+        doc="Number of gradient steps per iteration, each on train_batch_size rows.",
+    )
+    max_dataset_bytes: int | Auto = field(
+        default="auto",
+        check=at_least_one,
+        doc="Maximum memory of the dataset on a device, in bytes; a larger one raises an error before "
+        "it is read. 'auto' is half of the device's memory.",
+    )

@@ -1,0 +1,154 @@
+"""Learners and loop of a run that learns from recorded data."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+
+from jaxrl.assembly.assemble import Assembly
+from jaxrl.assembly.offline import (
+    check_dataset_size,
+    load_dataset,
+    make_blank_dataset,
+    open_config_data,
+)
+from jaxrl.buffers.dataset import Dataset, DatasetSampler
+from jaxrl.config.batch_plan.offline import OfflinePlan
+from jaxrl.core.types import Device
+from jaxrl.errors import CheckpointError, ConfigError, DataError
+from jaxrl.runners.compiled_runner import CompiledEnvRunner
+from jaxrl.runners.counts import DATA
+from jaxrl.runners.curriculum import Curriculum
+from jaxrl.runners.hooks import RunnerHooks
+from jaxrl.runners.in_graph_group import InGraphLearnerGroup, ProgramInputs
+from jaxrl.runners.in_graph_loop import InGraphLoop, OwnDispatches
+from jaxrl.runners.learner_steps import LearnerSteps, StepBatch, StepResult
+from jaxrl.runners.protocols import Fill
+from jaxrl.training.report import IterationTotals, TrainReport
+from jaxrl.training.sharding import DEVICE_AXIS, REPLICATED
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.settings.run import ReportingSettings
+
+logger = logging.getLogger("jaxrl")
+
+
+class OfflineLearnerGroup(InGraphLearnerGroup):
+    """Group of one learner in this process, whose program has the dataset as an argument.
+
+    Attributes:
+        dataset: Recorded rows on the devices.
+        fingerprint: Digest of the recorded data; None if a run was restored without them.
+    """
+
+    dataset: Dataset
+    fingerprint: str | None
+
+    def _make_inputs(
+        self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
+    ) -> ProgramInputs:
+        self._missing: DataError | None = None
+        try:
+            dataset = self._load(config, assembly, devices)
+        except DataError as error:
+            if assembly.should_train:
+                raise
+            logger.warning("The policy is restored, but it cannot be trained: %s", error)
+            self._missing, self.fingerprint = error, None
+            dataset = make_blank_dataset(assembly.policy_step)
+        if len(devices) == 1:
+            place = SingleDeviceSharding(devices[0])
+        else:
+            place = NamedSharding(Mesh(np.asarray(devices), (DEVICE_AXIS,)), REPLICATED)
+        self.dataset = jax.device_put(dataset, place)
+        return ProgramInputs(init=self.dataset, run=(self.dataset,))
+
+    def _load(
+        self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
+    ) -> Dataset:
+        step = assembly.train_step
+        assert isinstance(step.experience, DatasetSampler)
+        data = open_config_data(config, assembly.made.spaces)
+        check_dataset_size(config, data, devices[0])
+        self.fingerprint = data.get_fingerprint()
+        return load_dataset(
+            config, data, assembly.policy_step, step.learner_pipeline, step.experience
+        )
+
+    def run_batches(
+        self, num_batches: int, on_phase: Callable[[str], None], *, max_iterations: int = 1
+    ) -> TrainReport:
+        if self._missing is not None:
+            raise self._missing
+        return super().run_batches(num_batches, on_phase, max_iterations=max_iterations)
+
+
+class OfflineLoop(InGraphLoop):
+    """Loop over dispatches of gradient steps, a fixed number of them per iteration."""
+
+    def __init__(
+        self,
+        config: "AlgorithmConfig",
+        assembly: Assembly,
+        learners: OfflineLearnerGroup,
+        hooks: RunnerHooks,
+    ) -> None:
+        runner = CompiledEnvRunner(config, assembly)
+        curriculum = Curriculum(config, is_jax_env=False)
+        super().__init__(learners, 1, 1, hooks, OwnDispatches(), runner, curriculum)
+        assert isinstance(assembly.plan, OfflinePlan)
+        self._batches_per_iteration = assembly.plan.batches_per_iteration
+        self._group = learners
+
+    def prepare(self) -> None:
+        """Do nothing: no environment is made."""
+
+    def sample(self, steps: LearnerSteps) -> tuple[Any, StepResult]:
+        """Raise: there is nothing to sample.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            "sample() has no environment: this run learns from recorded data, input_=...; call "
+            "super().training_step(), which runs gradient steps on them."
+        )
+
+    def update(
+        self, steps: LearnerSteps, batch: "StepBatch | None", num_updates: int | None
+    ) -> StepResult:
+        """Raise: the steps of a training step are for sampled batches.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            "update() needs a sampled batch or a replay buffer: this run learns from recorded data, "
+            "input_=...; call super().training_step(), which runs gradient steps on them."
+        )
+
+    def _count_batches_left(self, reporting: "ReportingSettings", totals: IterationTotals) -> int:
+        del reporting
+        return self._batches_per_iteration - totals.train_batches
+
+    def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
+        """Check that the data are those of the checkpoint.
+
+        Raises:
+            CheckpointError: If they are others.
+        """
+        saved, current = counts.get(DATA), self._group.fingerprint
+        if None not in (saved, current) and saved != current:
+            raise CheckpointError(
+                "The checkpoint was trained on other recorded data than those that input_ names now: "
+                "name the same files, or restore a part of it, component='rl_module'."
+            )
+        super().restore(fill, counts)
+
+    def get_counts(self) -> dict[str, Any]:
+        fingerprint = self._group.fingerprint
+        return super().get_counts() | ({} if fingerprint is None else {DATA: fingerprint})

@@ -1,0 +1,102 @@
+"""Loop over train batches that need nothing from the host, as one compiled program."""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from jaxrl.core.struct import pytree
+from jaxrl.training.train_state import ReportRow, Summary, TrainState, make_report_row
+from jaxrl.training.train_step import TrainStep
+
+MAX_REPORT_ROWS = 64
+"""Maximum number of report rows per dispatch."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class BatchLoop(TrainStep, abc.ABC):
+    """Base of runs that the compiled program repeats; `add_step` defines one step."""
+
+    @abc.abstractmethod
+    def init_summary(self, state: TrainState) -> Summary:
+        """Return the summary of zero train batches of this run."""
+
+    @abc.abstractmethod
+    def add_step(self, state: TrainState, summary: Summary) -> tuple[TrainState, Summary]:
+        """Run one training step, and add it to the summary."""
+
+    def run_batches(
+        self, state: TrainState, num_batches: Int[Array, ""]
+    ) -> tuple[TrainState, Summary]:
+        """Run `num_batches` train batches, a traced number: changing it compiles nothing."""
+        start = _RunCarry(state=state, summary=self.init_summary(state))
+
+        def is_running(carry: _RunCarry) -> Bool[Array, ""]:
+            return self.is_running(carry.state, carry.summary, num_batches)
+
+        def body(carry: _RunCarry) -> _RunCarry:
+            state, summary = self.add_step(carry.state, carry.summary)
+            return _RunCarry(state=state, summary=summary)
+
+        end = jax.lax.while_loop(is_running, body, start)
+        return end.state, end.summary
+
+    @functools.cached_property
+    def _traced_run(self) -> Callable[..., tuple[TrainState, ReportRow]]:
+        """`run` with the host's report, traced only once."""
+
+        def run(state: TrainState, num_batches: Int[Array, ""]) -> tuple[TrainState, ReportRow]:
+            after, summary = self.run_batches(state, num_batches)
+            return after, make_report_row(after, summary)
+
+        return jax.jit(run, inline=True)
+
+    def is_running(
+        self, state: TrainState, summary: Summary, num_batches: Int[Array, ""]
+    ) -> Bool[Array, ""]:
+        """Return whether a dispatch of `num_batches` train batches goes on."""
+        running = summary.train_batches < num_batches
+        if self.guard.on_nonfinite == "raise":
+            running = running & (state.guard.in_a_row < self.guard.tolerance)
+        return running
+
+    def run_iterations(
+        self,
+        state: TrainState,
+        num_iterations: Int[Array, ""],
+        batches_per_iteration: Int[Array, ""],
+    ) -> tuple[TrainState, ReportRow]:
+        """Run `num_iterations` times `batches_per_iteration` train batches, and report after each time.
+
+        Both numbers are traced, so changing them compiles nothing. The state does not depend, to
+        the bit, on how train batches are divided into rows and dispatches.
+
+        Returns:
+            The final state, and `[MAX_ROWS, ...]` rows, of which the first `num_iterations` are filled.
+        """
+        shapes = jax.eval_shape(self._traced_run, state, batches_per_iteration)[1]
+        rows = jax.tree.map(lambda x: jnp.zeros((MAX_REPORT_ROWS, *x.shape), x.dtype), shapes)
+
+        def body(i: Int[Array, ""], carry: _RowsCarry) -> _RowsCarry:
+            after, row = self._traced_run(carry.state, batches_per_iteration)
+            rows = jax.tree.map(lambda all_rows, x: all_rows.at[i].set(x), carry.rows, row)
+            return _RowsCarry(state=after, rows=rows)
+
+        end = jax.lax.fori_loop(0, num_iterations, body, _RowsCarry(state=state, rows=rows))
+        return end.state, end.rows
+
+
+@pytree
+class _RunCarry:
+    state: TrainState
+    summary: Summary
+
+
+@pytree
+class _RowsCarry:
+    state: TrainState
+    rows: ReportRow
