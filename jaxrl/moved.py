@@ -71,7 +71,7 @@ MOVED = {
     "loggers.messages": "loggers.python_log",
     "loggers.system": "loggers.python_log",
     "logging": "loggers",
-    "logging.files": "runs.files",
+    "logging.files": "runtime.files",
     "logging.results": "runs.results",
     "logging.run_folder": "runs.run_folder",
     "pbt": "sweeps.pbt",
