@@ -71,6 +71,8 @@ class PartChecker:
         if is_inside.all():
             return
         index = tuple(int(i) for i in np.argwhere(~is_inside)[0])
+        if isinstance(space, spaces.Box):
+            low, high = space.low, space.high
         low, high = (np.broadcast_to(side, column.shape)[index[1:]] for side in (low, high))
         limits = f"[{low:g}, {high:g}]"
         hint = "."

@@ -381,8 +381,14 @@ class EpisodeWriter:
 
     def _find_index(self) -> int:
         """Return the first number above those of all files of the folder."""
-        stems = [entry.stem for entry in self.path.glob("part-*")]
-        return max((int(s[5:]) for s in stems if s[5:].isdecimal()), default=-1) + 1
+        stems = [Path(name).stem for name in (*self._files, *os.listdir(self.path))]
+        return (
+            max(
+                (int(s[5:]) for s in stems if s.startswith("part-") and s[5:].isdecimal()),
+                default=-1,
+            )
+            + 1
+        )
 
     def _discard(self) -> None:
         """Forget what is not in a complete file."""
