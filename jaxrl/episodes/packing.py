@@ -24,8 +24,9 @@ class EpisodePart:
 
     `obs` has one row more than the others: the last is the successor of the last step. An episode
     that ends is either terminated, truncated, or cut: one of which nothing more will come, though
-    its task did not end. `carry` is the state before each row that a policy with memory acted with,
-    None for one without. `version` is that of the weights that chose each action.
+    its task did not end. `carry` is the state that a policy with memory acted with, before each row,
+    or before the first alone; None for one without, or where it is not known. `version` is that of
+    the weights that chose each action.
     """
 
     episode_id: str
@@ -68,8 +69,14 @@ class EpisodePart:
             terminated=self.terminated and is_end,
             truncated=self.truncated and is_end,
             is_cut=self.is_cut and is_end,
-            carry=take(self.carry),
+            carry=self._slice_carry(first, end),
         )
+
+    def _slice_carry(self, first: int, end: int) -> PyTree:
+        has_all = all(len(leaf) == len(self) for leaf in jax.tree.leaves(self.carry))
+        if has_all:
+            return jax.tree.map(lambda leaf: leaf[first:end], self.carry)
+        return self.carry if first == 0 else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

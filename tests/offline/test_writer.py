@@ -125,6 +125,16 @@ def test_files_are_limited_and_long_parts_are_split(tmp_path: Path, file_format:
     assert (data.counts.num_parts, data.counts.num_episodes) == (4, 1)
 
 
+def test_split_part_keeps_the_state_before_its_first_row(tmp_path: Path) -> None:
+    big = spaces.Box(-1.0, 1.0, (2**18,), np.float32)  # 1 MiB a step, 3 steps a row group
+    part = make_part(5, observation_space=big, t_started=2, carry=np.ones((1, 4), np.float32))
+    with EpisodeWriter(tmp_path, big, DISCRETE, state_like=np.zeros((1, 4), np.float32)) as writer:
+        writer.add_parts([part])
+    first, second = open_data(tmp_path).iter_parts()
+    np.testing.assert_array_equal(first.carry, np.ones((1, 4)))
+    assert second.carry is None
+
+
 def test_rows_of_a_file_are_limited(tmp_path: Path) -> None:
     parts = [make_part(2, episode_id=str(i), terminated=True) for i in range(7)]
     data = write(tmp_path, parts, max_rows_per_file=3)

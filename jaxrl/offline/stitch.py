@@ -1,0 +1,233 @@
+"""Parts of episodes from consecutive rollouts of the same environments."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Int
+
+from jaxrl.core.types import PyTree, Rollout
+from jaxrl.episodes.packing import EpisodePart
+from jaxrl.errors import DataError
+
+MAX_PART_LENGTH = 4096
+
+_COLUMNS = ("obs", "action", "reward", "extras", "version")
+
+
+@dataclasses.dataclass(eq=False)
+class _Progress:
+    """Episode that an environment is in: its number, its next time step, and its open rows."""
+
+    number: int
+    t: int
+    rows: list[dict[str, PyTree]] = dataclasses.field(default_factory=list[dict[str, PyTree]])
+    final_obs: PyTree = None
+    carry: PyTree = None
+
+    def count_rows(self) -> int:
+        return sum(len(rows["reward"]) for rows in self.rows)
+
+
+class PartStitcher:
+    """Concatenation of the rows of each environment to parts of episodes.
+
+    A part is kept open across rollouts until its episode ends, or it is long enough and the rollout
+    ends. Ids are `<run>-<environment>-<number of the episode>`, so they depend on nothing but the
+    run's own course. `num_dropped` counts the rows of episodes whose time step was not known.
+
+    Args:
+        run: Name of the run; other runs whose data are used together have other names.
+        max_part_length: Number of steps from which on a part ends with its rollout.
+    """
+
+    def __init__(self, run: str, *, max_part_length: int = MAX_PART_LENGTH) -> None:
+        self._run = run
+        self._max_length = max_part_length
+        self._progress: dict[int, _Progress] = {}
+        self._numbers: dict[int, int] = {}
+        self.num_dropped = 0
+
+    def add(
+        self,
+        rollout: Rollout,
+        env_index: Int[np.ndarray, " B"],
+        *,
+        version: int | Int[np.ndarray, "T B"] = -1,
+        t_started: Int[np.ndarray, " B"] | None = None,
+    ) -> list[EpisodePart]:
+        """Add the next rows of environments, and return the parts that they complete.
+
+        Masked rows are no transitions: an episode before one is cut. If a row is the first of an
+        episode and the one before was not its last, that one is cut, too. A row that is terminated
+        and truncated is terminated.
+
+        Args:
+            rollout: Rows `[T, B, ...]` of NumPy or JAX arrays. Its `carry_in` becomes the `carry` of
+                parts that continue an episode.
+            env_index: Index of each column's environment within the run. Columns of the same one are
+                consecutive in time.
+            version: Version of the weights that chose the actions; -1 where it is unknown.
+            t_started: Number of steps of each column's episode before its first row, for those that
+                began before the first call; None drops their rows up to the next start.
+        """
+        host = jax.tree.map(np.asarray, rollout)
+        versions = np.broadcast_to(np.asarray(version, np.int64), host.mask.shape)
+        parts: list[EpisodePart] = []
+        for column, env in enumerate(np.asarray(env_index).tolist()):
+            known = None if t_started is None else int(t_started[column])
+            parts.extend(self._add_column(host, versions, column, env, known))
+        return parts
+
+    def flush(self) -> list[EpisodePart]:
+        """Return the open rows as parts, which later ones continue."""
+        parts: list[EpisodePart] = []
+        for env, progress in self._progress.items():
+            parts.extend(self._emit(env, progress))
+        return parts
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what `set_state` needs, as plain data; open rows are no part of it.
+
+        Raises:
+            DataError: If rows are open: call `flush` first.
+        """
+        if any(progress.rows for progress in self._progress.values()):
+            raise DataError("The state of a PartStitcher has no open rows: call flush() first.")
+        return {
+            "run": self._run,
+            "numbers": {str(env): number for env, number in self._numbers.items()},
+            "progress": {str(env): [p.number, p.t] for env, p in self._progress.items()},
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with the episodes and the ids at the time of `get_state`."""
+        self._run = str(state["run"])
+        numbers = cast("Mapping[str, int]", state["numbers"])
+        progress = cast("Mapping[str, list[int]]", state["progress"])
+        self._numbers = {int(env): int(number) for env, number in numbers.items()}
+        self._progress = {
+            int(env): _Progress(number=int(number), t=int(t))
+            for env, (number, t) in progress.items()
+        }
+
+    def _add_column(
+        self,
+        host: Rollout,
+        versions: Int[np.ndarray, "T B"],
+        column: int,
+        env: int,
+        t_started: int | None,
+    ) -> Iterator[EpisodePart]:
+        for first, end in _find_segments(host, column):
+            is_start = bool(host.is_first[first, column])
+            if is_start or not host.mask[first, column]:
+                yield from self._cut(env)
+            if not host.mask[first, column]:
+                continue
+            progress = self._progress.get(env)
+            if progress is None:
+                if not is_start and (first > 0 or t_started is None):
+                    self.num_dropped += end - first
+                    continue
+                progress = self._begin(env, 0 if is_start or t_started is None else t_started)
+            if not progress.rows and not is_start and first == 0:
+                # The leaves of carry_in have no axis of time.
+                progress.carry = jax.tree.map(
+                    lambda leaf: leaf[column : column + 1].copy(), host.carry_in
+                )
+            _append(progress, host, versions, column, first, end)
+            terminated, truncated = (
+                bool(flag[end - 1, column]) for flag in (host.terminated, host.truncated)
+            )
+            if terminated or truncated:
+                del self._progress[env]
+                yield from self._emit(
+                    env, progress, terminated=terminated, truncated=truncated and not terminated
+                )
+        progress = self._progress.get(env)
+        if progress is not None and progress.count_rows() >= self._max_length:
+            yield from self._emit(env, progress)
+
+    def _begin(self, env: int, t_started: int) -> _Progress:
+        number = self._numbers.get(env, 0)
+        self._numbers[env] = number + 1
+        progress = self._progress[env] = _Progress(number=number, t=t_started)
+        return progress
+
+    def _cut(self, env: int) -> Iterator[EpisodePart]:
+        """End the episode of an environment of which nothing more will come."""
+        progress = self._progress.pop(env, None)
+        if progress is not None:
+            yield from self._emit(env, progress, is_cut=True)
+
+    def _emit(
+        self,
+        env: int,
+        progress: _Progress,
+        *,
+        terminated: bool = False,
+        truncated: bool = False,
+        is_cut: bool = False,
+    ) -> Iterator[EpisodePart]:
+        """Yield the open rows of an episode as a part, if there are any."""
+        if not progress.rows:
+            return
+        rows = {
+            name: jax.tree.map(
+                lambda *leaves: np.concatenate(leaves), *(rows[name] for rows in progress.rows)
+            )
+            for name in _COLUMNS
+        }
+        obs = jax.tree.map(
+            lambda leaf, last: np.concatenate([leaf, last]), rows.pop("obs"), progress.final_obs
+        )
+        yield EpisodePart(
+            episode_id=f"{self._run}-{env}-{progress.number}",
+            t_started=progress.t - len(rows["reward"]),
+            obs=obs,
+            **rows,
+            terminated=terminated,
+            truncated=truncated,
+            is_cut=is_cut,
+            carry=progress.carry,
+        )
+        progress.rows, progress.final_obs, progress.carry = [], None, None
+
+
+def _find_segments(rollout: Rollout, column: int) -> Iterator[tuple[int, int]]:
+    """Yield the first row and the end of consecutive rows of one episode, and of masked rows."""
+    mask: Bool[np.ndarray, " T"] = np.asarray(rollout.mask[:, column])
+    ended = np.asarray(rollout.terminated[:, column] | rollout.truncated[:, column]) & mask
+    is_border = np.asarray(rollout.is_first[:, column]) | (mask != np.roll(mask, 1))
+    is_border |= np.roll(ended, 1)
+    starts = [0, *(np.flatnonzero(is_border[1:]) + 1).tolist()]
+    yield from zip(starts, [*starts[1:], len(mask)], strict=True)
+
+
+def _append(
+    progress: _Progress,
+    host: Rollout,
+    versions: Int[np.ndarray, "T B"],
+    column: int,
+    first: int,
+    end: int,
+) -> None:
+    """Add rows of a column to the open rows of an episode, as copies."""
+
+    def take(tree: PyTree, start: int = first) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf[start:end, column].copy(), tree)
+
+    progress.rows.append(
+        {
+            "obs": take(host.obs),
+            "action": take(host.action),
+            "reward": take(host.reward),
+            "extras": take(host.extras),
+            "version": take(versions),
+        }
+    )
+    progress.final_obs = take(host.final_obs, start=end - 1)
+    progress.t += end - first
