@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         SimpleQConfig,
     )
     from jaxrl.algorithms.impala import A3CConfig, IMPALAConfig
+    from jaxrl.algorithms.marwil import BCConfig, MARWILConfig
     from jaxrl.algorithms.ppo import A2CConfig, DDPPOConfig, PGConfig, PPOConfig
     from jaxrl.algorithms.pqn import PQNConfig
     from jaxrl.algorithms.random_agent import RandomAgentConfig
@@ -28,10 +29,12 @@ __all__ = [
     "APPOConfig",
     "ApexDDPGConfig",
     "ApexDQNConfig",
+    "BCConfig",
     "DDPGConfig",
     "DDPPOConfig",
     "DQNConfig",
     "IMPALAConfig",
+    "MARWILConfig",
     "PGConfig",
     "PPOConfig",
     "PQNConfig",

@@ -329,5 +329,13 @@ NEUTRAL_VALUES_BY_ALGORITHM: dict[str, dict[str, tuple[object, ...]]] = {
     # RLlib's default, which its new API stack does not read
     "IMPALA": {"num_gpus": (1,)},
     "APPO": {"num_gpus": (1,)},
+    # RLlib's BC is its MARWIL with beta=0, in which the other settings have no effect
+    "BC": {
+        "beta": (0.0,),
+        "lambda_": (1.0,),
+        "vf_coeff": (1.0,),
+        "moving_average_sqd_adv_norm_start": (100.0,),
+        "moving_average_sqd_adv_norm_update_rate": (1e-8,),
+    },
 }
 """Further values, for single algorithms."""

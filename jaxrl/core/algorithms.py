@@ -83,6 +83,14 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
         "jaxrl.algorithms.td3:ApexDDPGConfig",
         "replay, DDPG with prioritized 3-step targets; continuous actions",
     ),
+    "BC": AlgorithmEntry(
+        "jaxrl.algorithms.marwil:BCConfig",
+        "recorded data, imitation of all actions; discrete and continuous actions",
+    ),
+    "MARWIL": AlgorithmEntry(
+        "jaxrl.algorithms.marwil:MARWILConfig",
+        "recorded data, imitation weighted by returns; discrete and continuous actions",
+    ),
     "RandomAgent": AlgorithmEntry(
         "jaxrl.algorithms.random_agent:RandomAgentConfig",
         "random legal actions, no learning; every action space",

@@ -1,5 +1,7 @@
 """Elementwise loss formulas, and the masked means that reduce them over a mesh."""
 
+import math
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -41,6 +43,25 @@ def policy_gradient_loss(
     """Compute −log π(a|s) A  (Williams 1992); no gradient flows through the advantage."""
     _check_floats(log_prob, advantage)
     return -log_prob * jax.lax.stop_gradient(advantage)
+
+
+def exponential_weight(
+    advantage: Float[Array, "*n"],
+    scale: float | Float[Array, ""],
+    limit: float | Float[Array, ""] = math.inf,
+) -> Float[Array, "*n"]:
+    """Compute min(exp(κ A), limit), the weight of an action that is imitated; no gradient flows.
+
+    Wang et al. 2018, eq. 6; Nair et al. 2020, eq. 13; Kostrikov et al. 2021, eq. 7.
+
+    Args:
+        advantage: Advantage A of each action.
+        scale: Scale κ; 0 gives all actions the weight 1.
+        limit: Largest weight.
+    """
+    _check_floats(advantage)
+    chex.assert_rank([scale, limit], 0)
+    return jax.lax.stop_gradient(jnp.minimum(jnp.exp(scale * advantage), limit))
 
 
 def huber_loss(

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from jaxrl.algorithms.appo import APPOConfig
 from jaxrl.algorithms.dqn import DQNConfig, DQNTraining
 from jaxrl.algorithms.impala import IMPALAConfig
+from jaxrl.algorithms.marwil import MARWILConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.algorithms.pqn import PQNConfig, PQNTraining
 from jaxrl.algorithms.sac import SACConfig, SACTraining
@@ -26,6 +27,7 @@ from jaxrl.config.markers import loguniform
 from jaxrl.config.pbt import PopulationBasedTraining
 from jaxrl.config.serialize import serialize_config, serialize_for_display
 from jaxrl.config.settings.actor_critic import ActorCriticTraining, SoftActorCriticTraining
+from jaxrl.config.settings.offline_training import MARWILTraining
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.training import OnPolicyTraining, Training
 from jaxrl.envs.base import JaxEnv
@@ -302,6 +304,16 @@ TD3_OTHER: dict[str, Any] = {
     "ou_theta": 0.2,
     "td_error_loss_fn": "huber",
 }
+# What algorithms have that imitate recorded actions, beside what all have.
+MARWIL_OTHER: dict[str, Any] = {
+    "train_batch_size": 100,
+    "bc_logstd_coeff": 0.1,
+    "beta": 0.0,
+    "lambda_": 0.5,
+    "vf_coeff": 0.5,
+    "moving_average_sqd_adv_norm_start": 1.0,
+    "moving_average_sqd_adv_norm_update_rate": 0.1,
+}
 ONLY_PPO = {"use_critic", "vf_clip_param"}
 CASES = [(PPOConfig, name, value) for name, value in OTHER.items()]
 CASES += [(APPOConfig, name, value) for name, value in APPO_OTHER.items()]
@@ -310,6 +322,7 @@ CASES += [(PQNConfig, name, value) for name, value in PQN_OTHER.items()]
 CASES += [(SACConfig, n, v) for n, v in (ACTOR_CRITIC_OTHER | SOFT_OTHER | SAC_OTHER).items()]
 CASES += [(TQCConfig, name, value) for name, value in TQC_OTHER.items()]
 CASES += [(TD3Config, name, value) for name, value in TD3_OTHER.items()]
+CASES += [(MARWILConfig, name, value) for name, value in MARWIL_OTHER.items()]
 
 
 def test_the_tables_have_every_setting() -> None:
@@ -327,6 +340,8 @@ def test_the_tables_have_every_setting() -> None:
         (TD3_OTHER, TD3Training, ActorCriticTraining),
     ):
         assert set(table) == set(get_settings(group)) - set(get_settings(base))
+    own = set(get_settings(MARWILTraining)) - set(get_settings(Training))
+    assert set(MARWIL_OTHER) == own | {"train_batch_size"}
 
 
 @pytest.mark.parametrize(("cls", "name", "value"), CASES)

@@ -52,6 +52,17 @@ def test_clipped_value_loss_clips_the_squared_error():
     assert losses.clipped_value_loss(jnp.asarray(5.0), jnp.asarray(0.0), jnp.inf) == 25.0
 
 
+def test_exponential_weight_is_bounded_and_carries_no_gradient():
+    advantage = 3.0 * _normal(9)
+    expected = np.minimum(np.exp(0.7 * np.asarray(advantage)), 2.5)
+    assert 2 < np.sum(expected == 2.5) < N - 2
+    _check(partial(losses.exponential_weight, scale=0.7, limit=2.5), expected, advantage)
+    unbounded = losses.exponential_weight(jnp.asarray([3.0, -1.0]), 2.0)
+    np.testing.assert_allclose(unbounded, np.exp([6.0, -2.0]), rtol=1e-6)
+    assert jax.grad(losses.exponential_weight)(1.0, 2.0) == 0.0
+    np.testing.assert_array_equal(losses.exponential_weight(jnp.asarray([1e9]), 1.0, 100.0), 100.0)
+
+
 @pytest.mark.filterwarnings("ignore:Rlax softmax:PendingDeprecationWarning")
 def test_policy_gradient_loss():
     log_prob, advantage = -jnp.abs(_normal(4)), _normal(5)

@@ -1,0 +1,261 @@
+"""MARWIL (Wang et al. 2018), and BC, behavior cloning, which is MARWIL with beta=0.
+
+Exponentially Weighted Imitation Learning for Batched Historical Data, NeurIPS 2018: recorded
+actions are imitated, weighted by the exponential of their advantages. Names and defaults are
+RLlib's. Deviations from RLlib: the value of an episode's last observation is that of the current
+parameters (RLlib: of those that prepared the batch); with beta=0 there is no value function at all.
+"""
+
+import abc
+import dataclasses
+from typing import Any, ClassVar, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.fields import fluent
+from jaxrl.config.settings.offline_training import BCTraining, MARWILTraining
+from jaxrl.core.hparams import HParams, HParamValues, current_values
+from jaxrl.core.struct import pytree, replace
+from jaxrl.core.types import (
+    Columns,
+    Key,
+    Metrics,
+    Params,
+    Progress,
+    PyTree,
+    ReturnColumns,
+    Transition,
+)
+from jaxrl.distributions.base import DiagGaussian, Distribution, SquashedGaussian
+from jaxrl.errors import ConfigError
+from jaxrl.learners.base import BaseLearner
+from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState, sgd_step, validate_loss
+from jaxrl.learners.optimizers import configure_optimizer
+from jaxrl.learners.policy_gradient import init_sgd_and_hparams
+from jaxrl.modules.rl_module import RLModule
+from jaxrl.ops import losses
+
+S = TypeVar("S")
+
+SQD_ADV_NORM = "moving_avg_sqd_adv_norm"
+"""Metric that is the moving average of squared advantages, RLlib's name."""
+
+
+@pytree
+class BCState:
+    """Learner state of behavior cloning."""
+
+    sgd: SgdState
+    hparams: HParams
+
+
+@pytree
+class MARWILState(BCState):
+    """Learner state; `sqd_adv_norm` is the moving average of squared advantages."""
+
+    sqd_adv_norm: Float[Array, ""]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ImitationLearner(BaseLearner[S], abc.ABC):
+    """Base of both learners: one gradient step on the likelihood of the recorded actions."""
+
+    module: RLModule
+    settings: BCTraining
+
+    @abc.abstractmethod
+    def compute_loss(
+        self, params: Params, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Compute the mean loss of a minibatch, and metrics.
+
+        Override this method for a custom loss. Means are of `batch.weight * x`, so that rows that
+        are not transitions have no effect.
+
+        Args:
+            params: Parameters of the module, which the gradient is taken for.
+            batch: Minibatch, `[N, ...]`, or `[N, L, ...]` of sequences.
+            values: Current hyperparameters by name.
+            key: Key for losses that draw.
+        """
+
+    def init_sgd(self, key: Key) -> tuple[SgdState, HParams]:
+        """Initialize parameters, optimizer state and hyperparameters. Consumes the key.
+
+        Raises:
+            ConfigError: If actions have no standard deviation that the settings could weigh.
+        """
+        family = self.module.distribution.family
+        if self.settings.bc_logstd_coeff > 0.0 and family not in (DiagGaussian, SquashedGaussian):
+            raise ConfigError(
+                f"bc_logstd_coeff={self.settings.bc_logstd_coeff} requires normal actions in a "
+                f"Box, got {self.module.action_space}; leave it out."
+            )
+        return init_sgd_and_hparams(self, key)
+
+    def compute_policy_loss(
+        self, dist: Distribution, action: PyTree, weight: Float[Array, " N"]
+    ) -> Float[Array, ""]:
+        """Compute −E[w (log π(a|s) + c mean log σ(s))], c set by `bc_logstd_coeff`."""
+        likelihood = dist.log_prob(action)
+        if self.settings.bc_logstd_coeff > 0.0:
+            assert isinstance(dist, DiagGaussian | SquashedGaussian)
+            axes = tuple(range(likelihood.ndim, dist.log_std.ndim))
+            spread = jnp.mean(dist.log_std, axis=axes)
+            likelihood = likelihood + self.settings.bc_logstd_coeff * spread
+        return -jnp.mean(weight * likelihood)
+
+    def step(
+        self, sgd: SgdState, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
+    ) -> tuple[SgdState, Metrics]:
+        """Take one gradient step; a non-finite one changes nothing."""
+        named_values, loss_name = HParamValues(values), f"{type(self).__name__}.compute_loss"
+        stepped, metrics = sgd_step(
+            lambda params: validate_loss(
+                loss_name, self.compute_loss(params, batch, named_values, key)
+            ),
+            configure_optimizer(self, values, sgd.params),
+            sgd,
+            self.axis_name,
+            self.log_gradients,
+        )
+        return stepped, {**metrics, "curr_lr": values["lr"]}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BCLearner(ImitationLearner[BCState]):
+    """Likelihood of the recorded actions."""
+
+    def init(self, key: Key) -> BCState:
+        sgd, hparams = self.init_sgd(key)
+        return BCState(sgd=sgd, hparams=hparams)
+
+    def compute_loss(
+        self, params: Params, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Compute −E[w log π(a|s)], with the term of `bc_logstd_coeff`; the key is unused."""
+        del values, key
+        out = self.module.forward_train(params, {Columns.OBS: batch.obs})
+        dist = self.module.action_dist(out[Columns.ACTION_DIST_INPUTS], batch.obs)
+        policy_loss = self.compute_policy_loss(dist, batch.action, batch.weight)
+        return policy_loss, {"policy_loss": policy_loss}
+
+    def update(
+        self, state: BCState, batch: Transition, progress: Progress, key: Key
+    ) -> tuple[BCState, Metrics]:
+        values = current_values(state.hparams, progress)
+        sgd, metrics = self.step(state.sgd, batch, values, key)
+        return replace(state, sgd=sgd), metrics
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MARWILLearner(ImitationLearner[MARWILState]):
+    """Likelihood of the recorded actions, weighted by exponentials of their advantages."""
+
+    settings: MARWILTraining
+    needs_returns: ClassVar[bool] = True
+
+    def init(self, key: Key) -> MARWILState:
+        sgd, hparams = self.init_sgd(key)
+        start = self.settings.moving_average_sqd_adv_norm_start
+        return MARWILState(sgd=sgd, hparams=hparams, sqd_adv_norm=jnp.asarray(start, jnp.float32))
+
+    def compute_loss(
+        self, params: Params, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Compute −E[w exp(β A / c) log π(a|s)] + c_vf ½ E[w A²], A = G − V(s)  (eq. 6, section 3).
+
+        c² is the moving average of E[A²], to which this batch is added first, G the return.
+
+        Args:
+            params: Parameters of the module, which the gradient is taken for.
+            batch: Minibatch with the extras of `ReturnColumns`.
+            values: Current hyperparameters by name, with c² before the step.
+            key: Key for losses that draw; unused here.
+        """
+        del key
+        out = self.module.forward_train(params, {Columns.OBS: batch.obs})
+        dist = self.module.action_dist(out[Columns.ACTION_DIST_INPUTS], batch.obs)
+        value, is_row = out[Columns.VF_PREDS], batch.weight > 0.0
+        targets = self.compute_value_targets(params, batch)
+        advantages = targets - value
+        norm = self.compute_norm(advantages, is_row, values)
+        scale = self.settings.beta / (1e-8 + jnp.sqrt(norm))
+        # Other rows may have any advantage, and 0 times an infinite weight is no number.
+        weight = losses.exponential_weight(jnp.where(is_row, advantages, 0.0), scale)
+        policy_loss = self.compute_policy_loss(dist, batch.action, batch.weight * weight)
+        vf_loss = 0.5 * jnp.mean(batch.weight * jnp.square(advantages))
+        explained = losses.explained_variance(targets, value, is_row, self.axis_name)
+        return policy_loss + values["vf_coeff"] * vf_loss, {
+            "policy_loss": policy_loss,
+            "vf_loss": vf_loss,
+            "vf_explained_var": explained,
+            SQD_ADV_NORM: norm,
+        }
+
+    def compute_value_targets(self, params: Params, batch: Transition) -> Float[Array, " N"]:
+        """Compute the return of each row, bootstrapped from the end of its recorded part."""
+        extras = batch.extras
+        end_value = self.module.compute_values(params, extras[ReturnColumns.END_OBS])
+        return jax.lax.stop_gradient(
+            extras[ReturnColumns.RETURN_TO_GO] + extras[ReturnColumns.END_DISCOUNT] * end_value
+        )
+
+    def compute_norm(
+        self,
+        advantages: Float[Array, " N"],
+        is_row: Bool[Array, " N"],
+        values: dict[str, Float[Array, ""]],
+    ) -> Float[Array, ""]:
+        """Compute c² ← c² + rate (E[A²] − c²) over the rows of all devices, without a gradient."""
+        squares = jnp.square(jax.lax.stop_gradient(advantages))
+        mean_square = losses.masked_mean(squares, is_row, self.axis_name)
+        if self.axis_name is not None:
+            mean_square = jax.lax.pmean(mean_square, self.axis_name)
+        rate, norm = values["moving_average_sqd_adv_norm_update_rate"], values[SQD_ADV_NORM]
+        return norm + rate * (mean_square - norm)
+
+    def update(
+        self, state: MARWILState, batch: Transition, progress: Progress, key: Key
+    ) -> tuple[MARWILState, Metrics]:
+        values = {**current_values(state.hparams, progress), SQD_ADV_NORM: state.sqd_adv_norm}
+        sgd, metrics = self.step(state.sgd, batch, values, key)
+        is_finite = metrics[NUM_NONFINITE_UPDATES] < 0.5
+        norm = jnp.where(is_finite, metrics[SQD_ADV_NORM], state.sqd_adv_norm)
+        return replace(state, sgd=sgd, sqd_adv_norm=norm), metrics
+
+
+class BCConfig(AlgorithmConfig):
+    """Configuration of behavior cloning."""
+
+    algo_name = "BC"
+    requires_data = True
+    training_settings: BCTraining = BCTraining(lr=1e-4)
+    training = fluent("training_settings", BCTraining)
+
+    def get_default_learner_class(self) -> type[BCLearner]:
+        return BCLearner
+
+
+class MARWILConfig(AlgorithmConfig):
+    """Configuration of MARWIL."""
+
+    algo_name = "MARWIL"
+    requires_data = True
+    training_settings: MARWILTraining = MARWILTraining(lr=1e-4)
+    training = fluent("training_settings", MARWILTraining)
+
+    def get_default_learner_class(self) -> type[ImitationLearner[Any]]:
+        return MARWILLearner if self.training_settings.beta > 0.0 else BCLearner
+
+    def validate(self) -> None:
+        super().validate()
+        lambda_ = self.training_settings.lambda_
+        if lambda_ != 1.0:
+            raise ConfigError(
+                f"lambda_={lambda_} mixes the values of successive rows, but rows of recorded data "
+                "are drawn one by one, with the return of their whole episode; leave it at 1."
+            )
