@@ -2,22 +2,23 @@
 
 A deterministic policy that learns less often than its two critics, whose targets use smoothed
 actions. DDPG (Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971) has one critic, no delay, no
-smoothing, and an Ornstein-Uhlenbeck process as noise. Names and defaults are those that RLlib had.
-Deviations: exploration noise is set here instead of in `exploration_config`, its scale is constant,
-and networks have 256 and 256 units like SAC's (RLlib: 400 and 300).
+smoothing, and an Ornstein-Uhlenbeck process as noise. TD3+BC, for recorded data, is the setting
+`bc_coeff` (Fujimoto & Gu 2021, https://arxiv.org/abs/2106.06860). Names and defaults are those that
+RLlib had. Deviations: exploration noise is set here instead of in `exploration_config`, its scale
+is constant, and networks have 256 and 256 units like SAC's (RLlib: 400 and 300).
 """
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxrl.config.base import AlgorithmConfig
-from jaxrl.config.fields import at_least_one, field, fluent, non_negative, unit_interval
-from jaxrl.config.settings.actor_critic import TD_ERROR_LOSS_DOC, ActorCriticTraining, TdErrorLoss
+from jaxrl.config.fields import fluent
+from jaxrl.config.settings.actor_critic import TD3Training
 from jaxrl.config.settings.replay import APEX_REPLAY_BUFFER
 from jaxrl.core.hparams import HParams, build_hparams, current_values
 from jaxrl.core.struct import pytree, replace
@@ -40,53 +41,7 @@ from jaxrl.learners.target_network import TargetNetwork, init_target, update_tar
 from jaxrl.modules.model_config import RELU_ACTIVATIONS
 from jaxrl.modules.policy_and_critics import DeterministicPolicyModule
 from jaxrl.modules.rl_module import RLModuleSpec
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TD3Training(ActorCriticTraining):
-    """Settings of Fujimoto et al. 2018; all noise is in units of half the action range."""
-
-    twin_q: bool = field(
-        default=True, doc="Whether to learn two critics and use the smaller value, instead of one."
-    )
-    policy_delay: int = field(
-        default=2,
-        check=at_least_one,
-        doc="Updates of the critics per update of the policy and of the target networks.",
-    )
-    smooth_target_policy: bool = field(
-        default=True, doc="Whether to add noise to the actions of the targets."
-    )
-    target_noise: float = field(
-        default=0.2,
-        sweepable=True,
-        check=non_negative,
-        doc="Standard deviation of that noise, in units of half the action range.",
-    )
-    target_noise_clip: float = field(
-        default=0.5,
-        sweepable=True,
-        check=non_negative,
-        doc="Bound of that noise, in units of half the action range.",
-    )
-    exploration_noise: Literal["gaussian", "ou"] = field(
-        default="gaussian",
-        doc="Exploration noise on actions: 'gaussian' is independent at every step, 'ou' is an "
-        "Ornstein-Uhlenbeck process that starts at 0 in every episode.",
-    )
-    exploration_sigma: float = field(
-        default=0.1,
-        sweepable=True,
-        check=non_negative,
-        doc="Standard deviation of the exploration noise's draws.",
-    )
-    ou_theta: float = field(
-        default=0.15,
-        sweepable=True,
-        check=unit_interval,
-        doc="Fraction by which the Ornstein-Uhlenbeck process decays at every step.",
-    )
-    td_error_loss_fn: TdErrorLoss = field(default="mse", doc=TD_ERROR_LOSS_DOC)
+from jaxrl.ops.losses import masked_mean
 
 
 @pytree
@@ -165,6 +120,23 @@ class TD3Learner(BaseLearner[TD3State]):
         q = self.module.compute_first_q_values(critic, batch.obs, action)
         return -jnp.mean(batch.weight * q), {}
 
+    def imitating_actor_loss(
+        self, policy: Params, critic: Params, batch: Transition, coeff: Float[Array, ""]
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Compute −λ E[w Q₁(s, π(s))] + E[w |π(s) − a|²], λ = coeff / E|Q₁|.
+
+        Fujimoto & Gu 2021, eq. 3 and 5: distances are means over the action's elements, in units
+        of half the action range, and λ carries no gradient.
+        """
+        action = self.module.compute_policy_action(policy, batch.obs)
+        q = self.module.compute_first_q_values(critic, batch.obs, action)
+        size = masked_mean(jnp.abs(jax.lax.stop_gradient(q)), batch.weight > 0.0, self.axis_name)
+        if self.axis_name is not None:
+            size = jax.lax.pmean(size, self.axis_name)
+        distance = self.module.compute_distance(action, batch.action)
+        scale = coeff / jnp.maximum(size, 1e-8)
+        return jnp.mean(batch.weight * (distance - scale * q)), {}
+
     def update(
         self, state: TD3State, batch: Transition, progress: Progress, key: Key
     ) -> tuple[TD3State, Metrics]:
@@ -181,20 +153,27 @@ class TD3Learner(BaseLearner[TD3State]):
             state.sgd,
             values,
         )
-        age, delay = state.age + 1, self.settings.policy_delay
+        settings = self.settings
+        age, delay = state.age + 1, settings.policy_delay
         skipped = DelayedUpdate(
             policy=get_part(sgd, POLICY), target=state.target, metrics=state.actor
         )
+
+        def actor_loss(policy: Params) -> tuple[Float[Array, ""], Metrics]:
+            if settings.bc_coeff is None:
+                return self.actor_loss(policy, sgd.params[CRITIC], batch)
+            coeff = values["bc_coeff"]
+            return self.imitating_actor_loss(policy, sgd.params[CRITIC], batch, coeff)
 
         def policy_step() -> DelayedUpdate:
             stepped, actor = step_one(
                 self,
                 POLICY,
-                lambda policy: self.actor_loss(policy, sgd.params[CRITIC], batch),
+                actor_loss,
                 sgd,
                 values,
             )
-            frequency = self.settings.target_network_update_freq
+            frequency = settings.target_network_update_freq
             metrics, tau = combine_metrics(critic, actor), values["tau"]
             target = update_target(state.target, stepped.params, metrics, progress, tau, frequency)
             actor_metrics = {name: actor[name] for name in state.actor}

@@ -295,6 +295,17 @@ class DeterministicPolicyModule(PolicyQModule):
         low, high = self._broadcast_bounds(action.ndim - len(self.distribution.event_shape))
         return jnp.clip(action + 0.5 * (high - low) * noise, low, high)
 
+    def compute_distance(
+        self,
+        action: Float[Array, "*batch_and_event"],
+        other: Float[Array, "*batch_and_event"],
+    ) -> Float[Array, "*batch"]:
+        """Compute the mean squared difference of two actions, in units of half the range."""
+        event_ndim = len(self.distribution.event_shape)
+        low, high = self._broadcast_bounds(action.ndim - event_ndim)
+        difference = 2.0 * (action - other) / (high - low)
+        return jnp.mean(jnp.square(difference), axis=tuple(range(-event_ndim, 0)))
+
     def _broadcast_bounds(self, batch_ndim: int) -> tuple[Array, Array]:
         """Return low and high, with the given number of leading axes."""
         shape = (1,) * batch_ndim + self._low.shape

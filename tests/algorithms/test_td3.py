@@ -17,6 +17,7 @@ from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.learners.learner import NUM_NONFINITE_UPDATES
 from jaxrl.learners.multi_optimizer import CRITIC, POLICY
 from tests import actor_critics as ac
+from tests import recorded
 
 LOW, HIGH = np.asarray(ac.BOX.low, np.float64), np.asarray(ac.BOX.high, np.float64)
 HALF = (HIGH - LOW) / 2
@@ -257,3 +258,85 @@ def test_critics_look_beyond_a_truncation_and_actions_stay_in_the_space() -> Non
     np.testing.assert_allclose(value, [5.0], rtol=0.06)
     np.testing.assert_array_equal(greedy[0], greedy[1])
     assert space.contains(np.asarray(greedy[0]))
+
+
+# --- imitation of the rows' actions ---
+
+
+@functools.cache
+def imitating() -> tuple[TD3Learner, Any, Transition]:
+    learner = ac.learner_of(DDPGConfig(), bc_coeff=1.5)
+    return learner, ac.state_of(learner), ac.batch_of()
+
+
+def imitating_loss(policy: Any, critics: Any, batch: Any, scale: float | None = None) -> Any:
+    """The loss of all rows and the scale of the values, which is computed unless it is given."""
+    b, size, q, distance = jax.device_get(batch), [], np.zeros(ac.ROWS), np.zeros(ac.ROWS)
+    for i in range(ac.ROWS):
+        action = action_of(policy, b.obs[i])
+        q[i] = ac.critics_output(critics, b.obs[i], action)[0, 0]
+        distance[i] = np.mean(((action - b.action[i]) / HALF) ** 2)
+        size += [abs(q[i])] if b.weight[i] > 0 else []
+    scale = 1.5 / np.mean(size) if scale is None else scale
+    return np.mean(b.weight * (distance - scale * q)), scale
+
+
+def test_the_imitating_loss_equals_a_plain_loop() -> None:
+    learner, state, batch = imitating()
+    after, metrics = ac.updated(learner, state, batch)
+    policy, critics = state.sgd.params[POLICY], after.sgd.params[CRITIC]
+    expected, scale = imitating_loss(policy, critics, batch)
+    np.testing.assert_allclose(metrics["policy_loss"], expected, rtol=1e-4)
+
+    def loss(policy: Any) -> Any:
+        return learner.imitating_actor_loss(policy, critics, batch, jnp.asarray(1.5))[0]
+
+    slope = jax.grad(loss)(policy)["head"]["out"]["bias"][0]
+
+    def moved(step: float) -> Any:
+        bias = policy["head"]["out"]["bias"].at[0].add(step)
+        return {**policy, "head": {"out": {**policy["head"]["out"], "bias": bias}}}
+
+    # The scale of the values carries no gradient.
+    high, low = (imitating_loss(moved(step), critics, batch, scale)[0] for step in (1e-2, -1e-2))
+    np.testing.assert_allclose(slope, (high - low) / 2e-2, rtol=1e-2)
+
+
+def test_without_a_coefficient_nothing_is_imitated() -> None:
+    class Refusing(TD3Learner):
+        def imitating_actor_loss(self, *arguments: Any) -> Any:
+            raise AssertionError
+
+    learner, state, batch = ddpg()
+    refusing = Refusing(module=learner.module, settings=learner.settings, log_gradients=True)
+    first, second = (ac.updated(one, state, batch)[0] for one in (learner, refusing))
+    ac.assert_trees_equal(first, second)
+    assert "bc_coeff" not in state.hparams
+
+
+def test_imitation_ignores_rows_without_weight_and_agrees_over_devices() -> None:
+    learner, state, batch = imitating()
+    hidden = batch.weight == 0.0
+    other = replace(
+        batch,
+        action=jnp.where(hidden[:, None], 0.5, batch.action),
+        obs=jnp.where(hidden[:, None], 3.0, batch.obs),
+    )
+    first, second = (ac.updated(learner, state, rows)[0] for rows in (batch, other))
+    ac.assert_trees_close(first, second)
+    recorded.assert_devices_agree(learner, state, batch)
+
+
+def test_imitation_keeps_the_policy_at_the_rows_actions() -> None:
+    """The reward rises with the action, of which the rows have none above 0.2."""
+    rng = np.random.default_rng(0)
+    actions = rng.uniform(-0.2, 0.2, (64, 1)).astype(np.float32)
+    batch, space = recorded.bandit(actions, actions[:, 0]), spaces.Box(-1.0, 1.0, (1,))
+    chosen = {}
+    for coeff in (None, 0.1):
+        config = DDPGConfig()
+        learner = ac.learner_of(config, space, recorded.OBSERVED, bc_coeff=coeff, actor_lr=3e-3)
+        params = recorded.fitted(learner, batch, 300).sgd.params
+        chosen[coeff] = float(learner.module.compute_policy_action(params[POLICY], batch.obs)[0, 0])
+    assert chosen[None] > 0.8
+    assert abs(chosen[0.1]) < 0.2

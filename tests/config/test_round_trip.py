@@ -303,6 +303,7 @@ TD3_OTHER: dict[str, Any] = {
     "exploration_sigma": 0.3,
     "ou_theta": 0.2,
     "td_error_loss_fn": "huber",
+    "bc_coeff": 2.5,
 }
 # What algorithms have that imitate recorded actions, beside what all have.
 MARWIL_OTHER: dict[str, Any] = {

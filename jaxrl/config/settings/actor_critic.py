@@ -4,7 +4,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
-from jaxrl.config.fields import Check, Schedule, field, non_negative, positive
+from jaxrl.config.fields import (
+    Check,
+    Schedule,
+    at_least_one,
+    field,
+    non_negative,
+    positive,
+    unit_interval,
+)
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.training import Auto
 
@@ -62,4 +70,58 @@ class SoftActorCriticTraining(ActorCriticTraining):
         default="auto",
         doc="Entropy that the temperature is adapted to; 'auto' is -d for a Box with d elements, "
         "and 0.98 log n for n legal actions of a Discrete space.",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TD3Training(ActorCriticTraining):
+    """Settings of Fujimoto et al. 2018; all noise is in units of half the action range."""
+
+    twin_q: bool = field(
+        default=True, doc="Whether to learn two critics and use the smaller value, instead of one."
+    )
+    policy_delay: int = field(
+        default=2,
+        check=at_least_one,
+        doc="Updates of the critics per update of the policy and of the target networks.",
+    )
+    smooth_target_policy: bool = field(
+        default=True, doc="Whether to add noise to the actions of the targets."
+    )
+    target_noise: float = field(
+        default=0.2,
+        sweepable=True,
+        check=non_negative,
+        doc="Standard deviation of that noise, in units of half the action range.",
+    )
+    target_noise_clip: float = field(
+        default=0.5,
+        sweepable=True,
+        check=non_negative,
+        doc="Bound of that noise, in units of half the action range.",
+    )
+    exploration_noise: Literal["gaussian", "ou"] = field(
+        default="gaussian",
+        doc="Exploration noise on actions: 'gaussian' is independent at every step, 'ou' is an "
+        "Ornstein-Uhlenbeck process that starts at 0 in every episode.",
+    )
+    exploration_sigma: float = field(
+        default=0.1,
+        sweepable=True,
+        check=non_negative,
+        doc="Standard deviation of the exploration noise's draws.",
+    )
+    ou_theta: float = field(
+        default=0.15,
+        sweepable=True,
+        check=unit_interval,
+        doc="Fraction by which the Ornstein-Uhlenbeck process decays at every step.",
+    )
+    td_error_loss_fn: TdErrorLoss = field(default="mse", doc=TD_ERROR_LOSS_DOC)
+    bc_coeff: float | None = field(
+        default=None,
+        sweepable=True,
+        check=positive,
+        doc="TD3+BC: weight of the values, divided by their mean size, relative to the imitation of "
+        "the rows' actions; the paper's alpha is 2.5. None leaves the imitation out.",
     )
