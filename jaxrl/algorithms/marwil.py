@@ -233,6 +233,7 @@ class BCConfig(AlgorithmConfig):
 
     algo_name = "BC"
     requires_data = True
+    learns_in_epochs = True
     training_settings: BCTraining = BCTraining(lr=1e-4)
     training = fluent("training_settings", BCTraining)
 
@@ -245,6 +246,7 @@ class MARWILConfig(AlgorithmConfig):
 
     algo_name = "MARWIL"
     requires_data = True
+    learns_in_epochs = True
     training_settings: MARWILTraining = MARWILTraining(lr=1e-4)
     training = fluent("training_settings", MARWILTraining)
 
