@@ -55,6 +55,7 @@ TRUSTED_ONLY_SETTINGS = (
     "external_token_file",
     "extra_python_environs_for_driver",
     "extra_python_environs_for_worker",
+    "output",
     "results_dir",
 )
 """Settings with side effects: folders that machine code is loaded from or files are written to,

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from jaxrl.config.settings.offline_data import SAMPLER
 from jaxrl.config.settings.replay import OffPolicyTraining
+from jaxrl.config.sweep import is_sweep
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def check_offline(config: "AlgorithmConfig") -> None:
         ConfigError: If a setting contradicts `input_`.
     """
     data = config.offline_data_settings
+    _check_output(config)
     if not config.is_offline:
         if config.requires_data:
             raise ConfigError(
@@ -98,6 +100,32 @@ def check_offline(config: "AlgorithmConfig") -> None:
             f"evaluation_interval={evaluation.evaluation_interval} has no environment to evaluate "
             f"in: give the one of the data, environment(env=...), or leave it out."
         )
+
+
+def _check_output(config: "AlgorithmConfig") -> None:
+    """Raise if a run cannot be recorded, or settings of a recording are set without one."""
+    data, default = config.offline_data_settings, type(config)().offline_data_settings
+    if data.output is None:
+        for name in ("output_max_file_size", "output_max_rows_per_file"):
+            if name in config.explicit and vars(data)[name] != vars(default)[name]:
+                raise ConfigError(
+                    f"'{name}' (got {vars(data)[name]!r}) has no effect without a recording: name a "
+                    "folder as output, or leave it out."
+                )
+        return
+    compiled = getattr(config.algo_class, "compiled_training_step", None) is not None
+    for problem, reason in (
+        (config.is_offline, "recorded data are learned from, and nothing is sampled"),
+        (is_sweep(config), "lanes of a sweep are not recorded; run them one by one"),
+        (
+            config.learners_settings.num_learners > 0
+            and config.env_runners_settings.num_env_runners == 0,
+            "learner processes do not return what they sample; set num_learners=0",
+        ),
+        (compiled, "an own compiled training step is not recorded; set placement='host'"),
+    ):
+        if problem:
+            raise ConfigError(f"output={data.output!r} cannot be recorded here: {reason}.")
 
 
 def _check_unused(config: "AlgorithmConfig") -> None:

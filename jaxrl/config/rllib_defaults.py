@@ -264,8 +264,8 @@ _OFFLINE = (
     ),
     *_neutral(
         "offline_data_class input_filesystem input_read_batch_size dataset_num_iters_per_learner "
-        "prelearner_buffer_class prelearner_class output output_filesystem "
-        "output_max_rows_per_file offline_evaluation_interval offline_eval_runner_class "
+        "prelearner_buffer_class prelearner_class output_filesystem "
+        "offline_evaluation_interval offline_eval_runner_class "
         "offline_loss_for_module_fn",
         None,
     ),
@@ -286,7 +286,6 @@ _OFFLINE = (
     *_neutral("input_read_method", "read_parquet"),
     *_neutral("output_write_method", "write_parquet"),
     *_neutral("input_compress_columns output_compress_columns", ["obs", "new_obs"]),
-    *_neutral("output_max_file_size", 64 * 1024 * 1024),
     *_neutral("num_gpus_per_offline_eval_runner num_offline_eval_runners shuffle_buffer_size", 0),
     *_neutral("dataset_num_iters_per_eval_runner num_cpus_per_offline_eval_runner", 1),
     *_neutral("max_requests_in_flight_per_offline_eval_runner offline_evaluation_duration", 1),

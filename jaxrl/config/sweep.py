@@ -160,6 +160,7 @@ FIXED_SETTINGS = {
     "scheduler": "it applies to the whole sweep",
     "max_lanes_per_program": "it applies to the whole sweep",
     "run_name": "every lane has its own name",
+    "output": "lanes are not recorded; run them one by one",
     "results_dir": "all lanes of a sweep are written to the same folder",
     "loggers": "all lanes use the same loggers",
     "num_devices": "all lanes share the devices",

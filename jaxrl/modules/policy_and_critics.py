@@ -264,6 +264,11 @@ class DeterministicPolicyModule(PolicyQModule):
 
     trains_on_sequences: ClassVar[bool] = False
 
+    @property
+    def has_density(self) -> bool:
+        """False: the action of an observation is one point."""
+        return False
+
     def make_distribution(self) -> ActionDistribution:
         super().make_distribution()  # reads the model settings
         space = _require_box(self.action_space)

@@ -77,6 +77,11 @@ class QModule(EncoderModule):
     there is none.
     """
 
+    @property
+    def has_density(self) -> bool:
+        """Whether `ACTION_LOGP` is a log-probability, which actions by noisy layers do not have."""
+        return not self.is_noisy
+
     def make_distribution(self) -> ActionDistribution:
         if not isinstance(self.action_space, spaces.Discrete):
             raise SpaceError(

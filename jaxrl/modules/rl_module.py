@@ -101,6 +101,11 @@ class RLModule:
         self.distribution = self.make_distribution()
         self.setup()
 
+    @property
+    def has_density(self) -> bool:
+        """Whether exploring actions have the probability that `ACTION_LOGP` says."""
+        return True
+
     def with_sequence_length(self, length: int | None) -> Self:
         """Return the module for learning from sequences of another length."""
         module = copy.copy(self)

@@ -42,6 +42,11 @@ class ScriptedModule(ParameterFreeModule):
         RandomAgentConfig().rl_module(rl_module_spec=RLModuleSpec(module_class=MyScript))
     """
 
+    @property
+    def has_density(self) -> bool:
+        """False: the action of an observation is one point."""
+        return False
+
     def choose_actions(self, obs: PyTree) -> PyTree:
         """Return the actions of a batch of observations.
 

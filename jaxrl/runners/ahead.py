@@ -15,8 +15,7 @@ import dataclasses
 
 import numpy as np
 
-from jaxrl.core.types import Rollout
-from jaxrl.training.train_state import ReportRow, TrainState
+from jaxrl.training.train_state import RecordedRollouts, ReportRow, TrainState
 
 AHEAD_SECONDS = 0.5
 """Time limit for computing ahead, and hence for computing the same iterations again."""
@@ -48,7 +47,7 @@ class Window:
     seconds: float
     wait_seconds: float = 0.0
     num_taken: int = 0
-    recorded: Rollout | None = None
+    recorded: RecordedRollouts | None = None
 
     def has_row(self, num_batches: int) -> bool:
         """Return whether another row with this number of train batches is available."""

@@ -35,6 +35,8 @@ MAPPING = ValueKind("a mapping", lambda value: isinstance(value, dict))
 WEIGHTS_VERSION = "weights_version"
 """Key of the version of the acting weights, for runs that keep them longer than an iteration."""
 
+OUTPUT = "output"
+"""Key of the state of the recording."""
 DATA = "data"
 """Key of the fingerprint of the recorded data that a run learns from."""
 
@@ -45,6 +47,7 @@ _COUNTS: Mapping[str, ValueKind] = {
     "ledger": MAPPING,
     "logged": MAPPING,
     "curriculum": MAPPING,
+    OUTPUT: MAPPING,
     DATA: ValueKind("a text", lambda value: isinstance(value, str)),
     WEIGHTS_VERSION: COUNT,
 }

@@ -12,6 +12,7 @@ from jaxrl.runners.in_graph_group import InGraphLearnerGroup
 from jaxrl.runners.in_graph_loop import DispatchStrategy, InGraphLoop, OwnDispatches
 from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
 from jaxrl.runners.protocols import EnvRunnerGroup, Loop
+from jaxrl.runners.recording import make_recorder
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -42,8 +43,9 @@ def make_loop(
 ) -> Loop:
     """Create the training loop: dispatches of the compiled program, or the host loop."""
     if assembly.is_offline:
-        from jaxrl.runners.offline import OfflineLoop
+        from jaxrl.runners.offline import OfflineLearnerGroup, OfflineLoop
 
+        assert isinstance(learners, OfflineLearnerGroup)
         return OfflineLoop(config, assembly, learners, AlgorithmHooks(callbacks, algorithm))
     if assembly.is_in_graph:
         own = OwnDispatches()
@@ -55,6 +57,7 @@ def make_loop(
         Curriculum(config, is_jax_env=assembly.made.is_jax),
         config.training_settings.weights_interval,
         saves_buffer=assembly.replay is None or assembly.should_save_buffer,
+        recorder=make_recorder(config, assembly),
     )
 
 
@@ -72,7 +75,11 @@ def make_in_graph_loop(
     trained = steps if replay is None else replay.num_updates * replay.rows_per_update
     runner = CompiledEnvRunner(config, assembly)
     curriculum = Curriculum(config, is_jax_env=True)
-    return InGraphLoop(learners, steps, trained, hooks, strategy, runner, curriculum)
+    recorder = make_recorder(config, assembly)
+    most = assembly.in_graph_runner.max_recorded_batches
+    return InGraphLoop(
+        learners, steps, trained, hooks, strategy, runner, curriculum, recorder, most
+    )
 
 
 def make_env_runner_group(

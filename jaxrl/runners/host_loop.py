@@ -16,13 +16,15 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
 from jaxrl.errors import CheckpointError
 from jaxrl.metrics import ENV_RUNNERS, TIMERS
+from jaxrl.runners.counts import OUTPUT
 from jaxrl.runners.counts import WEIGHTS_VERSION as _VERSION
 from jaxrl.runners.curriculum import CURRICULUM, Curriculum
-from jaxrl.runners.fragment import Weights
+from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runners.learner_steps import LearnerSteps, StepBatch, StepResult
 from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.protocols import EnvRunnerGroup, Fill, count_steps_left
+from jaxrl.runners.recording import OUTPUT_SECONDS, RolloutRecorder
 from jaxrl.runtime.program import Program
 from jaxrl.training.report import DispatchResult, IterationTotals, TrainReport, merge_results
 from jaxrl.training.train_state import TrainState
@@ -47,6 +49,7 @@ class HostLoop:
         curriculum: Tasks of the environments.
         broadcast_interval: Number of train batches between weight broadcasts.
         saves_buffer: Whether checkpoints store a replay buffer of the user's own.
+        recorder: Recorder of what is sampled; None if nothing is recorded.
     """
 
     def __init__(
@@ -57,7 +60,9 @@ class HostLoop:
         broadcast_interval: int = 1,
         *,
         saves_buffer: bool = True,
+        recorder: RolloutRecorder | None = None,
     ) -> None:
+        self._recorder = recorder
         self._saves_buffer = saves_buffer
         self.curriculum = curriculum
         self._is_new_task = False
@@ -120,7 +125,7 @@ class HostLoop:
         self._is_synced_by_user = False
         self._broadcast_if_due()
         begin = self._add_time("synch_weights_s", begin)
-        fragments = self.runners.next_batch()
+        fragments = self._sample()
         begin = self._add_time("sample_s", begin)
         self.metrics_logger.aggregate(fragment.metrics for fragment in fragments)
         pending = self._learners.update(fragments, on_phase)
@@ -135,6 +140,14 @@ class HostLoop:
             wait_seconds=now - started,
         )
 
+    def _sample(self) -> list[Fragment]:
+        """Return the fragments of the next train batch, after recording them."""
+        fragments = self.runners.next_batch()
+        if self._recorder is not None:
+            for fragment in fragments:
+                self._recorder.add(fragment.rollout, fragment.env_index, fragment.weights_version)
+        return fragments
+
     def sample(self, steps: LearnerSteps) -> tuple[Any, StepResult]:
         """Sample a train batch with the weights of the latest `sync_weights`."""
         begin = time.perf_counter()
@@ -145,7 +158,7 @@ class HostLoop:
         elif self._is_new_task:
             self._broadcast(self._acting_weights or self._get_newest_weights())
         begin = self._add_time("synch_weights_s", begin)
-        fragments = self.runners.next_batch()
+        fragments = self._sample()
         begin = self._add_time("sample_s", begin)
         self.metrics_logger.aggregate(fragment.metrics for fragment in fragments)
         batch, pending = steps.receive(fragments)
@@ -244,6 +257,8 @@ class HostLoop:
         """Add the group's metrics, those logged by callbacks, and the seconds of each phase."""
         timers = dict(self._timers)
         self._timers = dict.fromkeys(timers, 0.0)
+        if self._recorder is not None:
+            timers[OUTPUT_SECONDS] = self._recorder.take_seconds()
         result = merge_results(result, {**self.runners.get_metrics(), TIMERS: timers})
         result = merge_results({ENV_RUNNERS: self.metrics_logger.reduce()}, result)
         return {**result, **self.curriculum.describe()}
@@ -288,7 +303,9 @@ class HostLoop:
         """Restore the runner group, now or as soon as it is created."""
         self.metrics_logger.set_state(counts.get("logged", {}))
         self.curriculum.set_state(counts.get(CURRICULUM, {}))
-        others = ("logged", _VERSION, CURRICULUM)
+        if self._recorder is not None and OUTPUT in counts:
+            self._recorder.set_state(counts[OUTPUT])
+        others = ("logged", _VERSION, CURRICULUM, OUTPUT)
         own = {name: value for name, value in counts.items() if name not in others}
         actor = fill("behaviour", lambda: self._learners.get_weights(0).actor)
         self._restored = None
@@ -322,9 +339,13 @@ class HostLoop:
         counts = {**self.runners.get_counts(), "logged": self.metrics_logger.get_state()}
         if state := self.curriculum.get_state():
             counts[CURRICULUM] = state
+        if self._recorder is not None:
+            counts[OUTPUT] = self._recorder.get_state()
         acting = self._outdated_weights
         return counts if acting is None else {**counts, _VERSION: acting.version}
 
     def stop(self) -> None:
         if self._runners is not None:
             self._runners.stop()
+        if self._recorder is not None:
+            self._recorder.close()

@@ -1,5 +1,6 @@
 """Training loop for environments in the compiled program: dispatches of bounded length."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,13 +14,15 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
 from jaxrl.envs.context import EnvContext
 from jaxrl.errors import ConfigError
-from jaxrl.metrics import ENV_RUNNERS
+from jaxrl.metrics import ENV_RUNNERS, TIMERS
 from jaxrl.runners.compiled_runner import CompiledEnvRunner, CompiledRunnerGroup
+from jaxrl.runners.counts import OUTPUT
 from jaxrl.runners.curriculum import CURRICULUM, Curriculum
 from jaxrl.runners.hooks import DISPATCH_HOOKS, RunnerHooks
 from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runners.learner_steps import LearnerSteps, StepBatch, StepResult
 from jaxrl.runners.protocols import Fill, count_steps_left
+from jaxrl.runners.recording import OUTPUT_SECONDS, RolloutRecorder, join_batches
 from jaxrl.runtime.program import Program
 from jaxrl.training.report import (
     DispatchResult,
@@ -89,6 +92,8 @@ class InGraphLoop:
         strategy: Source of the dispatches.
         runner: What hooks receive as `env_runner`.
         curriculum: Tasks of the environments.
+        recorder: Recorder of what is sampled; None if nothing is recorded.
+        max_recorded_batches: Maximum number of train batches per dispatch that are recorded.
     """
 
     def __init__(
@@ -100,7 +105,10 @@ class InGraphLoop:
         strategy: DispatchStrategy,
         runner: CompiledEnvRunner,
         curriculum: Curriculum,
+        recorder: RolloutRecorder | None = None,
+        max_recorded_batches: int = 0,
     ) -> None:
+        self._recorder, self._max_recorded_batches = recorder, max_recorded_batches
         self.runners = CompiledRunnerGroup(runner)
         self.metrics_logger = runner.metrics
         self.curriculum = curriculum
@@ -137,6 +145,8 @@ class InGraphLoop:
         left = self._count_batches_left(reporting, totals)
         batch_s = self._seconds_per_batch
         chunk = 1 if batch_s is None else max(1, int(CHUNK_SECONDS / batch_s))
+        if self._recorder is not None:
+            chunk = min(chunk, self._max_recorded_batches)
         self._is_full_iteration = (
             totals.train_batches == 0
             and left <= chunk
@@ -171,7 +181,8 @@ class InGraphLoop:
             self._steps = None
         before = self._get_episode_counts() if self._hooks.has_listeners("on_episode_end") else None
         self._started = time.perf_counter()
-        rows = self._lookahead if self._is_full_iteration else 1
+        is_ahead = self._is_full_iteration and self._recorder is None
+        rows = self._lookahead if is_ahead else 1
         pending = self._learners.run_batches(num_batches, on_phase_and_clock, max_iterations=rows)
         report = self._learners.fetch_report([pending])
         spent = time.perf_counter() - self._started
@@ -179,6 +190,7 @@ class InGraphLoop:
         if self._is_full_iteration and report.seconds is not None:
             # A whole iteration may have been computed before it was requested.
             seconds, waited = report.seconds, report.wait_seconds
+        report = self._record(report)
         summary = report.summaries[0]
         done, env_steps = int(summary.train_batches), int(summary.env_steps)
         self._seconds_per_batch = seconds / max(1, done)
@@ -193,7 +205,27 @@ class InGraphLoop:
             num_unreported_episodes=self._call_hooks(report, before, env_steps),
         )
 
+    def _record(self, report: TrainReport) -> TrainReport:
+        """Record the rollouts of a report, and return it without them."""
+        recorded = report.recorded
+        if self._recorder is None or recorded is None:
+            return report
+        number = int(report.summaries[0].train_batches)
+        rollout = join_batches(recorded.rollouts, number)
+        num_rows, num_envs = rollout.mask.shape
+        versions = int(recorded.first_version) + np.arange(number)
+        versions = np.broadcast_to(
+            np.repeat(versions, num_rows // max(1, number))[:, None], (num_rows, num_envs)
+        )
+        self._recorder.add(rollout, np.arange(num_envs), versions)
+        return dataclasses.replace(report, recorded=None)
+
     def sample(self, steps: LearnerSteps) -> tuple[Any, StepResult]:
+        if self._recorder is not None:
+            raise ConfigError(
+                "output=... records the steps of the built-in training step, but this one samples "
+                "by itself in the compiled program: set placement='host', or leave output out."
+            )
         is_heard = any(map(self._hooks.has_listeners, DISPATCH_HOOKS))
         before = self._get_episode_counts() if self._hooks.has_listeners("on_episode_end") else None
         self._latest_counts = None
@@ -263,6 +295,9 @@ class InGraphLoop:
         """Add the metrics logged by callbacks, those that only this run has, and the task."""
         logged = self.metrics_logger.reduce()
         result = merge_results({ENV_RUNNERS: logged}, result) if logged else result
+        if self._recorder is not None:
+            timers = {TIMERS: {OUTPUT_SECONDS: self._recorder.take_seconds()}}
+            result = merge_results(result, timers)
         return {**self._strategy.extend_result(result), **self.curriculum.describe()}
 
     @property
@@ -301,6 +336,8 @@ class InGraphLoop:
         del fill
         self.metrics_logger.set_state(counts.get("logged", {}))
         self.curriculum.set_state(counts.get(CURRICULUM, {}))
+        if self._recorder is not None and OUTPUT in counts:
+            self._recorder.set_state(counts[OUTPUT])
         if self.curriculum.task is None:
             return
         # The task's parameters only: others may have been changed by set_env_params.
@@ -314,8 +351,10 @@ class InGraphLoop:
         counts = {
             "logged": self.metrics_logger.get_state(),
             CURRICULUM: self.curriculum.get_state(),
+            OUTPUT: self._recorder.get_state() if self._recorder is not None else {},
         }
         return {name: value for name, value in counts.items() if value}
 
     def stop(self) -> None:
-        """Do nothing; there are no resources to release."""
+        if self._recorder is not None:
+            self._recorder.close()

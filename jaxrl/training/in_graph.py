@@ -23,6 +23,7 @@ from jaxrl.training.episode_stats import EpisodeRecord, EpisodeSums, compute_epi
 from jaxrl.training.nonfinite import drop_counts
 from jaxrl.training.rollout import ActorCarry, ActorState, RolloutWorker, make_env_index
 from jaxrl.training.train_state import (
+    RecordedRollouts,
     ReportRow,
     RolloutBatch,
     Summary,
@@ -102,7 +103,7 @@ class InGraphRunner(BatchLoop):
 
     def run_recorded(
         self, state: TrainState, num_iterations: Int[Array, ""], num_batches: Int[Array, ""]
-    ) -> tuple[TrainState, ReportRow, Rollout]:
+    ) -> tuple[TrainState, ReportRow, RecordedRollouts]:
         """Run train batches like `run_iterations`, and also return their rollouts.
 
         Args:
@@ -111,8 +112,8 @@ class InGraphRunner(BatchLoop):
             num_batches: Number of train batches, at most `max_recorded_batches`.
 
         Returns:
-            The state, report rows `[1, ...]`, and the rollouts of train batches
-            `[max_recorded_batches, T, B, ...]`, of which the first `num_batches` are filled.
+            The state, report rows `[1, ...]`, and the rollouts, of which the first `num_batches` are
+            filled.
         """
         del num_iterations
         number = self.max_recorded_batches
@@ -135,7 +136,10 @@ class InGraphRunner(BatchLoop):
         start = _RecordedCarry(state=state, summary=self.init_summary(state), rollouts=blank)
         end = jax.lax.while_loop(is_running, body, start)
         row = make_report_row(end.state, end.summary)
-        return end.state, jax.tree.map(lambda x: x[None], row), end.rollouts
+        recorded = RecordedRollouts(
+            rollouts=end.rollouts, first_version=state.progress.train_batches.low
+        )
+        return end.state, jax.tree.map(lambda x: x[None], row), recorded
 
     @functools.cached_property
     def _traced_batch(self) -> Callable[[TrainState], tuple[TrainState, RolloutBatch, Metrics]]:

@@ -11,13 +11,19 @@ import numpy as np
 from jaxrl.buffers.dataset import DatasetSampler
 from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import Array, Counter, PyTree, Rollout
+from jaxrl.core.types import Array, Counter, PyTree
 from jaxrl.envs.vector import FAULT_NAMES
 from jaxrl.metrics import DEFAULT_MODULE, EMPTY_EPISODE_METRICS, REPLAY_BUFFER
 from jaxrl.training.episode_stats import EndedEpisode, EpisodeStatsBuffer, EpisodeSums
 from jaxrl.training.evaluate import EvaluationResult
 from jaxrl.training.nonfinite import drop_counts, select_counts
-from jaxrl.training.train_state import ReportRow, Summary, TrainState, make_report_row
+from jaxrl.training.train_state import (
+    RecordedRollouts,
+    ReportRow,
+    Summary,
+    TrainState,
+    make_report_row,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,14 +67,14 @@ class TrainReport:
     `summaries` cover one dispatch each, `latest` is the report after the last of them. `seconds` is
     the duration of the train batches if it differs from the time until the report arrived, and
     `wait_seconds` their share of the time spent waiting for them and others. `recorded` has the
-    rollouts `[n, T, B, ...]` of train batches in the compiled program, if they are recorded.
+    rollouts of train batches in the compiled program, if they are recorded.
     """
 
     summaries: Sequence[Summary]
     latest: ReportRow
     seconds: float | None = None
     wait_seconds: float = 0.0
-    recorded: Rollout | None = None
+    recorded: RecordedRollouts | None = None
 
     def count_env_steps(self) -> int:
         """Return the number of sampled environment steps."""

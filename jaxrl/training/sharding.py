@@ -18,7 +18,13 @@ from jaxrl.runtime.kept_programs import ProgramCache
 from jaxrl.runtime.program import Program
 from jaxrl.training.in_graph import InGraphRunner
 from jaxrl.training.offline import OfflineRunner
-from jaxrl.training.train_state import ReportRow, RolloutBatch, Summary, TrainState
+from jaxrl.training.train_state import (
+    RecordedRollouts,
+    ReportRow,
+    RolloutBatch,
+    Summary,
+    TrainState,
+)
 from jaxrl.training.train_step import TrainStep
 
 RunnerT = TypeVar("RunnerT", bound=TrainStep)
@@ -108,6 +114,12 @@ def row_specs() -> ReportRow:
     )
 
 
+def make_recorded_specs() -> RecordedRollouts:
+    """Return partition specs of recorded rollouts, which are prefixes as in `summary_specs`."""
+    make = cast("Callable[..., RecordedRollouts]", RecordedRollouts)  # its fields hold specs here
+    return make(rollouts=BATCH_SHARDED, first_version=REPLICATED)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunnerPrograms:
     """Programs of a runner: `init(key, inputs)` and `run(state, *inputs, num_rows, batches_each)`.
@@ -148,7 +160,7 @@ def make_runner_programs(
     is_offline = isinstance(runner, OfflineRunner)
     inputs = [REPLICATED] if is_offline else []
     records = not is_offline and runner.max_recorded_batches > 0
-    recorded = [BATCH_SHARDED] if records else []
+    recorded = [make_recorded_specs()] if records else []
     if len(devices) == 1:
         shardings = jax.tree.map(lambda _: SingleDeviceSharding(devices[0]), state_shapes)
         run = runner.program

@@ -167,6 +167,17 @@ def apply_update(state: TrainState, learner_progress: LearnerProgress) -> TrainS
     )
 
 
+@pytree
+class RecordedRollouts:
+    """Rollouts of consecutive train batches, `[n, T, B, ...]`.
+
+    `first_version` is the number of train batches before the first of them.
+    """
+
+    rollouts: Rollout
+    first_version: UInt32[Array, ""]
+
+
 def make_report_row(state: TrainState, summary: Summary) -> ReportRow:
     """Build the host's report from a state and the summary of the train batches before it."""
     guard: GuardState = state.guard

@@ -56,3 +56,18 @@ class OfflineDataSettings:
         doc="Maximum memory of the dataset on a device, in bytes; a larger one raises an error before "
         "it is read. 'auto' is half of the device's memory.",
     )
+    output: str | None = field(
+        default=None,
+        doc="Folder that everything sampled for training is recorded in, for learning from it; None "
+        "records nothing. Recording changes nothing that is trained.",
+    )
+    output_max_file_size: int = field(
+        default=64 * 2**20,
+        check=at_least_one,
+        doc="Size in bytes at which a recorded file is complete and the next one begins.",
+    )
+    output_max_rows_per_file: int | None = field(
+        default=None,
+        check=at_least_one,
+        doc="Maximum number of parts of episodes per recorded file; None for any.",
+    )

@@ -1,0 +1,236 @@
+"""Recording of what a run samples, to a folder of data to learn from."""
+
+import logging
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from jaxrl.assembly.assemble import Assembly
+from jaxrl.core.types import Rollout
+from jaxrl.errors import CheckpointError, DataError
+from jaxrl.offline.manifest import read_manifest
+from jaxrl.offline.stitch import PartStitcher
+from jaxrl.offline.writer import EpisodeWriter
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+logger = logging.getLogger("jaxrl")
+
+OUTPUT_SECONDS = "output_s"
+"""Key of the timer of how long the run waited for the recording."""
+_QUEUE_SIZE = 2
+
+
+class RolloutRecorder:
+    """Writer of sampled rollouts, in a thread.
+
+    Rollouts have the environments' observations and the module's actions. A full queue blocks the
+    run, and an error of the thread is raised by the next call. The end of the process completes the
+    last file. A run that was restored opens the folder with its first rollout, so that evaluating a
+    checkpoint changes nothing there.
+
+    Args:
+        config: Config of the run, with `output`.
+        assembly: Functions of the run.
+
+    Raises:
+        DataError: If the folder has other data, or cannot be written.
+    """
+
+    def __init__(self, config: "AlgorithmConfig", assembly: Assembly) -> None:
+        self._config, self._assembly = config, assembly
+        self._seconds = 0.0
+        self._opened: tuple[_WriterThread, Callable[[], object]] | None = None
+        self._pending: Mapping[str, Any] | None = None
+        if assembly.should_train:
+            self._open()
+
+    def _open(self) -> "_WriterThread":
+        """Return the thread, started on first use and set back to the restored state."""
+        if self._opened is None:
+            thread = _WriterThread(*_make_writer(self._config, self._assembly))
+            self._opened = thread, weakref.finalize(self, thread.close)
+        thread, _ = self._opened
+        if self._pending is not None:
+            state, self._pending = self._pending, None
+            _restore(thread, state)
+        return thread
+
+    def add(
+        self,
+        rollout: Rollout,
+        env_index: Int[np.ndarray, " B"],
+        version: int | Int[np.ndarray, "T B"] = -1,
+    ) -> None:
+        """Add the next rows of environments.
+
+        Args:
+            rollout: Rows `[T, B, ...]` of NumPy arrays, which are not changed afterwards.
+            env_index: Index of each column's environment within the run.
+            version: Version of the weights that chose the actions.
+
+        Raises:
+            DataError: If the folder cannot be written.
+        """
+        began = time.perf_counter()
+        self._open().put((rollout, env_index, version))
+        self._seconds += time.perf_counter() - began
+
+    def take_seconds(self) -> float:
+        """Return the seconds that the run waited since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def get_state(self) -> dict[str, Any]:
+        """Write everything that was added, and return what `set_state` needs, as plain data.
+
+        Raises:
+            DataError: If the folder cannot be written.
+        """
+        return dict(self._open().get_state() if self._pending is None else self._pending)
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to the time of `get_state` with the next rollout: what was recorded since is removed.
+
+        The next `add` or `get_state` raises CheckpointError if the state is invalid, and DataError if
+        the files of that time are missing.
+        """
+        self._pending = state
+
+    def close(self) -> None:
+        """Complete the last file; safe to call more than once.
+
+        Raises:
+            DataError: If the folder cannot be written.
+        """
+        if self._opened is not None:
+            thread, finalize = self._opened
+            finalize()
+            thread.raise_error()
+
+
+def _restore(thread: "_WriterThread", state: Mapping[str, Any]) -> None:
+    """Set the thread back to a saved state.
+
+    Raises:
+        CheckpointError: If the state is invalid.
+        DataError: If the files of that time are missing.
+    """
+    try:
+        thread.set_state(state)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise CheckpointError(
+            f"The state of the recording is damaged in the checkpoint ({error}): leave output out to "
+            "continue the run without it."
+        ) from error
+
+
+def _make_writer(
+    config: "AlgorithmConfig", assembly: Assembly
+) -> tuple[EpisodeWriter, PartStitcher]:
+    settings, module = config.offline_data_settings, assembly.module
+    assert settings.output is not None
+    path = Path(settings.output).expanduser().absolute()
+    run = _choose_run_name(config, path)
+    writer = EpisodeWriter(
+        path,
+        *assembly.made.spaces,
+        env=assembly.made.id,
+        algorithm=config.algo_name,
+        seed=config.debugging_settings.run_seed,
+        has_density=module.has_density and config.env_runners_settings.explore,
+        actions_are_normalized=True,
+        max_file_bytes=settings.output_max_file_size,
+        max_rows_per_file=settings.output_max_rows_per_file,
+    )
+    return writer, PartStitcher(run)
+
+
+def _choose_run_name(config: "AlgorithmConfig", path: Path) -> str:
+    """Return a name for the ids of episodes that no other data in the folder have."""
+    manifest = read_manifest(path) if path.is_dir() else None
+    name = f"{config.algo_name}-{config.debugging_settings.run_seed}"
+    return name if manifest is None else f"{name}-{len(manifest.files)}"
+
+
+class _WriterThread:
+    """Thread that stitches rollouts to parts of episodes and writes them."""
+
+    def __init__(self, writer: EpisodeWriter, stitcher: PartStitcher) -> None:
+        self._writer, self._stitcher = writer, stitcher
+        self._queue: queue.Queue[Any] = queue.Queue(_QUEUE_SIZE)
+        self._error: DataError | None = None
+        self._thread = threading.Thread(target=self._run, name="jaxrl-output", daemon=True)
+        self._thread.start()
+
+    def put(self, item: tuple[Rollout, Any, Any]) -> None:
+        self.raise_error()
+        self._queue.put(item)
+
+    def raise_error(self) -> None:
+        """Raise the error of the thread, if there was one."""
+        if self._error is not None:
+            raise self._error
+
+    def get_state(self) -> dict[str, Any]:
+        self._queue.join()
+        self.raise_error()
+        self._writer.add_parts(self._stitcher.flush())
+        return {"writer": self._writer.get_state(), "stitcher": self._stitcher.get_state()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self._queue.join()
+        self.raise_error()
+        self._writer.set_state(state["writer"])
+        self._stitcher.set_state(state["stitcher"])
+
+    def close(self) -> None:
+        if not self._thread.is_alive():
+            return
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            item = self._queue.get()
+            try:
+                if self._error is None:
+                    self._handle(item)
+            except DataError as error:
+                logger.error("%s", error)
+                self._error = error
+            finally:
+                self._queue.task_done()
+            if item is None:
+                return
+
+    def _handle(self, item: tuple[Rollout, Any, Any] | None) -> None:
+        if item is None:
+            self._writer.add_parts(self._stitcher.flush())
+            self._writer.close()
+            return
+        rollout, env_index, version = item
+        self._writer.add_parts(self._stitcher.add(rollout, env_index, version=version))
+
+
+def make_recorder(config: "AlgorithmConfig", assembly: Assembly) -> RolloutRecorder | None:
+    """Make the recorder of a run; None without an `output`."""
+    if config.offline_data_settings.output is None:
+        return None
+    return RolloutRecorder(config, assembly)
+
+
+def join_batches(rollouts: Rollout, number: int) -> Rollout:
+    """Return the first train batches of `[n, T, B, ...]` rollouts as one rollout."""
+    return jax.tree.map(lambda x: np.asarray(x)[:number].reshape((-1, *x.shape[2:])), rollouts)
