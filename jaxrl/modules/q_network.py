@@ -79,7 +79,7 @@ class QModule(EncoderModule):
 
     @property
     def has_density(self) -> bool:
-        """Whether `ACTION_LOGP` is a log-probability, which actions by noisy layers do not have."""
+        """False with noisy layers, by which actions are chosen without a known probability."""
         return not self.is_noisy
 
     def make_distribution(self) -> ActionDistribution:

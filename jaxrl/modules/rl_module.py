@@ -103,7 +103,7 @@ class RLModule:
 
     @property
     def has_density(self) -> bool:
-        """Whether exploring actions have the probability that `ACTION_LOGP` says."""
+        """True if exploring actions are drawn with the probability in `ACTION_LOGP`."""
         return True
 
     def with_sequence_length(self, length: int | None) -> Self:

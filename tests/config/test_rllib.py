@@ -138,7 +138,7 @@ def check_that_it_trains(algo: str, results: Path, **changes: object) -> None:
     [
         {"num_gpus": 0.0, "_fake_gpus": False, "num_gpus_per_worker": 0},
         {"optimizer": {}},
-        {"input_": None, "output": None, "off_policy_estimation_methods": {}},
+        {"input_": None, "output_config": None, "off_policy_estimation_methods": {}},
         {"policies": {"default_policy"}, "policies_to_train": ["default_policy"]},
         {"policies": {"default_policy": [None, None, None, {}]}, "policy_mapping_fn": None},
         {"exploration_config": {}},
@@ -207,7 +207,7 @@ def test_every_neutral_value_belongs_to_a_name_of_rllibs() -> None:
 
 def test_groups_for_what_is_not_here_take_neutral_values() -> None:
     config = PPOConfig().multi_agent(policies=None, count_steps_by="env_steps")
-    config.offline_data(input_=None, output=None, shuffle_buffer_size=0)
+    config.offline_data(input_=None, output_config=None, shuffle_buffer_size=0)
     config.exploration(explore=False, exploration_config={"type": "StochasticSampling"})
     config.rollouts(num_rollout_workers=2, rollout_fragment_length=50)
     assert config.explicit == {"explore", "num_env_runners", "rollout_fragment_length"}
