@@ -7,6 +7,7 @@ from jaxrl.core.algorithms import ALGORITHMS
 
 if TYPE_CHECKING:
     from jaxrl.algorithms.appo import APPOConfig
+    from jaxrl.algorithms.cql import CQLConfig
     from jaxrl.algorithms.dqn import (
         ApexDQNConfig,
         DQNConfig,
@@ -30,6 +31,7 @@ __all__ = [
     "ApexDDPGConfig",
     "ApexDQNConfig",
     "BCConfig",
+    "CQLConfig",
     "DDPGConfig",
     "DDPPOConfig",
     "DQNConfig",

@@ -3,9 +3,9 @@
 Double Q-learning (van Hasselt et al. 2016), dueling heads (Wang et al. 2016), n-step targets and
 prioritized replay (Schaul et al. 2016), C51 (Bellemare et al. 2017), QR-DQN (Dabney et al. 2018),
 noisy nets (Fortunato et al. 2018), Ape-X's ladder of epsilons (Horgan et al. 2018); Rainbow
-(Hessel et al. 2018) is all but two of them. Names and defaults are RLlib's; `num_quantiles` and
-`epsilon_ladder` are additions. Deviations: with `noisy`, all dense layers are noisy, those of the
-encoder too, with separate noise for every row of a batch.
+(Hessel et al. 2018) is all but two of them. For recorded data, the conservative penalty of CQL
+(Kumar et al. 2020). Names and defaults are RLlib's; `num_quantiles`, `epsilon_ladder` and `cql_alpha`
+are additions. Deviations: with `noisy`, all dense layers are noisy, those of the encoder too, with separate noise for every row of a batch.
 """
 
 import dataclasses
@@ -24,6 +24,7 @@ from jaxrl.core.hparams import HParams, current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Transition
 from jaxrl.errors import ConfigError
+from jaxrl.learners.action_penalties import compute_action_penalties
 from jaxrl.learners.base import BaseLearner
 from jaxrl.learners.learner import SgdState, sgd_step, validate_loss
 from jaxrl.learners.optimizers import configure_optimizer
@@ -108,10 +109,13 @@ class DQNLearner(BaseLearner[DQNState]):
             use_huber = self.settings.td_error_loss_fn == "huber"
             loss = losses.huber_loss(error) if use_huber else jnp.square(error)
         mean = partial(losses.masked_mean, mask=batch.weight > 0.0, axis_name=self.axis_name)
-        return jnp.mean(batch.weight * loss), {
+        all_values = out[Columns.ACTION_DIST_INPUTS]
+        penalties = compute_action_penalties(self.module, self.settings, batch, all_values)
+        return jnp.mean(batch.weight * sum(penalties.values(), start=loss)), {
             "qf_mean": mean(value),
             "td_error_mean": mean(jnp.abs(error)),
             Columns.TD_ERROR: error,
+            **{name: mean(penalty) for name, penalty in penalties.items()},
         }
 
     def update(

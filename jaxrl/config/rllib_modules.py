@@ -108,7 +108,7 @@ DECORATORS = (
 )
 """Decorators of `ray.rllib.utils.annotations`, which change nothing at run time."""
 
-_OFFLINE_ALGORITHMS = ("CQL", "CRR", "DT", "IQL")
+_OFFLINE_ALGORITHMS = ("CRR", "DT", "IQL")
 _MULTI_AGENT_ALGORITHMS = ("AlphaStar", "MADDPG", "QMIX")
 ALGORITHM_ADVICE: Mapping[str, str] = {
     **dict.fromkeys(

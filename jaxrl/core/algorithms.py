@@ -91,6 +91,10 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
         "jaxrl.algorithms.marwil:MARWILConfig",
         "recorded data, imitation weighted by returns; discrete and continuous actions",
     ),
+    "CQL": AlgorithmEntry(
+        "jaxrl.algorithms.cql:CQLConfig",
+        "recorded data, SAC with conservative critics; continuous and discrete actions",
+    ),
     "RandomAgent": AlgorithmEntry(
         "jaxrl.algorithms.random_agent:RandomAgentConfig",
         "random legal actions, no learning; every action space",

@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -94,26 +94,13 @@ class SoftActorCritic(BaseLearner[SoftActorCriticState], abc.ABC):
 
         If anything is non-finite, nothing changes.
         """
-        target_key, actor_key = jax.random.split(key)
-        values = current_values(state.hparams, progress)
+        critic_key, actor_key = jax.random.split(key)
+        values = self.collect_values(state, progress)
         log_alpha = state.temperature.params[LOG_ALPHA]
         alpha = jnp.exp(log_alpha)
-        targets = self.compute_td_targets(state, batch, alpha, target_key)
-        sgd, critic = step_one(
-            self,
-            CRITIC,
-            lambda critic: self.critic_loss(critic, batch, targets),
-            state.sgd,
-            values,
-        )
+        sgd, critic = self.step_critics(state, batch, alpha, values, critic_key)
         critics = sgd.params[CRITIC]
-        sgd, actor = step_one(
-            self,
-            POLICY,
-            lambda policy: self.actor_loss(policy, critics, batch, alpha, actor_key),
-            sgd,
-            values,
-        )
+        sgd, actor = self.step_policy(replace(state, sgd=sgd), batch, alpha, values, actor_key)
         log_prob = actor.pop(LOG_PROB)
         temperature, entropy = step_one(
             self,
@@ -134,6 +121,49 @@ class SoftActorCritic(BaseLearner[SoftActorCriticState], abc.ABC):
             "curr_actor_lr": values["actor_lr"],
             "curr_critic_lr": values["critic_lr"],
         }
+
+    def collect_values(self, state: SoftActorCriticState, progress: Progress) -> dict[str, Any]:
+        """Return the current hyperparameters by name, for the steps of an update."""
+        return current_values(state.hparams, progress)
+
+    def step_critics(
+        self,
+        state: SoftActorCriticState,
+        batch: Transition,
+        alpha: Float[Array, ""],
+        values: dict[str, Any],
+        key: Key,
+    ) -> tuple[SgdState, Metrics]:
+        """Step the critics towards their targets. Consumes the key."""
+        targets = self.compute_td_targets(state, batch, alpha, key)
+        return step_one(
+            self,
+            CRITIC,
+            lambda critic: self.critic_loss(critic, batch, targets),
+            state.sgd,
+            values,
+        )
+
+    def step_policy(
+        self,
+        state: SoftActorCriticState,
+        batch: Transition,
+        alpha: Float[Array, ""],
+        values: dict[str, Any],
+        key: Key,
+    ) -> tuple[SgdState, Metrics]:
+        """Step the policy by the critics of the state. Consumes the key.
+
+        The metrics have the log-probability of each row as `LOG_PROB`.
+        """
+        critics = state.sgd.params[CRITIC]
+        return step_one(
+            self,
+            POLICY,
+            lambda policy: self.actor_loss(policy, critics, batch, alpha, key),
+            state.sgd,
+            values,
+        )
 
     def compute_soft_value(
         self, policy: Params, critic: Params, obs: PyTree, alpha: Float[Array, ""], key: Key

@@ -107,6 +107,39 @@ def quantile_huber_loss(
     return jnp.sum(jnp.mean(weight * huber_loss(error, kappa) / kappa, axis=-1), axis=-1)
 
 
+def conservative_gap(
+    values: Float[Array, "*n m"],
+    value: Float[Array, "*n"],
+    temperature: float | Float[Array, ""] = 1.0,
+) -> Float[Array, "*n"]:
+    """Compute τ log Σⱼ exp(Qⱼ / τ) − Q(s, a), the penalty of CQL  (Kumar et al. 2020, eq. 4).
+
+    Args:
+        values: Values Qⱼ of all actions, or Qⱼ − log p(aⱼ) of actions drawn with the density p.
+        value: Value Q(s, a) of the row's action.
+        temperature: Temperature τ; towards 0 the sum becomes the largest value.
+    """
+    chex.assert_type([values, value], float)
+    chex.assert_rank(values, value.ndim + 1)
+    chex.assert_equal_shape_prefix([values, value], value.ndim)
+    chex.assert_rank(temperature, 0)
+    return temperature * jax.nn.logsumexp(values / temperature, axis=-1) - value
+
+
+def expectile_loss(
+    error: Float[Array, "*n"], expectile: float | Float[Array, ""]
+) -> Float[Array, "*n"]:
+    """Compute |τ − 1{u < 0}| u², minimal at the expectile τ  (Kostrikov et al. 2021, eq. 3).
+
+    Args:
+        error: Errors u = target − estimate.
+        expectile: Expectile τ: 0.5 gives the mean, and towards 1 the largest target.
+    """
+    chex.assert_type(error, float)
+    chex.assert_rank(expectile, 0)
+    return jnp.where(error > 0.0, expectile, 1.0 - expectile) * jnp.square(error)
+
+
 def signed_hyperbolic(x: Float[Array, "*n"], epsilon: float) -> Float[Array, "*n"]:
     """Compute h(x) = sign(x) (√(|x| + 1) − 1) + ε x  (Pohlen et al. 2018, proposition A.2)."""
     chex.assert_type(x, float)

@@ -10,6 +10,7 @@ from flax import linen
 from gymnasium import spaces
 
 from jaxrl.algorithms.appo import APPOConfig
+from jaxrl.algorithms.cql import CQLConfig, CQLTraining
 from jaxrl.algorithms.dqn import DQNConfig, DQNTraining
 from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.marwil import MARWILConfig
@@ -26,7 +27,11 @@ from jaxrl.config.load import experiment_from_dict
 from jaxrl.config.markers import loguniform
 from jaxrl.config.pbt import PopulationBasedTraining
 from jaxrl.config.serialize import serialize_config, serialize_for_display
-from jaxrl.config.settings.actor_critic import ActorCriticTraining, SoftActorCriticTraining
+from jaxrl.config.settings.actor_critic import (
+    ActorCriticTraining,
+    SoftActorCriticTraining,
+    TwinTraining,
+)
 from jaxrl.config.settings.offline_training import MARWILTraining
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.training import OnPolicyTraining, Training
@@ -280,6 +285,7 @@ DQN_OTHER: dict[str, Any] = {
     "h_function_epsilon": 0.01,
     "noisy": True,
     "sigma0": 0.1,
+    "cql_alpha": 0.5,
     "td_error_loss_fn": "mse",
 }
 # What PQN has beside the settings of epochs and minibatches.
@@ -291,6 +297,15 @@ ACTOR_CRITIC_OTHER: dict[str, Any] = {
 }
 SOFT_OTHER: dict[str, Any] = {"alpha_lr": 2e-3, "initial_alpha": 0.1, "target_entropy": -0.5}
 SAC_OTHER: dict[str, Any] = {"twin_q": False, "td_error_loss_fn": "mse"}
+CQL_OTHER: dict[str, Any] = {
+    "bc_iters": 10,
+    "temperature": 0.5,
+    "num_actions": 3,
+    "min_q_weight": 1.0,
+    "lagrangian": True,
+    "lagrangian_thresh": -1.0,
+    "deterministic_backup": False,
+}
 TQC_OTHER: dict[str, Any] = {
     "n_quantiles": 5,
     "n_critics": 3,
@@ -326,6 +341,7 @@ CASES += [(PQNConfig, name, value) for name, value in PQN_OTHER.items()]
 CASES += [(SACConfig, n, v) for n, v in (ACTOR_CRITIC_OTHER | SOFT_OTHER | SAC_OTHER).items()]
 CASES += [(TQCConfig, name, value) for name, value in TQC_OTHER.items()]
 CASES += [(TD3Config, name, value) for name, value in TD3_OTHER.items()]
+CASES += [(CQLConfig, name, value) for name, value in CQL_OTHER.items()]
 CASES += [(MARWILConfig, name, value) for name, value in MARWIL_OTHER.items()]
 
 
@@ -340,6 +356,7 @@ def test_the_tables_have_every_setting() -> None:
         (ACTOR_CRITIC_OTHER, ActorCriticTraining, OffPolicyTraining),
         (SOFT_OTHER, SoftActorCriticTraining, ActorCriticTraining),
         (SAC_OTHER, SACTraining, SoftActorCriticTraining),
+        (CQL_OTHER, CQLTraining, TwinTraining),
         (TQC_OTHER, TQCTraining, SoftActorCriticTraining),
         (TD3_OTHER, TD3Training, ActorCriticTraining),
     ):

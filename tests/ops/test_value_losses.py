@@ -133,3 +133,33 @@ def test_targets_get_no_gradient():
     quantiles, target = normal(15, 1, 4), normal(16, 1, 4)
     grad = jax.grad(lambda t: value_losses.quantile_huber_loss(quantiles, t).sum())(target)
     np.testing.assert_array_equal(grad, np.zeros((1, 4)))
+
+
+def test_conservative_gap_is_the_soft_maximum_above_the_value():
+    values, value = normal(20, N, ACTIONS), normal(21, N)
+    expected = 0.5 * np.log(np.exp(np.asarray(values, np.float64) / 0.5).sum(-1)) - value
+    check(lambda x, y: value_losses.conservative_gap(x, y, 0.5), expected, values, value)
+    cold = value_losses.conservative_gap(values, value, 1e-4)
+    np.testing.assert_allclose(cold, values.max(-1) - value, atol=1e-3)
+    illegal = jnp.concatenate([values, jnp.full((N, 1), -1e9)], axis=-1)
+    without = value_losses.conservative_gap(values, value)
+    np.testing.assert_array_equal(value_losses.conservative_gap(illegal, value), without)
+
+
+@pytest.mark.parametrize("expectile", [0.5, 0.8])
+def test_expectile_loss_is_an_asymmetric_square(expectile):
+    error = normal(24, N)
+    expected = [(expectile if u > 0 else 1 - expectile) * u * u for u in np.asarray(error)]
+    check(lambda u: value_losses.expectile_loss(u, expectile), np.asarray(expected), error)
+
+
+@pytest.mark.parametrize(("expectile", "estimate"), [(0.5, 0.2), (0.8, 0.5), (0.99, 0.9612)])
+def test_expectiles_of_two_outcomes(expectile, estimate):
+    """One in five targets is 1, the others 0: tau (1 - m) / 5 = (1 - tau) m 4 / 5."""
+    targets = jnp.asarray([1.0, 0.0, 0.0, 0.0, 0.0])
+
+    def slope(m):
+        return jax.grad(lambda m: value_losses.expectile_loss(targets - m, expectile).sum())(m)
+
+    np.testing.assert_allclose(slope(jnp.asarray(estimate)), 0.0, atol=1e-3)
+    assert slope(jnp.asarray(estimate - 0.05)) < -0.01 < 0.01 < slope(jnp.asarray(estimate + 0.03))

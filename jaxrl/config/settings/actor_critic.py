@@ -74,6 +74,16 @@ class SoftActorCriticTraining(ActorCriticTraining):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TwinTraining(SoftActorCriticTraining):
+    """Settings of critics with one value each, of which the smallest is used."""
+
+    twin_q: bool = field(
+        default=True, doc="Whether to learn two critics and use the smaller value, instead of one."
+    )
+    td_error_loss_fn: TdErrorLoss = field(default="huber", doc=TD_ERROR_LOSS_DOC)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TD3Training(ActorCriticTraining):
     """Settings of Fujimoto et al. 2018; all noise is in units of half the action range."""
 

@@ -8,6 +8,7 @@ from jaxrl.config.fields import (
     count,
     field,
     finite,
+    non_negative,
     positive,
     unit_interval,
 )
@@ -67,4 +68,10 @@ class DQNTraining(OffPolicyTraining):
     )
     h_function_epsilon: float = field(
         default=1e-3, check=positive, doc="Coefficient of the linear term of use_h_function."
+    )
+    cql_alpha: float = field(
+        default=0.0,
+        check=non_negative,
+        doc="Weight of CQL's penalty on values of actions that a row does not have, for recorded "
+        "data; 0 disables it, and each value is another program.",
     )

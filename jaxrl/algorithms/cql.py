@@ -1,0 +1,286 @@
+"""CQL (Kumar et al. 2020, https://arxiv.org/abs/2006.04779): SAC with conservative critics.
+
+For recorded data: the critics' values of actions that the data do not have are pushed down, so that
+errors there do not attract the policy. Names are RLlib's. The action space selects the form: a Box
+takes drawn actions, weighted by their densities, and a Discrete space all legal ones. Deviations
+from RLlib: the three learning rates are 3e-4 (there 1e-4, 1e-3 and 1e-3), and with `lagrangian` the
+weight is learned (its new API stack has the setting alone). Deviations of SAC from RLlib apply.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.fields import count, field, finite, fluent, non_negative, positive, step_count
+from jaxrl.config.settings.actor_critic import TwinTraining
+from jaxrl.core.hparams import current_values
+from jaxrl.core.struct import pytree, replace
+from jaxrl.core.types import Key, Metrics, Params, Progress, Transition
+from jaxrl.distributions.base import SquashedGaussian, mask_logits
+from jaxrl.distributions.from_space import make_action_distribution
+from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState, select
+from jaxrl.learners.multi_optimizer import (
+    CRITIC,
+    LR_NAMES,
+    POLICY,
+    combine_metrics,
+    draw_normal_rows,
+    draw_rows,
+    init_parts,
+    step_one,
+)
+from jaxrl.learners.soft_actor_critic import LOG_PROB, SoftActorCriticState
+from jaxrl.learners.twin_soft_actor_critic import TwinSoftActorCritic
+from jaxrl.modules.model_config import RELU_ACTIVATIONS
+from jaxrl.modules.policy_and_critics import StochasticPolicyModule
+from jaxrl.modules.rl_module import RLModuleSpec
+from jaxrl.ops import value_losses
+from jaxrl.ops.losses import masked_mean
+
+LOG_ALPHA_PRIME = "log_alpha_prime"
+CQL_LOSS = "cql_loss"
+IS_CLONING = "is_cloning"
+"""Value that is True during the first `bc_iters` updates."""
+MAX_ALPHA_PRIME = 1e6
+"""Largest weight of the penalty, that of the paper's code and of RLlib's."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CQLTraining(TwinTraining):
+    """Settings of Kumar et al. 2020; names and defaults are RLlib's."""
+
+    bc_iters: int = field(
+        default=20_000,
+        sweepable=True,
+        is_counter=True,
+        check=step_count,
+        doc="Number of updates at the start in which the policy imitates the rows' actions.",
+    )
+    temperature: float = field(
+        default=1.0,
+        sweepable=True,
+        check=positive,
+        doc="Temperature of the penalty; towards 0 only the largest value is pushed down.",
+    )
+    num_actions: int = field(
+        default=10,
+        check=count,
+        doc="In a Box: number of uniform actions, of actions of the policy at the observation, and "
+        "of those at the next one, per row, whose values are pushed down.",
+    )
+    min_q_weight: float = field(
+        default=5.0, sweepable=True, check=non_negative, doc="Weight of the penalty."
+    )
+    lagrangian: bool = field(
+        default=False,
+        doc="Whether a factor of the penalty is learned, which grows while the penalty is above "
+        "lagrangian_thresh; its learning rate is critic_lr.",
+    )
+    lagrangian_thresh: float = field(
+        default=5.0,
+        sweepable=True,
+        check=finite,
+        doc="Penalty, weighted by min_q_weight, that the factor of `lagrangian` aims at.",
+    )
+    deterministic_backup: bool = field(
+        default=True, doc="Whether to leave the entropy out of the targets of the critics."
+    )
+
+
+@pytree
+class DrawnActions:
+    """Actions of a Box, `[m, N, ...]`, and the log of the densities that they were drawn with."""
+
+    action: Float[Array, "m N ..."]
+    log_density: Float[Array, "m N"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CQLLearner(TwinSoftActorCritic):
+    """Critics whose values are lower bounds for actions outside of the data."""
+
+    settings: CQLTraining
+    lr_names: ClassVar[Mapping[str, str]] = {**LR_NAMES, LOG_ALPHA_PRIME: "critic_lr"}
+
+    def init(self, key: Key) -> SoftActorCriticState:
+        """Create SAC's state; with `lagrangian`, log α' is a part of the temperature."""
+        state = super().init(key)
+        if not self.settings.lagrangian:
+            return state
+        values = current_values(state.hparams, Progress.zeros())
+        parts = {**state.temperature.params, LOG_ALPHA_PRIME: jnp.zeros((), jnp.float32)}
+        return replace(state, temperature=init_parts(self, parts, values))
+
+    def collect_values(self, state: SoftActorCriticState, progress: Progress) -> dict[str, Any]:
+        values = super().collect_values(state, progress)
+        return {**values, IS_CLONING: progress.updates.is_below(values["bc_iters"])}
+
+    def compute_td_targets(
+        self, state: SoftActorCriticState, batch: Transition, alpha: Float[Array, ""], key: Key
+    ) -> Float[Array, " N"]:
+        """Compute SAC's targets, without the entropy if `deterministic_backup`."""
+        weight = jnp.zeros_like(alpha) if self.settings.deterministic_backup else alpha
+        return super().compute_td_targets(state, batch, weight, key)
+
+    def step_critics(
+        self,
+        state: SoftActorCriticState,
+        batch: Transition,
+        alpha: Float[Array, ""],
+        values: dict[str, Any],
+        key: Key,
+    ) -> tuple[SgdState, Metrics]:
+        """Step the critics towards their targets and against the penalty (eq. 4)."""
+        target_key, draw_key = jax.random.split(key)
+        targets = self.compute_td_targets(state, batch, alpha, target_key)
+        drawn = None
+        if not self.module.is_discrete:
+            drawn = self.draw_actions(state.sgd.params[POLICY], batch, draw_key)
+
+        def loss(critic: Params) -> tuple[Float[Array, ""], Metrics]:
+            td_loss, metrics = self.critic_loss(critic, batch, targets)
+            penalty = values["min_q_weight"] * self.compute_gaps(critic, batch, drawn, values)
+            metrics = {**metrics, CQL_LOSS: jnp.mean(penalty)}
+            if self.settings.lagrangian:
+                factor = self.compute_factor(state.temperature.params[LOG_ALPHA_PRIME])
+                penalty = factor * (penalty - values["lagrangian_thresh"])
+            return td_loss + jnp.sum(penalty), metrics
+
+        return step_one(self, CRITIC, loss, state.sgd, values)
+
+    def draw_actions(self, policy: Params, batch: Transition, key: Key) -> DrawnActions:
+        """Draw uniform actions, and actions of the policy at s and at s'. Consumes the key."""
+        uniform_key, here_key, next_key = jax.random.split(key, 3)
+        here = self.module.policy_dist(policy, batch.obs)
+        after = self.module.policy_dist(policy, batch.next_obs)
+        assert isinstance(here, SquashedGaussian)
+        assert isinstance(after, SquashedGaussian)
+        num_actions, rows = self.settings.num_actions, here.mean.shape[0]
+        shape = (rows, num_actions, *here.mean.shape[1:])
+        box = make_action_distribution(self.module.action_space, continuous="uniform")
+        uniform = box.from_inputs(jnp.zeros((*batch.reward.shape, box.input_dim)))
+        unit = draw_rows(jax.random.uniform, uniform_key, shape, self.axis_name)
+        actions = [jax.vmap(uniform.from_noise, in_axes=1)(unit)]
+        log_densities = [jnp.repeat(-uniform.entropy()[None], num_actions, axis=0)]
+        for dist, dist_key in ((here, here_key), (after, next_key)):
+            noise = draw_normal_rows(dist_key, shape, self.axis_name)
+            action, log_density = jax.vmap(dist.from_noise_and_log_prob, in_axes=1)(noise)
+            actions.append(action)
+            log_densities.append(log_density)
+        return DrawnActions(
+            action=jnp.concatenate(actions), log_density=jnp.concatenate(log_densities)
+        )
+
+    def compute_gaps(
+        self,
+        critic: Params,
+        batch: Transition,
+        drawn: DrawnActions | None,
+        values: dict[str, Any],
+    ) -> Float[Array, " critics"]:
+        """Compute E[w (τ log Σⱼ exp(Qₖ(s, aⱼ) / τ) − Qₖ(s, a))] of each critic k.
+
+        The sum is over legal actions or, in a Box, over drawn ones with Qₖ − log p in place of Qₖ,
+        as in the paper's code: log of the number of draws is not subtracted.
+
+        Args:
+            critic: Parameters of the critics, which the gradient is taken for.
+            batch: Minibatch, `[N, ...]`.
+            drawn: Actions of a Box; None for discrete ones.
+            values: Current hyperparameters by name.
+        """
+        if drawn is None:
+            all_values = self.module.compute_q_values(critic, batch.obs)
+            action = jnp.broadcast_to(batch.action[None], all_values.shape[:-1])
+            value = value_losses.batched_index(all_values, action)
+            mask = self.module.action_mask(batch.obs)
+            all_values = mask_logits(all_values, None if mask is None else mask[None])
+        else:
+            value = self.module.compute_q_values(critic, batch.obs, batch.action)
+            drawn_values = jax.vmap(
+                lambda action: self.module.compute_q_values(critic, batch.obs, action)
+            )(drawn.action)
+            corrected = drawn_values - drawn.log_density[:, None]
+            all_values = jnp.moveaxis(corrected, 0, -1)
+        gap = value_losses.conservative_gap(all_values, value, values["temperature"])
+        return jnp.mean(batch.weight[None] * gap, axis=tuple(range(1, gap.ndim)))
+
+    def step_policy(
+        self,
+        state: SoftActorCriticState,
+        batch: Transition,
+        alpha: Float[Array, ""],
+        values: dict[str, Any],
+        key: Key,
+    ) -> tuple[SgdState, Metrics]:
+        """Step the policy by the critics or, in the first updates, by the rows' actions."""
+        critics = state.sgd.params[CRITIC]
+
+        def loss(policy: Params) -> tuple[Float[Array, ""], Metrics]:
+            soft_loss, metrics = self.actor_loss(policy, critics, batch, alpha, key)
+            likelihood = self.module.policy_dist(policy, batch.obs).log_prob(batch.action)
+            cloned = jnp.mean(batch.weight * (alpha * metrics[LOG_PROB] - likelihood))
+            total = jnp.where(values[IS_CLONING], cloned, soft_loss)
+            is_row = batch.weight > 0.0
+            bc_logp = masked_mean(likelihood, is_row, self.axis_name)
+            return total, {**metrics, "policy_loss": total, "bc_logp_mean": bc_logp}
+
+        return step_one(self, POLICY, loss, state.sgd, values)
+
+    def compute_factor(self, log_alpha_prime: Float[Array, ""]) -> Float[Array, ""]:
+        """Compute α', the learned factor of the penalty."""
+        return jnp.minimum(jnp.exp(log_alpha_prime), MAX_ALPHA_PRIME)
+
+    def update(
+        self, state: SoftActorCriticState, batch: Transition, progress: Progress, key: Key
+    ) -> tuple[SoftActorCriticState, Metrics]:
+        """Take SAC's steps, then the step of α' up the mean over the critics of penalty − thresh.
+
+        If anything is non-finite, nothing changes.
+        """
+        updated, metrics = super().update(state, batch, progress, key)
+        if not self.settings.lagrangian:
+            return updated, metrics
+        values, penalty = self.collect_values(state, progress), metrics[CQL_LOSS]
+
+        def loss(log_alpha_prime: Float[Array, ""]) -> tuple[Float[Array, ""], Metrics]:
+            factor = self.compute_factor(log_alpha_prime)
+            value = -factor * (penalty - values["lagrangian_thresh"])
+            return value, {"alpha_prime_loss": value, "alpha_prime_value": factor}
+
+        temperature, step = step_one(self, LOG_ALPHA_PRIME, loss, updated.temperature, values)
+        metrics = combine_metrics(metrics, step)
+        updated = replace(updated, temperature=temperature)
+        return select(metrics[NUM_NONFINITE_UPDATES] < 0.5, updated, state), metrics
+
+
+class CQLConfig(AlgorithmConfig):
+    """Configuration of CQL."""
+
+    algo_name = "CQL"
+    requires_data = True
+    training_settings: CQLTraining = CQLTraining(
+        actor_lr=3e-4,
+        critic_lr=3e-4,
+        alpha_lr=3e-4,
+        train_batch_size=256,
+        tau=0.005,
+        td_error_loss_fn="mse",
+        replay_buffer_config={"type": "uniform", "capacity": 1_000_000},
+    )
+    training = fluent("training_settings", CQLTraining)
+
+    def get_default_learner_class(self) -> type[CQLLearner]:
+        return CQLLearner
+
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        return RLModuleSpec(module_class=StochasticPolicyModule, model_config=RELU_ACTIVATIONS)
+
+    def get_module_settings(self) -> dict[str, Any]:
+        num_critics = 2 if self.training_settings.twin_q else 1
+        return super().get_module_settings() | {"num_critics": num_critics}
