@@ -29,7 +29,8 @@ def make_iteration_callback(
     display: Display, config: "AlgorithmConfig", devices: Sequence[Any], iteration: int
 ) -> Callable[[Result], None]:
     """Return an iteration callback that updates a display and prints a hint after the first one."""
-    pending = [] if iteration else [find_update_hint(config, devices)]
+    is_told = iteration > 0 or config.is_offline
+    pending = [] if is_told else [find_update_hint(config, devices)]
 
     def on_iteration(result: Result) -> None:
         display.update(result)

@@ -238,6 +238,8 @@ def _train_run(
     lines.append(f"checkpoint        {checkpoint}")
     if interrupts.requested:
         return [*lines, f"resume with       {format_command('resume', folder.path)}"]
+    if not algo.config.has_evaluation_env:
+        return lines
     display.set_phase("evaluating")
     evaluated = format_evaluation(algo.evaluate())
     return [*evaluated, *lines, f"evaluate it with  {format_command('evaluate', checkpoint)}"]

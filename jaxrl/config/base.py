@@ -13,6 +13,7 @@ from jaxrl.config.fields import fluent
 from jaxrl.config.modules import get_rows_per_sample, resolve_module_spec
 from jaxrl.config.names import refuse_method
 from jaxrl.config.notes import announce_notes, describe_notes
+from jaxrl.config.offline import resolve_data_paths
 from jaxrl.config.registry import load_run_class
 from jaxrl.config.seed import draw_seed
 from jaxrl.config.settings import external as external_groups
@@ -125,10 +126,13 @@ class AlgorithmConfig(ConfigBuilder):
     def prepare(self) -> None:
         """Check the constraints, draw the seed if it is None, and log the notes on the config.
 
+        Paths of recorded data become absolute, so that a checkpoint finds them from anywhere.
+
         Raises:
             ConfigError: If settings contradict each other.
         """
         self.validate()
+        resolve_data_paths(self)
         draw_seed(self)
         announce_notes(self)
 
@@ -141,6 +145,16 @@ class AlgorithmConfig(ConfigBuilder):
     def is_offline(self) -> bool:
         """Return whether the run learns from recorded data and steps no environment."""
         return self.offline_data_settings.input_ != SAMPLER
+
+    @property
+    def has_evaluation_env(self) -> bool:
+        """True if there is an environment to evaluate in, or a function that evaluates."""
+        evaluation = self.evaluation_settings
+        return (
+            self.environment_settings.env is not None
+            or evaluation.custom_evaluation_function is not None
+            or "env" in (evaluation.evaluation_config or {})
+        )
 
     @property
     def needs_returns(self) -> bool:

@@ -1,5 +1,6 @@
 """Checks of configs that learn from recorded data."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxrl.config.settings.offline_data import SAMPLER
@@ -89,17 +90,22 @@ def check_offline(config: "AlgorithmConfig") -> None:
             f"'{name}' (got {config[name]!r}) has no effect with input_={data.input_!r}: {reason}."
         )
     evaluation = config.evaluation_settings
-    has_env = config.environment_settings.env is not None
-    if (
-        evaluation.evaluation_interval
-        and evaluation.custom_evaluation_function is None
-        and not has_env
-        and "env" not in (evaluation.evaluation_config or {})
-    ):
+    if evaluation.evaluation_interval and not config.has_evaluation_env:
         raise ConfigError(
             f"evaluation_interval={evaluation.evaluation_interval} has no environment to evaluate "
             f"in: give the one of the data, environment(env=...), or leave it out."
         )
+
+
+def resolve_data_paths(config: "AlgorithmConfig") -> None:
+    """Make the paths of recorded data absolute, which are relative to the working directory."""
+    data = config.offline_data_settings
+    if config.is_offline:
+        names = [data.input_] if isinstance(data.input_, str) else data.input_
+        absolute = [str(Path(name).expanduser().absolute()) for name in names]
+        config.offline_data(input_=absolute[0] if isinstance(data.input_, str) else absolute)
+    if data.output is not None:
+        config.offline_data(output=str(Path(data.output).expanduser().absolute()))
 
 
 def _check_output(config: "AlgorithmConfig") -> None:

@@ -22,7 +22,7 @@ TUPLE_KEY, FLOAT_KEY = "__tuple__", "__float__"
 
 RECORDING_SETTINGS = (
     *("compilation_cache_dir", "log_level", "log_sys_usage", "loggers"),
-    *("results_dir", "run_name"),
+    *("output", "output_max_file_size", "output_max_rows_per_file", "results_dir", "run_name"),
 )
 """Settings that say where and how a run is recorded, on which nothing that is trained depends."""
 

@@ -9,12 +9,15 @@ import gymnasium
 import jax
 import numpy as np
 import pytest
+import yaml
 from gymnasium import spaces
+from typer.testing import CliRunner
 
 from jaxrl import Algorithm
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.algorithms.sac import SACConfig
+from jaxrl.cli.app import app
 from jaxrl.connectors.temporal import FrameStacking
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import CheckpointError, ConfigError, DataError
@@ -203,6 +206,35 @@ def test_evaluates_in_the_environment_of_the_data(tmp_path: Path) -> None:
     config.evaluation(evaluation_interval=1, evaluation_duration=2)
     result = config.build().train()
     assert result["evaluation"]["env_runners"]["num_episodes"] == 2
+
+
+def test_a_run_is_restored_in_another_folder(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    algorithm = make_config("data").build()
+    path = algorithm.save(tmp_path / "checkpoint")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    restored = Algorithm.from_checkpoint(path)
+    assert restored.config.input_ == data
+    restored.train()
+
+
+def test_the_command_line_ends_without_an_evaluation(data: str, tmp_path: Path) -> None:
+    values = {
+        "input_": data,
+        "train_batch_size": 16,
+        "num_updates_per_iteration": 3,
+        "model_config": SMALL,
+        "results_dir": str(tmp_path / "results"),
+    }
+    run = {"run": "BC", "stop": {"training_iteration": 2}, "config": values}
+    (tmp_path / "bc.yaml").write_text(yaml.safe_dump({"recorded-bc": run}))
+    done = CliRunner().invoke(app, ["train", "file", str(tmp_path / "bc.yaml")])
+    assert done.exit_code == 0, done.output
+    assert "checkpoint_000002" in done.output.replace("\n", "")
+    assert "evaluate" not in done.output
 
 
 def test_acts_without_an_environment(data: str) -> None:
