@@ -74,8 +74,8 @@ def check_offline(config: "AlgorithmConfig") -> None:
     if not (config.requires_data or isinstance(config.training_settings, OffPolicyTraining)):
         raise ConfigError(
             f"input_={data.input_!r} are recorded data, but {config.algo_name} learns from the "
-            "newest steps of its own policy: use BC, MARWIL, CQL, IQL, AWAC, or an algorithm with a "
-            "replay buffer (DQN, SAC, TD3)."
+            "newest steps of its own policy: use BC, MARWIL, CQL, or an algorithm with a replay "
+            "buffer (DQN, SAC, TD3)."
         )
     placement = config.env_runners_settings.placement
     if placement != "auto":

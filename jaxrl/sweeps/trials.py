@@ -70,9 +70,13 @@ class Trials(SweepRuns):
 
     @property
     def _summary(self) -> str:
+        reason = (
+            "The runs learn from recorded data, and so are no"
+            if self.config.is_offline
+            else f"{self.config.environment_settings.env} is stepped on the host, so its runs cannot be"
+        )
         return (
-            f"{self.config.environment_settings.env} is stepped on the host, so its runs cannot be "
-            f"lanes of one program: running {self.num_lanes} trials of Ray Tune, as many at once "
+            f"{reason} lanes of one program: running {self.num_lanes} trials of Ray Tune, as many at once "
             "as the CPUs allow."
         )
 
