@@ -3,18 +3,18 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
-
-import gymnasium
+from typing import Protocol
 
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
-from jaxrl.offline.formats.settings import ImportSettings
+from jaxrl.offline.formats import d4rl, minari, rllib_columns, rllib_episodes, rllib_json
+from jaxrl.offline.formats.hdf5 import open_hdf5
+from jaxrl.offline.formats.rows import EPS_ID
+from jaxrl.offline.formats.settings import ImportSettings, Spaces
 from jaxrl.offline.manifest import Origin
+from jaxrl.offline.npz import check_npz
+from jaxrl.offline.parquet import open_parquet
 from jaxrl.offline.sources import sniff
-
-Spaces = tuple[gymnasium.Space[Any] | None, gymnasium.Space[Any] | None]
-"""Observation space and action space, each None where a file does not say it."""
 
 
 class Importer(Protocol):
@@ -73,4 +73,52 @@ def find_foreign(files: Sequence[Path], schema: Mapping[str, str], max_group_byt
 
 
 def _find_one(path: Path, schema: Mapping[str, str], max_group_bytes: int) -> Foreign:
-    raise DataError(f"{path} has an unknown format ({sniff(path)}).")
+    finders = {
+        "parquet": _find_parquet,
+        "json": _find_json,
+        "hdf5": _find_hdf5,
+        "zip": _find_zip,
+    }
+    return finders[sniff(path)](path, schema, max_group_bytes)
+
+
+def _find_parquet(path: Path, schema: Mapping[str, str], max_group_bytes: int) -> Foreign:
+    with open_parquet(path, max_group_bytes) as file:
+        names = file.schema_arrow.names
+        is_binary = file.schema.column(0).physical_type == "BYTE_ARRAY" if names else False
+    if len(names) == 1 and is_binary:
+        return Foreign(kind="rllib_episodes", read=rllib_episodes.read_episodes)
+    has_past = schema.get(EPS_ID, EPS_ID) in names
+    return Foreign(kind="rllib_columns", read=rllib_columns.read_columns, has_past=has_past)
+
+
+def _find_json(path: Path, schema: Mapping[str, str], max_group_bytes: int) -> Foreign:
+    has_past = rllib_json.has_episodes(path, schema, max_group_bytes)
+    return Foreign(kind="rllib_json", read=rllib_json.read_batches, has_past=has_past)
+
+
+def _find_hdf5(path: Path, schema: Mapping[str, str], max_group_bytes: int) -> Foreign:
+    del max_group_bytes
+    with open_hdf5(path) as file:
+        names = list(file)
+    if any(name.startswith("episode_") for name in names):
+        return Foreign(
+            kind="minari",
+            read=minari.read_minari,
+            read_spaces=minari.read_minari_spaces,
+            read_origin=minari.read_minari_origin,
+        )
+    return _find_arrays(path, names, schema)
+
+
+def _find_zip(path: Path, schema: Mapping[str, str], max_group_bytes: int) -> Foreign:
+    return _find_arrays(path, list(check_npz(path, max_group_bytes)), schema)
+
+
+def _find_arrays(path: Path, names: Sequence[str], schema: Mapping[str, str]) -> Foreign:
+    if not d4rl.is_of_arrays(names, schema):
+        raise DataError(
+            f"{path} has an unknown format: its entries are {sorted(names)[:10]}, and needed are "
+            "observations, actions, rewards and terminals, or other names with schema={'obs': ...}."
+        )
+    return Foreign(kind="d4rl", read=d4rl.read_arrays)

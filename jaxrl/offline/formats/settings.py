@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
-import jax
 import numpy as np
-
-from jaxrl.core.types import PyTree
 
 MAX_GROUP_BYTES = 2**30
 """Default limit of the bytes that a file declares to be read at once."""
+
+
+Spaces = tuple[gymnasium.Space[Any] | None, gymnasium.Space[Any] | None]
+"""Observation space and action space, each None where a file does not say it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,8 +38,3 @@ class ImportSettings:
 def unknown_versions(length: int) -> np.ndarray:
     """Return the versions of steps of which nothing is known."""
     return np.full(length, -1, np.int64)
-
-
-def cut_rows(tree: PyTree, first: int, end: int) -> PyTree:
-    """Return rows of a tree of arrays."""
-    return jax.tree.map(lambda leaf: leaf[first:end], tree)

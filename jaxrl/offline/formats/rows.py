@@ -1,0 +1,186 @@
+"""Rows of transitions, one a step, as parts of episodes."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxrl.core.types import PyTree
+from jaxrl.episodes.packing import EpisodePart
+from jaxrl.errors import DataError
+from jaxrl.offline.formats.settings import unknown_versions
+
+OBS, NEW_OBS, ACTIONS, REWARDS = "obs", "new_obs", "actions", "rewards"
+TERMINATEDS, TRUNCATEDS, DONES = "terminateds", "truncateds", "dones"
+EPS_ID, T = "eps_id", "t"
+EXTRAS = ("action_logp", "action_dist_inputs")
+COLUMNS = (OBS, ACTIONS, REWARDS, NEW_OBS, TERMINATEDS, TRUNCATEDS, DONES, EPS_ID, T, *EXTRAS)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class RowTable:
+    """Consecutive rows of a file; trees of arrays `[N, ...]`.
+
+    `new_obs`, `eps_id` and `t` are None in a file that does not say them.
+    """
+
+    obs: PyTree
+    action: PyTree
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    extras: dict[str, np.ndarray]
+    new_obs: PyTree = None
+    eps_id: np.ndarray | None = None
+    t: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    def take(self, rows: "np.ndarray | slice") -> "RowTable":
+        """Return some of the rows."""
+        fields = {name: jax.tree.map(lambda leaf: leaf[rows], x) for name, x in vars(self).items()}
+        return RowTable(**fields)
+
+    def join(self, other: "RowTable") -> "RowTable":
+        """Return these rows and others."""
+        fields = {
+            name: jax.tree.map(lambda a, b: np.concatenate([a, b]), x, getattr(other, name))
+            for name, x in vars(self).items()
+        }
+        return RowTable(**fields)
+
+
+def check_columns(found: Mapping[str, object], path: Path) -> None:
+    """Check that a file has the columns without which it has no transitions.
+
+    Raises:
+        DataError: If one is missing; the sentence names it and those of the file.
+    """
+    missing = [name for name in (OBS, ACTIONS, REWARDS) if name not in found]
+    if not missing and not {TERMINATEDS, DONES} & found.keys():
+        missing = [TERMINATEDS]
+    if missing:
+        raise DataError(
+            f"{path} has no column {missing[0]!r}, but {sorted(found)}: rename columns with "
+            f"schema={{{missing[0]!r}: 'name in the file'}}."
+        )
+
+
+class RowParts:
+    """Conversion of the rows of files, one after the other, to parts of episodes.
+
+    Rows of an episode follow one another; where the observation after a row is not that of the next
+    one, or a time step is missing, another part begins. A row that is terminated and truncated is
+    terminated. Without `eps_id`, every row is an episode of one step. An id that comes again after
+    its end is another episode.
+
+    Args:
+        ignore_final_observation: Whether a part that is not terminated, and whose final observation
+            is not recorded, repeats its last one.
+    """
+
+    def __init__(self, *, ignore_final_observation: bool) -> None:
+        self._ignore_final = ignore_final_observation
+        self._next_t: dict[str, int] = {}
+        self._times: dict[str, int] = {}
+        self._pending: RowTable | None = None
+        self._num_rows = 0
+
+    def add(self, table: RowTable, path: Path) -> Iterator[EpisodePart]:
+        """Yield the parts of rows; the last one may wait for its next observation."""
+        if not len(table):
+            return
+        if table.eps_id is None:
+            yield from self._add_single_rows(table, path)
+            return
+        if self._pending is not None:
+            table, self._pending = self._pending.join(table), None
+        table = _order_by_episode(table)
+        borders = _find_borders(table)
+        for first, end in zip(borders, [*borders[1:], len(table)], strict=True):
+            rows = table.take(slice(first, end))
+            is_open = not (rows.terminated[-1] or rows.truncated[-1])
+            if end == len(table) and rows.new_obs is None and is_open:
+                self._pending = rows
+            else:
+                yield self._make_part(rows, path)
+
+    def finish(self, path: Path) -> Iterator[EpisodePart]:
+        """Yield the part that waited for its next observation, if there is one."""
+        if self._pending is not None:
+            rows, self._pending = self._pending, None
+            yield self._make_part(rows, path)
+
+    def _add_single_rows(self, table: RowTable, path: Path) -> Iterator[EpisodePart]:
+        for i in range(len(table)):
+            self._num_rows += 1
+            rows = table.take(slice(i, i + 1))
+            yield self._build(rows, f"row-{self._num_rows - 1}", 0, path)
+
+    def _make_part(self, rows: RowTable, path: Path) -> EpisodePart:
+        assert rows.eps_id is not None
+        name = str(rows.eps_id[0])
+        times = self._times.get(name, 1)
+        episode_id = name if times == 1 else f"{name}#{times}"
+        t = self._next_t.get(name, 0) if rows.t is None else int(rows.t[0])
+        part = self._build(rows, episode_id, t, path)
+        if part.is_last:
+            self._next_t.pop(name, None)
+            self._times[name] = times + 1
+        else:
+            self._next_t[name] = t + len(rows)
+        return part
+
+    def _build(self, rows: RowTable, episode_id: str, t_started: int, path: Path) -> EpisodePart:
+        terminated = bool(rows.terminated[-1])
+        if rows.new_obs is not None:
+            final = jax.tree.map(lambda leaf: leaf[-1:], rows.new_obs)
+        elif terminated or self._ignore_final:
+            final = jax.tree.map(lambda leaf: leaf[-1:], rows.obs)
+        else:
+            raise DataError(
+                f"{path}, episode {episode_id!r}: the observation after t="
+                f"{t_started + len(rows) - 1} is not recorded, as there is no column 'new_obs'; with "
+                "ignore_final_observation=True, nothing is bootstrapped from it."
+            )
+        obs = jax.tree.map(lambda leaf, last: np.concatenate([leaf, last]), rows.obs, final)
+        return EpisodePart(
+            episode_id=episode_id,
+            t_started=t_started,
+            obs=obs,
+            action=rows.action,
+            reward=rows.reward,
+            extras=dict(rows.extras),
+            version=unknown_versions(len(rows)),
+            terminated=terminated,
+            truncated=bool(rows.truncated[-1]) and not terminated,
+        )
+
+
+def _order_by_episode(table: RowTable) -> RowTable:
+    """Return the rows with those of each episode side by side, in the order that they had."""
+    assert table.eps_id is not None
+    if (table.eps_id[1:] == table.eps_id[:-1]).all():
+        return table
+    _, first, inverse = np.unique(table.eps_id, return_index=True, return_inverse=True)
+    order = np.argsort(first[inverse], kind="stable")
+    is_ordered = (order == np.arange(len(order))).all()
+    return table if is_ordered else table.take(order)
+
+
+def _find_borders(table: RowTable) -> list[int]:
+    """Return the rows at which parts begin."""
+    assert table.eps_id is not None
+    is_border = table.eps_id[1:] != table.eps_id[:-1]
+    is_border |= table.terminated[:-1] | table.truncated[:-1]
+    if table.t is not None:
+        is_border |= table.t[1:] != table.t[:-1] + 1
+    if table.new_obs is not None:
+        pairs = zip(jax.tree.leaves(table.obs), jax.tree.leaves(table.new_obs), strict=True)
+        for obs, new_obs in pairs:
+            differs = np.asarray(obs[1:] != new_obs[:-1]).reshape(len(table) - 1, -1)
+            is_border |= differs.any(axis=1)
+    return [0, *(np.flatnonzero(is_border) + 1).tolist()]
