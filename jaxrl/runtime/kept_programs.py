@@ -61,7 +61,7 @@ FOLDER = "programs"
 MAX_BYTES = 2**30
 """Total size of all entries; the least recently used are removed first."""
 NON_PROGRAM_SETTINGS = (*RECORDING_SETTINGS, "seed", "max_retraces")
-"""Settings that no program depends on; the seed is an argument."""
+"""Settings whose value no program depends on; the seed is an argument."""
 _CALL_TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _LAPACK = "lapack_"
 """Prefix of the external functions that a cached program may call.
@@ -353,7 +353,12 @@ def _describe_config(config: "AlgorithmConfig") -> dict[str, Any] | None:
     if not_saved:
         return None
     settings = {n: value for n, value in data["settings"].items() if n not in NON_PROGRAM_SETTINGS}
-    description = {"algo": data["algo"], "algo_class": data["algo_class"], "settings": settings}
+    description = {
+        "algo": data["algo"],
+        "algo_class": data["algo_class"],
+        "settings": settings,
+        "records": config.offline_data_settings.output is not None,  # returns rollouts as well
+    }
     return description if _is_own(description) else None
 
 

@@ -329,6 +329,14 @@ def test_the_least_recently_used_program_leaves_first(monkeypatch: pytest.Monkey
     assert [shared.get(name) is one for name in "abc"] == [True, False, True]
 
 
+def test_a_run_with_an_output_has_other_programs(tmp_path: Path) -> None:
+    plain = small()
+    recorded = plain.copy(copy_frozen=False).offline_data(output=str(tmp_path / "data"))
+    other = plain.copy(copy_frozen=False).offline_data(output=str(tmp_path / "elsewhere"))
+    digests = [kept._describe_config(config) for config in (plain, recorded, other)]
+    assert digests[0] != digests[1] == digests[2]
+
+
 def test_an_id_that_is_registered_again_with_other_bounds_shares_nothing() -> None:
     def key(bound: float) -> object:
         gymnasium.register("Bounded-v0", entry_point=lambda: Bounded(bound))
