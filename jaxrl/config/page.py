@@ -86,7 +86,7 @@ def _render_refused() -> str:
         "## Unsupported methods",
         "",
         "These methods of RLlib raise an error that gives the reason, as do RLlib's settings for",
-        "offline data, multiple agents and other frameworks.",
+        "offline evaluation, multiple agents and other frameworks.",
         "",
     ]
     return "\n".join([*lines, "| method | why |", "| --- | --- |", *rows, ""])

@@ -43,8 +43,8 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
             "jaxrl.PPO.default_resource_request(config) returns the resources of a trial"
         ),
         "eval_env_runner": "evaluate() evaluates, eval_env_runner_group has the runners on the host",
-        "evaluate_offline": "training from offline data is not supported in this version",
-        "offline_data": "training from offline data is not supported in this version",
+        "evaluate_offline": "offline evaluation is not supported in this version: evaluate() plays episodes",
+        "offline_data": "config.offline_data(input_=...) names the data, and learner_group.dataset has them",
         "from_state": "Algorithm.from_checkpoint(path) makes one, set_state(state) takes a state",
         "get_config": "read algorithm.config",
         "get_default_config": "write PPOConfig()",
@@ -73,7 +73,7 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         "get_metadata": "get_state()['metadata'] is the metadata of a checkpoint",
         "is_actor": "an Algorithm is an object of this process",
         "reset": "build another algorithm from the changed config",
-        "restore_offline_eval_runners": "training from offline data is not supported in this version",
+        "restore_offline_eval_runners": "offline evaluation is not supported in this version",
         "restore_workers": "runners restart by themselves, see fault_tolerance(...)",
         **dict.fromkeys(
             ("trial_id", "trial_name", "trial_resources"),

@@ -112,7 +112,8 @@ _OFFLINE_ALGORITHMS = ("CRR", "DT", "IQL")
 _MULTI_AGENT_ALGORITHMS = ("AlphaStar", "MADDPG", "QMIX")
 ALGORITHM_ADVICE: Mapping[str, str] = {
     **dict.fromkeys(
-        _OFFLINE_ALGORITHMS, "training from offline data is not supported in this version"
+        _OFFLINE_ALGORITHMS,
+        "the algorithms for recorded data are BC, MARWIL, CQL, TD3 with bc_coeff, and DQN with cql_alpha",
     ),
     **dict.fromkeys(
         _MULTI_AGENT_ALGORITHMS, "multi-agent training is not supported in this version"
@@ -288,7 +289,7 @@ def advise_on_name(path: str) -> str:
     if any(part in name for part in MULTI_AGENT_NAMES):
         return "multi-agent training is not supported in this version"
     if ".offline" in path:
-        return "training from offline data is not supported in this version"
+        return "config.offline_data(input_=...) reads recorded data, and jaxrl.EpisodeWriter writes them"
     if ".examples" in path:
         return "copy what you need from RLlib's examples"
     if f"{RLLIB}.algorithms." in path and name.endswith("Config"):

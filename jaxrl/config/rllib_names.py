@@ -123,7 +123,15 @@ _API_STACK_REASON = (
     "there is a single API stack, which always uses modules, learners and connectors"
 )
 _MULTI_AGENT_REASON = "multi-agent training is not supported in this version"
-_OFFLINE_DATA_REASON = "training from offline data is not supported in this version"
+_DATASET_REASON = (
+    "recorded data are read whole, by input_, into a dataset of the compiled program; "
+    "input_transform changes them"
+)
+_OUTPUT_REASON = "output names a folder of Parquet files, each row a part of an episode"
+_OFFLINE_EVALUATION_REASON = (
+    "offline evaluation is not supported in this version; evaluation(evaluation_interval=...) plays "
+    "episodes in the environment of the data"
+)
 EXPLORATION_REASON = (
     "exploration is defined by the module's forward_exploration; explore=False disables it"
 )
@@ -137,9 +145,9 @@ REFUSED_HOOKS: dict[str, str] = {
     "on_create_policy": "the module is built once; on_algorithm_init is called afterwards",
     "on_postprocess_trajectory": _BATCH_HOOKS_REASON,
     "on_learn_on_batch": _BATCH_HOOKS_REASON,
-    "on_offline_eval_runners_recreated": _OFFLINE_DATA_REASON,
-    "on_evaluate_offline_start": _OFFLINE_DATA_REASON,
-    "on_evaluate_offline_end": _OFFLINE_DATA_REASON,
+    "on_offline_eval_runners_recreated": _OFFLINE_EVALUATION_REASON,
+    "on_evaluate_offline_start": _OFFLINE_EVALUATION_REASON,
+    "on_evaluate_offline_end": _OFFLINE_EVALUATION_REASON,
 }
 """Hooks of RLlib's callbacks that are not supported, with the reasons."""
 
@@ -318,30 +326,44 @@ REFUSED: dict[str, str] = {
     **dict(
         _refuse_each(
             "input_config offline_data_class input_read_method "
-            "input_read_method_kwargs input_read_episodes "
-            "input_read_sample_batches input_read_batch_size input_filesystem "
-            "input_filesystem_kwargs input_compress_columns input_spaces_jsonable "
-            "materialize_data materialize_mapped_data map_batches_kwargs iter_batches_kwargs "
-            "prelearner_class prelearner_buffer_class "
-            "prelearner_buffer_kwargs prelearner_module_synch_period "
-            "prelearner_use_recorded_module_states "
-            "postprocess_inputs shuffle_buffer_size "
-            "output_config output_compress_columns "
-            "output_write_remaining_data output_write_method "
-            "output_write_method_kwargs output_filesystem output_filesystem_kwargs "
-            "output_write_episodes offline_sampling off_policy_estimation_methods "
-            "ope_split_batch_by_episode input_evaluation offline_evaluation_interval "
-            "num_offline_eval_runners offline_evaluation_type offline_eval_runner_class "
+            "input_read_method_kwargs input_read_episodes input_read_sample_batches "
+            "input_read_batch_size input_filesystem input_filesystem_kwargs "
+            "input_compress_columns input_spaces_jsonable materialize_data "
+            "materialize_mapped_data map_batches_kwargs iter_batches_kwargs "
+            "prelearner_class prelearner_buffer_class prelearner_buffer_kwargs "
+            "prelearner_module_synch_period prelearner_use_recorded_module_states "
+            "postprocess_inputs shuffle_buffer_size offline_sampling _is_online",
+            _DATASET_REASON,
+        )
+    ),
+    **dict(
+        _refuse_each(
+            "output_config output_compress_columns output_write_remaining_data "
+            "output_write_method output_write_method_kwargs output_filesystem "
+            "output_filesystem_kwargs output_write_episodes",
+            _OUTPUT_REASON,
+        )
+    ),
+    **dict(
+        _refuse_each(
+            "off_policy_estimation_methods ope_split_batch_by_episode "
+            "input_evaluation offline_evaluation_interval num_offline_eval_runners "
+            "offline_evaluation_type offline_eval_runner_class "
             "offline_loss_for_module_fn offline_evaluation_duration "
-            "offline_eval_batch_size_per_runner _is_online broadcast_offline_eval_runner_states "
-            "custom_resources_per_offline_eval_runner dataset_num_iters_per_eval_runner "
-            "ignore_offline_eval_runner_failures max_num_offline_eval_runner_restarts "
-            "max_requests_in_flight_per_offline_eval_runner num_cpus_per_offline_eval_runner "
-            "num_gpus_per_offline_eval_runner offline_eval_rl_module_inference_only "
-            "offline_eval_runner_health_probe_timeout_s offline_eval_runner_restore_timeout_s "
+            "offline_eval_batch_size_per_runner "
+            "broadcast_offline_eval_runner_states "
+            "custom_resources_per_offline_eval_runner "
+            "dataset_num_iters_per_eval_runner ignore_offline_eval_runner_failures "
+            "max_num_offline_eval_runner_restarts "
+            "max_requests_in_flight_per_offline_eval_runner "
+            "num_cpus_per_offline_eval_runner num_gpus_per_offline_eval_runner "
+            "offline_eval_rl_module_inference_only "
+            "offline_eval_runner_health_probe_timeout_s "
+            "offline_eval_runner_restore_timeout_s "
             "offline_evaluation_parallel_to_training offline_evaluation_timeout_s "
-            "restart_failed_offline_eval_runners validate_offline_eval_runners_after_construction",
-            _OFFLINE_DATA_REASON,
+            "restart_failed_offline_eval_runners "
+            "validate_offline_eval_runners_after_construction",
+            _OFFLINE_EVALUATION_REASON,
         )
     ),
     **dict(_refuse_each("exploration_config _prior_exploration_config", EXPLORATION_REASON)),

@@ -118,7 +118,7 @@ def test_what_remains_is_listed_with_its_line() -> None:
         (7, "multiagent"),
         (9, "custom_model"),
     ]
-    assert "offline data" in migration.by_hand[0].advice
+    assert "BC, MARWIL, CQL" in migration.by_hand[0].advice
 
 
 def test_sizes_that_do_not_divide_stay() -> None:
