@@ -254,10 +254,10 @@ class MARWILConfig(AlgorithmConfig):
         return MARWILLearner if self.training_settings.beta > 0.0 else BCLearner
 
     def validate(self) -> None:
-        super().validate()
         lambda_ = self.training_settings.lambda_
         if lambda_ != 1.0:
             raise ConfigError(
                 f"lambda_={lambda_} mixes the values of successive rows, but rows of recorded data "
                 "are drawn one by one, with the return of their whole episode; leave it at 1."
             )
+        super().validate()

@@ -27,6 +27,17 @@ def read_columns(
         DataError: If a column is missing or has other values than its space.
     """
     parts = RowParts(ignore_final_observation=settings.ignore_final_observation)
+    for path, columns in _iter_columns(files, settings):
+        for part in parts.add(make_table(columns, settings, str(path)), path):
+            yield path, part
+    for part in parts.finish(files[-1]):
+        yield files[-1], part
+
+
+def _iter_columns(
+    files: Sequence[Path], settings: ImportSettings
+) -> Iterator[tuple[Path, dict[str, Values]]]:
+    """Yield the columns of files under their names here, one group of rows at a time."""
     pa, _ = import_pyarrow()
     for path in files:
         with open_parquet(path, settings.max_group_bytes) as file:
@@ -36,14 +47,13 @@ def read_columns(
             check_columns(names, path)
             for i in range(file.metadata.num_row_groups):
                 table = file.read_row_group(i, columns=list(names.values()))
-                columns = {
-                    name: read_arrow(pa, table[column].combine_chunks(), f"{path}: {column}")
-                    for name, column in names.items()
-                }
-                for part in parts.add(make_table(columns, settings, str(path)), path):
-                    yield path, part
-    for part in parts.finish(files[-1]):
-        yield files[-1], part
+                yield (
+                    path,
+                    {
+                        name: read_arrow(pa, table[column].combine_chunks(), f"{path}: {column}")
+                        for name, column in names.items()
+                    },
+                )
 
 
 def read_arrow(pa: ModuleType, array: Array, name: str) -> Values:

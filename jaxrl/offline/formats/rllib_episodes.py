@@ -28,13 +28,18 @@ def read_episodes(
     Raises:
         DataError: If msgpack is not installed, or an episode is damaged.
     """
+    for path, content in _iter_contents(files, settings):
+        part = _read_episode(content, settings, path)
+        if part is not None:
+            yield path, part
+
+
+def _iter_contents(files: Sequence[Path], settings: ImportSettings) -> Iterator[tuple[Path, bytes]]:
+    """Yield the packed episodes of files, one group of rows at a time."""
     for path in files:
         with open_parquet(path, settings.max_group_bytes) as file:
             for i in range(file.metadata.num_row_groups):
-                for content in file.read_row_group(i).column(0).to_pylist():
-                    part = _read_episode(content, settings, path)
-                    if part is not None:
-                        yield path, part
+                yield from ((path, row) for row in file.read_row_group(i).column(0).to_pylist())
 
 
 def _read_episode(content: bytes, settings: ImportSettings, path: Path) -> EpisodePart | None:
@@ -106,7 +111,7 @@ def _unpack(content: bytes, path: Path) -> dict[str, Any]:
         import msgpack
     except ImportError as error:
         raise DataError(
-            f"{path} has RLlib's episodes, which need msgpack: pip install msgpack."
+            f"{path} has RLlib's episodes, which need msgpack: pip install 'jaxrl[offline]'."
         ) from error
     try:
         state: object = msgpack.unpackb(
