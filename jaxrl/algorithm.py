@@ -36,6 +36,7 @@ from jaxrl.core.keys import PurposeKeys
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.errors import CheckpointError, ConfigError, DivergenceError, mark_has_checkpoint_path
+from jaxrl.estimation.methods import EstimationMethods
 from jaxrl.evaluation.evaluation import run_custom_evaluation
 from jaxrl.evaluation.host import EvaluationRunners
 from jaxrl.export.methods import ExportMethods
@@ -84,7 +85,7 @@ _EVALUATION_SALT = 0x6576616C
 Result = dict[str, Any]
 
 
-class Algorithm(ExportMethods, FormerNames):
+class Algorithm(ExportMethods, EstimationMethods, FormerNames):
     """A training run that is built from a config and can be trained, evaluated, saved and restored.
 
     Subclasses may override `training_step`, or `compiled_training_step` with a function of a

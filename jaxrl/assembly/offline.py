@@ -171,7 +171,7 @@ def make_blank_dataset(policy_step: PolicyStep) -> Dataset:
 
 def concatenate_parts(parts: Iterable[EpisodePart]) -> Dataset:
     """Lay parts of episodes end to end, those of an episode that follow each other as one."""
-    merged = list(_merge(parts))
+    merged = list(merge_parts(parts))
     lengths = np.asarray([len(part) for part in merged], np.int64)
     ends = np.cumsum(lengths)
     number = np.arange(len(merged))
@@ -201,7 +201,7 @@ def concatenate_parts(parts: Iterable[EpisodePart]) -> Dataset:
     )
 
 
-def _merge(parts: Iterable[EpisodePart]) -> Iterator[EpisodePart]:
+def merge_parts(parts: Iterable[EpisodePart]) -> Iterator[EpisodePart]:
     """Join parts that continue the one before them in the same episode."""
     run: list[EpisodePart] = []
     for part in parts:
@@ -248,7 +248,7 @@ def _select_parts(
     has_look_back = bool(policy_step.obs_pipeline.temporal)
     parts: list[EpisodePart] = []
     num_dropped = 0
-    for part in _merge(_transform(settings.input_transform, data.iter_parts())):
+    for part in merge_parts(_transform(settings.input_transform, data.iter_parts())):
         if has_look_back and part.t_started > 0:
             num_dropped += 1
             continue

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from jaxrl.cli.errors import ErrorGroup, disable_log_propagation, get_log_level
+from jaxrl.cli.estimate_command import ESTIMATE_EXAMPLES, estimate
 from jaxrl.cli.examples import example
 from jaxrl.cli.export_commands import EXPORT_EXAMPLES, PARITY_EXAMPLES, export, parity
 from jaxrl.cli.options import (
@@ -213,6 +214,7 @@ def evaluate(
     )
 
 
+app.command(epilog=ESTIMATE_EXAMPLES)(estimate)
 app.command(epilog=EXPORT_EXAMPLES)(export)
 app.command(epilog=PARITY_EXAMPLES)(parity)
 

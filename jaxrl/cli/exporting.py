@@ -48,7 +48,7 @@ def export(
     modes = (False, True) if explore is None else (explore,)
     check_options(names, modes)
     check_target(target)
-    with _open_checkpoint(checkpoint, log_level, trust) as (path, algorithm):
+    with open_checkpoint(checkpoint, log_level, trust) as (path, algorithm):
         folder = algorithm.export(target, formats=names, explore=modes)
     typer.echo(f"exported    {folder}")
     for file in sorted(Path(folder).iterdir()):
@@ -105,10 +105,16 @@ def parity(
 
 
 @contextlib.contextmanager
-def _open_checkpoint(
+def open_checkpoint(
     checkpoint: str, log_level: int | None, trust: Sequence[str] | None
 ) -> "Generator[tuple[Path, Algorithm]]":
-    """Open a checkpoint's algorithm for the policy in it."""
+    """Open a checkpoint's algorithm for the policy in it.
+
+    Args:
+        checkpoint: Checkpoint, or a run for its newest one.
+        log_level: Level of jaxrl's Python loggers; None for the run's.
+        trust: Packages that may be imported; see `--trust`.
+    """
     from rich.console import Console
 
     from jaxrl.algorithm import Algorithm
@@ -176,7 +182,7 @@ def _record_anew(
     from jaxrl.export.examples import record_examples
     from jaxrl.export.spaces import describe_space
 
-    with _open_checkpoint(checkpoint, log_level, trust) as (path, algorithm):
+    with open_checkpoint(checkpoint, log_level, trust) as (path, algorithm):
         policy = algorithm.get_policy()
         space = describe_space(policy.inference.observation_space, "observation_space")
         if space != manifest.get("observation_space"):

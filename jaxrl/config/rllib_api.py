@@ -43,7 +43,6 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
             "jaxrl.PPO.default_resource_request(config) returns the resources of a trial"
         ),
         "eval_env_runner": "evaluate() evaluates, eval_env_runner_group has the runners on the host",
-        "evaluate_offline": "offline evaluation is not supported in this version: evaluate() plays episodes",
         "offline_data": "config.offline_data(input_=...) names the data, and learner_group.dataset has them",
         "from_state": "Algorithm.from_checkpoint(path) makes one, set_state(state) takes a state",
         "get_config": "read algorithm.config",

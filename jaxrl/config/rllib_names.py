@@ -129,8 +129,8 @@ _DATASET_REASON = (
 )
 _OUTPUT_REASON = "output names a folder of Parquet files, each row a part of an episode"
 _OFFLINE_EVALUATION_REASON = (
-    "offline evaluation is not supported in this version; evaluation(evaluation_interval=...) plays "
-    "episodes in the environment of the data"
+    "algorithm.evaluate_offline(input_, methods) estimates the policy from recorded data when it is "
+    "called; evaluation(evaluation_interval=...) plays episodes in the environment of the data"
 )
 EXPLORATION_REASON = (
     "exploration is defined by the module's forward_exploration; explore=False disables it"

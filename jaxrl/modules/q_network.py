@@ -82,6 +82,11 @@ class QModule(EncoderModule):
         """False with noisy layers, by which actions are chosen without a known probability."""
         return not self.is_noisy
 
+    @property
+    def explores_by_distribution(self) -> bool:
+        """False: actions are epsilon-greedy, and the inputs of their distribution are values."""
+        return False
+
     def make_distribution(self) -> ActionDistribution:
         if not isinstance(self.action_space, spaces.Discrete):
             raise SpaceError(

@@ -106,6 +106,11 @@ class RLModule:
         """True if exploring actions are drawn with the probability in `ACTION_LOGP`."""
         return True
 
+    @property
+    def explores_by_distribution(self) -> bool:
+        """True if exploring actions are drawn from `ACTION_DIST_INPUTS`, apart from a warm-up."""
+        return self.has_density
+
     def with_sequence_length(self, length: int | None) -> Self:
         """Return the module for learning from sequences of another length."""
         module = copy.copy(self)

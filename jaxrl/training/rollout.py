@@ -127,6 +127,39 @@ class PolicyStep:
         )
         return {**out, Columns.STATE_OUT: after}
 
+    def follow(
+        self,
+        actor: ActorState,
+        obs: PyTree,
+        carry: ActorCarry,
+        is_first: Bool[Array, " B"],
+        action: PyTree,
+    ) -> tuple[dict[str, Any], PyTree]:
+        """Compute the module's output without exploration, where another policy acted.
+
+        Args:
+            actor: Parameters, connector statistics and hyperparameters.
+            obs: Observations of the environments, `[B, ...]`.
+            carry: Carry before this step.
+            is_first: Whether each observation starts an episode.
+            action: The module's actions that were taken.
+
+        Returns:
+            The module's output, with the Carry after the action taken as `STATE_OUT`, which
+            `advance` completes; and the observations as the module sees them.
+        """
+        connectors, processed = self._preprocess(actor.obs_state, obs, carry, is_first)
+        out = self.module.forward_inference(
+            actor.params, processed, carry.module, actor.hparams, actor.progress
+        )
+        taken = None
+        if carry.reward is not None:
+            taken = jax.tree.map(lambda old, new: new.astype(old.dtype), carry.action, action)
+        after = replace(
+            carry, module=out.get(Columns.STATE_OUT), connectors=connectors, action=taken
+        )
+        return {**out, Columns.STATE_OUT: after}, processed
+
     def _preprocess(
         self, obs_state: PyTree, obs: PyTree, carry: ActorCarry, is_first: Bool[Array, " B"]
     ) -> tuple[tuple[PyTree, ...], PyTree]:

@@ -173,7 +173,7 @@ def test_values_that_ask_for_nothing_mean_nothing(values: dict[str, Any]) -> Non
         ({"_fake_gpus": True}, "'_fake_gpus' (got True) has no effect here: set XLA_FLAGS"),
         ({"num_gpus_per_worker": 0.5}, "'num_gpus_per_worker' (got 0.5)"),
         ({"output_config": {"a": 1}}, "'output_config' (got {'a': 1})"),
-        ({"off_policy_estimation_methods": {"is": {"type": "is"}}}, "offline evaluation"),
+        ({"off_policy_estimation_methods": {"is": {"type": "is"}}}, "evaluate_offline"),
         ({"policies": {"a", "b"}}, "multi-agent training is not supported"),
         ({"policies": {"default_policy": [None, None, None, {"lr": 1}]}}, "'policies'"),
         ({"policies_to_train": []}, "'policies_to_train' (got [])"),

@@ -1,0 +1,1 @@
+"""Off-policy estimation: the return of a policy from data that another policy recorded."""

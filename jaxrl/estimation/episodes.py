@@ -1,0 +1,111 @@
+"""Whole recorded episodes, and the probabilities of their actions."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import Bool, Float, Int
+
+from jaxrl.assembly.offline import merge_parts
+from jaxrl.connectors.pipelines import ActionPipeline
+from jaxrl.core.types import Columns, PyTree
+from jaxrl.episodes.packing import EpisodePart
+from jaxrl.errors import DataError
+from jaxrl.offline.recorded import RecordedData
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class WholeEpisodes:
+    """Episodes that were recorded from their first step to their end.
+
+    Attributes:
+        parts: Episodes, with the module's actions.
+        behavior_log_prob: Log-probability of each action for the policy that recorded it, by episode;
+            None if it was not recorded.
+        num_dropped: Number of parts of episodes that were not whole.
+    """
+
+    parts: Sequence[EpisodePart]
+    behavior_log_prob: Sequence[Float[np.ndarray, " L"]] | None
+    num_dropped: int
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " E"]:
+        """Number of steps of each episode."""
+        return np.asarray([len(part) for part in self.parts])
+
+    @property
+    def mask(self) -> Bool[np.ndarray, "E H"]:
+        """Rows of padded arrays that are steps."""
+        return np.arange(self.lengths.max()) < self.lengths[:, None]
+
+    def pad(self, rows: Sequence[np.ndarray]) -> Float[np.ndarray, "E H"]:
+        """Lay one number per step out as `[E, H]`, in float64, with zeros after each end."""
+        out = np.zeros(self.mask.shape)
+        for i, values in enumerate(rows):
+            out[i, : len(values)] = values
+        return out
+
+
+def read_whole_episodes(data: RecordedData, pipeline: ActionPipeline) -> WholeEpisodes:
+    """Read the episodes that are whole.
+
+    Recorded densities are of the actions as they were recorded: where these are the environment's,
+    they are converted to those of the module's actions.
+
+    Args:
+        data: Recorded data.
+        pipeline: Action connectors of the target policy.
+
+    Raises:
+        DataError: If no episode is whole, or the data are damaged.
+    """
+    parts: list[EpisodePart] = []
+    num_dropped = 0
+    for part in merge_parts(data.iter_parts()):
+        if part.t_started == 0 and (part.terminated or part.truncated) and data.has_past:
+            parts.append(part)
+        else:
+            num_dropped += 1
+    if not parts:
+        raise DataError(
+            f"{data.files[0]} has no whole episode, from its first step to a termination or "
+            "truncation, which estimates are made from: record whole episodes."
+        )
+    log_probs = None
+    if data.has_density and all(Columns.ACTION_LOGP in part.extras for part in parts):
+        log_probs = [np.asarray(part.extras[Columns.ACTION_LOGP], np.float64) for part in parts]
+    if not data.actions_are_normalized:
+        convert = jax.jit(pipeline.inverse)
+        for i, part in enumerate(parts):
+            if log_probs is not None:
+                log_probs[i] = log_probs[i] + _compute_log_scale(pipeline, part.action)
+            action = jax.tree.map(np.asarray, convert(part.action))
+            parts[i] = dataclasses.replace(part, action=action)
+    return WholeEpisodes(parts=parts, behavior_log_prob=log_probs, num_dropped=num_dropped)
+
+
+def _compute_log_scale(pipeline: ActionPipeline, action: PyTree) -> Float[np.ndarray, " L"] | float:
+    """Compute the log-density of the module's actions u less that of the environment's a, -log |du/da|.
+
+    Raises:
+        DataError: If actions are nested, so that they have no single density.
+    """
+    space = pipeline.space
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        return 0.0
+    if not isinstance(space, spaces.Box):
+        raise DataError(
+            f"The densities of recorded actions of {space} cannot be converted to those of the "
+            "policy's actions: record them with output=..., or use the methods dm and fqe."
+        )
+    size = int(np.prod(space.shape))
+
+    def invert(flat: jax.Array) -> jax.Array:
+        return pipeline.inverse(flat.reshape(1, *space.shape)).reshape(size)
+
+    flat = np.asarray(action, np.float32).reshape(len(action), size)
+    jacobian = np.asarray(jax.jit(jax.vmap(jax.jacfwd(invert)))(flat), np.float64)
+    return -np.linalg.slogdet(jacobian)[1]

@@ -1,0 +1,306 @@
+"""Off-policy estimation of a policy: what it reads, the methods, and the report."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, cast
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from jaxrl.core.keys import make_key
+from jaxrl.errors import ConfigError, DataError, did_you_mean
+from jaxrl.estimation.episodes import WholeEpisodes, read_whole_episodes
+from jaxrl.estimation.estimators import (
+    Estimate,
+    WeightedEpisodes,
+    estimate_dr,
+    estimate_is,
+    estimate_mean,
+    estimate_pdis,
+    estimate_wis,
+    estimate_wpdis,
+)
+from jaxrl.estimation.fqe import FittedQ, FQERows, FQESettings, scale_rewards
+from jaxrl.estimation.target import Target, TargetRows
+from jaxrl.offline.recorded import RecordedData
+
+Method = Literal["is", "pdis", "wis", "wpdis", "dm", "fqe", "dr"]
+METHODS: tuple[Method, ...] = ("is", "pdis", "wis", "wpdis", "dm", "fqe", "dr")
+WEIGHTED = frozenset({"is", "pdis", "wis", "wpdis", "dr"})
+MODELED = frozenset({"dm", "fqe", "dr"})
+MIN_EFFECTIVE_SHARE = 0.05
+"""Effective share of the episodes below which a report warns."""
+MAX_WEIGHT_SHARE = 0.2
+"""Share of one episode in the sum of weights above which a report warns."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EstimateReport:
+    """Estimates of a policy's value, the expected discounted return, beside that of the behavior.
+
+    Attributes:
+        estimates: Estimates by method.
+        behavior: Mean discounted return of the recorded episodes.
+        gamma: Discount factor.
+        confidence: Probability that an interval contains the value.
+        explore: Whether the estimated policy samples its actions.
+        num_episodes: Number of episodes.
+        num_steps: Number of their steps.
+        num_dropped: Number of recorded parts that belong to no whole episode.
+        effective_size: Effective number of episodes by their weights; None without weights.
+        largest_share: Share of the largest weight; None without weights.
+        warnings: Reasons to doubt the estimates.
+    """
+
+    estimates: Mapping[str, Estimate]
+    behavior: Estimate
+    gamma: float
+    confidence: float
+    explore: bool
+    num_episodes: int
+    num_steps: int
+    num_dropped: int
+    effective_size: float | None
+    largest_share: float | None
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        return dataclasses.asdict(self)
+
+
+def check_methods(methods: Collection[str]) -> None:
+    """Check the names of methods.
+
+    Raises:
+        ConfigError: If there is none, or one is unknown.
+    """
+    if not methods:
+        raise ConfigError(f"methods is empty; choose from {', '.join(METHODS)}.")
+    for name in methods:
+        if name not in METHODS:
+            raise ConfigError(
+                f"methods has the unknown {name!r}.{did_you_mean(name, METHODS)} Choose from "
+                f"{', '.join(METHODS)}."
+            )
+
+
+def make_fqe_settings(settings: Mapping[str, Any] | None) -> FQESettings:
+    """Make the settings of fitted Q evaluation.
+
+    Raises:
+        ConfigError: If a name or value is invalid.
+    """
+    names = [field.name for field in dataclasses.fields(FQESettings)]
+    for name in settings or {}:
+        if name not in names:
+            raise ConfigError(
+                f"fqe has no setting {name!r}.{did_you_mean(name, names)} It has "
+                f"{', '.join(names)}."
+            )
+    return FQESettings(**dict(settings or {}))
+
+
+def estimate(
+    target: Target,
+    data: RecordedData,
+    *,
+    gamma: float,
+    methods: Sequence[str] | None = None,
+    confidence: float = 0.95,
+    fqe: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> EstimateReport:
+    """Estimate the value of a policy from episodes that another one recorded.
+
+    Importance sampling estimates the return up to the recorded end, also where it is a time limit.
+    The value function of "dm" (also called "fqe") and "dr" goes on after a time limit, as critics
+    do. Each episode's values are of a model that was fitted to the other half of the episodes.
+
+    Args:
+        target: Policy to estimate.
+        data: Recorded data.
+        gamma: Discount factor.
+        methods: Names of methods; None for "wis" and "dr" if the data have the probabilities of
+            their actions and the policy has some, else for "dm".
+        confidence: Probability that the intervals contain the value.
+        fqe: Settings of fitted Q evaluation, by name.
+        seed: Seed of resampling and of the fits.
+
+    Raises:
+        ConfigError: If a setting or method is invalid, or the policy has no probabilities that a
+            method needs.
+        DataError: If the data are damaged, or lack whole episodes or the probabilities of actions.
+    """
+    if not 0.0 <= gamma <= 1.0:
+        raise ConfigError(f"gamma must be between 0 and 1, got {gamma}.")
+    if not 0.0 < confidence < 1.0:
+        raise ConfigError(f"confidence must be between 0 and 1, got {confidence}.")
+    if methods is None:
+        has_weights = data.has_density and target.has_probability
+        methods = ("wis", "dr") if has_weights else ("dm",)
+    check_methods(methods)
+    settings = make_fqe_settings(fqe)
+    needs_weights, needs_model = (bool(kind & set(methods)) for kind in (WEIGHTED, MODELED))
+    target.check(needs_probability=needs_weights, needs_model=needs_model)
+    episodes = read_whole_episodes(data, target.policy_step.action_pipeline)
+    if needs_weights and episodes.behavior_log_prob is None:
+        raise DataError(
+            f"{data.files[0]} has no probabilities of the recorded actions, action_logp, which "
+            f"{', '.join(m for m in methods if m in WEIGHTED)} need: record with explore=True and "
+            "a policy that has some, or use the methods dm and fqe."
+        )
+    follow_key, fit_key = jax.random.split(make_key(seed))
+    rows = target.follow(episodes, follow_key, needs_actions=needs_model)
+    weighted = _make_weighted(episodes, rows) if needs_weights else None
+    values = None
+    if needs_model:
+        values = _fit_values(target, episodes, rows, gamma, settings, fit_key)
+    return _make_report(target, episodes, weighted, values, gamma, list(methods), confidence, seed)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Values:
+    q_value: Float[np.ndarray, "E H"]
+    value: Float[np.ndarray, "E H+1"]
+
+
+def _make_weighted(episodes: WholeEpisodes, rows: Sequence[TargetRows]) -> WeightedEpisodes:
+    behavior = cast(Sequence[np.ndarray], episodes.behavior_log_prob)
+    ratios = [
+        np.asarray(row.log_prob[:-1], np.float64) - log_prob
+        for row, log_prob in zip(rows, behavior, strict=True)
+    ]
+    return WeightedEpisodes(
+        log_ratio=episodes.pad(ratios),
+        reward=episodes.pad([part.reward for part in episodes.parts]),
+        mask=episodes.mask,
+    )
+
+
+def _fit_values(
+    target: Target,
+    episodes: WholeEpisodes,
+    rows: Sequence[TargetRows],
+    gamma: float,
+    settings: FQESettings,
+    key: jax.Array,
+) -> _Values:
+    """Compute Q and V of every episode by a model that was fitted to the other half."""
+    lengths = episodes.lengths
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    ends = np.cumsum(lengths) - 1
+    terminated = np.zeros(len(owner), np.bool_)
+    terminated[ends] = [part.terminated for part in episodes.parts]
+
+    def join(trees: Sequence[Any]) -> Any:
+        return jax.tree.map(lambda *x: np.concatenate(x), *trees)
+
+    reward = np.concatenate([part.reward for part in episodes.parts]).astype(np.float32)
+    make = cast("Callable[..., FQERows]", FQERows)  # its fields hold arrays of either kind
+    data = make(
+        obs=join([row.obs for row in rows]),
+        target=join([row.action for row in rows]),
+        index=(np.arange(len(owner)) + owner).astype(np.int32),
+        action=join([part.action for part in episodes.parts]),
+        reward=reward,
+        terminated=terminated,
+    )
+    returns = [_discount(part.reward, gamma) for part in episodes.parts]
+    scale = float(np.sqrt(np.mean(np.square(returns)))) or 1.0
+    scaled, model = scale_rewards(data, scale), FittedQ(target.module, settings)
+    half_keys = jax.random.split(key, 3)
+    half = np.asarray(jax.random.permutation(half_keys[2], len(lengths))) % 2
+    q_value, value = np.zeros(len(owner)), np.zeros(len(owner) + len(lengths))
+    starts = np.repeat(half, lengths + 1)
+    for fold in range(2):
+        others = half != fold if len(lengths) > 1 else half == half
+        critic = model.fit(scaled, np.flatnonzero(others[owner]), gamma, half_keys[fold])
+        q_fold, value_fold = model.compute(critic, scaled)
+        q_value = np.where(half[owner] == fold, scale * q_fold, q_value)
+        value = np.where(starts == fold, scale * value_fold, value)
+    value[data.index[terminated] + 1] = 0.0
+    longest = int(lengths.max())
+    padded = np.zeros((len(lengths), longest + 1))
+    for i, row in enumerate(np.split(value, np.cumsum(lengths + 1)[:-1])):
+        padded[i, : len(row)] = row
+    return _Values(episodes.pad(np.split(q_value, ends[:-1] + 1)), padded)
+
+
+def _discount(reward: np.ndarray, gamma: float) -> float:
+    return float(np.sum(reward * gamma ** np.arange(len(reward))))
+
+
+def _make_report(
+    target: Target,
+    episodes: WholeEpisodes,
+    weighted: WeightedEpisodes | None,
+    values: _Values | None,
+    gamma: float,
+    methods: Sequence[str],
+    confidence: float,
+    seed: int,
+) -> EstimateReport:
+    rng = np.random.default_rng(seed)
+    returns = np.asarray([_discount(part.reward, gamma) for part in episodes.parts])
+    behavior = estimate_mean(returns, confidence)
+    compute: dict[str, Callable[[], Estimate]] = {}
+    if values is not None:
+        compute |= dict.fromkeys(
+            ("dm", "fqe"), lambda: estimate_mean(values.value[:, 0], confidence)
+        )
+    if weighted is not None:
+        compute |= {
+            "is": lambda: estimate_is(weighted, gamma, confidence),
+            "pdis": lambda: estimate_pdis(weighted, gamma, confidence),
+            "wis": lambda: estimate_wis(weighted, gamma, confidence, rng),
+            "wpdis": lambda: estimate_wpdis(weighted, gamma, confidence, rng),
+        }
+    if values is not None and weighted is not None:
+        compute["dr"] = lambda: estimate_dr(
+            weighted, values.q_value, values.value, gamma, confidence
+        )
+    estimates = {name: compute[name]() for name in methods}
+    size, share = (None, None) if weighted is None else weighted.compute_effective_size()
+    return EstimateReport(
+        estimates=estimates,
+        behavior=behavior,
+        gamma=gamma,
+        confidence=confidence,
+        explore=target.explore,
+        num_episodes=len(episodes.parts),
+        num_steps=int(episodes.lengths.sum()),
+        num_dropped=episodes.num_dropped,
+        effective_size=size,
+        largest_share=share,
+        warnings=tuple(_find_warnings(estimates, behavior, len(episodes.parts), size, share)),
+    )
+
+
+def _find_warnings(
+    estimates: Mapping[str, Estimate],
+    behavior: Estimate,
+    num_episodes: int,
+    size: float | None,
+    share: float | None,
+) -> list[str]:
+    warnings: list[str] = []
+    if size is not None and share is not None:
+        if size == 0.0:
+            warnings.append("The policy never takes the recorded actions: the weights are all 0.")
+        elif size < MIN_EFFECTIVE_SHARE * num_episodes:
+            warnings.append(
+                f"The weights leave {size:.1f} of {num_episodes} episodes effectively: the policy "
+                "takes other actions than those recorded."
+            )
+        if share > MAX_WEIGHT_SHARE:
+            warnings.append(f"One episode has {100.0 * share:.0f}% of the weight.")
+    for name, estimate in estimates.items():
+        if not np.isfinite(estimate.value):
+            warnings.append(f"{name} is {estimate.value}, because of its weights.")
+        elif estimate.low <= behavior.high and estimate.high >= behavior.low:
+            warnings.append(
+                f"{name} does not tell the policy from the behavior: their intervals overlap."
+            )
+    return warnings
