@@ -184,6 +184,13 @@ def _make_broadcast(attributes: Mapping[str, Any], inputs: Sequence[Spec], out: 
     return lambda batch, x: np.broadcast_to(np.asarray(x)[index], get_shape(batch))
 
 
+def _make_view(attributes: Mapping[str, Any], inputs: Sequence[Spec], out: Spec) -> Function:
+    """Make a broadcast whose new axes have size 1, for functions that expand their inputs."""
+    kept = attributes["dims"]
+    index = tuple(slice(None) if axis in kept else None for axis in range(len(out.dims)))
+    return lambda batch, x: np.asarray(x)[index]
+
+
 def _make_slice(attributes: Mapping[str, Any], inputs: Sequence[Spec], out: Spec) -> Function:
     starts, limits, strides = (attributes[name] for name in ("starts", "limits", "strides"))
     if not len(starts) == len(limits) == len(strides) == len(inputs[0].dims):
@@ -348,9 +355,10 @@ def _make_cumulative(name: str, attributes: Mapping[str, Any], out: Spec) -> Fun
 
 
 def _make_arg_reduction(name: str, attributes: Mapping[str, Any], out: Spec) -> Function:
-    find = np.argmax if name == "argmax" else np.argmin
     axis, dtype = attributes["axis"], out.dtype
-    return lambda batch, x: find(x, axis=axis).astype(dtype)
+    if name == "argmax":
+        return lambda batch, x: x.argmax(axis).astype(dtype)
+    return lambda batch, x: x.argmin(axis).astype(dtype)
 
 
 def _make_simple(name: str, attributes: Mapping[str, Any], out: Spec) -> Function:
@@ -543,7 +551,13 @@ class Program:
             self._prepared: list[Function] = []
             self._steps: list[Function] = []
             self._uses: list[tuple[list[int], int]] = []
+            self._views = self._find_views(data["operations"])
             self._compile(data["operations"])
+            self._given = {
+                name: number + 1
+                for name, number in self._inputs.items()
+                if not name.startswith("weights/")
+            }
         self.input_names, self.output_names = list(self._inputs), list(self._outputs)
 
     def _read_value(self, value: Sequence[Any]) -> Spec:
@@ -579,6 +593,21 @@ class Program:
             raise ValueError(f"constant {number} is not the one that was declared")
         return number, array
 
+    def _find_views(self, operations: Sequence[Any]) -> set[int]:
+        """Return the broadcasts that need not be expanded, as the functions that use them do it.
+
+        These are elementwise, and have another input of the whole shape.
+        """
+        broadcasts = {op[3] for op in operations if op[0] == "broadcast"}
+        views = broadcasts - set(self._outputs.values())
+        for name, inputs, _, _ in operations:
+            for number in views.intersection(inputs):
+                dims = self._specs[number].dims
+                whole = [i for i in inputs if i not in broadcasts and self._specs[i].dims == dims]
+                if name not in ELEMENTWISE or not whole:
+                    views.discard(number)
+        return {number for number in views if not _is_fixed(self._specs[number].dims)}
+
     def _compile(self, operations: Sequence[Any]) -> None:
         """Sort the operations into those on weights alone, and those of every call."""
         weights = {i for name, i in self._inputs.items() if name.startswith("weights/")}
@@ -605,6 +634,8 @@ class Program:
     ) -> Function:
         specs, out = [self._specs[number] for number in inputs], self._specs[output]
         function = make_operation(name, attributes, specs, out)
+        if output in self._views:
+            function = _make_view(attributes, specs, out)
         for batch in (1, 2):
             shapes = [tuple(get_size(dim, batch) for dim in spec.dims) for spec in specs]
             result = tuple(get_size(dim, batch) for dim in out.dims)
@@ -638,9 +669,9 @@ class Program:
         """
         values = prepared.copy()
         values[0] = batch
-        for name, number in self._inputs.items():
+        for name, number in self._given.items():
             if name in inputs:
-                values[number + 1] = inputs[name]
+                values[number] = inputs[name]
         with np.errstate(all="ignore"):
             for step in self._steps:
                 step(values)
@@ -671,19 +702,18 @@ class Program:
         """
         values, batch = prepared.copy(), 2
         values[0] = batch
-        for name, number in self._inputs.items():
-            if not name.startswith("weights/"):
-                spec = self._specs[number]
-                values[number + 1] = np.zeros(_make_shape(spec.dims)(batch), spec.dtype)
+        for number in self._given.values():
+            spec = self._specs[number - 1]
+            values[number] = np.zeros(_make_shape(spec.dims)(batch), spec.dtype)
         with explaining(f"{PROGRAM} cannot run its program '{self._name}'"):
             with np.errstate(all="ignore"):
                 for step in self._steps:
                     step(values)
-            for value, spec in zip(values[1:], self._specs):
-                if value is None or (value.dtype, value.shape) != (
-                    spec.dtype,
-                    _make_shape(spec.dims)(batch),
-                ):
+            for number, (value, spec) in enumerate(zip(values[1:], self._specs)):
+                shape = _make_shape(spec.dims)(batch)
+                if number in self._views and value is not None:
+                    value = np.broadcast_to(value, shape)
+                if value is None or (value.dtype, value.shape) != (spec.dtype, shape):
                     raise ValueError("a value does not have its declared type and shape")
 
 
@@ -1183,6 +1213,7 @@ class NumpyPolicy:
         draws: Mapping[str, Array] | None = None,
         rng: np.random.Generator | None = None,
         explore: bool | None = None,
+        is_checked: bool = False,
     ) -> StepResult:
         """Compute the actions for a batch of observations; the state of the policy is not used.
 
@@ -1195,6 +1226,7 @@ class NumpyPolicy:
             draws: Random inputs by name, in the form that `make_draws` returns.
             rng: Generator of the random inputs; None takes the policy's.
             explore: Whether to sample actions; None is as the policy was made.
+            is_checked: Whether the observations are known to be numbers of their space.
 
         Raises:
             PolicyInputError: If an argument does not fit.
@@ -1209,6 +1241,7 @@ class NumpyPolicy:
             draws=draws,
             rng=rng,
             explore=explore,
+            is_checked=is_checked,
         )
         return StepResult(
             actions=self._join("actions", out),
@@ -1230,6 +1263,7 @@ class NumpyPolicy:
         draws: Mapping[str, Array] | None = None,
         rng: np.random.Generator | None = None,
         explore: bool | None = None,
+        is_checked: bool = False,
     ) -> dict[str, Array]:
         """Return the outputs of a program; see `step` for the arguments."""
         explore = self.explore if explore is None else explore
@@ -1238,7 +1272,15 @@ class NumpyPolicy:
         batch = len(parts[0]) if np.ndim(parts[0]) else 0
         if not batch:
             raise PolicyInputError("obs must have at least one row.")
-        inputs = {key: leaf.conform(part, batch) for (key, leaf), part in zip(self._leaves, parts)}
+        if is_checked:
+            inputs = {
+                key: part.astype(leaf.dtype, copy=False)
+                for (key, leaf), part in zip(self._leaves, parts)
+            }
+        else:
+            inputs = {
+                key: leaf.conform(part, batch) for (key, leaf), part in zip(self._leaves, parts)
+            }
         self._check_past(state, prev_reward, prev_action)
         first, arrays = self._read_state(state, is_first, batch)
         if prev_reward is not None:
@@ -1282,10 +1324,12 @@ class NumpyPolicy:
                 f"state must have {len(self._initial)} arrays, as a step returns it, got "
                 f"{len(state)}."
             )
-        rows = np.asarray(False if is_first is None else is_first)
+        rows = np.zeros(batch, np.bool_) if is_first is None else np.asarray(is_first)
         if rows.ndim == 0:
             rows = np.full(batch, rows)
-        return _as_rows(rows, np.bool_, batch, "is_first"), {
+        if rows.dtype != np.bool_ or rows.shape != (batch,):
+            rows = _as_rows(rows, np.bool_, batch, "is_first")
+        return rows, {
             name: _as_rows(array, start.dtype, batch, "state", start.shape)
             for name, array, start in zip(self.state_names, state, self._initial)
         }

@@ -5,6 +5,7 @@ This file of jaxrl-link imports the standard library and NumPy alone, and is cop
 
 from __future__ import annotations
 
+import math
 import os
 import ssl
 import uuid
@@ -16,7 +17,7 @@ import numpy as np
 from .connection import Identity, Link, RunEndedError, parse_address
 from .frames import Arrays, Kind, LinkError
 from .local import LocalPolicy
-from .spaces import SpaceLeaves, describe_space, hash_spaces
+from .spaces import SpaceLeaves, describe_space, hash_spaces, stack_rows
 
 TOKEN_VARIABLE = "JAXRL_EXTERNAL_TOKEN"
 """Environment variable of the token, on both sides."""
@@ -237,7 +238,7 @@ class PolicyClient:
         del info
         episode = self._get_episode(episode_id)
         value = float(reward)
-        if not np.isfinite(value):
+        if not math.isfinite(value):
             raise LinkError(
                 f"The reward of episode {episode.id!r} is {value}, which is not finite."
             )
@@ -486,11 +487,11 @@ class PolicyClient:
             }
             last = episode.successor
             arrays: Arrays = {
-                f"0.{name}": np.stack([*(step.obs[name] for step in steps), last[name]])
+                f"0.{name}": stack_rows([*(step.obs[name] for step in steps), last[name]])
                 for name in last
             }
             for name in steps[0].columns:
-                arrays[f"0.{name}"] = np.stack([step.columns[name] for step in steps])
+                arrays[f"0.{name}"] = stack_rows([step.columns[name] for step in steps])
             arrays["0.reward"] = np.asarray(rewards, np.float32)
             arrays["0.version"] = np.asarray([step.version for step in steps], np.int64)
             head = {"num_recorded": self._link.num_recorded, "parts": [part]}

@@ -305,6 +305,9 @@ class Link:
             LinkError: If it may not be, and `should_block` is False.
         """
         with self.changed:
+            if self._error is None and self.num_recorded < self.max_steps:
+                self.num_recorded += 1
+                return
             if self.num_recorded >= self.max_steps and not should_block:
                 raise LinkError(
                     f"The run accepts no more than {self.max_steps} steps until it has trained on "

@@ -52,6 +52,10 @@ class LocalPolicy:
         needs_all = link.welcome["max_weights_lag"] is not None
         self._interval = 0.0 if update_interval is None or needs_all else update_interval
         self._explores: Head = link.welcome["explore"]
+        self._columns = [
+            (name, np.dtype(dtype), tuple(shape))
+            for name, (dtype, shape) in link.welcome["columns"].items()
+        ]
         self._lock = threading.Lock()
         self._states: dict[str, Any] = {}
         reply, arrays = link.request(Kind.GET_POLICY, {"has_program": False})
@@ -81,7 +85,9 @@ class LocalPolicy:
             if self._reads_reward and before is not None:
                 past["prev_reward"] = np.asarray([reward], np.float32)
             explore = bool(self._explores["training" if training_enabled else "evaluation"])
-            result = policy.step(self._obs.unflatten_rows(rows), before, explore=explore, **past)
+            result = policy.step(
+                self._obs.unflatten_rows(rows), before, explore=explore, is_checked=True, **past
+            )
             self._states[episode_id] = result.state
             start = policy.initial_state() if before is None else before
             columns: Arrays = {
@@ -118,11 +124,13 @@ class LocalPolicy:
         self.version, self._fetched_at = int(reply["version"]), time.monotonic()
 
     def _convert(self, columns: Arrays) -> Arrays:
-        described = self._link.welcome["columns"]
-        return {
-            name: np.asarray(columns[name], dtype).reshape(shape)
-            for name, (dtype, shape) in described.items()
-        }
+        converted: Arrays = {}
+        for name, dtype, shape in self._columns:
+            value = columns[name]
+            if value.dtype != dtype or value.shape != shape:
+                value = np.asarray(value, dtype).reshape(shape)
+            converted[name] = value
+        return converted
 
 
 def _select(arrays: Arrays, prefix: str) -> Arrays:
