@@ -1213,7 +1213,6 @@ class NumpyPolicy:
         draws: Mapping[str, Array] | None = None,
         rng: np.random.Generator | None = None,
         explore: bool | None = None,
-        is_checked: bool = False,
     ) -> StepResult:
         """Compute the actions for a batch of observations; the state of the policy is not used.
 
@@ -1226,7 +1225,6 @@ class NumpyPolicy:
             draws: Random inputs by name, in the form that `make_draws` returns.
             rng: Generator of the random inputs; None takes the policy's.
             explore: Whether to sample actions; None is as the policy was made.
-            is_checked: Whether the observations are known to be numbers of their space.
 
         Raises:
             PolicyInputError: If an argument does not fit.
@@ -1241,8 +1239,39 @@ class NumpyPolicy:
             draws=draws,
             rng=rng,
             explore=explore,
-            is_checked=is_checked,
         )
+        return self._make_result(out)
+
+    def step_rows(
+        self,
+        obs: Sequence[Array],
+        state: Sequence[Array] | None = None,
+        *,
+        prev_reward: Array | None = None,
+        explore: bool | None = None,
+    ) -> StepResult:
+        """Compute the actions like `step`, for arguments that were checked already.
+
+        Args:
+            obs: Arrays of the observations' simple spaces, `[b, ...]`, names of a Dict sorted.
+            state: State that the previous step returned; None if all rows start an episode.
+            prev_reward: Float32 rewards of the previous step, `[b]`, for connectors that read them.
+            explore: Whether to sample actions; None is as the policy was made.
+        """
+        name, batch = self._get_program(self.explore if explore is None else explore), len(obs[0])
+        inputs = {
+            key: part.astype(leaf.dtype, copy=False) for (key, leaf), part in zip(self._leaves, obs)
+        }
+        is_first = state is None
+        inputs["is_first"] = np.full(batch, is_first)
+        inputs.update(zip(self.state_names, self.initial_state(batch) if is_first else state))
+        if prev_reward is not None:
+            inputs["state/reward"] = prev_reward
+        if self._is_random[name]:
+            inputs.update(self.make_draws(batch))
+        return self._make_result(self._programs[name].run(self._prepared[name], batch, inputs))
+
+    def _make_result(self, out: Mapping[str, Array]) -> StepResult:
         return StepResult(
             actions=self._join("actions", out),
             state=self._get_next_state(out),
@@ -1263,7 +1292,6 @@ class NumpyPolicy:
         draws: Mapping[str, Array] | None = None,
         rng: np.random.Generator | None = None,
         explore: bool | None = None,
-        is_checked: bool = False,
     ) -> dict[str, Array]:
         """Return the outputs of a program; see `step` for the arguments."""
         explore = self.explore if explore is None else explore
@@ -1272,15 +1300,7 @@ class NumpyPolicy:
         batch = len(parts[0]) if np.ndim(parts[0]) else 0
         if not batch:
             raise PolicyInputError("obs must have at least one row.")
-        if is_checked:
-            inputs = {
-                key: part.astype(leaf.dtype, copy=False)
-                for (key, leaf), part in zip(self._leaves, parts)
-            }
-        else:
-            inputs = {
-                key: leaf.conform(part, batch) for (key, leaf), part in zip(self._leaves, parts)
-            }
+        inputs = {key: leaf.conform(part, batch) for (key, leaf), part in zip(self._leaves, parts)}
         self._check_past(state, prev_reward, prev_action)
         first, arrays = self._read_state(state, is_first, batch)
         if prev_reward is not None:

@@ -80,14 +80,12 @@ class LocalPolicy:
         with self._lock:
             self._update_if_due()
             policy, before = self._policy, self._states.get(episode_id)
-            rows = {name: array[None] for name, array in obs.items()}
+            rows = [obs[leaf.name][None] for leaf in self._obs.leaves]
             past = {}
             if self._reads_reward and before is not None:
                 past["prev_reward"] = np.asarray([reward], np.float32)
             explore = bool(self._explores["training" if training_enabled else "evaluation"])
-            result = policy.step(
-                self._obs.unflatten_rows(rows), before, explore=explore, is_checked=True, **past
-            )
+            result = policy.step_rows(rows, before, explore=explore, **past)
             self._states[episode_id] = result.state
             start = policy.initial_state() if before is None else before
             columns: Arrays = {

@@ -158,24 +158,16 @@ class SpaceLeaves:
         space: dict[str, Any],
         arrays: dict[str, np.ndarray],
         leaves: Iterator[Leaf],
-        as_arrays: bool = False,
     ) -> Any:
         if space["kind"] == "Dict":
             parts = sorted(space["spaces"].items())
-            return {key: self._unflatten(part, arrays, leaves, as_arrays) for key, part in parts}
+            return {key: self._unflatten(part, arrays, leaves) for key, part in parts}
         if space["kind"] == "Tuple":
             parts = space["spaces"]
-            return tuple(self._unflatten(part, arrays, leaves, as_arrays) for part in parts)
+            return tuple(self._unflatten(part, arrays, leaves) for part in parts)
         leaf = next(leaves)
         value = arrays[leaf.name]
-        if as_arrays:
-            return value
         return int(value) if leaf.is_choice and not leaf.shape else np.array(value)
-
-    def unflatten_rows(self, arrays: dict[str, np.ndarray]) -> Any:
-        """Return the tree of several values of which these are the arrays, as arrays."""
-        remaining = iter(self.leaves)
-        return self._unflatten(self._description, arrays, remaining, as_arrays=True)
 
     def check(self, arrays: dict[str, np.ndarray], prefix: str, number: int) -> None:
         """Check the arrays of several values.
@@ -227,9 +219,11 @@ def _make_leaf(space: dict[str, Any], name: str, path: str) -> Leaf:
     dtype = np.dtype(space["dtype"])
     if low is not None and high is not None:
         # Bounds are finite, so that what is within them is.
-        most = np.finfo(np.float64).max
+        most = np.finfo(dtype if dtype.kind == "f" else np.float64).max
         low = np.maximum(low - BOUNDS_TOLERANCE * np.maximum(1.0, np.abs(low)), -most)
         high = np.minimum(high + BOUNDS_TOLERANCE * np.maximum(1.0, np.abs(high)), most)
+        if dtype.kind == "f":
+            low, high = low.astype(dtype), high.astype(dtype)
     return Leaf(name, path, dtype, shape, low, high, False)
 
 
@@ -257,8 +251,10 @@ def _convert(leaf: Leaf, value: object) -> np.ndarray:
 def _find_problem(leaf: Leaf, values: np.ndarray) -> str | None:
     """Return a sentence on the first of several values that is not in the space, None if all are."""
     is_bounded = leaf.low is not None and leaf.high is not None and not leaf.is_choice
-    if is_bounded and ((values >= leaf.low) & (values <= leaf.high)).all():
-        return None
+    if is_bounded:
+        is_inside = (values >= leaf.low) & (values <= leaf.high)
+        if np.count_nonzero(is_inside) == is_inside.size:
+            return None
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         index = np.argwhere(~np.isfinite(values))[0]
         return (
