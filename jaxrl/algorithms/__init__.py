@@ -7,6 +7,7 @@ from jaxrl.core.algorithms import ALGORITHMS
 
 if TYPE_CHECKING:
     from jaxrl.algorithms.appo import APPOConfig
+    from jaxrl.algorithms.awac import AWACConfig, CRRConfig
     from jaxrl.algorithms.cql import CQLConfig
     from jaxrl.algorithms.dqn import (
         ApexDQNConfig,
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
         SimpleQConfig,
     )
     from jaxrl.algorithms.impala import A3CConfig, IMPALAConfig
+    from jaxrl.algorithms.iql import IQLConfig
     from jaxrl.algorithms.marwil import BCConfig, MARWILConfig
     from jaxrl.algorithms.ppo import A2CConfig, DDPPOConfig, PGConfig, PPOConfig
     from jaxrl.algorithms.pqn import PQNConfig
@@ -28,14 +30,17 @@ __all__ = [
     "A2CConfig",
     "A3CConfig",
     "APPOConfig",
+    "AWACConfig",
     "ApexDDPGConfig",
     "ApexDQNConfig",
     "BCConfig",
     "CQLConfig",
+    "CRRConfig",
     "DDPGConfig",
     "DDPPOConfig",
     "DQNConfig",
     "IMPALAConfig",
+    "IQLConfig",
     "MARWILConfig",
     "PGConfig",
     "PPOConfig",

@@ -72,6 +72,7 @@ count_or_zero = Check(
     f"at least 0 and at most {MAX_COUNT}", _apply_to_numbers(lambda x: 0 <= x <= MAX_COUNT)
 )
 step_count = Check("at least 0 and below 2**63", _apply_to_numbers(lambda x: 0 <= x < 2**63))
+between_zero_and_one = Check("above 0 and below 1", _apply_to_numbers(lambda x: 0 < x < 1))
 unit_interval = Check("between 0 and 1", _apply_to_numbers(lambda x: 0 <= x <= 1))
 finite = Check("finite", _apply_to_numbers(math.isfinite))
 

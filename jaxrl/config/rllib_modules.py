@@ -108,12 +108,13 @@ DECORATORS = (
 )
 """Decorators of `ray.rllib.utils.annotations`, which change nothing at run time."""
 
-_OFFLINE_ALGORITHMS = ("CRR", "DT", "IQL")
+_OFFLINE_ALGORITHMS = ("DT",)
 _MULTI_AGENT_ALGORITHMS = ("AlphaStar", "MADDPG", "QMIX")
 ALGORITHM_ADVICE: Mapping[str, str] = {
     **dict.fromkeys(
         _OFFLINE_ALGORITHMS,
-        "the algorithms for recorded data are BC, MARWIL, CQL, TD3 with bc_coeff, and DQN with cql_alpha",
+        "the algorithms for recorded data are BC, MARWIL, CQL, IQL, CRR, AWAC, TD3 with bc_coeff, and DQN "
+        "with cql_alpha",
     ),
     **dict.fromkeys(
         _MULTI_AGENT_ALGORITHMS, "multi-agent training is not supported in this version"

@@ -95,6 +95,18 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
         "jaxrl.algorithms.cql:CQLConfig",
         "recorded data, SAC with conservative critics; continuous and discrete actions",
     ),
+    "IQL": AlgorithmEntry(
+        "jaxrl.algorithms.iql:IQLConfig",
+        "recorded data, no action outside of it is evaluated; continuous and discrete actions",
+    ),
+    "AWAC": AlgorithmEntry(
+        "jaxrl.algorithms.awac:AWACConfig",
+        "recorded data and replay, imitation weighted by critics; continuous and discrete actions",
+    ),
+    "CRR": AlgorithmEntry(
+        "jaxrl.algorithms.awac:CRRConfig",
+        "recorded data, imitation of what critics prefer; continuous and discrete actions",
+    ),
     "RandomAgent": AlgorithmEntry(
         "jaxrl.algorithms.random_agent:RandomAgentConfig",
         "random legal actions, no learning; every action space",

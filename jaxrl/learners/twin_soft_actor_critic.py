@@ -9,7 +9,6 @@ from jaxtyping import Array, Float
 from jaxrl.core.types import Key, Metrics, Params, Transition
 from jaxrl.learners.multi_optimizer import POLICY, critic_loss
 from jaxrl.learners.soft_actor_critic import SoftActorCritic, SoftActorCriticState
-from jaxrl.ops import value_losses
 
 if TYPE_CHECKING:
     from jaxrl.config.settings.actor_critic import TwinTraining
@@ -45,9 +44,6 @@ class TwinSoftActorCritic(SoftActorCritic):
             batch: Minibatch, `[N, ...]`.
             targets: Targets y.
         """
-        q = self.module.compute_q_values(critic, batch.obs, batch.action)
-        if self.module.is_discrete:
-            action = jnp.broadcast_to(batch.action[None], q.shape[:-1])
-            q = value_losses.batched_index(q, action)
+        q = self.module.compute_taken_q_values(critic, batch.obs, batch.action)
         loss_fn = self.settings.td_error_loss_fn
         return critic_loss(q, targets, batch.weight, loss_fn, self.axis_name)

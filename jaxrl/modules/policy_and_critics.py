@@ -27,6 +27,10 @@ from jaxrl.modules.encoder_module import AnyEncoder, Encoder, EncoderModule
 from jaxrl.modules.exploration import draw_random_noise, is_warming_up, make_random_action
 from jaxrl.modules.networks import MLP, Head
 from jaxrl.modules.rl_module import make_zeros
+from jaxrl.ops.value_losses import batched_index
+
+VALUE = "value"
+"""Part of the parameters that is a value function."""
 
 
 class PolicyNetwork(nn.Module):
@@ -163,6 +167,21 @@ class PolicyQModule(EncoderModule):
         """
         return self._apply_critics("__call__", critic, obs, action)
 
+    def compute_taken_q_values(
+        self, critic: Params, obs: PyTree, action: PyTree
+    ) -> Float[Array, " critics *batch"]:
+        """Compute the values of given actions, also discrete ones; critics have no quantiles.
+
+        Args:
+            critic: Parameters of the critics.
+            obs: Observations with leading batch axes.
+            action: The module's actions.
+        """
+        q = self.compute_q_values(critic, obs, action)
+        if not self.is_discrete:
+            return q
+        return batched_index(q, jnp.broadcast_to(action[None], q.shape[:-1]))
+
     def compute_first_q_values(
         self, critic: Params, obs: PyTree, action: PyTree = None
     ) -> Float[Array, "*batch"]:
@@ -243,6 +262,24 @@ class StochasticPolicyModule(PolicyQModule):
             params, obs, carry, hparams, progress, env_index, draws.noise
         )
         return self.apply_warm_up(out, obs, hparams, progress, draws.random)
+
+
+class PolicyAndValueModule(StochasticPolicyModule):
+    """Module of IQL: that of SAC with a value function V(s) of its own, the part "value"."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.value = Critic(self.make_encoder(), None, self.make_head("vf_head", 1))
+
+    def init(self, key: Key) -> Params:
+        parts_key, value_key = jax.random.split(key)
+        value = cast(Any, self.value.init(value_key, self.make_dummy_obs()))
+        return {**super().init(parts_key), VALUE: value["params"]}
+
+    def compute_values(self, params: Params, obs: PyTree) -> Float[Array, "*batch"]:
+        """Compute state values; of the parameters, the part "value" is used alone."""
+        variables = {"params": params[VALUE]}
+        return cast(Array, self.value.apply(variables, self.select_network_obs(obs)))[..., 0]
 
 
 @pytree

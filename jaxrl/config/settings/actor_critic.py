@@ -54,6 +54,21 @@ class ActorCriticTraining(OffPolicyTraining):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TwinCritics:
+    """Settings of critics with one value each, of which the smallest is used."""
+
+    twin_q: bool = field(
+        default=True, doc="Whether to learn two critics and use the smaller value, instead of one."
+    )
+    td_error_loss_fn: TdErrorLoss = field(default="mse", doc=TD_ERROR_LOSS_DOC)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdvantageWeightedTraining(TwinCritics, ActorCriticTraining):
+    """Settings that IQL, AWAC and CRR have in common."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SoftActorCriticTraining(ActorCriticTraining):
     """Settings that SAC and TQC have in common, with a learned temperature."""
 
@@ -74,22 +89,16 @@ class SoftActorCriticTraining(ActorCriticTraining):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TwinTraining(SoftActorCriticTraining):
-    """Settings of critics with one value each, of which the smallest is used."""
+class TwinTraining(TwinCritics, SoftActorCriticTraining):
+    """Settings of SAC and of what follows from it: two critics and a temperature."""
 
-    twin_q: bool = field(
-        default=True, doc="Whether to learn two critics and use the smaller value, instead of one."
-    )
     td_error_loss_fn: TdErrorLoss = field(default="huber", doc=TD_ERROR_LOSS_DOC)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TD3Training(ActorCriticTraining):
+class TD3Training(TwinCritics, ActorCriticTraining):
     """Settings of Fujimoto et al. 2018; all noise is in units of half the action range."""
 
-    twin_q: bool = field(
-        default=True, doc="Whether to learn two critics and use the smaller value, instead of one."
-    )
     policy_delay: int = field(
         default=2,
         check=at_least_one,
@@ -127,7 +136,6 @@ class TD3Training(ActorCriticTraining):
         check=unit_interval,
         doc="Fraction by which the Ornstein-Uhlenbeck process decays at every step.",
     )
-    td_error_loss_fn: TdErrorLoss = field(default="mse", doc=TD_ERROR_LOSS_DOC)
     bc_coeff: float | None = field(
         default=None,
         sweepable=True,
