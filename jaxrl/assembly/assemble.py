@@ -13,7 +13,11 @@ import jax
 
 from jaxrl.assembly.connector_env import EnvToInspect, make_offers
 from jaxrl.assembly.learner_checks import check_learner
-from jaxrl.assembly.offline import make_data_env, make_dataset_sampler
+from jaxrl.assembly.offline import (
+    make_data_env,
+    make_dataset_sampler,
+    make_mixed_sampler,
+)
 from jaxrl.assembly.pipelines import (
     make_action_pipeline,
     make_learner_pipeline,
@@ -50,6 +54,7 @@ from jaxrl.runtime.program import Program
 from jaxrl.training.data_flow import CompiledStep
 from jaxrl.training.guard import DivergenceGuard
 from jaxrl.training.in_graph import InGraphRunner
+from jaxrl.training.mixed import MixedRunner
 from jaxrl.training.offline import OfflineRunner
 from jaxrl.training.rollout import PolicyStep, RolloutWorker
 from jaxrl.training.train_step import Experience, TrainStep
@@ -181,16 +186,27 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
     placement = resolve_placement(config, made.id, is_jax_env=made.is_jax)
     if isinstance(made, MadeEnv) and placement == "in_graph":
         sampler = _with_sequences(config, make_rollout_worker(config, made))
-        runner = InGraphRunner(
-            policy_step=sampler,
-            explore=config.env_runners_settings.explore,
-            broadcast_interval=config.training_settings.weights_interval,
-            own_step=get_compiled_step(config),
-            fragments_per_env=config.plan().fragments_per_env,
-            max_recorded_batches=_count_recorded_batches(config, sampler),
+        plan = config.plan()
+        fields: dict[str, Any] = {
+            "policy_step": sampler,
+            "explore": config.env_runners_settings.explore,
+            "broadcast_interval": config.training_settings.weights_interval,
+            "own_step": get_compiled_step(config),
+            "fragments_per_env": plan.fragments_per_env,
+            "max_recorded_batches": _count_recorded_batches(config, sampler),
             **make_train_step_fields(config, made, sampler, in_graph=True),
+        }
+        if config.is_mixed and not config.in_evaluation:
+            assert isinstance(plan, ReplayPlan)
+            recorded = make_mixed_sampler(config, plan, sampler)
+            return _make_assembly(config, made, sampler, MixedRunner(recorded=recorded, **fields))
+        return _make_assembly(config, made, sampler, InGraphRunner(**fields))
+    if config.is_mixed and not config.in_evaluation:
+        raise ConfigError(
+            f"input_={config.offline_data_settings.input_!r} mixes recorded rows with those of a "
+            f"replay buffer in the compiled program, and {made.id} is stepped on the host: use an "
+            "environment written in JAX, or learn from the data first and fine-tune after."
         )
-        return _make_assembly(config, made, sampler, runner)
     acting = _with_sequences(config, make_policy_step(config, made))
     if placement == "offline":
         fields = make_train_step_fields(config, made, acting, in_graph=False)

@@ -1,10 +1,13 @@
 """Check of a user's learner by tracing, before anything is compiled."""
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
+from jaxrl.assembly.offline import make_blank_dataset
 from jaxrl.config.rllib_api import METHOD_ADVICE
 from jaxrl.core.hparams import PerLane, replace_with_traced
 from jaxrl.core.types import Key, Metrics, PyTree
@@ -17,13 +20,15 @@ from jaxrl.errors import (
     summarize_exception,
 )
 from jaxrl.training.episode_stats import EpisodeRecord
+from jaxrl.training.mixed import MixedRunner
+from jaxrl.training.offline import OfflineRunner
 from jaxrl.training.rollout import make_blank_rollout
 from jaxrl.training.train_state import RolloutBatch
 from jaxrl.training.train_step import TrainStep
 
 
 def check_learner(runner: TrainStep) -> None:
-    """Trace the training on one blank train batch.
+    """Trace the training on one blank train batch, or on blank recorded data.
 
     With a replay buffer in host memory, rows come from outside of the program; only the initial
     state is traced, and the rest left to the compilation.
@@ -33,9 +38,8 @@ def check_learner(runner: TrainStep) -> None:
             called.
     """
     _refuse_rllib_methods(runner.learner)
-    run = _init if runner.host_replay is not None else _train_on_blank_batch
     try:
-        jax.eval_shape(lambda key: run(runner, key), jax.random.key(0))
+        jax.eval_shape(_make_blank_run(runner), jax.random.key(0))
     except JaxrlError:
         raise
     except TRACING_ERRORS as error:
@@ -65,8 +69,18 @@ def _explain_rllib_method(error: BaseException, learner: object) -> None:
             ) from error
 
 
-def _init(runner: TrainStep, key: Key) -> PyTree:
-    return _replace_per_lane(runner).learner.init(key)
+def _make_blank_run(runner: TrainStep) -> Callable[[Key], PyTree]:
+    """Return the function that is traced."""
+    own = _replace_per_lane(runner)
+    if runner.host_replay is not None:
+        return own.learner.init
+    if isinstance(own, OfflineRunner):
+        data = make_blank_dataset(own.policy_step, len(own.experience.source_sizes or (0,)))
+        return lambda key: own.step(own.init(key, data), data)[1]
+    if isinstance(runner, MixedRunner):
+        sizes = runner.recorded.source_sizes or ()
+        runner = runner.bind(make_blank_dataset(runner.policy_step, len(sizes)))
+    return partial(_train_on_blank_batch, runner)
 
 
 def _train_on_blank_batch(runner: TrainStep, key: Key) -> Metrics:

@@ -1,7 +1,8 @@
 """Recorded data of a config: spaces, draws, and the dataset for the device."""
 
+import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import gymnasium
@@ -12,6 +13,9 @@ import numpy as np
 from jaxrl.assembly.replay import check_temporal, check_whole_sequences, get_max_seq_len
 from jaxrl.buffers.dataset import Dataset, DatasetSampler
 from jaxrl.config.batch_plan.offline import OfflinePlan
+from jaxrl.config.batch_plan.replay import ReplayPlan
+from jaxrl.config.offline import count_source_rows
+from jaxrl.config.settings.offline_data import SAMPLER
 from jaxrl.config.settings.replay import OffPolicyTraining, parse_n_step
 from jaxrl.connectors.base import Before
 from jaxrl.connectors.pipelines import LearnerPipeline
@@ -36,8 +40,8 @@ logger = logging.getLogger("jaxrl")
 def open_config_data(
     config: "AlgorithmConfig",
     spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None = None,
-) -> RecordedData:
-    """Open the recorded data of a config, without reading its rows.
+) -> list[RecordedData]:
+    """Open the recorded data of a config, by source, without reading their rows.
 
     Args:
         config: Config with `input_`.
@@ -49,14 +53,27 @@ def open_config_data(
     settings, environment = config.offline_data_settings, config.environment_settings
     declared = environment.observation_space, environment.action_space
     observation_space, action_space = declared if spaces is None else spaces
-    return open_data(
-        settings.input_,
-        observation_space=observation_space,
-        action_space=action_space,
-        actions_are_normalized=settings.actions_in_input_normalized,
-        schema=settings.input_read_schema,
-        ignore_final_observation=settings.ignore_final_observation,
-    )
+    opened: list[RecordedData] = []
+    for source in settings.sources or [cast("str | list[str]", settings.input_)]:
+        data = open_data(
+            source,
+            observation_space=observation_space,
+            action_space=action_space,
+            actions_are_normalized=settings.actions_in_input_normalized,
+            schema=settings.input_read_schema,
+            ignore_final_observation=settings.ignore_final_observation,
+        )
+        opened.append(data)
+        observation_space, action_space = data.observation_space, data.action_space
+    return opened
+
+
+def get_fingerprint(data: Sequence[RecordedData]) -> str:
+    """Return the digest of recorded data of one or several sources."""
+    digests = [source.get_fingerprint() for source in data]
+    if len(digests) == 1:
+        return digests[0]
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def make_data_env(config: "AlgorithmConfig") -> MadeHostEnv:
@@ -64,7 +81,7 @@ def make_data_env(config: "AlgorithmConfig") -> MadeHostEnv:
     settings = config.environment_settings
     spaces = settings.observation_space, settings.action_space
     if None in spaces:
-        data = open_config_data(config)
+        data = open_config_data(config)[0]
         spaces = data.observation_space, data.action_space
 
     def create(context: EnvContext) -> NoReturn:
@@ -83,6 +100,38 @@ def make_data_env(config: "AlgorithmConfig") -> MadeHostEnv:
         max_episode_steps=None,
         env_config={},
     )
+
+
+def make_mixed_sampler(
+    config: "AlgorithmConfig", plan: ReplayPlan, policy_step: PolicyStep
+) -> DatasetSampler:
+    """Make the draws of the recorded rows that are learned from beside those of a replay buffer.
+
+    Raises:
+        ConfigError: If a setting is incompatible with them.
+    """
+    check_temporal(policy_step, "Recorded observations are stored after")
+    module, training = policy_step.module, config.training_settings
+    if module.is_stateful:
+        raise ConfigError(
+            f"input_={config.offline_data_settings.input_!r} mixes single rows, and "
+            f"{type(module).__name__} learns from sequences: use a module without memory."
+        )
+    assert isinstance(training, OffPolicyTraining)
+    sizes = _get_source_sizes(config, plan.train_batch_size)
+    return DatasetSampler(
+        batch_size=sum(sizes),
+        num_updates=plan.num_minibatches,
+        num_shards=plan.num_shards,
+        n_step=parse_n_step(training.n_step),
+        source_sizes=sizes,
+    )
+
+
+def _get_source_sizes(config: "AlgorithmConfig", num_rows: int) -> tuple[int, ...]:
+    """Return the number of rows per gradient step of each recorded source; empty without shares."""
+    counts = count_source_rows(config, num_rows)
+    return tuple(number for name, number in counts.items() if name != SAMPLER)
 
 
 def make_dataset_sampler(
@@ -106,9 +155,17 @@ def make_dataset_sampler(
             "memory cannot compute from one row: use a module without memory, or BC."
         )
     check_whole_sequences(config, plan.train_batch_size, plan.num_shards, length)
-    order = config.offline_data_settings.dataset_sampling
+    order, sizes = config.offline_data_settings.dataset_sampling, None
+    if config.offline_data_settings.sources:
+        sizes = tuple(n // (length or 1) for n in _get_source_sizes(config, plan.train_batch_size))
+        if order == "epochs":
+            raise ConfigError(
+                "dataset_sampling='epochs' draws every row equally often, and "
+                f"input_={config.offline_data_settings.input_!r} has shares: use 'uniform', or a list "
+                "of sources."
+            )
     if order == "auto":
-        order = "epochs" if config.learns_in_epochs else "uniform"
+        order = "epochs" if config.learns_in_epochs and sizes is None else "uniform"
     return DatasetSampler(
         batch_size=plan.train_batch_size // (length or 1),
         num_updates=plan.num_minibatches,
@@ -118,12 +175,13 @@ def make_dataset_sampler(
         sequence_length=length,
         burn_in=burn_in,
         needs_returns=needs_returns,
+        source_sizes=sizes,
     )
 
 
 def load_dataset(
     config: "AlgorithmConfig",
-    data: RecordedData,
+    data: Sequence[RecordedData],
     policy_step: PolicyStep,
     learner_pipeline: LearnerPipeline,
     sampler: DatasetSampler,
@@ -136,13 +194,16 @@ def load_dataset(
     Raises:
         JaxrlError: If the data are damaged, do not fit, or are too few.
     """
-    parts = _select_parts(config, data, policy_step)
-    if not parts:
-        raise DataError(
-            f"{config.offline_data_settings.input_!r} has no rows to learn from: name data with "
-            "at least one transition."
-        )
-    dataset = concatenate_parts(parts)
+    sources: list[list[EpisodePart]] = []
+    for source in data:
+        parts = _select_parts(config, source, policy_step)
+        if not parts:
+            raise DataError(
+                f"{source.files[0]} has no rows to learn from: name data with at least one "
+                "transition."
+            )
+        sources.append(parts)
+    dataset = concatenate_sources(sources)
     samples = sampler.count_samples(dataset)
     if sampler.order == "epochs" and samples < sampler.batch_size:
         raise ConfigError(
@@ -152,8 +213,13 @@ def load_dataset(
     return _apply_connectors(dataset, policy_step, learner_pipeline)
 
 
-def make_blank_dataset(policy_step: PolicyStep) -> Dataset:
-    """Make a dataset of one row of zeros, for a run that is restored without its data."""
+def make_blank_dataset(policy_step: PolicyStep, num_sources: int = 1) -> Dataset:
+    """Make a dataset of one row of zeros per source, where there are no data.
+
+    Args:
+        policy_step: Policy with its connectors.
+        num_sources: Number of sources.
+    """
     pipeline = policy_step.obs_pipeline
     seen = pipeline.spaces[-1] if pipeline.temporal else pipeline.space
     part = EpisodePart(
@@ -166,12 +232,19 @@ def make_blank_dataset(policy_step: PolicyStep) -> Dataset:
         version=np.zeros(1, np.int64),
         terminated=True,
     )
-    return concatenate_parts([part])
+    return jax.tree.map(jnp.asarray, concatenate_sources([[part]] * num_sources))
 
 
 def concatenate_parts(parts: Iterable[EpisodePart]) -> Dataset:
     """Lay parts of episodes end to end, those of an episode that follow each other as one."""
-    merged = list(merge_parts(parts))
+    return concatenate_sources([list(parts)])
+
+
+def concatenate_sources(sources: Sequence[Iterable[EpisodePart]]) -> Dataset:
+    """Lay the parts of several sources end to end, as `concatenate_parts` does those of one."""
+    by_source = [list(merge_parts(parts)) for parts in sources]
+    merged = [part for parts in by_source for part in parts]
+    sizes = [sum(map(len, parts)) for parts in by_source]
     lengths = np.asarray([len(part) for part in merged], np.int64)
     ends = np.cumsum(lengths)
     number = np.arange(len(merged))
@@ -194,6 +267,7 @@ def concatenate_parts(parts: Iterable[EpisodePart]) -> Dataset:
         reward=concatenate(lambda part: np.asarray(part.reward, np.float32)),
         is_first=is_first,
         last=(ends - 1)[owner].astype(np.int32),
+        source_start=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
         extras={Columns.ACTION_LOGP: concatenate(lambda part: part.extras[Columns.ACTION_LOGP])}
         if densities
         else {},
@@ -356,18 +430,16 @@ def _look_back(dataset: Dataset, rollout: Rollout, policy_step: PolicyStep) -> D
     return replace(dataset, obs=jax.tree.map(lay, seen.obs, seen.final_obs))
 
 
-def check_dataset_size(config: "AlgorithmConfig", data: RecordedData, device: Device) -> None:
+def check_dataset_size(
+    config: "AlgorithmConfig", data: Sequence[RecordedData], device: Device
+) -> None:
     """Check the size of a dataset before it is read.
 
     Raises:
         ConfigError: If it is larger than the limit.
     """
-    if data.counts is None:
-        return
-    limit, size = (
-        config.offline_data_settings.max_dataset_bytes,
-        data.counts.num_steps * data.step_bytes,
-    )
+    steps = sum(source.counts.num_steps for source in data if source.counts is not None)
+    limit, size = config.offline_data_settings.max_dataset_bytes, steps * data[0].step_bytes
     if limit == "auto":
         memory = get_memory_limit(device)
         if memory is None:
@@ -375,8 +447,8 @@ def check_dataset_size(config: "AlgorithmConfig", data: RecordedData, device: De
         limit = memory // 2
     if size > limit:
         raise ConfigError(
-            f"input_={config.offline_data_settings.input_!r} has {data.counts.num_steps} steps of "
-            f"{data.step_bytes} bytes, {size / 2**20:.2f} MiB, and max_dataset_bytes="
+            f"input_={config.offline_data_settings.input_!r} has {steps} steps of "
+            f"{data[0].step_bytes} bytes, {size / 2**20:.2f} MiB, and max_dataset_bytes="
             f"{config.offline_data_settings.max_dataset_bytes!r} allows {limit / 2**20:.2f} MiB: "
             "name fewer files, or raise max_dataset_bytes."
         )

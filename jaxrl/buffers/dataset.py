@@ -32,7 +32,8 @@ class Dataset:
     A part has one observation more than transitions: row i was acted on at `obs[obs_index[i]]`, and
     its successor is `obs[obs_index[i] + 1]`. `last` is the last row of each row's part, which is
     either terminated or truncated; parts that were cut count as truncated. `is_first` marks the
-    first row of each part.
+    first row of each part. Rows of source s are those from `source_start[s]` to
+    `source_start[s + 1]`.
     """
 
     obs: PyTree
@@ -43,6 +44,7 @@ class Dataset:
     truncated: Bool[Array, " N"]
     is_first: Bool[Array, " N"]
     last: Int[Array, " N"]
+    source_start: Int[Array, " S+1"]
     extras: dict[str, PyTree] = dataclasses.field(default_factory=dict[str, PyTree])
 
     @property
@@ -119,6 +121,8 @@ class DatasetSampler:
         sequence_length: Number of rows per sample that are learned from; None for single rows.
         burn_in: Number of rows before a sequence that only the recurrent state is computed from.
         needs_returns: Whether rows have the extras of `ReturnColumns`.
+        source_sizes: Number of samples per gradient step of each source of the dataset; None draws
+            from all rows alike.
     """
 
     batch_size: int
@@ -129,6 +133,7 @@ class DatasetSampler:
     sequence_length: int | None = None
     burn_in: int = 0
     needs_returns: bool = False
+    source_sizes: tuple[int, ...] | None = None
 
     @property
     def rows_per_update(self) -> int:
@@ -156,7 +161,7 @@ class DatasetSampler:
         data: Dataset,
         position: DatasetPosition | None,
         key: Key,
-        run_key: Key,
+        run_key: Key | None = None,
         axis_name: str | None = None,
     ) -> DrawnRows:
         """Draw the rows of one gradient step that this device learns from.
@@ -167,17 +172,30 @@ class DatasetSampler:
             data: Dataset to draw from, of at least `batch_size` samples for epochs.
             position: Position in the epochs; None to draw with replacement.
             key: Key of the draw, the same on every device.
-            run_key: Key of the run, from which the order of each epoch derives.
+            run_key: Key of the run, from which the order of each epoch derives; None to draw with
+                replacement.
             axis_name: Mesh axis that the shards are sharded over, or None.
         """
         if position is not None:
+            assert run_key is not None
             return self._draw_next(data, position, run_key, axis_name)
         shards = self._get_local_shards(axis_name)
-        share = self.batch_size // self.num_shards
         keys = jax.vmap(lambda shard: jax.random.fold_in(key, shard))(shards)
-        rows = jax.vmap(lambda k: jax.random.randint(k, (share,), 0, data.num_rows))(keys)
-        rows = rows.reshape(-1)
+        rows = jax.vmap(lambda k: self._draw_shard(data, k))(keys).reshape(-1)
         return DrawnRows(rows=rows, learns=jnp.ones(rows.shape, jnp.bool_))
+
+    def _draw_shard(self, data: Dataset, key: Key) -> Int[Array, " n"]:
+        """Draw the rows of one shard with replacement, of each source as many as it has a share."""
+        if self.source_sizes is None:
+            return jax.random.randint(key, (self.batch_size // self.num_shards,), 0, data.num_rows)
+        start = data.source_start
+        drawn = [
+            jax.random.randint(
+                jax.random.fold_in(key, i), (size // self.num_shards,), start[i], start[i + 1]
+            )
+            for i, size in enumerate(self.source_sizes)
+        ]
+        return jnp.concatenate(drawn)
 
     def _draw_next(
         self, data: Dataset, position: DatasetPosition, run_key: Key, axis_name: str | None
@@ -348,7 +366,7 @@ class DatasetSource:
     data: Dataset
     position: DatasetPosition | None
     returns: Float[Array, " N"] | None
-    run_key: Key
+    run_key: Key | None
     axis_name: str | None
 
     def init_state(self) -> DatasetPosition | None:

@@ -21,7 +21,6 @@ from jaxrl.config.settings import offline_data as offline_groups
 from jaxrl.config.settings import run as run_groups
 from jaxrl.config.settings import runners as runner_groups
 from jaxrl.config.settings import training as training_groups
-from jaxrl.config.settings.offline_data import SAMPLER
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.sweep import is_sweep, make_lanes
 from jaxrl.config.validate import refuse_num_envs_tuning, validate
@@ -144,7 +143,13 @@ class AlgorithmConfig(ConfigBuilder):
     @property
     def is_offline(self) -> bool:
         """Return whether the run learns from recorded data and steps no environment."""
-        return self.offline_data_settings.input_ != SAMPLER
+        return self.offline_data_settings.sampler_share == 0.0
+
+    @property
+    def is_mixed(self) -> bool:
+        """Return whether the run learns from recorded data and from what it samples."""
+        data = self.offline_data_settings
+        return bool(data.sources) and not self.is_offline
 
     @property
     def has_evaluation_env(self) -> bool:

@@ -1,5 +1,7 @@
 """Checks of configs that learn from recorded data."""
 
+import math
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,6 +57,51 @@ NOT_OFFLINE_SETTINGS: dict[str, str] = {
 """Settings that have no effect when a run learns from recorded data, with the reasons."""
 
 
+MAX_SHARE_DENOMINATOR = 10_000
+NOT_MIXED_SETTINGS: dict[str, str] = {
+    "num_updates_per_iteration": "environment steps are the length of an iteration",
+    "dataset_sampling": "rows are drawn with replacement, a share of every gradient step",
+    "num_learners": "the data are on the devices of this process",
+    "num_env_runners": "environments are stepped in the compiled program",
+}
+"""Settings that have no effect when a run learns from recorded data and from what it samples."""
+
+
+def count_source_rows(config: "AlgorithmConfig", num_rows: int) -> dict[str, int]:
+    """Return the number of rows of a gradient step that each source has; empty without shares.
+
+    Raises:
+        ConfigError: If shares do not sum to 1, or do not make whole rows.
+    """
+    shares = config.offline_data_settings.input_
+    if not isinstance(shares, dict):
+        return {}
+    exact = {name: _parse_share(shares, name) for name in shares}
+    total = sum(exact.values())
+    if total != 1:
+        raise ConfigError(
+            f"input_={shares!r} has shares that sum to {float(total):g}; they must sum to 1."
+        )
+    counts = {name: share * num_rows for name, share in exact.items()}
+    if any(count.denominator > 1 for count in counts.values()):
+        unit = math.lcm(*(share.denominator for share in exact.values()))
+        raise ConfigError(
+            f"input_={shares!r} has shares that make no whole rows of train_batch_size={num_rows}; "
+            f"set it to {max(1, round(num_rows / unit)) * unit}."
+        )
+    return {name: int(count) for name, count in counts.items()}
+
+
+def _parse_share(shares: dict[str, float], name: str) -> Fraction:
+    share = shares[name]
+    if not (math.isfinite(share) and 0.0 < share <= 1.0):
+        raise ConfigError(
+            f"input_={shares!r} has the share {share!r} of {name!r}; shares must be above 0 and at "
+            "most 1."
+        )
+    return Fraction(share).limit_denominator(MAX_SHARE_DENOMINATOR)
+
+
 def check_offline(config: "AlgorithmConfig") -> None:
     """Check that data are given where they are needed, and settings that need environments are not.
 
@@ -63,6 +110,12 @@ def check_offline(config: "AlgorithmConfig") -> None:
     """
     data = config.offline_data_settings
     _check_output(config)
+    if isinstance(data.input_, dict) and not data.input_:
+        raise ConfigError(f"input_={data.input_!r} has no source: name one, {{'data/': 1.0}}.")
+    count_source_rows(config, config.training_settings.train_batch_size)
+    if config.is_mixed:
+        _check_mixed(config)
+        return
     if not config.is_offline:
         if config.requires_data:
             raise ConfigError(
@@ -100,12 +153,46 @@ def check_offline(config: "AlgorithmConfig") -> None:
 def resolve_data_paths(config: "AlgorithmConfig") -> None:
     """Make the paths of recorded data absolute, which are relative to the working directory."""
     data = config.offline_data_settings
-    if config.is_offline:
-        names = [data.input_] if isinstance(data.input_, str) else data.input_
-        absolute = [str(Path(name).expanduser().absolute()) for name in names]
-        config.offline_data(input_=absolute[0] if isinstance(data.input_, str) else absolute)
+    given = data.input_
+    if isinstance(given, dict):
+        config.offline_data(input_={_resolve(name): share for name, share in given.items()})
+    else:
+        names = [given] if isinstance(given, str) else given
+        absolute = [_resolve(name) for name in names]
+        config.offline_data(input_=absolute[0] if isinstance(given, str) else absolute)
     if data.output is not None:
         config.offline_data(output=str(Path(data.output).expanduser().absolute()))
+
+
+def _resolve(name: str) -> str:
+    return name if name == SAMPLER else str(Path(name).expanduser().absolute())
+
+
+def _check_mixed(config: "AlgorithmConfig") -> None:
+    """Raise if recorded data cannot be learned from together with what is sampled."""
+    given, name = config.offline_data_settings.input_, config.algo_name
+    if config.requires_data or not isinstance(config.training_settings, OffPolicyTraining):
+        reason = "from recorded data alone" if config.requires_data else "from its newest steps"
+        raise ConfigError(
+            f"input_={given!r} mixes recorded rows with those of a replay buffer, and {name} learns "
+            f"{reason}: use DQN, SAC, TQC, TD3 or AWAC."
+        )
+    for setting, reason in NOT_MIXED_SETTINGS.items():
+        if setting in config.explicit and config[setting] != type(config)()[setting]:
+            raise ConfigError(
+                f"'{setting}' (got {config[setting]!r}) has no effect with input_={given!r}: "
+                f"{reason}."
+            )
+    if is_sweep(config):
+        raise ConfigError(
+            f"input_={given!r} is not supported in lanes of a sweep, which have no replay buffers of "
+            "recorded rows; run them one by one."
+        )
+    if getattr(config.algo_class, "compiled_training_step", None) is not None:
+        raise ConfigError(
+            f"input_={given!r} is not supported with an own compiled training step, which learns "
+            "from what it samples: leave it out."
+        )
 
 
 def _check_output(config: "AlgorithmConfig") -> None:

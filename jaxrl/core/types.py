@@ -139,6 +139,10 @@ class Transition:
     extras: dict[str, PyTree] = dataclasses.field(default_factory=dict[str, PyTree])
 
 
+IS_RECORDED = "is_recorded"
+"""Extra of rows of which some are recorded data: 1 for these, 0 for sampled ones."""
+
+
 class ReturnColumns:
     """Names of the extras of rows of recorded data with what followed them in their episode.
 

@@ -1,7 +1,7 @@
 """Methods of `Algorithm` that estimate its policy from recorded data."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from jaxrl.errors import ConfigError
 from jaxrl.offline.recorded import open_data
@@ -55,12 +55,12 @@ class EstimationMethods:
 
         offline = self.config.offline_data_settings
         if input_ is None:
-            if not self.config.is_offline:
+            if not (self.config.is_offline or self.config.is_mixed):
                 raise ConfigError(
                     "evaluate_offline needs recorded data: name a folder of them, "
                     "evaluate_offline('path/to/data')."
                 )
-            input_ = offline.input_
+            input_ = list(offline.sources) or cast("str | list[str]", offline.input_)
         policy = self.get_policy()
         inference, step = policy.inference, policy.inference.policy_step
         if explore is None:

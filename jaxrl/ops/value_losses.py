@@ -126,6 +126,23 @@ def conservative_gap(
     return temperature * jax.nn.logsumexp(values / temperature, axis=-1) - value
 
 
+def large_margin(
+    values: Float[Array, "*n actions"],
+    action: Int[Array, "*n"],
+    margin: float | Float[Array, ""],
+) -> Float[Array, "*n"]:
+    """Compute maxⱼ [Qⱼ + m 1{j ≠ a}] − Q(s, a), DQfD's loss  (Hester et al. 2018, section 4).
+
+    Args:
+        values: Values Qⱼ of all actions.
+        action: Demonstrated actions a.
+        margin: Margin m.
+    """
+    value = batched_index(values, action)
+    chosen = _is_action(values, action)
+    return jnp.max(jnp.where(chosen, values, values + margin), axis=-1) - value
+
+
 def expectile_loss(
     error: Float[Array, "*n"], expectile: float | Float[Array, ""]
 ) -> Float[Array, "*n"]:

@@ -13,6 +13,7 @@ from jaxrl.runners.in_graph_loop import DispatchStrategy, InGraphLoop, OwnDispat
 from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
 from jaxrl.runners.protocols import EnvRunnerGroup, Loop
 from jaxrl.runners.recording import make_recorder
+from jaxrl.training.mixed import MixedRunner
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -26,6 +27,10 @@ def make_learner_group(
         from jaxrl.runners.offline import OfflineLearnerGroup
 
         return OfflineLearnerGroup(config, assembly, devices)
+    if isinstance(assembly.train_step, MixedRunner):
+        from jaxrl.runners.offline import MixedLearnerGroup
+
+        return MixedLearnerGroup(config, assembly, devices)
     if config.learners_settings.num_learners == 0:
         local = InGraphLearnerGroup if assembly.is_in_graph else LocalLearnerGroup
         return local(config, assembly, devices)
@@ -77,9 +82,13 @@ def make_in_graph_loop(
     curriculum = Curriculum(config, is_jax_env=True)
     recorder = make_recorder(config, assembly)
     most = assembly.in_graph_runner.max_recorded_batches
-    return InGraphLoop(
-        learners, steps, trained, hooks, strategy, runner, curriculum, recorder, most
-    )
+    others = (steps, trained, hooks, strategy, runner, curriculum, recorder, most)
+    if isinstance(assembly.train_step, MixedRunner):
+        from jaxrl.runners.offline import MixedLearnerGroup, MixedLoop
+
+        assert isinstance(learners, MixedLearnerGroup)
+        return MixedLoop(learners, *others)
+    return InGraphLoop(learners, *others)
 
 
 def make_env_runner_group(

@@ -1,5 +1,6 @@
-"""Learners and loop of a run that learns from recorded data."""
+"""Learners and loops of runs that learn from recorded data, alone or beside what they sample."""
 
+import abc
 import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.offline import (
     check_dataset_size,
+    get_fingerprint,
     load_dataset,
     make_blank_dataset,
     open_config_data,
@@ -27,6 +29,7 @@ from jaxrl.runners.in_graph_group import InGraphLearnerGroup, ProgramInputs
 from jaxrl.runners.in_graph_loop import InGraphLoop, OwnDispatches
 from jaxrl.runners.learner_steps import LearnerSteps, StepBatch, StepResult
 from jaxrl.runners.protocols import Fill
+from jaxrl.training.mixed import MixedRunner
 from jaxrl.training.report import IterationTotals, TrainReport
 from jaxrl.training.sharding import DEVICE_AXIS, REPLICATED
 
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("jaxrl")
 
 
-class OfflineLearnerGroup(InGraphLearnerGroup):
+class DatasetLearnerGroup(InGraphLearnerGroup, abc.ABC):
     """Group of one learner in this process, whose program has the dataset as an argument.
 
     Attributes:
@@ -48,9 +51,14 @@ class OfflineLearnerGroup(InGraphLearnerGroup):
     dataset: Dataset
     fingerprint: str | None
 
-    def _make_inputs(
+    @abc.abstractmethod
+    def _get_sampler(self, assembly: Assembly) -> DatasetSampler:
+        """Return the draws from the dataset."""
+
+    def _put_dataset(
         self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
-    ) -> ProgramInputs:
+    ) -> None:
+        """Load the dataset onto the devices; a run that is not trained may lack it."""
         self._missing: DataError | None = None
         try:
             dataset = self._load(config, assembly, devices)
@@ -65,19 +73,15 @@ class OfflineLearnerGroup(InGraphLearnerGroup):
         else:
             place = NamedSharding(Mesh(np.asarray(devices), (DEVICE_AXIS,)), REPLICATED)
         self.dataset = jax.device_put(dataset, place)
-        return ProgramInputs(init=self.dataset, run=(self.dataset,))
 
     def _load(
         self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
     ) -> Dataset:
-        step = assembly.train_step
-        assert isinstance(step.experience, DatasetSampler)
         data = open_config_data(config, assembly.made.spaces)
         check_dataset_size(config, data, devices[0])
-        self.fingerprint = data.get_fingerprint()
-        return load_dataset(
-            config, data, assembly.policy_step, step.learner_pipeline, step.experience
-        )
+        self.fingerprint = get_fingerprint(data)
+        pipeline, sampler = assembly.train_step.learner_pipeline, self._get_sampler(assembly)
+        return load_dataset(config, data, assembly.policy_step, pipeline, sampler)
 
     def run_batches(
         self, num_batches: int, on_phase: Callable[[str], None], *, max_iterations: int = 1
@@ -87,7 +91,80 @@ class OfflineLearnerGroup(InGraphLearnerGroup):
         return super().run_batches(num_batches, on_phase, max_iterations=max_iterations)
 
 
-class OfflineLoop(InGraphLoop):
+class OfflineLearnerGroup(DatasetLearnerGroup):
+    """Learner from recorded data alone."""
+
+    def _get_sampler(self, assembly: Assembly) -> DatasetSampler:
+        assert isinstance(assembly.train_step.experience, DatasetSampler)
+        return assembly.train_step.experience
+
+    def _make_inputs(
+        self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
+    ) -> ProgramInputs:
+        self._put_dataset(config, assembly, devices)
+        return ProgramInputs(init=self.dataset, run=(self.dataset,))
+
+
+class MixedLearnerGroup(DatasetLearnerGroup):
+    """Learner from recorded data and from what its program samples."""
+
+    def _get_sampler(self, assembly: Assembly) -> DatasetSampler:
+        assert isinstance(assembly.train_step, MixedRunner)
+        return assembly.train_step.recorded
+
+    def _make_inputs(
+        self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
+    ) -> ProgramInputs:
+        self._put_dataset(config, assembly, devices)
+        return ProgramInputs(init=assembly.jax_env.params, run=(self.dataset,))
+
+
+class DatasetLoop(InGraphLoop):
+    """Loop over dispatches of a program with a dataset, whose digest checkpoints have."""
+
+    _group: DatasetLearnerGroup
+
+    def update(
+        self, steps: LearnerSteps, batch: "StepBatch | None", num_updates: int | None
+    ) -> StepResult:
+        """Raise: the steps of a training step are for sampled batches.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            "update() needs a sampled batch or a replay buffer, and this run learns from recorded "
+            "data, input_=...: call super().training_step(), which runs gradient steps on them."
+        )
+
+    def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
+        """Check that the data are those of the checkpoint.
+
+        Raises:
+            CheckpointError: If they are others.
+        """
+        saved, current = counts.get(DATA), self._group.fingerprint
+        if None not in (saved, current) and saved != current:
+            raise CheckpointError(
+                "The checkpoint was trained on other recorded data than those that input_ names now: "
+                "name the same files, or restore a part of it, component='rl_module'."
+            )
+        super().restore(fill, counts)
+
+    def get_counts(self) -> dict[str, Any]:
+        fingerprint = self._group.fingerprint
+        return super().get_counts() | ({} if fingerprint is None else {DATA: fingerprint})
+
+
+class MixedLoop(DatasetLoop):
+    """Loop over dispatches of a program that samples, and learns from recorded data too."""
+
+    def __init__(self, learners: MixedLearnerGroup, *arguments: Any) -> None:
+        super().__init__(learners, *arguments)
+        self._group = learners
+
+
+class OfflineLoop(DatasetLoop):
     """Loop over dispatches of gradient steps, a fixed number of them per iteration."""
 
     def __init__(
@@ -118,37 +195,6 @@ class OfflineLoop(InGraphLoop):
             "super().training_step(), which runs gradient steps on them."
         )
 
-    def update(
-        self, steps: LearnerSteps, batch: "StepBatch | None", num_updates: int | None
-    ) -> StepResult:
-        """Raise: the steps of a training step are for sampled batches.
-
-        Raises:
-            ConfigError: Always.
-        """
-        raise ConfigError(
-            "update() needs a sampled batch or a replay buffer: this run learns from recorded data, "
-            "input_=...; call super().training_step(), which runs gradient steps on them."
-        )
-
     def _count_batches_left(self, reporting: "ReportingSettings", totals: IterationTotals) -> int:
         del reporting
         return self._batches_per_iteration - totals.train_batches
-
-    def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
-        """Check that the data are those of the checkpoint.
-
-        Raises:
-            CheckpointError: If they are others.
-        """
-        saved, current = counts.get(DATA), self._group.fingerprint
-        if None not in (saved, current) and saved != current:
-            raise CheckpointError(
-                "The checkpoint was trained on other recorded data than those that input_ names now: "
-                "name the same files, or restore a part of it, component='rl_module'."
-            )
-        super().restore(fill, counts)
-
-    def get_counts(self) -> dict[str, Any]:
-        fingerprint = self._group.fingerprint
-        return super().get_counts() | ({} if fingerprint is None else {DATA: fingerprint})

@@ -17,6 +17,7 @@ from jaxrl.core.types import Device, PyTree
 from jaxrl.runtime.kept_programs import ProgramCache
 from jaxrl.runtime.program import Program
 from jaxrl.training.in_graph import InGraphRunner
+from jaxrl.training.mixed import MixedRunner
 from jaxrl.training.offline import OfflineRunner
 from jaxrl.training.train_state import (
     RecordedRollouts,
@@ -158,7 +159,7 @@ def make_runner_programs(
         program_cache: Cache of programs compiled by earlier processes.
     """
     is_offline = isinstance(runner, OfflineRunner)
-    inputs = [REPLICATED] if is_offline else []
+    inputs = [REPLICATED] if isinstance(runner, OfflineRunner | MixedRunner) else []
     records = not is_offline and runner.max_recorded_batches > 0
     recorded = [make_recorded_specs()] if records else []
     if len(devices) == 1:

@@ -40,6 +40,7 @@ from jaxrl.training.episode_stats import (
 from jaxrl.training.guard import DivergenceGuard
 from jaxrl.training.nonfinite import NONFINITE_PREFIX, drop_counts, mask_nonfinite, prefix_counts
 from jaxrl.training.replay_updates import (
+    BatchSource,
     BufferSource,
     PresampledBatches,
     ReplayUpdates,
@@ -276,7 +277,7 @@ class TrainStep:
 
     def make_buffer_source(
         self, replay: AnyReplayBuffer, buffer: ReplayState, progress: Progress
-    ) -> BufferSource:
+    ) -> BatchSource:
         """Return the source of rows for a buffer, given this device's part of it."""
         return BufferSource(
             replay=replay,

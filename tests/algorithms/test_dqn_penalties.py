@@ -1,4 +1,4 @@
-"""DQN's penalty for recorded data against plain loops: CQL's."""
+"""DQN's penalties for recorded data against plain loops: CQL's, and DQfD's margins."""
 
 import functools
 from typing import Any
@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.core.struct import replace
-from jaxrl.core.types import Columns, Transition
+from jaxrl.core.types import IS_RECORDED, Columns, Transition
 from tests import actor_critics as ac
 from tests import recorded
 
@@ -55,11 +55,34 @@ def test_the_conservative_penalty_equals_a_plain_loop_over_legal_actions(head: s
     np.testing.assert_array_equal(metrics[Columns.TD_ERROR], without[Columns.TD_ERROR])
 
 
+@pytest.mark.parametrize("has_sources", [False, True])
+def test_margins_equal_a_plain_loop_over_legal_actions(has_sources: bool) -> None:
+    """All rows are demonstrations, unless they say which ones are."""
+    plain, state, batch = dqn()
+    learner, _, _ = dqn(margin_coeff=1.5, margin=0.3)
+    is_recorded = np.ones(ac.ROWS, np.float32)
+    if has_sources:
+        is_recorded[::2] = 0.0
+        batch = replace(batch, extras={IS_RECORDED: jnp.asarray(is_recorded)})
+    _, metrics = ac.updated(learner, state, batch)
+    _, without = ac.updated(plain, state, batch)
+    values, b, terms = means_of(learner, state, batch), jax.device_get(batch), []
+    for i in range(ac.ROWS):
+        legal = [a for a in range(ac.ACTIONS) if b.obs["action_mask"][i, a]]
+        most = max(values[i, a] + 0.3 * (a != b.action[i]) for a in legal)
+        terms.append(1.5 * is_recorded[i] * (most - values[i, b.action[i]]))
+    expected = np.mean(b.weight * terms)
+    assert expected > 0.0
+    np.testing.assert_allclose(metrics["total_loss"] - without["total_loss"], expected, rtol=1e-3)
+    counted = np.asarray(terms)[b.weight > 0]
+    np.testing.assert_allclose(metrics["margin_loss"], counted.mean(), rtol=1e-4)
+
+
 def test_without_weights_there_is_no_penalty() -> None:
     learner, state, batch = dqn()
     _, metrics = ac.updated(learner, state, batch)
-    assert not {"cql_loss"} & metrics.keys()
-    same = dqn(cql_alpha=0.0)[0]
+    assert not {"cql_loss", "margin_loss"} & metrics.keys()
+    same = dqn(cql_alpha=0.0, margin_coeff=0.0)[0]
     first, second = (ac.updated(one, state, batch)[0] for one in (learner, same))
     ac.assert_trees_equal(first, second)
 

@@ -10,9 +10,11 @@ from flax import linen
 from gymnasium import spaces
 
 from jaxrl.algorithms.appo import APPOConfig
+from jaxrl.algorithms.awac import AWACConfig, AWACTraining
 from jaxrl.algorithms.cql import CQLConfig, CQLTraining
 from jaxrl.algorithms.dqn import DQNConfig, DQNTraining
 from jaxrl.algorithms.impala import IMPALAConfig
+from jaxrl.algorithms.iql import IQLConfig, IQLTraining
 from jaxrl.algorithms.marwil import MARWILConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.algorithms.pqn import PQNConfig, PQNTraining
@@ -29,6 +31,7 @@ from jaxrl.config.pbt import PopulationBasedTraining
 from jaxrl.config.serialize import serialize_config, serialize_for_display
 from jaxrl.config.settings.actor_critic import (
     ActorCriticTraining,
+    AdvantageWeightedTraining,
     SoftActorCriticTraining,
     TwinTraining,
 )
@@ -286,6 +289,8 @@ DQN_OTHER: dict[str, Any] = {
     "noisy": True,
     "sigma0": 0.1,
     "cql_alpha": 0.5,
+    "margin_coeff": 1.0,
+    "margin": 0.5,
     "td_error_loss_fn": "mse",
 }
 # What PQN has beside the settings of epochs and minibatches.
@@ -305,6 +310,15 @@ CQL_OTHER: dict[str, Any] = {
     "lagrangian": True,
     "lagrangian_thresh": -1.0,
     "deterministic_backup": False,
+}
+TWIN_OTHER: dict[str, Any] = {"twin_q": False, "td_error_loss_fn": "huber"}
+IQL_OTHER: dict[str, Any] = {"value_lr": 1e-2, "expectile": 0.9, "beta": 3.0}
+AWAC_OTHER: dict[str, Any] = {
+    "weight_type": "bin",
+    "temperature": 0.5,
+    "max_weight": 5.0,
+    "advantage_type": "max",
+    "n_action_sample": 2,
 }
 TQC_OTHER: dict[str, Any] = {
     "n_quantiles": 5,
@@ -342,6 +356,8 @@ CASES += [(SACConfig, n, v) for n, v in (ACTOR_CRITIC_OTHER | SOFT_OTHER | SAC_O
 CASES += [(TQCConfig, name, value) for name, value in TQC_OTHER.items()]
 CASES += [(TD3Config, name, value) for name, value in TD3_OTHER.items()]
 CASES += [(CQLConfig, name, value) for name, value in CQL_OTHER.items()]
+CASES += [(IQLConfig, name, value) for name, value in (TWIN_OTHER | IQL_OTHER).items()]
+CASES += [(AWACConfig, name, value) for name, value in AWAC_OTHER.items()]
 CASES += [(MARWILConfig, name, value) for name, value in MARWIL_OTHER.items()]
 
 
@@ -357,6 +373,8 @@ def test_the_tables_have_every_setting() -> None:
         (SOFT_OTHER, SoftActorCriticTraining, ActorCriticTraining),
         (SAC_OTHER, SACTraining, SoftActorCriticTraining),
         (CQL_OTHER, CQLTraining, TwinTraining),
+        (IQL_OTHER, IQLTraining, AdvantageWeightedTraining),
+        (AWAC_OTHER, AWACTraining, AdvantageWeightedTraining),
         (TQC_OTHER, TQCTraining, SoftActorCriticTraining),
         (TD3_OTHER, TD3Training, ActorCriticTraining),
     ):

@@ -146,6 +146,18 @@ def test_conservative_gap_is_the_soft_maximum_above_the_value():
     np.testing.assert_array_equal(value_losses.conservative_gap(illegal, value), without)
 
 
+def test_large_margin_is_the_best_other_action_above_the_own():
+    values, action = normal(22, N, ACTIONS), jnp.arange(N) % ACTIONS
+    rows, chosen = np.asarray(values, np.float64), np.asarray(action)
+    expected = [
+        max(q + 0.8 * (j != a) for j, q in enumerate(row)) - row[a]
+        for row, a in zip(rows, chosen, strict=True)
+    ]
+    check(lambda x, a: value_losses.large_margin(x, a, 0.8), np.asarray(expected), values, action)
+    best = jnp.argmax(values, axis=-1)
+    assert jnp.all(value_losses.large_margin(values, best, 0.0) == 0.0)
+
+
 @pytest.mark.parametrize("expectile", [0.5, 0.8])
 def test_expectile_loss_is_an_asymmetric_square(expectile):
     error = normal(24, N)

@@ -1,12 +1,14 @@
 """Arithmetic of training on recorded data: gradient steps alone."""
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 from jaxrl.config.batch_plan.arithmetic import BatchPlan, divisors, find_nearest
 from jaxrl.config.batch_plan.on_policy import BatchSizeError
 from jaxrl.config.batch_plan.replay import compute_num_rows
 from jaxrl.config.modules import get_rows_per_sample
+from jaxrl.config.offline import count_source_rows
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -58,7 +60,8 @@ def make_offline_plan(config: "AlgorithmConfig") -> OfflinePlan:
 
 def _choose_num_shards(config: "AlgorithmConfig", rows: int) -> int:
     """Return the explicit number of shards, or the largest that fits of 8, 4, 2, 1."""
-    samples = rows // get_rows_per_sample(config)
+    samples = math.gcd(rows, *count_source_rows(config, rows).values())
+    samples //= get_rows_per_sample(config)
     wanted = config.learners_settings.num_shards
     if wanted == "auto":
         return next(size for size in (8, 4, 2, 1) if samples % size == 0)

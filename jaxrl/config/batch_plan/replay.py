@@ -14,6 +14,7 @@ from jaxrl.config.batch_plan.arithmetic import (
 )
 from jaxrl.config.batch_plan.on_policy import BatchSizeError
 from jaxrl.config.modules import get_rows_per_sample
+from jaxrl.config.offline import count_source_rows
 from jaxrl.config.settings.replay import parse_n_step, resolve_buffer_settings
 from jaxrl.errors import ConfigError
 
@@ -228,7 +229,8 @@ def _compute_num_updates(
 def _choose_num_shards(config: "AlgorithmConfig", num_envs: int, rows: int) -> int:
     """Return the explicit number of shards, or the largest that fits of 8, 4, 2, 1 per learner."""
     learners = max(1, config.learners_settings.num_learners)
-    draws = rows // get_rows_per_sample(config)
+    draws = math.gcd(rows, *count_source_rows(config, rows).values())
+    draws //= get_rows_per_sample(config)
     common, wanted = math.gcd(num_envs, draws), config.learners_settings.num_shards
     if num_envs % learners:
         raise BatchSizeError(

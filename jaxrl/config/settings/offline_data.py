@@ -15,10 +15,12 @@ SAMPLER = "sampler"
 class OfflineDataSettings:
     """Recorded data to learn from, instead of environments that are stepped."""
 
-    input_: str | list[str] = field(
+    input_: str | list[str] | dict[str, float] = field(
         default=SAMPLER,
         doc="Recorded data to learn from: a folder that was recorded, a file, a pattern of files, or "
-        "a list of them; what they are is found by their content. 'sampler' steps environments.",
+        "a list of them; what they are is found by their content. 'sampler' steps environments. A "
+        "dictionary has the share of each source in the rows of every gradient step, 'sampler' "
+        "being the replay buffer, such as {'sampler': 0.5, 'data/': 0.5}.",
     )
     input_read_schema: dict[str, str] = field(
         default={},
@@ -71,3 +73,17 @@ class OfflineDataSettings:
         check=at_least_one,
         doc="Maximum number of parts of episodes per recorded file; None for any.",
     )
+
+    @property
+    def sources(self) -> dict[str, float]:
+        """Recorded sources with their shares, if `input_` has shares."""
+        if not isinstance(self.input_, dict):
+            return {}
+        return {name: share for name, share in self.input_.items() if name != SAMPLER}
+
+    @property
+    def sampler_share(self) -> float:
+        """Share of what is sampled in the rows of a gradient step."""
+        if isinstance(self.input_, dict):
+            return self.input_.get(SAMPLER, 0.0)
+        return float(self.input_ == SAMPLER)
