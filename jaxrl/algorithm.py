@@ -728,6 +728,8 @@ class Algorithm(ExportMethods, EstimationMethods, FormerNames):
     def set_weights(self, weights: Mapping[str, PyTree], *, strict: bool = True) -> list[str]:
         """Replace the module's parameters, e.g. for a warm start from another run.
 
+        A target network becomes a copy of them; optimizers keep their state.
+
         Args:
             weights: Weights in the form returned by `get_weights` of this or another Algorithm.
             strict: Whether to raise on mismatches. False loads the matching parameters and keeps

@@ -10,6 +10,7 @@ import numpy as np
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ModuleError
+from jaxrl.learners.target_network import TargetNetwork
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.training.report import to_host
 from jaxrl.training.train_state import TrainState
@@ -63,10 +64,26 @@ def set_parameters(
 
     new_params = jax.tree_util.tree_map_with_path(replace_leaf, params)
     sgd = replace(state.learner.sgd, params=new_params)
-    state = replace(state, learner=replace(state.learner, sgd=sgd))
+    state = replace(state, learner=_renew_target(replace(state.learner, sgd=sgd), new_params))
     if state.behaviour is not None:
         state = replace(state, behaviour=jax.tree.map(jnp.copy, new_params))
     return refresh_snapshot(state), problems
+
+
+def _renew_target(learner: Any, params: PyTree) -> Any:
+    """Return the learner state whose target network, if it has one, is a copy of the parameters."""
+    target = getattr(learner, "target", None)
+    if target is None:
+        return learner
+    old = target.params if isinstance(target, TargetNetwork) else target
+    parts = [params, *(params.values() if isinstance(params, Mapping) else ())]
+    structure = jax.tree.structure(old)
+    source = next((part for part in parts if jax.tree.structure(part) == structure), None)
+    if source is None:  # of a learner of the user's own
+        return learner
+    renewed = jax.tree.map(lambda new, x: jax.device_put(jnp.copy(new), x.sharding), source, old)
+    is_network = isinstance(target, TargetNetwork)
+    return replace(learner, target=replace(target, params=renewed) if is_network else renewed)
 
 
 def refresh_snapshot(state: TrainState) -> TrainState:
