@@ -49,6 +49,7 @@ from jaxrl.metrics import DEFAULT_MODULE, TIMERS
 from jaxrl.policy.compute_actions import ActionOptions, ComputeActions, check_module_id
 from jaxrl.policy.inference import Inference
 from jaxrl.policy.policy import Policy
+from jaxrl.policy.recording import RecordingMethods
 from jaxrl.run_parts import OwnRunParts, RunParts
 from jaxrl.runners.compiled_runner import CompiledRunnerGroup
 from jaxrl.runners.data_flow import DispatchedDataFlow, check_updates_alone, raise_without_progress
@@ -85,7 +86,7 @@ _EVALUATION_SALT = 0x6576616C
 Result = dict[str, Any]
 
 
-class Algorithm(ExportMethods, EstimationMethods, FormerNames):
+class Algorithm(ExportMethods, EstimationMethods, RecordingMethods, FormerNames):
     """A training run that is built from a config and can be trained, evaluated, saved and restored.
 
     Subclasses may override `training_step`, or `compiled_training_step` with a function of a

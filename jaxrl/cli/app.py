@@ -25,6 +25,7 @@ from jaxrl.cli.options import (
     Trust,
     Verbosity,
 )
+from jaxrl.cli.record_command import RECORD_EXAMPLES, record
 from jaxrl.cli.serve import EPILOG as SERVE_EPILOG
 from jaxrl.cli.serve import serve
 from jaxrl.runtime.commands import mark_as_command
@@ -214,6 +215,7 @@ def evaluate(
     )
 
 
+app.command(epilog=RECORD_EXAMPLES)(record)
 app.command(epilog=ESTIMATE_EXAMPLES)(estimate)
 app.command(epilog=EXPORT_EXAMPLES)(export)
 app.command(epilog=PARITY_EXAMPLES)(parity)

@@ -142,7 +142,7 @@ def _make_writer(
     settings, module = config.offline_data_settings, assembly.module
     assert settings.output is not None
     path = Path(settings.output).expanduser().absolute()
-    run = _choose_run_name(config, path)
+    run = choose_run_name(config.algo_name, config.debugging_settings.run_seed, path)
     writer = EpisodeWriter(
         path,
         *assembly.made.spaces,
@@ -157,10 +157,16 @@ def _make_writer(
     return writer, PartStitcher(run)
 
 
-def _choose_run_name(config: "AlgorithmConfig", path: Path) -> str:
-    """Return a name for the ids of episodes that no other data in the folder have."""
+def choose_run_name(algorithm: str, seed: int, path: Path) -> str:
+    """Return a name for the ids of episodes that no other data in the folder have.
+
+    Args:
+        algorithm: Name of the algorithm.
+        seed: Seed of the run.
+        path: Folder that is recorded to.
+    """
     manifest = read_manifest(path) if path.is_dir() else None
-    name = f"{config.algo_name}-{config.debugging_settings.run_seed}"
+    name = f"{algorithm}-{seed}"
     return name if manifest is None else f"{name}-{len(manifest.files)}"
 
 

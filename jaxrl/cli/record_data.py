@@ -1,0 +1,49 @@
+"""Recording of a checkpoint's policy."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from jaxrl.cli.exporting import open_checkpoint
+
+
+def record(
+    checkpoint: str,
+    output: str,
+    log_level: int | None = None,
+    *,
+    num_steps: int,
+    num_envs: int,
+    explore: bool | None,
+    seed: int | None,
+    trust: Sequence[str] | None,
+) -> None:
+    """Record the policy of a checkpoint, and print what the folder has.
+
+    Args:
+        checkpoint: Checkpoint, or a run for its newest one.
+        output: Folder of recorded data.
+        log_level: Level of jaxrl's Python loggers; None for the run's.
+        num_steps: Least number of environment steps.
+        num_envs: Number of environments.
+        explore: Whether the policy explores; None for the run's.
+        seed: Seed; None for the run's.
+        trust: Packages that may be imported; see `--trust`.
+
+    Raises:
+        JaxrlError: If the checkpoint cannot be used, or the folder cannot be written.
+    """
+    folder = str(Path(output).expanduser().absolute())
+    with open_checkpoint(checkpoint, log_level, trust) as (path, algorithm):
+        data = algorithm.record(
+            folder, num_steps=num_steps, num_envs=num_envs, explore=explore, seed=seed
+        )
+    typer.echo(f"checkpoint  {path}")
+    typer.echo(f"data        {folder}")
+    if data.counts is not None:
+        counts = data.counts
+        typer.echo(
+            f"            {counts.num_steps} steps, {counts.num_episodes} episodes, "
+            f"mean return {counts.returns.mean:.4g}"
+        )
