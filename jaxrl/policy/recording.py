@@ -95,7 +95,8 @@ def record_policy(
     made, seed = make_env(config), config.debugging_settings.run_seed
     explore = config.env_runners_settings.explore
     settings, module = config.offline_data_settings, policy.inference.policy_step.module
-    length = min(MAX_FRAGMENT_LENGTH, -(-num_steps // num_envs))
+    per_env = -(-num_steps // num_envs)
+    length = -(-per_env // -(-per_env // MAX_FRAGMENT_LENGTH))
     if isinstance(made, MadeEnv):
         rows = _play_compiled(config, made, policy, num_envs, length)
     else:

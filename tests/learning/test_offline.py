@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from jaxrl import Algorithm
+from jaxrl.algorithms.awac import AWACConfig
+from jaxrl.algorithms.cql import CQLConfig
+from jaxrl.algorithms.iql import IQLConfig
 from jaxrl.algorithms.marwil import BCConfig, MARWILConfig
 from jaxrl.algorithms.random_agent import RandomAgentConfig
 from jaxrl.config.load import load_experiment
@@ -59,13 +62,17 @@ def record_mixed(expert: Path, tmp_path_factory: pytest.TempPathFactory) -> list
     return [str(expert), str(folder)]
 
 
-def learn(config: Any, data: Any, *, explore: bool = False, lr: float = 1e-3) -> list[float]:
+def learn(
+    config: Any, data: Any, *, explore: bool = False, lr: float = 1e-3, **training: Any
+) -> list[float]:
     """Return the mean returns of five seeds after 4,000 updates, over 100 episodes each."""
+    is_imitation = config in (BCConfig, MARWILConfig)
+    rates = {"lr": lr} if is_imitation else {"actor_lr": lr, "critic_lr": lr}
     scores: list[float] = []
     for seed in SEEDS:
         run = config().environment("CartPole-v1").debugging(seed=seed, loggers=[])
         run.offline_data(input_=data, num_updates_per_iteration=4000)
-        run.training(lr=lr, train_batch_size=256)
+        run.training(train_batch_size=256, **rates, **training)
         run.rl_module(model_config={"fcnet_hiddens": [64, 64]})
         run.evaluation(evaluation_config={"explore": explore})
         with run.build() as algorithm:
@@ -90,3 +97,22 @@ def test_marwil_follows_the_good_tenth_of_mixed_data_and_bc_does_not(mixed: list
     assert max(learn(BCConfig, mixed, explore=True, lr=3e-4)) <= 100
     assert min(learn(MARWILConfig, mixed, explore=True, lr=3e-4)) >= 250
     assert interquartile_mean(learn(MARWILConfig, mixed, lr=3e-4)) >= 450
+
+
+IQL = {"beta": 1.0, "expectile": 0.9, "value_lr": 1e-3}
+CQL = {"bc_iters": 500, "min_q_weight": 1.0}
+AWAC = {"temperature": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("config", "training"), [(IQLConfig, IQL), (CQLConfig, CQL), (AWACConfig, AWAC)]
+)
+def test_critics_lead_to_good_data(expert: Path, config: Any, training: dict[str, Any]) -> None:
+    assert min(learn(config, str(expert), **training)) >= 450
+
+
+@pytest.mark.parametrize(("config", "training"), [(IQLConfig, IQL), (CQLConfig, CQL)])
+def test_critics_find_the_good_tenth(
+    mixed: list[str], config: Any, training: dict[str, Any]
+) -> None:
+    assert interquartile_mean(learn(config, mixed, **training)) >= 250
