@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 
+from benchmarks import offline_settings as offline
 from benchmarks import replay_settings as replay
 from benchmarks.machine import ROOT
 from benchmarks.worker import Worker
@@ -90,6 +91,11 @@ _PEERS_BY_NAME = {
     replay.SBX: Peer(module=("benchmarks.peers.sbx.worker",), environment="sbx"),
     replay.REJAX: Peer(module=("benchmarks.peers.rejax.replay_worker",), environment="rejax"),
     replay.PRODUCTS: Peer(module=("benchmarks.peers.products_worker",)),
+    offline.OURS: Peer(module=("benchmarks.peers.jaxrl_offline_worker",)),
+    offline.D3RLPY: Peer(
+        module=("benchmarks.peers.d3rlpy.worker", "--threads", "1"), environment="d3rlpy"
+    ),
+    offline.D3RLPY_THREADS: Peer(module=("benchmarks.peers.d3rlpy.worker",), environment="d3rlpy"),
 }
 
 

@@ -1,0 +1,1 @@
+"""d3rlpy, a library for recorded data, as a peer."""

@@ -1,0 +1,94 @@
+"""jaxrl's algorithms for recorded data as a peer, through the public API."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from gymnasium import spaces
+
+from benchmarks.offline_settings import ACTION_SIZE, OBS_SIZE, OfflineSetting
+from benchmarks.peers.jaxrl_worker import get_versions
+from benchmarks.peers.protocol import serve_peer
+from jaxrl import Algorithm, BCConfig, CQLConfig, IQLConfig, TD3Config
+from jaxrl.config.base import AlgorithmConfig
+
+CONFIGS: dict[str, type[AlgorithmConfig]] = {
+    "BC": BCConfig,
+    "CQL": CQLConfig,
+    "IQL": IQLConfig,
+    "TD3+BC": TD3Config,
+}
+
+
+class JaxrlOfflinePeer:
+    """Peer that learns from a file; `train()` is one measurement."""
+
+    def __init__(self) -> None:
+        self._algorithm: Algorithm | None = None
+
+    def info(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"versions": get_versions(), "devices": len(jax.local_devices())}
+
+    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Build for a setting, and compile with the first `train()`."""
+        if self._algorithm is not None:
+            self._algorithm.stop()
+        start = time.perf_counter()
+        setting = OfflineSetting.from_dict(request["setting"])
+        self._algorithm = make_config(setting, request["data"]).build()
+        built = time.perf_counter() - start
+        first, second = (self.run({})["seconds"] for _ in range(2))
+        return {"compile_s": built + first - second}
+
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Run one measurement."""
+        assert self._algorithm is not None
+        start = time.perf_counter()
+        self._algorithm.train()
+        return {"seconds": time.perf_counter() - start}
+
+    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+
+def make_config(setting: OfflineSetting, data: str) -> AlgorithmConfig:
+    """Build jaxrl's config of a setting."""
+    config: Any = CONFIGS[setting.algorithm]()
+    config.environment(
+        observation_space=spaces.Box(-np.inf, np.inf, (OBS_SIZE,), np.float32),
+        action_space=spaces.Box(-1.0, 1.0, (ACTION_SIZE,), np.float32),
+    )
+    config.offline_data(
+        input_=data,
+        num_updates_per_iteration=setting.num_updates,
+        ignore_final_observation=True,
+        dataset_sampling="uniform",
+    )
+    width = [setting.hidden_size, setting.hidden_size]
+    config.rl_module(model_config={"fcnet_hiddens": width, "fcnet_activation": "relu"})
+    config.training(train_batch_size=setting.batch_size, gamma=setting.gamma, grad_clip=None)
+    if setting.algorithm == "BC":
+        return config.training(lr=setting.lr).debugging(loggers=[])
+    config.training(actor_lr=setting.lr, critic_lr=setting.lr, tau=setting.tau)
+    if setting.algorithm == "IQL":
+        config.training(value_lr=setting.lr, beta=3.0)
+    if setting.algorithm == "CQL":
+        config.training(alpha_lr=setting.lr, bc_iters=0)
+    if setting.algorithm == "TD3+BC":
+        config.training(bc_coeff=2.5)
+    return config.debugging(loggers=[])
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
+        os.environ["JAXRL_RESULTS_DIR"] = folder
+        serve_peer(JaxrlOfflinePeer())
+
+
+if __name__ == "__main__":
+    main()
