@@ -2,11 +2,11 @@
 
 The policy imitates the rows' actions, weighted by their advantages over its own actions, and the
 critics evaluate that policy. AWAC weighs by exponentials, from recorded data, from an environment
-or from the first to the second. CRR (critic regularized regression, Wang et al. 2020,
-https://arxiv.org/abs/2006.15134) weighs by 1 where an action is better than the policy's, else by
-0, from recorded data alone; its names and defaults are those that RLlib had. Deviations: critics
-have one value (CRR's paper: a distribution); exponential weights are limited (AWAC's paper: not),
-and not divided by their sum over the batch (AWAC's code: they are).
+or from the first to the second. CRR (Wang et al. 2020, https://arxiv.org/abs/2006.15134: critic
+regularized regression) weighs by 1 where an action is better than the policy's, else by 0, from
+recorded data alone; its names and defaults are those that RLlib had. Deviations: critics have one
+value (CRR's paper: a distribution); exponential weights are limited (AWAC's paper: not), and not
+divided by their sum over the batch (AWAC's code: they are).
 """
 
 import dataclasses

@@ -14,6 +14,7 @@ import jax
 from jaxrl.assembly.connector_env import EnvToInspect, make_offers
 from jaxrl.assembly.learner_checks import check_learner
 from jaxrl.assembly.offline import (
+    count_recorded_batches,
     make_data_env,
     make_dataset_sampler,
     make_mixed_sampler,
@@ -36,7 +37,6 @@ from jaxrl.config.placement import describe_idle_settings, resolve_placement
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.training import Auto
 from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline, ObservationPipeline
-from jaxrl.core.space_arrays import count_bytes
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.contract import check_signatures
@@ -67,9 +67,6 @@ logger = logging.getLogger(__name__)
 PolicyStepT = TypeVar("PolicyStepT", bound=PolicyStep)
 
 MIN_RING_SIZE = 128
-MAX_RECORDED_BYTES = 2**26
-"""Size in bytes of the rollouts that one dispatch of a recorded run returns, if it is not one batch."""
-MAX_RECORDED_BATCHES = 4096
 MAX_SAVED_BUFFER_BYTES = 2**30
 """Maximum size in bytes of a replay buffer that checkpoints store by default."""
 
@@ -193,7 +190,7 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
             "broadcast_interval": config.training_settings.weights_interval,
             "own_step": get_compiled_step(config),
             "fragments_per_env": plan.fragments_per_env,
-            "max_recorded_batches": _count_recorded_batches(config, sampler),
+            "max_recorded_batches": count_recorded_batches(config, sampler),
             **make_train_step_fields(config, made, sampler, in_graph=True),
         }
         if config.is_mixed and not config.in_evaluation:
@@ -215,17 +212,6 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
         policy_step=acting, **make_train_step_fields(config, made, acting, in_graph=False)
     )
     return _make_assembly(config, made, acting, train_step)
-
-
-def _count_recorded_batches(config: "AlgorithmConfig", policy_step: PolicyStep) -> int:
-    """Return the maximum number of train batches whose rollouts one dispatch records; 0 for none."""
-    if config.offline_data_settings.output is None:
-        return 0
-    plan, pipeline = config.plan(), policy_step.obs_pipeline
-    spaces = pipeline.space, pipeline.space, policy_step.module.action_space
-    row = sum(map(count_bytes, spaces)) + 4 * policy_step.module.distribution.input_dim + 16
-    size = row * plan.num_envs * plan.rollout_fragment_length
-    return max(1, min(MAX_RECORDED_BATCHES, MAX_RECORDED_BYTES // size))
 
 
 def get_compiled_step(config: "AlgorithmConfig") -> CompiledStep | None:

@@ -19,6 +19,7 @@ from jaxrl.config.settings.offline_data import SAMPLER
 from jaxrl.config.settings.replay import OffPolicyTraining, parse_n_step
 from jaxrl.connectors.base import Before
 from jaxrl.connectors.pipelines import LearnerPipeline
+from jaxrl.core.space_arrays import count_bytes
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Device, PyTree, Rollout
 from jaxrl.envs.context import EnvContext
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 logger = logging.getLogger("jaxrl")
+
+MAX_RECORDED_BYTES = 2**26
+"""Size in bytes of the rollouts that one dispatch of a recorded run returns, if it is not one batch."""
+MAX_RECORDED_BATCHES = 4096
 
 
 def open_config_data(
@@ -452,3 +457,14 @@ def check_dataset_size(
             f"{config.offline_data_settings.max_dataset_bytes!r} allows {limit / 2**20:.2f} MiB: "
             "name fewer files, or raise max_dataset_bytes."
         )
+
+
+def count_recorded_batches(config: "AlgorithmConfig", policy_step: PolicyStep) -> int:
+    """Return the maximum number of train batches whose rollouts one dispatch records; 0 for none."""
+    if config.offline_data_settings.output is None:
+        return 0
+    plan, pipeline = config.plan(), policy_step.obs_pipeline
+    spaces = pipeline.space, pipeline.space, policy_step.module.action_space
+    row = sum(map(count_bytes, spaces)) + 4 * policy_step.module.distribution.input_dim + 16
+    size = row * plan.num_envs * plan.rollout_fragment_length
+    return max(1, min(MAX_RECORDED_BATCHES, MAX_RECORDED_BYTES // size))

@@ -51,7 +51,9 @@ class RecordingMethods:
         explore: bool | None = None,
         seed: int | None = None,
     ) -> RecordedData:
-        """Record the current policy in the environment of its evaluation, without learning.
+        """Record the current policy in its environment, without learning.
+
+        Without an environment to train in, that of the evaluation is taken.
 
         Args:
             output: Folder of recorded data; one that has data of the same spaces is appended to.
@@ -71,12 +73,15 @@ class RecordingMethods:
         for name, number in (("num_steps", num_steps), ("num_envs", num_envs)):
             if number < 1:
                 raise ConfigError(f"{name} must be at least 1, got {number}.")
-        config = self.config.get_evaluation_config_object()
-        assert config is not None
+        own = self.config
+        config = own.get_evaluation_config_object()
+        if config is None or own.environment_settings.env is not None:
+            config = own.copy(copy_frozen=False)
+            config.in_evaluation = True
+        default = own.env_runners_settings.explore
+        config.env_runners(explore=default if explore is None else explore)
         if seed is not None:
             config.debugging(seed=seed)
-        if explore is not None:
-            config.env_runners(explore=explore)
         return record_policy(config, self.get_policy(), output, num_steps, num_envs)
 
 

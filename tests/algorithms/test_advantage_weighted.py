@@ -210,7 +210,7 @@ def fit(config: Any, action_space: Any, batch: Transition, **settings: Any) -> t
 
 @pytest.mark.parametrize(("expectile", "value"), [(0.5, 0.1), (0.95, 0.68), (0.999, 0.99)])
 def test_the_value_is_the_expectile_of_the_arms(expectile: float, value: float) -> None:
-    """Of 0.9 at 0 and 0.1 at 1, it solves 0.9 (1 - tau) v = 0.1 tau (1 - v)."""
+    """Solve 0.9 (1 - tau) v = 0.1 tau (1 - v), of 0.9 at 0 and 0.1 at 1."""
     batch = recorded.two_arms()
     learner, params = fit(
         IQLConfig(), spaces.Discrete(2), batch, expectile=expectile, value_lr=3e-3, tau=0.1

@@ -14,7 +14,7 @@ NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
 SHOWN = {"quickstart": ("image/png", "video/mp4", "iteration")}
-"""What the notebooks show, if it is more than pictures."""
+"""Kinds of outputs of notebooks, if they have more than pictures."""
 
 
 def code_cells(notebook: Any) -> list[Any]:

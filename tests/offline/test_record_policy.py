@@ -65,6 +65,12 @@ def test_a_recording_follows_its_seed(tmp_path: Path) -> None:
     assert not np.array_equal(same, other)
 
 
+def test_settings_of_the_evaluation_are_not_those_of_the_run(tmp_path: Path) -> None:
+    with build(evaluation_config={"explore": False, "env_config": {}}) as algorithm:
+        data = algorithm.record(str(tmp_path / "data"), num_steps=16)
+    assert data.has_density
+
+
 def test_without_exploring_the_best_actions_are_taken(tmp_path: Path) -> None:
     with build(DQNConfig) as algorithm:
         data = algorithm.record(str(tmp_path / "data"), num_steps=64, explore=False)
