@@ -32,10 +32,10 @@ class FQESettings:
         tau: Update coefficient of the target network, per gradient step.
     """
 
-    num_updates: int = 5000
+    num_updates: int = 10_000
     batch_size: int = 256
     lr: float = 1e-3
-    tau: float = 0.01
+    tau: float = 0.05
 
     def __post_init__(self) -> None:
         for name in ("num_updates", "batch_size"):
