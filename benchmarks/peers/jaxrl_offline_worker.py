@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from benchmarks.offline_settings import ACTION_SIZE, OBS_SIZE, OfflineSetting
-from benchmarks.peers.jaxrl_worker import get_versions
+from benchmarks.peers.jaxrl_worker import get_versions, wait_for_state
 from benchmarks.peers.protocol import serve_peer
 from jaxrl import Algorithm, BCConfig, CQLConfig, IQLConfig, TD3Config
 from jaxrl.config.base import AlgorithmConfig
@@ -46,11 +46,14 @@ class JaxrlOfflinePeer:
         return {"compile_s": built + first - second}
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run one measurement."""
+        """Run one measurement, before and after which nothing is computed ahead."""
         assert self._algorithm is not None
+        wait_for_state(self._algorithm)
         start = time.perf_counter()
         self._algorithm.train()
-        return {"seconds": time.perf_counter() - start}
+        seconds = time.perf_counter() - start
+        wait_for_state(self._algorithm)
+        return {"seconds": seconds}
 
     def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
         return {}
