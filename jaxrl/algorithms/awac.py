@@ -10,7 +10,7 @@ divided by their sum over the batch (AWAC's code: they are).
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -149,10 +149,6 @@ class AWACConfig(AlgorithmConfig):
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         return RLModuleSpec(module_class=StochasticPolicyModule, model_config=RELU_ACTIVATIONS)
-
-    def get_module_settings(self) -> dict[str, Any]:
-        num_critics = 2 if self.training_settings.twin_q else 1
-        return super().get_module_settings() | {"num_critics": num_critics}
 
 
 class CRRConfig(AWACConfig):

@@ -280,7 +280,3 @@ class CQLConfig(AlgorithmConfig):
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         return RLModuleSpec(module_class=StochasticPolicyModule, model_config=RELU_ACTIVATIONS)
-
-    def get_module_settings(self) -> dict[str, Any]:
-        num_critics = 2 if self.training_settings.twin_q else 1
-        return super().get_module_settings() | {"num_critics": num_critics}

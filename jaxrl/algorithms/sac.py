@@ -10,7 +10,6 @@ Discrete space is 0.98 log n, as in RLlib's old API stack (new: -1).
 """
 
 import dataclasses
-from typing import Any
 
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import fluent
@@ -53,10 +52,6 @@ class SACConfig(AlgorithmConfig):
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         return RLModuleSpec(module_class=StochasticPolicyModule, model_config=RELU_ACTIVATIONS)
-
-    def get_module_settings(self) -> dict[str, Any]:
-        num_critics = 2 if self.training_settings.twin_q else 1
-        return super().get_module_settings() | {"num_critics": num_critics}
 
 
 class RNNSACConfig(SACConfig):

@@ -228,11 +228,8 @@ class TD3Config(AlgorithmConfig):
         return RLModuleSpec(module_class=DeterministicPolicyModule, model_config=RELU_ACTIVATIONS)
 
     def get_module_settings(self) -> dict[str, Any]:
-        training = self.training_settings
-        return super().get_module_settings() | {
-            "num_critics": 2 if training.twin_q else 1,
-            "exploration_noise": training.exploration_noise,
-        }
+        noise = self.training_settings.exploration_noise
+        return super().get_module_settings() | {"exploration_noise": noise}
 
 
 class DDPGConfig(TD3Config):

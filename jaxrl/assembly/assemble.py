@@ -182,7 +182,8 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
     made = prepare_first_task(config, make_env(config))
     placement = resolve_placement(config, made.id, is_jax_env=made.is_jax)
     if isinstance(made, MadeEnv) and placement == "in_graph":
-        sampler = _with_sequences(config, make_rollout_worker(config, made))
+        acting = make_policy_step(config, made).with_envs(make_vector_env(config, made))
+        sampler = _with_sequences(config, acting)
         plan = config.plan()
         fields: dict[str, Any] = {
             "policy_step": sampler,
@@ -442,11 +443,10 @@ def make_policy_step(config: "AlgorithmConfig", made: AnyMadeEnv) -> PolicyStep:
     )
 
 
-def make_rollout_worker(config: "AlgorithmConfig", made: MadeEnv) -> RolloutWorker:
-    """Make the vector of JAX environments and the policy that acts in it."""
+def make_vector_env(config: "AlgorithmConfig", made: MadeEnv) -> VectorEnv:
+    """Make the vector of JAX environments."""
     setting = config.environment_settings.reset_mode
-    mode = made.env.reset_mode if setting == "auto" else setting
-    return RolloutWorker(env=VectorEnv(made.env, mode), **vars(make_policy_step(config, made)))
+    return VectorEnv(made.env, made.env.reset_mode if setting == "auto" else setting)
 
 
 def make_module(

@@ -161,7 +161,7 @@ def make_dataset_sampler(
         )
     check_whole_sequences(config, plan.train_batch_size, plan.num_shards, length)
     order, sizes = config.offline_data_settings.dataset_sampling, None
-    if config.offline_data_settings.sources:
+    if len(config.offline_data_settings.sources) > 1:
         sizes = tuple(n // (length or 1) for n in _get_source_sizes(config, plan.train_batch_size))
         if order == "epochs":
             raise ConfigError(

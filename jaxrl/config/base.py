@@ -21,6 +21,7 @@ from jaxrl.config.settings import offline_data as offline_groups
 from jaxrl.config.settings import run as run_groups
 from jaxrl.config.settings import runners as runner_groups
 from jaxrl.config.settings import training as training_groups
+from jaxrl.config.settings.actor_critic import TwinCritics
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.sweep import is_sweep, make_lanes
 from jaxrl.config.validate import refuse_num_envs_tuning, validate
@@ -238,9 +239,12 @@ class AlgorithmConfig(ConfigBuilder):
 
     def get_module_settings(self) -> dict[str, Any]:
         """Return settings that the module depends on, for its spec's `algorithm_config`."""
-        if not isinstance(self.training_settings, OffPolicyTraining):
-            return {}
-        return {"num_envs": self.plan().total_envs}
+        training, settings = self.training_settings, dict[str, Any]()
+        if isinstance(training, OffPolicyTraining):
+            settings["num_envs"] = self.plan().total_envs
+        if isinstance(training, TwinCritics):
+            settings["num_critics"] = 2 if training.twin_q else 1
+        return settings
 
     def get_multi_rl_module_spec(self, **arguments: object) -> NoReturn:
         """Raise ConfigError: multi-agent training is not supported."""

@@ -130,12 +130,10 @@ class NameTable:
         """Return whether a value asks for nothing, or for what is done anyway."""
         if name in DEPRECATED_NAMES and is_neutral(value, (DEPRECATED_VALUE,)):
             return True
-        if name in self.group_by_setting:
-            return is_neutral(value, NEUTRAL_VALUES_OF_SETTINGS.get(name, ()), self.algo)
-        for_algorithm = NEUTRAL_VALUES_BY_ALGORITHM.get(self.algo, {})
-        return is_neutral(
-            value, (*NEUTRAL_VALUES.get(name, ()), *for_algorithm.get(name, ())), self.algo
-        )
+        is_setting = name in self.group_by_setting
+        general = NEUTRAL_VALUES_OF_SETTINGS if is_setting else NEUTRAL_VALUES
+        own = NEUTRAL_VALUES_BY_ALGORITHM.get(self.algo, {})
+        return is_neutral(value, (*general.get(name, ()), *own.get(name, ())), self.algo)
 
     def _resolve_known(self, name: str, value: object, group: str | None) -> ResolvedSetting:
         actual_group = self.group_by_setting[name]

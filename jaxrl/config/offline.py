@@ -73,15 +73,7 @@ def count_source_rows(config: "AlgorithmConfig", num_rows: int) -> dict[str, int
     Raises:
         ConfigError: If shares do not sum to 1, or do not make whole rows.
     """
-    shares = config.offline_data_settings.input_
-    if not isinstance(shares, dict):
-        return {}
-    exact = {name: _parse_share(shares, name) for name in shares}
-    total = sum(exact.values())
-    if total != 1:
-        raise ConfigError(
-            f"input_={shares!r} has shares that sum to {float(total):g}; they must sum to 1."
-        )
+    exact, shares = _parse_shares(config), config.offline_data_settings.input_
     counts = {name: share * num_rows for name, share in exact.items()}
     if any(count.denominator > 1 for count in counts.values()):
         unit = math.lcm(*(share.denominator for share in exact.values()))
@@ -90,6 +82,26 @@ def count_source_rows(config: "AlgorithmConfig", num_rows: int) -> dict[str, int
             f"set it to {max(1, round(num_rows / unit)) * unit}."
         )
     return {name: int(count) for name, count in counts.items()}
+
+
+def _parse_shares(config: "AlgorithmConfig") -> dict[str, Fraction]:
+    """Return the exact shares of the sources in the order of their names; empty without shares.
+
+    Raises:
+        ConfigError: If they do not sum to 1.
+    """
+    shares = config.offline_data_settings.input_
+    if not isinstance(shares, dict):
+        return {}
+    if not shares:
+        raise ConfigError(f"input_={shares!r} has no source: name one, {{'data/': 1.0}}.")
+    exact = {name: _parse_share(shares, name) for name in sorted(shares)}
+    total = sum(exact.values())
+    if total != 1:
+        raise ConfigError(
+            f"input_={shares!r} has shares that sum to {float(total):g}; they must sum to 1."
+        )
+    return exact
 
 
 def _parse_share(shares: dict[str, float], name: str) -> Fraction:
@@ -110,9 +122,7 @@ def check_offline(config: "AlgorithmConfig") -> None:
     """
     data = config.offline_data_settings
     _check_output(config)
-    if isinstance(data.input_, dict) and not data.input_:
-        raise ConfigError(f"input_={data.input_!r} has no source: name one, {{'data/': 1.0}}.")
-    count_source_rows(config, config.training_settings.train_batch_size)
+    _parse_shares(config)
     if config.is_mixed:
         _check_mixed(config)
         return
@@ -156,10 +166,10 @@ def resolve_data_paths(config: "AlgorithmConfig") -> None:
     given = data.input_
     if isinstance(given, dict):
         config.offline_data(input_={_resolve(name): share for name, share in given.items()})
-    else:
-        names = [given] if isinstance(given, str) else given
-        absolute = [_resolve(name) for name in names]
-        config.offline_data(input_=absolute[0] if isinstance(given, str) else absolute)
+    elif isinstance(given, list):
+        config.offline_data(input_=[_resolve(name) for name in given])
+    elif given != SAMPLER:
+        config.offline_data(input_=_resolve(given))
     if data.output is not None:
         config.offline_data(output=str(Path(data.output).expanduser().absolute()))
 

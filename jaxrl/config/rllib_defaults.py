@@ -324,17 +324,54 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = dict(
 )
 """Values that are accepted without effect, for names that are no settings here."""
 
+_NO_SAMPLING: dict[str, tuple[object, ...]] = {
+    "_is_online": (False,),
+    "num_envs_per_env_runner": (1,),
+}
+"""RLlib's defaults of algorithms that learn from recorded data alone."""
+_MARWIL: dict[str, tuple[object, ...]] = {
+    **_NO_SAMPLING,
+    "_set_off_policy_estimation_methods": (False,),
+    "burnin_len": (0,),
+    "materialize_data": (True,),
+    "materialize_mapped_data": (False,),
+    "postprocess_inputs": (True,),
+    "rollout_fragment_length": (200,),
+}
+_ADVANTAGES: dict[str, tuple[object, ...]] = {
+    "lambda": (1.0,),
+    "lambda_": (1.0,),
+    "vf_coeff": (1.0,),
+    "moving_average_sqd_adv_norm_start": (100.0,),
+    "moving_average_sqd_adv_norm_update_rate": (1e-8,),
+}
+"""RLlib's defaults of MARWIL, which its BC and IQL inherit without reading them."""
+_BUFFER_OF_CQL = {
+    "_enable_replay_buffer_api": True,
+    "capacity": 1_000_000,
+    "prioritized_replay": False,
+    "prioritized_replay_alpha": 0.6,
+    "prioritized_replay_beta": 0.4,
+    "prioritized_replay_eps": 1e-6,
+    "type": "MultiAgentPrioritizedReplayBuffer",
+    "worker_side_prioritization": False,
+}
+
 NEUTRAL_VALUES_BY_ALGORITHM: dict[str, dict[str, tuple[object, ...]]] = {
     # RLlib's default, which its new API stack does not read
     "IMPALA": {"num_gpus": (1,)},
     "APPO": {"num_gpus": (1,)},
     # RLlib's BC is its MARWIL with beta=0, in which the other settings have no effect
-    "BC": {
-        "beta": (0.0,),
-        "lambda_": (1.0,),
-        "vf_coeff": (1.0,),
-        "moving_average_sqd_adv_norm_start": (100.0,),
-        "moving_average_sqd_adv_norm_update_rate": (1e-8,),
+    "BC": {**_MARWIL, **_ADVANTAGES, "beta": (0.0,)},
+    "MARWIL": _MARWIL,
+    "IQL": {**_MARWIL, **_ADVANTAGES, "bc_logstd_coeff": (0.0,)},
+    "CQL": {
+        **_NO_SAMPLING,
+        "lr": (3e-4,),  # which RLlib does not read: its parts have learning rates of their own
+        "min_train_timesteps_per_iteration": (100,),
+        "num_steps_sampled_before_learning_starts": (1500,),
+        "replay_buffer_config": (_BUFFER_OF_CQL,),
+        "store_buffer_in_checkpoints": (False,),
     },
 }
 """Further values, for single algorithms."""

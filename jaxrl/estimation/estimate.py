@@ -215,7 +215,7 @@ def _fit_values(
     q_value, value = np.zeros(len(owner)), np.zeros(len(owner) + len(lengths))
     starts = np.repeat(half, lengths + 1)
     for fold in range(2):
-        others = half != fold if len(lengths) > 1 else half == half
+        others = half != fold if len(lengths) > 1 else np.ones(1, np.bool_)
         critic = model.fit(scaled, np.flatnonzero(others[owner]), gamma, half_keys[fold])
         q_fold, value_fold = model.compute(critic, scaled)
         q_value = np.where(half[owner] == fold, scale * q_fold, q_value)

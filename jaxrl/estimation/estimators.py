@@ -6,6 +6,7 @@ the ratios of the target policy's and the behavior policy's probabilities of the
 """
 
 import dataclasses
+import math
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -73,7 +74,7 @@ def estimate_mean(samples: Float[np.ndarray, " E"], confidence: float) -> Estima
     value = float(samples.mean())
     if len(samples) < 2 or not np.isfinite(value):
         return Estimate(value, -np.inf, np.inf)
-    spread = float(samples.std(ddof=1)) / np.sqrt(len(samples))
+    spread = float(samples.std(ddof=1)) / math.sqrt(len(samples))
     half = float(stats.t.ppf(0.5 + confidence / 2.0, len(samples) - 1)) * spread
     return Estimate(value, value - half, value + half)
 

@@ -6,10 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jaxrl.assembly.assemble import Assembly
+from jaxrl.assembly.assemble import Assembly, make_vector_env
 from jaxrl.core.types import PyTree
 from jaxrl.envs.registry import MadeEnv
-from jaxrl.envs.vector import VectorEnv
 from jaxrl.envs.wrappers import HasTimeLimit
 from jaxrl.runtime.program import Program, to_shape_structs
 from jaxrl.training.evaluate import (
@@ -78,14 +77,7 @@ class JaxEvaluation:
                 evaluation_duration_unit="episodes",
                 evaluation_num_envs="auto",
             )
-        mode = config.environment_settings.reset_mode
-        policy_step = self.assembly.policy_step
-        rollout_worker = RolloutWorker(
-            env=VectorEnv(made.env, made.env.reset_mode if mode == "auto" else mode),
-            module=policy_step.module,
-            obs_pipeline=policy_step.obs_pipeline,
-            action_pipeline=policy_step.action_pipeline,
-        )
+        rollout_worker = self.assembly.policy_step.with_envs(make_vector_env(config, made))
         return Program(
             name,
             make_function(make_evaluator(config, rollout_worker, made)),

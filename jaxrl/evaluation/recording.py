@@ -30,7 +30,7 @@ from jaxrl.runners.hooks import NoHooks
 from jaxrl.runtime.program import Program
 from jaxrl.training.evaluate import DEFAULT_MAX_EPISODE_STEPS, EvaluationInputs
 from jaxrl.training.report import to_host
-from jaxrl.training.rollout import ActorCarry, ActorState, PolicyStep, RolloutWorker
+from jaxrl.training.rollout import ActorCarry, ActorState, PolicyStep
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -143,12 +143,8 @@ class JaxEpisodeRecording:
     def __init__(self, config: "AlgorithmConfig", made: MadeEnv, policy_step: PolicyStep) -> None:
         self._made = made
         self._explore = config.env_runners_settings.explore
-        self._rollout_worker = RolloutWorker(
-            module=policy_step.module,
-            obs_pipeline=policy_step.obs_pipeline,
-            action_pipeline=policy_step.action_pipeline,
-            env=VectorEnv(_NoAutoReset(made.env), made.env.reset_mode),
-        )
+        env = VectorEnv(_NoAutoReset(made.env), made.env.reset_mode)
+        self._rollout_worker = policy_step.with_envs(env)
         jit = config.debugging_settings.jit
         self._reset_program = Program("film_reset", self._reset, enabled=jit)
         self._step_program = Program("film_step", self._step, enabled=jit)

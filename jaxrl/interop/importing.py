@@ -17,7 +17,6 @@ from jaxrl.interop.module_layers import Path, Tree
 from jaxrl.interop.names import Naming, get_naming
 from jaxrl.interop.own_mapping import match_by_own_mapping
 from jaxrl.interop.sources import Arrays, Source, read_arrays
-from jaxrl.interop.targets import with_equal_targets
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.modules.encoder_module import EncoderModule
 from jaxrl.modules.policy_and_critics import PolicyQModule
@@ -60,7 +59,6 @@ def import_weights(
         _raise_problems(problems)
     algorithm.state = state  # with the statistics
     algorithm.set_weights({DEFAULT_MODULE: _overlay(weights, done.arrays)})
-    algorithm.state = with_equal_targets(algorithm.state)
     return problems
 
 

@@ -215,6 +215,15 @@ class PolicyStep:
             return None
         return self.module.get_recurrent_carry(carry.module)
 
+    def with_envs(self, env: VectorEnv) -> "RolloutWorker":
+        """Return the policy together with environments that it acts in."""
+        return RolloutWorker(
+            env=env,
+            module=self.module,
+            obs_pipeline=self.obs_pipeline,
+            action_pipeline=self.action_pipeline,
+        )
+
     def _recompute(self, obs_state: PyTree, rollout: Rollout) -> PreprocessedRollout:
         """Recompute the module's observations from the carry at the rollout's start."""
         start: ActorCarry | None = rollout.carry_in

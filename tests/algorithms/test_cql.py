@@ -210,12 +210,7 @@ def test_without_the_penalty_it_is_sac() -> None:
 @pytest.mark.parametrize("num_updates", [CLONING, IMPROVING])
 def test_rows_without_weight_change_nothing(of: Any, num_updates: int) -> None:
     learner, state, batch = of()
-    hidden = batch.weight == 0.0
-    other = replace(
-        batch,
-        reward=jnp.where(hidden, 1e3, batch.reward),
-        obs=jax.tree.map(lambda x: jnp.where(hidden[:, None], x[::-1], x), batch.obs),
-    )
+    other = ac.change_hidden_rows(batch)
     first, second = (updated(learner, state, rows, num_updates) for rows in (batch, other))
     ac.assert_trees_close(first[0], second[0])
     for name in ("cql_loss", "qf_mean", "policy_loss", "bc_logp_mean"):

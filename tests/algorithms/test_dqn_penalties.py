@@ -89,11 +89,7 @@ def test_without_weights_there_is_no_penalty() -> None:
 
 def test_rows_without_weight_change_nothing_and_devices_agree() -> None:
     learner, state, batch = dqn(cql_alpha=CQL_ALPHA)
-    hidden = batch.weight == 0.0
-    other = replace(
-        batch,
-        obs=jax.tree.map(lambda x: jnp.where(hidden[:, None], x[::-1], x), batch.obs),
-    )
+    other = ac.change_hidden_rows(batch)
     first, second = (ac.updated(learner, state, rows) for rows in (batch, other))
     ac.assert_trees_close(first[0], second[0])
     recorded.assert_devices_agree(learner, state, batch)

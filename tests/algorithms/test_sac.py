@@ -157,12 +157,7 @@ def test_each_part_has_its_own_rate_and_the_target_follows_the_critics() -> None
 @pytest.mark.parametrize("of", [continuous, discrete])
 def test_rows_without_weight_change_nothing(of: Any) -> None:
     learner, state, batch = of()
-    hidden = batch.weight == 0.0
-    other = replace(
-        batch,
-        reward=jnp.where(hidden, 1e3, batch.reward),
-        obs=jax.tree.map(lambda x: jnp.where(hidden[:, None], x[::-1], x), batch.obs),
-    )
+    other = ac.change_hidden_rows(batch)
     first, second = (ac.updated(learner, state, rows) for rows in (batch, other))
     ac.assert_trees_close(first[0], second[0])
     for name in ("qf_mean", "td_error_mean", "logps", "policy_loss"):

@@ -17,6 +17,7 @@ from jaxrl.config.rllib_defaults import NEUTRAL_VALUES
 from jaxrl.config.rllib_names import REFUSED, RENAMED
 from jaxrl.core.neutral import get_rllib_name
 from jaxrl.errors import ConfigError, UnknownSettingError
+from tests.recorded_data import write_data
 
 FOLDER = Path(__file__).parent / "rllib"
 FILES = {path.stem.upper(): path for path in sorted(FOLDER.glob("*.json"))}
@@ -37,7 +38,8 @@ def make_rllib_class(name: str, module: str = "ray.rllib.somewhere") -> type[Any
 
 
 def test_the_configs_are_those_of_all_common_algorithms() -> None:
-    assert list(FILES) == ["APPO", "DQN", "IMPALA", "PPO", "SAC", "TQC"]
+    want = {"APPO", "BC", "CQL", "DQN", "IMPALA", "IQL", "MARWIL", "PPO", "SAC", "TQC"}
+    assert set(FILES) == want
     assert all(len(read(algo)) > 250 for algo in FILES)
 
 
@@ -46,12 +48,18 @@ def test_rllibs_config_goes_through_whole(algo: str) -> None:
     data = read(algo)
     config = get_algorithm_config(algo).update_from_dict(data)
     config.environment(ENVS.get(algo, "CartPole-v1"))
+    if config.requires_data:
+        config.offline_data(input_="data")
     config.validate()
     assert config.notes[0] == "framework='torch': JAX computes here, as always."
-    assert len(config.notes) == 1 + (algo == "PPO")  # whose model does not have the default
+    has_own_model = algo in ("PPO", "BC", "MARWIL", "IQL")  # not that of the default
+    assert len(config.notes) == 1 + has_own_model + (algo == "IQL")  # on its beta
     for name in ("gamma", "train_batch_size", "num_env_runners", "grad_clip", "num_learners"):
         assert config[name] == data[name]
-    assert type(config).from_dict(data).to_dict() == {**config.to_dict(), "env": None}
+    copied = type(config).from_dict(data)
+    if config.requires_data:
+        copied.offline_data(input_="data")
+    assert copied.to_dict() == {**config.to_dict(), "env": None}
 
 
 @pytest.mark.parametrize("algo", FILES)
@@ -98,6 +106,15 @@ def test_model_settings_that_are_not_here_are_refused_by_name(name: str, value: 
 @pytest.mark.parametrize("algo", ["PPO", "DQN"])
 def test_rllibs_config_trains(algo: str, tmp_path: Path) -> None:
     check_that_it_trains(algo, tmp_path, num_env_runners=0)
+
+
+@pytest.mark.parametrize("algo", ["BC", "MARWIL", "CQL", "IQL"])
+def test_rllibs_config_learns_from_recorded_data(algo: str, tmp_path: Path) -> None:
+    config = get_algorithm_config(algo).update_from_dict(read(algo))
+    config.offline_data(input_=write_data(tmp_path / "data"), num_updates_per_iteration=2)
+    config.training(train_batch_size=32).debugging(loggers=[])
+    with config.build() as algorithm:
+        assert algorithm.train()["learners"]["default_policy"]["num_updates_lifetime"] == 2
 
 
 @pytest.mark.slow

@@ -118,6 +118,37 @@ def test_two_sources_beside_the_buffer(tmp_path: Path) -> None:
         assert algorithm.train()["learners"]["default_policy"]["num_marked"] == 8.0
 
 
+def test_the_order_of_sources_changes_no_share(tmp_path: Path) -> None:
+    """Programs are shared by configs that are equal as JSON, in which keys have no order."""
+    one, two = (write_marked(tmp_path / name) for name in "ab")
+    shares = {"sampler": 0.5, one: 0.125, two: 0.375}
+    seen = []
+    for names in (list(shares), list(shares)[::-1]):
+        config = make_config({name: shares[name] for name in names}).debugging(seed=1)
+        with config.build() as algorithm:
+            algorithm.train()
+            group = algorithm.learner_group
+            seen.append((group.fingerprint, algorithm.get_weights()))
+    assert seen[0][0] == seen[1][0]
+    jax.tree.map(np.testing.assert_array_equal, seen[0][1], seen[1][1])
+
+
+def test_rows_may_be_given_per_learner(tmp_path: Path) -> None:
+    data = write_marked(tmp_path / "data")
+    config = DQNConfig().environment("CartPole-v1").rl_module(model_config=SMALL)
+    config.learners(learner_class=CountingLearner).debugging(loggers=[])
+    config.training(train_batch_size_per_learner=20, num_steps_sampled_before_learning_starts=32)
+    config.reporting(min_sample_timesteps_per_iteration=128)
+    with config.offline_data(input_={"sampler": 0.7, data: 0.3}).build() as run:
+        assert run.train()["learners"]["default_policy"]["num_marked"] == 6.0
+
+
+def test_one_source_with_all_rows_is_that_source(tmp_path: Path) -> None:
+    config = BCConfig().offline_data(input_={write_data(tmp_path / "a"): 1.0})
+    with config.training(train_batch_size=16).debugging(loggers=[]).build() as algorithm:
+        assert algorithm._assembly.train_step.experience.order == "epochs"
+
+
 def test_devices_agree(tmp_path: Path) -> None:
     data = write_marked(tmp_path / "data")
     losses = []
@@ -227,7 +258,7 @@ HALVES = {"sampler": 0.5, "data": 0.5}
         ),
         (
             DQNConfig().offline_data(input_={"sampler": 1.5, "data": -0.5}),
-            r"has the share 1.5 of 'sampler'; shares must be above 0",
+            r"has the share -0.5 of 'data'; shares must be above 0",
         ),
         (
             DQNConfig().offline_data(input_={"sampler": 0.9, "data": 0.1}),

@@ -3,19 +3,22 @@
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from jaxrl import Algorithm
+from jaxrl import Algorithm, JaxEnv
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.marwil import BCConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.algorithms.sac import SACConfig
 from jaxrl.algorithms.td3 import TD3Config
 from jaxrl.cli.app import app
-from jaxrl.errors import ConfigError, DataError
+from jaxrl.core.types import TimeStep
+from jaxrl.errors import ConfigError, DataError, EnvError
 from jaxrl.offline.recorded import RecordedData, open_data
 
 SMALL = {"fcnet_hiddens": [8]}
@@ -69,6 +72,57 @@ def test_settings_of_the_evaluation_are_not_those_of_the_run(tmp_path: Path) -> 
     with build(evaluation_config={"explore": False, "env_config": {}}) as algorithm:
         data = algorithm.record(str(tmp_path / "data"), num_steps=16)
     assert data.has_density
+
+
+def test_what_is_appended_is_new(tmp_path: Path) -> None:
+    folder = str(tmp_path / "data")
+    with build() as algorithm:
+        for _ in range(2):
+            data = algorithm.record(folder, num_steps=64, num_envs=2)
+    first, second = np.split(join(data, "obs"), 2)
+    assert not np.array_equal(first, second)
+    ids = [part.episode_id for part in data.iter_parts()]
+    assert len(set(ids)) == len(ids)
+
+
+def test_the_task_is_the_current_one(tmp_path: Path) -> None:
+    """Poles fall faster after the first iteration."""
+    speeds = []
+    with build(env_task_fn=lambda *_: {"gravity": 200.0}, train_batch_size=128) as algorithm:
+        for name in "ab":
+            data = algorithm.record(str(tmp_path / name), num_steps=200, num_envs=2, seed=1)
+            speeds.append(np.abs(join(data, "obs")[:, 3]).max())
+            algorithm.train()
+    assert speeds[1] > 1.3 * speeds[0]
+
+
+class Broken(JaxEnv[Any, Any]):
+    """Environment whose rewards are never finite."""
+
+    @property
+    def default_params(self) -> Any:
+        return ()
+
+    def observation_space(self, params: Any) -> Any:
+        return gymnasium.spaces.Box(-1.0, 1.0, (2,))
+
+    def action_space(self, params: Any) -> Any:
+        return gymnasium.spaces.Discrete(2)
+
+    def reset(self, key: Any, params: Any) -> Any:
+        return jnp.zeros(()), jnp.zeros(2)
+
+    def step(self, key: Any, state: Any, action: Any, params: Any) -> Any:
+        reward = jnp.float32(jnp.nan)
+        return state, TimeStep(obs=jnp.zeros(2), reward=reward, terminated=jnp.bool_(False))
+
+
+def test_an_environment_without_valid_steps_ends(tmp_path: Path) -> None:
+    with (
+        build(env=lambda context: Broken()) as algorithm,
+        pytest.raises(EnvError, match="made no valid step in 8 steps of 2 environments"),
+    ):
+        algorithm.record(str(tmp_path / "data"), num_steps=16, num_envs=2)
 
 
 def test_without_exploring_the_best_actions_are_taken(tmp_path: Path) -> None:

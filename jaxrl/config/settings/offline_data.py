@@ -76,10 +76,13 @@ class OfflineDataSettings:
 
     @property
     def sources(self) -> dict[str, float]:
-        """Recorded sources with their shares, if `input_` has shares."""
+        """Recorded sources with their shares in the order of their names, if `input_` has shares.
+
+        A program has the shares, and its dataset the sources: equal programs need equal orders.
+        """
         if not isinstance(self.input_, dict):
             return {}
-        return {name: share for name, share in self.input_.items() if name != SAMPLER}
+        return {name: share for name, share in sorted(self.input_.items()) if name != SAMPLER}
 
     @property
     def sampler_share(self) -> float:

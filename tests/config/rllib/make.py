@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ray.air._internal.json import SafeFallbackEncoder
 
-ALGORITHMS = ("PPO", "DQN", "SAC", "IMPALA", "APPO", "TQC")
+ALGORITHMS = ("PPO", "DQN", "SAC", "IMPALA", "APPO", "TQC", "BC", "MARWIL", "CQL", "IQL")
 
 
 def main() -> None:
