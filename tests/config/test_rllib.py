@@ -112,7 +112,7 @@ def test_rllibs_config_trains(algo: str, tmp_path: Path) -> None:
 def test_rllibs_config_learns_from_recorded_data(algo: str, tmp_path: Path) -> None:
     config = get_algorithm_config(algo).update_from_dict(read(algo))
     config.offline_data(input_=write_data(tmp_path / "data"), num_updates_per_iteration=2)
-    config.training(train_batch_size=32).debugging(loggers=[])
+    config.training(train_batch_size=32, train_batch_size_per_learner=32).debugging(loggers=[])
     with config.build() as algorithm:
         assert algorithm.train()["learners"]["default_policy"]["num_updates_lifetime"] == 2
 
