@@ -113,6 +113,7 @@ def test_rllibs_config_learns_from_recorded_data(algo: str, tmp_path: Path) -> N
     config = get_algorithm_config(algo).update_from_dict(read(algo))
     config.offline_data(input_=write_data(tmp_path / "data"), num_updates_per_iteration=2)
     config.training(train_batch_size=32, train_batch_size_per_learner=32).debugging(loggers=[])
+    config.reporting(min_time_s_per_iteration=None, min_train_timesteps_per_iteration=0)
     with config.build() as algorithm:
         assert algorithm.train()["learners"]["default_policy"]["num_updates_lifetime"] == 2
 
