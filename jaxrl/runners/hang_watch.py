@@ -1,5 +1,6 @@
-"""Warnings about environments that hang in this process, where they cannot be terminated."""
+"""Warnings about what takes long in this process: environments that hang, and streams that stall."""
 
+import abc
 import logging
 import sys
 import threading
@@ -13,20 +14,24 @@ FIRST_CALL_FACTOR = 10.0
 """Multiple of the time limit that is allowed for the first call, which compiles the policy."""
 
 
-class HangWatch:
-    """Context manager that logs the current source line, once, if its block takes too long.
+class SlowWatch(abc.ABC):
+    """Context manager that warns, once, if its block takes too long.
 
     Args:
-        name: Name of the environment.
-        limit_s: Value of the setting sample_timeout_s.
+        limit_s: Duration in seconds after which it warns.
+        first_factor: Multiple of the limit that is allowed for the first block.
     """
 
-    def __init__(self, name: str, limit_s: float) -> None:
-        self._name, self._limit_s = name, limit_s
+    def __init__(self, limit_s: float, first_factor: float = 1.0) -> None:
+        self._limit_s = limit_s
         self._since: float | None = None
-        self._thread_id, self._factor = 0, FIRST_CALL_FACTOR
+        self._thread_id, self._factor = 0, first_factor
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+
+    @abc.abstractmethod
+    def warn(self) -> None:
+        """Log the warning; called in the thread that watches."""
 
     def __enter__(self) -> Self:
         self._since, self._thread_id = time.monotonic(), threading.get_ident()
@@ -46,6 +51,26 @@ class HangWatch:
         if since is None or time.monotonic() - since < self._factor * self._limit_s:
             return
         self._since = None  # warn only once
+        self.warn()
+
+    def stop(self) -> None:
+        """Stop the watching thread; safe to call more than once."""
+        self._stopped.set()
+
+
+class HangWatch(SlowWatch):
+    """Watch of an environment, that logs the current source line.
+
+    Args:
+        name: Name of the environment.
+        limit_s: Value of the setting sample_timeout_s.
+    """
+
+    def __init__(self, name: str, limit_s: float) -> None:
+        super().__init__(limit_s, FIRST_CALL_FACTOR)
+        self._name = name
+
+    def warn(self) -> None:
         logger.warning(
             "%s: no fragment within sample_timeout_s=%g seconds, so an environment hangs or is "
             "slow, %s. It cannot be terminated from outside of this process: Ctrl-C twice ends the "
@@ -55,12 +80,8 @@ class HangWatch:
             *(self._name, self._limit_s, _describe_location(self._thread_id)),
         )
 
-    def stop(self) -> None:
-        """Stop the watching thread; safe to call more than once."""
-        self._stopped.set()
 
-
-def _watch(watch: "weakref.ref[HangWatch]", stopped: threading.Event, limit_s: float) -> None:
+def _watch(watch: "weakref.ref[SlowWatch]", stopped: threading.Event, limit_s: float) -> None:
     while not stopped.wait(min(limit_s / 4, 5.0)):
         alive = watch()
         if alive is None:
