@@ -24,9 +24,11 @@ class ClipRewards(LearnerConnector):
         self, state: PyTree, per_env: PyTree, rollout: Rollout, axis_name: str | None
     ) -> tuple[PyTree, PyTree, Rollout]:
         del axis_name
-        reward = rollout.reward
-        clipped = jnp.sign(reward) if self.low is None else jnp.clip(reward, self.low, self.high)
-        return state, per_env, replace(rollout, reward=clipped)
+        return state, per_env, replace(rollout, reward=self.clip(rollout.reward))
+
+    def clip(self, reward: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """Return clipped rewards."""
+        return jnp.sign(reward) if self.low is None else jnp.clip(reward, self.low, self.high)
 
 
 @dataclasses.dataclass(frozen=True)
