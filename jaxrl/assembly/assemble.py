@@ -3,19 +3,24 @@
 import contextlib
 import dataclasses
 import functools
-import inspect
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium
 import jax
 
+from jaxrl.assembly.absent_envs import make_data_env, make_external_env
+from jaxrl.assembly.compiled_step import get_compiled_step
 from jaxrl.assembly.connector_env import EnvToInspect, make_offers
+from jaxrl.assembly.dataset_storage import (
+    ChosenStorage,
+    check_stream_pipelines,
+    choose_storage,
+)
 from jaxrl.assembly.learner_checks import check_learner
 from jaxrl.assembly.offline import (
     count_recorded_batches,
-    make_data_env,
     make_dataset_sampler,
     make_mixed_sampler,
 )
@@ -34,15 +39,14 @@ from jaxrl.config.batch_plan.arithmetic import BatchPlan
 from jaxrl.config.batch_plan.offline import OfflinePlan
 from jaxrl.config.batch_plan.replay import ReplayPlan
 from jaxrl.config.placement import describe_idle_settings, resolve_placement
+from jaxrl.config.settings.offline_data import Storage
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.training import Auto
 from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline, ObservationPipeline
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.contract import check_signatures
-from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import AnyMadeEnv, MadeEnv, make
-from jaxrl.envs.space_checks import check_space
 from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import ConfigError, ModuleError
 from jaxrl.modules.autoregressive import check_exact_entropy
@@ -77,6 +81,7 @@ class Assembly:
 
     `train_step` is an `InGraphRunner` if the environments are part of the compiled program.
     `compiled_step` is the training step of the user's own Algorithm as a function of its data flow.
+    `storage` is where the rows of recorded data are, for a run that learns from them alone.
     `program_cache` is the cache of programs that were compiled before;
     `should_train` is whether the run is made to be trained, rather than restored, and
     `should_compile_train` whether its program is compiled concurrently with others.
@@ -92,6 +97,7 @@ class Assembly:
     program_cache: ProgramCache | None = None
     should_compile_train: bool = False
     should_train: bool = True
+    storage: ChosenStorage | None = None
 
     @functools.cached_property
     def buffer_bytes(self) -> int:
@@ -161,6 +167,12 @@ class Assembly:
         return isinstance(self.train_step, OfflineRunner)
 
     @property
+    def offline_runner(self) -> OfflineRunner:
+        """Runner of a run that learns from recorded data alone."""
+        assert isinstance(self.train_step, OfflineRunner)
+        return self.train_step
+
+    @property
     def compiled_runner(self) -> InGraphRunner | OfflineRunner:
         """Runner of a run whose train batches need nothing from the host."""
         assert isinstance(self.train_step, InGraphRunner | OfflineRunner)
@@ -207,40 +219,16 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
         )
     acting = _with_sequences(config, make_policy_step(config, made))
     if placement == "offline":
-        fields = make_train_step_fields(config, made, acting, in_graph=False)
-        return _make_assembly(config, made, acting, OfflineRunner(policy_step=acting, **fields))
+        chosen = choose_storage(config, made.spaces)
+        fields = make_train_step_fields(config, made, acting, in_graph=False, storage=chosen.name)
+        if chosen.name == "stream":
+            check_stream_pipelines(config, acting, fields["learner_pipeline"])
+        runner = OfflineRunner(policy_step=acting, **fields)
+        return dataclasses.replace(_make_assembly(config, made, acting, runner), storage=chosen)
     train_step = TrainStep(
         policy_step=acting, **make_train_step_fields(config, made, acting, in_graph=False)
     )
     return _make_assembly(config, made, acting, train_step)
-
-
-def get_compiled_step(config: "AlgorithmConfig") -> CompiledStep | None:
-    """Return the training step of the config's own Algorithm, if it has one for the program.
-
-    Raises:
-        ConfigError: If it is not a function of the data flow alone.
-    """
-    name = "compiled_training_step"
-    step: CompiledStep | None = getattr(config.algo_class, name, None)
-    if step is None:
-        return None
-    owner = config.algo_class.__name__ if config.algo_class else ""
-    try:
-        inspect.signature(step).bind(None)
-    except TypeError:
-        raise ConfigError(
-            f"{name} of {owner} must be a static function of the data flow alone, because it is "
-            f"part of the compiled program: @staticmethod, then def {name}(flow), got "
-            f"{name}{inspect.signature(step)}."
-        ) from None
-    interval = config.training_settings.weights_interval
-    if interval > 1:
-        raise ConfigError(
-            f"broadcast_interval={interval} has no effect on {name} of {owner}, which calls "
-            "sync_weights() itself: leave it at 1."
-        )
-    return step
 
 
 def _with_sequences(config: "AlgorithmConfig", policy_step: PolicyStepT) -> PolicyStepT:
@@ -294,8 +282,17 @@ def make_train_step_fields(
     policy_step: PolicyStep,
     *,
     in_graph: bool,
+    storage: Storage = "device",
 ) -> dict[str, Any]:
-    """Make the fields of `TrainStep` other than `policy_step`."""
+    """Make the fields of `TrainStep` other than `policy_step`.
+
+    Args:
+        config: Config of the run.
+        made: Its environment.
+        policy_step: Module and connectors.
+        in_graph: Whether the environments are in the compiled program.
+        storage: Where recorded rows are.
+    """
     plan, training = config.plan(), config.training_settings
     reporting, faults = config.reporting_settings, config.fault_tolerance_settings
     learner = config.get_learner_class()(
@@ -303,7 +300,7 @@ def make_train_step_fields(
     )
     return {
         "learner": learner,
-        "experience": _make_experience(config, plan, policy_step, in_graph=in_graph),
+        "experience": _make_experience(config, plan, policy_step, storage, in_graph=in_graph),
         "learner_pipeline": _make_learner_pipeline(config, made, policy_step),
         "num_envs": plan.num_envs,
         "num_steps": plan.rollout_fragment_length,
@@ -317,11 +314,16 @@ def make_train_step_fields(
 
 
 def _make_experience(
-    config: "AlgorithmConfig", plan: BatchPlan, acting: PolicyStep, *, in_graph: bool
+    config: "AlgorithmConfig",
+    plan: BatchPlan,
+    acting: PolicyStep,
+    storage: Storage,
+    *,
+    in_graph: bool,
 ) -> Experience:
     """Make the source of rows for gradient steps."""
     if isinstance(plan, OfflinePlan):
-        return make_dataset_sampler(config, plan, acting)
+        return make_dataset_sampler(config, plan, acting, storage)
     if isinstance(plan, ReplayPlan):
         return make_replay_buffer(config, plan, acting, in_graph=in_graph)
     return OnPolicyMinibatches(
@@ -389,30 +391,6 @@ def make_env(config: "AlgorithmConfig") -> AnyMadeEnv:
         if settings.validate_env is not None:
             settings.validate_env(made.env, EnvContext(settings.env_config))
     return made
-
-
-def make_external_env(config: "AlgorithmConfig") -> MadeHostEnv:
-    """Make the description of environments in simulators, from the declared spaces."""
-    settings = config.environment_settings
-
-    def create(context: EnvContext) -> NoReturn:
-        raise ConfigError(
-            "The environments are in simulators (placement='external'), and there is none here: "
-            "name one for evaluation, evaluation_config={'env': ...}."
-        )
-
-    assert settings.observation_space is not None
-    assert settings.action_space is not None
-    check_space("observation_space", settings.observation_space, for_actions=False)
-    check_space("action_space", settings.action_space, for_actions=True)
-    return MadeHostEnv(
-        id="external",
-        create=create,
-        observation_space=settings.observation_space,
-        action_space=settings.action_space,
-        max_episode_steps=None,
-        env_config={},
-    )
 
 
 def _ignores_carry(module: RLModule) -> bool:

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import gymnasium
 import jax
@@ -15,21 +15,17 @@ from jaxrl.buffers.dataset import Dataset, DatasetSampler
 from jaxrl.config.batch_plan.offline import OfflinePlan
 from jaxrl.config.batch_plan.replay import ReplayPlan
 from jaxrl.config.offline import count_source_rows
-from jaxrl.config.settings.offline_data import SAMPLER
+from jaxrl.config.settings.offline_data import SAMPLER, OfflineDataSettings, Storage
 from jaxrl.config.settings.replay import OffPolicyTraining, parse_n_step
 from jaxrl.connectors.base import Before
 from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.space_arrays import count_bytes
 from jaxrl.core.struct import replace
-from jaxrl.core.types import Columns, Device, PyTree, Rollout
-from jaxrl.envs.context import EnvContext
-from jaxrl.envs.host import MadeHostEnv
-from jaxrl.envs.space_checks import check_space
+from jaxrl.core.types import Columns, PyTree, Rollout
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError
 from jaxrl.modules.rl_module import make_zeros
 from jaxrl.offline.recorded import RecordedData, open_data
-from jaxrl.runtime.devices import get_memory_limit
 from jaxrl.training.rollout import PolicyStep
 
 if TYPE_CHECKING:
@@ -41,10 +37,13 @@ MAX_RECORDED_BYTES = 2**26
 """Size in bytes of the rollouts that one dispatch of a recorded run returns, if it is not one batch."""
 MAX_RECORDED_BATCHES = 4096
 
+Spaces: TypeAlias = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
+"""Spaces of observations and of actions."""
+
 
 def open_config_data(
     config: "AlgorithmConfig",
-    spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None = None,
+    spaces: Spaces | None = None,
 ) -> list[RecordedData]:
     """Open the recorded data of a config, by source, without reading their rows.
 
@@ -73,38 +72,17 @@ def open_config_data(
     return opened
 
 
-def get_fingerprint(data: Sequence[RecordedData]) -> str:
-    """Return the digest of recorded data of one or several sources."""
-    digests = [source.get_fingerprint() for source in data]
+def get_fingerprint(data: Sequence[RecordedData], *, is_quick: bool = False) -> str:
+    """Return the digest of recorded data of one or several sources.
+
+    Args:
+        data: Recorded data by source.
+        is_quick: Whether files without a recorded digest have that of their names and sizes.
+    """
+    digests = [source.get_fingerprint(is_quick=is_quick) for source in data]
     if len(digests) == 1:
         return digests[0]
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
-
-
-def make_data_env(config: "AlgorithmConfig") -> MadeHostEnv:
-    """Make the description of an environment that only its recorded data are there of."""
-    settings = config.environment_settings
-    spaces = settings.observation_space, settings.action_space
-    if None in spaces:
-        data = open_config_data(config)[0]
-        spaces = data.observation_space, data.action_space
-
-    def create(context: EnvContext) -> NoReturn:
-        raise ConfigError(
-            "There is no environment, only its recorded data: name it for evaluation, "
-            "environment(env=...)."
-        )
-
-    check_space("observation_space", spaces[0], for_actions=False)
-    check_space("action_space", spaces[1], for_actions=True)
-    return MadeHostEnv(
-        id="recorded data",
-        create=create,
-        observation_space=spaces[0],
-        action_space=spaces[1],
-        max_episode_steps=None,
-        env_config={},
-    )
 
 
 def make_mixed_sampler(
@@ -140,9 +118,15 @@ def _get_source_sizes(config: "AlgorithmConfig", num_rows: int) -> tuple[int, ..
 
 
 def make_dataset_sampler(
-    config: "AlgorithmConfig", plan: OfflinePlan, policy_step: PolicyStep
+    config: "AlgorithmConfig", plan: OfflinePlan, policy_step: PolicyStep, storage: Storage
 ) -> DatasetSampler:
     """Make the draws of rows from the recorded data.
+
+    Args:
+        config: Config of the run.
+        plan: Sizes of a train batch.
+        policy_step: Policy with its connectors.
+        storage: Where the rows are; a stream has epochs.
 
     Raises:
         ConfigError: If a setting is incompatible with recorded data.
@@ -170,7 +154,8 @@ def make_dataset_sampler(
                 "of sources."
             )
     if order == "auto":
-        order = "epochs" if config.learns_in_epochs and sizes is None else "uniform"
+        has_epochs = storage == "stream" or (config.learns_in_epochs and sizes is None)
+        order = "epochs" if has_epochs else "uniform"
     return DatasetSampler(
         batch_size=plan.train_batch_size // (length or 1),
         num_updates=plan.num_minibatches,
@@ -327,14 +312,10 @@ def _select_parts(
     has_look_back = bool(policy_step.obs_pipeline.temporal)
     parts: list[EpisodePart] = []
     num_dropped = 0
-    for part in merge_parts(_transform(settings.input_transform, data.iter_parts())):
+    for part in select_parts(settings, data.iter_parts()):
         if has_look_back and part.t_started > 0:
             num_dropped += 1
             continue
-        if settings.ignore_final_observation and not part.terminated:
-            if len(part) == 1:
-                continue
-            part, _ = part.split(len(part) - 1)
         parts.append(part)
     if num_dropped:
         names = " and ".join(connector.name for connector in policy_step.obs_pipeline.temporal)
@@ -351,6 +332,22 @@ def _select_parts(
             action = jax.tree.map(np.asarray, convert(part.action))
             parts[i] = replace(part, action=action)
     return parts
+
+
+def select_parts(
+    settings: OfflineDataSettings, parts: Iterable[EpisodePart]
+) -> Iterator[EpisodePart]:
+    """Yield the parts to learn from, those of an episode that follow each other as one.
+
+    Raises:
+        ConfigError: If `input_transform` returns anything but a part.
+    """
+    for part in merge_parts(_transform(settings.input_transform, parts)):
+        if settings.ignore_final_observation and not part.terminated:
+            if len(part) > 1:
+                yield part.split(len(part) - 1)[0]
+            continue
+        yield part
 
 
 def _transform(function: Any, parts: Iterable[EpisodePart]) -> Iterator[EpisodePart]:
@@ -433,30 +430,6 @@ def _look_back(dataset: Dataset, rollout: Rollout, policy_step: PolicyStep) -> D
         return out.at[dataset.obs_index].set(obs[:, 0])
 
     return replace(dataset, obs=jax.tree.map(lay, seen.obs, seen.final_obs))
-
-
-def check_dataset_size(
-    config: "AlgorithmConfig", data: Sequence[RecordedData], device: Device
-) -> None:
-    """Check the size of a dataset before it is read.
-
-    Raises:
-        ConfigError: If it is larger than the limit.
-    """
-    steps = sum(source.counts.num_steps for source in data if source.counts is not None)
-    limit, size = config.offline_data_settings.max_dataset_bytes, steps * data[0].step_bytes
-    if limit == "auto":
-        memory = get_memory_limit(device)
-        if memory is None:
-            return
-        limit = memory // 2
-    if size > limit:
-        raise ConfigError(
-            f"input_={config.offline_data_settings.input_!r} has {steps} steps of "
-            f"{data[0].step_bytes} bytes, {size / 2**20:.2f} MiB, and max_dataset_bytes="
-            f"{config.offline_data_settings.max_dataset_bytes!r} allows {limit / 2**20:.2f} MiB: "
-            "name fewer files, or raise max_dataset_bytes."
-        )
 
 
 def count_recorded_batches(config: "AlgorithmConfig", policy_step: PolicyStep) -> int:

@@ -1,23 +1,16 @@
 """Recorded transitions on the device, which programs take as an argument, and draws from them."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jaxrl.buffers.n_step import fold_n_steps
+from jaxrl.buffers.dataset_rows import AnyArray, PickedRows, RowEnds, fold_rows
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import (
-    Key,
-    ObsSequence,
-    PyTree,
-    ReturnColumns,
-    Rollout,
-    SuccessorObs,
-    Transition,
-)
+from jaxrl.core.types import Key, ObsSequence, PyTree, Transition
 from jaxrl.ops.shuffle import draw_shuffle_constants, shuffle_index
 
 Order = Literal["uniform", "epochs"]
@@ -52,36 +45,31 @@ class Dataset:
         """Number of transitions N."""
         return self.reward.shape[0]
 
-    def get_obs(self, rows: Int[Array, "*n"]) -> PyTree:
+    def get_obs(self, rows: Int[AnyArray, "*n"]) -> PyTree:
         """Return the observations that were acted on."""
         return jax.tree.map(lambda x: x[self.obs_index[rows]], self.obs)
 
-    def get_next_obs(self, rows: Int[Array, "*n"]) -> PyTree:
+    def get_next_obs(self, rows: Int[AnyArray, "*n"]) -> PyTree:
         """Return the successors of rows, which for an episode's last row is its final observation."""
         return jax.tree.map(lambda x: x[self.obs_index[rows] + 1], self.obs)
 
-    def as_rollout(self) -> Rollout:
-        """Return the rows as a rollout of one environment, `[1, N]`, without observations."""
-        mask = jnp.ones((1, self.num_rows), jnp.bool_)
-        return Rollout(
-            obs=(),
-            action=(),
-            reward=self.reward[None],
-            terminated=self.terminated[None],
-            truncated=self.truncated[None],
-            final_obs=(),
-            is_first=self.is_first[None],
-            mask=mask,
-            extras={},
-        )
+
+class DatasetExtent(Protocol):
+    """Number of rows of a dataset, and the first row of each of its sources, `[S + 1]`."""
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def source_start(self) -> Int[AnyArray, " S+1"]: ...
 
 
 @pytree
 class DatasetPosition:
     """Progress in the order of rows: the current epoch, and the number of its rows already drawn."""
 
-    epoch: UInt32[Array, ""]
-    offset: UInt32[Array, ""]
+    epoch: UInt32[AnyArray, ""]
+    offset: UInt32[AnyArray, ""]
 
     @staticmethod
     def start() -> "DatasetPosition":
@@ -93,8 +81,8 @@ class DatasetPosition:
 class DrawnRows:
     """Drawn rows `[N]`, or first rows of sequences; `learns` is False where a row is left out."""
 
-    rows: Int[Array, " N"]
-    learns: Bool[Array, " N"]
+    rows: Int[AnyArray, " N"]
+    learns: Bool[AnyArray, " N"]
 
 
 def compute_returns_to_go(data: Dataset, gamma: Float[Array, ""]) -> Float[Array, " N"]:
@@ -140,7 +128,13 @@ class DatasetSampler:
         """Rows per gradient step, over all devices."""
         return self.batch_size * (self.sequence_length or 1)
 
-    def count_samples(self, data: Dataset) -> int:
+    def as_single_rows(self) -> "DatasetSampler":
+        """Return the sampler of single rows that are one step each."""
+        return dataclasses.replace(
+            self, sequence_length=None, burn_in=0, n_step=(1, 1), needs_returns=False
+        )
+
+    def count_samples(self, data: DatasetExtent) -> int:
         """Return the number of samples in an epoch: rows, or sequences side by side."""
         return -(-data.num_rows // (self.sequence_length or 1))
 
@@ -148,7 +142,9 @@ class DatasetSampler:
         """Return the position before the first draw; None if draws are independent of each other."""
         return DatasetPosition.start() if self.order == "epochs" else None
 
-    def advance(self, data: Dataset, position: DatasetPosition | None) -> DatasetPosition | None:
+    def advance(
+        self, data: DatasetExtent, position: DatasetPosition | None
+    ) -> DatasetPosition | None:
         """Return the position after one gradient step."""
         if position is None:
             return None
@@ -158,7 +154,7 @@ class DatasetSampler:
 
     def draw(
         self,
-        data: Dataset,
+        data: DatasetExtent,
         position: DatasetPosition | None,
         key: Key,
         run_key: Key | None = None,
@@ -169,7 +165,7 @@ class DatasetSampler:
         They do not depend on the number of devices. Consumes the key.
 
         Args:
-            data: Dataset to draw from, of at least `batch_size` samples for epochs.
+            data: Dataset to draw from, or its extent, of at least `batch_size` samples for epochs.
             position: Position in the epochs; None to draw with replacement.
             key: Key of the draw, the same on every device.
             run_key: Key of the run, from which the order of each epoch derives; None to draw with
@@ -184,7 +180,7 @@ class DatasetSampler:
         rows = jax.vmap(lambda k: self._draw_shard(data, k))(keys).reshape(-1)
         return DrawnRows(rows=rows, learns=jnp.ones(rows.shape, jnp.bool_))
 
-    def _draw_shard(self, data: Dataset, key: Key) -> Int[Array, " n"]:
+    def _draw_shard(self, data: DatasetExtent, key: Key) -> Int[Array, " n"]:
         """Draw the rows of one shard with replacement, of each source as many as it has a share."""
         if self.source_sizes is None:
             return jax.random.randint(key, (self.batch_size // self.num_shards,), 0, data.num_rows)
@@ -198,7 +194,7 @@ class DatasetSampler:
         return jnp.concatenate(drawn)
 
     def _draw_next(
-        self, data: Dataset, position: DatasetPosition, run_key: Key, axis_name: str | None
+        self, data: DatasetExtent, position: DatasetPosition, run_key: Key, axis_name: str | None
     ) -> DrawnRows:
         """Return the next samples in the order of the epoch, which may go on in the next one."""
         size, share = self.count_samples(data), self.batch_size // self.num_shards
@@ -208,7 +204,7 @@ class DatasetSampler:
         is_next = places >= size
         base = jax.random.fold_in(run_key, _EPOCH_SALT)
 
-        def shuffle(epoch: Array) -> Array:
+        def shuffle(epoch: UInt32[AnyArray, ""]) -> Array:
             constants = draw_shuffle_constants(jax.random.fold_in(base, epoch))
             return shuffle_index(constants, places % jnp.uint32(size), size)
 
@@ -234,9 +230,6 @@ class DatasetSampler:
     ) -> Transition:
         """Gather the drawn rows, with up to n steps folded into each. Consumes the key.
 
-        A fold ends with the part, and then bootstraps from its final observation unless the episode
-        terminated.
-
         Args:
             data: Dataset.
             drawn: Drawn rows, or first rows of sequences.
@@ -245,86 +238,75 @@ class DatasetSampler:
             key: Key of the numbers of steps.
             axis_name: Mesh axis that the shards are sharded over, or None.
         """
-        max_steps = self._draw_max_steps(key, axis_name)
-        if self.sequence_length is not None:
-            return self._gather_sequences(data, drawn, gamma, max_steps)
-        rows = drawn.rows
-        reward, steps, last = self._fold(data, rows, data.last[rows] - rows, gamma, max_steps)
-        extras = jax.tree.map(lambda x: x[rows], data.extras)
-        if returns is not None:
-            extras |= _get_return_columns(data, rows, returns, gamma)
-        return Transition(
-            obs=data.get_obs(rows),
-            action=jax.tree.map(lambda x: x[rows], data.action),
-            reward=reward,
-            discount=_discount(data, last, gamma**steps),
-            next_obs=data.get_next_obs(last),
-            weight=drawn.learns.astype(jnp.float32),
-            extras=extras,
-        )
+        max_steps = self.draw_max_steps(key, axis_name)
+        return fold_rows(self.pick(data, drawn, max_steps, returns), gamma)
 
-    def _gather_sequences(
+    def pick(
         self,
         data: Dataset,
         drawn: DrawnRows,
-        gamma: Float[Array, ""],
-        max_steps: Int[Array, " N"],
-    ) -> Transition:
-        """Gather sequences `[N, L]`, whose recurrent state is reset at the start of every part.
+        max_steps: Int[AnyArray, " N"],
+        returns: Float[AnyArray, " N"] | None = None,
+    ) -> PickedRows:
+        """Pick drawn rows from a dataset, of JAX's arrays or, with all arguments, of NumPy's.
 
-        Sequences run over the borders of parts, and over the end of the dataset to its beginning;
-        rows after the end are not learned from in epochs, which begin with them.
+        The steps of a row end with its part, and then bootstrap from its final observation unless
+        the episode terminated. Sequences run over the borders of parts, and over the end of the
+        dataset to its beginning; rows after the end are not learned from in epochs, which begin
+        with them.
+
+        Args:
+            data: Dataset.
+            drawn: Drawn rows, or first rows of sequences.
+            max_steps: Maximum number of steps of each.
+            returns: `compute_returns_to_go` of all rows; None if the learner does not need them.
+        """
+        xp = _get_module(drawn.rows)
+        rows, learns, sequence = drawn.rows, xp.asarray(drawn.learns), None
+        limit = max_steps
+        if self.sequence_length is not None:
+            place = xp.arange(self.sequence_length, dtype=xp.int32)[None]
+            sequence = self._pick_sequence(data, rows)
+            following = rows[:, None] + place
+            learns = xp.broadcast_to(learns[:, None], following.shape)
+            if self.order == "epochs":
+                learns = learns & (following < data.num_rows)
+            rows = following % data.num_rows
+            limit = xp.minimum(max_steps[:, None], self.sequence_length - place)
+        end = data.last[rows]
+        num_steps = xp.minimum(limit, end - rows + 1)
+        last = rows + num_steps - 1
+        ahead = xp.arange(self.n_step[1], dtype=xp.int32).reshape((1,) * rows.ndim + (-1,))
+        return PickedRows(
+            obs=data.get_obs(rows) if sequence is None else (),
+            action=_take(data.action, rows),
+            rewards=data.reward[xp.minimum(rows[..., None] + ahead, end[..., None])],
+            num_steps=num_steps,
+            terminated=data.terminated[last],
+            next_obs=data.get_next_obs(last),
+            learns=learns,
+            extras=_take(data.extras, rows),
+            ends=None if returns is None else _pick_ends(data, rows, returns),
+            sequence=sequence,
+        )
+
+    def _pick_sequence(self, data: Dataset, first: Int[AnyArray, " N"]) -> ObsSequence:
+        """Pick the observations of sequences and of the rows before them, `[N, burn_in + L]`.
+
+        The recurrent state is reset at the start of every part.
         """
         assert self.sequence_length is not None
-        size = data.num_rows
-        place = jnp.arange(self.sequence_length, dtype=jnp.int32)[None]
-        ahead = jnp.arange(-self.burn_in, self.sequence_length, dtype=jnp.int32)[None]
-        window = (drawn.rows[:, None] + ahead) % size
-        rows = window[:, self.burn_in :]
-        sequence = ObsSequence(
+        xp = _get_module(first)
+        ahead = xp.arange(-self.burn_in, self.sequence_length, dtype=xp.int32)[None]
+        window = (first[:, None] + ahead) % data.num_rows
+        return ObsSequence(
             obs=data.get_obs(window),
             carry=None,
             is_first=data.is_first[window],
             burn_in=self.burn_in,
         )
-        following = jnp.minimum(self.sequence_length - 1 - place, data.last[rows] - rows)
-        reward, steps, last = self._fold(data, rows, following, gamma, max_steps[:, None])
-        learns = drawn.learns[:, None]
-        if self.order == "epochs":
-            learns = learns & (drawn.rows[:, None] + place < size)
-        return Transition(
-            obs=sequence,
-            action=jax.tree.map(lambda x: x[rows], data.action),
-            reward=reward,
-            discount=_discount(data, last, gamma**steps),
-            next_obs=SuccessorObs(
-                obs=data.get_next_obs(last),
-                after=place + steps.astype(jnp.int32) - 1,
-                sequence=sequence,
-            ),
-            weight=jnp.broadcast_to(learns, rows.shape).astype(jnp.float32),
-            extras=jax.tree.map(lambda x: x[rows], data.extras),
-        )
 
-    def _fold(
-        self,
-        data: Dataset,
-        rows: Int[Array, "*n"],
-        num_following: Int[Array, "*n"],
-        gamma: Float[Array, ""],
-        max_steps: Int[Array, "*#n"],
-    ) -> tuple[Float[Array, "*n"], Float[Array, "*n"], Int[Array, "*n"]]:
-        return fold_n_steps(
-            data.as_rollout(),
-            jnp.zeros_like(rows),
-            rows,
-            num_following=num_following,
-            gamma=gamma,
-            max_steps=max_steps,
-            largest_max_steps=self.n_step[1],
-        )
-
-    def _draw_max_steps(self, key: Key, axis_name: str | None) -> Int[Array, " N"]:
+    def draw_max_steps(self, key: Key, axis_name: str | None = None) -> Int[Array, " N"]:
         """Draw the maximum number of steps of each sample. Consumes the key."""
         low, high = self.n_step
         shards = self._get_local_shards(axis_name)
@@ -335,24 +317,23 @@ class DatasetSampler:
         return jax.vmap(lambda k: jax.random.randint(k, (share,), low, high + 1))(keys).reshape(-1)
 
 
-def _discount(
-    data: Dataset, last: Int[Array, "*n"], factor: Float[Array, "*n"]
-) -> Float[Array, "*n"]:
-    """Return the factor of the value of the successors of rows, 0 after a termination."""
-    return factor * (1.0 - data.terminated[last].astype(jnp.float32))
+def _get_module(array: AnyArray) -> Any:
+    """Return NumPy for an array of its own, else JAX's."""
+    return np if isinstance(array, np.ndarray) else jnp
 
 
-def _get_return_columns(
-    data: Dataset, rows: Int[Array, " N"], returns: Float[Array, " N"], gamma: Float[Array, ""]
-) -> dict[str, PyTree]:
-    """Return the extras of `ReturnColumns`."""
+def _take(tree: PyTree, rows: Int[AnyArray, "*n"]) -> PyTree:
+    return jax.tree.map(lambda x: x[rows], tree)
+
+
+def _pick_ends(data: Dataset, rows: Int[AnyArray, " N"], returns: Float[AnyArray, " N"]) -> RowEnds:
     last = data.last[rows]
-    steps = (last - rows + 1).astype(jnp.float32)
-    return {
-        ReturnColumns.RETURN_TO_GO: returns[rows],
-        ReturnColumns.END_DISCOUNT: _discount(data, last, gamma**steps),
-        ReturnColumns.END_OBS: data.get_next_obs(last),
-    }
+    return RowEnds(
+        return_to_go=returns[rows],
+        num_steps=last - rows + 1,
+        terminated=data.terminated[last],
+        obs=data.get_next_obs(last),
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

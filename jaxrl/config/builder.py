@@ -15,6 +15,7 @@ from jaxrl.config.names import (
 )
 from jaxrl.config.own_settings import declare_settings
 from jaxrl.config.rllib_api import get_former_attribute, is_former_attribute
+from jaxrl.config.rllib_names import merge_materialize
 from jaxrl.config.tune_registration import connect_to_tune
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 
@@ -128,7 +129,7 @@ class ConfigBuilder:
         self, values: Mapping[str, object], group: str | None
     ) -> list[ResolvedSetting]:
         """Resolve all names; raise if two of them are the same setting."""
-        table = self.get_name_table()
+        table, values = self.get_name_table(), merge_materialize(values)
         if values.get("_model_config"):  # RLlib then does not read model
             values = {name: value for name, value in values.items() if name != "model"}
         names: dict[str, str] = {}

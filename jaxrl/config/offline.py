@@ -52,7 +52,6 @@ NOT_OFFLINE_SETTINGS: dict[str, str] = {
         ),
         _NO_BUFFER,
     ),
-    "num_learners": "the data are on the devices of this process",
 }
 """Settings that have no effect when a run learns from recorded data, with the reasons."""
 
@@ -123,6 +122,7 @@ def check_offline(config: "AlgorithmConfig") -> None:
     data = config.offline_data_settings
     _check_output(config)
     _parse_shares(config)
+    _check_storage(config)
     if config.is_mixed:
         _check_mixed(config)
         return
@@ -203,6 +203,80 @@ def _check_mixed(config: "AlgorithmConfig") -> None:
             f"input_={given!r} is not supported with an own compiled training step, which learns "
             "from what it samples: leave it out."
         )
+
+
+def _check_storage(config: "AlgorithmConfig") -> None:
+    """Raise if other settings contradict `dataset_storage`."""
+    data = config.offline_data_settings
+    storage, num_learners = data.dataset_storage, config.learners_settings.num_learners
+    if config.is_mixed and storage in ("host", "stream"):
+        raise ConfigError(
+            f"dataset_storage={storage!r} is not supported with input_={data.input_!r}, whose rows are "
+            "mixed with those of a replay buffer on the device: set 'device', or leave it out."
+        )
+    if config.is_offline and num_learners and storage in ("device", "host"):
+        raise ConfigError(
+            f"dataset_storage={storage!r} is in this process, and num_learners={num_learners} learn in "
+            "others: set dataset_storage='stream', or num_learners=0."
+        )
+    if data.shuffle_buffer_size and storage in ("device", "host"):
+        raise ConfigError(
+            f"shuffle_buffer_size={data.shuffle_buffer_size} has no effect with dataset_storage="
+            f"{storage!r}, which draws from all rows: leave it out, or set dataset_storage='stream'."
+        )
+    if storage == "stream" or (config.is_offline and num_learners):
+        check_stream(config)
+
+
+def check_stream(config: "AlgorithmConfig") -> None:
+    """Check that the settings are those of a stream.
+
+    Raises:
+        ConfigError: If one of them needs all rows at once.
+    """
+    data = config.offline_data_settings
+    for problem, name, advice in (
+        (
+            data.dataset_sampling == "uniform",
+            "dataset_sampling='uniform'",
+            "a stream has every row once in an epoch: leave it out",
+        ),
+        (
+            len(data.sources) > 1,
+            f"input_={data.input_!r}",
+            "shares are of rows that are all there: give a list of sources, which are mixed by size",
+        ),
+    ):
+        if problem:
+            raise ConfigError(
+                f"{name} is not supported with {describe_storage(config)}: {advice}, or set "
+                "dataset_storage='host'."
+            )
+
+
+def check_lane_storage(config: "AlgorithmConfig") -> None:
+    """Check that the data of one run of a sweep are in its process.
+
+    Raises:
+        ConfigError: If they are a stream.
+    """
+    data = config.offline_data_settings
+    is_stream = data.dataset_storage == "stream" or config.learners_settings.num_learners > 0
+    if config.is_offline and is_stream:
+        raise ConfigError(
+            f"A sweep is not supported with {describe_storage(config)}: its runs would share Ray's CPUs "
+            "with what reads for them; run them one by one, or set dataset_storage='host'."
+        )
+
+
+def describe_storage(config: "AlgorithmConfig") -> str:
+    """Return the setting that makes a run's data a stream, for messages."""
+    storage = config.offline_data_settings.dataset_storage
+    if storage != "auto":
+        return f"dataset_storage={storage!r}"
+    num_learners = config.learners_settings.num_learners
+    why = f"num_learners={num_learners}" if num_learners else "the data are larger than the memory"
+    return f"dataset_storage='auto', which is 'stream' here ({why})"
 
 
 def _check_output(config: "AlgorithmConfig") -> None:

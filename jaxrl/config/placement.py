@@ -291,9 +291,11 @@ def describe_placement(config: "AlgorithmConfig", placement: Placement | None) -
         yield "In-graph: rollout, targets and updates are one compiled program on local devices."
         return
     if placement == "offline":
+        storage = config.offline_data_settings.dataset_storage
+        until = ", which is decided when the Algorithm is built" if storage == "auto" else ""
         yield (
-            "Offline: all updates of a dispatch are one compiled program over the recorded data, "
-            "and schedules are over the rows trained on."
+            f"Offline: rows are recorded ones (dataset_storage={storage!r}{until}), all updates of a "
+            "train batch are one compiled program, and schedules are over the rows trained on."
         )
         return
     if placement == "external":

@@ -48,6 +48,7 @@ NEUTRAL_VALUES_OF_SETTINGS: dict[str, tuple[object, ...]] = {
     "input_read_schema": (None,),
     "learner_class": (None, RllibObject("{algo}TorchLearner"), RllibObject("{algo}TfLearner")),
     "optimizer": ({}, None),
+    "shuffle_buffer_size": (0,),
     "rl_module_spec": (
         None,
         RllibObject("Default{algo}TorchRLModule"),
@@ -286,7 +287,7 @@ _OFFLINE = (
     *_neutral("input_read_method", "read_parquet"),
     *_neutral("output_write_method", "write_parquet"),
     *_neutral("input_compress_columns output_compress_columns", ["obs", "new_obs"]),
-    *_neutral("num_gpus_per_offline_eval_runner num_offline_eval_runners shuffle_buffer_size", 0),
+    *_neutral("num_gpus_per_offline_eval_runner num_offline_eval_runners", 0),
     *_neutral("dataset_num_iters_per_eval_runner num_cpus_per_offline_eval_runner", 1),
     *_neutral("max_requests_in_flight_per_offline_eval_runner offline_evaluation_duration", 1),
     *_neutral("offline_eval_batch_size_per_runner", 256),

@@ -4,7 +4,7 @@ Values that ask for nothing are accepted under any name, see `jaxrl.config.rllib
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from jaxrl.modules.rllib_model_defaults import drop_merged_defaults
@@ -18,6 +18,34 @@ class Renamed:
     transform: Callable[[Any], object] = lambda value: value
     is_quiet: bool = False
     """True if the name is current in RLlib, so that no note is needed."""
+
+
+def get_storage(is_in_memory: object) -> object:
+    """Return the value of `dataset_storage` that a value of RLlib's `materialize_data` stands for."""
+    match is_in_memory:
+        case True:
+            return "host"
+        case False:
+            return "stream"
+        case _:
+            return is_in_memory
+
+
+def merge_materialize(values: Mapping[str, object]) -> Mapping[str, object]:
+    """Return settings with at most one of RLlib's two that say whether data stay in memory.
+
+    RLlib keeps data in memory as they were read, as they are learned from, or neither.
+    """
+    names = "materialize_data", "materialize_mapped_data"
+    pair = [values[name] for name in names if name in values]
+    if len(pair) < 2:
+        return values
+    others = {name: value for name, value in values.items() if name not in names}
+    if pair == [False, False]:
+        return others | {names[1]: "stream"}
+    if pair[0] is True:
+        return others | {names[0]: True}
+    return others | {names[1]: pair[1]}
 
 
 _CALLED_HOOKS = (
@@ -49,6 +77,8 @@ RENAMED: dict[str, Renamed] = {
     "_rl_module_spec": Renamed("rl_module_spec", is_quiet=True),
     "_train_batch_size_per_learner": Renamed("train_batch_size_per_learner", is_quiet=True),
     "dataset_num_iters_per_learner": Renamed("num_updates_per_iteration"),
+    "materialize_data": Renamed("dataset_storage", get_storage),
+    "materialize_mapped_data": Renamed("dataset_storage", get_storage),
     # older names
     "input": Renamed("input_"),
     "model": Renamed("model_config", drop_merged_defaults),
@@ -124,8 +154,8 @@ _API_STACK_REASON = (
 )
 _MULTI_AGENT_REASON = "multi-agent training is not supported in this version"
 _DATASET_REASON = (
-    "recorded data are read whole, by input_, into a dataset of the compiled program; "
-    "input_transform changes them"
+    "recorded data are read by input_, and kept where dataset_storage says; input_transform changes "
+    "them"
 )
 _OUTPUT_REASON = "output names a folder of Parquet files, each row a part of an episode"
 _OFFLINE_EVALUATION_REASON = (
@@ -328,11 +358,10 @@ REFUSED: dict[str, str] = {
             "input_config offline_data_class input_read_method "
             "input_read_method_kwargs input_read_episodes input_read_sample_batches "
             "input_read_batch_size input_filesystem input_filesystem_kwargs "
-            "input_compress_columns input_spaces_jsonable materialize_data "
-            "materialize_mapped_data map_batches_kwargs iter_batches_kwargs "
+            "input_compress_columns input_spaces_jsonable map_batches_kwargs iter_batches_kwargs "
             "prelearner_class prelearner_buffer_class prelearner_buffer_kwargs "
             "prelearner_module_synch_period prelearner_use_recorded_module_states "
-            "postprocess_inputs shuffle_buffer_size offline_sampling _is_online",
+            "postprocess_inputs offline_sampling _is_online",
             _DATASET_REASON,
         )
     ),

@@ -79,12 +79,22 @@ class RecordedData:
         """Number of bytes of one step in memory, with its observation, action, reward and extras."""
         return self.columns.step_bytes
 
-    def get_fingerprint(self) -> str:
-        """Return the digest of all files, in order; files without a recorded digest are read."""
+    def get_fingerprint(self, *, is_quick: bool = False) -> str:
+        """Return the digest of all files, in order.
+
+        Args:
+            is_quick: Whether a file without a recorded digest has that of its name and size, and is
+                not read.
+        """
         digest = hashlib.sha256()
         for path in self.files:
             entry = self._entries.get(path)
-            digest.update((entry.sha256 if entry else hash_file(path)).encode())
+            if entry is not None:
+                digest.update(entry.sha256.encode())
+            elif is_quick:
+                digest.update(f"{path.name} {path.stat().st_size}".encode())
+            else:
+                digest.update(hash_file(path).encode())
         return digest.hexdigest()
 
     def iter_parts(self) -> Iterator[EpisodePart]:

@@ -1,6 +1,6 @@
 """Factories for the learners, runners and loop of a config. Ray is imported only if used."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.core.types import Device
@@ -24,9 +24,9 @@ def make_learner_group(
 ) -> LearnerGroup:
     """Create the learners: one in this process, or `num_learners` Ray actors."""
     if assembly.is_offline:
-        from jaxrl.runners.offline import OfflineLearnerGroup
+        from jaxrl.runners.offline import make_offline_learners
 
-        return OfflineLearnerGroup(config, assembly, devices)
+        return make_offline_learners(config, assembly, devices)
     if isinstance(assembly.train_step, MixedRunner):
         from jaxrl.runners.offline import MixedLearnerGroup
 
@@ -48,10 +48,10 @@ def make_loop(
 ) -> Loop:
     """Create the training loop: dispatches of the compiled program, or the host loop."""
     if assembly.is_offline:
-        from jaxrl.runners.offline import OfflineLearnerGroup, OfflineLoop
+        from jaxrl.runners.offline import OfflineLoop, RecordedLearners
 
-        assert isinstance(learners, OfflineLearnerGroup)
-        return OfflineLoop(config, assembly, learners, AlgorithmHooks(callbacks, algorithm))
+        recorded = cast("RecordedLearners", learners)
+        return OfflineLoop(config, assembly, recorded, AlgorithmHooks(callbacks, algorithm))
     if assembly.is_in_graph:
         own = OwnDispatches()
         return make_in_graph_loop(config, assembly, learners, callbacks, algorithm, own)

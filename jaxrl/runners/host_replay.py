@@ -72,8 +72,11 @@ class HostMemory(Protocol):
         ...
 
 
-def get_host_device() -> Device:
+def get_host_device(setting: str = "replay_buffer_config['storage']='host'") -> Device:
     """Return the CPU device, which computes in host memory.
+
+    Args:
+        setting: Setting that needs it, for messages.
 
     Raises:
         ConfigError: If JAX is configured without the CPU backend.
@@ -82,7 +85,7 @@ def get_host_device() -> Device:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:
         raise ConfigError(
-            "replay_buffer_config['storage']='host' needs JAX's CPU backend beside that of the "
+            f"{setting} needs JAX's CPU backend beside that of the "
             "accelerator: add cpu to JAX_PLATFORMS, as in JAX_PLATFORMS=cuda,cpu."
         ) from error
 

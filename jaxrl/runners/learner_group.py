@@ -19,6 +19,7 @@ from jaxrl.runners.host_replay import HostMemory
 from jaxrl.runners.learner_steps import HostMemorySteps, LearnerSteps, LocalLearnerSteps
 from jaxrl.runners.user_replay import UserReplay
 from jaxrl.runtime.program import Program
+from jaxrl.training.offline import FedRows
 from jaxrl.training.report import StepReports, TrainReport
 from jaxrl.training.rollout import ActorState
 from jaxrl.training.sharding import make_train_step_program, state_shardings
@@ -251,7 +252,7 @@ class LocalLearnerGroup:
     def _dispatch(
         self,
         state: TrainState,
-        *arguments: RolloutBatch,
+        *arguments: RolloutBatch | FedRows,
         on_phase: Callable[[str], None],
     ) -> tuple[Any, ...]:
         if self._jit and not self._main.compile_stats:

@@ -3,15 +3,15 @@
 import abc
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from jaxrl.assembly.assemble import Assembly
+from jaxrl.assembly.dataset_storage import check_dataset_size, describe_chosen
 from jaxrl.assembly.offline import (
-    check_dataset_size,
     get_fingerprint,
     load_dataset,
     make_blank_dataset,
@@ -21,16 +21,19 @@ from jaxrl.buffers.dataset import Dataset, DatasetSampler
 from jaxrl.config.batch_plan.offline import OfflinePlan
 from jaxrl.core.types import Device
 from jaxrl.errors import CheckpointError, ConfigError, DataError
+from jaxrl.metrics import TIMERS
 from jaxrl.runners.compiled_runner import CompiledEnvRunner
 from jaxrl.runners.counts import DATA
 from jaxrl.runners.curriculum import Curriculum
+from jaxrl.runners.fed_group import FedLearnerGroup, HostFeed, RowFeed
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.in_graph_group import InGraphLearnerGroup, ProgramInputs
 from jaxrl.runners.in_graph_loop import InGraphLoop, OwnDispatches
+from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runners.learner_steps import LearnerSteps, StepBatch, StepResult
 from jaxrl.runners.protocols import Fill
 from jaxrl.training.mixed import MixedRunner
-from jaxrl.training.report import IterationTotals, TrainReport
+from jaxrl.training.report import IterationTotals, TrainReport, merge_results
 from jaxrl.training.sharding import DEVICE_AXIS, REPLICATED
 
 if TYPE_CHECKING:
@@ -38,6 +41,85 @@ if TYPE_CHECKING:
     from jaxrl.config.settings.run import ReportingSettings
 
 logger = logging.getLogger("jaxrl")
+
+
+ROWS_WAIT_SECONDS = "rows_wait_s"
+"""Timer of the time that learners waited for recorded rows."""
+
+
+def is_fed(assembly: Assembly) -> bool:
+    """Return whether the learners of a run from recorded data are fed with rows."""
+    return assembly.storage is not None and assembly.storage.name != "device"
+
+
+class RecordedLearners(LearnerGroup, Protocol):
+    """Learners from recorded data, of which they know the digest; None if there are no data."""
+
+    @property
+    def fingerprint(self) -> str | None: ...
+
+
+class FedLearners(RecordedLearners, Protocol):
+    """Learners that are fed with rows, and say how long they waited for them."""
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Return the entries that results have of the rows, since the last call."""
+        ...
+
+    def take_wait_seconds(self) -> float:
+        """Return the time that they waited for rows since the last call."""
+        ...
+
+
+def _read_dataset(
+    config: "AlgorithmConfig", assembly: Assembly, sampler: DatasetSampler, device: Device
+) -> tuple[Dataset, str]:
+    """Return the dataset of a config in NumPy, and the digest of its data."""
+    data = open_config_data(config, assembly.made.spaces)
+    storage = assembly.storage.name if assembly.storage is not None else "device"
+    check_dataset_size(config, data, storage, device)
+    pipeline = assembly.train_step.learner_pipeline
+    dataset = load_dataset(config, data, assembly.policy_step, pipeline, sampler)
+    return dataset, get_fingerprint(data)
+
+
+def make_offline_learners(
+    config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
+) -> RecordedLearners:
+    """Make the learners of a run from recorded data alone, where its rows are."""
+    if not is_fed(assembly):
+        return OfflineLearnerGroup(config, assembly, devices)
+    try:
+        if config.learners_settings.num_learners:
+            from jaxrl.runners.ray.offline import RayOfflineLearnerGroup
+
+            return RayOfflineLearnerGroup(config, assembly)
+        feed, fingerprint = _make_feed(config, assembly, devices)
+    except DataError as error:
+        _note_missing(assembly, error)
+        return FedLearnerGroup(config, assembly, devices, feed=None, missing=error)
+    return FedLearnerGroup(config, assembly, devices, feed=feed, fingerprint=fingerprint)
+
+
+def _make_feed(
+    config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
+) -> tuple[RowFeed, str]:
+    runner = assembly.offline_runner
+    assert assembly.storage is not None
+    if assembly.storage.name == "stream":
+        from jaxrl.runners.ray.offline import open_stream_feed
+
+        return open_stream_feed(config, assembly)
+    dataset, fingerprint = _read_dataset(config, assembly, runner.experience, devices[0])
+    feed = HostFeed(dataset, runner, jit=config.debugging_settings.jit)
+    return feed, fingerprint
+
+
+def _note_missing(assembly: Assembly, error: DataError) -> None:
+    """Log that there are no data; raise if the run is to be trained."""
+    if assembly.should_train:
+        raise error
+    logger.warning("The policy is restored, but it cannot be trained: %s", error)
 
 
 class DatasetLearnerGroup(InGraphLearnerGroup, abc.ABC):
@@ -60,12 +142,11 @@ class DatasetLearnerGroup(InGraphLearnerGroup, abc.ABC):
     ) -> None:
         """Load the dataset onto the devices; a run that is not trained may lack it."""
         self._missing: DataError | None = None
+        sampler = self._get_sampler(assembly)
         try:
-            dataset = self._load(config, assembly, devices)
+            dataset, self.fingerprint = _read_dataset(config, assembly, sampler, devices[0])
         except DataError as error:
-            if assembly.should_train:
-                raise
-            logger.warning("The policy is restored, but it cannot be trained: %s", error)
+            _note_missing(assembly, error)
             self._missing, self.fingerprint = error, None
             dataset = make_blank_dataset(assembly.policy_step)
         if len(devices) == 1:
@@ -73,15 +154,6 @@ class DatasetLearnerGroup(InGraphLearnerGroup, abc.ABC):
         else:
             place = NamedSharding(Mesh(np.asarray(devices), (DEVICE_AXIS,)), REPLICATED)
         self.dataset = jax.device_put(dataset, place)
-
-    def _load(
-        self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
-    ) -> Dataset:
-        data = open_config_data(config, assembly.made.spaces)
-        check_dataset_size(config, data, devices[0])
-        self.fingerprint = get_fingerprint(data)
-        pipeline, sampler = assembly.train_step.learner_pipeline, self._get_sampler(assembly)
-        return load_dataset(config, data, assembly.policy_step, pipeline, sampler)
 
     def run_batches(
         self, num_batches: int, on_phase: Callable[[str], None], *, max_iterations: int = 1
@@ -92,11 +164,10 @@ class DatasetLearnerGroup(InGraphLearnerGroup, abc.ABC):
 
 
 class OfflineLearnerGroup(DatasetLearnerGroup):
-    """Learner from recorded data alone."""
+    """Learner from recorded data alone, which are on its devices."""
 
     def _get_sampler(self, assembly: Assembly) -> DatasetSampler:
-        assert isinstance(assembly.train_step.experience, DatasetSampler)
-        return assembly.train_step.experience
+        return assembly.offline_runner.experience
 
     def _make_inputs(
         self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
@@ -120,9 +191,9 @@ class MixedLearnerGroup(DatasetLearnerGroup):
 
 
 class DatasetLoop(InGraphLoop):
-    """Loop over dispatches of a program with a dataset, whose digest checkpoints have."""
+    """Loop over dispatches of updates on recorded data, whose digest checkpoints have."""
 
-    _group: DatasetLearnerGroup
+    _group: RecordedLearners
 
     def update(
         self, steps: LearnerSteps, batch: "StepBatch | None", num_updates: int | None
@@ -171,7 +242,7 @@ class OfflineLoop(DatasetLoop):
         self,
         config: "AlgorithmConfig",
         assembly: Assembly,
-        learners: OfflineLearnerGroup,
+        learners: RecordedLearners,
         hooks: RunnerHooks,
     ) -> None:
         runner = CompiledEnvRunner(config, assembly)
@@ -180,6 +251,8 @@ class OfflineLoop(DatasetLoop):
         assert isinstance(assembly.plan, OfflinePlan)
         self._batches_per_iteration = assembly.plan.batches_per_iteration
         self._group = learners
+        self._fed = cast("FedLearners", learners) if is_fed(assembly) else None
+        self.notes = describe_chosen(assembly.storage)
 
     def prepare(self) -> None:
         """Do nothing: no environment is made."""
@@ -194,6 +267,14 @@ class OfflineLoop(DatasetLoop):
             "sample() has no environment: this run learns from recorded data, input_=...; call "
             "super().training_step(), which runs gradient steps on them."
         )
+
+    def extend_result(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Add how long the learners waited for rows, and what else is known of these."""
+        result = super().extend_result(result)
+        if self._fed is None:
+            return result
+        timers = {TIMERS: {ROWS_WAIT_SECONDS: self._fed.take_wait_seconds()}}
+        return merge_results(merge_results(result, timers), self._fed.get_metrics())
 
     def _count_batches_left(self, reporting: "ReportingSettings", totals: IterationTotals) -> int:
         del reporting

@@ -10,6 +10,7 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.assembly.assemble import Assembly, assemble, make_env
 from jaxrl.assembly.env_params import can_share_program
 from jaxrl.assembly.tasks import prepare_first_task
+from jaxrl.config.offline import check_lane_storage
 from jaxrl.config.sweep import Lane
 from jaxrl.core.hparams import get_numeric_hparams, mark_per_lane
 from jaxrl.core.types import Device, PyTree
@@ -207,6 +208,7 @@ def check_lane(lane: Lane) -> None:
         ConfigError: If its settings are inconsistent, or cannot hold for several lanes at once.
     """
     lane.config.validate()
+    check_lane_storage(lane.config)
     own_class = lane.config.algo_class
     if own_class is not None and own_class.training_step is not Algorithm.training_step:
         raise ConfigError(

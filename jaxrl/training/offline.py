@@ -1,4 +1,7 @@
-"""Training on recorded data: every gradient step of a dispatch as one compiled program."""
+"""Training on recorded data: every gradient step of a dispatch as one compiled program.
+
+The program has the dataset as an argument, or the rows of one train batch that were picked elsewhere.
+"""
 
 import dataclasses
 import functools
@@ -6,22 +9,25 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxrl.buffers.dataset import (
     Dataset,
+    DatasetExtent,
     DatasetPosition,
     DatasetSampler,
     DatasetSource,
+    DrawnRows,
     compute_returns_to_go,
 )
+from jaxrl.buffers.dataset_rows import PickedRows, fold_rows, take_step
 from jaxrl.core.hparams import current_values
 from jaxrl.core.keys import split_run_key
-from jaxrl.core.struct import replace
-from jaxrl.core.types import Key, Metrics, PyTree, strip_weak_types
+from jaxrl.core.struct import pytree, replace
+from jaxrl.core.types import Key, Metrics, PyTree, Transition, strip_weak_types
 from jaxrl.training.batch_loop import BatchLoop
 from jaxrl.training.nonfinite import drop_counts
-from jaxrl.training.replay_updates import ReplayUpdates
+from jaxrl.training.replay_updates import BatchSource, ReplayUpdates, split_step_key
 from jaxrl.training.train_state import (
     ReportRow,
     Summary,
@@ -31,7 +37,89 @@ from jaxrl.training.train_state import (
     count_updates_between,
     empty_summary,
     get_learner_progress,
+    make_report_row,
 )
+
+
+@pytree
+class FedRows:
+    """Picked rows of all gradient steps of a train batch, `[U, N, ...]`.
+
+    `position` is the position in the epochs after them; None if draws are independent of each other.
+    """
+
+    picked: PickedRows
+    position: DatasetPosition | None
+
+
+@pytree
+class FedSource:
+    """Source of rows that were picked elsewhere."""
+
+    rows: FedRows
+
+    def init_state(self) -> DatasetPosition | None:
+        return self.rows.position
+
+    def sample_rows(
+        self,
+        source_state: DatasetPosition | None,
+        step: Int[Array, ""],
+        gamma: Float[Array, ""],
+        key: Key,
+    ) -> tuple[None, Transition]:
+        del source_state, key
+        return None, fold_rows(take_step(self.rows.picked, step), gamma)
+
+    def record_td_error(
+        self,
+        source_state: DatasetPosition | None,
+        step: Int[Array, ""],
+        indices: None,
+        td_error: Float[Array, " N *L"],
+    ) -> DatasetPosition | None:
+        del step, indices, td_error
+        return source_state
+
+
+@pytree
+class BatchDraws:
+    """Draws of all gradient steps of a train batch `[U, N]`, and the position after them."""
+
+    drawn: DrawnRows
+    max_steps: Int[Array, "U N"]
+    position: DatasetPosition | None
+
+
+def draw_batch(
+    sampler: DatasetSampler,
+    extent: DatasetExtent,
+    position: DatasetPosition | None,
+    run_key: Key,
+    train_batches: UInt32[Array, ""],
+) -> BatchDraws:
+    """Draw the rows of a train batch of all devices, the same as a program with the dataset draws.
+
+    Args:
+        sampler: Draws of the run.
+        extent: Extent of the dataset.
+        position: Position in the epochs before the train batch; None to draw with replacement.
+        run_key: Key of the run.
+        train_batches: Number of train batches before this one.
+    """
+    batch_key = jax.random.fold_in(run_key, train_batches)
+
+    def draw(
+        position: DatasetPosition | None, step: Int[Array, ""]
+    ) -> tuple[DatasetPosition | None, tuple[DrawnRows, Int[Array, " N"]]]:
+        row_key, _ = split_step_key(batch_key, step)
+        draw_key, fold_key = jax.random.split(row_key)
+        drawn = sampler.draw(extent, position, draw_key, run_key)
+        return sampler.advance(extent, position), (drawn, sampler.draw_max_steps(fold_key))
+
+    steps = jnp.arange(sampler.num_updates, dtype=jnp.int32)
+    after, (drawn, max_steps) = jax.lax.scan(draw, position, steps)
+    return BatchDraws(drawn=drawn, max_steps=max_steps, position=after)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,12 +134,16 @@ class OfflineRunner(BatchLoop):
     experience: DatasetSampler
     data: Dataset | None = None
     returns: Float[Array, " N"] | None = None
+    rows: FedRows | None = None
 
     def init(self, key: Key, data: Dataset) -> TrainState:
         """Return the initial state, with the connectors' statistics of the data. Consumes the key."""
+        return self.init_with(key, self.compute_statistics(data))
+
+    def init_with(self, key: Key, statistics: PyTree) -> TrainState:
+        """Return the initial state, given the connectors' statistics. Consumes the key."""
         state = self._init_without_envs(split_run_key(key), self.num_envs)
         position = self.experience.init_position()
-        statistics = self._compute_statistics(state.connectors.obs, data)
         return strip_weak_types(
             replace(
                 state,
@@ -84,6 +176,17 @@ class OfflineRunner(BatchLoop):
 
         return run
 
+    @property
+    def fed_program(self) -> Callable[[TrainState, FedRows], tuple[TrainState, ReportRow]]:
+        """Function of one train batch, with its rows as an argument."""
+
+        def run(state: TrainState, rows: FedRows) -> tuple[TrainState, ReportRow]:
+            bound = dataclasses.replace(self, rows=rows)
+            after, summary = bound.run_batches(state, jnp.int32(1))
+            return after, make_report_row(after, summary)
+
+        return run
+
     def bind(self, state: TrainState, data: Dataset) -> "OfflineRunner":
         """Return the runner with a dataset, and with the returns of its rows if they are needed."""
         returns = None
@@ -112,17 +215,8 @@ class OfflineRunner(BatchLoop):
         return jax.jit(self.train_batch, inline=True)
 
     def train_batch(self, state: TrainState) -> tuple[TrainState, Metrics]:
-        """Train on one train batch of the bound dataset."""
-        sampler, data = self.experience, self.data
-        assert data is not None
-        source = DatasetSource(
-            sampler=sampler,
-            data=data,
-            position=state.buffer if isinstance(state.buffer, DatasetPosition) else None,
-            returns=self.returns,
-            run_key=state.key,
-            axis_name=self.axis_name,
-        )
+        """Train on one train batch of the bound dataset, or on the bound rows."""
+        sampler = self.experience
         updates = ReplayUpdates(
             learner=self.learner,
             policy_step=self.policy_step,
@@ -132,7 +226,7 @@ class OfflineRunner(BatchLoop):
             update_steps=sampler.rows_per_update,
         )
         position, learned, metrics = updates.run(
-            source,
+            self._make_source(state),
             jnp.ones((), jnp.bool_),
             state.connectors.obs,
             get_learner_progress(state),
@@ -144,16 +238,40 @@ class OfflineRunner(BatchLoop):
         buffer = () if position is None else position
         return apply_update(replace(state, buffer=buffer, progress=progress), learned), metrics
 
-    def _compute_statistics(self, first: PyTree, data: Dataset) -> PyTree:
-        """Return the statistics of the observation connectors over all rows."""
+    def _make_source(self, state: TrainState) -> BatchSource:
+        if self.rows is not None:
+            return FedSource(rows=self.rows)
+        assert self.data is not None
+        return DatasetSource(
+            sampler=self.experience,
+            data=self.data,
+            position=state.buffer if isinstance(state.buffer, DatasetPosition) else None,
+            returns=self.returns,
+            run_key=state.key,
+            axis_name=self.axis_name,
+        )
+
+    @property
+    def needs_statistics(self) -> bool:
+        """True if observation connectors have statistics, which are those of all rows."""
         pipeline = self.policy_step.obs_pipeline
-        if pipeline.temporal or not jax.tree.leaves(first):
+        return bool(jax.tree.leaves(jax.eval_shape(pipeline.init))) and not pipeline.temporal
+
+    def compute_statistics(self, data: Dataset) -> PyTree:
+        """Return the statistics of the observation connectors over all rows."""
+        first = self.policy_step.obs_pipeline.init()
+        if not self.needs_statistics:
             return first
         rows = jnp.arange(data.num_rows, dtype=jnp.int32)
-        obs = jax.tree.map(lambda x: x[:, None], data.get_obs(rows))
+        mask = jnp.ones((data.num_rows,), jnp.bool_)
+        return self.update_statistics(first, data.get_obs(rows), mask)
+
+    def update_statistics(self, before: PyTree, obs: PyTree, mask: Bool[Array, " N"]) -> PyTree:
+        """Return the statistics with further observations `[N, ...]`, of which a mask counts."""
+        pipeline = self.policy_step.obs_pipeline
+        obs = jax.tree.map(lambda x: x[:, None], obs)
         received: list[PyTree] = []
-        for connector, state in zip(pipeline.connectors, first, strict=True):
+        for connector, state in zip(pipeline.connectors, before, strict=True):
             received.append(obs)
             obs = connector(state, obs)
-        mask = jnp.ones((data.num_rows, 1), jnp.bool_)
-        return pipeline.update(first, tuple(received), mask, None)
+        return pipeline.update(before, tuple(received), mask[:, None], None)

@@ -18,7 +18,7 @@ from jaxrl.runtime.kept_programs import ProgramCache
 from jaxrl.runtime.program import Program
 from jaxrl.training.in_graph import InGraphRunner
 from jaxrl.training.mixed import MixedRunner
-from jaxrl.training.offline import OfflineRunner
+from jaxrl.training.offline import FedRows, OfflineRunner
 from jaxrl.training.train_state import (
     RecordedRollouts,
     ReportRow,
@@ -200,6 +200,57 @@ def make_runner_programs(
         shardings=shardings,
         devices=tuple(devices),
     )
+
+
+def make_fed_program(
+    runner: OfflineRunner,
+    state_shapes: TrainState,
+    devices: list[Device],
+    *,
+    max_retraces: int | None,
+    jit: bool,
+    program_cache: ProgramCache | None = None,
+) -> Program:
+    """Make `train(state, rows) -> (state, report)` for one train batch whose rows are an argument.
+
+    Args:
+        runner: Pure functions of the run, without a mesh axis.
+        state_shapes: Shapes of the state.
+        devices: Devices that share the work.
+        max_retraces: See `Program`.
+        jit: Whether to compile.
+        program_cache: Cache of programs compiled by earlier processes.
+    """
+
+    def train(state: TrainState, rows: FedRows) -> tuple[TrainState, ReportRow]:
+        if len(devices) == 1:
+            return runner.fed_program(state, rows)
+        specs = state_specs(state_shapes)
+        report = dataclasses.replace(
+            row_specs(), summary=summary_specs(), ring=SHARDED, faults=SHARDED
+        )
+        return shard_over_devices(
+            devices,
+            to_per_device(runner).fed_program,
+            (specs, fed_specs(rows)),
+            (specs, report),
+        )(state, rows)
+
+    return Program(
+        "train",
+        train,
+        donate_argnums=(0,),
+        max_retraces=max_retraces,
+        program_cache=program_cache,
+        enabled=jit,
+    )
+
+
+def fed_specs(rows: FedRows) -> FedRows:
+    """Return partition specs of the rows of a train batch; those of a shard are contiguous."""
+    picked = jax.tree.map(lambda _: COLUMN_SHARDED, rows.picked)
+    position = jax.tree.map(lambda _: REPLICATED, rows.position)
+    return dataclasses.replace(rows, picked=picked, position=position)
 
 
 def make_train_step_program(

@@ -231,8 +231,8 @@ def test_groups_for_what_is_not_here_take_neutral_values() -> None:
     assert config.explicit == {"explore", "num_env_runners", "rollout_fragment_length"}
     with pytest.raises(ConfigError, match="'policies'"):
         config.multi_agent(policies={"a", "b"})
-    with pytest.raises(ConfigError, match="'shuffle_buffer_size'"):
-        config.offline_data(shuffle_buffer_size=100)
+    with pytest.raises(ConfigError, match="'output_config'"):
+        config.offline_data(output_config={"format": "json"})
     with pytest.raises(UnknownSettingError, match="inputt_"):
         config.offline_data(inputt_="sampler")
 

@@ -119,6 +119,8 @@ OTHER: dict[str, Any] = {
     "ignore_final_observation": True,
     "input_transform": transform,
     "dataset_sampling": "epochs",
+    "dataset_storage": "stream",
+    "shuffle_buffer_size": 5000,
     "num_updates_per_iteration": 7,
     "max_dataset_bytes": 10**9,
     "output": "recorded",

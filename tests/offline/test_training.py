@@ -264,8 +264,10 @@ def test_an_algorithm_for_its_own_steps_is_refused(data: str) -> None:
         ({"placement": "host"}, "placement='host' has no effect with input_="),
         ({"evaluation_interval": 1}, "has no environment to evaluate in: give the one of the data"),
         ({"train_batch_size": 10**6, "dataset_sampling": "epochs"}, "more than the 135 recorded"),
-        ({"max_dataset_bytes": 1000}, "max_dataset_bytes=1000 allows 0.00 MiB"),
-        ({"num_learners": 2}, "'num_learners' (got 2)"),
+        (
+            {"max_dataset_bytes": 1000, "dataset_storage": "device"},
+            "max_dataset_bytes=1000 allows 0.00 MiB: name fewer files, raise max_dataset_bytes, or set",
+        ),
         ({"burn_in_len": 3}, "burn_in_len=3 has no effect on a module without memory"),
         ({"observation_space": spaces.Box(0, 1, (3,), np.float32)}, "has other spaces"),
     ],

@@ -4,11 +4,14 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
-from jaxrl.config.fields import at_least_one, count, field
+from jaxrl.config.fields import at_least_one, count, field, non_negative
 from jaxrl.config.settings.training import Auto
 
 SAMPLER = "sampler"
 """Value of `input_` for learning from environments."""
+
+Storage = Literal["device", "host", "stream"]
+"""Names of the places that recorded rows are kept in."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,11 +55,25 @@ class OfflineDataSettings:
         check=count,
         doc="Number of gradient steps per iteration, each on train_batch_size rows.",
     )
+    dataset_storage: Storage | Auto = field(
+        default="auto",
+        doc="Where the recorded rows are: 'device' keeps all of them on the devices, 'host' in host "
+        "memory, from which the rows of each train batch are sent, and 'stream' reads the files anew "
+        "in every epoch, in tasks of Ray Data. 'auto' is the first of these that the data fit into: "
+        "max_dataset_bytes, and half of the host's memory.",
+    )
     max_dataset_bytes: int | Auto = field(
         default="auto",
         check=at_least_one,
         doc="Maximum memory of the dataset on a device, in bytes; a larger one raises an error before "
         "it is read. 'auto' is half of the device's memory.",
+    )
+    shuffle_buffer_size: int = field(
+        default=0,
+        check=non_negative,
+        doc="Number of rows, or of sequences of a module with memory, that are shuffled together in a "
+        "stream, in each learner. Those of 16 MiB of a file, or of a longer episode, are shuffled in "
+        "any case, and so is the order of files.",
     )
     output: str | None = field(
         default=None,
