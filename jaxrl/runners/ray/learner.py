@@ -70,6 +70,9 @@ def init_state(assembly: "Assembly", seed: int) -> TrainState:
     key = make_key(seed)
     if assembly.is_in_graph:
         return assembly.in_graph_runner.init(key, to_host(assembly.jax_env.params))
+    if assembly.is_offline:  # the driver has the statistics of the data
+        runner = assembly.offline_runner
+        return runner.init_with(key, runner.policy_step.obs_pipeline.init())
     return assembly.train_step.init_without_envs(key, assembly.plan.total_envs)
 
 
@@ -114,6 +117,15 @@ class RayLearner:
         self._mesh = Mesh(np.asarray(self._devices), (DEVICE_AXIS,))
         first = functools.partial(init_state, assembly, debugging.run_seed)
         shapes = jax.eval_shape(first)
+        self._make_programs(assembly, shapes)
+        self._steps = StepPrograms(train_step, self._devices, max_retraces=None, jit=True)
+        self._batches: dict[int, RolloutBatch] = {}
+        self._state = jax.jit(first, out_shardings=self._shardings)()
+        self._actor = jax.jit(train_step.make_actor_state, out_shardings=self._replicated)
+        self._replicate = jax.jit(unwrap_keys, out_shardings=self._replicated)
+
+    def _make_programs(self, assembly: "Assembly", shapes: TrainState) -> None:
+        """Make the program of training, and the shardings of the state."""
         if assembly.is_in_graph:
             compiled = make_runner_programs(
                 assembly.in_graph_runner, shapes, self._devices, max_retraces=None, jit=True
@@ -121,14 +133,9 @@ class RayLearner:
             self._main, self._shardings = compiled.run, compiled.shardings
         else:
             self._main = make_train_step_program(
-                train_step, self._devices, max_retraces=None, jit=True
+                assembly.train_step, self._devices, max_retraces=None, jit=True
             )
             self._shardings = state_shardings(shapes, self._devices)
-        self._steps = StepPrograms(train_step, self._devices, max_retraces=None, jit=True)
-        self._batches: dict[int, RolloutBatch] = {}
-        self._state = jax.jit(first, out_shardings=self._shardings)()
-        self._actor = jax.jit(train_step.make_actor_state, out_shardings=self._replicated)
-        self._replicate = jax.jit(unwrap_keys, out_shardings=self._replicated)
 
     @property
     def _replicated(self) -> NamedSharding:

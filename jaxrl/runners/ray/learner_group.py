@@ -69,6 +69,7 @@ class RayLearnerGroup:
     """
 
     is_remote = True
+    learner_class = RayLearner
 
     def __init__(self, config: "AlgorithmConfig", assembly: Assembly) -> None:
         settings = config.learners_settings
@@ -109,7 +110,7 @@ class RayLearnerGroup:
             else make_actor_env_vars(bundle["CPU"], extra)
         )
         as_actor: Any = ray.remote  # its type annotations lack the argument
-        actor = as_actor(concurrency_groups={PROBE_GROUP: 1})(RayLearner)
+        actor = as_actor(concurrency_groups={PROBE_GROUP: 1})(self.learner_class)
         options = make_actor_options(bundle, environs)
         for rank in range(self._num_learners):
             rank_options = with_placement(options, self._placement_group, rank)
