@@ -8,7 +8,17 @@ if TYPE_CHECKING:
     from jaxrl.envs.base import JaxEnv
     from jaxrl.envs.context import EnvContext
     from jaxrl.envs.host import MadeHostEnv
-    from jaxrl.envs.registry import MadeEnv, list_envs, make, register_env
+    from jaxrl.envs.multi.base import MultiAgentJaxEnv, MultiStart, MultiStep
+    from jaxrl.envs.multi.made import MadeMultiEnv, MultiTimeLimit
+    from jaxrl.envs.registry import (
+        MadeEnv,
+        list_envs,
+        list_multi_envs,
+        make,
+        make_any,
+        make_multi,
+        register_env,
+    )
     from jaxrl.envs.task_settable import TaskSettableEnv
     from jaxrl.envs.wrappers import TimeLimit
 
@@ -17,11 +27,19 @@ __all__ = [
     "JaxEnv",
     "MadeEnv",
     "MadeHostEnv",
+    "MadeMultiEnv",
+    "MultiAgentJaxEnv",
+    "MultiStart",
+    "MultiStep",
+    "MultiTimeLimit",
     "StepFailedRecreateEnvError",
     "TaskSettableEnv",
     "TimeLimit",
     "list_envs",
+    "list_multi_envs",
     "make",
+    "make_any",
+    "make_multi",
     "register_env",
 ]
 
@@ -30,11 +48,19 @@ _HOME = {
     "JaxEnv": "jaxrl.envs.base",
     "MadeEnv": "jaxrl.envs.registry",
     "MadeHostEnv": "jaxrl.envs.host",
+    "MadeMultiEnv": "jaxrl.envs.multi.made",
+    "MultiAgentJaxEnv": "jaxrl.envs.multi.base",
+    "MultiStart": "jaxrl.envs.multi.base",
+    "MultiStep": "jaxrl.envs.multi.base",
+    "MultiTimeLimit": "jaxrl.envs.multi.made",
     "StepFailedRecreateEnvError": "jaxrl.envs.adapters.barrier",
     "TaskSettableEnv": "jaxrl.envs.task_settable",
     "TimeLimit": "jaxrl.envs.wrappers",
     "list_envs": "jaxrl.envs.registry",
+    "list_multi_envs": "jaxrl.envs.registry",
     "make": "jaxrl.envs.registry",
+    "make_any": "jaxrl.envs.registry",
+    "make_multi": "jaxrl.envs.registry",
     "register_env": "jaxrl.envs.registry",
 }
 

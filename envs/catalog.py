@@ -56,6 +56,9 @@ BUILTIN_ENVS: Mapping[str, CatalogEntry] = {
     "probe-truncation-continuous-v0": _probe("ProbeTruncation", continuous=True),
 }
 
+BUILTIN_MULTI_ENVS: Mapping[str, CatalogEntry] = {}
+"""Built-in environments of several agents."""
+
 BUILTIN_HOST_ENVS: Mapping[str, CatalogEntry] = {
     "crashing-cartpole-v0": CatalogEntry(path="jaxrl.envs.host_faults:crashing_cartpole"),
     "three-parts-host-v0": CatalogEntry(path="jaxrl.envs.three_parts:HostThreeParts"),

@@ -28,38 +28,43 @@ def check_signatures(made: MadeEnv) -> None:
     action = abstract_value(action_space)
     env = made.env.env if isinstance(made.env, TimeLimit) else made.env
     key = jax.eval_shape(lambda: jax.random.key(0))
-    reset_output = _trace(f"{name}: reset", env.reset, key, made.params)
+    reset_output = trace_abstractly(f"{name}: reset", env.reset, key, made.params)
     if not (isinstance(reset_output, tuple) and len(reset_output) == 2):
         raise EnvError(
-            f"{name}: reset must return (state, obs), got {_describe_type(reset_output)}."
+            f"{name}: reset must return (state, obs), got {describe_type(reset_output)}."
         )
     state, obs = reset_output
     check_struct(f"{name}: reset's observation", observation_space, obs)
-    _check_no_weak_types(f"{name}: reset's state", state)
+    check_no_weak_types(f"{name}: reset's state", state)
 
-    step_output = _trace(f"{name}: step", env.step, key, state, action, made.params)
+    step_output = trace_abstractly(f"{name}: step", env.step, key, state, action, made.params)
     if not (
         isinstance(step_output, tuple)
         and len(step_output) == 2
         and isinstance(step_output[1], TimeStep)
     ):
         raise EnvError(
-            f"{name}: step must return (state, TimeStep), got {_describe_type(step_output)}."
+            f"{name}: step must return (state, TimeStep), got {describe_type(step_output)}."
         )
     next_state, step = step_output
     check_struct(f"{name}: step's observation", observation_space, step.obs)
-    _check_reward(f"{name}: the reward", step.reward)
-    _check_flag(f"{name}: terminated", step.terminated)
-    _check_flag(f"{name}: truncated", step.truncated)
+    check_reward(f"{name}: the reward", step.reward)
+    check_flag(f"{name}: terminated", step.terminated)
+    check_flag(f"{name}: truncated", step.truncated)
     if not isinstance(step.info, dict):
-        raise EnvError(f"{name}: info must be a dictionary, got {_describe_type(step.info)}.")
-    _check_same_state(name, state, next_state)
-    _check_no_weak_types(f"{name}: step's state", next_state)
+        raise EnvError(f"{name}: info must be a dictionary, got {describe_type(step.info)}.")
+    check_same_state(name, state, next_state)
+    check_no_weak_types(f"{name}: step's state", next_state)
 
 
 def _check_class(env: object, name: str) -> None:
     if not isinstance(env, JaxEnv):
         raise EnvError(f"{name}: expected a JaxEnv, got {env!r}.")
+    check_hashable(env, name)
+
+
+def check_hashable(env: object, name: str) -> None:
+    """Check that programs can be cached by the environment."""
     try:
         hash(env)
     except TypeError as error:
@@ -69,7 +74,7 @@ def _check_class(env: object, name: str) -> None:
         ) from error
 
 
-def _trace(label: str, function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
+def trace_abstractly(label: str, function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
     """Return the abstract result of a function; all arguments, including `params`, are traced."""
     try:
         return jax.eval_shape(function, *arguments)
@@ -79,22 +84,26 @@ def _trace(label: str, function: Callable[..., PyTree], *arguments: PyTree) -> P
         ) from error
 
 
-def _check_reward(label: str, value: object) -> None:
-    """Check for one real scalar of any dtype; vectorization casts it to float32."""
+def check_reward(label: str, value: object, shape: tuple[int, ...] = ()) -> None:
+    """Check for real numbers of any dtype, by default one; vectorization casts them to float32."""
+    what = "one number" if shape == () else f"numbers of shape {shape}"
     if not isinstance(value, jax.ShapeDtypeStruct):
-        raise EnvError(f"{label} must be one number, got {_describe_type(value)}.")
-    if value.shape != () or value.dtype.kind not in "biuf":
-        raise EnvError(f"{label} must be one number, got {value.dtype} of shape {value.shape}.")
+        raise EnvError(f"{label} must be {what}, got {describe_type(value)}.")
+    if value.shape != shape or value.dtype.kind not in "biuf":
+        raise EnvError(f"{label} must be {what}, got {value.dtype} of shape {value.shape}.")
 
 
-def _check_flag(label: str, value: object) -> None:
+def check_flag(label: str, value: object, shape: tuple[int, ...] = ()) -> None:
+    """Check for bools, by default one."""
+    what = "a bool scalar" if shape == () else f"bool of shape {shape}"
     if not isinstance(value, jax.ShapeDtypeStruct):
-        raise EnvError(f"{label} must be one bool scalar, got {_describe_type(value)}.")
-    if value.shape != () or value.dtype != np.bool_:
-        raise EnvError(f"{label} must be a bool scalar, got {value.dtype} of shape {value.shape}.")
+        raise EnvError(f"{label} must be {what}, got {describe_type(value)}.")
+    if value.shape != shape or value.dtype != np.bool_:
+        raise EnvError(f"{label} must be {what}, got {value.dtype} of shape {value.shape}.")
 
 
-def _check_no_weak_types(label: str, tree: PyTree) -> None:
+def check_no_weak_types(label: str, tree: PyTree) -> None:
+    """Check that no leaf has the weak type of a Python number."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if leaf.weak_type:
             raise EnvError(
@@ -103,7 +112,7 @@ def _check_no_weak_types(label: str, tree: PyTree) -> None:
             )
 
 
-def _check_same_state(name: str, first: PyTree, second: PyTree) -> None:
+def check_same_state(name: str, first: PyTree, second: PyTree) -> None:
     """Check that both states have the structure, shapes and dtypes that a scan's carry requires."""
     if jax.tree.structure(first) != jax.tree.structure(second):
         raise EnvError(
@@ -119,7 +128,8 @@ def _check_same_state(name: str, first: PyTree, second: PyTree) -> None:
             )
 
 
-def _describe_type(value: object) -> str:
+def describe_type(value: object) -> str:
+    """Describe the type of a value for messages."""
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
     return f"a {type(value).__name__}"

@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import gymnasium
 
@@ -15,19 +15,24 @@ from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters import gymnasium as gymnasium_adapter
 from jaxrl.envs.adapters import gymnax as gymnax_adapter
 from jaxrl.envs.base import JaxEnv
-from jaxrl.envs.catalog import BUILTIN_ENVS, BUILTIN_HOST_ENVS
+from jaxrl.envs.catalog import BUILTIN_ENVS, BUILTIN_HOST_ENVS, BUILTIN_MULTI_ENVS
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import EnvRequest, MadeHostEnv
+from jaxrl.envs.multi.base import MultiAgentJaxEnv
+from jaxrl.envs.multi.made import MadeMultiEnv, MultiTimeLimit
 from jaxrl.envs.params import check_required, override_params
 from jaxrl.envs.wrappers import HasTimeLimit, TimeLimit, check_max_episode_steps
 from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
 
-AnyEnv: TypeAlias = JaxEnv[Any, Any] | gymnasium.Env[Any, Any]
-EnvClass: TypeAlias = type[JaxEnv[Any, Any]] | type[gymnasium.Env[Any, Any]]
+AnyEnv: TypeAlias = JaxEnv[Any, Any] | gymnasium.Env[Any, Any] | MultiAgentJaxEnv[Any, Any]
+EnvClass: TypeAlias = (
+    type[JaxEnv[Any, Any]] | type[gymnasium.Env[Any, Any]] | type[MultiAgentJaxEnv[Any, Any]]
+)
 EnvCreator: TypeAlias = Callable[[EnvContext], AnyEnv]
 EnvSpec: TypeAlias = str | EnvClass | AnyEnv | EnvCreator
 
 _registered: dict[str, EnvCreator | EnvClass] = {}
+_CATALOG = {**BUILTIN_ENVS, **BUILTIN_MULTI_ENVS, **BUILTIN_HOST_ENVS}
 
 RESERVED_PREFIXES = ("gymnasium", "gymnax", "jaxrl")
 
@@ -78,6 +83,8 @@ class MadeEnv:
 
 
 AnyMadeEnv: TypeAlias = MadeEnv | MadeHostEnv
+Made: TypeAlias = AnyMadeEnv | MadeMultiEnv
+MadeT = TypeVar("MadeT", MadeEnv, MadeHostEnv, MadeMultiEnv, AnyMadeEnv, Made)
 
 
 def register_env(name: str, creator: EnvCreator | EnvClass) -> None:
@@ -115,6 +122,13 @@ def list_envs() -> list[str]:
     return [*sorted(_registered), *own, *(f"gymnax:{name}" for name in gymnax_adapter.ENV_IDS)]
 
 
+def list_multi_envs() -> list[str]:
+    """List the built-in multi-agent environments; those registered are in `list_envs`."""
+    return [
+        name if not name.startswith("probe-") else f"jaxrl:{name}" for name in BUILTIN_MULTI_ENVS
+    ]
+
+
 def make(
     spec: EnvSpec,
     env_config: Mapping[str, Any] | None = None,
@@ -122,7 +136,7 @@ def make(
     max_episode_steps: int | None = None,
     is_atari: bool | None = None,
 ) -> AnyMadeEnv:
-    """Make an environment and apply its time limit.
+    """Make an environment of a single agent and apply its time limit.
 
     Making a JAX environment twice from equal arguments gives the same or an equal object, so that
     programs compiled for one serve the other (except for creators, which are called each time). For
@@ -141,6 +155,55 @@ def make(
 
     Raises:
         UnknownNameError: If no environment, parameter or constructor argument has the name.
+        EnvError: If the environment cannot be made, or has several agents.
+    """
+    made = make_any(spec, env_config, max_episode_steps=max_episode_steps, is_atari=is_atari)
+    if isinstance(made, MadeMultiEnv):
+        raise EnvError(
+            f"{made.id} has several agents ({_few(made.env.possible_agents)}): make it with "
+            "make_multi(), or give a team of them one module's place with group_agents()."
+        )
+    return made
+
+
+def make_multi(
+    spec: EnvSpec,
+    env_config: Mapping[str, Any] | None = None,
+    *,
+    max_episode_steps: int | None = None,
+) -> MadeMultiEnv:
+    """Make an environment of several agents and apply its time limit.
+
+    Args:
+        spec: An id, a class path, a class or an instance of `MultiAgentJaxEnv`, or a creator of
+            one, as in `make`.
+        env_config: Fields of the params and arguments of the constructor.
+        max_episode_steps: Time limit that replaces the environment's own.
+
+    Raises:
+        UnknownNameError: If no environment, parameter or constructor argument has the name.
+        EnvError: If the environment cannot be made, or has a single agent.
+    """
+    made = make_any(spec, env_config, max_episode_steps=max_episode_steps)
+    if not isinstance(made, MadeMultiEnv):
+        raise EnvError(
+            f"{made.id} has a single agent: make_multi_agent({made.id!r}) makes a class of "
+            "environments with any number of its copies."
+        )
+    return made
+
+
+def make_any(
+    spec: EnvSpec,
+    env_config: Mapping[str, Any] | None = None,
+    *,
+    max_episode_steps: int | None = None,
+    is_atari: bool | None = None,
+) -> Made:
+    """Make an environment of one or of several agents; see `make` and `make_multi`.
+
+    Raises:
+        UnknownNameError: If no environment, parameter or constructor argument has the name.
         EnvError: If the environment cannot be made.
     """
     if max_episode_steps is not None:
@@ -152,13 +215,13 @@ def make(
     return _from_object(spec, request, _describe(spec))
 
 
-def _from_string(spec: str, request: EnvRequest) -> AnyMadeEnv:
+def _from_string(spec: str, request: EnvRequest) -> Made:
     prefix, _, name = spec.partition(":")
     if spec in _registered:
         return _from_object(_registered[spec], request, spec)
-    if prefix == "jaxrl" and (name in BUILTIN_ENVS or name in BUILTIN_HOST_ENVS):
+    if prefix == "jaxrl" and name in _CATALOG:
         return _from_catalog(name, request, spec)
-    if spec in BUILTIN_ENVS:
+    if spec in BUILTIN_ENVS or spec in BUILTIN_MULTI_ENVS:
         made = _from_catalog(spec, request, spec)
         if spec not in gymnasium.registry and spec not in gymnax_adapter.ENV_IDS:
             return made
@@ -189,7 +252,10 @@ def find_imports(spec: str) -> tuple[str | None, str | None]:
         Module in front of an id or class path, and the class path; each None if there is none.
     """
     prefix, _, name = spec.partition(":")
-    known = spec in _registered or spec in BUILTIN_ENVS or spec in gymnax_adapter.ENV_IDS
+    known = any(
+        spec in names
+        for names in (_registered, BUILTIN_ENVS, BUILTIN_MULTI_ENVS, gymnax_adapter.ENV_IDS)
+    )
     if known or (prefix in ("jaxrl", "gymnax") and name):
         return None, None
     if prefix == "gymnasium" and name:
@@ -202,24 +268,24 @@ def find_imports(spec: str) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _with_note(made: AnyMadeEnv, note: str) -> AnyMadeEnv:
+def _with_note(made: MadeT, note: str) -> MadeT:
     return dataclasses.replace(made, notes=(note, *made.notes))
 
 
-def _from_catalog(name: str, request: EnvRequest, env_id: str) -> AnyMadeEnv:
-    entry = {**BUILTIN_ENVS, **BUILTIN_HOST_ENVS}[name]
+def _from_catalog(name: str, request: EnvRequest, env_id: str) -> Made:
+    entry = _CATALOG[name]
     merged = request.context.copy_with_overrides({**entry.arguments, **request.context})
     return _from_object(_load(entry.path), dataclasses.replace(request, context=merged), env_id)
 
 
-def _from_object(spec: object, request: EnvRequest, env_id: str) -> AnyMadeEnv:
+def _from_object(spec: object, request: EnvRequest, env_id: str) -> Made:
     """Make an environment from a class, an instance or a creator."""
     if isinstance(spec, type):
         return _from_class(spec, request, env_id)
-    if isinstance(spec, JaxEnv) or gymnax_adapter.is_gymnax(spec):
+    if isinstance(spec, JaxEnv | MultiAgentJaxEnv) or gymnax_adapter.is_gymnax(spec):
         env = _adapt(spec, env_id)
         params = override_params(env_id, env.default_params, request.context)
-        return _with_time_limit(MadeEnv(env=env, params=params, id=env_id), request)
+        return _wrap(env, params, env_id, request)
     if gymnasium_adapter.is_host_env(spec):
         return gymnasium_adapter.from_instance(spec, request, env_id)
     if not callable(spec):
@@ -232,25 +298,31 @@ def _from_object(spec: object, request: EnvRequest, env_id: str) -> AnyMadeEnv:
     if gymnasium_adapter.is_host_env(made):
         return gymnasium_adapter.from_creator(spec, made, request, env_id)
     env = _adapt(made, env_id)
-    return _with_time_limit(MadeEnv(env=env, params=env.default_params, id=env_id), request)
+    return _wrap(env, env.default_params, env_id, request)
 
 
-def _adapt(env: object, env_id: str) -> JaxEnv[Any, Any]:
+def _adapt(env: object, env_id: str) -> JaxEnv[Any, Any] | MultiAgentJaxEnv[Any, Any]:
+    if isinstance(env, MultiAgentJaxEnv):
+        return env
     if gymnax_adapter.is_gymnax(env):
         return gymnax_adapter.GymnaxEnv(env)
     if not isinstance(env, JaxEnv):
         raise EnvError(
-            f"The creator of {env_id} must return a JaxEnv or a gymnasium.Env, got {env!r}."
+            f"The creator of {env_id} must return a JaxEnv, a MultiAgentJaxEnv or a gymnasium.Env, "
+            f"got {env!r}."
         )
     return env
 
 
-def _from_class(cls: type, request: EnvRequest, env_id: str) -> AnyMadeEnv:
+def _from_class(cls: type, request: EnvRequest, env_id: str) -> Made:
     """Make an environment from a class; the config holds constructor arguments and params."""
     if gymnasium_adapter.is_host_class(cls):
         return gymnasium_adapter.from_class(cls, request, env_id)
-    if not (issubclass(cls, JaxEnv) or gymnax_adapter.is_gymnax_class(cls)):
-        raise EnvError(f"{env_id} is neither a JaxEnv class nor a gymnasium.Env class.")
+    if not (issubclass(cls, JaxEnv | MultiAgentJaxEnv) or gymnax_adapter.is_gymnax_class(cls)):
+        raise EnvError(
+            f"{env_id} is neither a JaxEnv class, nor a MultiAgentJaxEnv class, nor a gymnasium.Env "
+            "class."
+        )
     context = request.context
     parameters = inspect.signature(cls).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -259,7 +331,7 @@ def _from_class(cls: type, request: EnvRequest, env_id: str) -> AnyMadeEnv:
     env = _adapt(_get_instance(cls, arguments), env_id)
     param_values = {key: value for key, value in context.items() if key not in arguments}
     params = override_params(env_id, env.default_params, param_values, [p.name for p in named])
-    return _with_time_limit(MadeEnv(env=env, params=params, id=env_id), request)
+    return _wrap(env, params, env_id, request)
 
 
 def _get_instance(cls: type, arguments: dict[str, object]) -> object:
@@ -279,6 +351,24 @@ def _make_instance(
 ) -> object:
     del types
     return cls(**dict(arguments))
+
+
+def _wrap(
+    env: JaxEnv[Any, Any] | MultiAgentJaxEnv[Any, Any],
+    params: PyTree,
+    env_id: str,
+    request: EnvRequest,
+) -> MadeEnv | MadeMultiEnv:
+    """Return the environment with its parameters, and its time limit applied."""
+    if isinstance(env, JaxEnv):
+        return _with_time_limit(MadeEnv(env=env, params=params, id=env_id), request)
+    limit = request.max_episode_steps
+    if isinstance(env, MultiTimeLimit):
+        env, limit = env.env, limit or env.max_episode_steps
+    limit = limit or env.max_episode_steps
+    return MadeMultiEnv(
+        env=env if limit is None else MultiTimeLimit(env, limit), params=params, id=env_id
+    )
 
 
 def _with_time_limit(made: MadeEnv, request: EnvRequest) -> MadeEnv:
@@ -324,7 +414,8 @@ def _check_creator(found: object, path: str) -> object:
     Raises:
         EnvError: If it is a function that cannot be a creator.
     """
-    if isinstance(found, type) or not callable(found) or isinstance(found, JaxEnv):
+    is_env = isinstance(found, JaxEnv | MultiAgentJaxEnv)
+    if isinstance(found, type) or not callable(found) or is_env:
         return found
     named, defined = path.replace(":", "."), str(getattr(found, "__module__", ""))
     roots = {named.split(".")[0], defined.split(".")[0]}
@@ -342,7 +433,7 @@ def _check_creator(found: object, path: str) -> object:
 
 
 def _describe(spec: object) -> str:
-    if isinstance(spec, JaxEnv):
+    if isinstance(spec, JaxEnv | MultiAgentJaxEnv):
         return spec.name
     if isinstance(spec, gymnasium.Env) and spec.spec is not None:
         return spec.spec.id
@@ -350,8 +441,19 @@ def _describe(spec: object) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
+def _few(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown}, ... {len(names)} in all"
+
+
 def _unknown_env_error(spec: str) -> UnknownNameError:
-    known = [*list_envs(), *BUILTIN_ENVS, *gymnax_adapter.ENV_IDS, *gymnasium.registry]
+    known = [
+        *list_envs(),
+        *list_multi_envs(),
+        *BUILTIN_ENVS,
+        *gymnax_adapter.ENV_IDS,
+        *gymnasium.registry,
+    ]
     family = next((name for name in _WITHOUT_ADAPTER if name in spec.lower()), None)
     if family is not None:
         return UnknownNameError(f"Unknown environment {spec!r}. {_WITHOUT_ADAPTER[family]}")

@@ -12,7 +12,7 @@ between episodes and are therefore left out.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -84,15 +84,15 @@ NO_FAULT, REWARD_FAULT, OBS_FAULT = 0, 1, 2
 FAULT_NAMES = {NO_FAULT: "none", REWARD_FAULT: "reward", OBS_FAULT: "observation"}
 
 
-def finite_rows(tree: PyTree) -> Bool[Array, " B"]:
-    """Return whether every floating-point entry of a row is finite, for each row."""
+def finite_rows(tree: PyTree, num_axes: int = 1) -> Bool[Array, "*rows"]:
+    """Return whether every floating-point entry of a row is finite; rows have `num_axes` axes."""
     checks = [
-        jnp.isfinite(leaf).all(axis=tuple(range(1, leaf.ndim)))
+        jnp.isfinite(leaf).all(axis=tuple(range(num_axes, leaf.ndim)))
         for leaf in jax.tree.leaves(tree)
         if jnp.issubdtype(leaf.dtype, jnp.floating)
     ]
-    rows = jax.tree.leaves(tree)[0].shape[0]
-    result = jnp.ones((rows,), bool)
+    rows = jax.tree.leaves(tree)[0].shape[:num_axes]
+    result = jnp.ones(rows, bool)
     for check in checks:
         result = result & check
     return result
@@ -115,7 +115,9 @@ def derive_transition_keys(
     return split[:, :, 0], split[:, :, 1], split[:, :, 2]
 
 
-def _zero_non_finite(tree: PyTree) -> PyTree:
+def zero_non_finite(tree: PyTree) -> PyTree:
+    """Replace infinite and NaN entries by zeros."""
+
     def clean(leaf: Array) -> Array:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
@@ -124,37 +126,40 @@ def _zero_non_finite(tree: PyTree) -> PyTree:
     return jax.tree.map(clean, tree)
 
 
+class HasStreams(Protocol):
+    """State of copies that have a key and a transition count each."""
+
+    @property
+    def key(self) -> Keys:
+        """Base keys of the copies' draws."""
+        ...
+
+    @property
+    def count(self) -> UInt32[Array, " B"]:
+        """Numbers of transitions made."""
+        ...
+
+
+class Resettable(Protocol):
+    """Environment with a pure reset; what it observes at first may be any tree."""
+
+    def reset(self, key: Key, params: PyTree, /) -> tuple[PyTree, PyTree]:
+        """Return an initial state and what is observed of it."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class VectorEnv:
-    """Pure `reset` and `step` of many copies; the batch size is that of the keys and states given.
+class AutoReset:
+    """Exact auto-reset of many copies, with what transitions consume.
 
     Every draw is `fold_in(key of the copy, its transition count)`, so data depend neither on the
-    number of devices nor on the runner. A copy that returns a non-finite reward or observation is
-    reset; that row is no transition (`mask` False), its episode is dropped, and `fault` holds the
-    cause.
+    number of devices nor on the runner.
     """
 
-    env: JaxEnv[Any, Any]
+    env: Resettable
     reset_mode: ResetMode = "every_step"
 
-    def reset(self, key: Key, index: Int[Array, " B"], params: PyTree) -> VectorState:
-        """Return first states of the copies with indices `index`. Consumes the key."""
-        reset_keys, streams = derive_env_keys(key, index)
-        env_state, obs = jax.vmap(self.env.reset, (0, None))(reset_keys, params)
-        rows = index.shape[0]
-        return VectorState(
-            env=env_state,
-            obs=_zero_non_finite(obs),
-            faulty=~finite_rows(obs),
-            key=streams,
-            index=index.astype(jnp.int32),
-            count=jnp.zeros((rows,), jnp.uint32),
-            is_first=jnp.ones((rows,), bool),
-            episode_return=jnp.zeros((rows,), jnp.float32),
-            episode_length=jnp.zeros((rows,), jnp.int32),
-        )
-
-    def make_step_inputs(self, state: VectorState, num_steps: int, params: PyTree) -> StepInputs:
+    def make_step_inputs(self, state: HasStreams, num_steps: int, params: PyTree) -> StepInputs:
         """Return the keys and first states of each copy's next transitions, `[num_steps, B]`."""
         steps = jnp.arange(num_steps, dtype=jnp.uint32)
         action_key, step_key, reset_key = derive_transition_keys(state.key, state.count, steps)
@@ -168,47 +173,7 @@ class VectorEnv:
             action_key=action_key, step_key=step_key, reset_key=reset_key, initial_states=fresh
         )
 
-    def step(
-        self, state: VectorState, action: PyTree, inputs: StepInputs, params: PyTree
-    ) -> tuple[VectorState, VectorStep]:
-        """Step every copy, and reset those whose episode ended."""
-        env_state, ts = jax.vmap(self.env.step, (0, 0, 0, None))(
-            inputs.step_key, state.env, action, params
-        )
-        # Rewards may be integers, or weakly typed.
-        reward = jnp.asarray(ts.reward).astype(jnp.float32)
-        finite_reward, finite_obs = jnp.isfinite(reward), finite_rows(ts.obs) & ~state.faulty
-        mask = finite_reward & finite_obs
-        reward = jnp.where(mask, reward, 0.0)
-        terminated = ts.terminated & mask
-        truncated = ts.truncated | ~mask
-        ended = terminated | truncated
-        episode_return = state.episode_return + reward
-        episode_length = state.episode_length + mask
-        env_state, obs = self._reset_ended(inputs, ended, env_state, ts.obs, params)
-        step = VectorStep(
-            reward=reward,
-            terminated=terminated,
-            truncated=truncated,
-            final_obs=where_rows(mask, ts.obs, state.obs),
-            mask=mask,
-            ended=ended & mask,
-            episode_return=episode_return,
-            episode_length=episode_length,
-            fault=jnp.where(mask, NO_FAULT, jnp.where(finite_obs, REWARD_FAULT, OBS_FAULT)),
-        )
-        return replace(
-            state,
-            env=env_state,
-            obs=_zero_non_finite(obs),
-            faulty=~finite_rows(obs),
-            count=state.count + 1,
-            is_first=ended,
-            episode_return=jnp.where(ended, 0.0, episode_return),
-            episode_length=jnp.where(ended, 0, episode_length),
-        ), step
-
-    def _reset_ended(
+    def reset_ended(
         self,
         inputs: StepInputs,
         ended: Bool[Array, " B"],
@@ -216,6 +181,7 @@ class VectorEnv:
         obs: PyTree,
         params: PyTree,
     ) -> tuple[PyTree, PyTree]:
+        """Return states and observations, fresh ones where an episode ended."""
         if inputs.initial_states is None:
             return self._reset_on_demand(inputs.reset_key, ended, env_state, obs, params)
         return where_rows(
@@ -247,3 +213,72 @@ class VectorEnv:
 class _ResetLoop:
     done: Int[Array, ""]
     current: PyTree
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class VectorEnv(AutoReset):
+    """Pure `reset` and `step` of many copies; the batch size is that of the keys and states given.
+
+    A copy that returns a non-finite reward or observation is
+    reset; that row is no transition (`mask` False), its episode is dropped, and `fault` holds the
+    cause.
+    """
+
+    env: JaxEnv[Any, Any]
+
+    def reset(self, key: Key, index: Int[Array, " B"], params: PyTree) -> VectorState:
+        """Return first states of the copies with indices `index`. Consumes the key."""
+        reset_keys, streams = derive_env_keys(key, index)
+        env_state, obs = jax.vmap(self.env.reset, (0, None))(reset_keys, params)
+        rows = index.shape[0]
+        return VectorState(
+            env=env_state,
+            obs=zero_non_finite(obs),
+            faulty=~finite_rows(obs),
+            key=streams,
+            index=index.astype(jnp.int32),
+            count=jnp.zeros((rows,), jnp.uint32),
+            is_first=jnp.ones((rows,), bool),
+            episode_return=jnp.zeros((rows,), jnp.float32),
+            episode_length=jnp.zeros((rows,), jnp.int32),
+        )
+
+    def step(
+        self, state: VectorState, action: PyTree, inputs: StepInputs, params: PyTree
+    ) -> tuple[VectorState, VectorStep]:
+        """Step every copy, and reset those whose episode ended."""
+        env_state, ts = jax.vmap(self.env.step, (0, 0, 0, None))(
+            inputs.step_key, state.env, action, params
+        )
+        # Rewards may be integers, or weakly typed.
+        reward = jnp.asarray(ts.reward).astype(jnp.float32)
+        finite_reward, finite_obs = jnp.isfinite(reward), finite_rows(ts.obs) & ~state.faulty
+        mask = finite_reward & finite_obs
+        reward = jnp.where(mask, reward, 0.0)
+        terminated = ts.terminated & mask
+        truncated = ts.truncated | ~mask
+        ended = terminated | truncated
+        episode_return = state.episode_return + reward
+        episode_length = state.episode_length + mask
+        env_state, obs = self.reset_ended(inputs, ended, env_state, ts.obs, params)
+        step = VectorStep(
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            final_obs=where_rows(mask, ts.obs, state.obs),
+            mask=mask,
+            ended=ended & mask,
+            episode_return=episode_return,
+            episode_length=episode_length,
+            fault=jnp.where(mask, NO_FAULT, jnp.where(finite_obs, REWARD_FAULT, OBS_FAULT)),
+        )
+        return replace(
+            state,
+            env=env_state,
+            obs=zero_non_finite(obs),
+            faulty=~finite_rows(obs),
+            count=state.count + 1,
+            is_first=ended,
+            episode_return=jnp.where(ended, 0.0, episode_return),
+            episode_length=jnp.where(ended, 0, episode_length),
+        ), step

@@ -440,7 +440,7 @@ def test_an_environment_without_an_end_is_warned_about() -> None:
 
 
 def test_what_is_no_environment_is_refused() -> None:
-    with pytest.raises(EnvError, match="must return a JaxEnv or a gymnasium"):
+    with pytest.raises(EnvError, match="must return a JaxEnv, a MultiAgentJaxEnv or a gymnasium"):
         check_env(lambda context: 5)  # pyright: ignore
 
 

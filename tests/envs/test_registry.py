@@ -214,7 +214,12 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ("gymnasium:CartPole-v9", {}, UnknownNameError, "Did you mean 'CartPole-v1'"),
     ("gymnasium:CartPole-v1", {"gravty": 1}, UnknownNameError, "takes no argument 'gravty'"),
     (gymnasium.Env, {}, EnvError, "observation_space is missing"),
-    (lambda context: 5, {}, EnvError, "must return a JaxEnv or a gymnasium.Env, got 5"),
+    (
+        lambda context: 5,
+        {},
+        EnvError,
+        "must return a JaxEnv, a MultiAgentJaxEnv or a gymnasium.Env, got 5",
+    ),
     (lambda context: 1 // 0, {}, EnvError, "its creation raised ZeroDivisionError"),
     ("no_such_module:Env", {}, EnvError, "No module named 'no_such_module'. Run it in the folder"),
     ("jaxlr:CartPole-v1", {}, EnvError, "Cannot import 'jaxlr'"),

@@ -1,0 +1,119 @@
+"""A multi-agent environment ready to run, and the wrapper of its time limit."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import gymnasium
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.core.struct import replace
+from jaxrl.core.types import Key, PyTree
+from jaxrl.envs.multi.base import ALL, MultiAgentJaxEnv, MultiStart, MultiStep
+from jaxrl.envs.wrappers import TimeLimitState, check_max_episode_steps
+
+
+class MultiAgentWrapper(MultiAgentJaxEnv[Any, Any]):
+    """Base class of wrappers that leave agents, spaces and parameters as they are."""
+
+    def __init__(self, env: MultiAgentJaxEnv[Any, Any]) -> None:
+        """Wrap `env`."""
+        self.env = env
+        self.name = env.name
+        self.possible_agents, self.agent_kinds = env.possible_agents, env.agent_kinds
+        self.acting, self.max_acting = env.acting, env.max_acting
+        self.teams = env.teams
+        self.max_episode_steps = env.max_episode_steps
+        self.reset_mode, self.render_fps = env.reset_mode, env.render_fps
+
+    @property
+    def default_params(self) -> PyTree:
+        return self.env.default_params
+
+    def observation_space(self, agent: str, params: PyTree) -> gymnasium.Space[Any]:
+        return self.env.observation_space(agent, params)
+
+    def action_space(self, agent: str, params: PyTree) -> gymnasium.Space[Any]:
+        return self.env.action_space(agent, params)
+
+    def state_space(self, params: PyTree) -> gymnasium.Space[Any] | None:
+        return self.env.state_space(params)
+
+
+class MultiTimeLimit(MultiAgentWrapper):
+    """Wrapper that truncates an episode at step `max_episode_steps`, and never terminates it.
+
+    Equal limits around the same environment compare equal, so that `jit` does not compile twice.
+    """
+
+    def __init__(self, env: MultiAgentJaxEnv[Any, Any], max_episode_steps: int) -> None:
+        """Wrap `env`.
+
+        Raises:
+            EnvError: If `max_episode_steps` is not a positive integer.
+        """
+        super().__init__(env)
+        self._limit = check_max_episode_steps(max_episode_steps)
+        self.max_episode_steps = self._limit
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, MultiTimeLimit)
+            and self.env == other.env
+            and self._limit == other._limit
+        )
+
+    def __hash__(self) -> int:
+        return hash((MultiTimeLimit, self.env, self._limit))
+
+    def reset(self, key: Key, params: PyTree) -> tuple[TimeLimitState, MultiStart]:
+        inner, start = self.env.reset(key, params)
+        return TimeLimitState(inner=inner, num_steps=jnp.zeros((), jnp.int32)), start
+
+    def step(
+        self, key: Key, state: TimeLimitState, actions: dict[str, PyTree], params: PyTree
+    ) -> tuple[TimeLimitState, MultiStep]:
+        inner, step = self.env.step(key, state.inner, actions, params)
+        num_steps = state.num_steps + 1
+        over = step.truncated[ALL] | (num_steps >= self._limit)
+        state = TimeLimitState(inner=inner, num_steps=num_steps)
+        return state, replace(step, truncated={**step.truncated, ALL: over})
+
+    def global_state(self, state: TimeLimitState, params: PyTree) -> PyTree:
+        return self.env.global_state(state.inner, params)
+
+    def render(self, state: TimeLimitState, params: PyTree) -> np.ndarray:
+        return self.env.render(state.inner, params)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class MadeMultiEnv:
+    """A multi-agent environment with its time limit applied and its parameters set.
+
+    `notes` are sentences for `config.explain()`.
+    """
+
+    is_jax: ClassVar[bool] = True
+    is_atari: ClassVar[bool] = False
+
+    env: MultiAgentJaxEnv[Any, Any]
+    params: PyTree
+    id: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def observation_spaces(self) -> dict[str, gymnasium.Space[Any]]:
+        """Observation spaces by agent."""
+        env = self.env
+        return {agent: env.observation_space(agent, self.params) for agent in env.possible_agents}
+
+    @property
+    def action_spaces(self) -> dict[str, gymnasium.Space[Any]]:
+        """Action spaces by agent."""
+        env = self.env
+        return {agent: env.action_space(agent, self.params) for agent in env.possible_agents}
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """Number of steps after which an episode is truncated, None for no limit."""
+        return self.env.max_episode_steps

@@ -1,0 +1,229 @@
+"""Vectors of multi-agent environments: presence, ends, auto-reset, faults and statistics."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl.core.struct import replace
+from jaxrl.envs import MultiAgentJaxEnv, MultiStart, MultiStep, MultiTimeLimit, make
+from jaxrl.envs.multi.vector import MultiVectorEnv
+from jaxrl.envs.vector import NO_FAULT, OBS_FAULT, REWARD_FAULT, VectorEnv
+from tests.envs.multi.comers import Comers
+from tests.helpers import assert_equal
+
+pytestmark = pytest.mark.allow_key_reuse
+
+
+def run(vector: Any, params: Any, action: Any, *, index: Any, steps: int) -> Any:
+    """States before each step, steps, and the last state, all in NumPy."""
+
+    def unroll(index: jax.Array) -> Any:
+        def body(state: Any, _: None) -> Any:
+            inputs = jax.tree.map(lambda leaf: leaf[0], vector.make_step_inputs(state, 1, params))
+            new, step = vector.step(state, action, inputs, params)
+            return new, (state, step)
+
+        start = vector.reset(jax.random.key(3), index, params)
+        last, (states, rows) = jax.lax.scan(body, start, None, length=steps)
+        return states, rows, last
+
+    states, rows, last = jax.jit(unroll)(jnp.asarray(index, jnp.int32))
+    wiped = [jax.tree.map(np.asarray, s) for s in (_no_key(states), rows, _no_key(last))]
+    return tuple(wiped)
+
+
+def _no_key(state: Any) -> Any:
+    return replace(state, key=jax.random.key_data(state.key))
+
+
+def play_comers(
+    mode: str = "every_step", copies: int = 24, steps: int = 120, env: Any = None
+) -> Any:
+    env = env or MultiTimeLimit(Comers(), 17)
+    vector = MultiVectorEnv(env, mode, keeps_global_state=True)  # pyright: ignore
+    action = {"loner": jnp.full(copies, 2), "crowd": jnp.ones((copies, 3), jnp.int32)}
+    return run(vector, env.default_params, action, index=np.arange(copies), steps=steps)
+
+
+def test_the_modes_of_auto_reset_agree_bit_for_bit() -> None:
+    every, demand = play_comers(), play_comers("on_demand")
+    assert every[1].ended.sum() > 24
+    assert_equal(every, demand)
+
+
+class Alone(MultiAgentJaxEnv[Any, Any]):
+    """CartPole as an environment of one agent."""
+
+    possible_agents = ("only",)
+
+    def __init__(self) -> None:
+        self.made = make("CartPole-v1")
+
+    def reset(self, key: Any, params: Any) -> Any:
+        state, obs = self.made.env.reset(key, params)
+        return state, MultiStart(obs={"only": obs}, acts={"only": jnp.ones((), bool)})
+
+    def step(self, key: Any, state: Any, actions: Any, params: Any) -> Any:
+        state, step = self.made.env.step(key, state, actions["only"], params)
+        none = jnp.zeros((), bool)
+        return state, MultiStep(
+            obs={"only": step.obs},
+            acts={"only": jnp.ones((), bool)},
+            reward={"only": step.reward},
+            terminated={"only": none, "__all__": step.terminated},
+            truncated={"only": none, "__all__": step.truncated},
+        )
+
+
+def test_one_agent_does_what_a_single_agent_environment_does_to_the_bit() -> None:
+    env = Alone()
+    action = jnp.zeros((12,), jnp.int32)
+    index, params = np.arange(12), env.made.params
+    single, rows, _ = run(VectorEnv(env.made.env), params, action, index=index, steps=60)
+    multi, steps, _ = run(MultiVectorEnv(env), params, {"only": action}, index=index, steps=60)
+    assert rows.ended.any()
+    assert_equal(
+        (single.env, single.obs, single.key, single.count, single.is_first),
+        (multi.env, multi.obs["only"], multi.key, multi.count, multi.is_first["only"]),
+    )
+    ends = ("reward", "terminated", "truncated", "final_obs")
+    for name in ends:
+        assert_equal(getattr(rows, name), getattr(steps, name)["only"])
+    assert_equal((rows.mask, rows.ended), (steps.mask, steps.agent_ended["only"]))
+    assert_equal(
+        (rows.episode_return, rows.episode_length),
+        (steps.episode_return, steps.episode_length),
+    )
+    assert_equal(steps.episode_return, steps.agent_return["only"])
+
+
+def agents_of(values: Any) -> Any:
+    """An entry's arrays as one `[T, B, agents, ...]`."""
+    return np.concatenate([values["loner"][:, :, None], values["crowd"]], axis=2)
+
+
+def test_presence_ends_and_statistics_follow_a_walk_over_every_copy() -> None:
+    """What every agent went through, told step by step in Python."""
+    states, steps, _ = play_comers()
+    acts, first = agents_of(states.acts), agents_of(states.is_first)
+    terminated, truncated = agents_of(steps.terminated), agents_of(steps.truncated)
+    present, reward = agents_of(steps.present), agents_of(steps.reward)
+    ended, returns = agents_of(steps.agent_ended), agents_of(steps.agent_return)
+    lengths = agents_of(steps.agent_length)
+    kinds = set()
+    for copy in range(acts.shape[1]):
+        begun, total, count = np.zeros(4, bool), np.zeros(4), np.zeros(4, int)
+        time, whole = 0, 0.0
+        for t in range(acts.shape[0]):
+            time += 1
+            here = begun | acts[t, copy]
+            np.testing.assert_array_equal(first[t, copy], ~begun)
+            np.testing.assert_array_equal(present[t, copy], here)
+            paid = np.where(here, time + np.array([2, 1, 1, 1]), 0)
+            np.testing.assert_array_equal(reward[t, copy], paid)
+            total, count, whole = total + paid, count + acts[t, copy], whole + paid.sum()
+            np.testing.assert_array_equal(returns[t, copy], total)
+            np.testing.assert_array_equal(lengths[t, copy], count)
+            assert steps.episode_return[t, copy] == whole
+            assert steps.episode_length[t, copy] == time
+            gone = terminated[t, copy] | truncated[t, copy]
+            assert not (gone & ~here).any()
+            np.testing.assert_array_equal(ended[t, copy], gone)
+            over = steps.ended[t, copy]
+            assert not over or (gone == here).all()
+            assert time < 17 or (over and truncated[t, copy][here].all())
+            kinds |= {
+                (bool(a), bool(b))
+                for a, b in zip(terminated[t, copy], truncated[t, copy], strict=True)
+            }
+            begun, total, count = here & ~gone, np.where(gone, 0, total), np.where(gone, 0, count)
+            time, whole = (0, 0.0) if over else (time, whole)
+    assert kinds == {(False, False), (True, False), (False, True), (True, True)}
+    again = acts[1:] & first[1:] & (states.episode_length[1:, :, None] > 0)
+    assert again.any(), "somebody came again within an episode"
+
+
+def test_final_obs_is_the_successor_and_the_next_row_starts_an_episode() -> None:
+    states, steps, _ = play_comers()
+    over, time = steps.ended[:-1], states.episode_length[:-1]
+    for final, following in (
+        (steps.final_obs["loner"][:-1], states.obs["loner"][1:]),
+        (steps.final_global_state[:-1], states.global_state[1:]),
+    ):
+        np.testing.assert_array_equal(final[..., 1], time + 1)
+        np.testing.assert_array_equal(final[~over], following[~over])
+        assert (following[over][:, 1] == 0).all()
+        assert (final[over][:, 0] != following[over][:, 0]).all()
+    np.testing.assert_array_equal(steps.acts["crowd"][:-1][over], False)
+    np.testing.assert_array_equal(steps.acts["crowd"][:-1][~over], states.acts["crowd"][1:][~over])
+
+
+class Faulty(Comers):
+    """NaN at the fifth step: a reward or an observation, of a present agent or of an absent one."""
+
+    def __init__(self, what: str, present: bool) -> None:
+        self.what, self.present = what, present
+
+    def step(self, key: Any, state: Any, actions: Any, params: Any) -> Any:
+        state, step = super().step(key, state, actions, params)
+        bad = state.time == 5
+        no = jnp.zeros((3,), bool)
+        ends = {"loner": no[0], "crowd": no, "__all__": no[0]}
+        # Agent 0 of the crowd acts from the first step on, the others never.
+        acts = {"loner": no[0], "crowd": jnp.array([True, False, False])}
+        hurt = jnp.array([self.present, False, not self.present]) & bad
+        reward, obs = step.reward, step.obs
+        if self.what == "reward":
+            reward = {**reward, "crowd": jnp.where(hurt, jnp.nan, reward["crowd"])}
+        else:
+            obs = {**obs, "crowd": jnp.where(hurt[:, None], jnp.nan, obs["crowd"])}
+        return state, MultiStep(obs=obs, acts=acts, reward=reward, terminated=ends, truncated=ends)
+
+
+@pytest.mark.parametrize(("what", "fault"), [("reward", REWARD_FAULT), ("obs", OBS_FAULT)])
+def test_a_nan_of_an_agent_that_is_present_resets_the_copy(what: str, fault: int) -> None:
+    states, steps, last = play_comers(copies=3, steps=12, env=Faulty(what, present=True))
+    bad = steps.fault != NO_FAULT
+    assert bad[4].all()
+    assert bad.sum() == 2 * 3  # step 5, and step 10: five steps after the reset
+    assert (steps.fault[4] == fault).all()
+    np.testing.assert_array_equal(steps.mask, ~bad)
+    assert not steps.ended[bad].any()
+    assert not agents_of(steps.agent_ended)[bad].any()
+    truncated, present = agents_of(steps.truncated), agents_of(steps.present)
+    np.testing.assert_array_equal(truncated[bad], present[bad])
+    assert agents_of(states.is_first)[5].all()
+    assert (states.episode_length[5] == 0).all()
+    np.testing.assert_array_equal(steps.final_obs["crowd"][4], states.obs["crowd"][4])
+    for leaf in jax.tree.leaves((states, steps, last)):
+        assert np.isfinite(leaf).all()
+
+
+@pytest.mark.parametrize("what", ["reward", "obs"])
+def test_a_nan_of_an_absent_agent_is_ignored_and_shown_to_nobody(what: str) -> None:
+    states, steps, last = play_comers(copies=3, steps=12, env=Faulty(what, present=False))
+    assert (steps.fault == NO_FAULT).all()
+    for leaf in jax.tree.leaves((states, steps, last)):
+        assert np.isfinite(leaf).all()
+
+
+class BadReset(Comers):
+    """Resets whose first observation is NaN for the loner, by their key."""
+
+    def reset(self, key: Any, params: Any) -> Any:
+        state, start = super().reset(key, params)
+        bad = state.episode < 1 / 3
+        obs = {**start.obs, "loner": jnp.where(bad, jnp.nan, start.obs["loner"])}
+        return state, MultiStart(obs=obs, acts=start.acts)
+
+
+def test_a_reset_to_nan_is_a_fault_of_the_next_step() -> None:
+    states, steps, _ = play_comers(copies=64, steps=6, env=BadReset())
+    assert states.faulty.any()
+    assert not states.faulty.all()
+    assert (states.obs["loner"][states.faulty] == 0.0).all()
+    np.testing.assert_array_equal(steps.mask, ~states.faulty)
+    assert (steps.fault[states.faulty] == OBS_FAULT).all()
