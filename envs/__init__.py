@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from jaxrl.envs.context import EnvContext
     from jaxrl.envs.host import MadeHostEnv
     from jaxrl.envs.multi.base import MultiAgentJaxEnv, MultiStart, MultiStep
+    from jaxrl.envs.multi.copies import make_multi_agent
+    from jaxrl.envs.multi.groups import group_agents
     from jaxrl.envs.multi.made import MadeMultiEnv, MultiTimeLimit
     from jaxrl.envs.registry import (
         MadeEnv,
@@ -35,11 +37,13 @@ __all__ = [
     "StepFailedRecreateEnvError",
     "TaskSettableEnv",
     "TimeLimit",
+    "group_agents",
     "list_envs",
     "list_multi_envs",
     "make",
     "make_any",
     "make_multi",
+    "make_multi_agent",
     "register_env",
 ]
 
@@ -56,11 +60,13 @@ _HOME = {
     "StepFailedRecreateEnvError": "jaxrl.envs.adapters.barrier",
     "TaskSettableEnv": "jaxrl.envs.task_settable",
     "TimeLimit": "jaxrl.envs.wrappers",
+    "group_agents": "jaxrl.envs.multi.groups",
     "list_envs": "jaxrl.envs.registry",
     "list_multi_envs": "jaxrl.envs.registry",
     "make": "jaxrl.envs.registry",
     "make_any": "jaxrl.envs.registry",
     "make_multi": "jaxrl.envs.registry",
+    "make_multi_agent": "jaxrl.envs.multi.copies",
     "register_env": "jaxrl.envs.registry",
 }
 

@@ -20,6 +20,10 @@ def _minatar(path: str) -> CatalogEntry:
     return CatalogEntry(path=f"jaxrl.envs.minatar.{path}")
 
 
+def _multi(path: str, **arguments: object) -> CatalogEntry:
+    return CatalogEntry(path=f"jaxrl.envs.multi.{path}", arguments=arguments)
+
+
 def _probe(name: str, **arguments: object) -> CatalogEntry:
     return CatalogEntry(path=f"jaxrl.envs.probes:{name}", arguments=arguments)
 
@@ -56,7 +60,9 @@ BUILTIN_ENVS: Mapping[str, CatalogEntry] = {
     "probe-truncation-continuous-v0": _probe("ProbeTruncation", continuous=True),
 }
 
-BUILTIN_MULTI_ENVS: Mapping[str, CatalogEntry] = {}
+BUILTIN_MULTI_ENVS: Mapping[str, CatalogEntry] = {
+    "MultiAgentCartPole-v0": _multi("copies:MultiAgentCartPole", num_agents=2),
+}
 """Built-in environments of several agents."""
 
 BUILTIN_HOST_ENVS: Mapping[str, CatalogEntry] = {

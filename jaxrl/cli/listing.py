@@ -15,7 +15,8 @@ from jaxrl.cli.command import format_command
 from jaxrl.cli.experiments import parse_json_object
 from jaxrl.config.registry import find_shipped_configs, list_algorithms
 from jaxrl.core.algorithms import ALGORITHMS
-from jaxrl.envs.registry import AnyMadeEnv, make
+from jaxrl.envs.multi.made import MadeMultiEnv
+from jaxrl.envs.registry import Made, list_envs, list_multi_envs, make_any
 from jaxrl.errors import JaxrlError
 from jaxrl.testing import check_env
 
@@ -45,19 +46,19 @@ def format_listing(what: str, *, everything: bool = False) -> list[str]:
 
 
 def _list_environments(everything: bool) -> list[str]:
-    from jaxrl.envs.registry import list_envs, make
-
     groups: dict[str, list[tuple[str, str]]] = {}
-    for name in list_envs():
+    for name in (*list_envs(), *list_multi_envs()):
         if not everything and name.startswith("jaxrl:probe-"):
             continue
         try:
-            made = make(name)
+            made = make_any(name)
         except JaxrlError as error:
             groups.setdefault("unavailable on this machine", []).append((name, str(error)))
             continue
         group = "from gymnax" if name.startswith("gymnax:") else "from jaxrl"
         group = f"{_IN_GRAPH}, {group}" if made.is_jax else _ON_HOST
+        if isinstance(made, MadeMultiEnv):
+            group = f"{group}, of several agents"
         groups.setdefault(group, []).append((name, _describe_spaces(made)))
     lines: list[str] = []
     for group, entries in groups.items():
@@ -67,9 +68,24 @@ def _list_environments(everything: bool) -> list[str]:
     return [*lines[1:], *_OTHER_ENVS]
 
 
-def _describe_spaces(made: AnyMadeEnv) -> str:
+def _describe_spaces(made: Made) -> str:
+    if isinstance(made, MadeMultiEnv):
+        return _describe_agents(made)
     observation, action = made.spaces
     return f"observes {_describe_space(observation)}, acts {_describe_space(action)}"
+
+
+def _describe_agents(made: MadeMultiEnv) -> str:
+    """Describe the agents by number, those of equal spaces together."""
+    agents: dict[str, list[str]] = {}
+    for agent, observation in made.observation_spaces.items():
+        action = made.action_spaces[agent]
+        spaces = f"observes {_describe_space(observation)}, acts {_describe_space(action)}"
+        agents.setdefault(spaces, []).append(agent)
+    return "; ".join(
+        f"{ids[0]}: {described}" if len(ids) == 1 else f"{len(ids)} agents: each {described}"
+        for described, ids in agents.items()
+    )
 
 
 def _describe_space(space: gymnasium.Space[Any]) -> str:
@@ -111,7 +127,9 @@ def _format_rows(rows: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
 
 def check_environment(env: str, env_config: str | None, steps: int, seed: int) -> None:
     """Check an environment against its contract and print warnings as notes."""
-    made = make(env, None if env_config is None else parse_json_object("--env-config", env_config))
+    made = make_any(
+        env, None if env_config is None else parse_json_object("--env-config", env_config)
+    )
     advice = _MessageCollector()
     logger = logging.getLogger("jaxrl.envs")
     logger.addHandler(advice)

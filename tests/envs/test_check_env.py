@@ -381,7 +381,7 @@ BROKEN = [
     (VectorReward, "the reward must be one number, got float32 of shape (1,)"),
     (NestedReward, "the reward must be one number, got a dict"),
     (FloatFlag, "terminated must be a bool scalar, got float32"),
-    (NoTruncatedFlag, "truncated must be one bool scalar, got a NoneType"),
+    (NoTruncatedFlag, "truncated must be a bool scalar, got a NoneType"),
     (InfoList, "info must be a dictionary, got a list"),
     (GymnaxLike, "step must return (state, TimeStep), got a tuple of 5"),
     (ThreeFromReset, "reset must return (state, obs), got a tuple of 3"),

@@ -225,7 +225,7 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ("jaxlr:CartPole-v1", {}, EnvError, "Cannot import 'jaxlr'"),
     ("jaxlr:CartPole-v1", {}, EnvError, "Did you mean 'CartPole-v1'?"),
     ("jaxrl.envs.classic.pendulum:Pendulem", {}, EnvError, "Did you mean 'Pendulum'"),
-    ("collections:OrderedDict", {}, EnvError, "is neither a JaxEnv class nor"),
+    ("collections:OrderedDict", {}, EnvError, "is neither a JaxEnv class, nor"),
     (5, {}, EnvError, "must be an id, a class path"),
     (Sized, {}, EnvError, "needs size"),
     ("CartPole-v1", {"gravty": 1}, UnknownNameError, "Did you mean 'gravity'"),

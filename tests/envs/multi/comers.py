@@ -26,10 +26,11 @@ class ComersParams:
 
 @pytree
 class ComersState:
-    """The number of steps, and a number of the episode."""
+    """The number of steps, a number of the episode, and who acts."""
 
     time: Any
     episode: Any
+    acts: Any
 
 
 class Comers(MultiAgentJaxEnv[Any, ComersParams]):
@@ -70,8 +71,9 @@ class Comers(MultiAgentJaxEnv[Any, ComersParams]):
         state = ComersState(
             time=jnp.zeros((), jnp.int32),
             episode=jax.random.uniform(key, (), jnp.float32),
+            acts=jnp.array([True, True, False, False]),
         )
-        acts = {"loner": jnp.ones((), bool), "crowd": jnp.array([True, False, False])}
+        acts = {"loner": state.acts[0], "crowd": state.acts[1:]}
         return state, MultiStart(obs=self.observe(state), acts=acts)
 
     def step(self, key: Any, state: ComersState, actions: Any, params: ComersParams) -> Any:
@@ -79,8 +81,9 @@ class Comers(MultiAgentJaxEnv[Any, ComersParams]):
         died, left = drawn[0] < params.dies, drawn[1] < params.leaves
         acts = (drawn[2] < params.acts) & ~(died | left)
         over = drawn[3] < params.over
-        state = ComersState(time=state.time + 1, episode=state.episode)
-        paid = state.time + jnp.concatenate([actions["loner"][None], actions["crowd"]])
+        chosen = jnp.concatenate([actions["loner"][None], actions["crowd"]])
+        paid = state.time + 1 + jnp.where(state.acts, chosen, 0)
+        state = ComersState(time=state.time + 1, episode=state.episode, acts=acts)
         return state, MultiStep(
             obs=self.observe(state),
             acts={"loner": acts[0], "crowd": acts[1:]},

@@ -122,7 +122,7 @@ def test_presence_ends_and_statistics_follow_a_walk_over_every_copy() -> None:
             here = begun | acts[t, copy]
             np.testing.assert_array_equal(first[t, copy], ~begun)
             np.testing.assert_array_equal(present[t, copy], here)
-            paid = np.where(here, time + np.array([2, 1, 1, 1]), 0)
+            paid = np.where(here, time + acts[t, copy] * np.array([2, 1, 1, 1]), 0)
             np.testing.assert_array_equal(reward[t, copy], paid)
             total, count, whole = total + paid, count + acts[t, copy], whole + paid.sum()
             np.testing.assert_array_equal(returns[t, copy], total)
@@ -174,6 +174,7 @@ class Faulty(Comers):
         ends = {"loner": no[0], "crowd": no, "__all__": no[0]}
         # Agent 0 of the crowd acts from the first step on, the others never.
         acts = {"loner": no[0], "crowd": jnp.array([True, False, False])}
+        state = replace(state, acts=jnp.array([False, True, False, False]))
         hurt = jnp.array([self.present, False, not self.present]) & bad
         reward, obs = step.reward, step.obs
         if self.what == "reward":

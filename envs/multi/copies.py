@@ -1,0 +1,147 @@
+"""Independent copies of a single-agent environment as one environment of several agents."""
+
+import inspect
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool
+
+from jaxrl.core.struct import pytree, where_rows
+from jaxrl.core.types import Key, Keys, PyTree
+from jaxrl.envs.base import JaxEnv
+from jaxrl.envs.multi.base import ALL, MultiAgentJaxEnv, MultiStart, MultiStep
+from jaxrl.envs.registry import EnvSpec, MadeEnv, make
+from jaxrl.errors import EnvError
+
+
+@pytree
+class CopiesState:
+    """The copies' states, and which copies have not ended yet."""
+
+    copies: PyTree
+    alive: Bool[Array, " n"]
+
+
+class Copies(MultiAgentJaxEnv[CopiesState, Any]):
+    """Base class of what `make_multi_agent` returns: one agent in each copy, named by its number.
+
+    An agent ends with its own copy, and the episode with the last of them.
+    """
+
+    spec: EnvSpec = ""
+
+    def __init__(self, num_agents: int = 1, **arguments: Any) -> None:
+        """Create the environment.
+
+        Args:
+            num_agents: Number of agents and copies.
+            **arguments: Constructor arguments of the copied environment.
+
+        Raises:
+            EnvError: If the number is not positive, or the environment is no `JaxEnv`.
+        """
+        if isinstance(num_agents, bool) or not isinstance(num_agents, int) or num_agents < 1:
+            raise EnvError(f"num_agents={num_agents!r} must be a positive integer.")
+        made = make(self.spec, arguments)
+        if not isinstance(made, MadeEnv):
+            raise EnvError(
+                f"make_multi_agent copies environments written in JAX, got {made.id}, which is "
+                "stepped on the host."
+            )
+        self.env: JaxEnv[Any, Any] = made.env
+        self._params = made.params
+        self.possible_agents = tuple(str(index) for index in range(num_agents))
+        self.max_episode_steps = made.max_episode_steps
+        self.reset_mode, self.render_fps = made.env.reset_mode, made.env.render_fps
+
+    @property
+    def default_params(self) -> PyTree:
+        return self._params
+
+    def observation_space(self, agent: str, params: PyTree) -> gymnasium.Space[Any]:
+        return self.env.observation_space(params)
+
+    def action_space(self, agent: str, params: PyTree) -> gymnasium.Space[Any]:
+        return self.env.action_space(params)
+
+    def reset(self, key: Key, params: PyTree) -> tuple[CopiesState, MultiStart]:
+        """Reset every copy; the first one draws what it draws alone from the same key."""
+        copies, obs = jax.vmap(self.env.reset, (0, None))(self._split(key), params)
+        alive = jnp.ones((len(self.possible_agents),), bool)
+        state = CopiesState(copies=copies, alive=alive)
+        return state, MultiStart(obs=self._by_agent(obs), acts=self._by_agent(alive))
+
+    def step(
+        self, key: Key, state: CopiesState, actions: dict[str, PyTree], params: PyTree
+    ) -> tuple[CopiesState, MultiStep]:
+        """Step the copies that have not ended; the others stay as they are."""
+        rows = [actions[agent] for agent in self.possible_agents]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+        copies, step = jax.vmap(self.env.step, (0, 0, 0, None))(
+            self._split(key), state.copies, stacked, params
+        )
+        terminated, truncated = step.terminated & state.alive, step.truncated & state.alive
+        alive = state.alive & ~(terminated | truncated)
+        over, by_itself = ~alive.any(), terminated.any()
+        state = CopiesState(copies=where_rows(state.alive, copies, state.copies), alive=alive)
+        return state, MultiStep(
+            obs=self._by_agent(step.obs),
+            acts=self._by_agent(alive),
+            reward=self._by_agent(step.reward),
+            terminated={**self._by_agent(terminated), ALL: over & by_itself},
+            truncated={**self._by_agent(truncated), ALL: over & ~by_itself},
+        )
+
+    def render(self, state: CopiesState, params: PyTree) -> np.ndarray:
+        """Render the copies from left to right; those that ended are dimmed."""
+        frames: list[np.ndarray] = []
+        for index, alive in enumerate(np.asarray(state.alive)):
+            copy = jax.tree.map(lambda leaf, index=index: leaf[index], state.copies)
+            frame = self.env.render(copy, params)
+            frames.append(frame if alive else frame // 2 + 64)
+        return np.concatenate(frames, axis=1)
+
+    def _split(self, key: Key) -> Keys:
+        """Return a key for each copy; the first copy's is the key itself."""
+        others = jnp.arange(1, len(self.possible_agents), dtype=jnp.uint32)
+        return jnp.concatenate([key[None], jax.vmap(jax.random.fold_in, (None, 0))(key, others)])
+
+    def _by_agent(self, stacked: PyTree) -> dict[str, PyTree]:
+        return {
+            agent: jax.tree.map(lambda leaf, index=index: leaf[index], stacked)
+            for index, agent in enumerate(self.possible_agents)
+        }
+
+
+def make_multi_agent(env: EnvSpec) -> type[Copies]:
+    """Return a class of environments with any number of copies of a single-agent one, as RLlib's.
+
+    Its config takes `num_agents` (default: 1) beside the settings of the copied environment. Agents
+    are called "0", "1", ...
+
+    Args:
+        env: Id, class path, class or instance of a `JaxEnv`, or a creator, as in `make`.
+    """
+    parameters = [inspect.Parameter("num_agents", inspect.Parameter.KEYWORD_ONLY, default=1)]
+    made = make(env)
+    copied = type(getattr(made.env, "env", made.env)) if isinstance(made, MadeEnv) else None
+    if copied is not None and not isinstance(env, JaxEnv):
+        parameters += [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in inspect.signature(copied).parameters.values()
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        ]
+    attributes = {
+        "__doc__": f"Independent copies of {made.id}.",
+        "__signature__": inspect.Signature(parameters),
+        "name": f"MultiAgent({made.id})",
+        "spec": staticmethod(env) if inspect.isfunction(env) else env,
+    }
+    return type("MultiAgentCopies", (Copies,), attributes)
+
+
+MultiAgentCartPole = make_multi_agent("CartPole-v1")
+"""Poles on carts side by side, RLlib's example."""
