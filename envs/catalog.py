@@ -62,6 +62,17 @@ BUILTIN_ENVS: Mapping[str, CatalogEntry] = {
 
 BUILTIN_MULTI_ENVS: Mapping[str, CatalogEntry] = {
     "MultiAgentCartPole-v0": _multi("copies:MultiAgentCartPole", num_agents=2),
+    "probe-turns-v0": _multi("probes:ProbeTurns"),
+    "probe-turns-gamma-v0": _multi("probes:ProbeTurnsGamma"),
+    "probe-cut-v0": _multi("probes:ProbeCut"),
+    "probe-death-v0": _multi("probes:ProbeDeath"),
+    "probe-join-v0": _multi("probes:ProbeJoin"),
+    "probe-teams-v0": _multi("probes:ProbeTeams"),
+    "probe-agents-v0": _multi("probes:ProbeAgents"),
+    "probe-mask-turns-v0": _multi("probes:ProbeMaskTurns"),
+    "probe-state-v0": _multi("probes:ProbeState"),
+    "probe-recall-turns-v0": _multi("probes:ProbeRecallTurns"),
+    "probe-opponent-v0": _multi("probes:ProbeOpponent"),
 }
 """Built-in environments of several agents."""
 
