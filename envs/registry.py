@@ -129,6 +129,25 @@ def list_multi_envs() -> list[str]:
     ]
 
 
+def is_multi_agent_spec(spec: object) -> bool:
+    """Return whether a spec is known, without being called, to make an environment of several agents."""
+    if isinstance(spec, str):
+        name = spec.removeprefix("jaxrl:")
+        if spec in _registered:
+            return is_multi_agent_spec(_registered[spec])
+        if name in _CATALOG:
+            return name in BUILTIN_MULTI_ENVS
+        if not _CLASS_PATH.fullmatch(spec) or find_imports(spec)[1] is None:
+            return False
+        try:
+            return is_multi_agent_spec(_load(spec))
+        except (EnvError, UnknownNameError):  # raised again when it is made
+            return False
+    if isinstance(spec, type):
+        return issubclass(spec, MultiAgentJaxEnv)
+    return isinstance(spec, MultiAgentJaxEnv)
+
+
 def make(
     spec: EnvSpec,
     env_config: Mapping[str, Any] | None = None,

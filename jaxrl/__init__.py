@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from jaxrl.config.load import load_config
     from jaxrl.config.markers import choice, grid, loguniform, uniform
     from jaxrl.config.pbt import PopulationBasedTraining
+    from jaxrl.config.settings.multi_agent import PolicySpec
     from jaxrl.envs.base import JaxEnv
     from jaxrl.envs.context import EnvContext
     from jaxrl.envs.registry import list_envs, register_env
     from jaxrl.errors import JaxrlError
     from jaxrl.interop.importing import import_weights
-    from jaxrl.modules.rl_module import RLModule, RLModuleSpec
+    from jaxrl.modules.rl_module import MultiRLModuleSpec, RLModule, RLModuleSpec
     from jaxrl.modules.scripted import ScriptedModule
     from jaxrl.offline.writer import EpisodeWriter
     from jaxrl.policy.policy import Policy
@@ -41,7 +42,9 @@ __all__ = [  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
     "HostReplayBuffer",
     "JaxEnv",
     "JaxrlError",
+    "MultiRLModuleSpec",
     "Policy",
+    "PolicySpec",
     "Population",
     "PopulationBasedTraining",
     "RLModule",
@@ -69,7 +72,9 @@ _MODULES = {
     "HostReplayBuffer": "jaxrl.buffers.host",
     "JaxEnv": "jaxrl.envs.base",
     "JaxrlError": "jaxrl.errors",
+    "MultiRLModuleSpec": "jaxrl.modules.rl_module",
     "Policy": "jaxrl.policy.policy",
+    "PolicySpec": "jaxrl.config.settings.multi_agent",
     "Population": "jaxrl.sweeps.population",
     "Trials": "jaxrl.sweeps.trials",
     "PopulationBasedTraining": "jaxrl.config.pbt",

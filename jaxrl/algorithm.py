@@ -46,8 +46,8 @@ from jaxrl.loggers.python_log import get_system_usage, set_log_level
 from jaxrl.loggers.recorder import Recorder, SaveSchedule, note_close_failure
 from jaxrl.loggers.run_record import RunRecord
 from jaxrl.metrics import DEFAULT_MODULE, TIMERS
-from jaxrl.policy.compute_actions import ActionOptions, ComputeActions, check_module_id
-from jaxrl.policy.inference import Inference
+from jaxrl.policy.agent_actions import make_actions
+from jaxrl.policy.compute_actions import ActionOptions
 from jaxrl.policy.policy import Policy
 from jaxrl.policy.recording import RecordingMethods
 from jaxrl.run_parts import OwnRunParts, RunParts
@@ -64,7 +64,7 @@ from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import host_state as host
 from jaxrl.runs.results import RunResult, to_plain
 from jaxrl.runs.saved_run import SavedRun
-from jaxrl.runs.weights import get_parameters, refresh_snapshot, select_module, set_parameters
+from jaxrl.runs.weights import get_weights, list_modules, refresh_snapshot, set_weights
 from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded, until_stopped
 from jaxrl.runtime.process import prepare_process
 from jaxrl.runtime.program import Program, make_compile_report, total_compile_seconds
@@ -170,17 +170,17 @@ class Algorithm(ExportMethods, EstimationMethods, RecordingMethods, FormerNames)
         self._loop = parts.make_loop(config, assembly, self._learners, callbacks, self)
         self._batches_to_run = 1
         self._count_fit_iterations_left: Callable[[], int] = lambda: sys.maxsize
-        self._totals = IterationTotals(self._loop.fetch_report, assembly.row_source)
+        self._totals = self._make_totals()
         self._flow = DispatchedDataFlow(config, assembly.train_step, self._learners, self._loop)
         self._acting = parts.make_acting_state(config, assembly, self._learners, self._devices)
-        inference = Inference(
-            assembly.policy_step,
-            assembly.made.spaces[0],
-            max_retraces=config.debugging_settings.max_retraces,
-            jit=config.debugging_settings.jit,
+        self._actions = make_actions(
+            config, assembly, self._acting, self._keys, self._record, self._use
         )
-        self._actions = ComputeActions(inference, self._acting, self._keys, self._record, self._use)
         parts.attach(self._record, self._load)
+
+    def _make_totals(self) -> IterationTotals:
+        assembly = self._assembly
+        return IterationTotals(self._loop.fetch_report, assembly.row_source, assembly.mapping)
 
     @property
     def state(self) -> TrainState:
@@ -283,7 +283,7 @@ class Algorithm(ExportMethods, EstimationMethods, RecordingMethods, FormerNames)
             placement=resolve_placement(self.config, made.id, is_jax_env=made.is_jax),
             env_notes=made.notes,
             notes=[*self._notes, *self._loop.notes],
-            module_table=self.get_module().summary(),
+            module_table="\n".join(self.get_module(m).summary() for m in list_modules(self.state)),
         )
 
     # --- training ---
@@ -304,7 +304,7 @@ class Algorithm(ExportMethods, EstimationMethods, RecordingMethods, FormerNames)
         self._recorder.begin(self._devices)
         compiled_before = total_compile_seconds(self._programs)
         reporting = self.config.reporting_settings
-        self._totals = totals = IterationTotals(self._loop.fetch_report, self._assembly.row_source)
+        self._totals = totals = self._make_totals()
         if self.config.evaluation_settings.evaluation_parallel_to_training:
             self._begin_evaluation_if_due()
         self._loop.set_lookahead(self._count_iterations_to_state_read())
@@ -722,8 +722,9 @@ class Algorithm(ExportMethods, EstimationMethods, RecordingMethods, FormerNames)
     @single_threaded
     def get_weights(self, module_ids: Sequence[str] | None = None) -> dict[str, PyTree]:
         """Return `{module_id: parameters}` as NumPy copies, for all or the given modules."""
-        selected = [DEFAULT_MODULE] if module_ids is None else module_ids
-        return {check_module_id(name): get_parameters(self.state) for name in selected}
+        state = self.state
+        selected = list_modules(state) if module_ids is None else module_ids
+        return get_weights(state, [self._actions.check_id(name) for name in selected])
 
     @single_threaded
     def set_weights(self, weights: Mapping[str, PyTree], *, strict: bool = True) -> list[str]:
@@ -742,8 +743,7 @@ class Algorithm(ExportMethods, EstimationMethods, RecordingMethods, FormerNames)
         Raises:
             ModuleError: If `strict` and any parameter does not match.
         """
-        params = select_module(weights, DEFAULT_MODULE)
-        self.state, problems = set_parameters(self.state, params, strict=strict)
+        self.state, problems = set_weights(self.state, weights, strict=strict)
         return problems
 
     @single_threaded

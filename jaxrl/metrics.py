@@ -34,6 +34,9 @@ PID = "pid"
 DEFAULT_MODULE = "default_policy"
 """RLlib's id of the single module, below `learners/`."""
 
+ALL_MODULES = "__all_modules__"
+"""RLlib's key of totals over all modules, below `learners/`."""
+
 EMPTY_EPISODE_METRICS: Mapping[str, float] = dict.fromkeys(
     (
         EPISODE_RETURN_MEAN,

@@ -41,7 +41,7 @@ def test_an_old_name_of_an_algorithm_is_the_new_one(
     ("name", "advice"),
     [
         ("get_config", "algorithm.config"),
-        ("add_policy", "multi-agent"),
+        ("add_policy", r"multi_agent\(policies="),
         ("import_model", r"set_weights\("),
         ("step", r"train\(\)"),
         ("reset_config", "build another"),

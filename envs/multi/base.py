@@ -79,7 +79,7 @@ class MultiAgentJaxEnv(Generic[StateT, ParamsT]):
     """Numbers of equal agents by kind. The agents `ally_0` to `ally_26` of the kind `ally` share
     the entry `"ally"`, whose arrays are `[27, ...]`, so that no program grows with their number."""
     acting: Acting = "all"
-    """Whether all agents that are present act at every step ("all"), or "some"."""
+    """Agents that act at a step: all that are present, or some of them."""
     max_acting: int | None = None
     """Largest number of agents that act at one step, with "some"; 1 in games of turns."""
     teams: Mapping[str, tuple[str, ...]] = {}

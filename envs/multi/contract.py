@@ -1,5 +1,6 @@
 """Check of the contract of multi-agent environments, without compiling or running anything."""
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -138,20 +139,22 @@ def _check_acting(env: MultiAgentJaxEnv[Any, Any], name: str) -> None:
 
 def _check_spaces(name: str, env: MultiAgentJaxEnv[Any, Any], params: PyTree) -> None:
     """Check each agent's spaces, and that those of a kind are equal."""
-    for entry in get_entries(env):
+    kinds = (
+        ("observation_space", env.observation_space, False),
+        ("action_space", env.action_space, True),
+    )
+    for entry, (what, get, for_actions) in itertools.product(get_entries(env), kinds):
         first = entry.agents[0]
-        for what, get, for_actions in (
-            ("observation_space", env.observation_space, False),
-            ("action_space", env.action_space, True),
-        ):
-            space = get(first, params)
-            check_space(f"{name}: {what}({first!r})", space, for_actions=for_actions)
-            for agent in entry.agents[1:]:
-                if not is_same_space(get(agent, params), space):
-                    raise EnvError(
-                        f"{name}: {what} of {agent!r} differs from that of {first!r}; agents of "
-                        f"the kind {entry.key!r} must be equal."
-                    )
+        space = get(first, params)
+        check_space(f"{name}: {what}({first!r})", space, for_actions=for_actions)
+        other = next(
+            (a for a in entry.agents[1:] if not is_same_space(get(a, params), space)), None
+        )
+        if other is not None:
+            raise EnvError(
+                f"{name}: {what} of {other!r} differs from that of {first!r}; agents of the kind "
+                f"{entry.key!r} must be equal."
+            )
 
 
 def _get_second(sentence: str, output: object, cls: type) -> Any:

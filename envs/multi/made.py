@@ -114,6 +114,14 @@ class MadeMultiEnv:
         return {agent: env.action_space(agent, self.params) for agent in env.possible_agents}
 
     @property
+    def spaces(self) -> tuple[gymnasium.spaces.Dict, gymnasium.spaces.Dict]:
+        """Observation space and action space, with a part for each agent."""
+        return (
+            gymnasium.spaces.Dict(self.observation_spaces),
+            gymnasium.spaces.Dict(self.action_spaces),
+        )
+
+    @property
     def max_episode_steps(self) -> int | None:
         """Number of steps after which an episode is truncated, None for no limit."""
         return self.env.max_episode_steps

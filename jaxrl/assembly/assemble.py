@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium
@@ -19,6 +19,7 @@ from jaxrl.assembly.dataset_storage import (
     choose_storage,
 )
 from jaxrl.assembly.learner_checks import check_learner
+from jaxrl.assembly.modules import make_module
 from jaxrl.assembly.offline import (
     count_recorded_batches,
     make_dataset_sampler,
@@ -42,16 +43,16 @@ from jaxrl.config.placement import describe_idle_settings, resolve_placement
 from jaxrl.config.settings.offline_data import Storage
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.training import Auto
-from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline, ObservationPipeline
+from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.contract import check_signatures
+from jaxrl.envs.multi.made import MadeMultiEnv
+from jaxrl.envs.multi.vector import MultiVectorEnv
 from jaxrl.envs.registry import AnyMadeEnv, MadeEnv, make
 from jaxrl.envs.vector import VectorEnv
-from jaxrl.errors import ConfigError, ModuleError
-from jaxrl.modules.autoregressive import check_exact_entropy
-from jaxrl.modules.rl_module import RLModule, check_module
-from jaxrl.modules.scripted import ScriptedModule
+from jaxrl.errors import ConfigError
+from jaxrl.modules.rl_module import RLModule
 from jaxrl.runtime.commands import is_command
 from jaxrl.runtime.kept_programs import ProgramCache, open_program_cache
 from jaxrl.runtime.program import Program
@@ -133,8 +134,17 @@ class Assembly:
         return None if isinstance(experience, OnPolicyMinibatches) else experience
 
     @property
+    def mapping(self) -> Mapping[str, str]:
+        """Module of each agent; empty for a single agent."""
+        return {}
+
+    @property
     def module(self) -> RLModule:
         return self.policy_step.module
+
+    def make_abstract_params(self) -> PyTree:
+        """Return shapes and types of the parameters."""
+        return jax.eval_shape(self.module.init, jax.random.key(0))
 
     def make_actor_program(self, jit: bool) -> Program:
         """Make the program that extracts the inputs of acting from a state."""
@@ -191,11 +201,15 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
     Raises:
         JaxrlError: If anything in the config is invalid.
     """
+    if config.is_multi_agent:
+        from jaxrl.assembly.multi_agent import assemble_multi_agent
+
+        return assemble_multi_agent(config)
     made = prepare_first_task(config, make_env(config))
     placement = resolve_placement(config, made.id, is_jax_env=made.is_jax)
     if isinstance(made, MadeEnv) and placement == "in_graph":
         acting = make_policy_step(config, made).with_envs(make_vector_env(config, made))
-        sampler = _with_sequences(config, acting)
+        sampler = with_sequences(config, acting)
         plan = config.plan()
         fields: dict[str, Any] = {
             "policy_step": sampler,
@@ -217,7 +231,7 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
             f"replay buffer in the compiled program, and {made.id} is stepped on the host: use an "
             "environment written in JAX, or learn from the data first and fine-tune after."
         )
-    acting = _with_sequences(config, make_policy_step(config, made))
+    acting = with_sequences(config, make_policy_step(config, made))
     if placement == "offline":
         chosen = choose_storage(config, made.spaces)
         fields = make_train_step_fields(config, made, acting, in_graph=False, storage=chosen.name)
@@ -231,7 +245,7 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
     return _make_assembly(config, made, acting, train_step)
 
 
-def _with_sequences(config: "AlgorithmConfig", policy_step: PolicyStepT) -> PolicyStepT:
+def with_sequences(config: "AlgorithmConfig", policy_step: PolicyStepT) -> PolicyStepT:
     """Return the policy step with a module that learns from sequences of the plan's length."""
     length = resolve_sequence_length(config.plan(), policy_step.module)
     return dataclasses.replace(policy_step, module=policy_step.module.with_sequence_length(length))
@@ -304,13 +318,18 @@ def make_train_step_fields(
         "learner_pipeline": _make_learner_pipeline(config, made, policy_step),
         "num_envs": plan.num_envs,
         "num_steps": plan.rollout_fragment_length,
-        "ring_size": max(MIN_RING_SIZE, reporting.metrics_num_episodes_for_smoothing),
+        "ring_size": compute_ring_size(config),
         "guard": DivergenceGuard(
             on_nonfinite=faults.on_nonfinite, tolerance=faults.nonfinite_updates_tolerance
         ),
         "circular": _make_circular(config),
         "zero_init_states": training.starts_sequences_at_zero,
     }
+
+
+def compute_ring_size(config: "AlgorithmConfig") -> int:
+    """Return the number of latest episodes that each shard keeps."""
+    return max(MIN_RING_SIZE, config.reporting_settings.metrics_num_episodes_for_smoothing)
 
 
 def _make_experience(
@@ -393,12 +412,6 @@ def make_env(config: "AlgorithmConfig") -> AnyMadeEnv:
     return made
 
 
-def _ignores_carry(module: RLModule) -> bool:
-    """Return whether learners would ignore the module's carry although the loss needs it."""
-    has_carry = module.initial_carry(1) is not None
-    return has_carry and module.trains_on_sequences and not module.is_stateful
-
-
 def format_space(space: gymnasium.Space[Any]) -> str:
     """Format a space in one line; NumPy breaks long bounds into several."""
     return " ".join(str(space).split())
@@ -427,27 +440,10 @@ def make_vector_env(config: "AlgorithmConfig", made: MadeEnv) -> VectorEnv:
     return VectorEnv(made.env, made.env.reset_mode if setting == "auto" else setting)
 
 
-def make_module(
-    config: "AlgorithmConfig", obs_pipeline: ObservationPipeline, action_pipeline: ActionPipeline
-) -> RLModule:
-    """Make and check the module of the config's spec for the spaces between the pipelines."""
-    spec = config.get_rl_module_spec(obs_pipeline.spaces[-1], action_pipeline.module_space)
-    module = spec.build()
-    if _ignores_carry(module):
-        raise ModuleError(
-            f"{type(module).__name__} is recurrent (initial_carry is not None), but defines only "
-            "how it acts: implement _forward_step(params, obs, carry), which learners unroll."
-        )
-    if config.learns and isinstance(module, ScriptedModule):
-        raise ModuleError(
-            f"{type(module).__name__} is a scripted module, which {config.algo_name} cannot train: "
-            "use RandomAgentConfig, which learns nothing, to run it."
-        )
-    training = config.training_settings
-    check_exact_entropy(module, training)
-    if training.needs_values:
-        check_module(module, needs_values=True)
-    return module
+def make_multi_vector_env(config: "AlgorithmConfig", made: MadeMultiEnv) -> MultiVectorEnv:
+    """Make the vector of JAX environments of several agents."""
+    setting = config.environment_settings.reset_mode
+    return MultiVectorEnv(made.env, made.env.reset_mode if setting == "auto" else setting)
 
 
 def log_assembly(config: "AlgorithmConfig", assembly: Assembly, notes: Iterable[str]) -> None:
@@ -470,6 +466,6 @@ def log_assembly(config: "AlgorithmConfig", assembly: Assembly, notes: Iterable[
     observation_space, action_space = made.spaces
     logger.debug("observation space %s", observation_space)
     logger.debug("action space %s", action_space)
-    params = jax.eval_shape(assembly.module.init, jax.random.key(0))
+    params = assembly.make_abstract_params()
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         logger.debug("parameter %s is %s%s", jax.tree_util.keystr(path), leaf.dtype, leaf.shape)

@@ -9,6 +9,7 @@ from gymnasium.vector.utils import batch_space
 from jaxrl.connectors.rllib_pieces import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from jaxrl.connectors.signatures import Offers
 from jaxrl.envs.context import EnvContext
+from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.registry import AnyMadeEnv, MadeEnv
 
 Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
@@ -33,7 +34,7 @@ class EnvToInspect:
     def envs(self) -> list[Any]:
         """Environments: JAX environments, or those of gymnasium."""
         made = self._made
-        if isinstance(made, MadeEnv):
+        if isinstance(made, MadeEnv | MadeMultiEnv):
             return [made.env] * self.num_envs
         return [made.create(EnvContext(made.env_config)) for _ in range(self.num_envs)]
 

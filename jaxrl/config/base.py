@@ -3,6 +3,11 @@
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 from jaxrl.config.batch_plan.arithmetic import BatchPlan
+from jaxrl.config.batch_plan.multi_agent import (
+    MultiAgentPlan,
+    compute_module_sizes,
+    make_multi_agent_plan,
+)
 from jaxrl.config.batch_plan.offline import make_offline_plan
 from jaxrl.config.batch_plan.on_policy import make_plan
 from jaxrl.config.batch_plan.replay import make_replay_plan
@@ -11,12 +16,19 @@ from jaxrl.config.builder import ConfigBuilder
 from jaxrl.config.explain import explain
 from jaxrl.config.fields import fluent
 from jaxrl.config.modules import get_rows_per_sample, resolve_module_spec
+from jaxrl.config.multi_agent import (
+    has_several_agents,
+    make_module_config,
+    prepare_agents,
+    resolve_agents,
+)
 from jaxrl.config.names import refuse_method
 from jaxrl.config.notes import announce_notes, describe_notes
 from jaxrl.config.offline import resolve_data_paths
 from jaxrl.config.registry import load_run_class
 from jaxrl.config.seed import draw_seed
 from jaxrl.config.settings import external as external_groups
+from jaxrl.config.settings import multi_agent as multi_agent_groups
 from jaxrl.config.settings import offline_data as offline_groups
 from jaxrl.config.settings import run as run_groups
 from jaxrl.config.settings import runners as runner_groups
@@ -24,14 +36,14 @@ from jaxrl.config.settings import training as training_groups
 from jaxrl.config.settings.actor_critic import TwinCritics
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.sweep import is_sweep, make_lanes
-from jaxrl.config.validate import refuse_num_envs_tuning, validate
-from jaxrl.errors import ConfigError, HostLanesError
+from jaxrl.config.validate import check_sweep, validate
+from jaxrl.errors import ConfigError, HostLanesError, did_you_mean
 
 if TYPE_CHECKING:
     import gymnasium
 
     from jaxrl.algorithm import Algorithm
-    from jaxrl.modules.rl_module import RLModuleSpec
+    from jaxrl.modules.rl_module import MultiRLModuleSpec, RLModuleSpec
 
 
 class AlgorithmConfig(ConfigBuilder):
@@ -60,6 +72,9 @@ class AlgorithmConfig(ConfigBuilder):
     training_settings: Any = training_groups.Training()
     learners_settings: runner_groups.LearnersSettings = runner_groups.LearnersSettings()
     rl_module_settings: training_groups.RLModuleSettings = training_groups.RLModuleSettings()
+    multi_agent_settings: multi_agent_groups.MultiAgentSettings = (
+        multi_agent_groups.MultiAgentSettings()
+    )
     evaluation_settings: run_groups.EvaluationSettings = run_groups.EvaluationSettings()
     fault_tolerance_settings: run_groups.FaultToleranceSettings = (
         run_groups.FaultToleranceSettings()
@@ -81,6 +96,7 @@ class AlgorithmConfig(ConfigBuilder):
     training = fluent("training_settings", training_groups.Training)
     learners = fluent("learners_settings", runner_groups.LearnersSettings)
     rl_module = fluent("rl_module_settings", training_groups.RLModuleSettings)
+    multi_agent = fluent("multi_agent_settings", multi_agent_groups.MultiAgentSettings)
     evaluation = fluent("evaluation_settings", run_groups.EvaluationSettings)
     fault_tolerance = fluent("fault_tolerance_settings", run_groups.FaultToleranceSettings)
     resources = fluent("resources_settings", runner_groups.ResourcesSettings)
@@ -92,11 +108,6 @@ class AlgorithmConfig(ConfigBuilder):
     debugging = fluent("debugging_settings", run_groups.DebuggingSettings)
     callbacks = fluent("callbacks_settings", run_groups.CallbacksSettings)
     sweep = fluent("sweep_settings", run_groups.SweepSettings)
-
-    def multi_agent(self, **settings: object) -> Self:
-        """Accept settings for a single agent; multi-agent training is not supported."""
-        self._apply(settings)
-        return self
 
     def rollouts(self, **settings: object) -> Self:
         """Change settings by the name that `env_runners()` once had in RLlib."""
@@ -131,6 +142,8 @@ class AlgorithmConfig(ConfigBuilder):
         Raises:
             ConfigError: If settings contradict each other.
         """
+        if self.is_multi_agent:
+            prepare_agents(self)
         self.validate()
         resolve_data_paths(self)
         draw_seed(self)
@@ -138,8 +151,8 @@ class AlgorithmConfig(ConfigBuilder):
 
     @property
     def is_multi_agent(self) -> bool:
-        """Return whether the config is for multiple agents; always False."""
-        return False
+        """Return whether the config is for several agents, by its environment or its modules."""
+        return self.module_id is None and has_several_agents(self)
 
     @property
     def is_offline(self) -> bool:
@@ -183,6 +196,9 @@ class AlgorithmConfig(ConfigBuilder):
         Raises:
             BatchSizeError: If explicit sizes are not divisible; the message suggests others.
         """
+        if self.is_multi_agent:
+            refuse_markers(self)
+            return make_multi_agent_plan(self)
         if self.is_offline:
             refuse_markers(self)
             return make_offline_plan(self)
@@ -246,16 +262,47 @@ class AlgorithmConfig(ConfigBuilder):
             settings["num_critics"] = 2 if training.twin_q else 1
         return settings
 
-    def get_multi_rl_module_spec(self, **arguments: object) -> NoReturn:
-        """Raise ConfigError: multi-agent training is not supported."""
-        refuse_method("get_multi_rl_module_spec", arguments)
+    def get_module_config(self, module_id: str) -> "AlgorithmConfig":
+        """Return the config of one module of several: its settings, and the sizes of its rows.
+
+        Raises:
+            ConfigError: If there is no such module, or the config is for a single agent.
+        """
+        plan = self.plan()
+        if not isinstance(plan, MultiAgentPlan):
+            raise ConfigError(
+                f"There is a single module, so none is {module_id!r}: its settings are the config's."
+            )
+        if module_id not in plan.modules:
+            raise ConfigError(
+                f"There is no module {module_id!r}; there are {', '.join(plan.modules)}."
+                f"{did_you_mean(module_id, plan.modules)}"
+            )
+        sizes = compute_module_sizes(plan.agents, plan, module_id, plan.num_shards)
+        return make_module_config(self, plan.agents, module_id, sizes)
+
+    def get_multi_rl_module_spec(self, **arguments: object) -> "MultiRLModuleSpec":
+        """Return the specification of every module, with its model settings merged in.
+
+        Args:
+            **arguments: RLlib's (env, spaces, inference_only), which have no effect: spaces are
+                those of the environment.
+        """
+        from jaxrl.modules.rl_module import MultiRLModuleSpec
+
+        del arguments
+        agents = resolve_agents(self)
+        configs = {m: make_module_config(self, agents, m, {}) for m in agents.modules}
+        return MultiRLModuleSpec(
+            rl_module_specs={m: own.get_rl_module_spec() for m, own in configs.items()}
+        )
 
     def get_marl_module_spec(self, **arguments: object) -> NoReturn:
-        """Raise ConfigError: multi-agent training is not supported."""
+        """Raise ConfigError: `get_multi_rl_module_spec` is the current name."""
         refuse_method("get_marl_module_spec", arguments)
 
     def get_multi_agent_setup(self, **arguments: object) -> NoReturn:
-        """Raise ConfigError: multi-agent training is not supported."""
+        """Raise ConfigError: other getters return the modules and the mapping."""
         refuse_method("get_multi_agent_setup", arguments)
 
     def get_default_learner_class(self) -> type[Any]:
@@ -290,7 +337,7 @@ class AlgorithmConfig(ConfigBuilder):
             config.environment(env)
         draw_seed(config)
         if is_sweep(config):
-            refuse_num_envs_tuning(config)
+            check_sweep(config)
             return _build_sweep(config)
         return (config.algo_class or load_run_class("algorithm"))(config)
 

@@ -31,6 +31,15 @@ G = TypeVar("G", bound="DataclassInstance")
 FRAMEWORKS = ("jax", "torch", "tf", "tf2", "tfe", None)
 """Frameworks of RLlib, and JAX."""
 
+_OWN_ATTRIBUTES = (
+    "algo_class",
+    "in_evaluation",
+    "is_recorded",
+    "is_trained",
+    "module_id",
+    "preferred_devices",
+)
+"""Attributes of a config that are no settings."""
 EXPLICIT = "explicit_settings"
 """Key of `to_dict` for the names of explicit settings; all others are defaults, which may adapt."""
 
@@ -43,6 +52,10 @@ class ConfigBuilder:
     remarks: list[str]
     """Sentences on values that were accepted without effect, or replaced."""
     in_evaluation: bool
+    is_trained: bool
+    """False for a module of several that plays without being trained."""
+    module_id: str | None
+    """Module that a copy describes in a run of several agents; None for the config of a run."""
     preferred_devices: tuple[int, str] | None
     """Number of devices for `num_devices='auto'` and the reason; a resumed run keeps its number."""
     is_recorded: bool
@@ -70,6 +83,8 @@ class ConfigBuilder:
             remarks=[],
             _announced=set(),
             in_evaluation=False,
+            is_trained=True,
+            module_id=None,
             preferred_devices=None,
             is_recorded=False,
             _frozen=False,
@@ -147,6 +162,17 @@ class ConfigBuilder:
                 resolved_settings.append(resolved)
         return resolved_settings
 
+    def unset(self, *names: str) -> Self:
+        """Give settings their defaults again, as if they had never been set."""
+        for name in names:
+            if self._frozen:
+                self._refuse_frozen(name)
+            group = self.get_name_table().group_by_setting[name]
+            default = getattr(getattr(type(self), group), name)
+            self.__dict__[group] = dataclasses.replace(self.__dict__[group], **{name: default})
+            self._explicit.discard(name)
+        return self
+
     def _refuse_frozen(self, name: str) -> NoReturn:
         raise ConfigError(
             f"Cannot set attribute '{name}': the config of a built Algorithm is frozen; change a "
@@ -162,7 +188,7 @@ class ConfigBuilder:
                 raise ConfigError(f"{name} must be a {group_class.__name__}, got {value!r}.")
             changed = {f.name: getattr(value, f.name) for f in dataclasses.fields(group_class)}
             self._apply({k: v for k, v in changed.items() if v != self[k]}, group=name)
-        elif name in ("algo_class", "in_evaluation", "preferred_devices", "is_recorded"):
+        elif name in _OWN_ATTRIBUTES:
             self.__dict__[name] = value
         else:
             self._apply({name: value})

@@ -41,6 +41,8 @@ REGISTERED_DATACLASSES = (
     "jaxrl.config.markers:Marker",
     "jaxrl.config.sweep:Marker",  # its former place, in saved sweeps
     "jaxrl.modules.model_config:DefaultModelConfig",
+    "jaxrl.config.settings.multi_agent:PolicySpec",
+    "jaxrl.modules.rl_module:MultiRLModuleSpec",
     "jaxrl.modules.rl_module:RLModuleSpec",
 )
 """Dataclasses that settings may contain, besides plain data and spaces."""

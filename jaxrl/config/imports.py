@@ -62,6 +62,7 @@ ANYTHING = ImportKind()
 ENV = ImportKind(
     bases=(
         "jaxrl.envs.base:JaxEnv",
+        "jaxrl.envs.multi.base:MultiAgentJaxEnv",
         "gymnasium:Env",
         "gymnax.environments.environment:Environment",
     )

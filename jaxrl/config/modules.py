@@ -74,10 +74,15 @@ def get_rows_per_sample(config: "AlgorithmConfig") -> int:
 
 
 def _select_spec(config: "AlgorithmConfig") -> "RLModuleSpec":
-    from jaxrl.modules.rl_module import RLModule, RLModuleSpec
+    from jaxrl.modules.rl_module import MultiRLModuleSpec, RLModule, RLModuleSpec
 
     settings = config.rl_module_settings
     spec = settings.rl_module_spec
+    if isinstance(spec, MultiRLModuleSpec):
+        raise ConfigError(
+            "rl_module_spec is a MultiRLModuleSpec, but the environment has a single agent, and so a "
+            "single module: pass an RLModuleSpec."
+        )
     if settings.network is not None:
         return _wrap_network(config, settings.network)
     if spec is None:

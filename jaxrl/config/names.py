@@ -26,6 +26,7 @@ GROUP_METHODS = {
     "training_settings": "training",
     "learners_settings": "learners",
     "rl_module_settings": "rl_module",
+    "multi_agent_settings": "multi_agent",
     "evaluation_settings": "evaluation",
     "fault_tolerance_settings": "fault_tolerance",
     "resources_settings": "resources",

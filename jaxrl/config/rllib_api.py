@@ -35,10 +35,11 @@ RENAMED_METHODS: Mapping[str, Mapping[str, str]] = {
 """Methods and attributes of RLlib's objects that have another name here."""
 
 _POLICY_OF_RUNNER = "algorithm.get_weights() are the weights that every runner acts with"
+_FIXED_MODULES = "the compiled program has every module: name each in multi_agent(policies=...)"
 METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
     "algorithm": {
-        "add_module": "multi-agent training is not supported in this version",
-        "add_policy": "multi-agent training is not supported in this version",
+        "add_module": _FIXED_MODULES,
+        "add_policy": _FIXED_MODULES,
         "default_resource_request": (
             "jaxrl.PPO.default_resource_request(config) returns the resources of a trial"
         ),
@@ -51,7 +52,7 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         "local_replay_buffer": "add_to_buffer(batch) stores a batch and update() draws from it",
         "log_result": "the on_train_result callback receives every result",
         "merge_algorithm_configs": "config.update_from_dict(other) merges settings",
-        "remove_module": "multi-agent training is not supported in this version",
+        "remove_module": _FIXED_MODULES,
         "reset_config": "build another algorithm from the changed config",
         "resource_help": "jaxrl.PPO.resource_help(config) describes the resources of a trial",
         "restore_env_runners": "runners restart by themselves, see fault_tolerance(...)",
@@ -82,10 +83,10 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
             ("CLASS_AND_CTOR_ARGS_FILE_NAME", "METADATA_FILE_NAME", "STATE_FILE_NAME"),
             "the guide Checkpoints describes the files of a checkpoint",
         ),
-        "remove_policy": "multi-agent training is not supported in this version",
+        "remove_policy": _FIXED_MODULES,
     },
     "learner": {
-        "add_module": "multi-agent training is not supported in this version",
+        "add_module": _FIXED_MODULES,
         "apply_gradients": "override update(state, batch, progress, key) for another gradient step",
         "compute_gradients": "jax.grad computes them of compute_loss, which may be overridden",
         "compute_loss_for_module": "override compute_loss(params, batch, values, key)",
@@ -105,7 +106,7 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
             "return the optax transformation from configure_optimizers_for_module(module_id, "
             "values), or a dictionary of them for the labels that label_params(params) returns"
         ),
-        "remove_module": "multi-agent training is not supported in this version",
+        "remove_module": _FIXED_MODULES,
         "update_from_batch": "override update(state, batch, progress, key)",
     },
     "runner_group": {
@@ -155,13 +156,13 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         "set_weights": "use algorithm.set_weights(...)",
     },
     "config": {
-        "get_multi_agent_setup": "multi-agent training is not supported in this version",
+        "get_multi_agent_setup": "get_multi_rl_module_spec() returns the modules",
         "build_learner": "build() makes the learner, algorithm.learner_group holds it",
         "build_learner_group": "build() makes the learners, algorithm.learner_group holds them",
-        "get_config_for_module": "there is one module, whose settings are the config's",
+        "get_config_for_module": "get_module_config(module_id) returns the config of one of several",
         **dict.fromkeys(
             ("DEFAULT_AGENT_TO_MODULE_MAPPING_FN", "DEFAULT_POLICY_MAPPING_FN"),
-            "there is one module, 'default_policy'",
+            "without a mapping, 'default_policy' plays every agent",
         ),
         **dict.fromkeys(
             (

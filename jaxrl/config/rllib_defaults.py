@@ -40,6 +40,15 @@ DEPRECATED_NAMES = frozenset(
 )
 """Settings whose `DEPRECATED_VALUE` means that they are not set."""
 
+_DEFAULT_POLICY = "default_policy"
+_NO_SPEC = (
+    None,
+    {},
+    [None, None, None, None],
+    [None, None, None, {}],
+    "PolicySpec(policy_class=None, observation_space=None, action_space=None, config=None)",
+)
+
 NEUTRAL_VALUES_OF_SETTINGS: dict[str, tuple[object, ...]] = {
     "actions_in_input_normalized": (False,),
     "callbacks_class": (RllibObject("RLlibCallback"), RllibObject("DefaultCallbacks")),
@@ -49,6 +58,18 @@ NEUTRAL_VALUES_OF_SETTINGS: dict[str, tuple[object, ...]] = {
     "learner_class": (None, RllibObject("{algo}TorchLearner"), RllibObject("{algo}TfLearner")),
     "optimizer": ({}, None),
     "shuffle_buffer_size": (0,),
+    "algorithm_config_overrides_per_module": (None,),
+    "policies": (
+        None,
+        {},
+        [_DEFAULT_POLICY],
+        *({_DEFAULT_POLICY: spec} for spec in _NO_SPEC),
+    ),
+    "policies_to_train": (None, [_DEFAULT_POLICY]),
+    "policy_mapping_fn": (
+        None,
+        RllibObject("AlgorithmConfig.DEFAULT_POLICY_MAPPING_FN"),
+    ),
     "rl_module_spec": (
         None,
         RllibObject("Default{algo}TorchRLModule"),
@@ -63,14 +84,6 @@ def _neutral(names: str, *values: object) -> Iterator[tuple[str, tuple[object, .
         yield name, values
 
 
-_DEFAULT_POLICY = "default_policy"
-_NO_SPEC = (
-    None,
-    {},
-    [None, None, None, None],
-    [None, None, None, {}],
-    "PolicySpec(policy_class=None, observation_space=None, action_space=None, config=None)",
-)
 _HIDDENS = {"fcnet_hiddens": [256, 256], "fcnet_activation": "relu"}
 _MODEL_OF_SAC = {
     **_HIDDENS,
@@ -235,20 +248,10 @@ _LEARNING = (
 )
 
 _MULTI_AGENT = (
-    *_neutral(
-        "policies",
-        None,
-        {},
-        [_DEFAULT_POLICY],
-        *({_DEFAULT_POLICY: spec} for spec in _NO_SPEC),
-    ),
-    *_neutral("policies_to_train", None, [_DEFAULT_POLICY]),
-    *_neutral("policy_mapping_fn", None, RllibObject("AlgorithmConfig.DEFAULT_POLICY_MAPPING_FN")),
     *_neutral("policy_map_capacity", 100),
     *_neutral("policy_map_cache observation_fn", None),
-    *_neutral("policy_states_are_swappable", False),
-    *_neutral("count_steps_by", "env_steps", "agent_steps"),
-    *_neutral("multiagent algorithm_config_overrides_per_module _per_module_overrides", {}, None),
+    *_neutral("policy_states_are_swappable", False, True),
+    *_neutral("multiagent _per_module_overrides", {}, None),
     *_neutral("replay_mode", "independent"),
 )
 

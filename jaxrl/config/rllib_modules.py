@@ -60,6 +60,8 @@ MOVED_NAMES: Mapping[str, str] = {
     "env.env_context.EnvContext": "jaxrl.EnvContext",
     "env.policy_client.PolicyClient": "jaxrl.external.PolicyClient",
     "env.single_agent_episode.SingleAgentEpisode": "jaxrl.episodes.SingleAgentEpisode",
+    "core.rl_module.multi_rl_module.MultiRLModuleSpec": "jaxrl.MultiRLModuleSpec",
+    "policy.policy.PolicySpec": "jaxrl.PolicySpec",
     "policy.sample_batch.DEFAULT_POLICY_ID": "jaxrl.metrics.DEFAULT_MODULE",
     "utils.replay_buffers.ReplayBuffer": "jaxrl.HostReplayBuffer",
     "utils.replay_buffers.replay_buffer.ReplayBuffer": "jaxrl.HostReplayBuffer",
@@ -117,7 +119,8 @@ ALGORITHM_ADVICE: Mapping[str, str] = {
         "with cql_alpha",
     ),
     **dict.fromkeys(
-        _MULTI_AGENT_ALGORITHMS, "multi-agent training is not supported in this version"
+        _MULTI_AGENT_ALGORITHMS,
+        "the algorithms for several agents are PPO, A2C, PG, IMPALA and APPO",
     ),
 }
 """Algorithms of RLlib that need what is not here."""
@@ -143,12 +146,14 @@ NAME_ADVICE: Mapping[str, str] = {
     "AddNextObservationsFromEpisodesToTrainBatch": (
         "a LearnerConnector finds the successor of every observation in rollout.final_obs"
     ),
-    "AgentToModuleMapping": "multi-agent training is not supported in this version",
+    **dict.fromkeys(
+        ("AgentToModuleMapping", "ModuleToAgentUnmapping"),
+        "multi_agent(mapping=...) says which module plays which agent",
+    ),
     "ComputeReturnsToGo": (
         "the learner computes them: training(lambda_=1.0) of PPO, or PG, whose targets are returns"
     ),
     "GeneralAdvantageEstimation": "the learner computes it: training(gamma=..., lambda_=...)",
-    "ModuleToAgentUnmapping": "multi-agent training is not supported in this version",
     "NormalizeAndClipActions": "set environment(normalize_actions=..., clip_actions=...)",
     "get_preprocessor": (
         "connectors prepare observations: algorithm.compute_single_action(obs) takes them as the "
@@ -211,7 +216,7 @@ NAME_ADVICE: Mapping[str, str] = {
 }
 """Names of RLlib without a counterpart, with what to write instead."""
 
-MULTI_AGENT_NAMES = ("MultiAgent", "PettingZoo", "make_multi_agent", "PolicySpec", "MultiRLModule")
+MULTI_AGENT_NAMES = ("MultiAgent", "PettingZoo", "make_multi_agent")
 """Parts of the names that only multi-agent code uses."""
 
 
@@ -288,7 +293,10 @@ def advise_on_name(path: str) -> str:
     if name in NAME_ADVICE:
         return NAME_ADVICE[name]
     if any(part in name for part in MULTI_AGENT_NAMES):
-        return "multi-agent training is not supported in this version"
+        return (
+            "subclass jaxrl.envs.multi.base.MultiAgentJaxEnv, whose agents are trained in the compiled "
+            "program, or make one of copies by jaxrl.envs.multi.make_multi_agent"
+        )
     if ".offline" in path:
         return "config.offline_data(input_=...) reads recorded data, and jaxrl.EpisodeWriter writes them"
     if ".examples" in path:

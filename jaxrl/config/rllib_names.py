@@ -76,6 +76,7 @@ RENAMED: dict[str, Renamed] = {
     "_module_to_env_connector": Renamed("module_to_env_connector", is_quiet=True),
     "_rl_module_spec": Renamed("rl_module_spec", is_quiet=True),
     "_train_batch_size_per_learner": Renamed("train_batch_size_per_learner", is_quiet=True),
+    "_per_module_overrides": Renamed("algorithm_config_overrides_per_module", is_quiet=True),
     "dataset_num_iters_per_learner": Renamed("num_updates_per_iteration"),
     "materialize_data": Renamed("dataset_storage", get_storage),
     "materialize_mapped_data": Renamed("dataset_storage", get_storage),
@@ -152,7 +153,6 @@ _FRAMEWORK_REASON = "the framework is JAX and everything is compiled"
 _API_STACK_REASON = (
     "there is a single API stack, which always uses modules, learners and connectors"
 )
-_MULTI_AGENT_REASON = "multi-agent training is not supported in this version"
 _DATASET_REASON = (
     "recorded data are read by input_, and kept where dataset_storage says; input_transform changes "
     "them"
@@ -347,12 +347,16 @@ REFUSED: dict[str, str] = {
     "_tf_policy_handles_more_than_one_loss": _FRAMEWORK_REASON,
     **dict(
         _refuse_each(
-            "policies policy_mapping_fn policies_to_train policy_map_capacity policy_map_cache "
-            "policy_states_are_swappable observation_fn count_steps_by multiagent "
-            "algorithm_config_overrides_per_module _per_module_overrides replay_mode",
-            _MULTI_AGENT_REASON,
+            "policy_map_capacity policy_map_cache policy_states_are_swappable",
+            "modules are arrays of the compiled program, all of which it holds",
         )
     ),
+    "observation_fn": "return what each agent observes from the environment, or use a connector",
+    "replay_mode": (
+        "each module replays its own rows; envs.multi.group_agents makes one agent of a team, whose "
+        "rows stay together"
+    ),
+    "multiagent": "give its settings to multi_agent(...)",
     **dict(
         _refuse_each(
             "input_config offline_data_class input_read_method "
@@ -449,11 +453,11 @@ REFUSED: dict[str, str] = {
 }
 
 REFUSED_METHODS: dict[str, str] = {
-    "get_multi_rl_module_spec": _MULTI_AGENT_REASON
-    + "; get_rl_module_spec() returns the spec of the single module",
-    "get_marl_module_spec": _MULTI_AGENT_REASON
-    + "; get_rl_module_spec() returns the spec of the single module",
-    "get_multi_agent_setup": _MULTI_AGENT_REASON,
+    "get_marl_module_spec": "get_multi_rl_module_spec() returns the specification of every module",
+    "get_multi_agent_setup": (
+        "get_multi_rl_module_spec() returns the modules, and a built Algorithm's config has the "
+        "mapping and policies_to_train"
+    ),
 }
 
 

@@ -6,6 +6,7 @@ from jaxrl.config.batch_plan.arithmetic import divisors, find_nearest
 from jaxrl.config.batch_plan.request import refuse_markers
 from jaxrl.config.curriculum import check_curriculum
 from jaxrl.config.modules import check_model_config
+from jaxrl.config.multi_agent_checks import check_agents, check_single_agent
 from jaxrl.config.offline import check_offline
 from jaxrl.config.placement import check_placement
 from jaxrl.config.settings.run import EvaluationSettings
@@ -35,6 +36,8 @@ def validate(config: "AlgorithmConfig") -> None:
         ConfigError: If settings contradict each other.
     """
     refuse_markers(config)
+    if config.is_multi_agent:
+        check_agents(config)
     check_placement(config)
     check_offline(config)
     _check_num_envs_tuning(config)
@@ -43,7 +46,9 @@ def validate(config: "AlgorithmConfig") -> None:
     check_curriculum(config)
     _check_evaluation(config)
     _check_checkpointing(config)
-    check_model_config(config)
+    if not config.is_multi_agent:
+        check_single_agent(config)
+        check_model_config(config)
     config.plan()
 
 
@@ -65,11 +70,15 @@ def _check_num_envs_tuning(config: "AlgorithmConfig") -> None:
             )
 
 
-def refuse_num_envs_tuning(config: "AlgorithmConfig") -> None:
-    """Raise if a sweep is to tune its number of environments.
+def check_sweep(config: "AlgorithmConfig") -> None:
+    """Raise if a sweep is of several agents, or is to tune its number of environments.
 
     All lanes must have the same shapes, which a measurement of a single run cannot determine.
     """
+    if config.is_multi_agent:
+        raise ConfigError(
+            "A run of several agents cannot be a lane of a sweep: run the values one by one."
+        )
     if config.env_runners_settings.num_envs_per_env_runner == "auto":
         raise ConfigError(
             "num_envs_per_env_runner='auto' is measured for a single run, but this config is a "

@@ -67,15 +67,16 @@ class NormalizeRewards(LearnerConnector):
         assert gamma is not None  # set by `at`
 
         def step(
-            running: Float[Array, " B"], row: tuple[Array, Array, Array]
+            running: Float[Array, " B"], row: tuple[Array, Array, Array, Array]
         ) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
-            reward, is_first, ended = row
+            reward, is_first, ended, is_transition = row
             # An episode may begin without a previous end: after a resume, in a restarted actor.
-            running = gamma * jnp.where(is_first, 0.0, running) + reward
-            return jnp.where(ended, 0.0, running), running
+            after = gamma * jnp.where(is_first, 0.0, running) + reward
+            after = jnp.where(is_transition, after, running)  # no time passes in other rows
+            return jnp.where(ended, 0.0, after), after
 
         ended = rollout.terminated | rollout.truncated
-        rows = rollout.reward, rollout.is_first, ended
+        rows = rollout.reward, rollout.is_first, ended, rollout.mask
         per_env, returns = jax.lax.scan(step, per_env, rows)
         state = state.update(returns, rollout.mask, axis_name)
         scaled = jnp.clip(rollout.reward / (state.std() + 1e-8), -self.clip, self.clip)

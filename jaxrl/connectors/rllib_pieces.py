@@ -33,8 +33,8 @@ _NEUTRAL_ARGUMENTS: Mapping[str, tuple[object, ...]] = {
 }
 """Arguments of RLlib's pieces that have no counterpart, with the values that change nothing here."""
 _REASONS: Mapping[str, str] = {
-    "multi_agent": "multi-agent training is not supported in this version",
-    "agent_ids": "multi-agent training is not supported in this version",
+    "multi_agent": "a pipeline here has the rows of one module, also with several agents",
+    "agent_ids": "a pipeline here has the rows of one module; the mapping says whose they are",
     "keys_to_remove": "write an ObservationConnector that leaves parts out",
     "de_mean_to_zero": "the filter subtracts the mean and divides by the standard deviation",
     "de_std_to_one": "the filter subtracts the mean and divides by the standard deviation",

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jaxrl.assembly.assemble import Assembly, make_vector_env
+from jaxrl.assembly.assemble import Assembly, make_multi_vector_env, make_vector_env
 from jaxrl.core.types import PyTree
+from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.envs.wrappers import HasTimeLimit
 from jaxrl.runtime.program import Program, to_shape_structs
@@ -45,7 +46,7 @@ class JaxEvaluation:
 
     config: "AlgorithmConfig"
     assembly: Assembly
-    made: MadeEnv
+    made: MadeEnv | MadeMultiEnv
     trained_limit: int | None
     is_same_env: bool
 
@@ -77,7 +78,12 @@ class JaxEvaluation:
                 evaluation_duration_unit="episodes",
                 evaluation_num_envs="auto",
             )
-        rollout_worker = self.assembly.policy_step.with_envs(make_vector_env(config, made))
+        vector: Any = (
+            make_multi_vector_env(config, made)
+            if isinstance(made, MadeMultiEnv)
+            else make_vector_env(config, made)
+        )
+        rollout_worker = self.assembly.policy_step.with_envs(vector)
         return Program(
             name,
             make_function(make_evaluator(config, rollout_worker, made)),
@@ -179,7 +185,7 @@ class OwnCompiledEvaluation:
 
 
 def make_evaluator(
-    config: "AlgorithmConfig", rollout_worker: RolloutWorker, made: MadeEnv
+    config: "AlgorithmConfig", rollout_worker: RolloutWorker, made: MadeEnv | MadeMultiEnv
 ) -> Evaluator:
     """Return the compiled evaluation's function for an evaluation config.
 

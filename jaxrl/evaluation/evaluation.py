@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxrl.assembly.assemble import Assembly, format_space, make_env
+from jaxrl.assembly.multi_agent import make_multi_agent_env
 from jaxrl.config.fields import count_evaluation_arguments
 from jaxrl.core.types import PyTree
+from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.registry import AnyMadeEnv, MadeEnv
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.evaluation.compiled import CompiledEvaluation, JaxEvaluation, OwnCompiledEvaluation
@@ -55,7 +57,9 @@ class Evaluation:
         made = make_evaluation_env(config, changed, assembly.made)
         self._assembly = dataclasses.replace(assembly, made=made)
         self._hooks = NoHooks() if hooks is None else hooks
-        self._first_params = assembly.made.params if isinstance(assembly.made, MadeEnv) else None
+        trained = assembly.made
+        is_jax = isinstance(trained, MadeEnv | MadeMultiEnv)
+        self._first_params = trained.params if is_jax else None
         self._has_own_task = _has_overrides(config, ("env", "env_config"))
         self._num_versions = 0
         self._local: LocalEvaluation | None = None
@@ -65,7 +69,7 @@ class Evaluation:
         self._compiled: CompiledEvaluation | None = None
         settings = changed.evaluation_settings
         self._num_env_runners = settings.evaluation_num_env_runners
-        if isinstance(made, MadeEnv):
+        if isinstance(made, MadeEnv | MadeMultiEnv):
             self._jax = JaxEvaluation(
                 config=changed,
                 assembly=self._assembly,
@@ -120,7 +124,8 @@ class Evaluation:
         else:
             assert self._compiled is not None
             played = self._compiled.run(policy, num_episodes)
-            result = {"env_runners": compute_evaluation_metrics(played)}
+            metrics = compute_evaluation_metrics(played, self._assembly.mapping or None)
+            result = {"env_runners": metrics}
         return self._add_videos(result, policy, folder)
 
     def add_videos(
@@ -305,7 +310,8 @@ def make_evaluation_env(
     if not _has_overrides(config, ENV_SETTINGS):
         return trained
     try:
-        made = make_env(changed)
+        several = changed.is_multi_agent
+        made: Any = make_multi_agent_env(changed) if several else make_env(changed)
     except JaxrlError as error:
         raise type(error)(f"evaluation_config: {error}") from error
     names = ("observation space", "action space")

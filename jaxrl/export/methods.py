@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.export.artifact import describe_run, make_export
 from jaxrl.metrics import DEFAULT_MODULE
-from jaxrl.policy.compute_actions import check_module_id
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -26,7 +25,7 @@ class ExportMethods:
         def iteration(self) -> int: ...
         @property
         def run_dir(self) -> str: ...
-        def get_policy(self) -> Policy: ...
+        def get_policy(self, policy_id: str) -> Policy: ...
         def save(self, checkpoint_dir: str | None = None) -> str: ...
 
     def export(
@@ -34,6 +33,7 @@ class ExportMethods:
         folder: str | os.PathLike[str],
         formats: Sequence[str] = ("numpy",),
         explore: Sequence[bool] = (False, True),
+        policy_id: str = DEFAULT_MODULE,
     ) -> str:
         """Write the current policy as files that run without jaxrl, and return their folder.
 
@@ -45,12 +45,13 @@ class ExportMethods:
             formats: "numpy", for any language that reads JSON and arrays; "stablehlo", for JAX;
                 "onnx", for runtimes of ONNX.
             explore: Actions to export: the most likely one (False), a sampled one (True), or both.
+            policy_id: Id of the module, in a run of several agents.
 
         Raises:
             ExportError: If the module has an operation without a counterpart, the folder is not
                 empty, or a format is unknown.
         """
-        return self._export(folder, formats, explore)
+        return self._export(folder, formats, explore, policy_id=policy_id)
 
     def _export(
         self,
@@ -58,8 +59,9 @@ class ExportMethods:
         formats: Sequence[str],
         explore: Sequence[bool] = (False, True),
         opset: int | None = None,
+        policy_id: str = DEFAULT_MODULE,
     ) -> str:
-        policy = self.get_policy()
+        policy = self.get_policy(policy_id)
         source = describe_run(self.config, self.iteration)
         exported = make_export(
             policy.inference,
@@ -78,21 +80,19 @@ class ExportMethods:
 
         Args:
             export_dir: New or empty folder.
-            policy_id: Name of the module; there is only one.
+            policy_id: Id of the module, in a run of several agents.
             onnx: Version of ONNX's operators, 17 or newer, to write ONNX files as well; None
                 writes none.
 
         Raises:
             ExportError: As `export`, or if onnx does not know the version.
         """
-        check_module_id(policy_id)
         formats = ("numpy",) if onnx is None else ("numpy", "onnx")
-        return self._export(export_dir, formats, opset=onnx)
+        return self._export(export_dir, formats, opset=onnx, policy_id=policy_id)
 
     def export_policy_checkpoint(self, export_dir: str, policy_id: str = DEFAULT_MODULE) -> str:
         """Export the policy; RLlib's name of `export`."""
-        check_module_id(policy_id)
-        return self.export(export_dir)
+        return self.export(export_dir, policy_id=policy_id)
 
     def export_model(
         self, export_formats: str | Sequence[str], export_dir: str | None = None

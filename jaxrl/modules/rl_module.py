@@ -360,6 +360,25 @@ class RLModuleSpec:
         return self.module_class
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MultiRLModuleSpec:
+    """Specifications of several modules, by their ids, for `rl_module(rl_module_spec=...)`.
+
+    Attributes:
+        rl_module_specs: Specification of each module that has one of its own.
+    """
+
+    rl_module_specs: Mapping[str, RLModuleSpec]
+
+    def __post_init__(self) -> None:
+        """Raise ModuleError if a value is no specification."""
+        for name, spec in self.rl_module_specs.items():
+            if not isinstance(spec, RLModuleSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ModuleError(
+                    f"rl_module_specs[{name!r}] must be an RLModuleSpec, got {spec!r}."
+                )
+
+
 def check_module(module: RLModule, *, needs_values: bool = False) -> None:
     """Trace the module (without compiling) and check its outputs against its spaces.
 

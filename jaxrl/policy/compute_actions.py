@@ -84,6 +84,7 @@ class ComputeActions:
         keys: Keys of the run outside of training.
         record: Record of the run, which counts the draws.
         lock: Lock of the run.
+        module_id: Id of the module.
     """
 
     def __init__(
@@ -93,8 +94,9 @@ class ComputeActions:
         keys: PurposeKeys,
         record: RunRecord,
         lock: ExclusiveLock,
+        module_id: str = DEFAULT_MODULE,
     ) -> None:
-        self._inference, self._acting = inference, acting
+        self._inference, self._acting, self._module_id = inference, acting, module_id
         inputs = _ModuleInputs(acting, keys, record, lock)
         self._module = bind_module(inference.module, inputs.get_actor, inputs.make_key)
         self._keys, self._record, self._use = keys, record, lock
@@ -104,15 +106,27 @@ class ComputeActions:
         """Compiled programs, one per requested combination of options."""
         return self._inference.programs
 
+    def check_id(self, module_id: str) -> str:
+        """Return the id of a module.
+
+        Raises:
+            UnknownNameError: If it is not that of the only module.
+        """
+        if module_id != self._module_id:
+            raise UnknownNameError(
+                f"There is no module '{module_id}'; the only one is '{self._module_id}'."
+            )
+        return module_id
+
     def get_module(self, module_id: str) -> RLModule:
         """Return the module, with the current weights for calls with a batch."""
-        check_module_id(module_id)
+        self.check_id(module_id)
         return self._module
 
     @single_threaded
     def get_policy(self, policy_id: str, explore: bool, seed: int) -> Policy:
         """Return the current policy; see `Algorithm.get_policy`."""
-        check_module_id(policy_id)
+        self.check_id(policy_id)
         check_seed(seed)
         return Policy(
             self._inference,
@@ -175,21 +189,8 @@ class ComputeActions:
 
     @single_threaded
     def _act(self, request: ActionRequest, policy_id: str) -> ActionResult:
-        check_module_id(policy_id)
+        self.check_id(policy_id)
         counters = self._record.host
         counters.actions_drawn += 1
         base_key, number = self._keys.get(_ACTIONS), counters.actions_drawn
         return self._inference(self._acting.get_actor_state, request, base_key, number)
-
-
-def check_module_id(module_id: str) -> str:
-    """Return the name of a module.
-
-    Raises:
-        UnknownNameError: If it is not that of the only module.
-    """
-    if module_id != DEFAULT_MODULE:
-        raise UnknownNameError(
-            f"There is no module '{module_id}'; the only one is '{DEFAULT_MODULE}'."
-        )
-    return module_id

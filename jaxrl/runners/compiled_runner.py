@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.connector_env import EnvToInspect, Spaces, get_rllib_spaces
+from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.config.rllib_api import FormerNames
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runners.metrics_logger import MetricsLogger
@@ -27,13 +28,18 @@ class CompiledEnvRunner(FormerNames):
     Attributes:
         env: Environments in the form of a vector environment.
         metrics: Logger of the values that callbacks log, which appear below `env_runners`.
-        module: Module without weights; `algorithm.get_module()` has them.
+        modules: Modules without weights; `algorithm.get_module(...)` has them.
     """
 
     _former_kind = "compiled_runner"
 
     def __init__(self, config: "AlgorithmConfig", assembly: Assembly) -> None:
-        self.config, self.module = config, assembly.module
+        self.config = config
+        self.modules = (
+            {name: own.module for name, own in assembly.modules.items()}
+            if isinstance(assembly, MultiAgentAssembly)
+            else {DEFAULT_MODULE: assembly.module}
+        )
         self.num_envs = assembly.plan.num_envs
         self.env = EnvToInspect(assembly.made, self.num_envs)
         self.metrics = MetricsLogger()
@@ -43,8 +49,13 @@ class CompiledEnvRunner(FormerNames):
     def spaces(self) -> dict[str, Spaces]:
         """Observation and action spaces, as RLlib's runners have them."""
         made = self.env.single_observation_space, self.env.single_action_space
-        module = self.module.observation_space, self.module.action_space
-        return {**get_rllib_spaces(made, self.num_envs), DEFAULT_MODULE: module}
+        own = {name: (m.observation_space, m.action_space) for name, m in self.modules.items()}
+        return {**get_rllib_spaces(made, self.num_envs), **own}
+
+    @property
+    def module(self) -> Any:
+        """Module without weights; those of several agents by id."""
+        return self.modules.get(DEFAULT_MODULE, self.modules)
 
     def get_spaces(self) -> dict[str, Spaces]:
         """Return `spaces`."""

@@ -24,12 +24,12 @@ from jaxrl.runners.learner_steps import LearnerSteps, StepBatch, StepResult
 from jaxrl.runners.protocols import Fill, count_steps_left
 from jaxrl.runners.recording import OUTPUT_SECONDS, RolloutRecorder, join_batches
 from jaxrl.runtime.program import Program
+from jaxrl.training.agent_report import counter_to_int
+from jaxrl.training.episode_metrics import collect_episodes
 from jaxrl.training.report import (
     DispatchResult,
     IterationTotals,
     TrainReport,
-    collect_episodes,
-    counter_to_int,
     merge_results,
     to_host,
 )

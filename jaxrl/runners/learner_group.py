@@ -292,5 +292,13 @@ def prune_for_acting(state: TrainState) -> TrainState:
     """Return the state without the parts that acting does not need, which may be large."""
     empty = ()
     return replace(
-        state, buffer=empty, ring=empty, faults=empty, guard=empty, env=empty, carry=empty
+        state,
+        buffer=empty,
+        ring=empty,
+        faults=empty,
+        guard=empty,
+        env=empty,
+        carry=empty,
+        agents=empty,
+        modules={name: prune_for_acting(module) for name, module in state.modules.items()},
     )

@@ -7,6 +7,7 @@ import jax
 
 from jaxrl.assembly.assemble import Assembly, assemble
 from jaxrl.assembly.device_trial import DeviceTrials
+from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.config.batch_plan.on_policy import choose_num_devices
 from jaxrl.core.space_arrays import count_bytes
@@ -186,6 +187,9 @@ def _find_capacity(assembly: Assembly, replay: AnyReplayBuffer, limit: int) -> i
 
 def estimate_required_bytes(assembly: Assembly) -> int:
     """Return a lower bound in bytes for one train batch: the state, the rollout and the targets."""
+    if isinstance(assembly, MultiAgentAssembly):
+        modules = sum(estimate_required_bytes(own) for own in assembly.modules.values())
+        return compute_state_bytes(assembly) + modules
     if not assembly.is_in_graph:
         return _count_state_and_rollout_bytes(assembly)
     runner, made = assembly.in_graph_runner, assembly.jax_env
@@ -206,6 +210,8 @@ def estimate_required_bytes(assembly: Assembly) -> int:
 
 def compute_learner_bytes(assembly: Assembly) -> int:
     """Return the size in bytes of the parameters and the optimizer state."""
+    if isinstance(assembly, MultiAgentAssembly):
+        return sum(compute_learner_bytes(own) for own in assembly.modules.values())
     step, num_envs = assembly.train_step, assembly.plan.total_envs
     state = jax.eval_shape(lambda key: step.init_without_envs(key, num_envs), jax.random.key(0))
     return _count_bytes(state.learner)

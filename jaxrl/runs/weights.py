@@ -1,6 +1,6 @@
 """Getting and setting a state's module parameters, also from partly matching ones."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,11 +9,53 @@ import numpy as np
 
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
-from jaxrl.errors import ModuleError
+from jaxrl.errors import ModuleError, did_you_mean
 from jaxrl.learners.target_network import TargetNetwork
+from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.training.report import to_host
 from jaxrl.training.train_state import TrainState
+
+
+def list_modules(state: TrainState) -> list[str]:
+    """Return the ids of a run's modules."""
+    return list(state.modules) or [DEFAULT_MODULE]
+
+
+def get_weights(state: TrainState, module_ids: Sequence[str]) -> dict[str, PyTree]:
+    """Return the parameters of modules as NumPy arrays."""
+    return {name: get_parameters(state.modules.get(name, state)) for name in module_ids}
+
+
+def set_weights(
+    state: TrainState, weights: Mapping[str, PyTree], *, strict: bool
+) -> tuple[TrainState, list[str]]:
+    """Replace the parameters of modules.
+
+    Args:
+        state: State of the run.
+        weights: New parameters by module; of several modules, some may be left out.
+        strict: Whether to raise on mismatches; False sets only the parameters that match.
+
+    Returns:
+        The new state, and a phrase for each mismatch.
+
+    Raises:
+        ModuleError: If a module does not exist or, with `strict`, a parameter does not fit.
+    """
+    if not state.modules:
+        return set_parameters(state, select_module(weights, DEFAULT_MODULE), strict=strict)
+    unknown = next((name for name in weights if name not in state.modules), None)
+    if unknown is not None:
+        raise ModuleError(
+            f"weights has the module '{unknown}'; there are {', '.join(state.modules)}."
+            f"{did_you_mean(unknown, state.modules)}"
+        )
+    modules, problems = dict(state.modules), list[str]()
+    for name, params in weights.items():
+        modules[name], own = set_parameters(modules[name], params, strict=strict)
+        problems += [f"{name}: {problem}" for problem in own]
+    return replace(state, modules=modules), problems
 
 
 def get_parameters(state: TrainState) -> PyTree:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from jaxrl.core.struct import pytree
+from jaxrl.training.guard import DivergenceGuard
 from jaxrl.training.train_state import ReportRow, Summary, TrainState, make_report_row
 from jaxrl.training.train_step import TrainStep
 
@@ -17,9 +18,13 @@ MAX_REPORT_ROWS = 64
 """Maximum number of report rows per dispatch."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class BatchLoop(TrainStep, abc.ABC):
-    """Base of runs that the compiled program repeats; `add_step` defines one step."""
+class CompiledLoop(abc.ABC):
+    """Base of what the compiled program repeats; `add_step` defines one step."""
+
+    @property
+    @abc.abstractmethod
+    def divergence_guard(self) -> DivergenceGuard:
+        """Guard whose settings say whether non-finite updates end a dispatch."""
 
     @abc.abstractmethod
     def init_summary(self, state: TrainState) -> Summary:
@@ -60,8 +65,9 @@ class BatchLoop(TrainStep, abc.ABC):
     ) -> Bool[Array, ""]:
         """Return whether a dispatch of `num_batches` train batches goes on."""
         running = summary.train_batches < num_batches
-        if self.guard.on_nonfinite == "raise":
-            running = running & (state.guard.in_a_row < self.guard.tolerance)
+        guard = self.divergence_guard
+        if guard.on_nonfinite == "raise":
+            running = running & (state.guard.in_a_row < guard.tolerance)
         return running
 
     def run_iterations(
@@ -88,6 +94,16 @@ class BatchLoop(TrainStep, abc.ABC):
 
         end = jax.lax.fori_loop(0, num_iterations, body, _RowsCarry(state=state, rows=rows))
         return end.state, end.rows
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class BatchLoop(TrainStep, CompiledLoop):
+    """Base of runs of one module that the compiled program repeats."""
+
+    @property
+    def divergence_guard(self) -> DivergenceGuard:
+        """Guard of the run."""
+        return self.guard
 
 
 @pytree

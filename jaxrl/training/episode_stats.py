@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import Metrics
+from jaxrl.core.types import Counter, Metrics
 from jaxrl.envs.vector import NO_FAULT
 from jaxrl.metrics import EPISODE_LEN_MEAN, EPISODE_RETURN_MEAN, NUM_EPISODES
 from jaxrl.ops.search import searchsorted
@@ -51,6 +51,30 @@ class EpisodeRecord:
     episode_length: Int[Array, "T B"]
     env_step: UInt32[Array, "T B"]
     fault: Int[Array, "T B"]
+
+
+@pytree
+class AgentReturns:
+    """Sum of the returns of agent-episodes, and their number, for each agent."""
+
+    total: Float[Array, " A"]
+    count: Int[Array, " A"]
+
+
+@pytree
+class AgentStats:
+    """Latest agent-episodes of each agent, `[A, G, K]`, and the numbers of rows they ever had."""
+
+    ring: EpisodeStatsBuffer
+    steps: Counter
+
+
+@pytree
+class AgentSums:
+    """Agent-episodes that ended while a program ran, `[A, G]`, and the rows that were recorded."""
+
+    episodes: "EpisodeSums"
+    steps: UInt32[Array, " A"]
 
 
 @pytree

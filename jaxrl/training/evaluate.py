@@ -5,6 +5,7 @@ short ones. Statistics are used but never updated; the training state and its ke
 """
 
 import dataclasses
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.vector import VectorState
+from jaxrl.training.episode_stats import AgentReturns
+from jaxrl.training.multi_rollout import MultiRolloutWorker
 from jaxrl.training.rollout import ActorCarry, ActorState, RolloutWorker, make_env_index
 
 DEFAULT_MAX_EPISODE_STEPS = 10_000
@@ -51,7 +54,8 @@ class EvaluationInputs:
 class EvaluationResult:
     """Returns and lengths of each environment's episodes; `ended` marks the completed ones.
 
-    `num_cut` counts episodes that were requested or started but not completed.
+    `num_cut` counts episodes that were requested or started but not completed. `agents` has the
+    agent-episodes of environments of several agents, None for others.
     """
 
     episode_return: Float[Array, "E Q"]
@@ -60,6 +64,7 @@ class EvaluationResult:
     env_steps: Int[Array, ""]
     num_nonfinite: Int[Array, ""]
     num_cut: Int[Array, ""]
+    agents: AgentReturns | None = None
 
 
 @pytree
@@ -79,7 +84,7 @@ class Evaluator:
     environment plays exactly `max_steps` steps, and up to `max_recorded_episodes` episodes of each count.
     """
 
-    rollout_worker: RolloutWorker
+    rollout_worker: RolloutWorker | MultiRolloutWorker
     num_envs: int
     episodes_per_env: int | None
     max_steps: int
@@ -88,11 +93,12 @@ class Evaluator:
 
     def __call__(self, actor: ActorState, env_params: PyTree, key: Key) -> EvaluationResult:
         """Play all episodes of one evaluation. Consumes the key."""
-        env = self.rollout_worker.env.reset(key, make_env_index(self.num_envs), env_params)
+        worker = cast("RolloutWorker", self.rollout_worker)
+        env = worker.env.reset(key, make_env_index(self.num_envs), env_params)
         shape = (self.num_envs, self.max_recorded_episodes)
         start = _Loop(
             env=env,
-            acting=self.rollout_worker.initial_carry(self.num_envs),
+            acting=worker.initial_carry(self.num_envs),
             played=jnp.zeros((self.num_envs,), jnp.int32),
             result=EvaluationResult(
                 episode_return=jnp.zeros(shape, jnp.float32),
@@ -101,6 +107,9 @@ class Evaluator:
                 env_steps=jnp.zeros((), jnp.int32),
                 num_nonfinite=jnp.zeros((), jnp.int32),
                 num_cut=jnp.zeros((), jnp.int32),
+                agents=(
+                    worker.make_agent_returns() if isinstance(worker, MultiRolloutWorker) else None
+                ),
             ),
             steps=jnp.zeros((), jnp.int32),
         )
@@ -122,15 +131,10 @@ class Evaluator:
         return replace(end.result, num_cut=jnp.sum(cut, dtype=jnp.int32))
 
     def _step(self, actor: ActorState, env_params: PyTree, loop: _Loop) -> _Loop:
-        env, acting, step, _ = self.rollout_worker.step(
-            actor,
-            loop.env,
-            loop.acting,
-            jax.tree.map(
-                lambda x: x[0], self.rollout_worker.sample_inputs(loop.env, 1, env_params)
-            ),
-            env_params,
-            self.explore,
+        worker = cast("RolloutWorker", self.rollout_worker)
+        row = jax.tree.map(lambda x: x[0], worker.sample_inputs(loop.env, 1, env_params))
+        env, acting, step, _ = worker.step(
+            actor, loop.env, loop.acting, row, env_params, self.explore
         )
         counts = step.ended & (loop.played < self.max_recorded_episodes)
         place = jnp.minimum(loop.played, self.max_recorded_episodes - 1)
@@ -148,6 +152,7 @@ class Evaluator:
             ended=old.ended | here,
             env_steps=old.env_steps + playing.sum(dtype=jnp.int32),
             num_nonfinite=old.num_nonfinite + (playing & ~step.mask).sum(dtype=jnp.int32),
+            agents=self._add_agents(old.agents, step, playing),
         )
         return _Loop(
             env=env,
@@ -156,3 +161,12 @@ class Evaluator:
             result=result,
             steps=loop.steps + 1,
         )
+
+    def _add_agents(
+        self, returns: AgentReturns | None, step: PyTree, playing: Bool[Array, " E"]
+    ) -> AgentReturns | None:
+        """Add the agent-episodes that a step ended; None for a single agent."""
+        worker = self.rollout_worker
+        if returns is None or not isinstance(worker, MultiRolloutWorker):
+            return None
+        return worker.add_agents(returns, step, playing)

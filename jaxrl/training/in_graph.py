@@ -63,7 +63,7 @@ class InGraphRunner(BatchLoop):
         keys = split_run_key(key)
         worker, num_envs = self.rollout_worker, self.total_envs
         first = replace(
-            self._init_without_envs(keys, num_envs),
+            self.init_from_keys(keys, num_envs),
             env=worker.env.reset(keys.env, make_env_index(num_envs), env_params),
             env_params=env_params,
             carry=worker.initial_carry(num_envs),

@@ -142,7 +142,7 @@ class OfflineRunner(BatchLoop):
 
     def init_with(self, key: Key, statistics: PyTree) -> TrainState:
         """Return the initial state, given the connectors' statistics. Consumes the key."""
-        state = self._init_without_envs(split_run_key(key), self.num_envs)
+        state = self.init_from_keys(split_run_key(key), self.num_envs)
         position = self.experience.init_position()
         return strip_weak_types(
             replace(

@@ -2,21 +2,29 @@
 
 import dataclasses
 import math
+import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxrl.buffers.dataset import DatasetSampler
 from jaxrl.buffers.sequence import AnyReplayBuffer
-from jaxrl.core.struct import pytree
-from jaxrl.core.types import Array, Counter, PyTree
+from jaxrl.core.struct import pytree, replace
+from jaxrl.core.types import PyTree
 from jaxrl.envs.vector import FAULT_NAMES
-from jaxrl.metrics import DEFAULT_MODULE, EMPTY_EPISODE_METRICS, REPLAY_BUFFER
-from jaxrl.training.episode_stats import EndedEpisode, EpisodeStatsBuffer, EpisodeSums
+from jaxrl.metrics import ALL_MODULES, DEFAULT_MODULE, EMPTY_EPISODE_METRICS, REPLAY_BUFFER
+from jaxrl.training.agent_report import (
+    AgentTotals,
+    ModuleTotals,
+    compute_agent_means,
+    counter_to_int,
+)
+from jaxrl.training.episode_metrics import add_sums, compute_episode_metrics
+from jaxrl.training.episode_stats import EpisodeSums
 from jaxrl.training.evaluate import EvaluationResult
-from jaxrl.training.nonfinite import drop_counts, select_counts
+from jaxrl.training.nonfinite import select_counts
 from jaxrl.training.train_state import (
     RecordedRollouts,
     ReportRow,
@@ -130,81 +138,6 @@ def to_host(tree: PyTree) -> PyTree:
     return jax.tree.map(np.array, jax.device_get(tree))
 
 
-def counter_to_int(counter: Counter) -> int:
-    """Convert a fetched counter to an integer."""
-    return (int(counter.high) << 32) + int(counter.low)
-
-
-def collect_episodes(
-    ring: EpisodeStatsBuffer, counts_before: np.ndarray
-) -> tuple[list[EndedEpisode], int]:
-    """Collect the episodes that ended since `counts_before`.
-
-    Returns:
-        Episodes in order of time, and the number of episodes that the ring had already overwritten.
-    """
-    size = ring.env_index.shape[1]
-    episodes: list[EndedEpisode] = []
-    missed = 0
-    for shard, (before, after) in enumerate(zip(counts_before, ring.count, strict=True)):
-        fresh = int((int(after) - int(before)) % 2**32)
-        missed += max(0, fresh - size)
-        first = int(after) - min(fresh, size)
-        for ordinal in range(first, int(after)):
-            place = ordinal % size
-            episodes.append(
-                EndedEpisode(
-                    float(ring.episode_return[shard, place]),
-                    int(ring.episode_length[shard, place]),
-                    int(ring.env_index[shard, place]),
-                    int(ring.env_step[shard, place]),
-                )
-            )
-    episodes.sort(key=lambda episode: (episode.env_step, episode.env_index))
-    return episodes, missed
-
-
-def compute_episode_metrics(
-    ring: EpisodeStatsBuffer, sums: EpisodeSums, smoothing: int
-) -> dict[str, Any]:
-    """Compute statistics over the last `smoothing` episodes.
-
-    If more episodes ended in the iteration, they are over all of these. Until an episode has ended
-    they are NaN.
-    """
-    count = int(sums.count.sum())
-    lifetime = int(ring.count.astype(np.int64).sum())
-    result: dict[str, Any] = {"num_episodes": count, "num_episodes_lifetime": lifetime}
-    if count >= smoothing:
-        low, high = sums.min_return.min(), sums.max_return.max()
-        mean_return = sums.sum_return.sum(dtype=np.float64) / count
-        mean_length = sums.sum_length.sum(dtype=np.float64) / count
-        shortest, longest = sums.min_length.min(), sums.max_length.max()
-    elif lifetime:
-        returns, lengths = _latest_episodes(ring, smoothing)
-        low, high, mean_return = returns.min(), returns.max(), returns.mean(dtype=np.float64)
-        shortest, longest, mean_length = lengths.min(), lengths.max(), lengths.mean()
-    else:
-        return {**result, **EMPTY_EPISODE_METRICS}
-    return {
-        **result,
-        "episode_return_mean": float(mean_return),
-        "episode_return_min": float(low),
-        "episode_return_max": float(high),
-        "episode_len_mean": float(mean_length),
-        "episode_len_min": int(shortest),
-        "episode_len_max": int(longest),
-    }
-
-
-def _latest_episodes(ring: EpisodeStatsBuffer, number: int) -> tuple[Any, Any]:
-    """Return the returns and lengths of the newest episodes of all shards together."""
-    size = ring.env_index.shape[1]
-    held = np.arange(size)[None, :] < np.minimum(ring.count, size)[:, None]
-    newest = np.argsort(-ring.env_step[held].astype(np.int64), kind="stable")[:number]
-    return ring.episode_return[held][newest], ring.episode_length[held][newest]
-
-
 def compute_guard_metrics(report: TrainReport) -> dict[str, Any]:
     """Return the divergence guard's counts since the start of the run."""
     faults = report.latest.faults
@@ -226,8 +159,18 @@ def compute_guard_metrics(report: TrainReport) -> dict[str, Any]:
     return result
 
 
-def compute_evaluation_metrics(result: EvaluationResult) -> dict[str, Any]:
-    """Compute RLlib's `evaluation/env_runners` results."""
+def compute_evaluation_metrics(
+    result: EvaluationResult, mapping: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Compute RLlib's `evaluation/env_runners` results.
+
+    Args:
+        result: Episodes of the evaluation.
+        mapping: Module of each agent; None for a single agent.
+    """
+    if mapping is not None and result.agents is not None:
+        returns = compute_agent_means(result.agents, mapping)
+        return {**compute_evaluation_metrics(replace(result, agents=None)), **returns}
     ended = result.ended
     metrics: dict[str, Any] = {
         "num_episodes": int(ended.sum()),
@@ -264,22 +207,27 @@ class IterationTotals:
         fetch: Function from the `pending` handles of dispatches to their report.
         source: Replay buffer or dataset that updates draw from; None if each sampled step is
             learned from once.
+        mapping: Module of each agent; empty for a single agent.
     """
 
     fetch: Callable[[Sequence[Any]], TrainReport]
     source: AnyReplayBuffer | DatasetSampler | None = None
+    mapping: dataclasses.InitVar[Mapping[str, str]] = types.MappingProxyType({})
     train_batches: int = 0
     env_steps: int = 0
     seconds: float = 0.0
     wait_seconds: float = 0.0
     ahead_seconds: float = 0.0
-    learned_batches: int = 0
-    updates: int = 0
-    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    learned: ModuleTotals = dataclasses.field(default_factory=ModuleTotals)
     episode_sums: EpisodeSums | None = None
     num_unreported_episodes: int = 0
     latest: TrainReport | None = None
     pending: list[Any] = dataclasses.field(default_factory=list)
+    agents: AgentTotals = dataclasses.field(init=False)
+
+    def __post_init__(self, mapping: Mapping[str, str]) -> None:
+        """Begin with no totals of agents."""
+        self.agents = AgentTotals(mapping)
 
     def add(self, dispatch: DispatchResult) -> None:
         """Add a dispatch."""
@@ -308,15 +256,9 @@ class IterationTotals:
             self._add(summary)
 
     def _add(self, summary: Summary) -> None:
-        self.learned_batches += int(summary.learned_batches)
-        self.updates += int(summary.updates)
-        for name, value in summary.metrics.items():
-            self.metrics[name] = self.metrics.get(name, 0.0) + float(value)
-        self.episode_sums = (
-            summary.episodes
-            if self.episode_sums is None
-            else _merge_sums(self.episode_sums, summary.episodes)
-        )
+        self.learned.add(summary)
+        self.episode_sums = add_sums(self.episode_sums, summary.episodes)
+        self.agents.add(summary)
 
     @property
     def env_steps_trained(self) -> int:
@@ -327,13 +269,13 @@ class IterationTotals:
         if self.source is None:
             return self.env_steps
         self._fetch()
-        return self.updates * self.source.rows_per_update
+        return self.learned.updates * self.source.rows_per_update
 
     @property
     def nonfinite_counts(self) -> dict[str, float]:
         """Number of skipped updates in which each metric was not finite."""
         self._fetch()
-        return select_counts(self.metrics)
+        return select_counts(self.learned.metrics) | self.agents.nonfinite_counts
 
     def make_result(self, smoothing: int) -> dict[str, Any]:
         """Return the part of a result that comes from training.
@@ -343,7 +285,7 @@ class IterationTotals:
         """
         report, sums = self.fetch_report(), self.episode_sums
         assert sums is not None
-        source, batches = self.source, self.learned_batches
+        source = self.source
         is_offline = isinstance(source, DatasetSampler)
         steps = 0 if is_offline else counter_to_int(report.latest.env_steps)
         sampled = {
@@ -353,11 +295,7 @@ class IterationTotals:
             "num_env_steps_sampled_lifetime": steps,
             "num_env_steps_sampled_per_second": self.env_steps / max(self.seconds, 1e-9),
         }
-        learned: dict[str, Any] = {
-            name: value / batches if batches else np.nan
-            for name, value in sorted(drop_counts(self.metrics).items())
-            if batches or self.updates  # NaN if every update was skipped
-        }
+        learned = self.learned.compute_means()
         trained = (
             steps
             if source is None
@@ -370,9 +308,14 @@ class IterationTotals:
             if source is None or is_offline
             else {REPLAY_BUFFER: self._buffer_metrics(source, report)}
         )
+        learners = {DEFAULT_MODULE: learned}
+        if self.agents.modules:
+            learners = self.agents.make_learners_result(report.latest, self.env_steps)
+            trained = learners[ALL_MODULES]["num_module_steps_trained_lifetime"]
+            sampled |= self.agents.make_agents_result(report.latest, smoothing)
         return {
             "env_runners": sampled,
-            "learners": {DEFAULT_MODULE: learned},
+            "learners": learners,
             **buffer,
             "fault_tolerance": compute_guard_metrics(report),
             "num_env_steps_sampled_lifetime": steps,
@@ -398,20 +341,6 @@ class IterationTotals:
             "num_env_steps_sampled_lifetime": counter_to_int(report.latest.updates)
             * replay.rows_per_update,
         }
-
-
-def _merge_sums(a: EpisodeSums, b: EpisodeSums) -> EpisodeSums:
-    low = cast("Callable[..., Array]", np.minimum)
-    high = cast("Callable[..., Array]", np.maximum)
-    return EpisodeSums(
-        count=a.count + b.count,
-        sum_return=a.sum_return + b.sum_return,
-        sum_length=a.sum_length + b.sum_length,
-        min_return=low(a.min_return, b.min_return),
-        max_return=high(a.max_return, b.max_return),
-        min_length=low(a.min_length, b.min_length),
-        max_length=high(a.max_length, b.max_length),
-    )
 
 
 def merge_results(result: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,10 @@ from jaxrl.core.struct import pytree, where_rows
 from jaxrl.core.types import Device, PyTree
 from jaxrl.runtime.kept_programs import ProgramCache
 from jaxrl.runtime.program import Program
+from jaxrl.training.episode_stats import AgentStats, AgentSums
 from jaxrl.training.in_graph import InGraphRunner
 from jaxrl.training.mixed import MixedRunner
+from jaxrl.training.multi_agent import MultiAgentRunner
 from jaxrl.training.offline import FedRows, OfflineRunner
 from jaxrl.training.train_state import (
     RecordedRollouts,
@@ -28,7 +30,7 @@ from jaxrl.training.train_state import (
 )
 from jaxrl.training.train_step import TrainStep
 
-RunnerT = TypeVar("RunnerT", bound=TrainStep)
+RunnerT = TypeVar("RunnerT", bound=TrainStep | MultiAgentRunner)
 
 DEVICE_AXIS = "devices"
 SHARDED, REPLICATED, COLUMN_SHARDED = (
@@ -49,6 +51,9 @@ def state_specs(state: TrainState) -> TrainState:
         return jax.tree.map(lambda _: spec, tree)
 
     whole = fill(state, REPLICATED)
+    whole = dataclasses.replace(
+        whole, modules={name: state_specs(module) for name, module in state.modules.items()}
+    )
     buffer = whole.buffer
     if isinstance(state.buffer, CircularBufferState):
         buffer = dataclasses.replace(buffer, batches=fill(state.buffer.batches, BATCH_SHARDED))
@@ -61,6 +66,7 @@ def state_specs(state: TrainState) -> TrainState:
         carry=fill(state.carry, SHARDED),
         ring=fill(state.ring, SHARDED),
         faults=fill(state.faults, SHARDED),
+        agents=_agent_specs(COLUMN_SHARDED) if state.modules else whole.agents,
         connectors=dataclasses.replace(
             whole.connectors, per_env=fill(state.connectors.per_env, SHARDED)
         ),
@@ -80,10 +86,13 @@ def replay_specs(state: ReplayState) -> ReplayState:
     return ReplayState(rows=rows, priorities=priorities, streams=fill(state.streams, SHARDED))
 
 
-def summary_specs() -> Summary:
+def summary_specs(modules: tuple[str, ...] = ()) -> Summary:
     """Return partition specs of a summary; episode sums are per shard, everything else is reduced.
 
     Each spec is a prefix that covers the subtree below it.
+
+    Args:
+        modules: Ids of the modules of a run of several agents.
     """
     make = cast("Callable[..., Summary]", Summary)  # its fields hold specs here
     return make(
@@ -93,17 +102,22 @@ def summary_specs() -> Summary:
         train_batches=REPLICATED,
         updates=REPLICATED,
         env_steps=REPLICATED,
+        modules={name: summary_specs() for name in modules},
+        agents=_agent_sum_specs(COLUMN_SHARDED) if modules else None,
     )
 
 
-def row_specs() -> ReportRow:
+def row_specs(modules: tuple[str, ...] = ()) -> ReportRow:
     """Return partition specs of report rows, whose shard axis follows the axis of rows.
 
     Each spec is a prefix, as in `summary_specs`.
+
+    Args:
+        modules: Ids of the modules of a run of several agents.
     """
     make = cast("Callable[..., ReportRow]", ReportRow)  # its fields hold specs here
     return make(
-        summary=dataclasses.replace(summary_specs(), episodes=COLUMN_SHARDED),
+        summary=_add_row_axis(summary_specs(modules)),
         ring=COLUMN_SHARDED,
         faults=COLUMN_SHARDED,
         in_a_row=REPLICATED,
@@ -112,6 +126,29 @@ def row_specs() -> ReportRow:
         env_steps=REPLICATED,
         updates=REPLICATED,
         buffer_position=REPLICATED,
+        modules={name: row_specs() for name in modules},
+        agents=_agent_specs(BATCH_SHARDED) if modules else (),
+    )
+
+
+def _agent_specs(ring: PartitionSpec) -> AgentStats:
+    """Return partition specs of the statistics of agents, prefixes as in `summary_specs`."""
+    make = cast("Callable[..., AgentStats]", AgentStats)
+    return make(ring=ring, steps=REPLICATED)
+
+
+def _agent_sum_specs(episodes: PartitionSpec) -> AgentSums:
+    make = cast("Callable[..., AgentSums]", AgentSums)
+    return make(episodes=episodes, steps=REPLICATED)
+
+
+def _add_row_axis(specs: Summary) -> Summary:
+    """Return the specs of summaries that are stacked in rows."""
+    return dataclasses.replace(
+        specs,
+        episodes=COLUMN_SHARDED,
+        agents=None if specs.agents is None else _agent_sum_specs(BATCH_SHARDED),
+        modules={name: _add_row_axis(own) for name, own in specs.modules.items()},
     )
 
 
@@ -136,7 +173,7 @@ class RunnerPrograms:
 
 
 def make_runner_programs(
-    runner: InGraphRunner | OfflineRunner,
+    runner: InGraphRunner | OfflineRunner | MultiAgentRunner,
     state_shapes: TrainState,
     devices: list[Device],
     *,
@@ -158,9 +195,9 @@ def make_runner_programs(
         return_previous: Whether `run` also returns a copy of its input state.
         program_cache: Cache of programs compiled by earlier processes.
     """
-    is_offline = isinstance(runner, OfflineRunner)
     inputs = [REPLICATED] if isinstance(runner, OfflineRunner | MixedRunner) else []
-    records = not is_offline and runner.max_recorded_batches > 0
+    records = isinstance(runner, InGraphRunner) and runner.max_recorded_batches > 0
+    modules = tuple(runner.steps) if isinstance(runner, MultiAgentRunner) else ()
     recorded = [make_recorded_specs()] if records else []
     if len(devices) == 1:
         shardings = jax.tree.map(lambda _: SingleDeviceSharding(devices[0]), state_shapes)
@@ -173,7 +210,7 @@ def make_runner_programs(
             devices,
             to_per_device(runner).program,
             (specs, *inputs, REPLICATED, REPLICATED),
-            (specs, row_specs(), *recorded),
+            (specs, row_specs(modules), *recorded),
         )
 
     def run_and_copy(state: TrainState, *others: PyTree) -> tuple[Any, ...]:
@@ -426,6 +463,9 @@ def state_shardings(state: TrainState, devices: list[Device]) -> PyTree:
 
 def to_per_device(runner: RunnerT) -> RunnerT:
     """Return the runner as one device's part of the mesh, reducing over the mesh axis."""
+    if isinstance(runner, MultiAgentRunner):
+        steps = {m: to_per_device(step) for m, step in runner.steps.items()}
+        return dataclasses.replace(runner, axis_name=DEVICE_AXIS, steps=steps)
     return dataclasses.replace(
         runner,
         axis_name=DEVICE_AXIS,

@@ -1,5 +1,8 @@
 """State carried between train batches, and the reports of train batches."""
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, UInt32
@@ -8,7 +11,13 @@ from jaxrl.buffers.replay import ReplayState
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Counter, Key, Metrics, Progress, PyTree, Rollout
 from jaxrl.learners.learner import LearnerState
-from jaxrl.training.episode_stats import EpisodeRecord, EpisodeStatsBuffer, EpisodeSums, FaultLog
+from jaxrl.training.episode_stats import (
+    AgentSums,
+    EpisodeRecord,
+    EpisodeStatsBuffer,
+    EpisodeSums,
+    FaultLog,
+)
 from jaxrl.training.nonfinite import NONFINITE_PREFIX
 
 
@@ -44,6 +53,10 @@ class TrainState:
     learner's (`broadcast_interval`), else None; in a checkpoint of a run with runners on the host
     it holds everything that they act with. `buffer` holds the replay buffer, or the latest train
     batches if these are reused, else it is empty.
+
+    In a run of several agents, `modules` has the state of each module, which is that of a run with
+    environments elsewhere; its `ring` has agent-episodes. `agents` has those of each agent.
+    The state around them has the environments, their episodes and what is common to all.
     """
 
     learner: LearnerState
@@ -58,6 +71,8 @@ class TrainState:
     key: Key
     behaviour: PyTree = None
     buffer: PyTree = ()
+    modules: "dict[str, TrainState]" = dataclasses.field(default_factory=dict[str, Any])
+    agents: PyTree = ()
 
 
 @pytree
@@ -89,7 +104,8 @@ class Summary:
 
     `metrics` are sums over the `learned_batches`, the batches with at least one update that was not
     skipped; the counts of `training.nonfinite` are sums over all batches. `updates` counts all
-    gradient steps, `env_steps` the rows that are transitions.
+    gradient steps, `env_steps` the rows that are transitions. In a run of several agents, `modules`
+    has the totals of each module, and `agents` those of each agent.
     """
 
     metrics: Metrics
@@ -98,6 +114,8 @@ class Summary:
     train_batches: Int[Array, ""]
     updates: UInt32[Array, ""]
     env_steps: UInt32[Array, ""]
+    modules: "dict[str, Summary]" = dataclasses.field(default_factory=dict[str, Any])
+    agents: AgentSums | None = None
 
     def merge(self, other: "Summary") -> "Summary":
         """Return the totals of both; metrics may be of different names."""
@@ -130,6 +148,8 @@ class ReportRow:
     env_steps: Counter
     updates: Counter
     buffer_position: PyTree
+    modules: "dict[str, ReportRow]" = dataclasses.field(default_factory=dict[str, Any])
+    agents: PyTree = ()
 
 
 @pytree
@@ -194,6 +214,11 @@ def make_report_row(state: TrainState, summary: Summary) -> ReportRow:
         env_steps=state.progress.env_steps,
         updates=state.progress.updates,
         buffer_position=replayed,
+        modules={
+            name: make_report_row(module, summary.modules[name])
+            for name, module in state.modules.items()
+        },
+        agents=state.agents,
     )
 
 

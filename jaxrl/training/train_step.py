@@ -121,9 +121,10 @@ class TrainStep:
             key: Key of the run.
             total_envs: Number of environments of all runners; connectors may keep a state for each.
         """
-        return strip_weak_types(self._init_without_envs(split_run_key(key), total_envs))
+        return strip_weak_types(self.init_from_keys(split_run_key(key), total_envs))
 
-    def _init_without_envs(self, keys: RunKeys, total_envs: int) -> TrainState:
+    def init_from_keys(self, keys: RunKeys, total_envs: int) -> TrainState:
+        """Return `init_without_envs` of a run whose keys have been split already."""
         learner_state = self.learner.init(keys.learner)
         shards = self.experience.num_shards
         state = TrainState(

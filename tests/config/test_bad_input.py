@@ -191,9 +191,9 @@ CASES: list[Case] = [
         ["'_fake_gpus'", "got True", "xla_force_host_platform_device_count"],
     ),
     (
-        "group of RLlib's without effect",
-        lambda: PPOConfig().multi_agent(policies={"a"}),
-        ["'policies' (got {'a'})", "not supported in this version"],
+        "setting of RLlib's group of several agents without effect",
+        lambda: PPOConfig().multi_agent(policy_map_capacity=5),
+        ["'policy_map_capacity' (got 5)", "all of which it holds"],
     ),
     (
         "another framework",

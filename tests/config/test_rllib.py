@@ -192,11 +192,8 @@ def test_values_that_ask_for_nothing_mean_nothing(values: dict[str, Any]) -> Non
         ({"num_gpus_per_worker": 0.5}, "'num_gpus_per_worker' (got 0.5)"),
         ({"output_config": {"a": 1}}, "'output_config' (got {'a': 1})"),
         ({"off_policy_estimation_methods": {"is": {"type": "is"}}}, "evaluate_offline"),
-        ({"policies": {"a", "b"}}, "multi-agent training is not supported"),
-        ({"policies": {"default_policy": [None, None, None, {"lr": 1}]}}, "'policies'"),
-        ({"policies_to_train": []}, "'policies_to_train' (got [])"),
-        ({"policy_mapping_fn": lambda *_: "a"}, "'policy_mapping_fn'"),
-        ({"count_steps_by": "steps"}, "'count_steps_by'"),
+        ({"policy_map_capacity": 3}, "'policy_map_capacity' (got 3)"),
+        ({"count_steps_by": "steps"}, "count_steps_by must be 'env_steps' or 'agent_steps'"),
         ({"render_env": True}, "record_video=True"),
         ({"fake_sampler": True}, "jaxrl:probe-value-v0"),
         ({"torch_compile_learner": True}, "'torch_compile_learner' (got True)"),
@@ -224,13 +221,13 @@ def test_every_neutral_value_belongs_to_a_name_of_rllibs() -> None:
 
 
 def test_groups_for_what_is_not_here_take_neutral_values() -> None:
-    config = PPOConfig().multi_agent(policies=None, count_steps_by="env_steps")
+    config = PPOConfig().multi_agent(policies=None, policy_map_cache=None)
     config.offline_data(input_=None, output_config=None, shuffle_buffer_size=0)
     config.exploration(explore=False, exploration_config={"type": "StochasticSampling"})
     config.rollouts(num_rollout_workers=2, rollout_fragment_length=50)
     assert config.explicit == {"explore", "num_env_runners", "rollout_fragment_length"}
-    with pytest.raises(ConfigError, match="'policies'"):
-        config.multi_agent(policies={"a", "b"})
+    with pytest.raises(ConfigError, match="'observation_fn'"):
+        config.multi_agent(observation_fn=print)
     with pytest.raises(ConfigError, match="'output_config'"):
         config.offline_data(output_config={"format": "json"})
     with pytest.raises(UnknownSettingError, match="inputt_"):
@@ -250,7 +247,7 @@ def test_a_framework_is_noted_once(framework: str, caplog: pytest.LogCaptureFixt
 
 def test_reading_what_is_not_here_is_answered_with_the_reason() -> None:
     config = PPOConfig()
-    for name in ("multiagent", "policies", "exploration_config", "input_config"):
+    for name in ("multiagent", "observation_fn", "exploration_config", "input_config"):
         for read_value in (lambda name=name: getattr(config, name), lambda name=name: config[name]):
             with pytest.raises((AttributeError, KeyError)) as caught:
                 read_value()

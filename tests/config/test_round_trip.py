@@ -35,6 +35,7 @@ from jaxrl.config.settings.actor_critic import (
     SoftActorCriticTraining,
     TwinTraining,
 )
+from jaxrl.config.settings.multi_agent import PolicySpec
 from jaxrl.config.settings.offline_training import MARWILTraining
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.training import OnPolicyTraining, Training
@@ -92,6 +93,13 @@ OTHER: dict[str, Any] = {
     "is_atari": True,
     "max_episode_steps": 7,
     "reset_mode": "on_demand",
+    "policies": {"p0": PolicySpec(config={"lr": 1e-3}), "p1": RLModuleSpec(), "p2": None},
+    "mapping": {"a": "p0", "b": "p1"},
+    "policy_mapping_fn": hook,
+    "policies_to_train": ["p0"],
+    "count_steps_by": "agent_steps",
+    "algorithm_config_overrides_per_module": {"p0": {"lr": 1e-4}},
+    "share_rewards": "team",
     "num_env_runners": 1,
     "placement": "host",
     "gym_env_vectorize_mode": "async",

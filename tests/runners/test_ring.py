@@ -13,6 +13,7 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Metrics
 from jaxrl.envs.vector import NO_FAULT
 from jaxrl.metrics import EMPTY_EPISODE_METRICS
+from jaxrl.training.episode_metrics import collect_episodes, compute_episode_metrics
 from jaxrl.training.episode_stats import (
     EpisodeRecord,
     EpisodeSums,
@@ -22,7 +23,7 @@ from jaxrl.training.episode_stats import (
     push_episodes,
     push_faults,
 )
-from jaxrl.training.report import collect_episodes, compute_episode_metrics, to_host
+from jaxrl.training.report import to_host
 
 SHARDS, ENVS, STEPS, SIZE = 2, 6, 5, 4
 

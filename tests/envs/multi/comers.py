@@ -40,20 +40,20 @@ class Comers(MultiAgentJaxEnv[Any, ComersParams]):
     """
 
     name = "Comers"
-    possible_agents = ("loner", "crowd_0", "crowd_1", "crowd_2")
+    possible_agents = ("hermit", "crowd_0", "crowd_1", "crowd_2")
     agent_kinds = {"crowd": CROWD}
     acting = "some"
-    teams = {"red": ("loner", "crowd_0"), "blue": ("crowd_1", "crowd_2")}
+    teams = {"red": ("hermit", "crowd_0"), "blue": ("crowd_1", "crowd_2")}
 
     @property
     def default_params(self) -> ComersParams:
         return ComersParams()
 
     def observation_space(self, agent: str, params: Any) -> Any:
-        return spaces.Box(-np.inf, np.inf, (2 if agent == "loner" else 3,), np.float32)
+        return spaces.Box(-np.inf, np.inf, (2 if agent == "hermit" else 3,), np.float32)
 
     def action_space(self, agent: str, params: Any) -> Any:
-        return spaces.Discrete(3 if agent == "loner" else 2)
+        return spaces.Discrete(3 if agent == "hermit" else 2)
 
     def state_space(self, params: Any) -> Any:
         return spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -65,7 +65,7 @@ class Comers(MultiAgentJaxEnv[Any, ComersParams]):
         seen = jnp.stack([state.episode, state.time.astype(jnp.float32)])
         own = jnp.arange(CROWD, dtype=jnp.float32)[:, None]
         crowd = jnp.broadcast_to(seen[None], (CROWD, 2))
-        return {"loner": seen, "crowd": jnp.concatenate([crowd, own], axis=1)}
+        return {"hermit": seen, "crowd": jnp.concatenate([crowd, own], axis=1)}
 
     def reset(self, key: Any, params: ComersParams) -> Any:
         state = ComersState(
@@ -73,7 +73,7 @@ class Comers(MultiAgentJaxEnv[Any, ComersParams]):
             episode=jax.random.uniform(key, (), jnp.float32),
             acts=jnp.array([True, True, False, False]),
         )
-        acts = {"loner": state.acts[0], "crowd": state.acts[1:]}
+        acts = {"hermit": state.acts[0], "crowd": state.acts[1:]}
         return state, MultiStart(obs=self.observe(state), acts=acts)
 
     def step(self, key: Any, state: ComersState, actions: Any, params: ComersParams) -> Any:
@@ -81,13 +81,13 @@ class Comers(MultiAgentJaxEnv[Any, ComersParams]):
         died, left = drawn[0] < params.dies, drawn[1] < params.leaves
         acts = (drawn[2] < params.acts) & ~(died | left)
         over = drawn[3] < params.over
-        chosen = jnp.concatenate([actions["loner"][None], actions["crowd"]])
+        chosen = jnp.concatenate([actions["hermit"][None], actions["crowd"]])
         paid = state.time + 1 + jnp.where(state.acts, chosen, 0)
         state = ComersState(time=state.time + 1, episode=state.episode, acts=acts)
         return state, MultiStep(
             obs=self.observe(state),
-            acts={"loner": acts[0], "crowd": acts[1:]},
-            reward={"loner": paid[0], "crowd": paid[1:].astype(jnp.float32)},
-            terminated={"loner": died[0], "crowd": died[1:], "__all__": over[0]},
-            truncated={"loner": left[0], "crowd": left[1:], "__all__": over[1]},
+            acts={"hermit": acts[0], "crowd": acts[1:]},
+            reward={"hermit": paid[0], "crowd": paid[1:].astype(jnp.float32)},
+            terminated={"hermit": died[0], "crowd": died[1:], "__all__": over[0]},
+            truncated={"hermit": left[0], "crowd": left[1:], "__all__": over[1]},
         )

@@ -25,14 +25,14 @@ class TakesIdleActions(Altered):
 
     def step(self, key: Any, state: Any, actions: Any, params: Any) -> Any:
         state, step = super().step(key, state, actions, params)
-        reward = {**step.reward, "crowd": step.reward["crowd"] + actions["loner"]}
+        reward = {**step.reward, "crowd": step.reward["crowd"] + actions["hermit"]}
         return state, replace(step, reward=reward)
 
 
 class LeavesItsSpace(Altered):
     def observation_space(self, agent: str, params: Any) -> Any:
         space = super().observation_space(agent, params)
-        return space if agent == "loner" else type(space)(0.0, 2.5, (3,))
+        return space if agent == "hermit" else type(space)(0.0, 2.5, (3,))
 
 
 class LeavesTheSpaceOfStates(Altered):
@@ -42,8 +42,8 @@ class LeavesTheSpaceOfStates(Altered):
 
 class InfiniteReward(Altered):
     def alter_step(self, state: Any, step: Any) -> Any:
-        late = jnp.where(state.time == 2, jnp.inf, step.reward["loner"])
-        return state, replace(step, reward={**step.reward, "loner": late})
+        late = jnp.where(state.time == 2, jnp.inf, step.reward["hermit"])
+        return state, replace(step, reward={**step.reward, "hermit": late})
 
 
 class Waits(Altered):
@@ -56,9 +56,9 @@ class TooMany(Altered):
 
 class ActsOnItsLastObservation(Altered):
     def alter_step(self, state: Any, step: Any) -> Any:
-        left = {**step.truncated, "loner": state.time == 2}
-        acts = {**step.acts, "loner": step.acts["loner"] | (state.time == 2)}
-        return replace(state, acts=state.acts.at[0].set(acts["loner"])), replace(
+        left = {**step.truncated, "hermit": state.time == 2}
+        acts = {**step.acts, "hermit": step.acts["hermit"] | (state.time == 2)}
+        return replace(state, acts=state.acts.at[0].set(acts["hermit"])), replace(
             step, truncated=left, acts=acts
         )
 
@@ -68,7 +68,7 @@ class Deserted(Altered):
 
     def alter_step(self, state: Any, step: Any) -> Any:
         dead = state.time >= 2
-        ends = {"loner": dead, "crowd": jnp.full((3,), dead), "__all__": state.time > 9}
+        ends = {"hermit": dead, "crowd": jnp.full((3,), dead), "__all__": state.time > 9}
         acts = {name: flag & ~dead for name, flag in step.acts.items()}
         return replace(state, acts=state.acts & ~dead), replace(step, terminated=ends, acts=acts)
 
@@ -79,10 +79,10 @@ class Deserted(Altered):
         (TakesIdleActions, r"action of an agent that does not act changes \['reward'\]\['crowd'\]"),
         (LeavesItsSpace, r"step's obs\['crowd'\] must lie in \[0.0, 2.5\]"),
         (LeavesTheSpaceOfStates, r"global_state must lie in \[0.0, 2.5\]"),
-        (InfiniteReward, r"reward\['loner'\] is inf at some step"),
-        (Waits, "'loner' is present and does not act; set acting='some', or end it"),
+        (InfiniteReward, r"reward\['hermit'\] is inf at some step"),
+        (Waits, "'hermit' is present and does not act; set acting='some', or end it"),
         (TooMany, "[34] agents act at one step, and max_acting=2"),
-        (ActsOnItsLastObservation, "'loner' was truncated and acts on its last observation"),
+        (ActsOnItsLastObservation, "'hermit' was truncated and acts on its last observation"),
     ],
 )
 def test_a_broken_environment_is_refused(env: type[Comers], sentence: str) -> None:

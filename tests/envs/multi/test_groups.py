@@ -26,14 +26,14 @@ from tests.envs.multi.comers import Comers
 pytestmark = pytest.mark.allow_key_reuse
 
 CROWD = ("crowd_0", "crowd_1", "crowd_2")
-ALL = ("loner", *CROWD)
-IDLE = {"loner": jnp.int32(0), "crowd": jnp.zeros((3,), jnp.int32)}
+ALL = ("hermit", *CROWD)
+IDLE = {"hermit": jnp.int32(0), "crowd": jnp.zeros((3,), jnp.int32)}
 
 
 @pytest.mark.parametrize("extras", [{}, {"member_mask": True, "member_rewards": True}])
 def test_contract_of_a_team_and_of_two_groups(extras: dict[str, bool]) -> None:
     check_env(group_agents("MultiAgentCartPole-v0", {"team": ("0", "1")}, **extras))
-    check_env(group_agents(Comers(), {"one": ("loner",), "many": CROWD}, **extras))
+    check_env(group_agents(Comers(), {"one": ("hermit",), "many": CROWD}, **extras))
 
 
 def test_a_team_of_copies_is_one_agent_with_stacked_spaces() -> None:
@@ -85,13 +85,13 @@ def test_members_of_unequal_spaces_are_a_tuple_and_kinds_one_part_of_it() -> Non
     begun = np.array([True, True, False, False])
     step_team, step_own = jax.jit(team.step), jax.jit(env.step)
     for t in range(40):
-        actions = {"loner": jnp.int32(2), "crowd": jnp.array([0, 1, 1])}
+        actions = {"hermit": jnp.int32(2), "crowd": jnp.array([0, 1, 1])}
         own, step = step_own(jax.random.key(t), own, actions, params)
         state, grouped = step_team(
             jax.random.key(t), state, (jnp.int32(2), jnp.array([0, 1, 1])), params
         )
         reward, acts, died, left = (
-            np.append(values["loner"], values["crowd"])
+            np.append(values["hermit"], values["crowd"])
             for values in (step.reward, step.acts, step.terminated, step.truncated)
         )
         paid = np.where(begun, reward, 0.0)
@@ -107,7 +107,7 @@ def test_members_of_unequal_spaces_are_a_tuple_and_kinds_one_part_of_it() -> Non
 
 
 def test_a_group_ends_with_its_last_member_and_as_that_member_does() -> None:
-    env = group_agents(Comers(), {"one": ("loner",), "many": CROWD})
+    env = group_agents(Comers(), {"one": ("hermit",), "many": CROWD})
     assert isinstance(env, MultiAgentJaxEnv)
     assert env.possible_agents == ("one", "many")
     params = replace(env.default_params, over=np.float32(0))
@@ -201,9 +201,9 @@ def test_a_team_with_masks_trains_as_any_environment() -> None:
     ("groups", "keywords", "error", "sentence"),
     [
         ({}, {}, EnvError, "groups must map names to lists of agents, got {}"),
-        ({"t": ("lonr", *CROWD)}, {}, EnvError, "has no agent 'lonr'. Did you mean 'loner'"),
-        ({"t": ("loner", *ALL)}, {}, EnvError, "groups have the agent 'loner' twice"),
-        ({"t": CROWD}, {}, EnvError, "'loner' is in none; an agent of its own is a group of one"),
+        ({"t": ("hermt", *CROWD)}, {}, EnvError, "has no agent 'hermt'. Did you mean 'hermit'"),
+        ({"t": ("hermit", *ALL)}, {}, EnvError, "groups have the agent 'hermit' twice"),
+        ({"t": CROWD}, {}, EnvError, "'hermit' is in none; an agent of its own is a group of one"),
         (
             {"t": ALL[:2], "u": ALL[2:]},
             {},

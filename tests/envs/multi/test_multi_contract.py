@@ -36,22 +36,25 @@ def declared(**attributes: Any) -> type[Comers]:
     ("attributes", "sentence"),
     [
         ({"possible_agents": ()}, r"possible_agents must be a tuple of ids, got \(\)"),
-        ({"possible_agents": ["loner"]}, r"possible_agents must be a tuple of ids, got \['loner'"),
+        (
+            {"possible_agents": ["hermit"]},
+            r"possible_agents must be a tuple of ids, got \['hermit'",
+        ),
         ({"possible_agents": ("a/b",)}, "letters, digits, '_' and '-', as in 'agent_0', got 'a/b'"),
         ({"possible_agents": ("a.b",)}, "letters, digits, '_' and '-', as in 'agent_0', got 'a.b'"),
         ({"possible_agents": (0, 1)}, "as in 'agent_0', got 0"),
         ({"possible_agents": ("__all__",)}, "as in 'agent_0', got '__all__'"),
         ({"possible_agents": ("a", "a"), "agent_kinds": {}}, "has an id twice"),
         ({"agent_kinds": {"crowd": 0}}, r"agent_kinds\['crowd'\] must be a positive int, got 0"),
-        ({"agent_kinds": {"loner": 1}}, "'loner' is both a kind and an agent"),
+        ({"agent_kinds": {"hermit": 1}}, "'hermit' is both a kind and an agent"),
         ({"agent_kinds": {"crowd": 4}}, "hold 'crowd_0' to 'crowd_3' of the kind 'crowd' side by"),
-        ({"possible_agents": ("crowd_0", "loner", "crowd_1", "crowd_2")}, "side by side"),
+        ({"possible_agents": ("crowd_0", "hermit", "crowd_1", "crowd_2")}, "side by side"),
         ({"acting": "turns"}, "acting must be 'all' or 'some', got 'turns'"),
         ({"acting": "all", "max_acting": 1}, "max_acting=1 needs acting='some'"),
         ({"max_acting": 5}, "max_acting must be an int from 1 to the number of agents 4, got 5"),
         ({"max_acting": True}, "max_acting must be an int from 1 .* got True"),
-        ({"teams": {"red": ("loner", "nobody")}}, "team 'red' has 'nobody', no possible agent"),
-        ({"teams": {"red": ("loner",), "blue": ("loner",)}}, "agent 'loner' is in two teams"),
+        ({"teams": {"red": ("hermit", "nobody")}}, "team 'red' has 'nobody', no possible agent"),
+        ({"teams": {"red": ("hermit",), "blue": ("hermit",)}}, "agent 'hermit' is in two teams"),
     ],
 )
 def test_what_it_says_of_its_agents_is_consistent(
@@ -99,7 +102,7 @@ class NoStart(Altered):
 
 class MissingObs(Altered):
     def alter_start(self, state: Any, start: Any) -> Any:
-        return state, replace(start, obs=without(start.obs, "loner"))
+        return state, replace(start, obs=without(start.obs, "hermit"))
 
 
 class UnknownActs(Altered):
@@ -109,7 +112,7 @@ class UnknownActs(Altered):
 
 class NumberActs(Altered):
     def alter_start(self, state: Any, start: Any) -> Any:
-        return state, replace(start, acts={**start.acts, "loner": jnp.ones(())})
+        return state, replace(start, acts={**start.acts, "hermit": jnp.ones(())})
 
 
 class ShortKind(Altered):
@@ -129,7 +132,7 @@ class NoStep(Altered):
 
 class OneActs(Altered):
     def alter_step(self, state: Any, step: Any) -> Any:
-        return state, replace(step, acts={**step.acts, "crowd": step.acts["loner"]})
+        return state, replace(step, acts={**step.acts, "crowd": step.acts["hermit"]})
 
 
 class UnknownReward(Altered):
@@ -144,7 +147,7 @@ class MissingReward(Altered):
 
 class SharedReward(Altered):
     def alter_step(self, state: Any, step: Any) -> Any:
-        return state, replace(step, reward={**step.reward, "crowd": step.reward["loner"]})
+        return state, replace(step, reward={**step.reward, "crowd": step.reward["hermit"]})
 
 
 class NoEnd(Altered):
@@ -186,11 +189,11 @@ class Untraceable(Altered):
     ("env", "sentence"),
     [
         (UnequalKind, "action_space of 'crowd_1' differs from that of 'crowd_0'"),
-        (WideSpace, r"observation_space\('loner'\) must have at most 32 bits"),
+        (WideSpace, r"observation_space\('hermit'\) must have at most 32 bits"),
         (NoStart, r"reset must return \(state, MultiStart\), got a dict in second place"),
-        (MissingObs, "reset's obs has no entry 'loner': every agent has one at every step"),
+        (MissingObs, "reset's obs has no entry 'hermit': every agent has one at every step"),
         (UnknownActs, "reset's acts has the unknown entry 'ghost'; known are"),
-        (NumberActs, r"reset's acts\['loner'\] must be a bool scalar, got float32"),
+        (NumberActs, r"reset's acts\['hermit'\] must be a bool scalar, got float32"),
         (ShortKind, r"reset's obs\['crowd'\] must have a first axis of 3, .* got the shape \(2, 3"),
         (WrongMember, r"step's obs\['crowd'\] must be float32 of shape \(3,\)"),
         (NoStep, r"step must return \(state, MultiStep\), got a MultiStart in second place"),
@@ -229,7 +232,7 @@ def test_makes_classes_instances_names_and_paths_with_limits_and_parameters(
     assert isinstance(made.env, MultiTimeLimit)
     assert (made.max_episode_steps, float(made.params.dies)) == (7, 0.5)
     assert list(made.observation_spaces) == list(made.env.possible_agents)
-    assert made.action_spaces["loner"].n == 3
+    assert made.action_spaces["hermit"].n == 3
     assert make_multi(Comers).env is make_multi(Comers).env  # cached, so that programs are shared
     path = "tests.envs.multi.comers:Comers"
     assert make_multi(path).env == make_multi(path).env
@@ -241,7 +244,7 @@ def test_makes_classes_instances_names_and_paths_with_limits_and_parameters(
 
 
 def test_one_kind_of_environment_is_refused_where_the_other_is_asked_for() -> None:
-    with pytest.raises(EnvError, match=r"several agents \(loner, crowd_0, crowd_1, ... 4 in all"):
+    with pytest.raises(EnvError, match=r"several agents \(hermit, crowd_0, crowd_1, ... 4 in all"):
         make("tests.envs.multi.comers:Comers")
     with pytest.raises(EnvError, match="CartPole-v1 has a single agent: make_multi_agent"):
         make_multi("CartPole-v1")
@@ -252,7 +255,7 @@ def test_a_limit_truncates_everybody_and_terminates_nobody() -> None:
     params = replace(env.default_params, over=np.float32(0), dies=np.float32(0))
     step_env = jax.jit(env.step)
     state, _ = jax.jit(env.reset)(jax.random.key(0), params)
-    actions = {"loner": jnp.int32(0), "crowd": jnp.zeros((3,), jnp.int32)}
+    actions = {"hermit": jnp.int32(0), "crowd": jnp.zeros((3,), jnp.int32)}
     for count in range(1, 5):
         state, step = step_env(jax.random.key(count), state, actions, params)
         assert bool(step.truncated["__all__"]) == (count >= 3)

@@ -44,7 +44,7 @@ def play_comers(
 ) -> Any:
     env = env or MultiTimeLimit(Comers(), 17)
     vector = MultiVectorEnv(env, mode, keeps_global_state=True)  # pyright: ignore
-    action = {"loner": jnp.full(copies, 2), "crowd": jnp.ones((copies, 3), jnp.int32)}
+    action = {"hermit": jnp.full(copies, 2), "crowd": jnp.ones((copies, 3), jnp.int32)}
     return run(vector, env.default_params, action, index=np.arange(copies), steps=steps)
 
 
@@ -102,11 +102,11 @@ def test_one_agent_does_what_a_single_agent_environment_does_to_the_bit() -> Non
 
 def agents_of(values: Any) -> Any:
     """An entry's arrays as one `[T, B, agents, ...]`."""
-    return np.concatenate([values["loner"][:, :, None], values["crowd"]], axis=2)
+    return np.concatenate([values["hermit"][:, :, None], values["crowd"]], axis=2)
 
 
 def test_presence_ends_and_statistics_follow_a_walk_over_every_copy() -> None:
-    """What every agent went through, told step by step in Python."""
+    """Compare with a walk over every agent's steps in Python."""
     states, steps, _ = play_comers()
     acts, first = agents_of(states.acts), agents_of(states.is_first)
     terminated, truncated = agents_of(steps.terminated), agents_of(steps.truncated)
@@ -150,7 +150,7 @@ def test_final_obs_is_the_successor_and_the_next_row_starts_an_episode() -> None
     states, steps, _ = play_comers()
     over, time = steps.ended[:-1], states.episode_length[:-1]
     for final, following in (
-        (steps.final_obs["loner"][:-1], states.obs["loner"][1:]),
+        (steps.final_obs["hermit"][:-1], states.obs["hermit"][1:]),
         (steps.final_global_state[:-1], states.global_state[1:]),
     ):
         np.testing.assert_array_equal(final[..., 1], time + 1)
@@ -171,9 +171,9 @@ class Faulty(Comers):
         state, step = super().step(key, state, actions, params)
         bad = state.time == 5
         no = jnp.zeros((3,), bool)
-        ends = {"loner": no[0], "crowd": no, "__all__": no[0]}
+        ends = {"hermit": no[0], "crowd": no, "__all__": no[0]}
         # Agent 0 of the crowd acts from the first step on, the others never.
-        acts = {"loner": no[0], "crowd": jnp.array([True, False, False])}
+        acts = {"hermit": no[0], "crowd": jnp.array([True, False, False])}
         state = replace(state, acts=jnp.array([False, True, False, False]))
         hurt = jnp.array([self.present, False, not self.present]) & bad
         reward, obs = step.reward, step.obs
@@ -212,12 +212,12 @@ def test_a_nan_of_an_absent_agent_is_ignored_and_shown_to_nobody(what: str) -> N
 
 
 class BadReset(Comers):
-    """Resets whose first observation is NaN for the loner, by their key."""
+    """Resets whose first observation is NaN for the hermit, by their key."""
 
     def reset(self, key: Any, params: Any) -> Any:
         state, start = super().reset(key, params)
         bad = state.episode < 1 / 3
-        obs = {**start.obs, "loner": jnp.where(bad, jnp.nan, start.obs["loner"])}
+        obs = {**start.obs, "hermit": jnp.where(bad, jnp.nan, start.obs["hermit"])}
         return state, MultiStart(obs=obs, acts=start.acts)
 
 
@@ -225,6 +225,6 @@ def test_a_reset_to_nan_is_a_fault_of_the_next_step() -> None:
     states, steps, _ = play_comers(copies=64, steps=6, env=BadReset())
     assert states.faulty.any()
     assert not states.faulty.all()
-    assert (states.obs["loner"][states.faulty] == 0.0).all()
+    assert (states.obs["hermit"][states.faulty] == 0.0).all()
     np.testing.assert_array_equal(steps.mask, ~states.faulty)
     assert (steps.fault[states.faulty] == OBS_FAULT).all()

@@ -1,0 +1,44 @@
+"""Assembly of an RLModule from a config, with the checks of what its learner needs."""
+
+from typing import TYPE_CHECKING
+
+from jaxrl.connectors.pipelines import ActionPipeline, ObservationPipeline
+from jaxrl.errors import ModuleError
+from jaxrl.modules.autoregressive import check_exact_entropy
+from jaxrl.modules.rl_module import RLModule, check_module
+from jaxrl.modules.scripted import ScriptedModule
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+
+def make_module(
+    config: "AlgorithmConfig", obs_pipeline: ObservationPipeline, action_pipeline: ActionPipeline
+) -> RLModule:
+    """Make and check the module of the config's spec for the spaces between the pipelines."""
+    spec = config.get_rl_module_spec(obs_pipeline.spaces[-1], action_pipeline.module_space)
+    module = spec.build()
+    if _ignores_carry(module):
+        raise ModuleError(
+            f"{type(module).__name__} is recurrent (initial_carry is not None), but defines only "
+            "how it acts: implement _forward_step(params, obs, carry), which learners unroll."
+        )
+    if not config.is_trained:
+        return module
+    of_several = "" if config.module_id is None else ", or leave it out of policies_to_train"
+    if config.learns and isinstance(module, ScriptedModule):
+        raise ModuleError(
+            f"{type(module).__name__} is a scripted module, which {config.algo_name} cannot train: "
+            f"use RandomAgentConfig, which learns nothing, to run it{of_several}."
+        )
+    training = config.training_settings
+    check_exact_entropy(module, training)
+    if training.needs_values:
+        check_module(module, needs_values=True)
+    return module
+
+
+def _ignores_carry(module: RLModule) -> bool:
+    """Return whether learners would ignore the module's carry although the loss needs it."""
+    has_carry = module.initial_carry(1) is not None
+    return has_carry and module.trains_on_sequences and not module.is_stateful

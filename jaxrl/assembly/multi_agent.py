@@ -1,0 +1,245 @@
+"""Assembly of a run of several agents: a module, its connectors and its learner for each id."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import gymnasium
+import numpy as np
+
+from jaxrl.assembly.assemble import (
+    Assembly,
+    compute_ring_size,
+    format_space,
+    make_multi_vector_env,
+    make_policy_step,
+    make_train_step_fields,
+    with_sequences,
+)
+from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
+from jaxrl.config.multi_agent import make_agents_env
+from jaxrl.config.settings.multi_agent import PolicySpec
+from jaxrl.core.spaces import is_same_space
+from jaxrl.core.types import PyTree
+from jaxrl.envs.base import JaxEnv
+from jaxrl.envs.context import EnvContext
+from jaxrl.envs.multi.base import get_entries
+from jaxrl.envs.multi.contract import check_multi_signatures
+from jaxrl.envs.multi.made import MadeMultiEnv
+from jaxrl.envs.registry import MadeEnv
+from jaxrl.errors import ConfigError, JaxrlError
+from jaxrl.learners.fixed import FixedLearner
+from jaxrl.training.agent_rows import AgentRows, make_sharing_matrix
+from jaxrl.training.multi_agent import MultiAgentRunner
+from jaxrl.training.multi_rollout import MultiPolicyStep
+from jaxrl.training.train_step import TrainStep
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class MultiAgentAssembly(Assembly):
+    """Everything static of a run of several agents.
+
+    Attributes:
+        modules: Assembly of each module, that of a run whose environments are elsewhere.
+        agent_rows: Agents in the rows of modules.
+    """
+
+    modules: Mapping[str, Assembly]
+    agent_rows: AgentRows
+
+    @property
+    def is_in_graph(self) -> bool:
+        return True
+
+    @property
+    def is_offline(self) -> bool:
+        return False
+
+    @property
+    def in_graph_runner(self) -> Any:
+        assert isinstance(self.train_step, MultiAgentRunner)
+        return self.train_step
+
+    @property
+    def compiled_runner(self) -> Any:
+        return self.in_graph_runner
+
+    @property
+    def jax_env(self) -> Any:
+        return self.made
+
+    @property
+    def mapping(self) -> Mapping[str, str]:
+        return {agent: self.agent_rows.mapping[agent] for agent in self.agent_rows.agents}
+
+    @property
+    def replay(self) -> None:
+        """None: there is no replay buffer."""
+
+    @property
+    def row_source(self) -> None:
+        """None: every sampled row is learned from once."""
+
+    def make_abstract_params(self) -> PyTree:
+        """Return shapes and types of the parameters of every module."""
+        return {name: own.make_abstract_params() for name, own in self.modules.items()}
+
+    @property
+    def module(self) -> NoReturn:
+        """Raise: there are several modules."""
+        raise ConfigError(
+            f"There are several modules, {', '.join(self.modules)}: name one of them."
+        )
+
+
+class _AgentEnv(JaxEnv[Any, Any]):
+    """Spaces of an agent, as connectors read them from an environment; it cannot be stepped."""
+
+    def __init__(self, made: MadeMultiEnv, agent: str) -> None:
+        self._made, self._agent, self.name = made, agent, made.id
+
+    def observation_space(self, params: PyTree) -> gymnasium.Space[Any]:
+        return self._made.env.observation_space(self._agent, params)
+
+    def action_space(self, params: PyTree) -> gymnasium.Space[Any]:
+        return self._made.env.action_space(self._agent, params)
+
+
+def make_module_env(made: MadeMultiEnv, agents: list[str], module: str) -> MadeEnv:
+    """Return the environment as a module sees it.
+
+    Raises:
+        ConfigError: If agents of the module have different spaces.
+    """
+    first, env, params = agents[0], made.env, made.params
+    for agent in agents[1:]:
+        for name, space_of in (
+            ("observation", env.observation_space),
+            ("action", env.action_space),
+        ):
+            one, other = space_of(first, params), space_of(agent, params)
+            if not is_same_space(one, other):
+                raise ConfigError(
+                    f"The module {module!r} plays {first!r} and {agent!r}, whose {name} spaces differ "
+                    f"({format_space(one)} and {format_space(other)}): map them to different modules."
+                )
+    return MadeEnv(env=_AgentEnv(made, first), params=params, id=made.id)
+
+
+def assemble_multi_agent(config: "AlgorithmConfig") -> MultiAgentAssembly:
+    """Build and check the functions of a run of several agents, without compiling anything.
+
+    Raises:
+        JaxrlError: If anything in the config is invalid.
+    """
+    made, plan = make_multi_agent_env(config), config.plan()
+    assert isinstance(plan, MultiAgentPlan)
+    modules = {m: _assemble_or_explain(config, made, plan, m) for m in plan.modules}
+    entries = get_entries(made.env)
+    rows = AgentRows(entries=entries, mapping=plan.agents.mapping)
+    policy_step = MultiPolicyStep(
+        policies={m: own.policy_step for m, own in modules.items()},
+        rows=rows,
+        sharing=_make_sharing(config, made, rows),
+    )
+    runner = MultiAgentRunner(
+        steps={m: own.train_step for m, own in modules.items()},
+        trained=plan.agents.trained,
+        rollout_worker=policy_step.with_envs(make_multi_vector_env(config, made)),
+        num_envs=plan.num_envs,
+        num_steps=plan.rollout_fragment_length,
+        num_shards=plan.num_shards,
+        ring_size=compute_ring_size(config),
+        explore=config.env_runners_settings.explore,
+    )
+    return MultiAgentAssembly(
+        made=cast("Any", made),
+        policy_step=cast("Any", policy_step),
+        plan=plan,
+        train_step=cast("Any", runner),
+        modules=modules,
+        agent_rows=rows,
+    )
+
+
+def make_multi_agent_env(config: "AlgorithmConfig") -> MadeMultiEnv:
+    """Make and check the environment of a config for several agents."""
+    settings, made = config.environment_settings, make_agents_env(config)
+    if not settings.disable_env_checking:
+        check_multi_signatures(made)
+    if settings.validate_env is not None:
+        settings.validate_env(made.env, EnvContext(settings.env_config))
+    return made
+
+
+def _assemble_or_explain(
+    config: "AlgorithmConfig", made: MadeMultiEnv, plan: MultiAgentPlan, module: str
+) -> Assembly:
+    """Assemble a module; an error begins with its name if there are several."""
+    try:
+        return _assemble_module(config, made, plan, module)
+    except JaxrlError as error:
+        if len(plan.modules) == 1 or repr(module) in str(error):
+            raise
+        raise type(error)(f"The module {module!r}: {error}") from error
+
+
+def _assemble_module(
+    config: "AlgorithmConfig", made: MadeMultiEnv, plan: MultiAgentPlan, module: str
+) -> Assembly:
+    own = config.get_module_config(module)
+    agents = [agent for agent, mapped in plan.agents.mapping.items() if mapped == module]
+    view = make_module_env(made, agents, module)
+    _check_policy_spaces(config, view, module)
+    policy_step = with_sequences(own, make_policy_step(own, view))
+    fields = make_train_step_fields(own, view, policy_step, in_graph=True)
+    if not own.is_trained:
+        settings = own.training_settings
+        fields["learner"] = FixedLearner(module=policy_step.module, settings=settings)
+    step = TrainStep(policy_step=policy_step, **fields)
+    return Assembly(made=view, policy_step=policy_step, plan=plan.modules[module], train_step=step)
+
+
+def _check_policy_spaces(config: "AlgorithmConfig", view: MadeEnv, module: str) -> None:
+    """Raise if a PolicySpec declares spaces that the module's agents do not have."""
+    policies = config.multi_agent_settings.policies
+    spec = policies.get(module) if isinstance(policies, Mapping) else None
+    if isinstance(spec, tuple | list):
+        spec = PolicySpec(*spec)
+    if not isinstance(spec, PolicySpec):
+        return
+    for name, declared, own in zip(
+        ("observation_space", "action_space"),
+        (spec.observation_space, spec.action_space),
+        view.spaces,
+        strict=True,
+    ):
+        if declared is not None and not is_same_space(declared, own):
+            raise ConfigError(
+                f"policies[{module!r}] declares {name}={format_space(declared)}, but its agents have "
+                f"{format_space(own)}: leave it out."
+            )
+
+
+def _make_sharing(
+    config: "AlgorithmConfig", made: MadeMultiEnv, rows: AgentRows
+) -> np.ndarray | None:
+    """Return the matrix that shares rewards; None without.
+
+    Raises:
+        ConfigError: If teams share, and there are none.
+    """
+    setting = config.multi_agent_settings.share_rewards
+    if setting is None:
+        return None
+    if setting == "all":
+        return make_sharing_matrix(rows.agents, {"all": rows.agents})
+    if not made.env.teams:
+        raise ConfigError(
+            f"share_rewards='team' shares within teams, and {made.id} has none: set 'all', or give "
+            "the environment teams."
+        )
+    return make_sharing_matrix(rows.agents, made.env.teams)

@@ -1,0 +1,167 @@
+"""Arithmetic of train batches of several agents: common steps, and the rows of each module."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from jaxrl.config.batch_plan.arithmetic import MAX_SHARDS, BatchPlan, BatchRequest
+from jaxrl.config.batch_plan.on_policy import BatchSizeError, make_plan
+from jaxrl.config.batch_plan.request import make_batch_request
+from jaxrl.config.modules import get_rows_per_sample
+from jaxrl.config.multi_agent import (
+    AgentMapping,
+    make_agents_env,
+    make_module_config,
+    resolve_agents,
+)
+from jaxrl.config.settings.replay import OffPolicyTraining
+from jaxrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MultiAgentPlan(BatchPlan):
+    """Sizes of one training step of several agents.
+
+    `train_batch_size` counts environment steps, and the plan of each module its rows, of which every
+    environment has one for each of the module's agents. All plans have the same `num_shards`.
+    `minibatch_size` is the smallest of a module's that is trained.
+    """
+
+    agents: AgentMapping
+    modules: Mapping[str, BatchPlan]
+
+    @property
+    def updates_per_iteration(self) -> int:
+        """Number of gradient steps of all modules in one training step."""
+        return sum(self.modules[m].updates_per_iteration for m in self.agents.trained)
+
+    def describe(self) -> str:
+        """Return the arithmetic in one line."""
+        sizes = f"{self.num_envs} envs x {self.rollout_fragment_length} steps"
+        modules = "; ".join(self._describe_module(m) for m in self.modules)
+        return f"{sizes} = {self.train_batch_size}; {modules}"
+
+    def _describe_module(self, module: str) -> str:
+        count, plan = self.agents.count_agents(module), self.modules[module]
+        rows = plan.num_envs * plan.rollout_fragment_length
+        head = f"{module}: {count} agent{'s' * (count > 1)}, {rows} rows"
+        if module not in self.agents.trained:
+            return f"{head}, not trained"
+        return f"{head}, {plan.updates_per_iteration} updates of {plan.minibatch_size}"
+
+
+def make_multi_agent_plan(config: "AlgorithmConfig") -> MultiAgentPlan:
+    """Return the plan of a config for several agents.
+
+    Raises:
+        ConfigError: If explicit sizes are not divisible; the message names the module.
+    """
+    agents = resolve_agents(config)
+    if isinstance(config.training_settings, OffPolicyTraining):
+        raise ConfigError(
+            f"{config.algo_name} draws from a replay buffer, which holds rows of a single agent in "
+            "this version: use PPO, A2C, PG, IMPALA or APPO for several agents."
+        )
+    common = _make_common_plan(config, agents)
+    shards = _choose_num_shards(config, common, agents)
+    modules = {m: _make_module_plan(config, agents, common, m, shards) for m in agents.modules}
+    notes = [f"{m}: {note}" for m in sorted(agents.trained) for note in modules[m].notes]
+    return MultiAgentPlan(
+        num_envs=common.num_envs,
+        envs_per_runner=common.num_envs,
+        rollout_fragment_length=common.rollout_fragment_length,
+        train_batch_size=common.train_batch_size,
+        minibatch_size=min(modules[m].minibatch_size for m in agents.trained),
+        num_minibatches=max(modules[m].num_minibatches for m in agents.trained),
+        num_epochs=common.num_epochs,
+        num_shards=shards,
+        iterations_per_batch=common.iterations_per_batch,
+        notes=(*common.notes, *notes),
+        rounding=common.rounding,
+        agents=agents,
+        modules=modules,
+    )
+
+
+def _make_common_plan(config: "AlgorithmConfig", agents: AgentMapping) -> BatchPlan:
+    """Return the plan of environment steps, in which minibatches have no part."""
+    request = make_batch_request(config)
+    if config.multi_agent_settings.count_steps_by == "agent_steps":
+        request = _count_environment_steps(config, request, agents)
+    request = dataclasses.replace(request, minibatch_size=None, is_whole_batch=True)
+    configs = (make_module_config(config, agents, m, {}) for m in agents.modules)
+    return make_plan(request, math.lcm(*map(get_rows_per_sample, configs)))
+
+
+def _count_environment_steps(
+    config: "AlgorithmConfig", request: BatchRequest, agents: AgentMapping
+) -> BatchRequest:
+    """Return a request in environment steps, given one in rows of agents.
+
+    Raises:
+        ConfigError: If the number of agents that act at a step is not declared, or does not divide
+            the train batch.
+    """
+    env = make_agents_env(config).env
+    number = len(agents.mapping) if env.acting == "all" else env.max_acting
+    if number is None:
+        raise ConfigError(
+            f"count_steps_by='agent_steps' needs the number of agents that act at a step, and "
+            f"{env.name} does not declare max_acting: count by 'env_steps'."
+        )
+    size = request.train_batch_size
+    if size is not None and size % number:
+        raise ConfigError(
+            f"train_batch_size={size} agent steps are not a multiple of the {number} agents that act "
+            f"at a step: set {max(1, round(size / number)) * number}."
+        )
+    return dataclasses.replace(
+        request,
+        train_batch_size=None if size is None else size // number,
+        default_train_batch_size=max(1, request.default_train_batch_size // number),
+    )
+
+
+def _choose_num_shards(config: "AlgorithmConfig", common: BatchPlan, agents: AgentMapping) -> int:
+    """Return the largest number of shards that divides what every module has."""
+    if config.learners_settings.num_shards not in (None, "auto"):
+        return common.num_shards
+    own = [_make_module_plan(config, agents, common, m, None).num_shards for m in agents.trained]
+    return min(MAX_SHARDS, math.gcd(common.num_envs, *own))
+
+
+def _make_module_plan(
+    config: "AlgorithmConfig",
+    agents: AgentMapping,
+    common: BatchPlan,
+    module: str,
+    num_shards: int | None,
+) -> BatchPlan:
+    sizes = compute_module_sizes(agents, common, module, num_shards)
+    try:
+        return make_module_config(config, agents, module, sizes).plan()
+    except BatchSizeError as error:
+        raise ConfigError(
+            f"The module {module!r} with {agents.count_agents(module)} agents in each of "
+            f"{common.num_envs} environments: {error}"
+        ) from error
+
+
+def compute_module_sizes(
+    agents: AgentMapping, common: BatchPlan, module: str, num_shards: int | None
+) -> dict[str, object]:
+    """Return the settings that give a module's config the rows of its agents."""
+    columns = common.num_envs * agents.count_agents(module)
+    steps = common.rollout_fragment_length
+    shards = {} if num_shards is None else {"num_shards": num_shards}
+    return {
+        "num_envs_per_env_runner": columns,
+        "rollout_fragment_length": steps,
+        "train_batch_size": columns * steps,
+        "train_batch_size_per_learner": None,
+        **shards,
+    }

@@ -1,0 +1,78 @@
+"""Checks of configs for several agents: what has no effect, or is not there, with the reason."""
+
+from typing import TYPE_CHECKING
+
+from jaxrl.config.modules import check_model_config
+from jaxrl.config.multi_agent import check_module_ids, make_module_config, resolve_agents
+from jaxrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+_COMPILED = "agents are trained in the compiled program of this process"
+_ALLOWED: dict[str, tuple[tuple[object, ...], str]] = {
+    "num_env_runners": ((0,), f"{_COMPILED}; set 0"),
+    "placement": (("auto", "in_graph"), f"{_COMPILED}; leave it out"),
+    "num_learners": ((0,), f"{_COMPILED}; set 0"),
+    "evaluation_num_env_runners": ((0,), "agents are evaluated in this process; set 0"),
+    "num_envs_per_env_runner": (
+        (),
+        "'auto' measures a program with a single module; set a number, or leave it out",
+    ),
+    "broadcast_interval": ((1,), "agents act with the newest parameters; set 1"),
+    "curriculum": ((None,), "tasks are chosen for environments of a single agent; leave it out"),
+    "env_task_fn": ((None,), "tasks are chosen for environments of a single agent; leave it out"),
+    "record_video": ((False, None), "only episodes of a single agent are recorded; leave it out"),
+    "input_": ((), "recorded rows are those of a single agent; leave it out"),
+    "output": ((None,), "only steps of a single agent are recorded; leave it out"),
+}
+"""Settings with their values that a run of several agents supports, and the reason."""
+
+
+def check_agents(config: "AlgorithmConfig") -> None:
+    """Check the constraints between the settings of several agents.
+
+    Raises:
+        ConfigError: If one is not supported with several agents, or a module's settings are wrong.
+    """
+    _check_values(config)
+    if getattr(config.algo_class, "compiled_training_step", None) is not None:
+        raise ConfigError(
+            "An own compiled_training_step has the rows of a single module, but the environment has "
+            "several agents: leave it out."
+        )
+    agents = resolve_agents(config)
+    check_module_ids(config, agents)
+    for module in agents.modules:
+        check_model_config(make_module_config(config, agents, module, {}))
+
+
+def _check_values(config: "AlgorithmConfig") -> None:
+    defaults = type(config)()
+    for name, (allowed, reason) in _ALLOWED.items():
+        if config.get_name_table().find_current_name(name) != name:
+            continue  # of another algorithm
+        value = config[name]
+        if value not in allowed and value != defaults[name] and _is_refused(name, value):
+            raise ConfigError(f"{name}={value!r} is not supported with several agents: {reason}.")
+
+
+def _is_refused(name: str, value: object) -> bool:
+    return name != "num_envs_per_env_runner" or value == "auto"
+
+
+def check_single_agent(config: "AlgorithmConfig") -> None:
+    """Raise ConfigError if a setting of several agents has no effect, because there is one."""
+    settings = config.multi_agent_settings
+    for name in (
+        "policies",
+        "policy_mapping_fn",
+        "policies_to_train",
+        "algorithm_config_overrides_per_module",
+        "share_rewards",
+    ):
+        if value := vars(settings)[name]:
+            raise ConfigError(
+                f"{name}={value!r} has no effect: the environment has a single agent, whose settings "
+                "are those of the config; leave it out."
+            )

@@ -1,0 +1,60 @@
+"""Learner that changes nothing, of modules that play without being trained."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxrl.core.hparams import HParams, build_hparams
+from jaxrl.core.struct import pytree
+from jaxrl.core.types import Key, Metrics, Progress, Rollout
+from jaxrl.learners.base import BaseLearner
+from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState
+from jaxrl.modules.rl_module import RLModule
+
+
+@pytree
+class FixedState:
+    """Learner state of a module that is not trained: no optimizer."""
+
+    sgd: SgdState
+    hparams: HParams
+
+
+@pytree
+class FixedBatch:
+    """Train batch, `[T, B]`; `weight` is 0 where a row is not a transition."""
+
+    weight: Float[Array, "*batch"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FixedLearner(BaseLearner[FixedState]):
+    """Learner that changes nothing."""
+
+    module: RLModule
+    settings: Any
+
+    def init(self, key: Key) -> FixedState:
+        sgd = SgdState(params=self.module.init(key), opt_state=())
+        return FixedState(sgd=sgd, hparams=build_hparams(self.settings))
+
+    def prepare(
+        self, state: FixedState, rollout: Rollout, progress: Progress
+    ) -> tuple[FixedBatch, Metrics]:
+        del state, progress
+        return FixedBatch(weight=rollout.mask.astype(jnp.float32)), {}
+
+    def update(
+        self, state: FixedState, batch: FixedBatch, progress: Progress, key: Key
+    ) -> tuple[FixedState, Metrics]:
+        """Return the state unchanged. Does not consume the key."""
+        del batch, progress, key
+        zero = jnp.zeros((), jnp.float32)
+        return state, {"total_loss": zero, "grad_norm": zero, NUM_NONFINITE_UPDATES: zero}
+
+    def finish(self, state: FixedState, metrics: Metrics, progress: Progress) -> FixedState:
+        """Return the state unchanged."""
+        del metrics, progress
+        return state

@@ -1,0 +1,197 @@
+"""Actions of several agents: those of each module, by the agents that it plays."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from jaxrl.assembly.assemble import Assembly
+from jaxrl.assembly.multi_agent import MultiAgentAssembly
+from jaxrl.core.keys import PurposeKeys
+from jaxrl.core.types import PyTree
+from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
+from jaxrl.loggers.run_record import RunRecord
+from jaxrl.metrics import DEFAULT_MODULE
+from jaxrl.modules.rl_module import RLModule
+from jaxrl.policy.compute_actions import ActionOptions, ComputeActions
+from jaxrl.policy.inference import Inference
+from jaxrl.policy.policy import Policy
+from jaxrl.run_parts import ActingState
+from jaxrl.runtime.exclusive import ExclusiveLock
+from jaxrl.runtime.program import Program
+from jaxrl.training.rollout import ActorState
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+
+def make_actions(
+    config: "AlgorithmConfig",
+    assembly: Assembly,
+    acting: ActingState,
+    keys: PurposeKeys,
+    record: RunRecord,
+    lock: ExclusiveLock,
+) -> "ComputeActions | ComputeAgentActions":
+    """Make what computes a run's actions for the caller's observations."""
+    debugging = config.debugging_settings
+
+    def make(own: Assembly, state: ActingState, module_id: str) -> ComputeActions:
+        inference = Inference(
+            own.policy_step,
+            own.made.spaces[0],
+            max_retraces=debugging.max_retraces,
+            jit=debugging.jit,
+        )
+        return ComputeActions(inference, state, keys, record, lock, module_id)
+
+    if not isinstance(assembly, MultiAgentAssembly):
+        return make(assembly, acting, DEFAULT_MODULE)
+    modules = {
+        name: make(own, ModuleActingState(acting, name), name)
+        for name, own in assembly.modules.items()
+    }
+    return ComputeAgentActions(modules, assembly.mapping)
+
+
+class ModuleActingState:
+    """Acting state of one module of a run of several agents.
+
+    Args:
+        acting: Acting state of the run.
+        module: Id of the module.
+    """
+
+    programs: list[Program] = []
+
+    def __init__(self, acting: ActingState, module: str) -> None:
+        self._acting, self._module = acting, module
+
+    def fetch(self) -> tuple[ActorState, PyTree]:
+        """Return the actor state and the environment parameters, on one device."""
+        actors, env_params = self._acting.fetch()
+        return cast("Any", actors)[self._module], env_params
+
+    def get_actor_state(self) -> ActorState:
+        """Return the actor state, which is the same object until training changes it."""
+        return cast("Any", self._acting.get_actor_state())[self._module]
+
+
+class ComputeAgentActions:
+    """Actions and policies of the modules of a run, by the methods of `ComputeActions`.
+
+    Args:
+        modules: Actions of each module.
+        mapping: Module of each agent.
+    """
+
+    def __init__(self, modules: Mapping[str, ComputeActions], mapping: Mapping[str, str]) -> None:
+        self._modules, self._mapping = modules, mapping
+
+    @property
+    def programs(self) -> list[Program]:
+        """Compiled programs of all modules."""
+        return [program for own in self._modules.values() for program in own.programs]
+
+    def check_id(self, module_id: str) -> str:
+        """Return the id of a module.
+
+        Raises:
+            UnknownNameError: If there is no such module.
+        """
+        if module_id not in self._modules:
+            raise UnknownNameError(
+                f"There is no module '{module_id}'; there are {', '.join(self._modules)}."
+                f"{did_you_mean(module_id, self._modules)}"
+            )
+        return module_id
+
+    def _select(self, module_id: str, method: str) -> ComputeActions:
+        if module_id == DEFAULT_MODULE and module_id not in self._modules:
+            raise ConfigError(
+                f"{method} needs the id of a module in a run of several agents: policy_id is one of "
+                f"{', '.join(self._modules)}."
+            )
+        return self._modules[self.check_id(module_id)]
+
+    def get_module(self, module_id: str) -> RLModule:
+        """Return a module, with the current weights for calls with a batch."""
+        return self._modules[self.check_id(module_id)].get_module(module_id)
+
+    def get_policy(self, policy_id: str, explore: bool, seed: int) -> Policy:
+        """Return the current policy of a module; see `Algorithm.get_policy`."""
+        return self._select(policy_id, "get_policy").get_policy(policy_id, explore, seed)
+
+    def compute_one(
+        self,
+        obs: object,
+        state: PyTree,
+        past: Mapping[str, Any],
+        unused: Mapping[str, None],
+        policy_id: str,
+        options: ActionOptions,
+    ) -> PyTree:
+        """Compute the action of a module for one observation."""
+        own = self._select(policy_id, "compute_single_action")
+        return own.compute_one(obs, state, past, unused, policy_id, options)
+
+    def compute_several(
+        self,
+        observations: Sequence[Any] | Mapping[Any, Any],
+        state: PyTree,
+        past: Mapping[str, Any],
+        unused: Mapping[str, None],
+        policy_id: str,
+        options: ActionOptions,
+    ) -> PyTree:
+        """Compute actions of a module or, for observations by agent, of the modules of the agents."""
+        by_agent = isinstance(observations, Mapping) and all(
+            str(agent) in self._mapping for agent in observations
+        )
+        if policy_id in self._modules and not (policy_id == DEFAULT_MODULE and by_agent):
+            own = self._modules[policy_id]
+            return own.compute_several(observations, state, past, unused, policy_id, options)
+        if not isinstance(observations, Mapping):
+            own = self._select(policy_id, "compute_actions")
+            return own.compute_several(observations, state, past, unused, policy_id, options)
+        if not by_agent:
+            unknown = next(str(a) for a in observations if str(a) not in self._mapping)
+            raise UnknownNameError(
+                f"There is no agent {unknown!r}; there are {', '.join(self._mapping)}."
+                f"{did_you_mean(unknown, self._mapping)} policy_id names a module for other keys."
+            )
+
+        def compute(module: str, agents: list[Any]) -> PyTree:
+            def pick(values: Any) -> Any:
+                if not isinstance(values, Mapping):
+                    return values
+                return {agent: values[agent] for agent in agents if agent in values}
+
+            return self._modules[module].compute_several(
+                pick(observations),
+                pick(state),
+                {name: pick(value) for name, value in past.items()},
+                unused,
+                module,
+                options,
+            )
+
+        return _merge_by_agent(observations, self._mapping, compute)
+
+
+def _merge_by_agent(
+    observations: Mapping[Any, Any],
+    mapping: Mapping[str, str],
+    compute: Callable[[str, list[Any]], PyTree],
+) -> PyTree:
+    """Return results by agent, given a function from a module and its agents to theirs."""
+    agents_of: dict[str, list[Any]] = {}
+    for agent in observations:
+        agents_of.setdefault(mapping[str(agent)], []).append(agent)
+    results = [compute(module, agents) for module, agents in agents_of.items()]
+
+    def merge(parts: Sequence[Any]) -> dict[Any, Any]:
+        joined = {agent: value for part in parts for agent, value in part.items()}
+        return {agent: joined[agent] for agent in observations}
+
+    if results and isinstance(results[0], tuple):
+        return tuple(merge(parts) for parts in zip(*results, strict=True))
+    return merge(results)

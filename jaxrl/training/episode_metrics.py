@@ -1,0 +1,99 @@
+"""Metrics of episodes from fetched rings and sums."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+
+from jaxrl.core.types import Array
+from jaxrl.metrics import EMPTY_EPISODE_METRICS
+from jaxrl.training.episode_stats import EndedEpisode, EpisodeStatsBuffer, EpisodeSums
+
+
+def collect_episodes(
+    ring: EpisodeStatsBuffer, counts_before: np.ndarray
+) -> tuple[list[EndedEpisode], int]:
+    """Collect the episodes that ended since `counts_before`.
+
+    Returns:
+        Episodes in order of time, and the number of episodes that the ring had already overwritten.
+    """
+    size = ring.env_index.shape[1]
+    episodes: list[EndedEpisode] = []
+    missed = 0
+    for shard, (before, after) in enumerate(zip(counts_before, ring.count, strict=True)):
+        fresh = int((int(after) - int(before)) % 2**32)
+        missed += max(0, fresh - size)
+        first = int(after) - min(fresh, size)
+        for ordinal in range(first, int(after)):
+            place = ordinal % size
+            episodes.append(
+                EndedEpisode(
+                    float(ring.episode_return[shard, place]),
+                    int(ring.episode_length[shard, place]),
+                    int(ring.env_index[shard, place]),
+                    int(ring.env_step[shard, place]),
+                )
+            )
+    episodes.sort(key=lambda episode: (episode.env_step, episode.env_index))
+    return episodes, missed
+
+
+def compute_episode_metrics(
+    ring: EpisodeStatsBuffer, sums: EpisodeSums, smoothing: int
+) -> dict[str, Any]:
+    """Compute statistics over the last `smoothing` episodes.
+
+    If more episodes ended in the iteration, they are over all of these. Until an episode has ended
+    they are NaN.
+    """
+    count = int(sums.count.sum())
+    lifetime = int(ring.count.astype(np.int64).sum())
+    result: dict[str, Any] = {"num_episodes": count, "num_episodes_lifetime": lifetime}
+    if count >= smoothing:
+        low, high = sums.min_return.min(), sums.max_return.max()
+        mean_return = sums.sum_return.sum(dtype=np.float64) / count
+        mean_length = sums.sum_length.sum(dtype=np.float64) / count
+        shortest, longest = sums.min_length.min(), sums.max_length.max()
+    elif lifetime:
+        returns, lengths = _latest_episodes(ring, smoothing)
+        low, high, mean_return = returns.min(), returns.max(), returns.mean(dtype=np.float64)
+        shortest, longest, mean_length = lengths.min(), lengths.max(), lengths.mean()
+    else:
+        return {**result, **EMPTY_EPISODE_METRICS}
+    return {
+        **result,
+        "episode_return_mean": float(mean_return),
+        "episode_return_min": float(low),
+        "episode_return_max": float(high),
+        "episode_len_mean": float(mean_length),
+        "episode_len_min": int(shortest),
+        "episode_len_max": int(longest),
+    }
+
+
+def _latest_episodes(ring: EpisodeStatsBuffer, number: int) -> tuple[Any, Any]:
+    """Return the returns and lengths of the newest episodes of all shards together."""
+    size = ring.env_index.shape[1]
+    held = np.arange(size)[None, :] < np.minimum(ring.count, size)[:, None]
+    newest = np.argsort(-ring.env_step[held].astype(np.int64), kind="stable")[:number]
+    return ring.episode_return[held][newest], ring.episode_length[held][newest]
+
+
+def add_sums(before: EpisodeSums | None, sums: EpisodeSums) -> EpisodeSums:
+    """Return the sums of two parts; the first may be None, of no episodes."""
+    return sums if before is None else _merge_sums(before, sums)
+
+
+def _merge_sums(a: EpisodeSums, b: EpisodeSums) -> EpisodeSums:
+    low = cast("Callable[..., Array]", np.minimum)
+    high = cast("Callable[..., Array]", np.maximum)
+    return EpisodeSums(
+        count=a.count + b.count,
+        sum_return=a.sum_return + b.sum_return,
+        sum_length=a.sum_length + b.sum_length,
+        min_return=low(a.min_return, b.min_return),
+        max_return=high(a.max_return, b.max_return),
+        min_length=low(a.min_length, b.min_length),
+        max_length=high(a.max_length, b.max_length),
+    )

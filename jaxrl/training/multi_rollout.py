@@ -1,0 +1,354 @@
+"""Rollouts of several modules in environments of several agents, as one scan."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from jaxrl.core.struct import pytree, replace, where_rows
+from jaxrl.core.types import Columns, Key, Progress, PyTree, Rollout
+from jaxrl.envs.multi.vector import MultiVectorEnv, MultiVectorState, MultiVectorStep
+from jaxrl.envs.vector import NO_FAULT, StepInputs
+from jaxrl.modules.rl_module import make_zeros
+from jaxrl.training.agent_rows import AgentRows
+from jaxrl.training.completed_rows import (
+    AgentStep,
+    BegunRow,
+    PendingRows,
+    complete_rows,
+    make_no_rows,
+    pack_rows,
+)
+from jaxrl.training.episode_stats import AgentReturns, EpisodeRecord
+from jaxrl.training.rollout import RECORDED_COLUMNS, ActorCarry, ActorState, PolicyStep
+
+Actors = dict[str, ActorState]
+"""Inputs of acting by module."""
+
+
+@pytree
+class MultiCarry:
+    """State of acting between steps, by module; `pending` is None where rows complete at once."""
+
+    acting: dict[str, ActorCarry]
+    pending: dict[str, PendingRows] | None
+
+
+@pytree
+class MultiInputs:
+    """Random inputs of steps, for the environments and for each module."""
+
+    env: StepInputs
+    draws: dict[str, PyTree]
+
+
+@pytree
+class MultiRollout:
+    """Recorded rollout of every module.
+
+    `rollouts` are `[T, R, ...]`; `record` `[T, B]` has the environments' episodes, and `agents`
+    `[T, B, A]` those of each agent. `mask` `[T, B]` is whether a step of an environment counts.
+    """
+
+    rollouts: dict[str, Rollout]
+    record: EpisodeRecord
+    agents: EpisodeRecord
+    mask: Bool[Array, "T B"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class MultiPolicyStep:
+    """Modules with their connectors, and the agents that they play.
+
+    Attributes:
+        policies: Module and connectors by id.
+        rows: Agents and the module of each.
+        sharing: Matrix that shares rewards between agents; None where each has its own.
+    """
+
+    policies: Mapping[str, PolicyStep]
+    rows: AgentRows
+    sharing: np.ndarray | None = None
+
+    def with_envs(self, env: MultiVectorEnv) -> "MultiRolloutWorker":
+        """Return the policies together with environments that they act in."""
+        return MultiRolloutWorker(
+            env=env, policies=self.policies, rows=self.rows, sharing=self.sharing
+        )
+
+
+@pytree
+class _ScanCarry:
+    env: MultiVectorState
+    carry: MultiCarry
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class MultiRolloutWorker(MultiPolicyStep):
+    """Environments of several agents, with the policies that act in them."""
+
+    env: MultiVectorEnv
+
+    @property
+    def completes_at_once(self) -> bool:
+        """True if every row is complete after the step at which its agent acted."""
+        return self.env.env.acting == "all"
+
+    def initial_carry(self, num_envs: int) -> MultiCarry:
+        """Return the carry at the start of an episode in every environment, with no pending row."""
+        sizes = {m: num_envs * len(self.rows.get_positions(m)) for m in self.policies}
+        acting = {m: policy.initial_carry(sizes[m]) for m, policy in self.policies.items()}
+        if self.completes_at_once:
+            return MultiCarry(acting=acting, pending=None)
+        pending = {
+            m: make_no_rows(self._make_blank_row(m, carry, sizes[m])) for m, carry in acting.items()
+        }
+        return MultiCarry(acting=acting, pending=pending)
+
+    def _make_blank_row(self, m: str, carry: ActorCarry, num_rows: int) -> BegunRow:
+        """Return all-zero rows of a module, shaped and typed as they are recorded."""
+        policy = self.policies[m]
+        is_first = jnp.zeros((num_rows,), bool)
+        obs = make_zeros(policy.obs_pipeline.space, (num_rows,))
+
+        def begin(key: Key) -> BegunRow:
+            actor = ActorState(
+                params=policy.module.init(key),
+                obs_state=policy.obs_pipeline.init(),
+                hparams={},
+                progress=Progress.zeros(),
+            )
+            draws = policy.module.draw(jax.random.split(key, num_rows))
+            index = jnp.arange(num_rows, dtype=jnp.int32)
+            out = policy.act(actor, obs, carry, is_first, index, draws, explore=False)
+            return _make_begun(obs, out, is_first, carry)
+
+        shapes = jax.eval_shape(begin, jax.random.key(0))
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+    def sample_inputs(self, state: MultiVectorState, num_steps: int, params: PyTree) -> MultiInputs:
+        """Draw the random inputs of the next steps at once, `[num_steps, B]`."""
+        env = self.env.make_step_inputs(state, num_steps, params)
+        draws = {
+            m: jax.vmap(policy.module.draw)(self.rows.derive_keys(env.action_key, m))
+            for m, policy in self.policies.items()
+        }
+        return MultiInputs(env=env, draws=draws)
+
+    def step(
+        self,
+        actor: Actors,
+        state: MultiVectorState,
+        carry: MultiCarry,
+        row: MultiInputs,
+        params: PyTree,
+        explore: bool,
+    ) -> tuple[MultiVectorState, MultiCarry, MultiVectorStep, dict[str, Rollout]]:
+        """Act once in every environment.
+
+        Returns:
+            The environments and carries after it, the step, and each module's row of a rollout.
+        """
+        outs = self._act(actor, state, carry, row, explore)
+        actions = {
+            m: policy.action_pipeline(outs[m][Columns.ACTIONS])
+            for m, policy in self.policies.items()
+        }
+        new_state, step = self.env.step(state, self.rows.scatter(actions), row.env, params)
+        rewards = self._share(step)
+        rows: dict[str, Rollout] = {}
+        acting: dict[str, ActorCarry] = {}
+        pending: dict[str, PendingRows] | None = None if carry.pending is None else {}
+        for m in self.policies:
+            reward = self.rows.select(rewards, m)
+            begun = self._begin(m, state, carry, outs[m])
+            if carry.pending is None or pending is None:
+                rows[m] = self._complete_at_once(m, state, step, begun, reward)
+            else:
+                agent_step = self._make_agent_step(m, step, reward)
+                acts = self.rows.gather(state.acts, m)
+                pending[m], rows[m] = complete_rows(carry.pending[m], acts, begun, agent_step)
+                before = carry.acting[m].reward
+                if before is not None:
+                    reward = jnp.where(rows[m].mask, rows[m].reward, before)
+            acting[m] = self._advance(m, state, new_state, carry, outs[m], reward)
+        return new_state, MultiCarry(acting=acting, pending=pending), step, rows
+
+    def rollout(
+        self,
+        actors: Actors,
+        state: MultiVectorState,
+        carry: MultiCarry,
+        params: PyTree,
+        num_steps: int,
+        explore: bool = True,
+    ) -> tuple[MultiVectorState, MultiCarry, MultiRollout]:
+        """Record `num_steps` steps of every environment, with raw observations."""
+
+        def body(c: _ScanCarry, now: MultiInputs) -> tuple[_ScanCarry, MultiRollout]:
+            new_state, new_carry, step, rows = self.step(
+                actors, c.env, c.carry, now, params, explore
+            )
+            recorded = MultiRollout(
+                rollouts=rows,
+                record=_record_episodes(c.env, step),
+                agents=self._record_agents(c.env, step),
+                mask=step.mask,
+            )
+            return _ScanCarry(env=new_state, carry=new_carry), recorded
+
+        inputs = self.sample_inputs(state, num_steps, params)
+        end, recorded = jax.lax.scan(body, _ScanCarry(env=state, carry=carry), inputs)
+        rollouts = {m: self._finish(m, rows, carry) for m, rows in recorded.rollouts.items()}
+        return end.env, end.carry, replace(recorded, rollouts=rollouts)
+
+    def make_agent_returns(self) -> AgentReturns:
+        """Return the returns of no agent-episodes."""
+        number = len(self.rows.agents)
+        return AgentReturns(
+            total=jnp.zeros((number,), jnp.float32), count=jnp.zeros((number,), jnp.int32)
+        )
+
+    def add_agents(
+        self, returns: AgentReturns, step: MultiVectorStep, counts: Bool[Array, " B"]
+    ) -> AgentReturns:
+        """Add the agent-episodes that a step ended in the environments that count."""
+        ended = self.rows.gather_all(step.agent_ended) & counts[:, None]
+        ended &= self.rows.gather_all(step.agent_length) > 0
+        total = jnp.where(ended, self.rows.gather_all(step.agent_return), 0.0)
+        return AgentReturns(
+            total=returns.total + total.sum(axis=0),
+            count=returns.count + ended.sum(axis=0, dtype=jnp.int32),
+        )
+
+    def _act(
+        self,
+        actors: Actors,
+        state: MultiVectorState,
+        carry: MultiCarry,
+        row: MultiInputs,
+        explore: bool,
+    ) -> dict[str, dict[str, Any]]:
+        """Compute each module's output for all of its rows, also those that do not act."""
+        gather = self.rows.gather
+        return {
+            m: policy.act(
+                actors[m],
+                gather(state.obs, m),
+                carry.acting[m],
+                gather(state.is_first, m),
+                self.rows.number(state.index, m),
+                row.draws[m],
+                explore,
+            )
+            for m, policy in self.policies.items()
+        }
+
+    def _share(self, step: MultiVectorStep) -> Float[Array, "B A"]:
+        """Return the rewards that agents learn from."""
+        reward = self.rows.gather_all(step.reward)
+        return reward if self.sharing is None else reward @ self.sharing.T
+
+    def _advance(
+        self,
+        m: str,
+        state: MultiVectorState,
+        new_state: MultiVectorState,
+        carry: MultiCarry,
+        out: dict[str, Any],
+        reward: Float[Array, " R"],
+    ) -> ActorCarry:
+        """Return a module's carries after a step; only those of agents that acted advance."""
+        after = out[Columns.STATE_OUT]
+        if not self.completes_at_once:
+            after = where_rows(self.rows.gather(state.acts, m), after, carry.acting[m])
+        is_first = self.rows.gather(new_state.is_first, m)
+        return self.policies[m].advance(after, reward, is_first)
+
+    def _begin(
+        self, m: str, state: MultiVectorState, carry: MultiCarry, out: dict[str, Any]
+    ) -> BegunRow:
+        obs = self.rows.gather(state.obs, m)
+        return _make_begun(obs, out, self.rows.gather(state.is_first, m), carry.acting[m])
+
+    def _complete_at_once(
+        self,
+        m: str,
+        state: MultiVectorState,
+        step: MultiVectorStep,
+        begun: BegunRow,
+        reward: Float[Array, " R"],
+    ) -> Rollout:
+        """Return a module's row of the rollout where all agents that are present act."""
+        gather = functools.partial(self.rows.gather, module=m)
+        return Rollout(
+            obs=begun.obs,
+            action=begun.action,
+            reward=reward,
+            terminated=gather(step.terminated),
+            truncated=gather(step.truncated),
+            final_obs=gather(step.final_obs),
+            is_first=begun.is_first,
+            mask=gather(state.acts) & self.rows.repeat(step.mask, m),
+            extras=begun.extras,
+        )
+
+    def _make_agent_step(
+        self, m: str, step: MultiVectorStep, reward: Float[Array, " R"]
+    ) -> AgentStep:
+        gather = functools.partial(self.rows.gather, module=m)
+        terminated: Array = gather(step.terminated)
+        truncated: Array = gather(step.truncated)
+        return AgentStep(
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            ended=terminated | truncated,
+            acts_next=gather(step.acts),
+            final_obs=gather(step.final_obs),
+            is_valid=self.rows.repeat(step.mask, m),
+        )
+
+    def _record_agents(self, state: MultiVectorState, step: MultiVectorStep) -> EpisodeRecord:
+        """Return the record of agent-episodes `[B, A]`."""
+        ended = self.rows.gather_all(step.agent_ended)
+        lengths = self.rows.gather_all(step.agent_length)
+        return EpisodeRecord(
+            ended=ended & (lengths > 0),
+            episode_return=self.rows.gather_all(step.agent_return),
+            episode_length=lengths,
+            env_step=jnp.broadcast_to(state.count[:, None], ended.shape),
+            fault=jnp.full(ended.shape, NO_FAULT, jnp.int32),
+        )
+
+    def _finish(self, m: str, rows: Rollout, carry: MultiCarry) -> Rollout:
+        """Return a module's rollout with the carries before its first rows."""
+        if carry.pending is None:
+            return replace(rows, carry_in=carry.acting[m])
+        pending = carry.pending[m]
+        start = where_rows(pending.has_row, pending.begun.carry, carry.acting[m])
+        return pack_rows(replace(rows, carry_in=start))
+
+
+def _make_begun(
+    obs: PyTree, out: dict[str, Any], is_first: Bool[Array, " R"], carry: ActorCarry
+) -> BegunRow:
+    extras = {name: out[name] for name in RECORDED_COLUMNS}
+    return BegunRow(
+        obs=obs, action=out[Columns.ACTIONS], extras=extras, is_first=is_first, carry=carry
+    )
+
+
+def _record_episodes(state: MultiVectorState, step: MultiVectorStep) -> EpisodeRecord:
+    return EpisodeRecord(
+        ended=step.ended,
+        episode_return=step.episode_return,
+        episode_length=step.episode_length,
+        env_step=state.count,
+        fault=step.fault,
+    )

@@ -1,0 +1,318 @@
+"""Configs for several agents: who plays, what is trained, and what is refused by one sentence."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from jaxrl import MultiRLModuleSpec, PolicySpec, RLModuleSpec
+from jaxrl.algorithms.appo import APPOConfig
+from jaxrl.algorithms.dqn import DQNConfig
+from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
+from jaxrl.config.markers import grid
+from jaxrl.core.types import PyTree
+from jaxrl.errors import ConfigError, JaxrlError
+from tests.multi_agent.agent_envs import Targets, Torture
+
+MAPPING = {"a": "p0", "b": "p1"}
+
+
+def ppo(env: Any = Targets, **settings: Any) -> PPOConfig:
+    """512 steps of 16 environments."""
+    config = PPOConfig().environment(env).env_runners(num_envs_per_env_runner=16)
+    config.training(train_batch_size=512, minibatch_size=128).rl_module(
+        model_config={"fcnet_hiddens": [8]}
+    )
+    return config.debugging(loggers=[]).multi_agent(**settings)
+
+
+def prepare(config: AlgorithmConfig) -> AlgorithmConfig:
+    config.prepare()
+    return config
+
+
+@pytest.mark.parametrize(
+    ("settings", "mapping"),
+    [
+        ({}, {"a": "default_policy", "b": "default_policy"}),
+        ({"policies": {"shared"}}, {"a": "shared", "b": "shared"}),
+        ({"mapping": MAPPING}, MAPPING),
+        ({"policies": {"p0", "p1"}, "mapping": MAPPING}, MAPPING),
+        (
+            {"policies": {"p0", "p1"}, "policy_mapping_fn": lambda aid, *a, **k: MAPPING[aid]},
+            MAPPING,
+        ),
+        ({"policies": ["p0", "p1"], "policy_mapping_fn": lambda aid, ep: MAPPING[aid]}, MAPPING),
+        (
+            {
+                "policies": {"p0": PolicySpec(config={"lr": 1e-4}), "p1": None},
+                "policy_mapping_fn": lambda agent_id, episode, **kw: MAPPING[agent_id],
+            },
+            MAPPING,
+        ),
+        (
+            {
+                "policies": {"p0": (None, None, None, {"gamma": 0.8}), "p1": RLModuleSpec()},
+                "policy_mapping_fn": lambda agent_id, episode, worker=None, **kw: MAPPING[agent_id],
+                "policies_to_train": ["p0"],
+            },
+            MAPPING,
+        ),
+        (
+            {
+                "policies": {"p0", "p1"},
+                "policy_mapping_fn": lambda aid, ep: MAPPING[aid],
+                "policies_to_train": lambda pid, batch: pid == "p1",
+                "algorithm_config_overrides_per_module": {"p1": PPOConfig.overrides(lr=1e-4)},
+            },
+            MAPPING,
+        ),
+    ],
+)
+def test_rllibs_ways_to_say_who_plays(settings: dict[str, Any], mapping: dict[str, str]) -> None:
+    config = prepare(ppo(**settings))
+    assert config.is_multi_agent
+    assert config.mapping == mapping
+    again = PPOConfig.from_dict(config.to_dict())
+    assert again.mapping == mapping
+    assert again.policies_to_train == config.policies_to_train
+
+
+def test_settings_of_modules() -> None:
+    config = ppo(
+        policies={"p0": PolicySpec(config={"lr": 1e-4, "gamma": 0.5}), "p1": None},
+        mapping=MAPPING,
+        algorithm_config_overrides_per_module={"p0": PPOConfig.overrides(gamma=0.6)},
+        policies_to_train=["p0"],
+    ).training(lr=2e-4)
+    p0, p1 = (config.get_module_config(module) for module in ("p0", "p1"))
+    assert (p0.lr, p0.gamma, p0.is_trained) == (1e-4, 0.6, True)
+    assert (p1.lr, p1.gamma, p1.is_trained) == (2e-4, 0.99, False)
+    spec = MultiRLModuleSpec(
+        rl_module_specs={"p1": RLModuleSpec(model_config={"fcnet_hiddens": [3]})}
+    )
+    specs = ppo(mapping=MAPPING).rl_module(rl_module_spec=spec).get_multi_rl_module_spec()
+    found = [specs.rl_module_specs[name].model_config for name in ("p0", "p1")]
+    assert found == [{"fcnet_hiddens": [8]}, {"fcnet_hiddens": [3]}]
+
+
+def test_steps_are_counted_by_environments_or_agents() -> None:
+    plan = ppo(mapping=MAPPING).plan()
+    assert isinstance(plan, MultiAgentPlan)
+    assert plan.train_batch_size == 512
+    assert plan.describe().endswith(
+        "p0: 1 agent, 512 rows, 120 updates of 128; p1: 1 agent, 512 rows, 120 updates of 128"
+    )
+    by_agents = ppo(mapping=MAPPING, count_steps_by="agent_steps").plan()
+    assert by_agents.train_batch_size == 256
+    shared = ppo().plan()
+    assert isinstance(shared, MultiAgentPlan)
+    assert "default_policy: 2 agents, 1024 rows" in shared.describe()
+
+
+class Different(Targets):
+    """Agents with other observations."""
+
+    def observation_space(self, agent: str, params: PyTree) -> gymnasium.Space[Any]:
+        low = -2.0 if agent == "a" else -1.0
+        return gymnasium.spaces.Box(low, 1.0, (2,), np.float32)
+
+
+class WithSlash(Targets):
+    possible_agents = ("a/1", "b")
+
+
+COUNTER = itertools.count()
+SPACE = gymnasium.spaces.Box(-1.0, 1.0, (5,), np.float32)
+
+BAD: dict[str, tuple[Callable[[], AlgorithmConfig], list[str]]] = {
+    "unknown module in a mapping": (
+        lambda: ppo(policies={"p0", "p1"}, mapping={"a": "p0", "b": "p2"}),
+        ["mapping gives the agent 'b' the module 'p2'", "p0, p1"],
+    ),
+    "unknown module from a function": (
+        lambda: ppo(policies={"p0"}, policy_mapping_fn=lambda aid, ep: f"p{aid}"),
+        ["policy_mapping_fn gives the agent 'a' the module 'pa'", "policies has p0"],
+    ),
+    "a function that raises": (
+        lambda: ppo(policies={"p0"}, policy_mapping_fn=lambda aid, ep: {}[aid]),
+        ["policy_mapping_fn raised KeyError for the agent 'a'"],
+    ),
+    "a function that draws": (
+        lambda: ppo(policy_mapping_fn=lambda aid, ep: f"p{next(COUNTER) % 2}"),
+        ["policy_mapping_fn gives the agent 'a' different modules (p0, p1)", "mapping={'a': 'p0'}"],
+    ),
+    "a function that returns no id": (
+        lambda: ppo(policy_mapping_fn=lambda aid, ep: 3),
+        ["policy_mapping_fn must return the id of a module, got 3"],
+    ),
+    "two mappings": (
+        lambda: ppo(mapping=MAPPING, policy_mapping_fn=lambda aid, ep: "p0"),
+        ["mapping and policy_mapping_fn", "set one"],
+    ),
+    "no mapping": (
+        lambda: ppo(policies={"p0", "p1"}),
+        ["policies has p0, p1, and nothing says which agents they play", "'a': 'p0'"],
+    ),
+    "an agent without a module": (
+        lambda: ppo(mapping={"a": "p0"}),
+        ["mapping has no module for the agent 'b'"],
+    ),
+    "an unknown agent": (
+        lambda: ppo(mapping={**MAPPING, "bb": "p1"}),
+        ["mapping names the agent 'bb'", "has a, b", "Did you mean 'b'"],
+    ),
+    "a module of nobody": (
+        lambda: ppo(policies={"p0", "p1", "p2"}, mapping=MAPPING),
+        ["policies has 'p2', which plays none of the agents a, b"],
+    ),
+    "an id with a slash": (
+        lambda: ppo(policies={"p/0"}),
+        ["policies has the id 'p/0'", "use letters, digits"],
+    ),
+    "an id with a point": (
+        lambda: ppo(mapping={"a": "p.0", "b": "p.0"}),
+        ["the id 'p.0'", "use letters, digits"],
+    ),
+    "agents of different spaces": (
+        lambda: ppo(Different),
+        ["module 'default_policy' plays 'a' and 'b', whose observation spaces differ", "-2.0"],
+    ),
+    "another space than declared": (
+        lambda: ppo(
+            policies={"p0": PolicySpec(observation_space=SPACE), "p1": None}, mapping=MAPPING
+        ),
+        ["policies['p0'] declares observation_space=Box(-1.0, 1.0, (5,)", "leave it out"],
+    ),
+    "nothing to train": (
+        lambda: ppo(mapping=MAPPING, policies_to_train=lambda pid: False),
+        ["policies_to_train leaves none of p0, p1 to train"],
+    ),
+    "unknown module to train": (
+        lambda: ppo(mapping=MAPPING, policies_to_train=["p3"]),
+        ["policies_to_train names 'p3'", "p0, p1"],
+    ),
+    "override of a batch size": (
+        lambda: ppo(
+            mapping=MAPPING,
+            algorithm_config_overrides_per_module={"p0": {"train_batch_size": 256}},
+        ),
+        ["overrides_per_module['p0'] has train_batch_size=256", "set it for the run"],
+    ),
+    "override of the run": (
+        lambda: ppo(mapping=MAPPING, algorithm_config_overrides_per_module={"p0": {"seed": 3}}),
+        ["overrides_per_module['p0'] has seed=3", "a setting of the whole run"],
+    ),
+    "override of a module that is not there": (
+        lambda: ppo(mapping=MAPPING, algorithm_config_overrides_per_module={"p5": {"lr": 1e-3}}),
+        ["algorithm_config_overrides_per_module has 'p5'", "p0, p1"],
+    ),
+    "specification of a module that is not there": (
+        lambda: ppo(mapping=MAPPING).rl_module(
+            rl_module_spec=MultiRLModuleSpec(rl_module_specs={"q": RLModuleSpec()})
+        ),
+        ["rl_module_specs has 'q'", "p0, p1"],
+    ),
+    "steps of agents without a number": (
+        lambda: ppo(Torture, count_steps_by="agent_steps"),
+        ["count_steps_by='agent_steps' needs the number", "does not declare max_acting"],
+    ),
+    "steps of agents that do not divide": (
+        lambda: ppo(count_steps_by="agent_steps").training(train_batch_size=511),
+        ["train_batch_size=511 agent steps are not a multiple of the 2 agents", "set 512"],
+    ),
+    "teams that are not there": (
+        lambda: ppo(Torture, share_rewards="team"),
+        ["share_rewards='team'", "Torture has none", "set 'all'"],
+    ),
+    "an unknown way to share": (
+        lambda: ppo(share_rewards="some"),
+        ["share_rewards must be 'team' or 'all' or None, got 'some'"],
+    ),
+    "a replay buffer": (
+        lambda: DQNConfig().environment(Targets),
+        ["DQN draws from a replay buffer", "use PPO, A2C, PG, IMPALA or APPO"],
+    ),
+    "actors": (
+        lambda: ppo().env_runners(num_env_runners=2),
+        ["num_env_runners=2 is not supported with several agents", "set 0"],
+    ),
+    "the host": (
+        lambda: ppo().env_runners(placement="host"),
+        ["placement='host' is not supported with several agents", "leave it out"],
+    ),
+    "learners": (
+        lambda: ppo().learners(num_learners=2),
+        ["num_learners=2 is not supported with several agents"],
+    ),
+    "actors that evaluate": (
+        lambda: ppo().evaluation(evaluation_interval=1, evaluation_num_env_runners=1),
+        ["evaluation_num_env_runners=1 is not supported with several agents"],
+    ),
+    "environments by measurement": (
+        lambda: ppo().env_runners(num_envs_per_env_runner="auto"),
+        ["num_envs_per_env_runner='auto' is not supported with several agents"],
+    ),
+    "old parameters": (
+        lambda: APPOConfig().environment(Targets).training(broadcast_interval=2),
+        ["broadcast_interval=2 is not supported with several agents"],
+    ),
+    "videos": (
+        lambda: ppo().evaluation(evaluation_interval=1, record_video=True),
+        ["record_video=True is not supported with several agents"],
+    ),
+    "a recording": (
+        lambda: ppo().offline_data(output="recorded"),
+        ["output='recorded' is not supported with several agents"],
+    ),
+    "a curriculum": (
+        lambda: ppo().environment(curriculum=[{"task": {"x": 1}}]),
+        ["curriculum=[{'task': {'x': 1}}] is not supported with several agents"],
+    ),
+    "a sweep": (
+        lambda: ppo().training(lr=grid([1e-3, 1e-4])),
+        ["several agents cannot be a lane of a sweep"],
+    ),
+    "modules of an environment with one agent": (
+        lambda: ppo("CartPole-v1", policies={"p0", "p1"}, mapping=MAPPING),
+        ["CartPole-v1", "single agent"],
+    ),
+    "settings of a module where there is one agent": (
+        lambda: ppo("CartPole-v1", policies={"default_policy": PolicySpec(config={"lr": 1})}),
+        ["policies=", "has no effect: the environment has a single agent"],
+    ),
+    "shared rewards of one agent": (
+        lambda: ppo("CartPole-v1", share_rewards="all"),
+        ["share_rewards='all' has no effect: the environment has a single agent"],
+    ),
+    "specifications of modules of one agent": (
+        lambda: ppo("CartPole-v1").rl_module(
+            rl_module_spec=MultiRLModuleSpec(rl_module_specs={"p": RLModuleSpec()})
+        ),
+        ["rl_module_spec is a MultiRLModuleSpec, but the environment has a single agent"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(BAD))
+def test_bad_input_is_one_sentence(name: str) -> None:
+    make, parts = BAD[name]
+    with pytest.raises(JaxrlError) as caught:
+        make().build()
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message, message
+
+
+def test_modules_and_agents_that_are_asked_for_by_a_wrong_name() -> None:
+    config = ppo(mapping=MAPPING)
+    with pytest.raises(ConfigError, match="There is no module 'p7'; there are p0, p1"):
+        config.get_module_config("p7")
+    with pytest.raises(ConfigError, match="There is a single module"):
+        ppo("CartPole-v1").get_module_config("p0")

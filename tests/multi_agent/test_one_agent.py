@@ -1,0 +1,70 @@
+"""One agent on the path of several computes what the path of a single one does, to the bit."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl.algorithms.appo import APPOConfig
+from jaxrl.algorithms.impala import IMPALAConfig
+from jaxrl.algorithms.ppo import A2CConfig, PPOConfig
+from jaxrl.config.base import AlgorithmConfig
+from jaxrl.core.keys import make_key
+from jaxrl.core.types import PyTree
+from tests.multi_agent.agent_envs import OneAgent
+
+SIZES: dict[str, Any] = {"train_batch_size": 256, "lr": 1e-3}
+MEMORY: dict[str, Any] = {
+    "use_lstm": True,
+    "lstm_cell_size": 8,
+    "max_seq_len": 8,
+    "lstm_use_prev_action": True,
+    "lstm_use_prev_reward": True,
+}
+
+
+def make_configs() -> dict[str, AlgorithmConfig]:
+    ppo = PPOConfig().training(**SIZES, minibatch_size=64, num_epochs=2)
+    return {
+        "PPO": ppo.copy().env_runners(observation_filter="MeanStdFilter"),
+        "memory": ppo.copy().rl_module(model_config=MEMORY),
+        "normalized rewards": ppo.copy().env_runners(normalize_rewards=True),
+        "A2C": A2CConfig().training(**SIZES),
+        "IMPALA": IMPALAConfig().training(**SIZES),
+        "APPO": APPOConfig().training(**SIZES),
+    }
+
+
+CONFIGS = make_configs()
+
+
+def run(config: AlgorithmConfig, env: object, number: int) -> PyTree:
+    config = config.copy().environment(env).env_runners(num_envs_per_env_runner=16)
+    model = {"fcnet_hiddens": [8], **(config.rl_module_settings.model_config or {})}
+    config.rl_module(model_config=model).debugging(seed=3, loggers=[])
+    with config.build() as algorithm:
+        runner, params = algorithm.runner, algorithm.env_params
+    state = runner.init(make_key(3), params)
+    step = jax.jit(runner.step)
+    for _ in range(number):
+        state, _ = step(state)
+    return state
+
+
+@pytest.mark.representatives("PPO", "memory")
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_one_agent_is_trained_as_a_single_one(name: str) -> None:
+    single = run(CONFIGS[name], "CartPole-v1", 4)
+    several = run(CONFIGS[name], OneAgent, 4)
+    own = several.modules["default_policy"]
+    for part in ("learner", "connectors", "guard", "progress"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(single, part), getattr(own, part))
+    for ring in (several.ring, own.ring, jax.tree.map(lambda x: x[0], several.agents.ring)):
+        jax.tree.map(np.testing.assert_array_equal, single.ring, ring)
+    assert int(several.progress.env_steps) == int(single.progress.env_steps) == 1024
+    assert int(single.ring.count.sum()) > 0
+    # A changed seed must not pass.
+    other = jax.tree.leaves(single.learner.sgd.params)[0] + 1e-7
+    with pytest.raises(AssertionError):
+        np.testing.assert_array_equal(other, jax.tree.leaves(own.learner.sgd.params)[0])

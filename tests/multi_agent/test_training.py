@@ -1,0 +1,245 @@
+"""Training of several modules in one program, through the Algorithm."""
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl import Algorithm, PolicySpec
+from jaxrl.algorithms.appo import APPOConfig
+from jaxrl.algorithms.impala import IMPALAConfig
+from jaxrl.algorithms.ppo import A2CConfig, PGConfig, PPOConfig
+from jaxrl.config.base import AlgorithmConfig
+from jaxrl.core.types import PyTree
+from jaxrl.envs.multi.base import MultiStep
+from jaxrl.errors import JaxrlError
+from jaxrl.modules.scripted import ScriptedModule
+from tests.multi_agent.agent_envs import Ending, Targets, Torture
+
+MAPPING = {"a": "p0", "b": "p1"}
+OBS = {agent: np.array([0.0, i], np.float32) for i, agent in enumerate(("a", "b"))}
+
+
+def make_config(
+    config: AlgorithmConfig | None = None, env: Any = Targets, **settings: Any
+) -> AlgorithmConfig:
+    """16 environments x 32 steps."""
+    config = PPOConfig().training(minibatch_size=128, num_epochs=4) if config is None else config
+    config.environment(env).env_runners(num_envs_per_env_runner=16)
+    config.training(train_batch_size=512, lr=3e-3).rl_module(model_config={"fcnet_hiddens": [16]})
+    config.debugging(loggers=[], seed=7)
+    return config.multi_agent(**{"mapping": MAPPING, **settings})
+
+
+def train(config: AlgorithmConfig, times: int) -> tuple[dict[str, Any], PyTree]:
+    """Return the last result and the parameters of the modules after some iterations."""
+    with config.build() as algorithm:
+        for _ in range(times):
+            result = algorithm.train()
+        return result, algorithm.get_weights()
+
+
+def assert_same(one: PyTree, other: PyTree) -> None:
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def is_same(one: PyTree, other: PyTree) -> bool:
+    return all(
+        np.array_equal(x, y)
+        for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    )
+
+
+@pytest.mark.representatives("PPO", "PG")
+@pytest.mark.parametrize(
+    ("config", "times"),
+    [
+        (PPOConfig().training(minibatch_size=128, num_epochs=4), 12),
+        (A2CConfig(), 12),
+        (IMPALAConfig(), 12),
+        (APPOConfig(), 40),
+        (PGConfig(), 30),
+    ],
+    ids=["PPO", "A2C", "IMPALA", "APPO", "PG"],
+)
+def test_results_have_the_keys_of_rllib_and_both_modules_learn(
+    config: AlgorithmConfig, times: int
+) -> None:
+    env = Ending if config.algo_name == "PG" else Targets  # PG needs whole returns
+    config = make_config(config.copy(), env=env).training(lr=1e-2)
+    result, _ = train(config, times)
+    steps = 512 * times
+    sampled = result["env_runners"]
+    assert sampled["agent_episode_returns_mean"].keys() == {"a", "b"}
+    assert sampled["module_episode_returns_mean"].keys() == {"p0", "p1"}
+    returns = sampled["agent_episode_returns_mean"]
+    assert sampled["module_episode_returns_mean"] == {"p0": returns["a"], "p1": returns["b"]}
+    total = sum(sampled["agent_episode_returns_mean"].values())
+    assert sampled["episode_return_mean"] == pytest.approx(total, rel=1e-5)
+    assert sampled["num_agent_steps_sampled"] == {"a": 512, "b": 512}
+    assert sampled["num_module_steps_sampled"] == {"p0": 512, "p1": 512}
+    assert sampled["num_agent_steps_sampled_lifetime"] == {"a": steps, "b": steps}
+    assert sampled["num_env_steps_sampled_lifetime"] == steps
+    assert result["learners"].keys() == {"p0", "p1", "__all_modules__"}
+    assert np.isfinite(result["learners"]["p0"]["total_loss"])
+    # Random play is paid 4 of 8 each; each module must learn the action of its own agent.
+    assert min(sampled["agent_episode_returns_mean"].values()) > 6.0
+
+
+def test_modules_do_not_touch_each_other() -> None:
+    _, common = train(make_config(), 2)
+    overrides = {"p1": PPOConfig.overrides(lr=1e-2, entropy_coeff=0.1)}
+    _, other = train(make_config(algorithm_config_overrides_per_module=overrides), 2)
+    assert_same(common["p0"], other["p0"])
+    assert not is_same(common["p1"], other["p1"])
+
+
+def test_modules_that_are_not_trained_keep_every_byte() -> None:
+    with make_config(policies_to_train=["p1"]).build() as algorithm:
+        before = copy.deepcopy(algorithm.get_weights())
+        for _ in range(2):
+            result = algorithm.train()
+        after = algorithm.get_weights()
+    assert_same(before["p0"], after["p0"])
+    assert not is_same(before["p1"], after["p1"])
+    assert "p0" not in result["learners"]
+    assert result["env_runners"]["module_episode_returns_mean"].keys() == {"p0", "p1"}
+
+
+class Always(ScriptedModule):
+    """Script that plays its only agent's best action."""
+
+    def choose_actions(self, obs: PyTree) -> PyTree:
+        return jax.numpy.ones(obs.shape[:-1], jax.numpy.int32)
+
+
+def test_a_scripted_module_plays_beside_one_that_is_trained() -> None:
+    policies = {"p0": None, "p1": PolicySpec(policy_class=Always)}
+    result, _ = train(make_config(policies=policies, policies_to_train=["p0"]), 2)
+    assert result["env_runners"]["agent_episode_returns_mean"]["b"] == 8.0
+    assert result["learners"].keys() == {"p0", "__all_modules__"}
+    with pytest.raises(JaxrlError, match=r"module 'p1'.*scripted.*policies_to_train"):
+        make_config(policies=policies).build()
+
+
+def test_a_shared_module_learns_from_all_agents() -> None:
+    result, weights = train(make_config(mapping=dict.fromkeys(MAPPING, "both")), 20)
+    assert weights.keys() == {"both"}
+    assert result["env_runners"]["num_module_steps_sampled"] == {"both": 1024}
+    assert min(result["env_runners"]["agent_episode_returns_mean"].values()) > 6.0
+
+
+class Unpaid(Targets):
+    """Targets whose agent `b` alone is paid, for both actions."""
+
+    def step(self, key: Any, state: Any, actions: Any, params: Any) -> tuple[Any, MultiStep]:
+        state, step = super().step(key, state, actions, params)
+        reward = {"a": 0.0 * step.reward["a"], "b": step.reward["a"] + step.reward["b"]}
+        return state, MultiStep(
+            obs=step.obs,
+            acts=step.acts,
+            reward=reward,
+            terminated=step.terminated,
+            truncated=step.truncated,
+        )
+
+
+@pytest.mark.representatives("team")
+@pytest.mark.parametrize("share", ["team", "all"])
+def test_shared_rewards_teach_who_is_not_paid(share: str) -> None:
+    result, _ = train(make_config(env=Unpaid, share_rewards=share), 20)
+    # What is reported is what the environment pays: up to 16, 12 if only b learns.
+    assert result["env_runners"]["agent_episode_returns_mean"]["a"] == 0.0
+    assert result["env_runners"]["agent_episode_returns_mean"]["b"] > 14.0
+    alone, _ = train(make_config(env=Unpaid), 20)
+    assert alone["env_runners"]["agent_episode_returns_mean"]["b"] < 13.5
+
+
+def test_devices_compute_the_same() -> None:
+    found: list[PyTree] = []
+    for number in (1, 4):
+        # With Adam, rounding decides the sign of the step where a gradient is almost zero.
+        ppo = PPOConfig().training(optimizer="sgd", minibatch_size=128, num_epochs=2)
+        config = make_config(ppo, env=Torture, mapping={"a": "p0", "b": "p1", "c": "p0"})
+        config.learners(num_devices=number, num_shards=4)
+        result, weights = train(config, 2)
+        found.append((weights, result["env_runners"]["num_agent_steps_sampled"]))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+    assert sum(found[0][1].values()) > 100
+
+
+def test_actions_by_agent() -> None:
+    with make_config().build() as algorithm:
+        for _ in range(12):
+            algorithm.train()
+        assert algorithm.compute_actions(OBS, explore=False) == {"a": 0, "b": 1}
+        assert algorithm.compute_single_action(OBS["b"], policy_id="p1", explore=False) == 1
+        assert algorithm.get_weights(["p0"]).keys() == {"p0"}
+        with pytest.raises(JaxrlError, match="p9"):
+            algorithm.compute_single_action(OBS["b"], policy_id="p9")
+        with pytest.raises(JaxrlError, match="'z'"):
+            algorithm.compute_actions({"z": OBS["a"]})
+
+
+def test_evaluation_reports_agents_too() -> None:
+    config = make_config().evaluation(evaluation_interval=2, evaluation_duration=16)
+    result, _ = train(config, 2)
+    evaluated = result["evaluation"]["env_runners"]
+    assert evaluated["num_episodes"] == 16
+    returns = evaluated["agent_episode_returns_mean"]
+    assert evaluated["module_episode_returns_mean"] == {"p0": returns["a"], "p1": returns["b"]}
+    assert sum(returns.values()) == pytest.approx(evaluated["episode_return_mean"], rel=1e-5)
+
+
+CONTINUE = """
+import sys, numpy as np, jax
+from jaxrl import Algorithm
+algorithm = Algorithm.from_checkpoint(sys.argv[1])
+for _ in range(2):
+    algorithm.train()
+np.savez(sys.argv[2], *jax.tree.leaves(algorithm.get_weights()))
+"""
+
+
+@pytest.mark.representatives("LSTM")
+@pytest.mark.parametrize("use_lstm", [False, True], ids=["FC", "LSTM"])
+def test_a_resumed_run_goes_on_to_the_bit_in_a_fresh_process(
+    use_lstm: bool, tmp_path: Path
+) -> None:
+    config = make_config(env=Torture, mapping={"a": "p0", "b": "p1", "c": "p0"})
+    if use_lstm:
+        memory = {"use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 16}
+        config.rl_module(model_config={"fcnet_hiddens": [4], **memory})
+    config.debugging(results_dir=str(tmp_path / "results"))
+    with config.build() as algorithm:
+        algorithm.train()
+        assert any(x.any() for x in map(np.asarray, jax.tree.leaves(pending(algorithm))))
+        path = algorithm.save(str(tmp_path / "checkpoint"))
+        for _ in range(2):
+            algorithm.train()
+        expected = jax.tree.leaves(algorithm.get_weights())
+    script = tmp_path / "resume.py"
+    script.write_text(f"import tests.multi_agent.agent_envs\n{CONTINUE}")
+    out = tmp_path / "weights.npz"
+    root = Path(__file__).parents[2]
+    subprocess.run(
+        [sys.executable, script, str(path), out], check=True, cwd=tmp_path, env=make_env(root)
+    )
+    found = np.load(out)
+    for index, leaf in enumerate(expected):
+        np.testing.assert_array_equal(found[f"arr_{index}"], leaf)
+
+
+def pending(algorithm: Algorithm) -> PyTree:
+    return {m: rows.has_row for m, rows in algorithm.state.carry.pending.items()}
+
+
+def make_env(root: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(root)}
