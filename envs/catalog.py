@@ -70,9 +70,9 @@ BUILTIN_MULTI_ENVS: Mapping[str, CatalogEntry] = {
     "probe-teams-v0": _multi("probes:ProbeTeams"),
     "probe-agents-v0": _multi("probes:ProbeAgents"),
     "probe-mask-turns-v0": _multi("probes:ProbeMaskTurns"),
-    "probe-state-v0": _multi("probes:ProbeState"),
-    "probe-recall-turns-v0": _multi("probes:ProbeRecallTurns"),
-    "probe-opponent-v0": _multi("probes:ProbeOpponent"),
+    "probe-state-v0": _multi("hidden_probes:ProbeState"),
+    "probe-recall-turns-v0": _multi("hidden_probes:ProbeRecallTurns"),
+    "probe-opponent-v0": _multi("hidden_probes:ProbeOpponent"),
 }
 """Built-in environments of several agents."""
 

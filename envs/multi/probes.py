@@ -135,11 +135,12 @@ class MultiProbe(MultiAgentJaxEnv[MultiProbeState, MultiProbeParams]):
         raise NotImplementedError
 
 
-def _row(*numbers: Any) -> Float[Array, " n"]:
+def make_row(*numbers: Any) -> Float[Array, " n"]:
+    """Return numbers as one float32 vector."""
     return jnp.stack([jnp.asarray(number, jnp.float32) for number in numbers])
 
 
-def _table(
+def make_table(
     rows: Mapping[tuple[float, ...], float], actions: Callable[..., int] | None = None
 ) -> ValueTable:
     """Return a table of values by observation; `actions` gives the correct action for each."""
@@ -148,7 +149,7 @@ def _table(
     return ValueTable(obs=obs, values=np.array(list(rows.values()), np.float32), actions=best)
 
 
-def _score(action: Array, coin: Array) -> Float[Array, ""]:
+def score_action(action: Array, coin: Array) -> Float[Array, ""]:
     """Return 1 for action 1 after a 1 and 0 after a -1, else -1."""
     return jnp.where(action == (coin > 0), 1.0, -1.0).astype(jnp.float32)
 
@@ -165,15 +166,15 @@ class ProbeTurns(MultiProbe):
 
     def observe(self, state: MultiProbeState) -> Obs:
         return {
-            "a": _row(state.drawn[0], jnp.minimum((state.time + 1) // 2, 1), 0),
-            "b": _row(state.drawn[1], jnp.minimum(state.time // 2, 1), 1),
+            "a": make_row(state.drawn[0], jnp.minimum((state.time + 1) // 2, 1), 0),
+            "b": make_row(state.drawn[1], jnp.minimum(state.time // 2, 1), 1),
         }
 
     def play(self, key: Key, state: MultiProbeState, actions: dict[str, PyTree]) -> Any:
         is_a = state.time % 2 == 0
-        owed = jnp.where(is_a, _score(actions["a"], state.drawn[0]), 0.0)
-        own = jnp.where(is_a, 0.0, 0.5 * _score(actions["b"], state.drawn[1]))
-        return _row(owed, 0), {"a": state.kept[0], "b": own}
+        owed = jnp.where(is_a, score_action(actions["a"], state.drawn[0]), 0.0)
+        own = jnp.where(is_a, 0.0, 0.5 * score_action(actions["b"], state.drawn[1]))
+        return make_row(owed, 0), {"a": state.kept[0], "b": own}
 
     def value_tables(self, gamma: float) -> dict[str, ValueTable]:
         def correct(coin: float, turn: float, agent: float) -> int:
@@ -186,7 +187,7 @@ class ProbeTurns(MultiProbe):
                 for coin in (-1.0, 1.0)
                 for turn in (0, 1)
             }
-            tables[agent] = _table(rows, correct)
+            tables[agent] = make_table(rows, correct)
         return tables
 
 
@@ -201,11 +202,11 @@ class ProbeTurnsGamma(MultiProbe):
 
     def draw(self, key: Key) -> Float[Array, " n"]:
         gap = jax.random.randint(key, (), 2, 5)
-        return _row(gap, gap)
+        return make_row(gap, gap)
 
     def observe(self, state: MultiProbeState) -> Obs:
         left = jnp.clip(state.drawn[1] - state.time, 0, 4) / 4
-        return {"a": _row(state.time > 0, 0), "b": _row(left, 1)}
+        return {"a": make_row(state.time > 0, 0), "b": make_row(left, 1)}
 
     def find_acting(self, state: MultiProbeState) -> Flags:
         is_a = (state.time == 0) | (state.time == state.drawn[0])
@@ -220,8 +221,8 @@ class ProbeTurnsGamma(MultiProbe):
 
     def value_tables(self, gamma: float) -> dict[str, ValueTable]:
         return {
-            "a": _table({(0.0, 0.0): gamma, (1.0, 0.0): 1.0}),
-            "b": _table({(left / 4, 1.0): gamma ** (left - 1) for left in (1, 2, 3)}),
+            "a": make_table({(0.0, 0.0): gamma, (1.0, 0.0): 1.0}),
+            "b": make_table({(left / 4, 1.0): gamma ** (left - 1) for left in (1, 2, 3)}),
         }
 
 
@@ -238,7 +239,7 @@ class ProbeCut(MultiProbe):
 
     def observe(self, state: MultiProbeState) -> Obs:
         a = jnp.minimum((state.time + 1) // 2, 2)
-        return {"a": _row(a / 2, 0), "b": _row(jnp.minimum(state.time // 2, 1), 1)}
+        return {"a": make_row(a / 2, 0), "b": make_row(jnp.minimum(state.time // 2, 1), 1)}
 
     def play(self, key: Key, state: MultiProbeState, actions: dict[str, PyTree]) -> Any:
         is_b = state.time % 2 == 1
@@ -249,7 +250,7 @@ class ProbeCut(MultiProbe):
 
     def value_tables(self, gamma: float) -> dict[str, ValueTable]:
         a = {(0.0, 0.0): 1 + gamma + gamma**2, (0.5, 0.0): 1 + gamma, (1.0, 0.0): 1.0}
-        return {"a": _table(a), "b": _table({(0.0, 1.0): 1 + gamma, (1.0, 1.0): 1.0})}
+        return {"a": make_table(a), "b": make_table({(0.0, 1.0): 1 + gamma, (1.0, 1.0): 1.0})}
 
 
 class ProbeDeath(MultiProbe):
@@ -266,13 +267,13 @@ class ProbeDeath(MultiProbe):
 
     def draw(self, key: Key) -> Float[Array, " n"]:
         death = jax.random.randint(key, (), 1, 5)
-        return _row(death, death)
+        return make_row(death, death)
 
     def observe(self, state: MultiProbeState) -> Obs:
         life = jnp.maximum(state.drawn[1] - state.time, 0) / 6
         end = jnp.maximum(self.num_steps - state.time, 0) / 6
         dead = jnp.where(state.time > state.drawn[1], 1.0, life)
-        return {"a": _row(life, end), "b": _row(dead, 1)}
+        return {"a": make_row(life, end), "b": make_row(dead, 1)}
 
     def find_acting(self, state: MultiProbeState) -> Flags:
         return {"a": jnp.ones((), bool), "b": state.time < state.drawn[1]}
@@ -293,7 +294,7 @@ class ProbeDeath(MultiProbe):
             if (life > 0 and 1 <= life + 6 - end <= 4) or (life == 0 and end <= 5)
         }
         b = {(life / 6, 1.0): sum(gamma**k for k in range(life)) for life in range(1, 5)}
-        return {"a": _table(a), "b": _table(b)}
+        return {"a": make_table(a), "b": make_table(b)}
 
 
 class ProbeJoin(MultiProbe):
@@ -311,7 +312,7 @@ class ProbeJoin(MultiProbe):
 
     def observe(self, state: MultiProbeState) -> Obs:
         here = self._is_here(state.time) | (state.time == 5)
-        return {"a": _row(0), "b": _row(jnp.where(here, 0.0, 1.0))}
+        return {"a": make_row(0), "b": make_row(jnp.where(here, 0.0, 1.0))}
 
     def find_acting(self, state: MultiProbeState) -> Flags:
         return {"a": jnp.ones((), bool), "b": self._is_here(state.time)}
@@ -324,7 +325,7 @@ class ProbeJoin(MultiProbe):
         return {}, {"b": state.time == 5}
 
     def value_tables(self, gamma: float) -> dict[str, ValueTable]:
-        endless = _table({(0.0,): 1.0 / (1.0 - gamma)})
+        endless = make_table({(0.0,): 1.0 / (1.0 - gamma)})
         return {"a": endless, "b": endless}
 
     @staticmethod
@@ -343,7 +344,7 @@ class ProbeTeams(MultiProbe):
     num_observed = 1
 
     def observe(self, state: MultiProbeState) -> Obs:
-        return dict.fromkeys(self.possible_agents, _row(0))
+        return dict.fromkeys(self.possible_agents, make_row(0))
 
     def find_acting(self, state: MultiProbeState) -> Flags:
         return dict.fromkeys(self.possible_agents, jnp.ones((), bool))
@@ -356,7 +357,8 @@ class ProbeTeams(MultiProbe):
     def value_tables(self, gamma: float) -> dict[str, ValueTable]:
         red = self.teams["red"]
         return {
-            agent: _table({(0.0,): 1.0 if agent in red else -1.0}) for agent in self.possible_agents
+            agent: make_table({(0.0,): 1.0 if agent in red else -1.0})
+            for agent in self.possible_agents
         }
 
 
@@ -395,7 +397,7 @@ class ProbeAgents(MultiProbe):
 
     def value_tables(self, gamma: float) -> dict[str, ValueTable]:
         return {
-            agent: _table({(0.0,) * (index + 1): 1.0}, lambda *obs, index=index: index)
+            agent: make_table({(0.0,) * (index + 1): 1.0}, lambda *obs, index=index: index)
             for index, agent in enumerate(self.possible_agents)
         }
 
@@ -421,7 +423,7 @@ class ProbeMaskTurns(MultiProbe):
     def observe(self, state: MultiProbeState) -> Obs:
         turns = self._find_turns(state)
         return {
-            agent: {"action_mask": jnp.asarray(LEGAL)[index, turn], "obs": _row(turn, index)}
+            agent: {"action_mask": jnp.asarray(LEGAL)[index, turn], "obs": make_row(turn, index)}
             for index, (agent, turn) in enumerate(zip(("a", "b"), turns, strict=True))
         }
 
@@ -434,14 +436,14 @@ class ProbeMaskTurns(MultiProbe):
             pay = jnp.where(acts[agent], jnp.where(legal, 1.0, -1.0), 0.0)
             rewards[agent] = pay.astype(jnp.float32)
             failed = failed | (acts[agent] & ~legal)
-        return _row(failed, 0), rewards
+        return make_row(failed, 0), rewards
 
     def find_ends(self, state: MultiProbeState) -> tuple[Flags, Flags]:
         return {ALL: (state.time >= self.num_steps) | (state.kept[0] > 0)}, {}
 
     def value_tables(self, gamma: float) -> dict[str, ValueTable]:
         return {
-            agent: _table(
+            agent: make_table(
                 {(0.0, float(index)): 1.0 + gamma, (1.0, float(index)): 1.0},
                 lambda turn, index: int(np.argmax(LEGAL[int(index), int(turn)])),
             )
@@ -451,111 +453,3 @@ class ProbeMaskTurns(MultiProbe):
     @staticmethod
     def _find_turns(state: MultiProbeState) -> tuple[Array, Array]:
         return jnp.minimum((state.time + 1) // 2, 1), jnp.minimum(state.time // 2, 1)
-
-
-class ProbeState(MultiProbe):
-    """One step that earns a coin for both agents; they observe 0, the global state is the coin."""
-
-    name = "probe-state-v0"
-    acting: Acting = "all"
-    max_acting = None
-    num_observed = 1
-
-    def state_space(self, params: MultiProbeParams) -> gymnasium.Space[Any]:
-        return spaces.Box(-1.0, 1.0, (1,), np.float32)
-
-    def global_state(self, state: MultiProbeState, params: MultiProbeParams) -> Array:
-        return state.drawn[:1]
-
-    def observe(self, state: MultiProbeState) -> Obs:
-        return {"a": _row(0), "b": _row(0)}
-
-    def find_acting(self, state: MultiProbeState) -> Flags:
-        return {"a": jnp.ones((), bool), "b": jnp.ones((), bool)}
-
-    def play(self, key: Key, state: MultiProbeState, actions: dict[str, PyTree]) -> Any:
-        return state.kept, {"a": state.drawn[0], "b": state.drawn[0]}
-
-    def value_tables(self, gamma: float) -> dict[str, ValueTable]:
-        """Return the values by global state; by observation, the value is 0."""
-        table = _table({(-1.0,): -1.0, (1.0,): 1.0})
-        return {"a": table, "b": table}
-
-
-class ProbeRecallTurns(MultiProbe):
-    """A coin at an agent's first turn, asked for at its third: 1 if it is recalled, else -1.
-
-    Observed are the coin or 0, and the turn, by 2. Who waits observes random coins, so that a
-    memory that is moved off turn loses the right one. Without memory, the best return is 0.
-    """
-
-    name = "probe-recall-turns-v0"
-    num_steps = 6
-
-    def reset(self, key: Key, params: MultiProbeParams) -> tuple[MultiProbeState, MultiStart]:
-        key_coins, key_noise = jax.random.split(key)
-        state, _ = super().reset(key_coins, params)
-        state = replace(state, kept=self.draw(key_noise))
-        return state, MultiStart(obs=self.observe(state), acts=self.find_acting(state))
-
-    def observe(self, state: MultiProbeState) -> Obs:
-        acts = self.find_acting(state)
-        obs: Obs = {}
-        for index, agent in enumerate(self.possible_agents):
-            turn = jnp.minimum((state.time + 1 - index) // 2, 2)
-            own = jnp.where(turn == 0, state.drawn[index], 0.0)
-            obs[agent] = _row(jnp.where(acts[agent], own, state.kept[index]), turn / 2)
-        return obs
-
-    def play(self, key: Key, state: MultiProbeState, actions: dict[str, PyTree]) -> Any:
-        rewards: Rewards = {}
-        for index, agent in enumerate(self.possible_agents):
-            answers = state.time == 4 + index
-            score = _score(actions[agent], state.drawn[index])
-            rewards[agent] = jnp.where(answers, score, 0.0)
-        return self.draw(key), rewards
-
-    def value_tables(self, gamma: float) -> dict[str, ValueTable]:
-        """Return the values of a policy that recalls."""
-        rows = {
-            **{(coin, 0.0): gamma**2 for coin in (-1.0, 1.0)},
-            (0.0, 0.5): gamma,
-            (0.0, 1.0): 1.0,
-        }
-        return {"a": _table(rows), "b": _table(rows)}
-
-
-class ProbeOpponent(MultiProbe):
-    """Three steps that earn a minus the action of b, by 4, and b that action.
-
-    For a frozen b that plays one action throughout an episode, the values of a are known. Observed
-    is the number of steps left, by 3.
-    """
-
-    name = "probe-opponent-v0"
-    acting: Acting = "all"
-    max_acting = None
-    num_steps = 3
-    num_observed = 1
-    num_actions = 5
-
-    def observe(self, state: MultiProbeState) -> Obs:
-        left = _row((self.num_steps - state.time) / 3)
-        return {"a": left, "b": left}
-
-    def find_acting(self, state: MultiProbeState) -> Flags:
-        return {"a": jnp.ones((), bool), "b": jnp.ones((), bool)}
-
-    def play(self, key: Key, state: MultiProbeState, actions: dict[str, PyTree]) -> Any:
-        amount = actions["b"].astype(jnp.float32) / 4
-        return state.kept, {"a": -amount, "b": amount}
-
-    def value_tables(self, gamma: float, constant: int = 4) -> dict[str, ValueTable]:
-        """Return the values where b plays `constant`, by default its own optimum."""
-        sums = {left: sum(gamma**k for k in range(left)) * constant / 4 for left in (1, 2, 3)}
-        return {
-            "a": _table({(left / 3,): -total for left, total in sums.items()}),
-            "b": _table(
-                {(left / 3,): total for left, total in sums.items()}, lambda left: constant
-            ),
-        }

@@ -294,8 +294,8 @@ def advise_on_name(path: str) -> str:
         return NAME_ADVICE[name]
     if any(part in name for part in MULTI_AGENT_NAMES):
         return (
-            "subclass jaxrl.envs.multi.base.MultiAgentJaxEnv, whose agents are trained in the compiled "
-            "program, or make one of copies by jaxrl.envs.multi.make_multi_agent"
+            "subclass jaxrl.envs.MultiAgentJaxEnv, whose agents are trained in the compiled "
+            "program, or make one of copies by jaxrl.envs.make_multi_agent"
         )
     if ".offline" in path:
         return "config.offline_data(input_=...) reads recorded data, and jaxrl.EpisodeWriter writes them"

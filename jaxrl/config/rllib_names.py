@@ -353,7 +353,7 @@ REFUSED: dict[str, str] = {
     ),
     "observation_fn": "return what each agent observes from the environment, or use a connector",
     "replay_mode": (
-        "each module replays its own rows; envs.multi.group_agents makes one agent of a team, whose "
+        "each module replays its own rows; jaxrl.envs.group_agents makes one agent of a team, whose "
         "rows stay together"
     ),
     "multiagent": "give its settings to multi_agent(...)",

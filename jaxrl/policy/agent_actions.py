@@ -160,7 +160,7 @@ class ComputeAgentActions:
             )
 
         def compute(module: str, agents: list[Any]) -> PyTree:
-            def pick(values: Any) -> Any:
+            def pick(values: PyTree) -> PyTree:
                 if not isinstance(values, Mapping):
                     return values
                 return {agent: values[agent] for agent in agents if agent in values}

@@ -13,6 +13,7 @@ from jaxrl.runners.protocols import call_runner
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.modules.rl_module import RLModule
 
 
 class CompiledEnvRunner(FormerNames):
@@ -53,9 +54,9 @@ class CompiledEnvRunner(FormerNames):
         return {**get_rllib_spaces(made, self.num_envs), **own}
 
     @property
-    def module(self) -> Any:
+    def module(self) -> "RLModule | dict[str, RLModule]":
         """Module without weights; those of several agents by id."""
-        return self.modules.get(DEFAULT_MODULE, self.modules)
+        return self.modules.get(DEFAULT_MODULE) or self.modules
 
     def get_spaces(self) -> dict[str, Spaces]:
         """Return `spaces`."""

@@ -2,8 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -171,7 +170,7 @@ def _select_members(part: _Part, values: Array) -> Array:
     return values[:, np.asarray(part.members, np.int32)]
 
 
-def _concatenate(columns: Any) -> Array:
+def _concatenate(columns: Sequence[Array]) -> Array:
     return columns[0] if len(columns) == 1 else jnp.concatenate(list(columns), axis=1)
 
 

@@ -16,6 +16,7 @@ from jaxrl.algorithms.appo import APPOConfig
 from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.ppo import A2CConfig, PGConfig, PPOConfig
 from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.load import load_config
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.base import MultiStep
 from jaxrl.errors import JaxrlError
@@ -243,3 +244,15 @@ def pending(algorithm: Algorithm) -> PyTree:
 
 def make_env(root: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(root)}
+
+
+@pytest.mark.slow
+def test_the_shipped_config_reaches_its_threshold() -> None:
+    path = Path(__file__).parents[2] / "configs/multi_agent/multiagentcartpole-ppo.yaml"
+    for seed in range(3):
+        config = load_config(path).debugging(loggers=[], seed=seed)
+        with config.build() as algorithm:
+            result = algorithm.fit(stop={"num_env_steps_sampled_lifetime": 75_000})
+        returns = result["env_runners"]["agent_episode_returns_mean"]
+        assert result["env_runners"]["episode_return_mean"] > 600
+        assert min(returns.values()) > 250  # neither rides on the other
