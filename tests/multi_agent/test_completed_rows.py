@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from jaxrl.core.types import PyTree, Rollout
 from jaxrl.learners.bootstrap import compute_values_and_successors
-from jaxrl.ops.returns import gae
+from jaxrl.ops.returns import gae, lambda_returns, n_step_returns, vtrace
 from jaxrl.training.completed_rows import (
     AgentStep,
     BegunRow,
@@ -22,6 +22,7 @@ from jaxrl.training.completed_rows import (
 )
 
 NUM_STEPS, GAMMA, LAMBDA = 48, 0.9, 0.8
+NUM_RETURN_STEPS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,37 +205,60 @@ def value(obs: np.ndarray | Array) -> Array:
 
 
 @pytest.mark.parametrize("window", [48, 8, 2, 1])
-def test_advantages_are_those_of_each_agents_own_episodes(window: int) -> None:
+def test_returns_are_those_of_each_agents_own_episodes(window: int) -> None:
     number = 100
     streams = make_streams(number, 7)
-    rollouts = record(streams, window)
-    found = [np.asarray(compute_advantages(rollout)) for rollout in rollouts]
+    found = [[np.asarray(x) for x in estimate(rollout)] for rollout in record(streams, window)]
     for column in range(number):
         for i, rows in enumerate(walk_windows(streams, column, window)):
-            expected: list[float] = []
-            following = 0.0
-            for row in reversed(rows):
-                ended = row.terminated or row.truncated
-                after = 0.0 if row.terminated else float(np.sin(3 * row.final_obs))
-                delta = row.reward + GAMMA * after - float(np.sin(3 * row.obs))
-                following = delta + GAMMA * LAMBDA * (0.0 if ended else following)
-                expected.append(following)
-            np.testing.assert_allclose(found[i][: len(rows), column], expected[::-1], atol=2e-5)
+            expected = np.array([estimate_slowly(rows, k) for k in range(len(rows))])
+            for j, estimates in enumerate(found[i]):
+                want = expected[:, j] if len(rows) else []
+                np.testing.assert_allclose(estimates[: len(rows), column], want, atol=2e-5)
 
 
 @jax.jit
-def compute_advantages(rollout: Rollout) -> Array:
+def estimate(rollout: Rollout) -> tuple[Array, ...]:
+    """Compute the advantages of GAE, lambda-returns, n-step returns and V-trace's targets."""
     values, successors = compute_values_and_successors(value, rollout)
-    return gae(
-        rollout.reward,
-        values,
-        successors,
-        rollout.terminated,
-        rollout.truncated,
-        rollout.mask,
-        GAMMA,
-        LAMBDA,
+    ends = rollout.terminated, rollout.truncated, rollout.mask, GAMMA
+    return (
+        gae(rollout.reward, values, successors, *ends, LAMBDA),
+        lambda_returns(rollout.reward, successors, *ends, LAMBDA),
+        n_step_returns(rollout.reward, successors, *ends, NUM_RETURN_STEPS),
+        *vtrace(rollout.reward, values, successors, compute_ratio(rollout.obs), *ends, LAMBDA),
     )
+
+
+def compute_ratio(obs: np.ndarray | Array) -> Array:
+    return jnp.exp(jnp.sin(7 * jnp.asarray(obs)))
+
+
+def estimate_slowly(rows: list[Row], k: int) -> tuple[float, ...]:
+    """The same for one row, by sums over the rows that follow it in its episode and window."""
+    episode: list[Row] = []
+    for row in rows[k:]:
+        episode.append(row)
+        if row.terminated or row.truncated:
+            break
+    v = [float(np.sin(3 * row.obs)) for row in episode]
+    after = [0.0 if row.terminated else float(np.sin(3 * row.final_obs)) for row in episode]
+    rho = [float(np.exp(np.sin(7 * row.obs))) for row in episode]
+    delta = [row.reward + GAMMA * after[i] - v[i] for i, row in enumerate(episode)]
+    advantage = sum((GAMMA * LAMBDA) ** i * delta[i] for i in range(len(episode)))
+    steps = min(NUM_RETURN_STEPS, len(episode))
+    n_step = sum(GAMMA**i * episode[i].reward for i in range(steps))
+    n_step += GAMMA**steps * after[steps - 1]
+    targets: list[float] = []
+    for first in range(min(2, len(episode))):
+        correction, trace = 0.0, 1.0
+        for i in range(first, len(episode)):
+            correction += trace * min(1.0, rho[i]) * delta[i]
+            trace *= GAMMA * LAMBDA * min(1.0, rho[i])
+        targets.append(v[first] + correction)
+    following = targets[1] if len(targets) > 1 else after[0]
+    gradient = min(1.0, rho[0]) * (episode[0].reward + GAMMA * following - v[0])
+    return advantage, v[0] + advantage, n_step, targets[0], gradient
 
 
 def test_a_row_lost_at_a_cut_is_noticed() -> None:
