@@ -64,7 +64,7 @@ def compute_digest(name: str, iterations: int, folder: str) -> str:
         return "skipped: samples of actors depend on their speed"
     config.debugging(loggers=[], results_dir=folder, log_sys_usage=False)
     config.evaluation(evaluation_interval=None).learners(num_devices=1)
-    if getattr(config, "microbatch_size", None) == "auto":
+    if config.learns and getattr(config, "microbatch_size", None) == "auto":
         config.update_from_dict({"microbatch_size": None})
     try:
         algorithm = config.build()
