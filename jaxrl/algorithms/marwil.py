@@ -6,9 +6,9 @@ RLlib's. Deviations from RLlib: the value of an episode's last observation is th
 parameters (RLlib: of those that prepared the batch); with beta=0 there is no value function at all.
 """
 
-import abc
 import dataclasses
-from typing import Any, ClassVar, TypeVar
+from functools import partial
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,9 @@ from jaxtyping import Array, Bool, Float
 
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import fluent
+from jaxrl.config.modules import resolve_default_model_config
 from jaxrl.config.settings.offline_training import BCTraining, MARWILTraining
-from jaxrl.core.hparams import HParams, HParamValues, current_values
+from jaxrl.core.hparams import current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import (
     Columns,
@@ -29,109 +30,26 @@ from jaxrl.core.types import (
     ReturnColumns,
     Transition,
 )
-from jaxrl.distributions.base import DiagGaussian, Distribution, SquashedGaussian
 from jaxrl.errors import ConfigError
-from jaxrl.learners.base import BaseLearner
-from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState, sgd_step, validate_loss
-from jaxrl.learners.optimizers import configure_optimizer
-from jaxrl.learners.policy_gradient import init_sgd_and_hparams
-from jaxrl.modules.rl_module import RLModule
+from jaxrl.learners.bootstrap import compute_window_returns
+from jaxrl.learners.imitation import ImitationLearner, ImitationState, LikelihoodLearner
+from jaxrl.learners.learner import NUM_NONFINITE_UPDATES
 from jaxrl.ops import losses
-
-S = TypeVar("S")
 
 SQD_ADV_NORM = "moving_avg_sqd_adv_norm"
 """Metric that is the moving average of squared advantages, RLlib's name."""
 
 
 @pytree
-class BCState:
-    """Learner state of behavior cloning."""
-
-    sgd: SgdState
-    hparams: HParams
-
-
-@pytree
-class MARWILState(BCState):
+class MARWILState(ImitationState):
     """Learner state; `sqd_adv_norm` is the moving average of squared advantages."""
 
     sqd_adv_norm: Float[Array, ""]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ImitationLearner(BaseLearner[S], abc.ABC):
-    """Base of both learners: one gradient step on the likelihood of the recorded actions."""
-
-    module: RLModule
-    settings: BCTraining
-
-    @abc.abstractmethod
-    def compute_loss(
-        self, params: Params, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
-    ) -> tuple[Float[Array, ""], Metrics]:
-        """Compute the mean loss of a minibatch, and metrics.
-
-        Override this method for a custom loss. Means are of `batch.weight * x`, so that rows that
-        are not transitions have no effect.
-
-        Args:
-            params: Parameters of the module, which the gradient is taken for.
-            batch: Minibatch, `[N, ...]`, or `[N, L, ...]` of sequences.
-            values: Current hyperparameters by name.
-            key: Key for losses that draw.
-        """
-
-    def init_sgd(self, key: Key) -> tuple[SgdState, HParams]:
-        """Initialize parameters, optimizer state and hyperparameters. Consumes the key.
-
-        Raises:
-            ConfigError: If actions have no standard deviation that the settings could weigh.
-        """
-        family = self.module.distribution.family
-        if self.settings.bc_logstd_coeff > 0.0 and family not in (DiagGaussian, SquashedGaussian):
-            raise ConfigError(
-                f"bc_logstd_coeff={self.settings.bc_logstd_coeff} requires normal actions in a "
-                f"Box, got {self.module.action_space}; leave it out."
-            )
-        return init_sgd_and_hparams(self, key)
-
-    def compute_policy_loss(
-        self, dist: Distribution, action: PyTree, weight: Float[Array, " N"]
-    ) -> Float[Array, ""]:
-        """Compute −E[w (log π(a|s) + c mean log σ(s))], c set by `bc_logstd_coeff`."""
-        likelihood = dist.log_prob(action)
-        if self.settings.bc_logstd_coeff > 0.0:
-            assert isinstance(dist, DiagGaussian | SquashedGaussian)
-            axes = tuple(range(likelihood.ndim, dist.log_std.ndim))
-            spread = jnp.mean(dist.log_std, axis=axes)
-            likelihood = likelihood + self.settings.bc_logstd_coeff * spread
-        return -jnp.mean(weight * likelihood)
-
-    def step(
-        self, sgd: SgdState, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
-    ) -> tuple[SgdState, Metrics]:
-        """Take one gradient step; a non-finite one changes nothing."""
-        named_values, loss_name = HParamValues(values), f"{type(self).__name__}.compute_loss"
-        stepped, metrics = sgd_step(
-            lambda params: validate_loss(
-                loss_name, self.compute_loss(params, batch, named_values, key)
-            ),
-            configure_optimizer(self, values, sgd.params),
-            sgd,
-            self.axis_name,
-            self.log_gradients,
-        )
-        return stepped, {**metrics, "curr_lr": values["lr"]}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class BCLearner(ImitationLearner[BCState]):
+class BCLearner(LikelihoodLearner):
     """Likelihood of the recorded actions."""
-
-    def init(self, key: Key) -> BCState:
-        sgd, hparams = self.init_sgd(key)
-        return BCState(sgd=sgd, hparams=hparams)
 
     def compute_loss(
         self, params: Params, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
@@ -142,13 +60,6 @@ class BCLearner(ImitationLearner[BCState]):
         dist = self.module.action_dist(out[Columns.ACTION_DIST_INPUTS], batch.obs)
         policy_loss = self.compute_policy_loss(dist, batch.action, batch.weight)
         return policy_loss, {"policy_loss": policy_loss}
-
-    def update(
-        self, state: BCState, batch: Transition, progress: Progress, key: Key
-    ) -> tuple[BCState, Metrics]:
-        values = current_values(state.hparams, progress)
-        sgd, metrics = self.step(state.sgd, batch, values, key)
-        return replace(state, sgd=sgd), metrics
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -180,7 +91,7 @@ class MARWILLearner(ImitationLearner[MARWILState]):
         out = self.module.forward_train(params, {Columns.OBS: batch.obs})
         dist = self.module.action_dist(out[Columns.ACTION_DIST_INPUTS], batch.obs)
         value, is_row = out[Columns.VF_PREDS], batch.weight > 0.0
-        targets = self.compute_value_targets(params, batch)
+        targets = self.compute_value_targets(params, batch, out, values)
         advantages = targets - value
         norm = self.compute_norm(advantages, is_row, values)
         scale = self.settings.beta / (1e-8 + jnp.sqrt(norm))
@@ -196,8 +107,28 @@ class MARWILLearner(ImitationLearner[MARWILState]):
             SQD_ADV_NORM: norm,
         }
 
-    def compute_value_targets(self, params: Params, batch: Transition) -> Float[Array, " N"]:
-        """Compute the return of each row, bootstrapped from the end of its recorded part."""
+    def compute_value_targets(
+        self,
+        params: Params,
+        batch: Transition,
+        out: dict[str, PyTree],
+        values: dict[str, Float[Array, ""]],
+    ) -> Float[Array, " N"]:
+        """Compute the return of each row, bootstrapped from the end of its recorded part.
+
+        With `lambda_` below 1, it is the λ-return within the row's window.
+
+        Args:
+            params: Parameters of the module.
+            batch: Minibatch.
+            out: Outputs of the module for the minibatch.
+            values: Current hyperparameters by name.
+        """
+        if self.settings.lambda_ < 1.0:
+            value_fn = partial(self.module.compute_values, jax.lax.stop_gradient(params))
+            return compute_window_returns(
+                value_fn, batch, out, values["gamma"], self.settings.lambda_
+            )
         extras = batch.extras
         end_value = self.module.compute_values(params, extras[ReturnColumns.END_OBS])
         return jax.lax.stop_gradient(
@@ -253,11 +184,35 @@ class MARWILConfig(AlgorithmConfig):
     def get_default_learner_class(self) -> type[ImitationLearner[Any]]:
         return MARWILLearner if self.training_settings.beta > 0.0 else BCLearner
 
+    @property
+    def needs_returns(self) -> bool:
+        return super().needs_returns and not self._has_windows
+
+    @property
+    def rows_per_window(self) -> int | None:
+        model = resolve_default_model_config(self)
+        has_memory = model is not None and model.is_recurrent
+        return (
+            self.training_settings.window_length if self._has_windows and not has_memory else None
+        )
+
+    @property
+    def _has_windows(self) -> bool:
+        """True if advantages are computed within windows of successive rows."""
+        return self.training_settings.beta > 0.0 and self.training_settings.lambda_ < 1.0
+
     def validate(self) -> None:
-        lambda_ = self.training_settings.lambda_
-        if lambda_ != 1.0:
+        training = self.training_settings
+        if training.lambda_ < 1.0 and training.beta == 0.0:
             raise ConfigError(
-                f"lambda_={lambda_} mixes the values of successive rows, but rows of recorded data "
-                "are drawn one by one, with the return of their whole episode; leave it at 1."
+                f"lambda_={training.lambda_} has no effect with beta=0, which has no advantages: "
+                "leave it at 1, or set beta above 0."
+            )
+        if training.window_length != type(training)().window_length and not self.rows_per_window:
+            why = (
+                "with memory: set max_seq_len" if self._has_windows else "unless lambda_ is below 1"
+            )
+            raise ConfigError(
+                f"window_length={training.window_length} has no effect {why}; leave it out."
             )
         super().validate()

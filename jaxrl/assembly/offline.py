@@ -133,17 +133,12 @@ def make_dataset_sampler(
     """
     check_temporal(policy_step, "Recorded observations are stored after")
     training, module = config.training_settings, policy_step.module
-    learner_class = config.get_learner_class()
-    is_replay = isinstance(training, OffPolicyTraining)
-    burn_in = training.burn_in_len if is_replay else 0
-    length = get_max_seq_len(module) if module.is_stateful else None
-    needs_returns = config.needs_returns
-    if length is not None and needs_returns:
-        raise ConfigError(
-            f"{learner_class.__name__} needs the value of each episode's end, which a module with "
-            "memory cannot compute from one row: use a module without memory, or BC."
-        )
-    check_whole_sequences(config, plan.train_batch_size, plan.num_shards, length)
+    has_memory, length = module.is_stateful, config.rows_per_window
+    if length is None and has_memory:
+        length = get_max_seq_len(module)
+    check_whole_sequences(
+        config, plan.train_batch_size, plan.num_shards, length, has_memory=has_memory
+    )
     order, sizes = config.offline_data_settings.dataset_sampling, None
     if len(config.offline_data_settings.sources) > 1:
         sizes = tuple(n // (length or 1) for n in _get_source_sizes(config, plan.train_batch_size))
@@ -161,10 +156,11 @@ def make_dataset_sampler(
         num_updates=plan.num_minibatches,
         num_shards=plan.num_shards,
         order=order,
-        n_step=parse_n_step(training.n_step) if is_replay else (1, 1),
+        n_step=parse_n_step(training.n_step) if isinstance(training, OffPolicyTraining) else (1, 1),
         sequence_length=length,
-        burn_in=burn_in,
-        needs_returns=needs_returns,
+        burn_in=training.burn_in_len,
+        has_memory=has_memory,
+        needs_returns=config.needs_returns,
         source_sizes=sizes,
     )
 

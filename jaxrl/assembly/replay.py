@@ -131,25 +131,39 @@ def _period(rows: int, length: int) -> int:
 
 
 def check_whole_sequences(
-    config: "AlgorithmConfig", train_batch_size: int, num_shards: int, length: int | None
+    config: "AlgorithmConfig",
+    train_batch_size: int,
+    num_shards: int,
+    length: int | None,
+    *,
+    has_memory: bool,
 ) -> None:
-    """Check that rows to learn from are whole sequences of a module with memory, if it has one.
+    """Check that rows to learn from are whole sequences, if they are any.
+
+    Args:
+        config: Config of the run.
+        train_batch_size: Number of rows per gradient step.
+        num_shards: Number of logical shards.
+        length: Number of rows of a sequence; None for single rows.
+        has_memory: Whether the module has memory.
 
     Raises:
-        ConfigError: If they are not, or a setting for sequences is set without memory.
+        ConfigError: If they are not, or a setting for memory is set without it.
     """
-    if length is None:
+    if not has_memory:
         for name in ("burn_in_len", "zero_init_states"):
             if getattr(config.training_settings, name, False):
                 raise ConfigError(
                     f"{name}={config[name]} has no effect on a module without memory; set use_lstm "
                     "or use_attention in model_config, or leave it out."
                 )
+    if length is None:
         return
     unit = length * num_shards
     if train_batch_size % unit:
+        name = "max_seq_len" if config.rows_per_window is None else "window_length"
         raise ConfigError(
-            f"train_batch_size={train_batch_size} must be whole sequences of max_seq_len="
+            f"train_batch_size={train_batch_size} must be whole sequences of {name}="
             f"{length} rows for each of num_shards={num_shards}; set it to "
             f"{max(1, round(train_batch_size / unit)) * unit}."
         )
@@ -157,7 +171,10 @@ def check_whole_sequences(
 
 def _check_sequences(config: "AlgorithmConfig", plan: ReplayPlan, length: int | None) -> None:
     training = config.training_settings
-    check_whole_sequences(config, plan.train_batch_size, plan.num_shards, length)
+    has_memory = length is not None
+    check_whole_sequences(
+        config, plan.train_batch_size, plan.num_shards, length, has_memory=has_memory
+    )
     if length is None:
         return
     rows = training.burn_in_len + 2 * length

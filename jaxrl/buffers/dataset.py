@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxrl.buffers.dataset_rows import AnyArray, PickedRows, RowEnds, fold_rows
-from jaxrl.core.struct import pytree
-from jaxrl.core.types import Key, ObsSequence, PyTree, Transition
+from jaxrl.core.struct import pytree, replace
+from jaxrl.core.types import Columns, Key, ObsSequence, PyTree, SuccessorObs, Transition
 from jaxrl.ops.shuffle import draw_shuffle_constants, shuffle_index
 
 Order = Literal["uniform", "epochs"]
@@ -108,6 +108,8 @@ class DatasetSampler:
         n_step: Minimum and maximum number of steps of a transition.
         sequence_length: Number of rows per sample that are learned from; None for single rows.
         burn_in: Number of rows before a sequence that only the recurrent state is computed from.
+        has_memory: Whether sequences are for a module with memory, `[N, L]`; without one, they are
+            gathered as their rows, `[N * L]`.
         needs_returns: Whether rows have the extras of `ReturnColumns`.
         source_sizes: Number of samples per gradient step of each source of the dataset; None draws
             from all rows alike.
@@ -120,6 +122,7 @@ class DatasetSampler:
     n_step: tuple[int, int] = (1, 1)
     sequence_length: int | None = None
     burn_in: int = 0
+    has_memory: bool = True
     needs_returns: bool = False
     source_sizes: tuple[int, ...] | None = None
 
@@ -266,7 +269,7 @@ class DatasetSampler:
         limit = max_steps
         if self.sequence_length is not None:
             place = xp.arange(self.sequence_length, dtype=xp.int32)[None]
-            sequence = self._pick_sequence(data, rows)
+            sequence = self._pick_sequence(data, rows) if self.has_memory else None
             following = rows[:, None] + place
             learns = xp.broadcast_to(learns[:, None], following.shape)
             if self.order == "epochs":
@@ -277,6 +280,12 @@ class DatasetSampler:
         num_steps = xp.minimum(limit, end - rows + 1)
         last = rows + num_steps - 1
         ahead = xp.arange(self.n_step[1], dtype=xp.int32).reshape((1,) * rows.ndim + (-1,))
+        extras = _take(data.extras, rows)
+        if self.sequence_length is not None:
+            extras |= {
+                Columns.TERMINATEDS: data.terminated[rows],
+                Columns.TRUNCATEDS: data.truncated[rows],
+            }
         return PickedRows(
             obs=data.get_obs(rows) if sequence is None else (),
             action=_take(data.action, rows),
@@ -285,8 +294,8 @@ class DatasetSampler:
             terminated=data.terminated[last],
             next_obs=data.get_next_obs(last),
             learns=learns,
-            extras=_take(data.extras, rows),
-            ends=None if returns is None else _pick_ends(data, rows, returns),
+            extras=extras,
+            ends=None if returns is None else self._pick_ends(data, rows, returns, sequence),
             sequence=sequence,
         )
 
@@ -304,6 +313,50 @@ class DatasetSampler:
             carry=None,
             is_first=data.is_first[window],
             burn_in=self.burn_in,
+        )
+
+    def _pick_ends(
+        self,
+        data: Dataset,
+        rows: Int[AnyArray, " N *L"],
+        returns: Float[AnyArray, " D"],
+        sequence: ObsSequence | None,
+    ) -> RowEnds:
+        """Pick the ends of the parts of rows."""
+        last = data.last[rows]
+        obs = data.get_next_obs(last)
+        return RowEnds(
+            return_to_go=returns[rows],
+            num_steps=last - rows + 1,
+            terminated=data.terminated[last],
+            obs=obs if sequence is None else self._remember_ends(data, rows, sequence, obs),
+        )
+
+    def _remember_ends(
+        self, data: Dataset, rows: Int[AnyArray, "N L"], sequence: ObsSequence, end_obs: PyTree
+    ) -> SuccessorObs:
+        """Return the final observations of the rows' parts, with the recurrent state before them.
+
+        It is that of the sequence itself where a part ends in it. Otherwise, it is computed over
+        the last rows of the part, as many as the sequence has with its burn-in, in front of which
+        the state is the initial one, as in front of a sequence. These rows are appended to the
+        sequence.
+        """
+        xp = _get_module(rows)
+        length, last = rows.shape[1], data.last[rows]
+        reach = self.burn_in + length
+        tail = (last[:, -1:] + xp.arange(1 - reach, 1, dtype=xp.int32)[None]) % data.num_rows
+        both = jax.tree.map(
+            lambda x, y: xp.concatenate([x, y], axis=1), sequence.obs, data.get_obs(tail)
+        )
+        begins = data.is_first[tail] | (xp.arange(reach) == 0)[None]
+        place = xp.arange(length, dtype=xp.int32)[None] + (last - rows)
+        return SuccessorObs(
+            obs=end_obs,
+            after=xp.where(place < length, place, length + reach - 1),
+            sequence=replace(
+                sequence, obs=both, is_first=xp.concatenate([sequence.is_first, begins], axis=1)
+            ),
         )
 
     def draw_max_steps(self, key: Key, axis_name: str | None = None) -> Int[Array, " N"]:
@@ -324,16 +377,6 @@ def _get_module(array: AnyArray) -> Any:
 
 def _take(tree: PyTree, rows: Int[AnyArray, "*n"]) -> PyTree:
     return jax.tree.map(lambda x: x[rows], tree)
-
-
-def _pick_ends(data: Dataset, rows: Int[AnyArray, " N"], returns: Float[AnyArray, " N"]) -> RowEnds:
-    last = data.last[rows]
-    return RowEnds(
-        return_to_go=returns[rows],
-        num_steps=last - rows + 1,
-        terminated=data.terminated[last],
-        obs=data.get_next_obs(last),
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

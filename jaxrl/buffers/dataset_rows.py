@@ -9,8 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl.core.struct import pytree
-from jaxrl.core.types import ObsSequence, PyTree, ReturnColumns, SuccessorObs, Transition
+from jaxrl.core.struct import pytree, replace
+from jaxrl.core.types import (
+    Columns,
+    ObsSequence,
+    PyTree,
+    ReturnColumns,
+    SuccessorObs,
+    Transition,
+)
 
 AnyArray = Array | np.ndarray
 
@@ -51,7 +58,13 @@ class PickedRows:
 
 
 def fold_rows(picked: PickedRows, gamma: Float[Array, ""]) -> Transition:
-    """Fold the rewards of each picked row into one transition."""
+    """Fold the rewards of each picked row into one transition.
+
+    Sequences for a module without memory become their rows `[N * L]`, but for the extras of where
+    parts end, which stay `[N, L]`.
+    """
+    if picked.sequence is None and picked.learns.ndim == 2:
+        picked = _flatten(picked)
     reward, discount = picked.rewards[..., 0], gamma
     for k in range(1, picked.rewards.shape[-1]):
         is_step = picked.num_steps > k
@@ -67,6 +80,13 @@ def fold_rows(picked: PickedRows, gamma: Float[Array, ""]) -> Transition:
         weight=picked.learns.astype(jnp.float32),
         extras=picked.extras | _get_return_columns(picked.ends, gamma),
     )
+
+
+def _flatten(picked: PickedRows) -> PickedRows:
+    """Flatten sequences to rows, except the extras with where parts end."""
+    ends = {name: picked.extras[name] for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS)}
+    rows = jax.tree.map(lambda x: jnp.asarray(x).reshape(-1, *x.shape[2:]), picked)
+    return replace(rows, extras=rows.extras | ends)
 
 
 def _get_next_obs(picked: PickedRows) -> PyTree:

@@ -181,6 +181,14 @@ class AlgorithmConfig(ConfigBuilder):
         return bool(getattr(self.get_learner_class(), "needs_returns", False))
 
     @property
+    def rows_per_window(self) -> int | None:
+        """Number of successive recorded rows that are learned from together.
+
+        None for single rows, and for the sequences of modules with memory.
+        """
+        return None
+
+    @property
     def is_online(self) -> bool:
         """Return whether the run steps environments."""
         return not self.is_offline

@@ -68,7 +68,12 @@ def resolve_default_model_config(config: "AlgorithmConfig") -> "DefaultModelConf
 
 
 def get_rows_per_sample(config: "AlgorithmConfig") -> int:
-    """Return the number of rows per replay sample: `max_seq_len` for a stateful module, else 1."""
+    """Return the number of rows per replay sample: `max_seq_len` for a stateful module, else 1.
+
+    An algorithm may learn from windows of successive rows instead.
+    """
+    if config.rows_per_window is not None:
+        return config.rows_per_window
     settings = resolve_default_model_config(config)
     return settings.max_seq_len if settings is not None and settings.is_recurrent else 1
 

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import PyTree, Rollout
+from jaxrl.core.types import Columns, PyTree, Rollout, Transition, obs_only
+from jaxrl.modules.sequences import attach_final_carries
+from jaxrl.ops.returns import gae
 from jaxrl.ops.search import searchsorted
 
 ValueFn = Callable[[PyTree], Float[Array, " N"]]
@@ -75,3 +77,62 @@ def evaluate_rows(
 
     start = _LoopState(done=jnp.zeros((), jnp.int32), values=values)
     return jax.lax.while_loop(lambda carry: carry.done < ordinal[-1], body, start).values
+
+
+def compute_window_returns(
+    value_fn: ValueFn,
+    batch: Transition,
+    out: dict[str, PyTree],
+    gamma: Float[Array, ""],
+    lambda_: float,
+) -> Float[Array, "*n"]:
+    """Compute the λ-returns of rows in windows of successive rows, without a gradient.
+
+    The last row of a window, and those after which an episode was truncated or cut, bootstrap from
+    their successors; nothing passes from one episode to another.
+
+    Args:
+        value_fn: Function from a batch of the module's observations to state values, whose
+            parameters have no gradient.
+        batch: Rows `[N * L]`, or sequences `[N, L]`, with one step each, and with `TERMINATEDS` and
+            `TRUNCATEDS` `[N, L]` among the extras.
+        out: Outputs of the module for the batch.
+        gamma: Discount factor.
+        lambda_: GAE's lambda.
+    """
+    windows = batch.extras[Columns.TERMINATEDS].shape
+    num_batch_axes = batch.weight.ndim
+
+    def lay(tree: PyTree) -> PyTree:
+        """Return rows with time first, `[L, N, ...]`."""
+
+        def lay_leaf(x: Array) -> Array:
+            return jnp.swapaxes(x.reshape(*windows, *x.shape[num_batch_axes:]), 0, 1)
+
+        return jax.tree.map(lay_leaf, tree)
+
+    values = lay(jax.lax.stop_gradient(out[Columns.VF_PREDS]))
+    rollout = Rollout(
+        obs=(),
+        action=(),
+        reward=lay(batch.reward),
+        terminated=batch.extras[Columns.TERMINATEDS].T,
+        truncated=batch.extras[Columns.TRUNCATEDS].T,
+        final_obs=lay(obs_only(batch.next_obs)),
+        is_first=jnp.zeros_like(batch.extras[Columns.TERMINATEDS].T),
+        mask=lay(batch.weight > 0.0),
+        extras={},
+    )
+    carries = {k: lay(v) for k, v in out.items() if k == Columns.STATE_OUT}
+    rollout = attach_final_carries(rollout, jax.lax.stop_gradient(carries))
+    advantages = gae(
+        rollout.reward,
+        values,
+        compute_successor_values(value_fn, rollout, values),
+        rollout.terminated,
+        rollout.truncated,
+        rollout.mask,
+        gamma,
+        lambda_,
+    )
+    return jnp.swapaxes(advantages + values, 0, 1).reshape(batch.weight.shape)

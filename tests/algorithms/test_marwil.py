@@ -382,7 +382,7 @@ def test_cut_parts_bootstrap_and_terminated_ones_do_not(discount: float) -> None
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lambda_": 0.9}, r"lambda_=0.9 mixes .* leave it at 1"),
+        ({"lambda_": 1.1}, r"lambda_ must be between 0 and 1"),
         ({"beta": -1.0}, r"beta must be at least 0, got -1.0"),
         ({"vf_coeff": -1.0}, r"vf_coeff must be at least 0"),
         ({"bc_logstd_coeff": -0.1}, r"bc_logstd_coeff must be at least 0"),

@@ -351,6 +351,8 @@ TD3_OTHER: dict[str, Any] = {
 MARWIL_OTHER: dict[str, Any] = {
     "train_batch_size": 100,
     "bc_logstd_coeff": 0.1,
+    "burn_in_len": 3,
+    "window_length": 7,
     "beta": 0.0,
     "lambda_": 0.5,
     "vf_coeff": 0.5,

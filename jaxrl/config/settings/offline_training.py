@@ -2,7 +2,15 @@
 
 import dataclasses
 
-from jaxrl.config.fields import count, field, non_negative, positive, unit_interval
+from jaxrl.config.fields import (
+    count,
+    count_or_zero,
+    field,
+    non_negative,
+    positive,
+    unit_interval,
+)
+from jaxrl.config.settings.replay import BURN_IN_DOC
 from jaxrl.config.settings.training import Training
 
 
@@ -15,6 +23,7 @@ class OfflineTraining(Training):
         check=count,
         doc="Number of recorded rows per gradient step, over all devices and learners.",
     )
+    burn_in_len: int = field(default=0, check=count_or_zero, doc=BURN_IN_DOC)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +51,15 @@ class MARWILTraining(BCTraining):
     lambda_: float = field(
         default=1.0,
         check=unit_interval,
-        doc="GAE's lambda; must be 1, the return of the whole episode.",
+        doc="GAE's lambda. 1 is the return of the whole episode; below it, advantages are computed "
+        "within windows of successive rows, the last of which bootstraps. Each value is another "
+        "program.",
+    )
+    window_length: int = field(
+        default=100,
+        check=count,
+        doc="Number of successive rows whose advantages are computed together if lambda_ is below 1; "
+        "a module with memory has max_seq_len for it.",
     )
     vf_coeff: float = field(
         default=1.0, sweepable=True, check=non_negative, doc="Weight of the value loss."

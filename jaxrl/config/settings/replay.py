@@ -25,6 +25,10 @@ from jaxrl.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
+BURN_IN_DOC = (
+    "Number of rows before a sequence that a stateful module is unrolled over, without training on "
+    "them, to compute its state with the current parameters."
+)
 UNIFORM, PRIORITIZED = "uniform", "prioritized"
 DEVICE, HOST = "device", "host"
 _DEFAULTS = {
@@ -100,12 +104,7 @@ class OffPolicyTraining(Training):
         check=unit_interval,
         doc="Weight of the new parameters in an update of the target networks.",
     )
-    burn_in_len: int = field(
-        default=0,
-        check=count_or_zero,
-        doc="Number of rows before a sequence that a stateful module is unrolled over, without "
-        "training on them, to compute its state with the current parameters.",
-    )
+    burn_in_len: int = field(default=0, check=count_or_zero, doc=BURN_IN_DOC)
     zero_init_states: bool = field(
         default=False,
         doc="Whether sequences start from the initial recurrent state instead of the state that "
