@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl.config.registry import find_shipped_configs
-from jaxrl.errors import ConfigError
+from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.export.artifact import FORMATS
 from jaxrl.export.examples import find_mask_key, record_examples, sample_observations
 from jaxrl.export.numpy_program import NumpyPolicy
@@ -30,6 +30,7 @@ from tests.export.exports import (
     load,
 )
 
+SEVERAL_POLICIES = {"sweeps/cartpole-ppo", "multi_agent/multiagentcartpole-ppo"}
 PREVIOUS = "memory/statelesscartpole-dqn"
 
 
@@ -38,7 +39,7 @@ def differing(checks: list[Check]) -> set[str]:
 
 
 @pytest.mark.representatives(*REPRESENTATIVES)
-@pytest.mark.parametrize("config_id", sorted(set(find_shipped_configs()) - {"sweeps/cartpole-ppo"}))
+@pytest.mark.parametrize("config_id", sorted(set(find_shipped_configs()) - SEVERAL_POLICIES))
 def test_every_shipped_config_exports(config_id: str, tmp_path: Path) -> None:
     if config_id in REPRESENTATIVES:
         export = get_export(config_id)
@@ -63,6 +64,23 @@ def assert_equal(checks: list[Check]) -> None:
     assert {check.mode for check in checks} == {"greedy", "sample"}
     assert all(check.num_values for check in checks if check.name == "dist_inputs")
     assert differing(checks) == set(), "\n".join(format_table(checks))
+
+
+def test_a_module_of_several_is_exported_by_its_id(tmp_path: Path) -> None:
+    with build("multi_agent/multiagentcartpole-ppo") as algorithm:
+        folder = Path(algorithm.export(tmp_path / "exported", policy_id="p1"))
+        observations = np.random.default_rng(0).uniform(-0.4, 0.4, (32, 4)).astype(np.float32)
+        wanted = [
+            [
+                algorithm.compute_single_action(x, policy_id=name, explore=False)
+                for x in observations
+            ]
+            for name in ("p0", "p1")
+        ]
+        with pytest.raises(JaxrlError, match="policy_id is one of p0, p1"):
+            algorithm.export(tmp_path / "other")
+    policy = NumpyPolicy(folder, explore=False)
+    assert [policy.act(x) for x in observations] == wanted[1] != wanted[0]
 
 
 def test_a_sweep_has_no_policy_of_its_own() -> None:

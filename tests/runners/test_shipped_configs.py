@@ -15,7 +15,7 @@ EXTRAS = {"lunarlander": ("box2d", "Box2D"), "pong": ("atari", "ale_py")}
 ON_HOST = [*CONFIGS.glob("gymnasium/*.yaml"), *CONFIGS.glob("atari/*.yaml")]
 IN_GRAPH = [
     path
-    for suite in ("classic", "curriculum", "minatar", "spaces")
+    for suite in ("classic", "curriculum", "minatar", "multi_agent", "spaces")
     for path in CONFIGS.glob(f"{suite}/*.yaml")
 ]
 
