@@ -24,13 +24,14 @@ FOUND = {
     "algorithms:PPOConfig": jaxrl.PPOConfig,
     "callbacks.callbacks:RLlibCallback": Callbacks,
     "core.columns:Columns": Columns,
+    "core.rl_module.multi_rl_module:MultiRLModuleSpec": jaxrl.MultiRLModuleSpec,
     "core.rl_module.rl_module:RLModule": jaxrl.RLModule,
     "core.rl_module.rl_module:RLModuleSpec": jaxrl.RLModuleSpec,
     "env.env_context:EnvContext": EnvContext,
     "env.policy_client:PolicyClient": PolicyClient,
 }
 MISSING = {
-    "env.multi_agent_env:MultiAgentEnv": "multi-agent training is not supported",
+    "env.multi_agent_env:MultiAgentEnv": "subclass jaxrl.envs.MultiAgentJaxEnv",
     "models.torch.torch_modelv2:TorchModelV2": r"rl_module\(network=...\)",
     "policy.sample_batch:SampleBatch": "a dictionary of arrays",
     "utils.framework:try_import_torch": "the framework is JAX",

@@ -93,6 +93,7 @@ def test_an_episode_that_begins_unannounced_leaves_the_one_before_behind() -> No
         terminated=jnp.zeros((STEPS, ENVS), bool),
         truncated=jnp.zeros((STEPS, ENVS), bool),
         is_first=jnp.zeros((STEPS, ENVS), bool).at[0, 1].set(True).at[7, 2].set(True),
+        mask=jnp.ones((STEPS, ENVS), bool),
     )
     connector = NormalizeRewards(GAMMA)
     _, running, _ = connector(connector.init(), jnp.full(ENVS, 100.0), rollout, None)
@@ -250,3 +251,20 @@ def test_rewards_are_clipped_for_learning_only(setting: Any, rewards: list[float
     rollout: Any = _Rewards(jnp.array([[-5.0, 0.0, 5.0]]))
     _, _, clipped = connector((), (), rollout, None)
     np.testing.assert_array_equal(clipped.reward[0], rewards)
+
+
+def test_no_time_passes_in_rows_that_are_no_transitions() -> None:
+    mask = jnp.ones((STEPS, ENVS), bool).at[3:6, 0].set(False)
+    never = jnp.zeros((STEPS, ENVS), bool)
+    rollout = replace(
+        rollout_of(),
+        reward=jnp.ones((STEPS, ENVS)),
+        terminated=never,
+        truncated=never,
+        is_first=never,
+        mask=mask,
+    )
+    connector = NormalizeRewards(GAMMA)
+    _, running, _ = connector(connector.init(), jnp.zeros(ENVS), rollout, None)
+    wanted = [(1 - GAMMA**n) / (1 - GAMMA) for n in (STEPS - 3, STEPS)]
+    np.testing.assert_allclose(running[:2], wanted, rtol=1e-5)
