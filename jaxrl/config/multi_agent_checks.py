@@ -15,15 +15,11 @@ _ALLOWED: dict[str, tuple[tuple[object, ...], str]] = {
     "placement": (("auto", "in_graph"), f"{_COMPILED}; leave it out"),
     "num_learners": ((0,), f"{_COMPILED}; set 0"),
     "evaluation_num_env_runners": ((0,), "agents are evaluated in this process; set 0"),
-    "num_envs_per_env_runner": (
-        (),
-        "'auto' measures a program with a single module; set a number, or leave it out",
-    ),
     "broadcast_interval": ((1,), "agents act with the newest parameters; set 1"),
     "curriculum": ((None,), "tasks are chosen for environments of a single agent; leave it out"),
     "env_task_fn": ((None,), "tasks are chosen for environments of a single agent; leave it out"),
     "record_video": ((False, None), "only episodes of a single agent are recorded; leave it out"),
-    "input_": ((), "recorded rows are those of a single agent; leave it out"),
+    "input_": (("sampler",), "recorded rows are those of a single agent; leave it out"),
     "output": ((None,), "only steps of a single agent are recorded; leave it out"),
 }
 """Settings with their values that a run of several agents supports, and the reason."""
@@ -48,17 +44,17 @@ def check_agents(config: "AlgorithmConfig") -> None:
 
 
 def _check_values(config: "AlgorithmConfig") -> None:
-    defaults = type(config)()
     for name, (allowed, reason) in _ALLOWED.items():
         if config.get_name_table().find_current_name(name) != name:
             continue  # of another algorithm
         value = config[name]
-        if value not in allowed and value != defaults[name] and _is_refused(name, value):
+        if value not in allowed:
             raise ConfigError(f"{name}={value!r} is not supported with several agents: {reason}.")
-
-
-def _is_refused(name: str, value: object) -> bool:
-    return name != "num_envs_per_env_runner" or value == "auto"
+    if config.env_runners_settings.num_envs_per_env_runner == "auto":
+        raise ConfigError(
+            "num_envs_per_env_runner='auto' is not supported with several agents: it measures a "
+            "program with a single module; set a number, or leave it out."
+        )
 
 
 def check_single_agent(config: "AlgorithmConfig") -> None:

@@ -45,6 +45,7 @@ class DispatchedDataFlow:
         self._started = 0.0
         self._latest_metrics: Mapping[str, float] = {}
         self._has_sampled = False
+        self._has_several_agents = config.is_multi_agent
         self.only_updated = False
         """True if the steps that were added last are updates alone."""
 
@@ -61,14 +62,15 @@ class DispatchedDataFlow:
         return batch
 
     def add_to_buffer(self, batch: "StepBatch") -> None:
+        steps = self._begin()
         check_use(self._train_step, "add_to_buffer", batch, None)
-        self._begin().add_to_buffer(batch)
+        steps.add_to_buffer(batch)
 
     def update(
         self, batch: "StepBatch | None" = None, *, num_updates: int | None = None
     ) -> Mapping[str, float]:
-        check_use(self._train_step, "update", batch, num_updates)
         steps = self._begin()
+        check_use(self._train_step, "update", batch, num_updates)
         result = self._loop.update(steps, batch, num_updates)
         self._record(result)
         self._latest_metrics = LearnerMetrics(self._loop, _make_dispatch(result))
@@ -103,6 +105,11 @@ class DispatchedDataFlow:
 
     def _begin(self) -> LearnerSteps:
         """Return the learners' steps, with the clock started."""
+        if self._has_several_agents:
+            raise ConfigError(
+                "A training_step that calls sample(), update() or sync_weights() itself has the rows "
+                "of a single module, but this run has several agents: call super().training_step()."
+            )
         interval = self._config.training_settings.weights_interval
         if interval > 1:
             raise ConfigError(

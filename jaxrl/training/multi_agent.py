@@ -176,8 +176,6 @@ class MultiAgentRunner(CompiledLoop):
         """
         step = self.steps[m]
         after, metrics = step.train_step(state, data)
-        if step.replay is not None:
-            return after, metrics
         has_rows = any_rows(data.rollout.mask, self.axis_name)
         learner, guard, updates = select(
             has_rows,

@@ -246,6 +246,13 @@ def make_env(root: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(root)}
 
 
+def test_a_step_made_of_pieces_is_refused() -> None:
+    with make_config().build() as algorithm:
+        for call in (algorithm.sample, algorithm.update, algorithm.sync_weights):
+            with pytest.raises(JaxrlError, match=r"several agents: call super\(\).training_step"):
+                call()
+
+
 @pytest.mark.slow
 def test_the_shipped_config_reaches_its_threshold() -> None:
     path = Path(__file__).parents[2] / "configs/multi_agent/multiagentcartpole-ppo.yaml"
