@@ -180,7 +180,8 @@ class Algorithm(ExportMethods, EstimationMethods, RecordingMethods, FormerNames)
 
     def _make_totals(self) -> IterationTotals:
         assembly = self._assembly
-        return IterationTotals(self._loop.fetch_report, assembly.row_source, assembly.mapping)
+        source, mapping, buffers = assembly.row_source, assembly.mapping, assembly.module_buffers
+        return IterationTotals(self._loop.fetch_report, source, mapping, buffers)
 
     @property
     def state(self) -> TrainState:
@@ -786,7 +787,7 @@ class Algorithm(ExportMethods, EstimationMethods, RecordingMethods, FormerNames)
             self.state = refresh_snapshot(ckpt.fill(before, leaves, prefixes))
         else:
             filled = ckpt.fill(template, leaves, prefixes)
-            self.state = restore_empty_buffer(self._assembly, filled, before.buffer)
+            self.state = restore_empty_buffer(self._assembly, filled, before)
             self._record.host = restored
             self._loop.restore(partial(host.restore_part, envs), restored.runner_counts)
             if has_own_step:

@@ -139,6 +139,22 @@ class Assembly:
         return {}
 
     @property
+    def parts(self) -> "Mapping[str, Assembly]":
+        """Assemblies with a learner: that of each of several modules, or this one, named ''."""
+        return {"": self}
+
+    @property
+    def module_buffers(self) -> Mapping[str, AnyReplayBuffer]:
+        """Replay buffer of each of several modules that has one."""
+        return {
+            name: part.replay for name, part in self.parts.items() if name and part.replay is not None
+        }
+
+    def get_part(self, module: str) -> "Assembly":
+        """Return the assembly of a module."""
+        return self.parts[module]
+
+    @property
     def module(self) -> RLModule:
         return self.policy_step.module
 
@@ -275,8 +291,6 @@ def assemble_run(config: "AlgorithmConfig", *, should_train: bool) -> Assembly:
 def _make_assembly(
     config: "AlgorithmConfig", made: AnyMadeEnv, acting: PolicyStep, train_step: TrainStep
 ) -> Assembly:
-    training = config.training_settings
-    replays = isinstance(training, OffPolicyTraining)
     if config.learners_settings.learner_class is not None:
         check_learner(train_step)
     return Assembly(
@@ -285,9 +299,19 @@ def _make_assembly(
         plan=config.plan(),
         train_step=train_step,
         compiled_step=get_compiled_step(config),
-        max_buffer_bytes=training.max_buffer_bytes if replays else "auto",
-        store_buffer=training.store_buffer_in_checkpoints if replays else "auto",
+        **get_buffer_limits(config),
     )
+
+
+def get_buffer_limits(config: "AlgorithmConfig") -> dict[str, Any]:
+    """Return the fields of an Assembly that limit a replay buffer; none without one."""
+    training = config.training_settings
+    if not isinstance(training, OffPolicyTraining):
+        return {}
+    return {
+        "max_buffer_bytes": training.max_buffer_bytes,
+        "store_buffer": training.store_buffer_in_checkpoints,
+    }
 
 
 def make_train_step_fields(

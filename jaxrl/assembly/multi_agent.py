@@ -11,11 +11,13 @@ from jaxrl.assembly.assemble import (
     Assembly,
     compute_ring_size,
     format_space,
+    get_buffer_limits,
     make_multi_vector_env,
     make_policy_step,
     make_train_step_fields,
     with_sequences,
 )
+from jaxrl.buffers.on_policy import OnPolicyMinibatches
 from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
 from jaxrl.config.multi_agent import make_agents_env
 from jaxrl.config.settings.multi_agent import PolicySpec
@@ -77,11 +79,16 @@ class MultiAgentAssembly(Assembly):
 
     @property
     def replay(self) -> None:
-        """None: there is no replay buffer."""
+        """None: each module has a buffer of its own, if any."""
 
     @property
     def row_source(self) -> None:
-        """None: every sampled row is learned from once."""
+        """None: each module has a source of its own."""
+
+    @property
+    def parts(self) -> Mapping[str, Assembly]:
+        """Assembly of each module."""
+        return self.modules
 
     def make_abstract_params(self) -> PyTree:
         """Return shapes and types of the parameters of every module."""
@@ -199,8 +206,23 @@ def _assemble_module(
     if not own.is_trained:
         settings = own.training_settings
         fields["learner"] = FixedLearner(module=policy_step.module, settings=settings)
+        fields["experience"] = OnPolicyMinibatches(
+            num_epochs=1, num_minibatches=1, num_shards=plan.num_shards, reshuffle=False
+        )
     step = TrainStep(policy_step=policy_step, **fields)
-    return Assembly(made=view, policy_step=policy_step, plan=plan.modules[module], train_step=step)
+    if step.replay is not None and made.env.acting == "some" and policy_step.module.is_stateful:
+        raise ConfigError(
+            f"{config.algo_name} with memory draws sequences of consecutive steps, but agents of "
+            f"{made.id} do not act at every step: leave use_lstm and use_attention out, or use PPO, "
+            "IMPALA or APPO."
+        )
+    return Assembly(
+        made=view,
+        policy_step=policy_step,
+        plan=plan.modules[module],
+        train_step=step,
+        **get_buffer_limits(own),
+    )
 
 
 def _check_policy_spaces(config: "AlgorithmConfig", view: MadeEnv, module: str) -> None:

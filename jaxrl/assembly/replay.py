@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jaxrl.buffers.host import HostBuffer
+from jaxrl.buffers.packed import PackedReplayBuffer
 from jaxrl.buffers.replay import Prioritization, ReplayBuffer, ReplayState
 from jaxrl.buffers.sequence import AnyReplayBuffer, SequenceReplayBuffer
 from jaxrl.config.batch_plan.arithmetic import BatchPlan, divisors
@@ -72,7 +73,15 @@ def make_replay_buffer(
             "module without memory."
         )
     _check_sequences(config, plan, length if module.is_stateful else None)
-    replay = settings.buffer_class(
+    is_packed = config.module_id is not None and not module.is_stateful
+    if config.module_id is not None and has_own_class:
+        name = (settings.host_class or settings.buffer_class).__name__
+        raise ConfigError(
+            f"replay_buffer_config['type']={name} stores rows of a single agent, and agents come and "
+            "go: use 'uniform' or 'prioritized'."
+        )
+    buffer_class = PackedReplayBuffer if is_packed else settings.buffer_class
+    replay = buffer_class(
         length=plan.buffer_length,
         num_envs=plan.num_envs,
         num_shards=plan.num_shards,
@@ -255,6 +264,10 @@ def resolve_sequence_length(plan: BatchPlan, module: RLModule) -> int | None:
 
 def select_saved_state(assembly: "Assembly", state: TrainState) -> TrainState:
     """Return the state that checkpoints store."""
+    modules = {
+        name: select_saved_state(assembly.get_part(name), own) for name, own in state.modules.items()
+    }
+    state = replace(state, modules=modules)
     if assembly.replay is not None and not assembly.should_save_buffer:
         return replace(state, buffer=())
     return state
@@ -277,21 +290,39 @@ def select_expected_state(
     if has_own_step and assembly.is_in_graph and assembly.compiled_step is None:
         is_kept = any(name.startswith("behaviour.") for name in leaves)
         state = keep_behaviour(replace(state, behaviour=None), is_kept=is_kept)
-    has_buffer = any(name.startswith(_PREFIX) for name in leaves)
+    return _drop_missing_buffers(assembly, state, leaves, "")
+
+
+def _drop_missing_buffers(
+    assembly: "Assembly", state: TrainState, leaves: Mapping[str, Any], prefix: str
+) -> TrainState:
+    modules = {
+        name: _drop_missing_buffers(assembly.get_part(name), own, leaves, f"modules.{name}.")
+        for name, own in state.modules.items()
+    }
+    state = replace(state, modules=modules)
+    has_buffer = any(name.startswith(prefix + _PREFIX) for name in leaves)
     if has_buffer or assembly.replay is None:
         return state
     return replace(state, buffer=())
 
 
-def restore_empty_buffer(assembly: "Assembly", restored: TrainState, buffer: PyTree) -> TrainState:
+def restore_empty_buffer(
+    assembly: "Assembly", restored: TrainState, before: TrainState
+) -> TrainState:
     """Return a restored state with an empty replay buffer, if it needs one that was not saved.
 
     Args:
         assembly: Assembly of the run.
         restored: Result of `expected`, filled with the saved leaves.
-        buffer: Current buffer of the run, whose memory the empty one reuses.
+        before: Current state of the run, the memory of whose buffer the empty one reuses.
     """
-    replay = assembly.replay
+    modules = {
+        name: restore_empty_buffer(assembly.get_part(name), own, before.modules[name])
+        for name, own in restored.modules.items()
+    }
+    restored = replace(restored, modules=modules)
+    replay, buffer = assembly.replay, before.buffer
     if replay is None or isinstance(restored.buffer, ReplayState) or not jax.tree.leaves(buffer):
         return restored
     logger.warning(
@@ -305,7 +336,15 @@ def restore_empty_buffer(assembly: "Assembly", restored: TrainState, buffer: PyT
 
 
 def describe_buffer(assembly: "Assembly") -> list[str]:
-    """Return a sentence on the replay buffer's size and whether checkpoints store it."""
+    """Return a sentence on each replay buffer's size and whether checkpoints store it."""
+    return [
+        note
+        for name, part in assembly.parts.items()
+        for note in _describe_buffer(part, f" of {name}" if name else "")
+    ]
+
+
+def _describe_buffer(assembly: "Assembly", of_whom: str) -> list[str]:
     replay = assembly.replay
     if replay is None:
         return []
@@ -313,7 +352,7 @@ def describe_buffer(assembly: "Assembly") -> list[str]:
     where = " in host memory" if replay.in_host_memory else ""
     stored = "store it" if assembly.should_save_buffer else "do not store it"
     note = (
-        f"Replay buffer: {capacity} transitions of {assembly.buffer_bytes / capacity:.0f} bytes, "
+        f"Replay buffer{of_whom}: {capacity} transitions of {assembly.buffer_bytes / capacity:.0f} bytes, "
         f"{assembly.buffer_bytes / 2**20:.2f} MiB{where}; checkpoints {stored} "
         f"(store_buffer_in_checkpoints={assembly.store_buffer!r})."
     )

@@ -19,6 +19,7 @@ from jaxrl.core.types import (
     Columns,
     Counter,
     Key,
+    Keys,
     PyTree,
     Rollout,
     Transition,
@@ -137,7 +138,7 @@ class ReplayBuffer:
 
     def init(self, rollout: Rollout) -> ReplayState:
         """Return an empty buffer for rollouts `[T, B, ...]` of these shapes and dtypes."""
-        row = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), _select_stored(rollout))
+        row = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), select_stored(rollout))
         num_envs = rollout.reward.shape[1]
         rows = strip_weak_types(_import_storage().init(row, num_envs, self.length))
         streams = ColumnSources(
@@ -199,7 +200,7 @@ class ReplayBuffer:
             is_first = rollout.is_first.at[0].set(rollout.is_first[0] | ~continues)
             rollout = replace(rollout, is_first=is_first)
             streams = ColumnSources(env_index=env_index, env_step=env_step[-1])
-        by_env = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), _select_stored(rollout))
+        by_env = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), select_stored(rollout))
         return ReplayState(
             rows=_import_storage().add(state.rows, by_env),
             priorities=self.add_priorities(state, by_env.mask),
@@ -235,8 +236,9 @@ class ReplayBuffer:
         rows = -(-self.learning_starts // self.num_envs)
         return min(max(rows, 1), self.length) * self.num_envs
 
-    def can_learn(self, state: ReplayState) -> Bool[Array, ""]:
-        """Return whether enough rows are stored to begin updates."""
+    def can_learn(self, state: ReplayState, axis_name: str | None = None) -> Bool[Array, ""]:
+        """Return whether enough rows are stored to begin updates, over all devices."""
+        del axis_name  # every device has as many rows of each environment
         return self.size(state) >= self.min_rows_to_learn // self.num_envs
 
     def sample(
@@ -258,27 +260,54 @@ class ReplayBuffer:
             env_steps: Environment steps, for the schedule of beta.
             axis_name: Mesh axis that the shards are sharded over, or None.
         """
-        num_envs, size = state.rows.experience.mask.shape[0], self.size(state)
+        num_envs = state.rows.experience.mask.shape[0]
         per_shard, share = num_envs // shards.shape[0], self.batch_size // self.num_shards
         keys = jax.vmap(lambda shard: jax.random.fold_in(key, shard))(shards)
         if self.prioritization is None or priorities is None:
-            places = jax.vmap(lambda k: jax.random.randint(k, (share,), 0, per_shard * size))(keys)
-            env, time = places // size, places % size
+            env, time = self.sample_uniformly(state, keys, per_shard, share)
             weight = None
         else:
             tree = priorities.tree
             places = jax.vmap(lambda t, k: t.sample_stratified(share, k))(tree, keys)
             env, time = places // self.length, places % self.length
-            rows = (size * self.num_envs).astype(jnp.float32)
             beta = self.prioritization.beta.value_at(env_steps)
-            weight = compute_importance_weights(
-                tree, places, rows / self.num_shards, beta, axis_name
-            )
+            rows = self.count_rows_per_shard(state, per_shard)
+            weight = compute_importance_weights(tree, places, rows, beta, axis_name)
         first = jnp.arange(shards.shape[0], dtype=jnp.int32) * per_shard
         env, time = (env + first[:, None]).reshape(-1), time.reshape(-1)
         is_transition = state.rows.experience.mask[env, time].astype(jnp.float32)
         weight = is_transition if weight is None else weight.reshape(-1) * is_transition
         return SampledIndices(env=env, time=time, weight=weight)
+
+    def sample_uniformly(
+        self, state: ReplayState, keys: Keys, per_shard: int, share: int
+    ) -> tuple[Int[Array, "S n"], Int[Array, "S n"]]:
+        """Sample `share` rows of each shard. Consumes the keys.
+
+        Args:
+            state: Buffer with at least one row.
+            keys: Key of each shard.
+            per_shard: Number of columns of a shard.
+            share: Number of rows to draw from a shard.
+
+        Returns:
+            The columns, counted from the shard's first, and the positions in them.
+        """
+        size = self.size(state)
+        places = jax.vmap(lambda k: jax.random.randint(k, (share,), 0, per_shard * size))(keys)
+        return places // size, places % size
+
+    def count_rows_per_shard(
+        self, state: ReplayState, per_shard: int
+    ) -> Float[Array, ""] | Float[Array, "S 1"]:
+        """Return the number of stored rows of each shard, given its number of columns."""
+        del per_shard
+        return (self.size(state) * self.num_envs).astype(jnp.float32) / self.num_shards
+
+    def find_newest(self, state: ReplayState, env: Int[Array, " N"]) -> Int[Array, "*N"]:
+        """Return the position of the newest row in each of the given columns."""
+        del env  # all columns are written at the same position
+        return (state.rows.current_index - 1) % self.length
 
     def gather_transitions(
         self,
@@ -301,7 +330,7 @@ class ReplayBuffer:
         def at(tree: PyTree, time: Int[Array, " N"]) -> PyTree:
             return jax.tree.map(lambda x: take(x, time), tree)
 
-        newest = (state.rows.current_index - 1) % self.length
+        newest = self.find_newest(state, indices.env)
         reward, steps, last = fold_n_steps(
             rows,
             indices.env,
@@ -373,7 +402,7 @@ def _import_storage() -> ModuleType:
     return trajectory_buffer
 
 
-def _select_stored(rollout: Rollout) -> Rollout:
+def select_stored(rollout: Rollout) -> Rollout:
     """Return the stored part of a rollout; extras keep only the recurrent state of each row."""
     carries = {name: x for name, x in rollout.extras.items() if name == Columns.STATE_IN}
     return replace(rollout, extras=carries, carry_in=None)
@@ -382,7 +411,7 @@ def _select_stored(rollout: Rollout) -> Rollout:
 def compute_importance_weights(
     tree: SumTree,
     leaves: Int[Array, "S n"],
-    num_rows: Float[Array, ""],
+    num_rows: Float[Array, ""] | Float[Array, "S 1"],
     beta: Float[Array, ""],
     axis_name: str | None,
 ) -> Float[Array, "S n"]:

@@ -120,8 +120,9 @@ class SequenceReplayBuffer:
             (self.rows_per_sequence + self.period - 1) * self.num_envs,
         )
 
-    def can_learn(self, state: ReplayState) -> Bool[Array, ""]:
-        """Return whether enough rows are stored to begin updates."""
+    def can_learn(self, state: ReplayState, axis_name: str | None = None) -> Bool[Array, ""]:
+        """Return whether enough rows are stored to begin updates, over all devices."""
+        del axis_name  # every device has as many rows of each environment
         return self.replay.size(state) >= self.min_rows_to_learn // self.num_envs
 
     def clear(self, state: ReplayState) -> ReplayState:

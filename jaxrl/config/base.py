@@ -286,7 +286,7 @@ class AlgorithmConfig(ConfigBuilder):
                 f"There is no module {module_id!r}; there are {', '.join(plan.modules)}."
                 f"{did_you_mean(module_id, plan.modules)}"
             )
-        sizes = compute_module_sizes(plan.agents, plan, module_id, plan.num_shards)
+        sizes = compute_module_sizes(self, plan.agents, plan, module_id, plan.num_shards)
         return make_module_config(self, plan.agents, module_id, sizes)
 
     def get_multi_rl_module_spec(self, **arguments: object) -> "MultiRLModuleSpec":

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from jaxrl.config.settings.multi_agent import PolicySpec
+from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.envs.multi.base import MultiAgentJaxEnv
 from jaxrl.envs.registry import MadeMultiEnv, is_multi_agent_spec, make_multi
 from jaxrl.errors import ConfigError, did_you_mean
@@ -345,7 +346,7 @@ def _check_overrides(config: "AlgorithmConfig", module: str, overrides: Mapping[
     for name, value in overrides.items():
         group = table.group_by_setting.get(table.find_current_name(name) or "")
         where = f"algorithm_config_overrides_per_module[{module!r}]"
-        if name in _SIZES:
+        if name in _SIZES and not isinstance(config.training_settings, OffPolicyTraining):
             raise ConfigError(
                 f"{where} has {name}={value!r}, but all modules learn from the same steps of the "
                 "environments: set it for the run."

@@ -76,8 +76,12 @@ def make_in_graph_loop(
 ) -> InGraphLoop:
     """Create the loop over dispatches of the compiled program."""
     hooks = AlgorithmHooks(callbacks, algorithm, DISPATCH_HOOKS)
-    steps, replay = assembly.in_graph_runner.batch_steps, assembly.replay
-    trained = steps if replay is None else replay.num_updates * replay.rows_per_update
+    steps = assembly.in_graph_runner.batch_steps
+    buffers = [
+        part.replay for part in assembly.parts.values() if part.replay is not None
+    ]
+    drawn = sum(replay.num_updates * replay.rows_per_update for replay in buffers)
+    trained = drawn if buffers else steps
     runner = CompiledEnvRunner(config, assembly)
     curriculum = Curriculum(config, is_jax_env=True)
     recorder = make_recorder(config, assembly)

@@ -152,15 +152,23 @@ def check_buffer_size(assembly: Assembly, devices: list[Device]) -> None:
     Raises:
         ConfigError: If the buffer is too large; the message gives a capacity that fits.
     """
+    parts = [part for part in assembly.parts.values() if part.replay is not None]
+    for part in parts:
+        _check_buffer_size(part, devices, len(parts))
+
+
+def _check_buffer_size(assembly: Assembly, devices: list[Device], num_buffers: int) -> None:
+    """Check the size of one of several equally limited buffers."""
     replay = assembly.replay
-    if replay is None:
-        return
+    assert replay is not None
     limit = assembly.max_buffer_bytes
     if limit == "auto":
         holders = [get_host_device()] if replay.in_host_memory else devices
         memory = get_memory_limit(holders[0])
         is_shared = holders[0].platform == "cpu"
         limit = None if memory is None else memory * (1 if is_shared else len(holders)) // 2
+    if limit is not None:
+        limit //= num_buffers
     if limit is None or assembly.buffer_bytes <= limit:
         return
     fits = _find_capacity(assembly, replay, limit)

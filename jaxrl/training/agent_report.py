@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.core.types import Counter
 from jaxrl.metrics import ALL_MODULES, EPISODE_RETURN_MEAN
 from jaxrl.training.episode_metrics import add_sums, compute_episode_metrics
@@ -62,9 +63,13 @@ class AgentTotals:
 
     Args:
         mapping: Module of each agent; empty for a single agent, which has no totals.
+        buffers: Replay buffer of each module that has one.
     """
 
     mapping: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    buffers: Mapping[str, AnyReplayBuffer] = dataclasses.field(
+        default_factory=dict[str, AnyReplayBuffer]
+    )
     modules: dict[str, ModuleTotals] = dataclasses.field(default_factory=dict[str, ModuleTotals])
     sums: AgentSums | None = None
 
@@ -91,22 +96,52 @@ class AgentTotals:
     def make_learners_result(self, latest: ReportRow, env_steps: int) -> dict[str, Any]:
         """Return the results of every module that was trained, and of all together."""
         trained = {name: own for name, own in self.modules.items() if own.updates}
-        steps = self._count_module_steps(latest)
-        results: dict[str, Any] = {
-            name: {
+        sampled = self._count_module_steps(latest)
+        results: dict[str, Any] = {}
+        for name, own in trained.items():
+            updates, buffer = counter_to_int(latest.modules[name].updates), self.buffers.get(name)
+            rows, lifetime = own.rows, sampled[name]
+            if buffer is not None:  # a row counts once per draw
+                rows, lifetime = (n * buffer.rows_per_update for n in (own.updates, updates))
+            results[name] = {
                 **own.compute_means(),
-                "num_module_steps_trained": own.rows,
-                "num_module_steps_trained_lifetime": steps[name],
-                "num_updates_lifetime": counter_to_int(latest.modules[name].updates),
+                "num_module_steps_trained": rows,
+                "num_module_steps_trained_lifetime": lifetime,
+                "num_updates_lifetime": updates,
             }
-            for name, own in trained.items()
+        totals = {
+            key: sum(result[key] for result in results.values())
+            for key in ("num_module_steps_trained", "num_module_steps_trained_lifetime")
         }
         results[ALL_MODULES] = {
             "num_env_steps_trained": env_steps,
-            "num_module_steps_trained": sum(own.rows for own in trained.values()),
-            "num_module_steps_trained_lifetime": sum(steps[name] for name in trained),
+            **totals,
             "num_updates_lifetime": counter_to_int(latest.updates),
         }
+        return results
+
+    def make_buffers_result(self, latest: ReportRow) -> dict[str, Any]:
+        """Return RLlib's `replay_buffer` results of every module; rows of updates count as sampled."""
+        lifetime = self._count_module_steps(latest)
+        results: dict[str, Any] = {}
+        for name, buffer in self.buffers.items():
+            own, row = self.modules[name], latest.modules[name]
+            place, is_full = row.buffer_position
+            if is_full is None:
+                stored = int(place.sum())
+            else:  # all columns are written at the same position
+                stored = buffer.num_envs * (buffer.length if is_full else int(place))
+            capacity = buffer.num_envs * buffer.length
+            results[name] = {
+                "capacity": capacity,
+                "num_module_steps_stored": stored,
+                "fill": stored / capacity,
+                "num_module_steps_added": own.rows,
+                "num_module_steps_added_lifetime": lifetime[name],
+                "num_module_steps_sampled": own.updates * buffer.rows_per_update,
+                "num_module_steps_sampled_lifetime": counter_to_int(row.updates)
+                * buffer.rows_per_update,
+            }
         return results
 
     def _count_module_steps(self, latest: ReportRow) -> dict[str, int]:

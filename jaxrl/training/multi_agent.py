@@ -175,8 +175,12 @@ class MultiAgentRunner(CompiledLoop):
         A gradient of zero would still move the parameters of Adam, and a KL of zero the penalty.
         """
         step = self.steps[m]
-        after, metrics = step.train_step(state, data)
         has_rows = any_rows(data.rollout.mask, self.axis_name)
+        if step.replay is not None:
+            received, batch = step.receive(state, data)
+            received = step.add_to_buffer(received, batch)
+            return step.update(received, None, should_update=has_rows)
+        after, metrics = step.train_step(state, data)
         learner, guard, updates = select(
             has_rows,
             (after.learner, after.guard, after.progress.updates),

@@ -208,11 +208,13 @@ class IterationTotals:
         source: Replay buffer or dataset that updates draw from; None if each sampled step is
             learned from once.
         mapping: Module of each agent; empty for a single agent.
+        buffers: Replay buffer of each of several modules that has one.
     """
 
     fetch: Callable[[Sequence[Any]], TrainReport]
     source: AnyReplayBuffer | DatasetSampler | None = None
     mapping: dataclasses.InitVar[Mapping[str, str]] = types.MappingProxyType({})
+    buffers: dataclasses.InitVar[Mapping[str, AnyReplayBuffer]] = types.MappingProxyType({})
     train_batches: int = 0
     env_steps: int = 0
     seconds: float = 0.0
@@ -225,9 +227,11 @@ class IterationTotals:
     pending: list[Any] = dataclasses.field(default_factory=list)
     agents: AgentTotals = dataclasses.field(init=False)
 
-    def __post_init__(self, mapping: Mapping[str, str]) -> None:
+    def __post_init__(
+        self, mapping: Mapping[str, str], buffers: Mapping[str, AnyReplayBuffer]
+    ) -> None:
         """Begin with no totals of agents."""
-        self.agents = AgentTotals(mapping)
+        self.agents = AgentTotals(mapping, buffers)
 
     def add(self, dispatch: DispatchResult) -> None:
         """Add a dispatch."""
@@ -313,6 +317,8 @@ class IterationTotals:
             learners = self.agents.make_learners_result(report.latest, self.env_steps)
             trained = learners[ALL_MODULES]["num_module_steps_trained_lifetime"]
             sampled |= self.agents.make_agents_result(report.latest, smoothing)
+            if self.agents.buffers:
+                buffer = {REPLAY_BUFFER: self.agents.make_buffers_result(report.latest)}
         return {
             "env_runners": sampled,
             "learners": learners,

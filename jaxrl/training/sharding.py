@@ -82,8 +82,17 @@ def replay_specs(state: ReplayState) -> ReplayState:
     whole, priorities = fill(state, REPLICATED), state.priorities
     if priorities is not None:
         priorities = dataclasses.replace(whole.priorities, tree=fill(priorities.tree, SHARDED))
-    rows = dataclasses.replace(whole.rows, experience=fill(state.rows.experience, SHARDED))
+    rows = (
+        fill(state.rows, SHARDED)
+        if _is_packed(state)
+        else dataclasses.replace(whole.rows, experience=fill(state.rows.experience, SHARDED))
+    )
     return ReplayState(rows=rows, priorities=priorities, streams=fill(state.streams, SHARDED))
+
+
+def _is_packed(buffer: PyTree) -> bool:
+    """Return whether columns of a replay buffer are written at positions of their own."""
+    return isinstance(buffer, ReplayState) and buffer.rows.is_full.ndim > 0
 
 
 def summary_specs(modules: tuple[str, ...] = ()) -> Summary:
@@ -107,14 +116,12 @@ def summary_specs(modules: tuple[str, ...] = ()) -> Summary:
     )
 
 
-def row_specs(modules: tuple[str, ...] = ()) -> ReportRow:
+def row_specs(state: TrainState) -> ReportRow:
     """Return partition specs of report rows, whose shard axis follows the axis of rows.
 
     Each spec is a prefix, as in `summary_specs`.
-
-    Args:
-        modules: Ids of the modules of a run of several agents.
     """
+    modules = tuple(state.modules)
     make = cast("Callable[..., ReportRow]", ReportRow)  # its fields hold specs here
     return make(
         summary=_add_row_axis(summary_specs(modules)),
@@ -125,8 +132,8 @@ def row_specs(modules: tuple[str, ...] = ()) -> ReportRow:
         num_nonfinite=REPLICATED,
         env_steps=REPLICATED,
         updates=REPLICATED,
-        buffer_position=REPLICATED,
-        modules={name: row_specs() for name in modules},
+        buffer_position=COLUMN_SHARDED if _is_packed(state.buffer) else REPLICATED,
+        modules={name: row_specs(own) for name, own in state.modules.items()},
         agents=_agent_specs(BATCH_SHARDED) if modules else (),
     )
 
@@ -197,7 +204,6 @@ def make_runner_programs(
     """
     inputs = [REPLICATED] if isinstance(runner, OfflineRunner | MixedRunner) else []
     records = isinstance(runner, InGraphRunner) and runner.max_recorded_batches > 0
-    modules = tuple(runner.steps) if isinstance(runner, MultiAgentRunner) else ()
     recorded = [make_recorded_specs()] if records else []
     if len(devices) == 1:
         shardings = jax.tree.map(lambda _: SingleDeviceSharding(devices[0]), state_shapes)
@@ -210,7 +216,7 @@ def make_runner_programs(
             devices,
             to_per_device(runner).program,
             (specs, *inputs, REPLICATED, REPLICATED),
-            (specs, row_specs(modules), *recorded),
+            (specs, row_specs(state_shapes), *recorded),
         )
 
     def run_and_copy(state: TrainState, *others: PyTree) -> tuple[Any, ...]:
@@ -264,7 +270,7 @@ def make_fed_program(
             return runner.fed_program(state, rows)
         specs = state_specs(state_shapes)
         report = dataclasses.replace(
-            row_specs(), summary=summary_specs(), ring=SHARDED, faults=SHARDED
+            row_specs(state_shapes), summary=summary_specs(), ring=SHARDED, faults=SHARDED
         )
         return shard_over_devices(
             devices,

@@ -135,7 +135,8 @@ class ReportRow:
     """Report to the host after some train batches.
 
     `summary` covers these train batches; everything else is a snapshot after the last of them.
-    `buffer_position` is the write position of the replay buffer and whether the buffer is full; None
+    `buffer_position` is the write position of the replay buffer and whether the buffer is full (or
+    the rows on each device and None, where columns have positions of their own); None
     without one.
     """
 
@@ -203,7 +204,7 @@ def make_report_row(state: TrainState, summary: Summary) -> ReportRow:
     guard: GuardState = state.guard
     replayed = None
     if isinstance(state.buffer, ReplayState):
-        replayed = state.buffer.rows.current_index, state.buffer.rows.is_full
+        replayed = _locate(state.buffer)
     return ReportRow(
         summary=summary,
         ring=state.ring,
@@ -220,6 +221,18 @@ def make_report_row(state: TrainState, summary: Summary) -> ReportRow:
         },
         agents=state.agents,
     )
+
+
+def _locate(buffer: ReplayState) -> PyTree:
+    """Return the write position of a buffer and whether it is full.
+
+    Where columns have positions of their own, return the number of rows on this device and None.
+    """
+    rows = buffer.rows
+    if rows.is_full.ndim == 0:
+        return rows.current_index, rows.is_full
+    length = rows.experience.mask.shape[1]
+    return jnp.where(rows.is_full, length, rows.current_index).sum(keepdims=True), None
 
 
 def count_updates_between(before: TrainState, after: TrainState) -> UInt32[Array, ""]:

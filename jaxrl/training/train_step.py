@@ -217,7 +217,11 @@ class TrainStep:
         return replace(state, buffer=buffer)
 
     def update(
-        self, state: TrainState, batch: RolloutBatch | None, num_updates: int | None = None
+        self,
+        state: TrainState,
+        batch: RolloutBatch | None,
+        num_updates: int | None = None,
+        should_update: Bool[Array, ""] | None = None,
     ) -> tuple[TrainState, Metrics]:
         """Train on a batch returned by `receive`: targets, every minibatch's update, finish, guard.
 
@@ -226,6 +230,7 @@ class TrainStep:
             batch: Batch to learn from; None if updates draw from a buffer.
             num_updates: Number of gradient steps on rows of a replay buffer; None for the
                 configured number.
+            should_update: Whether to take gradient steps on rows of a replay buffer; None always does.
 
         Returns:
             The new state, whose `progress.train_batches` is one higher, and the metrics.
@@ -233,11 +238,12 @@ class TrainStep:
         key, progress, buffer = self.make_batch_key(state), state.progress, state.buffer
         learner_progress = get_learner_progress(state)
         if (replay := self.replay) is not None:
+            is_ready = replay.can_learn(buffer, self.axis_name)
             priorities, learner_progress, metrics = self._make_replay_updates(
                 replay, num_updates
             ).run(
                 self.make_buffer_source(replay, buffer, progress),
-                replay.can_learn(buffer),
+                is_ready if should_update is None else is_ready & should_update,
                 state.connectors.obs,
                 learner_progress,
                 progress,

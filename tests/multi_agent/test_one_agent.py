@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithms.appo import APPOConfig
+from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.ppo import A2CConfig, PPOConfig
+from jaxrl.algorithms.sac import SACConfig
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.core.keys import make_key
 from jaxrl.core.types import PyTree
@@ -36,11 +38,31 @@ def make_configs() -> dict[str, AlgorithmConfig]:
     }
 
 
-CONFIGS = make_configs()
+def make_replay_configs() -> dict[str, AlgorithmConfig]:
+    sizes: dict[str, Any] = {
+        "train_batch_size": 32,
+        "num_steps_sampled_before_learning_starts": 100,
+        "training_intensity": 8.0,
+    }
+    buffer = {"type": "uniform", "capacity": 320}
+    dqn = DQNConfig().training(**sizes, replay_buffer_config=buffer, n_step=3)
+    dqn.env_runners(rollout_fragment_length=2)
+    prioritized = {"type": "prioritized", "capacity": 320}
+    sac = SACConfig().training(**sizes, replay_buffer_config=buffer)
+    memory = {"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 4}
+    return {
+        "DQN": dqn.copy(),
+        "prioritized DQN": dqn.copy().training(replay_buffer_config=prioritized, n_step=(1, 3)),
+        "DQN with memory": dqn.copy().rl_module(model_config=memory).training(n_step=1),
+        "SAC": sac.copy().env_runners(observation_filter="MeanStdFilter"),
+    }
 
 
-def run(config: AlgorithmConfig, env: object, number: int) -> PyTree:
-    config = config.copy().environment(env).env_runners(num_envs_per_env_runner=16)
+CONFIGS, REPLAY_CONFIGS = make_configs(), make_replay_configs()
+
+
+def run(config: AlgorithmConfig, env: object, number: int, **env_config: object) -> PyTree:
+    config = config.copy().environment(env, env_config=env_config).env_runners(num_envs_per_env_runner=16)
     model = {"fcnet_hiddens": [8], **(config.rl_module_settings.model_config or {})}
     config.rl_module(model_config=model).debugging(seed=3, loggers=[])
     with config.build() as algorithm:
@@ -68,3 +90,20 @@ def test_one_agent_is_trained_as_a_single_one(name: str) -> None:
     other = jax.tree.leaves(single.learner.sgd.params)[0] + 1e-7
     with pytest.raises(AssertionError):
         np.testing.assert_array_equal(other, jax.tree.leaves(own.learner.sgd.params)[0])
+
+
+@pytest.mark.representatives("prioritized DQN")
+@pytest.mark.parametrize("name", list(REPLAY_CONFIGS))
+def test_one_agent_replays_as_a_single_one(name: str) -> None:
+    """Also once the buffer is full, and for its rows and priorities."""
+    env = "Pendulum-v1" if name == "SAC" else "CartPole-v1"
+    single = run(REPLAY_CONFIGS[name], env, 16)
+    several = run(REPLAY_CONFIGS[name], OneAgent, 16, env_id=env)
+    own = several.modules["default_policy"]
+    for part in ("learner", "connectors", "guard", "progress", "ring"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(single, part), getattr(own, part))
+    assert int(own.progress.updates) > 50
+    experience = (single.buffer.rows.experience, own.buffer.rows.experience)
+    jax.tree.map(np.testing.assert_array_equal, *experience)
+    jax.tree.map(np.testing.assert_array_equal, single.buffer.priorities, own.buffer.priorities)
+    assert np.asarray(own.buffer.rows.is_full).all()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from jaxrl.config.batch_plan.arithmetic import MAX_SHARDS, BatchPlan, BatchRequest
 from jaxrl.config.batch_plan.on_policy import BatchSizeError, make_plan
+from jaxrl.config.batch_plan.replay import ReplayPlan
 from jaxrl.config.batch_plan.request import make_batch_request
 from jaxrl.config.modules import get_rows_per_sample
 from jaxrl.config.multi_agent import (
@@ -51,7 +52,10 @@ class MultiAgentPlan(BatchPlan):
         head = f"{module}: {count} agent{'s' * (count > 1)}, {rows} rows"
         if module not in self.agents.trained:
             return f"{head}, not trained"
-        return f"{head}, {plan.updates_per_iteration} updates of {plan.minibatch_size}"
+        updates = f"{plan.updates_per_iteration} updates of {plan.minibatch_size}"
+        if isinstance(plan, ReplayPlan):
+            return f"{head} into a buffer of {plan.buffer_length * plan.num_envs}, {updates}"
+        return f"{head}, {updates}"
 
 
 def make_multi_agent_plan(config: "AlgorithmConfig") -> MultiAgentPlan:
@@ -61,12 +65,9 @@ def make_multi_agent_plan(config: "AlgorithmConfig") -> MultiAgentPlan:
         ConfigError: If explicit sizes are not divisible; the message names the module.
     """
     agents = resolve_agents(config)
-    if isinstance(config.training_settings, OffPolicyTraining):
-        raise ConfigError(
-            f"{config.algo_name} draws from a replay buffer, which holds rows of a single agent in "
-            "this version: use PPO, A2C, PG, IMPALA or APPO for several agents."
-        )
-    common = _make_common_plan(config, agents)
+    replays = isinstance(config.training_settings, OffPolicyTraining)
+    make_common = _make_common_replay_plan if replays else _make_common_plan
+    common = make_common(config, agents)
     shards = _choose_num_shards(config, common, agents)
     modules = {m: _make_module_plan(config, agents, common, m, shards) for m in agents.modules}
     notes = [f"{m}: {note}" for m in sorted(agents.trained) for note in modules[m].notes]
@@ -95,6 +96,55 @@ def _make_common_plan(config: "AlgorithmConfig", agents: AgentMapping) -> BatchP
     request = dataclasses.replace(request, minibatch_size=None, is_whole_batch=True)
     configs = (make_module_config(config, agents, m, {}) for m in agents.modules)
     return make_plan(request, math.lcm(*map(get_rows_per_sample, configs)))
+
+
+def _make_common_replay_plan(config: "AlgorithmConfig", agents: AgentMapping) -> BatchPlan:
+    """Return the plan of environment steps between the updates of modules with replay buffers.
+
+    With "auto", a rollout is the shortest after which every module has whole updates.
+    """
+    runners = config.env_runners_settings
+    num_envs, steps = runners.num_envs_per_env_runner or 1, runners.rollout_fragment_length
+    notes = () if runners.num_envs_per_env_runner else ("num_envs_per_env_runner: 1.",)
+    if config.multi_agent_settings.count_steps_by != "env_steps":
+        raise ConfigError(
+            "count_steps_by='agent_steps' has no effect with a replay buffer, whose train_batch_size "
+            "is the rows of each module in an update: leave it out."
+        )
+    if steps == "auto":
+        steps = 1
+        for m in sorted(agents.trained):
+            sizes = {"num_envs_per_env_runner": num_envs * agents.count_agents(m)}
+            plan = make_module_config(config, agents, m, sizes | _scale_intensity(config, agents, m))
+            steps = math.lcm(steps, plan.plan().rollout_fragment_length)
+    return BatchPlan(
+        num_envs=num_envs,
+        envs_per_runner=num_envs,
+        rollout_fragment_length=steps,
+        train_batch_size=num_envs * steps,
+        minibatch_size=num_envs * steps,
+        num_minibatches=1,
+        num_epochs=1,
+        num_shards=math.gcd(num_envs, _as_number(config.learners_settings.num_shards)),
+        notes=notes,
+    )
+
+
+def _as_number(num_shards: object) -> int:
+    return num_shards if isinstance(num_shards, int) else MAX_SHARDS
+
+
+def _scale_intensity(
+    config: "AlgorithmConfig", agents: AgentMapping, module: str
+) -> dict[str, object]:
+    """Return the training intensity per row where not all of a module's agents act at a step."""
+    training, env = config.training_settings, make_agents_env(config).env
+    if not isinstance(training, OffPolicyTraining) or training.training_intensity is None:
+        return {}
+    number = agents.count_agents(module)
+    if env.acting == "all" or env.max_acting is None or env.max_acting >= number:
+        return {}
+    return {"training_intensity": training.training_intensity * env.max_acting / number}
 
 
 def _count_environment_steps(
@@ -141,7 +191,7 @@ def _make_module_plan(
     module: str,
     num_shards: int | None,
 ) -> BatchPlan:
-    sizes = compute_module_sizes(agents, common, module, num_shards)
+    sizes = compute_module_sizes(config, agents, common, module, num_shards)
     try:
         return make_module_config(config, agents, module, sizes).plan()
     except BatchSizeError as error:
@@ -152,16 +202,13 @@ def _make_module_plan(
 
 
 def compute_module_sizes(
-    agents: AgentMapping, common: BatchPlan, module: str, num_shards: int | None
+    config: "AlgorithmConfig", agents: AgentMapping, common: BatchPlan, module: str, num_shards: int | None
 ) -> dict[str, object]:
     """Return the settings that give a module's config the rows of its agents."""
     columns = common.num_envs * agents.count_agents(module)
     steps = common.rollout_fragment_length
-    shards = {} if num_shards is None else {"num_shards": num_shards}
-    return {
-        "num_envs_per_env_runner": columns,
-        "rollout_fragment_length": steps,
-        "train_batch_size": columns * steps,
-        "train_batch_size_per_learner": None,
-        **shards,
-    }
+    sizes: dict[str, object] = {} if num_shards is None else {"num_shards": num_shards}
+    sizes |= {"num_envs_per_env_runner": columns, "rollout_fragment_length": steps}
+    if isinstance(config.training_settings, OffPolicyTraining):
+        return sizes | _scale_intensity(config, agents, module)
+    return sizes | {"train_batch_size": columns * steps, "train_batch_size_per_learner": None}
