@@ -147,7 +147,9 @@ class Assembly:
     def module_buffers(self) -> Mapping[str, AnyReplayBuffer]:
         """Replay buffer of each of several modules that has one."""
         return {
-            name: part.replay for name, part in self.parts.items() if name and part.replay is not None
+            name: part.replay
+            for name, part in self.parts.items()
+            if name and part.replay is not None
         }
 
     def get_part(self, module: str) -> "Assembly":

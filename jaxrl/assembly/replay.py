@@ -265,7 +265,8 @@ def resolve_sequence_length(plan: BatchPlan, module: RLModule) -> int | None:
 def select_saved_state(assembly: "Assembly", state: TrainState) -> TrainState:
     """Return the state that checkpoints store."""
     modules = {
-        name: select_saved_state(assembly.get_part(name), own) for name, own in state.modules.items()
+        name: select_saved_state(assembly.get_part(name), own)
+        for name, own in state.modules.items()
     }
     state = replace(state, modules=modules)
     if assembly.replay is not None and not assembly.should_save_buffer:

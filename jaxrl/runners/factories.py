@@ -77,9 +77,7 @@ def make_in_graph_loop(
     """Create the loop over dispatches of the compiled program."""
     hooks = AlgorithmHooks(callbacks, algorithm, DISPATCH_HOOKS)
     steps = assembly.in_graph_runner.batch_steps
-    buffers = [
-        part.replay for part in assembly.parts.values() if part.replay is not None
-    ]
+    buffers = [part.replay for part in assembly.parts.values() if part.replay is not None]
     drawn = sum(replay.num_updates * replay.rows_per_update for replay in buffers)
     trained = drawn if buffers else steps
     runner = CompiledEnvRunner(config, assembly)

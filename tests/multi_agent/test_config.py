@@ -10,6 +10,7 @@ import pytest
 
 from jaxrl import MultiRLModuleSpec, PolicySpec, RLModuleSpec
 from jaxrl.algorithms.appo import APPOConfig
+from jaxrl import ReplayBuffer
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.base import AlgorithmConfig
@@ -29,6 +30,18 @@ def ppo(env: Any = Targets, **settings: Any) -> PPOConfig:
         model_config={"fcnet_hiddens": [8]}
     )
     return config.debugging(loggers=[]).multi_agent(**settings)
+
+
+class OwnBuffer(ReplayBuffer):
+    """A buffer as a user would write one."""
+
+
+def dqn(buffer: dict[str, Any], env: Any = Targets) -> DQNConfig:
+    """4 environments with a buffer of 400 rows."""
+    config = DQNConfig().environment(env).env_runners(num_envs_per_env_runner=4)
+    config.training(train_batch_size=32, replay_buffer_config={"capacity": 400, **buffer})
+    config.rl_module(model_config={"fcnet_hiddens": [8]})
+    return config.debugging(loggers=[])
 
 
 def prepare(config: AlgorithmConfig) -> AlgorithmConfig:
@@ -234,9 +247,29 @@ BAD: dict[str, tuple[Callable[[], AlgorithmConfig], list[str]]] = {
         lambda: ppo(share_rewards="some"),
         ["share_rewards must be 'team' or 'all' or None, got 'some'"],
     ),
-    "a replay buffer": (
-        lambda: DQNConfig().environment(Targets),
-        ["DQN draws from a replay buffer", "use PPO, A2C, PG, IMPALA or APPO"],
+    "a buffer of a user's": (
+        lambda: dqn({"type": OwnBuffer}),
+        ["replay_buffer_config['type']=OwnBuffer stores rows of a single agent", "'uniform'"],
+    ),
+    "a buffer on the host": (
+        lambda: dqn({"storage": "host"}),
+        ["replay_buffer_config['storage']='host' keeps the buffer where the compiled program"],
+    ),
+    "memory over replayed turns": (
+        lambda: dqn({}, env=Torture).rl_module(model_config={"use_lstm": True, "max_seq_len": 4}),
+        ["DQN with memory draws sequences of consecutive steps", "do not act at every step"],
+    ),
+    "rows of agents with a replay buffer": (
+        lambda: dqn({}).multi_agent(count_steps_by="agent_steps"),
+        ["count_steps_by='agent_steps' has no effect with a replay buffer", "leave it out"],
+    ),
+    "a training intensity without whole updates": (
+        lambda: (
+            dqn({})
+            .training(training_intensity=3.0, train_batch_size=64)
+            .env_runners(rollout_fragment_length=4)
+        ),
+        ["module 'default_policy' with 2 agents", "training_intensity"],
     ),
     "actors": (
         lambda: ppo().env_runners(num_env_runners=2),

@@ -62,7 +62,11 @@ CONFIGS, REPLAY_CONFIGS = make_configs(), make_replay_configs()
 
 
 def run(config: AlgorithmConfig, env: object, number: int, **env_config: object) -> PyTree:
-    config = config.copy().environment(env, env_config=env_config).env_runners(num_envs_per_env_runner=16)
+    config = (
+        config.copy()
+        .environment(env, env_config=env_config)
+        .env_runners(num_envs_per_env_runner=16)
+    )
     model = {"fcnet_hiddens": [8], **(config.rl_module_settings.model_config or {})}
     config.rl_module(model_config=model).debugging(seed=3, loggers=[])
     with config.build() as algorithm:
@@ -102,7 +106,7 @@ def test_one_agent_replays_as_a_single_one(name: str) -> None:
     own = several.modules["default_policy"]
     for part in ("learner", "connectors", "guard", "progress", "ring"):
         jax.tree.map(np.testing.assert_array_equal, getattr(single, part), getattr(own, part))
-    assert int(own.progress.updates) > 50
+    assert int(own.progress.updates) > 30
     experience = (single.buffer.rows.experience, own.buffer.rows.experience)
     jax.tree.map(np.testing.assert_array_equal, *experience)
     jax.tree.map(np.testing.assert_array_equal, single.buffer.priorities, own.buffer.priorities)

@@ -85,9 +85,7 @@ def test_columns_hold_and_fold_their_own_newest_rows(window: int) -> None:
     indices = SampledIndices(env=column, time=time, weight=jnp.ones(len(places)))
     replay = make_buffer(n_step=(3, 3), batch_size=len(places) * SHARDS)
     shards = jnp.zeros(1, jnp.int32)  # as many numbers of steps as there are rows
-    batch = replay.gather_transitions(
-        state, indices, jnp.float32(GAMMA), shards, jax.random.key(0)
-    )
+    batch = replay.gather_transitions(state, indices, jnp.float32(GAMMA), shards, jax.random.key(0))
     for i, (column, rank, _) in enumerate(places):
         row = held[column][rank]
         assert (batch.obs[i], batch.action[i]) == (row.obs, row.action)

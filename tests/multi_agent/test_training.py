@@ -13,6 +13,7 @@ import pytest
 
 from jaxrl import Algorithm, PolicySpec
 from jaxrl.algorithms.appo import APPOConfig
+from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.ppo import A2CConfig, PGConfig, PPOConfig
 from jaxrl.config.base import AlgorithmConfig
@@ -93,6 +94,52 @@ def test_results_have_the_keys_of_rllib_and_both_modules_learn(
     assert min(sampled["agent_episode_returns_mean"].values()) > 6.0
 
 
+def make_replay_config(env: Any = Targets, **settings: Any) -> AlgorithmConfig:
+    """16 environments, and an update of each module after every 4 steps."""
+    buffer = {"type": "prioritized", "capacity": 4096}
+    config = DQNConfig().training(replay_buffer_config=buffer, epsilon=[[0, 1.0], [4000, 0.05]])
+    config = make_config(config, env=env, **settings)
+    config.training(train_batch_size=64, num_steps_sampled_before_learning_starts=200)
+    config.env_runners(rollout_fragment_length=4)
+    return config.reporting(min_sample_timesteps_per_iteration=640)
+
+
+def test_replayed_rows_are_counted_by_module() -> None:
+    result, _ = train(make_replay_config(mapping={"a": "p0", "b": "p0"}).training(lr=1e-2), 16)
+    assert min(result["env_runners"]["agent_episode_returns_mean"].values()) > 6.0
+    buffer, learned = result["replay_buffer"]["p0"], result["learners"]["p0"]
+    assert buffer["capacity"] == buffer["num_module_steps_stored"] == 4096
+    assert buffer["num_module_steps_added"] == 2 * 640
+    assert buffer["num_module_steps_added_lifetime"] == 2 * 640 * 16
+    assert learned["num_module_steps_trained"] == 64 * 10 == buffer["num_module_steps_sampled"]
+    # 200 rows are there after the second of 160 rollouts of 128 rows.
+    assert learned["num_updates_lifetime"] == 159
+    assert learned["num_module_steps_trained_lifetime"] == 64 * 159
+
+
+def test_a_replaying_module_learns_beside_one_that_does_not() -> None:
+    config = make_replay_config(policies_to_train=["p1"])
+    with config.build() as algorithm:
+        before = copy.deepcopy(algorithm.get_weights())
+        for _ in range(2):
+            result = algorithm.train()
+        after = algorithm.get_weights()
+    assert_same(before["p0"], after["p0"])
+    assert not is_same(before["p1"], after["p1"])
+    assert result["replay_buffer"].keys() == {"p1"}
+
+
+def test_a_module_without_a_new_row_is_not_updated() -> None:
+    """In turns of one step, each module of a rollout of one step has a row half of the time."""
+    config = make_replay_config(env="jaxrl:probe-turns-v0").env_runners(rollout_fragment_length=1)
+    config.training(num_steps_sampled_before_learning_starts=16)
+    result, _ = train(config.env_runners(num_envs_per_env_runner=1), 1)
+    rows = result["env_runners"]["num_module_steps_sampled"]
+    for module in ("p0", "p1"):
+        assert rows[module] == 320
+        assert result["learners"][module]["num_updates_lifetime"] == 320 - 15
+
+
 def test_modules_do_not_touch_each_other() -> None:
     _, common = train(make_config(), 2)
     overrides = {"p1": PPOConfig.overrides(lr=1e-2, entropy_coeff=0.1)}
@@ -162,12 +209,17 @@ def test_shared_rewards_teach_who_is_not_paid(share: str) -> None:
     assert alone["env_runners"]["agent_episode_returns_mean"]["b"] < 13.5
 
 
-def test_devices_compute_the_same() -> None:
+@pytest.mark.parametrize("algo", ["PPO", "DQN"])
+def test_devices_compute_the_same(algo: str) -> None:
     found: list[PyTree] = []
     for number in (1, 4):
         # With Adam, rounding decides the sign of the step where a gradient is almost zero.
-        ppo = PPOConfig().training(optimizer="sgd", minibatch_size=128, num_epochs=2)
-        config = make_config(ppo, env=Torture, mapping={"a": "p0", "b": "p1", "c": "p0"})
+        mapping = {"a": "p0", "b": "p1", "c": "p0"}
+        if algo == "PPO":
+            ppo = PPOConfig().training(optimizer="sgd", minibatch_size=128, num_epochs=2)
+            config = make_config(ppo, env=Torture, mapping=mapping)
+        else:
+            config = make_replay_config(env=Torture, mapping=mapping).training(optimizer="sgd")
         config.learners(num_devices=number, num_shards=4)
         result, weights = train(config, 2)
         found.append((weights, result["env_runners"]["num_agent_steps_sampled"]))
@@ -210,12 +262,11 @@ np.savez(sys.argv[2], *jax.tree.leaves(algorithm.get_weights()))
 
 
 @pytest.mark.representatives("LSTM")
-@pytest.mark.parametrize("use_lstm", [False, True], ids=["FC", "LSTM"])
-def test_a_resumed_run_goes_on_to_the_bit_in_a_fresh_process(
-    use_lstm: bool, tmp_path: Path
-) -> None:
-    config = make_config(env=Torture, mapping={"a": "p0", "b": "p1", "c": "p0"})
-    if use_lstm:
+@pytest.mark.parametrize("kind", ["FC", "LSTM", "DQN"])
+def test_a_resumed_run_goes_on_to_the_bit_in_a_fresh_process(kind: str, tmp_path: Path) -> None:
+    make = make_replay_config if kind == "DQN" else make_config
+    config = make(env=Torture, mapping={"a": "p0", "b": "p1", "c": "p0"})
+    if kind == "LSTM":
         memory = {"use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 16}
         config.rl_module(model_config={"fcnet_hiddens": [4], **memory})
     config.debugging(results_dir=str(tmp_path / "results"))
@@ -240,6 +291,19 @@ def test_a_resumed_run_goes_on_to_the_bit_in_a_fresh_process(
 
 def pending(algorithm: Algorithm) -> PyTree:
     return {m: rows.has_row for m, rows in algorithm.state.carry.pending.items()}
+
+
+def test_a_checkpoint_without_buffers_fills_them_again(tmp_path: Path) -> None:
+    config = make_replay_config().training(store_buffer_in_checkpoints=False)
+    with config.build() as algorithm:
+        algorithm.train()
+        path = algorithm.save(str(tmp_path / "checkpoint"))
+        expected = algorithm.get_weights()
+    with Algorithm.from_checkpoint(str(path)) as restored:
+        assert_same(restored.get_weights(), expected)
+        result = restored.train()
+    assert result["replay_buffer"]["p0"]["num_module_steps_stored"] == 640
+    assert result["learners"]["p0"]["num_updates_lifetime"] == 7 + 7
 
 
 def make_env(root: Path) -> dict[str, str]:

@@ -115,7 +115,9 @@ def _make_common_replay_plan(config: "AlgorithmConfig", agents: AgentMapping) ->
         steps = 1
         for m in sorted(agents.trained):
             sizes = {"num_envs_per_env_runner": num_envs * agents.count_agents(m)}
-            plan = make_module_config(config, agents, m, sizes | _scale_intensity(config, agents, m))
+            plan = make_module_config(
+                config, agents, m, sizes | _scale_intensity(config, agents, m)
+            )
             steps = math.lcm(steps, plan.plan().rollout_fragment_length)
     return BatchPlan(
         num_envs=num_envs,
@@ -202,7 +204,11 @@ def _make_module_plan(
 
 
 def compute_module_sizes(
-    config: "AlgorithmConfig", agents: AgentMapping, common: BatchPlan, module: str, num_shards: int | None
+    config: "AlgorithmConfig",
+    agents: AgentMapping,
+    common: BatchPlan,
+    module: str,
+    num_shards: int | None,
 ) -> dict[str, object]:
     """Return the settings that give a module's config the rows of its agents."""
     columns = common.num_envs * agents.count_agents(module)
