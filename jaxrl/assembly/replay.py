@@ -22,7 +22,6 @@ from jaxrl.config.settings.replay import (
     resolve_buffer_settings,
 )
 from jaxrl.core.struct import replace
-from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError, summarize_exception
 from jaxrl.modules.encoder_module import EncoderModule
 from jaxrl.modules.rl_module import RLModule

@@ -27,8 +27,10 @@ class PackedReplayBuffer(ReplayBuffer):
         """Return an empty buffer for rollouts `[T, B, ...]` of these shapes and dtypes."""
         state = super().init(rollout)
         columns = (rollout.reward.shape[1],)
-        rows = state.rows.replace(
-            current_index=jnp.zeros(columns, jnp.int32), is_full=jnp.zeros(columns, bool)
+        rows = dataclasses.replace(
+            state.rows,
+            current_index=jnp.zeros(columns, jnp.int32),
+            is_full=jnp.zeros(columns, bool),
         )
         return replace(state, rows=rows)
 
@@ -59,7 +61,8 @@ class PackedReplayBuffer(ReplayBuffer):
             by_column,
         )
         end = state.rows.current_index + by_column.mask.sum(axis=1, dtype=jnp.int32)
-        rows = state.rows.replace(
+        rows = dataclasses.replace(
+            state.rows,
             experience=experience,
             current_index=end % self.length,
             is_full=state.rows.is_full | (end >= self.length),

@@ -8,9 +8,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from jaxrl import MultiRLModuleSpec, PolicySpec, RLModuleSpec
+from jaxrl import MultiRLModuleSpec, PolicySpec, ReplayBuffer, RLModuleSpec
 from jaxrl.algorithms.appo import APPOConfig
-from jaxrl import ReplayBuffer
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.base import AlgorithmConfig

@@ -107,10 +107,8 @@ def predict(module: Any, state: PyTree, obs: PyTree) -> tuple[np.ndarray, np.nda
         actions = np.asarray(module.policy_dist(params[POLICY], obs).mode())
         q = np.asarray(module.compute_q_values(params[CRITIC], obs)).min(axis=0)
         return q[np.arange(len(actions)), actions], actions
-    if isinstance(module, QModule):
-        values = module.compute_values(params, obs)
-    else:
-        values = out["vf_preds"]
+    is_q = isinstance(module, QModule)
+    values = module.compute_values(params, obs) if is_q else out["vf_preds"]
     dist = module.action_dist(out["action_dist_inputs"], obs)
     return np.asarray(values), np.asarray(dist.mode())
 

@@ -104,8 +104,9 @@ def _make_common_replay_plan(config: "AlgorithmConfig", agents: AgentMapping) ->
     With "auto", a rollout is the shortest after which every module has whole updates.
     """
     runners = config.env_runners_settings
-    num_envs, steps = runners.num_envs_per_env_runner or 1, runners.rollout_fragment_length
-    notes = () if runners.num_envs_per_env_runner else ("num_envs_per_env_runner: 1.",)
+    given, steps = runners.num_envs_per_env_runner, runners.rollout_fragment_length
+    num_envs = given if isinstance(given, int) else 1
+    notes = () if given else ("num_envs_per_env_runner: 1.",)
     if config.multi_agent_settings.count_steps_by != "env_steps":
         raise ConfigError(
             "count_steps_by='agent_steps' has no effect with a replay buffer, whose train_batch_size "
