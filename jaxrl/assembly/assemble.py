@@ -152,13 +152,13 @@ class Assembly:
             if name and part.replay is not None
         }
 
-    def get_part(self, module: str) -> "Assembly":
-        """Return the assembly of a module."""
-        return self.parts[module]
-
     @property
     def module(self) -> RLModule:
         return self.policy_step.module
+
+    def with_train_step(self, train_step: Any) -> "Assembly":
+        """Return the assembly with another training step of the same run."""
+        return dataclasses.replace(self, train_step=train_step)
 
     def make_abstract_params(self) -> PyTree:
         """Return shapes and types of the parameters."""

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
@@ -12,8 +13,9 @@ from jaxrl.core.spaces import is_same_space
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
 from jaxrl.envs.base import JaxEnv
+from jaxrl.envs.multi.base import MultiAgentJaxEnv
 from jaxrl.envs.params import cast_params, override_params, param_names
-from jaxrl.envs.registry import MadeEnv
+from jaxrl.envs.registry import MadeEnv, MadeMultiEnv
 from jaxrl.envs.wrappers import HasTimeLimit
 from jaxrl.errors import ConfigError, EnvError
 from jaxrl.training.report import to_host
@@ -107,7 +109,7 @@ def get_jax_env(assembly: "Assembly", what: str) -> MadeEnv:
     return assembly.jax_env
 
 
-def can_share_program(made: MadeEnv, other: MadeEnv) -> bool:
+def can_share_program(made: MadeEnv | MadeMultiEnv, other: MadeEnv | MadeMultiEnv) -> bool:
     """Return whether environments differ only in numbers that a program takes as arguments."""
     leaves, structure = jax.tree.flatten(made.params)
     others, other_structure = jax.tree.flatten(other.params)
@@ -128,16 +130,23 @@ def _check_compiled_properties(made: MadeEnv, params: PyTree, what: str) -> None
 
 
 def _find_compiled_differences(
-    env: JaxEnv[Any, Any], built: PyTree, requested: PyTree
+    env: JaxEnv[Any, Any] | MultiAgentJaxEnv[Any, Any], built: PyTree, requested: PyTree
 ) -> list[tuple[str, Any, Any]]:
     """Return the compiled properties that two sets of parameters give different values.
 
     Each is a name with the value that was built and the requested one.
     """
-    properties: dict[str, tuple[Callable[[PyTree], Any], Callable[[Any, Any], bool]]] = {
-        "observation space": (env.observation_space, is_same_space),
-        "action space": (env.action_space, is_same_space),
-    }
+    properties: dict[str, tuple[Callable[[PyTree], Any], Callable[[Any, Any], bool]]] = {}
+    if isinstance(env, MultiAgentJaxEnv):
+        for agent in env.possible_agents:
+            for name, space_of in (
+                ("observation", env.observation_space),
+                ("action", env.action_space),
+            ):
+                properties[f"{name} space of {agent!r}"] = partial(space_of, agent), is_same_space
+    else:
+        properties["observation space"] = env.observation_space, is_same_space
+        properties["action space"] = env.action_space, is_same_space
     if isinstance(env, HasTimeLimit):
         properties["time limit"] = (env.get_time_limit, operator.eq)
     found = [

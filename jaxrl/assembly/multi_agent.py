@@ -90,6 +90,11 @@ class MultiAgentAssembly(Assembly):
         """Assembly of each module."""
         return self.modules
 
+    def with_train_step(self, train_step: Any) -> "MultiAgentAssembly":
+        """Return the assembly with another runner, whose steps are those of the modules."""
+        modules = {m: own.with_train_step(train_step.steps[m]) for m, own in self.modules.items()}
+        return dataclasses.replace(self, train_step=train_step, modules=modules)
+
     def make_abstract_params(self) -> PyTree:
         """Return shapes and types of the parameters of every module."""
         return {name: own.make_abstract_params() for name, own in self.modules.items()}

@@ -264,8 +264,7 @@ def resolve_sequence_length(plan: BatchPlan, module: RLModule) -> int | None:
 def select_saved_state(assembly: "Assembly", state: TrainState) -> TrainState:
     """Return the state that checkpoints store."""
     modules = {
-        name: select_saved_state(assembly.get_part(name), own)
-        for name, own in state.modules.items()
+        name: select_saved_state(assembly.parts[name], own) for name, own in state.modules.items()
     }
     state = replace(state, modules=modules)
     if assembly.replay is not None and not assembly.should_save_buffer:
@@ -297,7 +296,7 @@ def _drop_missing_buffers(
     assembly: "Assembly", state: TrainState, leaves: Mapping[str, Any], prefix: str
 ) -> TrainState:
     modules = {
-        name: _drop_missing_buffers(assembly.get_part(name), own, leaves, f"modules.{name}.")
+        name: _drop_missing_buffers(assembly.parts[name], own, leaves, f"modules.{name}.")
         for name, own in state.modules.items()
     }
     state = replace(state, modules=modules)
@@ -318,7 +317,7 @@ def restore_empty_buffer(
         before: Current state of the run, the memory of whose buffer the empty one reuses.
     """
     modules = {
-        name: restore_empty_buffer(assembly.get_part(name), own, before.modules[name])
+        name: restore_empty_buffer(assembly.parts[name], own, before.modules[name])
         for name, own in restored.modules.items()
     }
     restored = replace(restored, modules=modules)

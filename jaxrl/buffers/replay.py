@@ -69,6 +69,11 @@ class ReplayState:
     priorities: Priorities | None
     streams: ColumnSources | None
 
+    @property
+    def has_positions_by_column(self) -> bool:
+        """True if columns are written at positions of their own, as by a `PackedReplayBuffer`."""
+        return self.rows.is_full.ndim == self.rows.experience.mask.ndim - 1
+
 
 @pytree
 class SampledIndices:

@@ -270,19 +270,35 @@ def make_module_config(
     own = config.copy(copy_frozen=False)
     own.module_id = module
     own.is_trained = module in agents.trained
-    settings = config.multi_agent_settings
-    overrides = _to_settings(settings.algorithm_config_overrides_per_module.get(module))
-    policies = settings.policies
-    spec = policies.get(module) if isinstance(policies, Mapping) else None
-    if isinstance(spec, tuple | list):
-        spec = PolicySpec(*cast("tuple[Any, ...]", tuple(spec)))
+    overrides, spec = get_module_overrides(config, module), _get_policy(config, module)
     if isinstance(spec, PolicySpec):
-        overrides = {**_to_settings(spec.config), **overrides}
         spec = spec.policy_class
     _set_module_spec(own, module, spec)
     _check_overrides(own, module, overrides)
     own.update_from_dict({**overrides, **changes})
     return own
+
+
+def get_module_overrides(config: "AlgorithmConfig", module: str) -> dict[str, Any]:
+    """Return the settings that differ for a module, from its PolicySpec and the overrides."""
+    spec = _get_policy(config, module)
+    own = _to_settings(spec.config) if isinstance(spec, PolicySpec) else {}
+    settings = config.multi_agent_settings.algorithm_config_overrides_per_module
+    return {**own, **_to_settings(settings.get(module))}
+
+
+def _get_policy(config: "AlgorithmConfig", module: str) -> Any:
+    """Return the value of `policies` for a module, RLlib's tuple as a PolicySpec."""
+    policies = config.multi_agent_settings.policies
+    spec = policies.get(module) if isinstance(policies, Mapping) else None
+    if isinstance(spec, tuple | list):
+        return PolicySpec(*cast("tuple[Any, ...]", tuple(spec)))
+    return spec
+
+
+def list_module_ids(config: "AlgorithmConfig") -> tuple[str, ...]:
+    """Return the ids of the modules of a config for several agents."""
+    return resolve_agents(config).modules
 
 
 def _set_module_spec(config: "AlgorithmConfig", module: str, spec: object) -> None:

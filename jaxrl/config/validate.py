@@ -71,14 +71,10 @@ def _check_num_envs_tuning(config: "AlgorithmConfig") -> None:
 
 
 def check_sweep(config: "AlgorithmConfig") -> None:
-    """Raise if a sweep is of several agents, or is to tune its number of environments.
+    """Raise if a sweep is to tune its number of environments.
 
     All lanes must have the same shapes, which a measurement of a single run cannot determine.
     """
-    if config.is_multi_agent:
-        raise ConfigError(
-            "A run of several agents cannot be a lane of a sweep: run the values one by one."
-        )
     if config.env_runners_settings.num_envs_per_env_runner == "auto":
         raise ConfigError(
             "num_envs_per_env_runner='auto' is measured for a single run, but this config is a "

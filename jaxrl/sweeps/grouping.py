@@ -9,13 +9,15 @@ import jax
 from jaxrl.algorithm import Algorithm
 from jaxrl.assembly.assemble import Assembly, assemble, make_env
 from jaxrl.assembly.env_params import can_share_program
+from jaxrl.assembly.multi_agent import make_multi_agent_env
 from jaxrl.assembly.tasks import prepare_first_task
+from jaxrl.config.multi_agent import list_module_ids
 from jaxrl.config.offline import check_lane_storage
 from jaxrl.config.sweep import Lane
-from jaxrl.core.hparams import get_numeric_hparams, mark_per_lane
+from jaxrl.core.hparams import HParams, get_numeric_hparams, mark_per_lane
 from jaxrl.core.types import Device, PyTree
 from jaxrl.envs.host import MadeHostEnv
-from jaxrl.envs.registry import MadeEnv
+from jaxrl.envs.registry import MadeEnv, MadeMultiEnv
 from jaxrl.errors import ConfigError, HostLanesError
 from jaxrl.evaluation.evaluation import make_evaluation_env
 from jaxrl.runtime.devices import warn_about_unused_cores
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 from jaxrl.runners.placement import compute_state_bytes, estimate_required_bytes
 from jaxrl.runtime.devices import get_memory_limit
+from jaxrl.sweeps.lanes import change_settings
 
 T = TypeVar("T")
 
@@ -41,8 +44,8 @@ class LaneEnvs:
         eval_env: Evaluation environment, often the same.
     """
 
-    train_env: MadeEnv
-    eval_env: MadeEnv | MadeHostEnv
+    train_env: MadeEnv | MadeMultiEnv
+    eval_env: MadeEnv | MadeMultiEnv | MadeHostEnv
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,9 +73,13 @@ class CompatibleLanes:
 
     def find_varying_settings(self) -> set[str]:
         """Return the names of traced settings whose values differ between the lanes."""
-        settings = [lane.config.training_settings for lane in self.lanes]
-        names = get_numeric_hparams(settings[0])
-        return {n for n in names if any(vars(s)[n] != vars(settings[0])[n] for s in settings)}
+        first, *others = [get_lane_settings(lane.config) for lane in self.lanes]
+        return {
+            name
+            for module, settings in first.items()
+            for name in get_numeric_hparams(settings)
+            if any(vars(other[module])[name] != vars(settings)[name] for other in others)
+        }
 
     def assemble(self, varying: Collection[str]) -> Assembly:
         """Build the functions of the program without the values of settings that differ per lane.
@@ -90,10 +97,11 @@ class CompatibleLanes:
             return assemble(first)
         config = first.copy(copy_frozen=False)
         vars(config)["training_settings"] = mark_per_lane(first.training_settings, varying)
-        assembly = assemble(config)
-        step = assembly.train_step
-        learner = dataclasses.replace(step.learner, settings=first.training_settings)
-        return dataclasses.replace(assembly, train_step=dataclasses.replace(step, learner=learner))
+        assembly, settings = assemble(config), get_lane_settings(first)
+        if not assembly.is_in_graph:
+            return assembly
+        runner = change_settings(assembly.in_graph_runner, lambda module, _: settings[module])
+        return assembly.with_train_step(runner)
 
 
 def group_lanes(lanes: Sequence[Lane]) -> list[CompatibleLanes]:
@@ -118,10 +126,23 @@ def group_lanes(lanes: Sequence[Lane]) -> list[CompatibleLanes]:
 
 def _get_structure(config: "AlgorithmConfig") -> dict[str, Any]:
     """Return the settings that shape a program, except those that describe the environment."""
-    numbers = get_numeric_hparams(config.training_settings)
+    numbers = get_lane_numbers(config)
     shapes = jax.tree.map(lambda x: x.shape, numbers)
-    excluded = {*numbers, *PER_LANE_SETTINGS, "env_config"}
+    names = {name for own in numbers.values() for name in own}
+    excluded = {*names, *PER_LANE_SETTINGS, "env_config"}
     return {**{n: v for n, v in config.items() if n not in excluded}, "numbers": shapes}
+
+
+def get_lane_settings(config: "AlgorithmConfig") -> dict[str, Any]:
+    """Return the training settings of each module of a lane; of a single one, named ''."""
+    if not config.is_multi_agent:
+        return {"": config.training_settings}
+    return {m: config.get_module_config(m).training_settings for m in list_module_ids(config)}
+
+
+def get_lane_numbers(config: "AlgorithmConfig") -> dict[str, HParams]:
+    """Return the sweepable settings of each module as leaves, as `get_lane_settings` does."""
+    return {m: get_numeric_hparams(own) for m, own in get_lane_settings(config).items()}
 
 
 def _can_share_program(envs: LaneEnvs, others: LaneEnvs) -> bool:
@@ -129,7 +150,7 @@ def _can_share_program(envs: LaneEnvs, others: LaneEnvs) -> bool:
     if not can_share_program(envs.train_env, others.train_env):
         return False
     ours, theirs = envs.eval_env, others.eval_env
-    if isinstance(ours, MadeEnv) and isinstance(theirs, MadeEnv):
+    if not isinstance(ours, MadeHostEnv) and not isinstance(theirs, MadeHostEnv):
         return can_share_program(ours, theirs)
     return type(ours) is type(theirs)  # on the host, every lane has its own runners
 
@@ -152,9 +173,7 @@ class _MadeEnvs:
 
 
 def _make_envs(config: "AlgorithmConfig", cache: _MadeEnvs) -> LaneEnvs:
-    made = cache.get_or_make(
-        vars(config.environment_settings), lambda: prepare_first_task(config, make_env(config))
-    )
+    made = cache.get_or_make(vars(config.environment_settings), lambda: _make_training_env(config))
     if isinstance(made, MadeHostEnv):
         raise make_host_lanes_error(made)
     changed = config.get_evaluation_config_object()
@@ -164,6 +183,12 @@ def _make_envs(config: "AlgorithmConfig", cache: _MadeEnvs) -> LaneEnvs:
         train_env=made,
         eval_env=cache.get_or_make(settings, lambda: make_evaluation_env(config, changed, made)),
     )
+
+
+def _make_training_env(config: "AlgorithmConfig") -> Any:
+    if config.is_multi_agent:
+        return make_multi_agent_env(config)
+    return prepare_first_task(config, make_env(config))
 
 
 def make_host_lanes_error(made: MadeEnv | MadeHostEnv) -> HostLanesError:

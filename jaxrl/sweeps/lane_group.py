@@ -5,24 +5,29 @@ Each lane of a group gets its part of a dispatch's report.
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
 
 from jaxrl.assembly.assemble import Assembly
+from jaxrl.config.multi_agent import get_module_overrides
 from jaxrl.config.sweep import Lane
-from jaxrl.core.hparams import get_numeric_hparams, to_leaf
+from jaxrl.core.hparams import HParams, to_leaf
 from jaxrl.core.keys import make_key
 from jaxrl.core.seeds import split_seed
 from jaxrl.core.types import Device, PyTree
 from jaxrl.errors import ConfigError
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runtime.program import Program
+from jaxrl.sweeps.grouping import get_lane_numbers
 from jaxrl.sweeps.lane_evaluation import SharedEvaluations
 from jaxrl.sweeps.lanes import LanePrograms, Lanes, is_per_lane, make_lane_programs, stack_trees
 from jaxrl.training.report import IterationTotals, TrainReport
 from jaxrl.training.train_state import TrainState
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
 
 
 class LaneGroup:
@@ -79,7 +84,7 @@ class LaneGroup:
         self, env_params: Sequence[PyTree]
     ) -> tuple[Any, PyTree, Mapping[str, PyTree]]:
         """Return the arguments of `Lanes.init`: keys, environment parameters, training settings."""
-        numbers = [get_numeric_hparams(lane.config.training_settings) for lane in self.lanes]
+        numbers = [get_lane_numbers(lane.config) for lane in self.lanes]
         keys = jax.vmap(make_key)(np.stack([split_seed(lane.seed) for lane in self.lanes]))
         return keys, stack_trees(env_params), stack_trees(numbers)
 
@@ -170,13 +175,27 @@ class LaneGroup:
         self, slot: int, source: TrainState, hparams: Mapping[str, float], salt: int
     ) -> None:
         """Replace a lane by a copy of another one's state and reactivate it; see `copy_member`."""
-        current = self.states.learner.hparams
-        values = {name: to_leaf(value, current[name]) for name, value in hparams.items()}
+        values = self._to_leaves(self.lanes[slot].config, hparams)
         self.states = self._compiled.copy_member(
             self.states, np.int32(slot), source, values, np.uint32(salt)
         )
         self._num_taken[slot] = self._num_dispatches
         self.version += 1
+
+    def _to_leaves(
+        self, config: "AlgorithmConfig", hparams: Mapping[str, float]
+    ) -> dict[str, HParams]:
+        """Return numbers as leaves for each module without a value of its own."""
+        states = self.states.modules or {"": self.states}
+        leaves: dict[str, HParams] = {}
+        for module, state in states.items():
+            own = get_module_overrides(config, module) if module else {}
+            leaves[module] = {
+                name: to_leaf(value, state.learner.hparams[name])
+                for name, value in hparams.items()
+                if name not in own
+            }
+        return leaves
 
 
 class LaneLearner:

@@ -14,7 +14,7 @@ from jaxrl.evaluation.compiled import JaxEvaluation
 from jaxrl.evaluation.evaluation import Evaluation
 from jaxrl.loggers import RunFolder
 from jaxrl.loggers.run_record import RunRecord
-from jaxrl.metrics import DEFAULT_MODULE
+from jaxrl.metrics import ALL_MODULES, DEFAULT_MODULE
 from jaxrl.run_parts import ActingState, LoadLeaves
 from jaxrl.runners.factories import make_in_graph_loop
 from jaxrl.runners.hooks import RunnerHooks
@@ -227,12 +227,14 @@ class LaneRun:
         """
         algorithm, previous = self.algorithm, self._num_updates
         result = algorithm.train()
-        learner_metrics = result["learners"][DEFAULT_MODULE]
-        self._num_updates = learner_metrics["num_updates_lifetime"]
+        modules = dict(result["learners"])
+        common = modules.pop(ALL_MODULES, None) or modules[DEFAULT_MODULE]
+        self._num_updates = common["num_updates_lifetime"]
         num_updates = self._num_updates - previous
         tolerance = algorithm.config.fault_tolerance_settings.nonfinite_updates_tolerance
         num_nonfinite = result["fault_tolerance"]["num_nonfinite_updates"]
-        all_skipped = math.isnan(learner_metrics.get("grad_norm", math.nan))
+        norms = [metrics.get("grad_norm", math.nan) for metrics in modules.values()]
+        all_skipped = all(map(math.isnan, norms))
         if num_updates >= tolerance and all_skipped and num_nonfinite >= tolerance:
             error = DivergenceError(
                 f"None of the {num_updates} updates of iteration {algorithm.iteration} had a "

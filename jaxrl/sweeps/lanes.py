@@ -8,6 +8,7 @@ buffer) remain a branch and an address instead of a selection between both outco
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +24,34 @@ from jaxrl.core.types import Device, Key, Keys, PyTree
 from jaxrl.errors import ConfigError
 from jaxrl.runtime.program import Program
 from jaxrl.training.in_graph import InGraphRunner
+from jaxrl.training.multi_agent import MultiAgentRunner
 from jaxrl.training.train_state import Summary, TrainState
 
 LANES_AXIS = "lanes"
 SHARDED, REPLICATED = PartitionSpec(LANES_AXIS), PartitionSpec()
+
+
+AnyRunner: TypeAlias = InGraphRunner | MultiAgentRunner
+
+
+def change_settings(runner: AnyRunner, change: Callable[[str, Any], Any]) -> AnyRunner:
+    """Return a runner whose learners have other settings.
+
+    Args:
+        runner: Functions of a run.
+        change: Function of a module's id, '' for a single one, and its learner's settings.
+    """
+
+    def replace_learner(module: str, learner: Any) -> Any:
+        return dataclasses.replace(learner, settings=change(module, learner.settings))
+
+    if isinstance(runner, MultiAgentRunner):
+        steps = {
+            m: dataclasses.replace(step, learner=replace_learner(m, step.learner))
+            for m, step in runner.steps.items()
+        }
+        return dataclasses.replace(runner, steps=steps)
+    return dataclasses.replace(runner, learner=replace_learner("", runner.learner))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,10 +62,10 @@ class Lanes:
         runner: Functions of a single run, shared by all lanes.
     """
 
-    runner: InGraphRunner
+    runner: AnyRunner
 
     @staticmethod
-    def from_runner(runner: InGraphRunner, varying_settings: Collection[str]) -> "Lanes":
+    def from_runner(runner: AnyRunner, varying_settings: Collection[str]) -> "Lanes":
         """Return the functions of lanes, built from those of one run.
 
         Args:
@@ -48,9 +73,11 @@ class Lanes:
             varying_settings: Names of the settings that differ between lanes; reading the value of
                 one from the settings raises an error.
         """
-        settings = mark_per_lane(runner.learner.settings, varying_settings)
-        learner = dataclasses.replace(runner.learner, settings=settings)
-        return Lanes(runner=dataclasses.replace(runner, learner=learner))
+
+        def mark(_: str, settings: Any) -> Any:
+            return mark_per_lane(settings, varying_settings)
+
+        return Lanes(runner=change_settings(runner, mark))
 
     def init(self, keys: Keys, env_params: PyTree, hparams: Mapping[str, PyTree]) -> TrainState:
         """Initialize the states `[lanes, ...]`, each equal to that of a single run.
@@ -58,14 +85,15 @@ class Lanes:
         Args:
             keys: Keys `[lanes]`; consumed.
             env_params: Parameters of each lane's environment, `[lanes, ...]`.
-            hparams: Sweepable training settings by name, `[lanes, ...]`; see `replace_with_traced`.
+            hparams: Sweepable training settings of each module by name, `[lanes, ...]`, those of a
+                single one under ''; see `replace_with_traced`.
         """
 
         def init_one(key: Key, params: PyTree, values: Mapping[str, PyTree]) -> TrainState:
-            learner = self.runner.learner
-            settings = replace_with_traced(learner.settings, values)
-            learner = dataclasses.replace(learner, settings=settings)
-            return dataclasses.replace(self.runner, learner=learner).init(key, params)
+            def replace_numbers(module: str, settings: Any) -> Any:
+                return replace_with_traced(settings, values[module])
+
+            return change_settings(self.runner, replace_numbers).init(key, params)
 
         # Sequential: on the CPU, XLA's threads deadlock in batched QR decompositions, which
         # orthogonal initialization uses.
@@ -90,7 +118,8 @@ class Lanes:
         try:
             return jax.lax.fori_loop(0, num_batches, body, (states, start))
         except ValueError as error:
-            if self.runner.own_step is None or "out_axes" not in str(error):
+            own_step = getattr(self.runner, "own_step", None)
+            if own_step is None or "out_axes" not in str(error):
                 raise
             raise ConfigError(
                 "compiled_training_step() repeats a step a number of times that may differ between "
@@ -109,6 +138,10 @@ def is_per_lane(state: TrainState) -> PyTree:
         return jax.tree.map(lambda _: value, tree)
 
     per_lane = fill(state, True)
+    if state.modules:
+        # Whether a module is updated depends on its rows, so all counters but one may differ.
+        shared = fill(state.progress.train_batches, False)
+        return replace(per_lane, progress=replace(per_lane.progress, train_batches=shared))
     buffer = per_lane.buffer
     # Faulty rows are not transitions, so lanes may differ in their number of environment steps.
     progress = replace(fill(state.progress, False), env_steps=fill(state.progress.env_steps, True))
@@ -171,7 +204,7 @@ def copy_member(
     states: TrainState,
     index: Int[Array, ""],
     source: TrainState,
-    hparams: Mapping[str, Hyperparameter],
+    hparams: Mapping[str, Mapping[str, Hyperparameter]],
     salt: UInt32[Array, ""],
 ) -> TrainState:
     """Replace a lane by a copy of another one's state, except for its keys (PBT's exploit step).
@@ -183,17 +216,15 @@ def copy_member(
         states: States of all lanes.
         index: Index of the lane to replace.
         source: State of the lane to copy.
-        hparams: Hyperparameters that replace those of the source, by name.
+        hparams: Hyperparameters of each module that replace those of the source, by name; those of
+            a single one under ''.
         salt: Data to fold into the keys.
     """
-    learner, snapshot = source.learner, source.guard.snapshot
-    source = replace(
-        source,
-        learner=_replace_hparams(learner, hparams),
-        guard=replace(
-            source.guard, snapshot=None if snapshot is None else _replace_hparams(snapshot, hparams)
-        ),
-    )
+    if source.modules:
+        modules = {m: _replace_hparams(own, hparams[m]) for m, own in source.modules.items()}
+        source = replace(source, modules=modules)
+    else:
+        source = _replace_hparams(source, hparams[""])
 
     def write(x: Array, new: Array, per_lane: bool) -> Array:
         if not per_lane:
@@ -205,8 +236,15 @@ def copy_member(
     return jax.tree.map(write, states, source, is_per_lane(states))
 
 
-def _replace_hparams(learner: PyTree, numbers: Mapping[str, Hyperparameter]) -> PyTree:
-    return replace(learner, hparams={**learner.hparams, **numbers})
+def _replace_hparams(state: TrainState, numbers: Mapping[str, Hyperparameter]) -> TrainState:
+    """Return a state with other hyperparameters, also in the snapshot to roll back to."""
+
+    def change(learner: PyTree) -> PyTree:
+        return replace(learner, hparams={**learner.hparams, **numbers})
+
+    snapshot = state.guard.snapshot
+    guard = replace(state.guard, snapshot=None if snapshot is None else change(snapshot))
+    return replace(state, learner=change(state.learner), guard=guard)
 
 
 def _fold_in_each(keys: Keys, salt: UInt32[Array, ""]) -> Keys:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -244,11 +245,10 @@ def check_mutations(mutations: Mapping[str, Marker], assembly: Assembly) -> None
         ConfigError: If a mutated setting cannot change during training.
     """
     if mutations:
-        total = assembly.plan.total_envs
-        state = jax.eval_shape(
-            lambda key: assembly.train_step.init_without_envs(key, total), jax.random.key(0)
-        )
-        check_mutable(mutations, state.learner)
+        for part in assembly.parts.values():
+            total = part.plan.total_envs
+            make = partial(part.train_step.init_without_envs, total_envs=total)
+            check_mutable(mutations, jax.eval_shape(make, jax.random.key(0)).learner)
 
 
 def read_schedule(folder: Path, *, before: int | None = None) -> list[Exploit]:

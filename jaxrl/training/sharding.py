@@ -84,15 +84,10 @@ def replay_specs(state: ReplayState) -> ReplayState:
         priorities = dataclasses.replace(whole.priorities, tree=fill(priorities.tree, SHARDED))
     rows = (
         fill(state.rows, SHARDED)
-        if _is_packed(state)
+        if state.has_positions_by_column
         else dataclasses.replace(whole.rows, experience=fill(state.rows.experience, SHARDED))
     )
     return ReplayState(rows=rows, priorities=priorities, streams=fill(state.streams, SHARDED))
-
-
-def _is_packed(buffer: PyTree) -> bool:
-    """Return whether columns of a replay buffer are written at positions of their own."""
-    return isinstance(buffer, ReplayState) and buffer.rows.is_full.ndim > 0
 
 
 def summary_specs(modules: tuple[str, ...] = ()) -> Summary:
@@ -121,7 +116,8 @@ def row_specs(state: TrainState) -> ReportRow:
 
     Each spec is a prefix, as in `summary_specs`.
     """
-    modules = tuple(state.modules)
+    modules, buffer = tuple(state.modules), state.buffer
+    is_packed = isinstance(buffer, ReplayState) and buffer.has_positions_by_column
     make = cast("Callable[..., ReportRow]", ReportRow)  # its fields hold specs here
     return make(
         summary=_add_row_axis(summary_specs(modules)),
@@ -132,7 +128,7 @@ def row_specs(state: TrainState) -> ReportRow:
         num_nonfinite=REPLICATED,
         env_steps=REPLICATED,
         updates=REPLICATED,
-        buffer_position=COLUMN_SHARDED if _is_packed(state.buffer) else REPLICATED,
+        buffer_position=COLUMN_SHARDED if is_packed else REPLICATED,
         modules={name: row_specs(own) for name, own in state.modules.items()},
         agents=_agent_specs(BATCH_SHARDED) if modules else (),
     )

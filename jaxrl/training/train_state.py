@@ -229,10 +229,10 @@ def _locate(buffer: ReplayState) -> PyTree:
     Where columns have positions of their own, return the number of rows on this device and None.
     """
     rows = buffer.rows
-    if rows.is_full.ndim == 0:
+    if not buffer.has_positions_by_column:
         return rows.current_index, rows.is_full
-    length = rows.experience.mask.shape[1]
-    return jnp.where(rows.is_full, length, rows.current_index).sum(keepdims=True), None
+    stored = jnp.where(rows.is_full, rows.experience.mask.shape[-1], rows.current_index)
+    return stored.sum(axis=-1, keepdims=True), None
 
 
 def count_updates_between(before: TrainState, after: TrainState) -> UInt32[Array, ""]:

@@ -14,7 +14,6 @@ from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
-from jaxrl.config.markers import grid
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError, JaxrlError
 from tests.multi_agent.agent_envs import Targets, Torture
@@ -305,10 +304,6 @@ BAD: dict[str, tuple[Callable[[], AlgorithmConfig], list[str]]] = {
     "a curriculum": (
         lambda: ppo().environment(curriculum=[{"task": {"x": 1}}]),
         ["curriculum=[{'task': {'x': 1}}] is not supported with several agents"],
-    ),
-    "a sweep": (
-        lambda: ppo().training(lr=grid([1e-3, 1e-4])),
-        ["several agents cannot be a lane of a sweep"],
     ),
     "modules of an environment with one agent": (
         lambda: ppo("CartPole-v1", policies={"p0", "p1"}, mapping=MAPPING),
