@@ -26,6 +26,7 @@ def make_ppo() -> AlgorithmConfig:
 
 def make_dqn() -> AlgorithmConfig:
     config = make_replay_config(env=Torture, mapping=THREE)
+    config.training(num_steps_sampled_before_learning_starts=64)
     return config.reporting(min_sample_timesteps_per_iteration=320)
 
 
