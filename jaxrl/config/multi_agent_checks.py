@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from jaxrl.config.modules import check_model_config
-from jaxrl.config.multi_agent import check_module_ids, make_module_config, resolve_agents
+from jaxrl.config.multi_agent import check_module_ids, resolve_agents
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def check_agents(config: "AlgorithmConfig") -> None:
     agents = resolve_agents(config)
     check_module_ids(config, agents)
     for module in agents.modules:
-        check_model_config(make_module_config(config, agents, module, {}))
+        check_model_config(config.get_module_config(module))
 
 
 def _check_values(config: "AlgorithmConfig") -> None:
