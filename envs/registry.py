@@ -14,6 +14,7 @@ import gymnasium
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters import gymnasium as gymnasium_adapter
 from jaxrl.envs.adapters import gymnax as gymnax_adapter
+from jaxrl.envs.adapters.multi_agent import MULTI_ADAPTERS, make_adapted
 from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.catalog import BUILTIN_ENVS, BUILTIN_HOST_ENVS, BUILTIN_MULTI_ENVS
 from jaxrl.envs.context import EnvContext
@@ -34,7 +35,7 @@ EnvSpec: TypeAlias = str | EnvClass | AnyEnv | EnvCreator
 _registered: dict[str, EnvCreator | EnvClass] = {}
 _CATALOG = {**BUILTIN_ENVS, **BUILTIN_MULTI_ENVS, **BUILTIN_HOST_ENVS}
 
-RESERVED_PREFIXES = ("gymnasium", "gymnax", "jaxrl")
+RESERVED_PREFIXES = ("gymnasium", "gymnax", "jaxrl", *MULTI_ADAPTERS)
 
 _AS_JAX_ENV = "write its reset and step as a JaxEnv, see docs/guides/custom_environment.md"
 _WITHOUT_ADAPTER = {
@@ -44,7 +45,6 @@ _WITHOUT_ADAPTER = {
         f"Jumanji has no adapter here: {_AS_JAX_ENV}; or use a creator of "
         "jumanji.wrappers.JumanjiToGymWrapper(env), which is stepped on the host."
     ),
-    "pgx": f"Pgx has no adapter here: {_AS_JAX_ENV}.",
     "xland": f"XLand-MiniGrid has no adapter here: {_AS_JAX_ENV}.",
     "envpool": "EnvPool has no adapter here; use gymnasium's ids of the same games.",
 }
@@ -135,6 +135,8 @@ def is_multi_agent_spec(spec: object) -> bool:
         name = spec.removeprefix("jaxrl:")
         if spec in _registered:
             return is_multi_agent_spec(_registered[spec])
+        if spec.split(":")[0] in MULTI_ADAPTERS and ":" in spec:
+            return True
         if name in _CATALOG:
             return name in BUILTIN_MULTI_ENVS
         if not _CLASS_PATH.fullmatch(spec) or find_imports(spec)[1] is None:
@@ -253,6 +255,10 @@ def _from_string(spec: str, request: EnvRequest) -> Made:
         return _from_class(gymnax_adapter.get_env_class(name), request, spec)
     if prefix == "gymnasium" and name:
         return gymnasium_adapter.from_id(name, request, spec)
+    if prefix in MULTI_ADAPTERS and name:
+        env = make_adapted(prefix, name, request.context, request.max_episode_steps)
+        made, note = _wrap(env, None, spec, request), getattr(env, "note", None)
+        return made if note is None else _with_note(made, note)
     if spec in gymnax_adapter.ENV_IDS:
         made = _from_class(gymnax_adapter.get_env_class(spec), request, spec)
         return _with_note(made, f"{spec}: gymnax's implementation.")
@@ -275,7 +281,7 @@ def find_imports(spec: str) -> tuple[str | None, str | None]:
         spec in names
         for names in (_registered, BUILTIN_ENVS, BUILTIN_MULTI_ENVS, gymnax_adapter.ENV_IDS)
     )
-    if known or (prefix in ("jaxrl", "gymnax") and name):
+    if known or (prefix in ("jaxrl", "gymnax", *MULTI_ADAPTERS) and name):
         return None, None
     if prefix == "gymnasium" and name:
         return name.rpartition(":")[0] or None, None

@@ -1,0 +1,117 @@
+"""Games of pgx as environments of several agents (https://github.com/sotetsuk/pgx).
+
+`pgx:connect_four` and every other id of `pgx.available_envs()`; `env_config` has the arguments of
+`pgx.make`.
+"""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+
+from jaxrl.core.types import Key, PyTree
+from jaxrl.envs.multi.base import ALL, Acting, MultiAgentJaxEnv, MultiStart, MultiStep
+from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
+
+
+class PgxEnv(MultiAgentJaxEnv[Any, None]):
+    """A game of pgx, whose players are the agents `player_0`, `player_1`, ...
+
+    The player whose turn it is acts; its observation is a dictionary with the game's array under
+    "obs" (booleans as float32) and the legal actions under "action_mask". An illegal action ends the
+    game, with pgx's penalty. pgx makes the current player's observation alone, so that nobody else
+    has one to bootstrap from, and a time limit is refused.
+    """
+
+    acting: Acting = "some"
+    max_acting = 1
+    reset_mode = "on_demand"
+
+    def __init__(self, env: Any) -> None:
+        """Wrap an environment that `pgx.make` returned."""
+        self.env = env
+        self.name = f"pgx:{env.id}"
+        self.possible_agents = tuple(f"player_{i}" for i in range(env.num_players))
+        self._shape = tuple(env.observation_shape)
+        self._num_actions = int(env.num_actions)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PgxEnv) and self.env is other.env
+
+    def __hash__(self) -> int:
+        return hash((PgxEnv, id(self.env)))
+
+    def observation_space(self, agent: str, params: None) -> gymnasium.Space[Any]:
+        with jax.ensure_compile_time_eval():
+            observed = jax.eval_shape(self.env.init, jax.random.key(0)).observation
+        low, high = (0.0, 1.0) if observed.dtype == np.bool_ else (-np.inf, np.inf)
+        return spaces.Dict(
+            {
+                "action_mask": spaces.MultiBinary(self._num_actions),
+                "obs": spaces.Box(low, high, self._shape, np.float32),
+            }
+        )
+
+    def action_space(self, agent: str, params: None) -> gymnasium.Space[Any]:
+        return spaces.Discrete(self._num_actions)
+
+    def reset(self, key: Key, params: None) -> tuple[PyTree, MultiStart]:
+        with jax.numpy_rank_promotion("allow"):
+            state = self.env.init(jax.random.key_data(key))
+        return state, MultiStart(obs=self._observe(state), acts=self._find_acting(state))
+
+    def step(
+        self, key: Key, state: PyTree, actions: dict[str, PyTree], params: None
+    ) -> tuple[PyTree, MultiStep]:
+        chosen = jnp.stack([jnp.asarray(actions[a], jnp.int32) for a in self.possible_agents])
+        with jax.numpy_rank_promotion("allow"):
+            after = self.env.step(state, chosen[state.current_player], jax.random.key_data(key))
+        never = jnp.zeros((), bool)
+        flags = dict.fromkeys(self.possible_agents, never)
+        rewards = jnp.asarray(after.rewards, jnp.float32)
+        return after, MultiStep(
+            obs=self._observe(after),
+            acts=self._find_acting(after),
+            reward={agent: rewards[i] for i, agent in enumerate(self.possible_agents)},
+            terminated={**flags, ALL: jnp.asarray(after.terminated, bool)},
+            truncated={**flags, ALL: jnp.asarray(after.truncated, bool)},
+        )
+
+    def _observe(self, state: PyTree) -> dict[str, PyTree]:
+        obs = {
+            "action_mask": state.legal_action_mask.astype(jnp.int8),
+            "obs": state.observation.astype(jnp.float32),
+        }
+        return dict.fromkeys(self.possible_agents, obs)
+
+    def _find_acting(self, state: PyTree) -> dict[str, jax.Array]:
+        return {a: state.current_player == i for i, a in enumerate(self.possible_agents)}
+
+
+def make_pgx(name: str, arguments: Mapping[str, Any]) -> PgxEnv:
+    """Make an environment of an id of pgx.
+
+    Raises:
+        UnknownNameError: If pgx has no such game.
+        EnvError: If pgx is not installed, or refuses an argument.
+    """
+    try:
+        pgx = importlib.import_module("pgx")
+    except ImportError as error:
+        raise EnvError(
+            f"pgx:{name} needs the package pgx: {error}. Install it with pip install 'jaxrl[pgx]'."
+        ) from error
+    known = pgx.available_envs()
+    if name not in known:
+        raise UnknownNameError(
+            f"pgx has no game {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}."
+        )
+    try:
+        return PgxEnv(pgx.make(name, **arguments))
+    except (TypeError, ValueError, AssertionError) as error:
+        raise EnvError(f"pgx:{name} with env_config={dict(arguments)!r}: {error}.") from error
