@@ -25,7 +25,7 @@ from jaxrl.runners.protocols import Fill, count_steps_left
 from jaxrl.runners.recording import OUTPUT_SECONDS, RolloutRecorder, join_batches
 from jaxrl.runtime.program import Program
 from jaxrl.training.agent_report import counter_to_int
-from jaxrl.training.episode_metrics import collect_episodes
+from jaxrl.training.episode_metrics import add_agents, collect_episodes
 from jaxrl.training.report import (
     DispatchResult,
     IterationTotals,
@@ -254,6 +254,8 @@ class InGraphLoop:
         episodes, missed = (
             ([], 0) if before is None else collect_episodes(report.latest.ring, before)
         )
+        if mapping := self.runners.local_env_runner.mapping:
+            episodes = add_agents(episodes, report.latest.agents.ring, mapping)
         for episode in episodes:
             self._hooks.call(
                 "on_episode_end",

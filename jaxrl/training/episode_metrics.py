@@ -1,6 +1,7 @@
 """Metrics of episodes from fetched rings and sums."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -37,6 +38,33 @@ def collect_episodes(
             )
     episodes.sort(key=lambda episode: (episode.env_step, episode.env_index))
     return episodes, missed
+
+
+def add_agents(
+    episodes: Sequence[EndedEpisode], rings: EpisodeStatsBuffer, mapping: Mapping[str, str]
+) -> list[EndedEpisode]:
+    """Return episodes with the returns and lengths of their agents.
+
+    Args:
+        episodes: Episodes of environments.
+        rings: Latest agent-episodes of each agent, `[A, G, K]`.
+        mapping: Module of each agent, in their order.
+    """
+    held = np.arange(rings.env_index.shape[2])[None, None] < rings.count[:, :, None]
+    found: list[EndedEpisode] = []
+    for episode in episodes:
+        ago = (np.uint32(episode.env_step) - rings.env_step).astype(np.uint32)
+        of_it = held & (rings.env_index == episode.env_index) & (ago < len(episode))
+        took_part = [i for i in range(len(mapping)) if of_it[i].any()]
+        agents = list(mapping)
+        lengths = {agents[i]: int(rings.episode_length[i][of_it[i]].sum()) for i in took_part}
+        returns = {agents[i]: float(rings.episode_return[i][of_it[i]].sum()) for i in took_part}
+        found.append(
+            dataclasses.replace(
+                episode, agent_returns=returns, agent_lengths=lengths, mapping=mapping
+            )
+        )
+    return found
 
 
 def compute_episode_metrics(

@@ -5,6 +5,7 @@ of devices. Writes are gathers: each place takes the newest episode that belongs
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import NoReturn
 
 import jax
@@ -255,15 +256,28 @@ _ALTERNATIVES = {
 class EndedEpisode:
     """Ended episode, as passed to `on_episode_end`.
 
-    It has the attributes of RLlib's episodes for which data exist: return and length.
+    It has the attributes of RLlib's episodes for which data exist: return and length, and with
+    several agents `agent_returns` and `agent_lengths` (numbers of own steps) of those that took part;
+    an agent that came more than once has the sums.
     """
 
     episode_return: float
     episode_length: int
     env_index: int
     env_step: int
+    agent_returns: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
+    agent_lengths: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
+    mapping: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
 
     is_done = True
+
+    def module_for(self, agent_id: str) -> str:
+        """Return the module that plays an agent.
+
+        Raises:
+            KeyError: If there is no such agent.
+        """
+        return self.mapping[str(agent_id)]
 
     def get_return(self) -> float:
         """Return the sum of the rewards."""
@@ -277,8 +291,10 @@ class EndedEpisode:
         return self.episode_length
 
     def agent_steps(self) -> int:
-        """Return the length; there is one agent."""
-        return self.episode_length
+        """Return the number of steps of all agents; of a single one, the length."""
+        if not self.mapping:
+            return self.episode_length
+        return sum(self.agent_lengths.values())
 
     def __getattr__(self, name: str) -> NoReturn:
         instead = _ALTERNATIVES.get(name)

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -16,12 +16,14 @@ from jaxrl.algorithms.appo import APPOConfig
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.ppo import A2CConfig, PGConfig, PPOConfig
+from jaxrl.callbacks import Callbacks
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.load import load_config
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.base import MultiStep
 from jaxrl.errors import JaxrlError
 from jaxrl.modules.scripted import ScriptedModule
+from jaxrl.training.episode_stats import EndedEpisode
 from tests.multi_agent.agent_envs import Ending, Targets, Torture
 
 MAPPING = {"a": "p0", "b": "p1"}
@@ -249,6 +251,31 @@ def test_evaluation_reports_agents_too() -> None:
     returns = evaluated["agent_episode_returns_mean"]
     assert evaluated["module_episode_returns_mean"] == {"p0": returns["a"], "p1": returns["b"]}
     assert sum(returns.values()) == pytest.approx(evaluated["episode_return_mean"], rel=1e-5)
+
+
+class Watching(Callbacks):
+    """Keeps the episodes that it is called with."""
+
+    episodes: ClassVar[list[EndedEpisode]] = []
+
+    def on_episode_end(self, *, episode: Any, **kwargs: Any) -> None:
+        self.episodes.append(episode)
+
+
+def test_callbacks_see_the_agents_of_every_episode() -> None:
+    config = make_config(env=Torture, mapping={"a": "p0", "b": "p1", "c": "p0"})
+    with config.callbacks(Watching).build() as algorithm:
+        result = algorithm.train()
+    episodes = Watching.episodes
+    assert len(episodes) == result["env_runners"]["num_episodes"] > 20
+    for episode in episodes:
+        assert sum(episode.agent_returns.values()) == pytest.approx(episode.get_return(), abs=1e-3)
+        assert 0 < episode.agent_steps() == sum(episode.agent_lengths.values())
+        assert all(length <= len(episode) for length in episode.agent_lengths.values())
+        assert episode.module_for("a") == episode.module_for("c") == "p0"
+    assert len({tuple(episode.agent_returns) for episode in episodes}) > 1  # some miss one
+    sampled = result["env_runners"]["num_agent_steps_sampled"]
+    assert sum(e.agent_steps() for e in episodes) <= sum(sampled.values())
 
 
 CONTINUE = """
