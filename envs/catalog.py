@@ -64,6 +64,7 @@ BUILTIN_MULTI_ENVS: Mapping[str, CatalogEntry] = {
     "MultiAgentCartPole-v0": _multi("copies:MultiAgentCartPole", num_agents=2),
     "TicTacToe-v0": _multi("tic_tac_toe:TicTacToe"),
     "ConnectFour-v0": _multi("connect_four:ConnectFour"),
+    "RockPaperScissors-v0": _multi("rock_paper_scissors:RockPaperScissors"),
     "probe-turns-v0": _multi("probes:ProbeTurns"),
     "probe-turns-gamma-v0": _multi("probes:ProbeTurnsGamma"),
     "probe-cut-v0": _multi("probes:ProbeCut"),

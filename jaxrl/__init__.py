@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jaxrl.errors import JaxrlError
     from jaxrl.interop.importing import import_weights
     from jaxrl.modules.rl_module import MultiRLModuleSpec, RLModule, RLModuleSpec
-    from jaxrl.modules.scripted import ScriptedModule
+    from jaxrl.modules.scripted import HeuristicRLModule, ScriptedModule
     from jaxrl.offline.writer import EpisodeWriter
     from jaxrl.policy.policy import Policy
     from jaxrl.sweeps.population import Population
@@ -39,6 +39,7 @@ __all__ = [  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
     "AlgorithmConfig",
     "EnvContext",
     "EpisodeWriter",
+    "HeuristicRLModule",
     "HostReplayBuffer",
     "JaxEnv",
     "JaxrlError",
@@ -69,6 +70,7 @@ _MODULES = {
     "AlgorithmConfig": "jaxrl.config.base",
     "EnvContext": "jaxrl.envs.context",
     "EpisodeWriter": "jaxrl.offline.writer",
+    "HeuristicRLModule": "jaxrl.modules.scripted",
     "HostReplayBuffer": "jaxrl.buffers.host",
     "JaxEnv": "jaxrl.envs.base",
     "JaxrlError": "jaxrl.errors",

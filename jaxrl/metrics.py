@@ -111,14 +111,20 @@ KNOWN_KEYS: tuple[str, ...] = (
 )
 """Result keys that a stop criterion or a checkpoint score may use."""
 
+_AGENT_KEYS = ("agent_episode_returns_mean", "module_episode_returns_mean")
+_AGENT_STEP_KEYS = tuple(
+    f"num_{of}_steps_sampled{over}" for of in ("agent", "module") for over in ("", "_lifetime")
+)
 OPEN_PREFIXES = (
     f"{LEARNERS}/",
     f"{TIMERS}/",
     "custom_metrics/",
     f"{ENV_RUNNERS}/custom_metrics/",
     f"{EVALUATION}/custom_metrics/",
+    *(f"{ENV_RUNNERS}/{name}/" for name in (*_AGENT_KEYS, *_AGENT_STEP_KEYS)),
+    *(f"{EVALUATION}/{ENV_RUNNERS}/{name}/" for name in _AGENT_KEYS),
 )
-"""Prefixes below which key names depend on the algorithm or the user."""
+"""Prefixes below which key names depend on the algorithm, the environment's agents or the user."""
 
 _RENAMED_EPISODE_KEYS = {
     "episode_reward_mean": EPISODE_RETURN_MEAN,

@@ -63,5 +63,10 @@ def test_old_keys_are_added_for_tune() -> None:
 def test_unknown_keys_are_refused() -> None:
     for path in (*metrics.KNOWN_KEYS, *metrics.RENAMED_KEYS.values(), "learners/default_policy/x"):
         metrics.check_key(path, "stop")
+    for path in (
+        "env_runners/module_episode_returns_mean/p0",
+        "env_runners/num_agent_steps_sampled/a",
+    ):
+        metrics.check_key(path, "stop")
     with pytest.raises(UnknownNameError, match=r"stop names 'time_totl_s'.*'time_total_s'"):
         metrics.check_key("time_totl_s", "stop")

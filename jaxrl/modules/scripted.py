@@ -1,13 +1,13 @@
 """Policies that are written by hand instead of learned."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxrl.core.types import Columns, Key, Params, Progress, PyTree
+from jaxrl.core.types import Columns, Key, Keys, Params, Progress, PyTree
 from jaxrl.distributions.from_space import ActionDistribution
 from jaxrl.errors import ModuleError
 from jaxrl.modules.exploration import make_uniform_distribution
@@ -33,46 +33,67 @@ class ParameterFreeModule(RLModule):
         }
 
 
-class ScriptedModule(ParameterFreeModule):
-    """Policy written by hand, with RLlib's heuristic modules as the model.
+class HeuristicRLModule(ParameterFreeModule):
+    """Policy written by hand for one agent, with memory and chance.
 
-    Override `choose_actions`. It runs, on every placement and with every connector, with the
-    algorithm that learns nothing:
+    Override `act`, and `initial_carry` if something is remembered. It plays beside modules that are
+    trained, or alone with the algorithm that learns nothing, `RandomAgentConfig`:
 
-        RandomAgentConfig().rl_module(rl_module_spec=RLModuleSpec(module_class=MyScript))
+        config.multi_agent(policies_to_train=["learned"], ...).rl_module(
+            rl_module_spec=MultiRLModuleSpec(
+                rl_module_specs={"heuristic": RLModuleSpec(module_class=MyHeuristic)}
+            )
+        )
     """
+
+    trains_on_sequences: ClassVar[bool] = False
+    _overridden: ClassVar[str] = "act"
 
     @property
     def has_density(self) -> bool:
-        """False: the action of an observation is one point."""
+        """False: how likely an action was is not known."""
         return False
 
-    def choose_actions(self, obs: PyTree) -> PyTree:
-        """Return the actions of a batch of observations.
+    def act(self, obs: PyTree, carry: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+        """Return one agent's action and what it remembers; a pure function.
 
         Args:
-            obs: Observations `[B, ...]`, after all connectors.
+            obs: Its observation, after all connectors.
+            carry: What it remembers, without the batch axis of `initial_carry`, which is what it is
+                at the start of an episode.
+            key: Key for what is drawn. Consumed.
 
         Returns:
-            Actions `[B, ...]` of `action_space`. With `normalize_actions`, those of a Box lie
-            between -1 and 1.
+            An action of `action_space`, and the carry with the same shapes and types. With
+            `normalize_actions`, the entries of a Box lie between -1 and 1.
         """
-        raise ModuleError(f"{type(self).__name__} must override choose_actions(obs).")
+        raise ModuleError(f"{type(self).__name__} must override act(obs, carry, key).")
+
+    def _act_all(self, obs: PyTree, carry: PyTree, keys: Keys) -> tuple[PyTree, PyTree]:
+        """Return actions and carries of a batch."""
+        return jax.vmap(self.act)(obs, carry, keys)
+
+    def draw(self, keys: Keys) -> PyTree:
+        """Return the keys themselves, which `act` takes. Does not consume them."""
+        return keys
 
     def setup(self) -> None:
-        """Check the actions for a batch of two observations.
+        """Check actions and carries for a batch of two observations.
 
         Raises:
-            ModuleError: If they are of another shape or dtype than those of the action space.
+            ModuleError: If the shapes or types are not those of the action space, or of
+                `initial_carry`.
         """
-        obs = make_zeros(self.observation_space, (2,))
-        wanted = jax.eval_shape(lambda: make_zeros(self.action_space, (2,)))
-        got = jax.eval_shape(self.choose_actions, obs)
-        if _describe(got) != _describe(wanted):
-            raise ModuleError(
-                f"choose_actions() of {type(self).__name__} must return {_describe(wanted)} for two "
-                f"observations, got {_describe(got)}."
-            )
+        obs, carry = make_zeros(self.observation_space, (2,)), self.initial_carry(2)
+        wanted = jax.eval_shape(lambda: (make_zeros(self.action_space, (2,)), carry))
+        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 2))
+        got = jax.eval_shape(self._act_all, obs, carry, keys)
+        for what, one, other in zip(("", " as carries"), got, wanted, strict=True):
+            if _describe(one) != _describe(other):
+                raise ModuleError(
+                    f"{self._overridden}() of {type(self).__name__} must return {_describe(other)} "
+                    f"for two observations{what}, got {_describe(one)}."
+                )
 
     def forward_inference(
         self,
@@ -84,10 +105,11 @@ class ScriptedModule(ParameterFreeModule):
         env_index: Int[Array, " B"] | None = None,
         draws: PyTree = None,
     ) -> dict[str, Any]:
-        """Return the chosen actions `[B, ...]`; the draws are unused."""
+        """Return the actions `[B, ...]`; `draws` are the keys."""
         inputs = self._forward(params, obs)[Columns.ACTION_DIST_INPUTS]
+        actions, carry = self._act_all(obs, carry, draws)
         return {
-            Columns.ACTIONS: self.choose_actions(obs),
+            Columns.ACTIONS: actions,
             Columns.ACTION_DIST_INPUTS: inputs,
             Columns.ACTION_LOGP: jnp.zeros(inputs.shape[0]),
             Columns.STATE_OUT: carry,
@@ -103,10 +125,37 @@ class ScriptedModule(ParameterFreeModule):
         env_index: Int[Array, " B"],
         draws: PyTree,
     ) -> dict[str, Any]:
-        """Return the chosen actions, as without exploring; their log-probabilities are 0."""
-        return self.forward_inference(params, obs, carry)
+        """Return the actions, as without exploring; their log-probabilities are 0."""
+        return self.forward_inference(params, obs, carry, draws=draws)
+
+
+class ScriptedModule(HeuristicRLModule):
+    """Policy written by hand whose actions follow from the observation alone.
+
+    Override `choose_actions`. It runs, on every placement and with every connector, with the
+    algorithm that learns nothing:
+
+        RandomAgentConfig().rl_module(rl_module_spec=RLModuleSpec(module_class=MyScript))
+    """
+
+    _overridden: ClassVar[str] = "choose_actions"
+
+    def choose_actions(self, obs: PyTree) -> PyTree:
+        """Return the actions of a batch of observations.
+
+        Args:
+            obs: Observations `[B, ...]`, after all connectors.
+
+        Returns:
+            Actions `[B, ...]` of `action_space`. With `normalize_actions`, those of a Box lie
+            between -1 and 1.
+        """
+        raise ModuleError(f"{type(self).__name__} must override choose_actions(obs).")
+
+    def _act_all(self, obs: PyTree, carry: PyTree, keys: Keys) -> tuple[PyTree, PyTree]:
+        return self.choose_actions(obs), carry
 
 
 def _describe(shapes: PyTree) -> str:
     parts = [f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(shapes)]
-    return " and ".join(parts)
+    return " and ".join(parts) or "nothing"

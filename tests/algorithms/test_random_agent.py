@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl import RLModuleSpec, ScriptedModule
+from jaxrl import HeuristicRLModule, RLModuleSpec, ScriptedModule
 from jaxrl.algorithms.random_agent import RandomAgentConfig, RandomModule
 from jaxrl.core.types import Columns, Progress
 from jaxrl.errors import ConfigError, ModuleError, SpaceError
@@ -125,4 +125,62 @@ def test_a_wrong_script_is_a_sentence() -> None:
         scripted(WrongShape).build()
     config = small().rl_module(rl_module_spec=RLModuleSpec(module_class=FollowThePole))
     with pytest.raises(ModuleError, match="FollowThePole is a scripted module, which PPO cannot"):
+        config.build()
+
+
+# --- scripts that remember and draw ---
+
+
+class Recall(HeuristicRLModule):
+    """Answer of probe-recall: the first observation's sign, from a memory of the largest one."""
+
+    def initial_carry(self, batch_size: int) -> Any:
+        return jnp.zeros((batch_size,), jnp.float32)
+
+    def act(self, obs: Any, carry: Any, key: Any) -> Any:
+        seen = jnp.where(carry == 0.0, obs[0], carry)
+        return (seen > 0).astype(jnp.int32), seen
+
+
+class Coin(HeuristicRLModule):
+    """A coin of its own, nothing else."""
+
+    def act(self, obs: Any, carry: Any, key: Any) -> Any:
+        return jax.random.bernoulli(key, 0.75).astype(jnp.int32), carry
+
+
+class Forgetful(Recall):
+    """A carry of another type than the initial one."""
+
+    def act(self, obs: Any, carry: Any, key: Any) -> Any:
+        return super().act(obs, carry, key)[0], jnp.int32(0)
+
+
+def with_module(env: str, module_class: type[Any], **settings: Any) -> RandomAgentConfig:
+    config = agent(env, **settings)
+    return config.rl_module(rl_module_spec=RLModuleSpec(module_class=module_class))
+
+
+@pytest.mark.parametrize("placement", ["in_graph", "host"])
+def test_a_heuristic_remembers_within_an_episode_alone(placement: str) -> None:
+    with with_module("jaxrl:probe-recall-v0", Recall, placement=placement).build() as algorithm:
+        result = algorithm.train()
+    assert result["env_runners"]["num_episodes"] > 50
+    assert result["env_runners"]["episode_return_min"] == 1.0
+
+
+def test_a_heuristic_draws_for_every_row() -> None:
+    with with_module("CartPole-v1", Coin).build() as algorithm:
+        for explore in (True, False):
+            actions = algorithm.compute_actions(np.zeros((2000, 4), np.float32), explore=explore)
+            assert abs(np.mean(actions) - 0.75) < 0.05
+
+
+def test_a_wrong_heuristic_is_a_sentence() -> None:
+    with pytest.raises(ModuleError, match=r"HeuristicRLModule must override act\(obs, carry, key"):
+        with_module("CartPole-v1", HeuristicRLModule).build()
+    with pytest.raises(ModuleError, match=r"as carries, got int32\[2\]"):
+        with_module("CartPole-v1", Forgetful).build()
+    config = small().rl_module(rl_module_spec=RLModuleSpec(module_class=Coin))
+    with pytest.raises(ModuleError, match="Coin is a scripted module, which PPO cannot"):
         config.build()
