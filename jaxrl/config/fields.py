@@ -185,6 +185,8 @@ class Setting:
 
     def _resolve_paths(self, value: object) -> object:
         """Replace import paths by their objects, also in a list and as the `type` of a mapping."""
+        if self.import_kind.by_name:
+            return self._resolve_entries(value)
         if isinstance(value, Mapping):
             mapping = typing.cast(Mapping[str, Any], value)
             path = mapping.get("type")
@@ -200,6 +202,17 @@ class Setting:
             hint = did_you_mean(value, known)
             raise ConfigError(f"{self.name} has {value!r}, but known are {', '.join(known)}.{hint}")
         return load_object(value, self.name, self.import_kind)
+
+    def _resolve_entries(self, value: object) -> object:
+        """Replace the import paths that are entries of a mapping."""
+        if not isinstance(value, Mapping):
+            return value
+        return {
+            key: load_object(entry, f"{self.name}[{key!r}]", self.import_kind)
+            if isinstance(entry, str)
+            else entry
+            for key, entry in typing.cast(Mapping[Any, Any], value).items()
+        }
 
     @property
     def _takes_floats(self) -> bool:

@@ -33,10 +33,12 @@ class ImportKind:
     Attributes:
         bases: Import paths of classes, one of which a class must derive from.
         methods: Names of methods that a class must have.
+        by_name: Whether a path is an entry of a dictionary, while other strings are names.
     """
 
     bases: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
+    by_name: bool = False
 
     @property
     def is_restricted(self) -> bool:

@@ -316,6 +316,11 @@ def _set_module_spec(config: "AlgorithmConfig", module: str, spec: object) -> No
         spec = spec if own is None else own
     if spec is None:
         return
+    if isinstance(spec, str):
+        raise ConfigError(
+            f"The class of the module {module!r} must be a class, got {spec!r}: its import path may "
+            f"be an entry of policies, {{{module!r}: {spec!r}}}."
+        )
     if isinstance(spec, RLModuleSpec) and spec.model_config is not None:
         model_config, common = spec.model_config, config.rl_module_settings.model_config
         if isinstance(model_config, Mapping) and isinstance(common, Mapping):

@@ -84,6 +84,9 @@ NEVER_RUN_BY_A_SUITE = {
     "curriculum/frozenlake-ppo",  # its return is that of the latest task
     "minatar/breakout-dqn",  # 25 million updates of five seeds
     "multi_agent/multiagentcartpole-ppo",  # a test has its threshold
+    "multi_agent/rockpaperscissors-lstm-ppo",  # likewise
+    "multi_agent/rockpaperscissors-ppo",  # likewise
+    "multi_agent/tictactoe-ppo",  # its return is zero; a test plays against random moves
     "sweeps/cartpole-ppo",  # a sweep has lanes of its own
 }
 

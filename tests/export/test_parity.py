@@ -30,7 +30,13 @@ from tests.export.exports import (
     load,
 )
 
-SEVERAL_POLICIES = {"sweeps/cartpole-ppo", "multi_agent/multiagentcartpole-ppo"}
+SEVERAL_POLICIES = {
+    "multi_agent/multiagentcartpole-ppo",
+    "multi_agent/rockpaperscissors-lstm-ppo",
+    "multi_agent/rockpaperscissors-ppo",
+    "multi_agent/tictactoe-ppo",
+    "sweeps/cartpole-ppo",
+}
 PREVIOUS = "memory/statelesscartpole-dqn"
 
 

@@ -1,6 +1,7 @@
 """Configs for several agents: who plays, what is trained, and what is refused by one sentence."""
 
 import itertools
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,11 @@ from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
+from jaxrl.config.deserialize import deserialize_config
+from jaxrl.config.serialize import serialize_config
 from jaxrl.core.types import PyTree
-from jaxrl.errors import ConfigError, JaxrlError
+from jaxrl.envs.multi.opponents import BeatLast
+from jaxrl.errors import CheckpointError, ConfigError, JaxrlError
 from tests.multi_agent.agent_envs import Targets, Torture
 
 MAPPING = {"a": "p0", "b": "p1"}
@@ -92,6 +96,22 @@ def test_rllibs_ways_to_say_who_plays(settings: dict[str, Any], mapping: dict[st
     again = PPOConfig.from_dict(config.to_dict())
     assert again.mapping == mapping
     assert again.policies_to_train == config.policies_to_train
+
+
+def test_a_class_of_policies_may_be_its_path() -> None:
+    path = "jaxrl.envs.multi.opponents:BeatLast"
+    config = ppo(
+        "RockPaperScissors-v0",
+        policies={"p0": None, "p1": path},
+        mapping={"player_0": "p0", "player_1": "p1"},
+        policies_to_train=["p0"],
+    )
+    assert config.policies == {"p0": None, "p1": BeatLast}
+    data = json.loads(json.dumps(serialize_config(config)))
+    assert deserialize_config(data).policies == config.policies
+    data["settings"]["policies"]["p1"] = "unknown_package:Module"
+    with pytest.raises(CheckpointError, match="unknown_package"):
+        deserialize_config(data)
 
 
 def test_settings_of_modules() -> None:
@@ -189,6 +209,14 @@ BAD: dict[str, tuple[Callable[[], AlgorithmConfig], list[str]]] = {
     "an id with a point": (
         lambda: ppo(mapping={"a": "p.0", "b": "p.0"}),
         ["the id 'p.0'", "use letters, digits"],
+    ),
+    "a path to no module": (
+        lambda: ppo(policies={"p0": None, "p1": "jaxrl:PPOConfig"}, mapping=MAPPING),
+        ["policies['p1'] must be a subclass of RLModule, got 'jaxrl:PPOConfig'"],
+    ),
+    "a class by its path in a specification": (
+        lambda: ppo(policies={"p0": None, "p1": PolicySpec("jaxrl:RLModule")}, mapping=MAPPING),  # pyright: ignore
+        ["class of the module 'p1' must be a class, got 'jaxrl:RLModule'", "entry of policies"],
     ),
     "agents of different spaces": (
         lambda: ppo(Different),

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxrl.config.fields import field
+from jaxrl.config.imports import RL_MODULE
 
 if TYPE_CHECKING:
     import gymnasium
@@ -35,9 +36,10 @@ class MultiAgentSettings:
 
     policies: Any = field(
         default=None,
+        import_path=dataclasses.replace(RL_MODULE, by_name=True),
         doc="Ids of the modules: a list or set of names, or a dictionary from a name to a "
-        "PolicySpec, an RLModuleSpec or None. None is the names that the mapping has, by default "
-        "'default_policy' for all agents.",
+        "PolicySpec, an RLModuleSpec, an RLModule class or None. None is the names that the mapping "
+        "has, by default 'default_policy' for all agents.",
     )
     mapping: dict[str, str] | None = field(
         default=None,
