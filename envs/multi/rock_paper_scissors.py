@@ -17,7 +17,7 @@ from jaxrl.errors import EnvError
 NUM_MOVES = 3
 """Rock (0), paper (1) and scissors (2); each beats the one before it."""
 NO_MOVE = NUM_MOVES
-"""What is observed before the first round."""
+"""Observation before the first round."""
 CELL_PIXELS = 96
 
 

@@ -11,7 +11,7 @@ SIZE = 3
 LINES = (0o007, 0o070, 0o700, 0o111, 0o222, 0o444, 0o421, 0o124)
 """Rows, columns and diagonals as bits of cells, counted from the top left."""
 HAS_LINE = np.array([any(w & line == line for line in LINES) for w in range(2 ** (SIZE * SIZE))])
-"""Whether a word has a line."""
+"""Table of the words that have a line."""
 CELL_PIXELS = 64
 COLORS = ((200, 60, 50), (40, 90, 180))
 """Colors of the crosses of `player_0` and of the noughts of `player_1`."""

@@ -31,7 +31,7 @@ def compiled(name: str) -> Any:
 
 
 def play(name: str, *joint_actions: tuple[int, int]) -> list[float]:
-    """What both are paid at each step of an episode, which must end with the last one."""
+    """Pay of both at each step of an episode, which must end with the last one."""
     made, step_env = compiled(name)
     env = made.env
     state, start = env.reset(jax.random.key(0), made.params)
