@@ -27,6 +27,17 @@ def check_required(
         )
 
 
+def check_count(name: str, value: object, at_least: int = 1) -> int:
+    """Return a number of things that a constructor was given.
+
+    Raises:
+        EnvError: If it is not an integer of at least `at_least`.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise EnvError(f"{name}={value!r} must be an integer of at least {at_least}.")
+    return value
+
+
 def scalar(default: float, dtype: type[np.number[Any] | np.bool_] = np.float32) -> Any:
     """Declare a field of a params pytree that holds a single number.
 

@@ -1,0 +1,1 @@
+"""Multi-agent particle environments (MPE): physics and tasks."""
