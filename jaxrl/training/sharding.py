@@ -54,7 +54,9 @@ def state_specs(state: TrainState) -> TrainState:
     whole = dataclasses.replace(
         whole, modules={name: state_specs(module) for name, module in state.modules.items()}
     )
-    buffer = whole.buffer
+    buffer, agents = whole.buffer, whole.agents
+    if state.modules:
+        agents = dataclasses.replace(agents, ring=fill(state.agents.ring, COLUMN_SHARDED))
     if isinstance(state.buffer, CircularBufferState):
         buffer = dataclasses.replace(buffer, batches=fill(state.buffer.batches, BATCH_SHARDED))
     if isinstance(state.buffer, ReplayState):
@@ -66,7 +68,7 @@ def state_specs(state: TrainState) -> TrainState:
         carry=fill(state.carry, SHARDED),
         ring=fill(state.ring, SHARDED),
         faults=fill(state.faults, SHARDED),
-        agents=_agent_specs(COLUMN_SHARDED) if state.modules else whole.agents,
+        agents=agents,
         connectors=dataclasses.replace(
             whole.connectors, per_env=fill(state.connectors.per_env, SHARDED)
         ),

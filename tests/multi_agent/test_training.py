@@ -16,14 +16,18 @@ from jaxrl.algorithms.appo import APPOConfig
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.ppo import A2CConfig, PGConfig, PPOConfig
+from jaxrl.assembly.assemble import assemble
 from jaxrl.callbacks import Callbacks
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.load import load_config
+from jaxrl.core.keys import make_key
 from jaxrl.core.types import PyTree
+from jaxrl.envs import make_multi
 from jaxrl.envs.multi.base import MultiStep
 from jaxrl.errors import JaxrlError
 from jaxrl.modules.scripted import ScriptedModule
 from jaxrl.training.episode_stats import EndedEpisode
+from jaxrl.training.sharding import state_specs
 from tests.multi_agent.agent_envs import Ending, Targets, Torture
 
 MAPPING = {"a": "p0", "b": "p1"}
@@ -228,6 +232,15 @@ def test_devices_compute_the_same(algo: str) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
     assert sum(found[0][1].values()) > 100
+
+
+def test_every_array_of_the_state_has_a_place_on_several_devices() -> None:
+    """A command compiles for the arrays' places before there is a state."""
+    for env, mapping in ((Targets, MAPPING), (Torture, dict.fromkeys("abc", "p0"))):
+        runner = assemble(make_config(env=env, mapping=mapping)).compiled_runner
+        params = make_multi(env).params
+        shapes = jax.eval_shape(runner.jitted_init, make_key(0), params)
+        jax.tree.map(lambda shape, spec: (shape.shape, spec), shapes, state_specs(shapes))
 
 
 def test_actions_by_agent() -> None:
