@@ -72,6 +72,7 @@ BUILTIN_MULTI_ENVS: Mapping[str, CatalogEntry] = {
     "SimpleSpread-v0": _multi("particles.spread:SimpleSpread"),
     "SpeakerListener-v0": _multi("particles.speaker_listener:SpeakerListener"),
     "SimpleTag-v0": _multi("particles.tag:SimpleTag"),
+    "Foraging-v0": _multi("foraging:Foraging"),
     "probe-turns-v0": _multi("probes:ProbeTurns"),
     "probe-turns-gamma-v0": _multi("probes:ProbeTurnsGamma"),
     "probe-cut-v0": _multi("probes:ProbeCut"),
