@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 
+from benchmarks import multi_settings as multi
 from benchmarks import offline_settings as offline
 from benchmarks import replay_settings as replay
 from benchmarks.machine import ROOT
@@ -91,6 +92,8 @@ _PEERS_BY_NAME = {
     replay.SBX: Peer(module=("benchmarks.peers.sbx.worker",), environment="sbx"),
     replay.REJAX: Peer(module=("benchmarks.peers.rejax.replay_worker",), environment="rejax"),
     replay.PRODUCTS: Peer(module=("benchmarks.peers.products_worker",)),
+    multi.OURS: Peer(module=("benchmarks.peers.jaxrl_multi_worker",)),
+    multi.JAXMARL: Peer(module=("benchmarks.peers.jaxmarl.worker",), environment="jaxmarl"),
     offline.OURS: Peer(module=("benchmarks.peers.jaxrl_offline_worker",)),
     offline.D3RLPY: Peer(
         module=("benchmarks.peers.d3rlpy.worker", "--threads", "1"), environment="d3rlpy"

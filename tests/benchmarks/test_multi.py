@@ -1,0 +1,44 @@
+"""The benchmark of several agents: its settings, and its quick form."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import multi
+from benchmarks.multi_settings import JAXMARL, OURS, TASKS, PlaySetting
+from benchmarks.peers.jaxrl_multi_worker import JaxrlMultiPeer
+from jaxrl.envs import list_multi_envs
+
+pytestmark = pytest.mark.allow_key_reuse
+
+
+def test_settings_survive_json_and_name_environments() -> None:
+    setting = PlaySetting(task="tag", num_envs=2, num_steps=3)
+    assert PlaySetting.from_dict(json.loads(json.dumps(setting.to_dict()))) == setting
+    assert {ours for ours, _ in TASKS.values()} <= set(list_multi_envs())
+
+
+def test_random_play_goes_on_from_run_to_run() -> None:
+    peer = JaxrlMultiPeer()
+    setting = PlaySetting(task="spread", num_envs=4, num_steps=30)
+    peer.setup({"setting": setting.to_dict()})
+    first, second = peer.run({}), peer.run({})
+    assert first["env_steps"] == 120
+    assert first["reward_mean"] != second["reward_mean"]
+    for run in (first, second):
+        assert run["seconds"] > 0
+        assert -6.0 < run["reward_mean"] < -1.0  # of three agents
+
+
+@pytest.mark.slow
+def test_a_quick_run_writes_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--quick", "--peers", OURS, "--tasks", "spread", "--out", str(tmp_path)]
+    assert multi.main(arguments) == 0
+    text = (tmp_path / "multi.md").read_text()
+    assert capsys.readouterr().out.endswith(text + "\n")
+    assert f"| spread | {OURS} |" in text
+    results = json.loads((tmp_path / "multi.json").read_text())
+    assert all(rate > 0 for rate in results["tasks"]["spread"]["rates"][OURS])
+    with pytest.raises(SystemExit):
+        multi.main(["--peers", f"{JAXMARL},somebody"])
