@@ -83,10 +83,13 @@ SHIPPED = [path.stem for path in find_suite_file("smoke").parent.glob("*.yaml")]
 NEVER_RUN_BY_A_SUITE = {
     "curriculum/frozenlake-ppo",  # its return is that of the latest task
     "minatar/breakout-dqn",  # 25 million updates of five seeds
+    "multi_agent/foraging-ppo",  # several agents, which suites do not compare yet
     "multi_agent/multiagentcartpole-ppo",  # a test has its threshold
     "multi_agent/rockpaperscissors-lstm-ppo",  # likewise
     "multi_agent/rockpaperscissors-ppo",  # likewise
     "multi_agent/tictactoe-ppo",  # its return is zero; a test plays against random moves
+    "multi_agent/simplespread-ppo",
+    "multi_agent/speakerlistener-ppo",
     "sweeps/cartpole-ppo",  # a sweep has lanes of its own
 }
 
