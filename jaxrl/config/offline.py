@@ -263,10 +263,16 @@ def check_lane_storage(config: "AlgorithmConfig") -> None:
     data = config.offline_data_settings
     is_stream = data.dataset_storage == "stream" or config.learners_settings.num_learners > 0
     if config.is_offline and is_stream:
-        raise ConfigError(
-            f"A sweep is not supported with {describe_storage(config)}: its runs would share Ray's CPUs "
-            "with what reads for them; run them one by one, or set dataset_storage='host'."
-        )
+        raise make_stream_lanes_error(config)
+
+
+def make_stream_lanes_error(config: "AlgorithmConfig") -> ConfigError:
+    """Return the error for a sweep of runs whose data are streams."""
+    return ConfigError(
+        f"A sweep is not supported with {describe_storage(config)}: its runs would share Ray's CPUs "
+        "with what reads for them; run them one by one, or set dataset_storage='device', of which all "
+        "lanes of a program share one copy, or 'host'."
+    )
 
 
 def describe_storage(config: "AlgorithmConfig") -> str:

@@ -28,7 +28,7 @@ from jaxrl.runners.curriculum import Curriculum
 from jaxrl.runners.fed_group import FedLearnerGroup, HostFeed, RowFeed
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.in_graph_group import InGraphLearnerGroup, ProgramInputs
-from jaxrl.runners.in_graph_loop import InGraphLoop, OwnDispatches
+from jaxrl.runners.in_graph_loop import DispatchStrategy, InGraphLoop, OwnDispatches
 from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runners.learner_steps import LearnerSteps, StepBatch, StepResult
 from jaxrl.runners.protocols import Fill
@@ -71,10 +71,14 @@ class FedLearners(RecordedLearners, Protocol):
         ...
 
 
-def _read_dataset(
+def read_dataset(
     config: "AlgorithmConfig", assembly: Assembly, sampler: DatasetSampler, device: Device
 ) -> tuple[Dataset, str]:
-    """Return the dataset of a config in NumPy, and the digest of its data."""
+    """Return the dataset of a config in NumPy, and the digest of its data.
+
+    Raises:
+        JaxrlError: If there are no data, or they are damaged, too large, or do not fit.
+    """
     data = open_config_data(config, assembly.made.spaces)
     storage = assembly.storage.name if assembly.storage is not None else "device"
     check_dataset_size(config, data, storage, device)
@@ -110,7 +114,7 @@ def _make_feed(
         from jaxrl.runners.ray.offline import open_stream_feed
 
         return open_stream_feed(config, assembly)
-    dataset, fingerprint = _read_dataset(config, assembly, runner.experience, devices[0])
+    dataset, fingerprint = read_dataset(config, assembly, runner.experience, devices[0])
     feed = HostFeed(dataset, runner, jit=config.debugging_settings.jit)
     return feed, fingerprint
 
@@ -144,7 +148,7 @@ class DatasetLearnerGroup(InGraphLearnerGroup, abc.ABC):
         self._missing: DataError | None = None
         sampler = self._get_sampler(assembly)
         try:
-            dataset, self.fingerprint = _read_dataset(config, assembly, sampler, devices[0])
+            dataset, self.fingerprint = read_dataset(config, assembly, sampler, devices[0])
         except DataError as error:
             _note_missing(assembly, error)
             self._missing, self.fingerprint = error, None
@@ -244,10 +248,12 @@ class OfflineLoop(DatasetLoop):
         assembly: Assembly,
         learners: RecordedLearners,
         hooks: RunnerHooks,
+        strategy: DispatchStrategy | None = None,
     ) -> None:
         runner = CompiledEnvRunner(config, assembly)
         curriculum = Curriculum(config, is_jax_env=False)
-        super().__init__(learners, 1, 1, hooks, OwnDispatches(), runner, curriculum)
+        strategy = OwnDispatches() if strategy is None else strategy
+        super().__init__(learners, 1, 1, hooks, strategy, runner, curriculum)
         assert isinstance(assembly.plan, OfflinePlan)
         self._batches_per_iteration = assembly.plan.batches_per_iteration
         self._group = learners

@@ -220,13 +220,13 @@ def compute_learner_bytes(assembly: Assembly) -> int:
     """Return the size in bytes of the parameters and the optimizer state."""
     if isinstance(assembly, MultiAgentAssembly):
         return sum(compute_learner_bytes(own) for own in assembly.modules.values())
-    step, num_envs = assembly.train_step, assembly.plan.total_envs
-    state = jax.eval_shape(lambda key: step.init_without_envs(key, num_envs), jax.random.key(0))
-    return _count_bytes(state.learner)
+    return _count_bytes(_make_state_shapes(assembly).learner)
 
 
 def compute_state_bytes(assembly: Assembly) -> int:
-    """Return the size in bytes of the state of a run with environments in the compiled program."""
+    """Return the size in bytes of the state of a run, with environments in the compiled program."""
+    if not assembly.is_in_graph:
+        return _count_bytes(_make_state_shapes(assembly))
     runner, made = assembly.in_graph_runner, assembly.jax_env
     return _count_bytes(jax.eval_shape(runner.jitted_init, jax.random.key(0), made.params))
 
@@ -237,10 +237,15 @@ def _count_bytes(shapes: PyTree) -> int:
 
 def _count_state_and_rollout_bytes(assembly: Assembly) -> int:
     """Return the size of the state and of a train batch's observations and successors."""
-    step, plan = assembly.train_step, assembly.plan
-    state = jax.eval_shape(
-        lambda key: step.init_without_envs(key, plan.total_envs), jax.random.key(0)
-    )
+    plan = assembly.plan
     observation = count_bytes(assembly.made.spaces[0])
     rows = plan.num_envs * plan.rollout_fragment_length
-    return _count_bytes(state) + 2 * observation * rows
+    if assembly.is_offline:
+        rows = plan.train_batch_size
+    return _count_bytes(_make_state_shapes(assembly)) + 2 * observation * rows
+
+
+def _make_state_shapes(assembly: Assembly) -> TrainState:
+    """Return the shapes of the state of a run, without environments."""
+    step, num_envs = assembly.train_step, assembly.plan.total_envs
+    return jax.eval_shape(lambda key: step.init_without_envs(key, num_envs), jax.random.key(0))

@@ -12,9 +12,10 @@ from jaxrl.assembly.env_params import can_share_program
 from jaxrl.assembly.multi_agent import make_multi_agent_env
 from jaxrl.assembly.tasks import prepare_first_task
 from jaxrl.config.multi_agent import list_module_ids
-from jaxrl.config.offline import check_lane_storage
+from jaxrl.config.offline import check_lane_storage, make_stream_lanes_error
 from jaxrl.config.sweep import Lane
 from jaxrl.core.hparams import HParams, get_numeric_hparams, mark_per_lane
+from jaxrl.core.spaces import is_same_space
 from jaxrl.core.types import Device, PyTree
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv, MadeMultiEnv
@@ -25,6 +26,7 @@ from jaxrl.runtime.devices import warn_about_unused_cores
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
+from jaxrl.runners.offline import is_fed
 from jaxrl.runners.placement import compute_state_bytes, estimate_required_bytes
 from jaxrl.runtime.devices import get_memory_limit
 from jaxrl.sweeps.lanes import change_settings
@@ -40,11 +42,11 @@ class LaneEnvs:
     """Environments of a lane.
 
     Args:
-        train_env: Training environment.
+        train_env: Training environment, or that of the recorded data.
         eval_env: Evaluation environment, often the same.
     """
 
-    train_env: MadeEnv | MadeMultiEnv
+    train_env: MadeEnv | MadeMultiEnv | MadeHostEnv
     eval_env: MadeEnv | MadeMultiEnv | MadeHostEnv
 
 
@@ -62,8 +64,9 @@ class CompatibleLanes:
 
     @property
     def env_params(self) -> list[PyTree]:
-        """Parameters of each lane's training environment."""
-        return [envs.train_env.params for envs in self.envs]
+        """Parameters of each lane's training environment; empty if there is none to step."""
+        made = [envs.train_env for envs in self.envs]
+        return [() if isinstance(each, MadeHostEnv) else each.params for each in made]
 
     def split(self, size: int) -> list["CompatibleLanes"]:
         """Split the lanes into parts of a size; the last part may have fewer."""
@@ -98,9 +101,9 @@ class CompatibleLanes:
         config = first.copy(copy_frozen=False)
         vars(config)["training_settings"] = mark_per_lane(first.training_settings, varying)
         assembly, settings = assemble(config), get_lane_settings(first)
-        if not assembly.is_in_graph:
+        if not (assembly.is_in_graph or assembly.is_offline):
             return assembly
-        runner = change_settings(assembly.in_graph_runner, lambda module, _: settings[module])
+        runner = change_settings(assembly.compiled_runner, lambda module, _: settings[module])
         return assembly.with_train_step(runner)
 
 
@@ -147,7 +150,11 @@ def get_lane_numbers(config: "AlgorithmConfig") -> dict[str, HParams]:
 
 def _can_share_program(envs: LaneEnvs, others: LaneEnvs) -> bool:
     """Return whether lanes can share the training and the evaluation program."""
-    if not can_share_program(envs.train_env, others.train_env):
+    mine, other = envs.train_env, others.train_env
+    if isinstance(mine, MadeHostEnv) or isinstance(other, MadeHostEnv):  # of recorded data
+        if not all(map(is_same_space, mine.spaces, other.spaces)):
+            return False
+    elif not can_share_program(mine, other):
         return False
     ours, theirs = envs.eval_env, others.eval_env
     if not isinstance(ours, MadeHostEnv) and not isinstance(theirs, MadeHostEnv):
@@ -173,8 +180,11 @@ class _MadeEnvs:
 
 
 def _make_envs(config: "AlgorithmConfig", cache: _MadeEnvs) -> LaneEnvs:
-    made = cache.get_or_make(vars(config.environment_settings), lambda: _make_training_env(config))
-    if isinstance(made, MadeHostEnv):
+    described = vars(config.environment_settings)
+    if config.is_offline:  # the data may say what there is of an environment
+        described = {**described, **vars(config.offline_data_settings)}
+    made = cache.get_or_make(described, lambda: _make_training_env(config))
+    if isinstance(made, MadeHostEnv) and not config.is_offline:
         raise make_host_lanes_error(made)
     changed = config.get_evaluation_config_object()
     assert changed is not None
@@ -197,6 +207,28 @@ def make_host_lanes_error(made: MadeEnv | MadeHostEnv) -> HostLanesError:
         f"{made.id} is stepped by runners on the host, so its runs cannot be lanes of one program: "
         "config.build() runs them as trials."
     )
+
+
+def check_can_be_lanes(config: "AlgorithmConfig", assembly: Assembly) -> None:
+    """Check that runs can be lanes of one program.
+
+    Args:
+        config: Config of one of them.
+        assembly: Functions that they share.
+
+    Raises:
+        HostLanesError: If their environments are stepped on the host, or their rows are sent to them.
+        ConfigError: If they cannot be trials of their own either.
+    """
+    if is_fed(assembly) and assembly.storage is not None:
+        if assembly.storage.name == "stream":
+            raise make_stream_lanes_error(config)
+        raise HostLanesError(
+            f"dataset_storage={assembly.storage.name!r} sends rows to each run, so runs cannot be lanes of "
+            "one program: config.build() runs them as trials, or set dataset_storage='device'."
+        )
+    if not (assembly.is_in_graph or assembly.is_offline):
+        raise make_host_lanes_error(assembly.made)
 
 
 def _tag_types(value: object) -> object:
@@ -250,7 +282,12 @@ def check_lane(lane: Lane) -> None:
 
 
 def compute_lanes_per_turn(
-    num_lanes: int, assembly: Assembly, devices: Sequence[Device], max_lanes: int | None = None
+    num_lanes: int,
+    assembly: Assembly,
+    devices: Sequence[Device],
+    max_lanes: int | None = None,
+    *,
+    shared_bytes: int = 0,
 ) -> int:
     """Compute the number of lanes that each turn trains; the last turn may have fewer.
 
@@ -262,6 +299,7 @@ def compute_lanes_per_turn(
         assembly: Functions of one lane.
         devices: Devices among which the lanes are divided.
         max_lanes: Maximum number of lanes per turn; None for no limit.
+        shared_bytes: Size in bytes of what all lanes share, on each device.
 
     Raises:
         ConfigError: If not even one lane at a time fits into memory.
@@ -269,6 +307,7 @@ def compute_lanes_per_turn(
     capacity, limit = num_lanes, get_memory_limit(devices[0])
     if limit is not None:
         total = limit * (1 if devices[0].platform == "cpu" else len(devices))
+        total = max(0, total - shared_bytes * len(devices))
         states = compute_state_bytes(assembly)
         work = max(1, estimate_required_bytes(assembly) - states)
         capacity = (total - num_lanes * states) // work

@@ -92,7 +92,7 @@ class LaneEvaluation:
 
     @property
     def env_params(self) -> PyTree:
-        """Parameters of the environment that `evaluation_config` names."""
+        """Parameters of the environment that `evaluation_config` names, or else of the lane's own."""
         return self._evaluation.made.params
 
     def _evaluate_all(self, iteration: int, num_episodes: int | None) -> EvaluationResult:
@@ -102,11 +102,8 @@ class LaneEvaluation:
         slots = range(len(self._group.lanes))
         members = [self._group.evaluations.members.get(slot, self) for slot in slots]
         keys = jnp.stack([member.make_key(iteration) for member in members])
-        params = (
-            None
-            if self._evaluation.is_same_env
-            else stack_trees([member.env_params for member in members])
-        )
+        is_in_state = self._evaluation.is_same_env and self._evaluation.assembly.is_in_graph
+        params = None if is_in_state else stack_trees([member.env_params for member in members])
         return self._group.states, params, keys
 
     def _get_program(self, num_episodes: int | None) -> Program:

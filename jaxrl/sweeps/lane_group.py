@@ -21,8 +21,16 @@ from jaxrl.errors import ConfigError
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runtime.program import Program
 from jaxrl.sweeps.grouping import get_lane_numbers
+from jaxrl.sweeps.lane_data import SharedDataset
 from jaxrl.sweeps.lane_evaluation import SharedEvaluations
-from jaxrl.sweeps.lanes import LanePrograms, Lanes, is_per_lane, make_lane_programs, stack_trees
+from jaxrl.sweeps.lanes import (
+    LanePrograms,
+    Lanes,
+    choose_lane_devices,
+    is_per_lane,
+    make_lane_programs,
+    stack_trees,
+)
 from jaxrl.training.report import IterationTotals, TrainReport
 from jaxrl.training.train_state import TrainState
 
@@ -39,6 +47,7 @@ class LaneGroup:
         assembly: Functions shared by all lanes; in-graph.
         devices: Local devices; the largest number of them that divides the lanes is used.
         varying_settings: Names of the settings that differ between lanes.
+        data: Recorded data that all lanes learn from; None if they step environments.
         template: Group whose programs are reused; its settings differ only in numbers. It has at
             least as many lanes; this group is padded to its size with copies that are never read.
     """
@@ -50,14 +59,15 @@ class LaneGroup:
         assembly: Assembly,
         devices: list[Device],
         varying_settings: Collection[str],
+        data: SharedDataset | None = None,
         template: "LaneGroup | None" = None,
     ) -> None:
-        self.assembly = assembly
+        self.assembly, self.data = assembly, data
         size = len(lanes) if template is None else len(template.lanes)
         padding = size - len(lanes)
         self.lanes = [*lanes, *[lanes[-1]] * padding]
-        divisors = [n for n in range(1, len(devices) + 1) if size % n == 0]
-        self.devices = devices[: divisors[-1]]
+        self.devices = choose_lane_devices(devices, size)
+        self._inputs = () if data is None else (data.dataset,)
         arguments = self._make_arguments([*env_params, *[env_params[-1]] * padding])
         self._compiled = (
             self._compile(arguments, varying_settings) if template is None else template._compiled
@@ -80,16 +90,14 @@ class LaneGroup:
         """Compiled programs of the group."""
         return list(vars(self._compiled).values())
 
-    def _make_arguments(
-        self, env_params: Sequence[PyTree]
-    ) -> tuple[Any, PyTree, Mapping[str, PyTree]]:
-        """Return the arguments of `Lanes.init`: keys, environment parameters, training settings."""
+    def _make_arguments(self, env_params: Sequence[PyTree]) -> tuple[PyTree, ...]:
+        """Return the arguments of `Lanes.init`, of all lanes."""
         numbers = [get_lane_numbers(lane.config) for lane in self.lanes]
         keys = jax.vmap(make_key)(np.stack([split_seed(lane.seed) for lane in self.lanes]))
-        return keys, stack_trees(env_params), stack_trees(numbers)
+        return keys, stack_trees(env_params), stack_trees(numbers), *self._inputs
 
     def _compile(self, arguments: tuple[Any, ...], own_numbers: Collection[str]) -> LanePrograms:
-        lanes = Lanes.from_runner(self.assembly.in_graph_runner, own_numbers)
+        lanes = Lanes.from_runner(self.assembly.compiled_runner, own_numbers)
         shapes = jax.eval_shape(lanes.init, *jax.tree.map(jax.typeof, arguments))
         jit = self.lanes[0].config.debugging_settings.jit
         return make_lane_programs(lanes, shapes, self.devices, jit=jit)
@@ -125,9 +133,9 @@ class LaneGroup:
         run, count = self._compiled.run, np.int32(batches)
         if not run.compile_stats:
             on_phase("compiling")
-        compiled = run.get_executable(self.states, count)
+        compiled = run.get_executable(self.states, count, *self._inputs)
         on_phase("training")
-        self.states, summary = compiled(self.states, count)
+        self.states, summary = compiled(self.states, count, *self._inputs)
         self._reports[self._num_dispatches] = batches, TrainReport.fetch(self.states, [summary])
         self._num_dispatches += 1
         self.version += 1
@@ -226,6 +234,11 @@ class LaneLearner:
     @property
     def generation(self) -> int:
         return self._generation
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Digest of the recorded data that the lane learns from; None if it steps environments."""
+        return None if self._group.data is None else self._group.data.fingerprint
 
     @property
     def programs(self) -> list[Program]:

@@ -1,5 +1,6 @@
 """A lane of a sweep: an Algorithm whose state and programs belong to the lane's group."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,6 +10,8 @@ from jaxrl.algorithm import Algorithm, Result
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.device_trial import DeviceTrials
 from jaxrl.core.types import Device, Key, PyTree
+from jaxrl.envs.host import MadeHostEnv
+from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import DivergenceError, mark_has_checkpoint_path
 from jaxrl.evaluation.compiled import JaxEvaluation
 from jaxrl.evaluation.evaluation import Evaluation
@@ -17,9 +20,10 @@ from jaxrl.loggers.run_record import RunRecord
 from jaxrl.metrics import ALL_MODULES, DEFAULT_MODULE
 from jaxrl.run_parts import ActingState, LoadLeaves
 from jaxrl.runners.factories import make_in_graph_loop
-from jaxrl.runners.hooks import RunnerHooks
+from jaxrl.runners.hooks import AlgorithmHooks, RunnerHooks
 from jaxrl.runners.in_graph_loop import InGraphLoop
 from jaxrl.runners.learner_group import LearnerGroup
+from jaxrl.runners.offline import OfflineLoop
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import host_state as host
 from jaxrl.runtime.program import Program
@@ -66,6 +70,7 @@ class LaneParts:
     Args:
         group: Group of the lane.
         slot: Position of the lane in the group.
+        made: Environment of the lane.
 
     Attributes:
         learner: Learner of the lane.
@@ -79,8 +84,8 @@ class LaneParts:
     record: RunRecord
     load: LoadLeaves
 
-    def __init__(self, group: LaneGroup, slot: int) -> None:
-        self._group, self._slot = group, slot
+    def __init__(self, group: LaneGroup, slot: int, made: MadeEnv | MadeHostEnv) -> None:
+        self._group, self._slot, self._made = group, slot, made
         self.learner = LaneLearner(group, slot)
         self.dispatches = LaneDispatches(self.learner)
 
@@ -94,7 +99,10 @@ class LaneParts:
         del config, trials, should_train
         number = len(self._group.lanes)
         why = f"Lane {self._slot} of {number} in one program."
-        return self._group.assembly, self._group.devices[:1], why
+        assembly = self._group.assembly
+        if assembly.is_offline:  # no state has the parameters of the lane's environment
+            assembly = dataclasses.replace(assembly, made=self._made)
+        return assembly, self._group.devices[:1], why
 
     def make_evaluation(
         self,
@@ -122,9 +130,13 @@ class LaneParts:
         callbacks: RunnerHooks,
         algorithm: object,
     ) -> InGraphLoop:
-        self.loop = make_in_graph_loop(
-            config, assembly, learners, callbacks, algorithm, self.dispatches
-        )
+        if assembly.is_offline:
+            hooks = AlgorithmHooks(callbacks, algorithm)
+            self.loop = OfflineLoop(config, assembly, self.learner, hooks, self.dispatches)
+        else:
+            self.loop = make_in_graph_loop(
+                config, assembly, learners, callbacks, algorithm, self.dispatches
+            )
         return self.loop
 
     def make_acting_state(
@@ -148,6 +160,7 @@ class LaneRun:
         config: Config of the lane.
         group: Group of the lane.
         slot: Position of the lane in the group.
+        made: Environment of the lane.
         values: Values of the settings that differ between lanes, by name; numbers among them are
             reported in the lane's results.
         run_folder: Folder of the lane to resume; None creates one.
@@ -163,12 +176,13 @@ class LaneRun:
         config: "AlgorithmConfig",
         group: LaneGroup,
         slot: int,
+        made: MadeEnv | MadeHostEnv,
         values: Mapping[str, Any],
         run_folder: RunFolder | None = None,
     ) -> None:
         self._group, self._slot = group, slot
         self._num_updates = 0
-        self._parts = LaneParts(group, slot)
+        self._parts = LaneParts(group, slot, made)
         self.current_values: dict[str, Any] = {}
         self.algorithm = Algorithm(config, run_folder=run_folder, _parts=self._parts)
         self._set_values(values)

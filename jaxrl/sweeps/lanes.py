@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
-from jaxtyping import Array, Int, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 from jaxrl.buffers.circular import CircularBufferState
+from jaxrl.buffers.dataset import Dataset
 from jaxrl.buffers.replay import ReplayState
 from jaxrl.core.hparams import Hyperparameter, mark_per_lane, replace_with_traced
 from jaxrl.core.struct import replace
@@ -25,13 +26,15 @@ from jaxrl.errors import ConfigError
 from jaxrl.runtime.program import Program
 from jaxrl.training.in_graph import InGraphRunner
 from jaxrl.training.multi_agent import MultiAgentRunner
+from jaxrl.training.offline import OfflineRunner
 from jaxrl.training.train_state import Summary, TrainState
 
 LANES_AXIS = "lanes"
 SHARDED, REPLICATED = PartitionSpec(LANES_AXIS), PartitionSpec()
 
 
-AnyRunner: TypeAlias = InGraphRunner | MultiAgentRunner
+AnyRunner: TypeAlias = InGraphRunner | MultiAgentRunner | OfflineRunner
+"""Functions of a run that can be a lane: its train batches need nothing from the host."""
 
 
 def change_settings(runner: AnyRunner, change: Callable[[str, Any], Any]) -> AnyRunner:
@@ -79,7 +82,13 @@ class Lanes:
 
         return Lanes(runner=change_settings(runner, mark))
 
-    def init(self, keys: Keys, env_params: PyTree, hparams: Mapping[str, PyTree]) -> TrainState:
+    def init(
+        self,
+        keys: Keys,
+        env_params: PyTree,
+        hparams: Mapping[str, PyTree],
+        data: Dataset | None = None,
+    ) -> TrainState:
         """Initialize the states `[lanes, ...]`, each equal to that of a single run.
 
         Args:
@@ -87,13 +96,18 @@ class Lanes:
             env_params: Parameters of each lane's environment, `[lanes, ...]`.
             hparams: Sweepable training settings of each module by name, `[lanes, ...]`, those of a
                 single one under ''; see `replace_with_traced`.
+            data: Recorded data that all lanes learn from; None if they step environments.
         """
+        statistics = None if data is None else self._offline_runner.compute_statistics(data)
 
         def init_one(key: Key, params: PyTree, values: Mapping[str, PyTree]) -> TrainState:
             def replace_numbers(module: str, settings: Any) -> Any:
                 return replace_with_traced(settings, values[module])
 
-            return change_settings(self.runner, replace_numbers).init(key, params)
+            runner = change_settings(self.runner, replace_numbers)
+            if isinstance(runner, OfflineRunner):
+                return runner.init_with(key, statistics)
+            return runner.init(key, params)
 
         # Sequential: on the CPU, XLA's threads deadlock in batched QR decompositions, which
         # orthogonal initialization uses.
@@ -103,17 +117,24 @@ class Lanes:
         )
 
     def run_batches(
-        self, states: TrainState, num_batches: Int[Array, ""]
+        self, states: TrainState, num_batches: Int[Array, ""], data: Dataset | None = None
     ) -> tuple[TrainState, Summary]:
-        """Run `num_batches` train batches in every lane; return the states and lanes' summaries."""
-        axes = get_vmap_axes(states)
-        step = jax.vmap(self._train_batch, in_axes=(axes, 0), out_axes=(axes, 0))
-        start = jax.vmap(self.runner.init_summary, in_axes=(axes,))(states)
+        """Run `num_batches` train batches in every lane; return the states and lanes' summaries.
+
+        Args:
+            states: States `[lanes, ...]`.
+            num_batches: Number of train batches.
+            data: Recorded data, without an axis of lanes, that all lanes learn from; None if they
+                step environments.
+        """
+        axes, returns = get_vmap_axes(states), self._compute_returns(states, data)
+        step = jax.vmap(partial(self._train_batch, data), in_axes=(axes, 0, 0), out_axes=(axes, 0))
+        start = jax.vmap(partial(self._begin, data), in_axes=(axes, 0))(states, returns)
 
         def body(
             _: Int[Array, ""], carry: tuple[TrainState, Summary]
         ) -> tuple[TrainState, Summary]:
-            return step(*carry)
+            return step(*carry, returns)
 
         try:
             return jax.lax.fori_loop(0, num_batches, body, (states, start))
@@ -127,8 +148,42 @@ class Lanes:
                 "progress.train_batches or progress.updates, or train each lane by itself."
             ) from None
 
-    def _train_batch(self, state: TrainState, summary: Summary) -> tuple[TrainState, Summary]:
-        return self.runner.add_step(state, summary)
+    def _compute_returns(
+        self, states: TrainState, data: Dataset | None
+    ) -> Float[Array, "lanes N"] | None:
+        """Compute the returns of all rows for each lane's discount factor, if they are needed."""
+        if data is None or not self._offline_runner.experience.needs_returns:
+            return None
+
+        def compute(state: TrainState) -> Float[Array, " N"] | None:
+            return self._offline_runner.bind(state, data).returns
+
+        return jax.vmap(compute, in_axes=(get_vmap_axes(states),))(states)
+
+    def _begin(
+        self, data: Dataset | None, state: TrainState, returns: Float[Array, " N"] | None
+    ) -> Summary:
+        return self._bind(data, returns).init_summary(state)
+
+    def _train_batch(
+        self,
+        data: Dataset | None,
+        state: TrainState,
+        summary: Summary,
+        returns: Float[Array, " N"] | None,
+    ) -> tuple[TrainState, Summary]:
+        return self._bind(data, returns).add_step(state, summary)
+
+    def _bind(self, data: Dataset | None, returns: Float[Array, " N"] | None) -> AnyRunner:
+        """Return the functions of one lane, with the recorded data."""
+        if data is None:
+            return self.runner
+        return dataclasses.replace(self._offline_runner, data=data, returns=returns)
+
+    @property
+    def _offline_runner(self) -> OfflineRunner:
+        assert isinstance(self.runner, OfflineRunner)
+        return self.runner
 
 
 def is_per_lane(state: TrainState) -> PyTree:
@@ -274,6 +329,18 @@ def shard_lanes(
     )
 
 
+def choose_lane_devices(devices: Sequence[Device], num_lanes: int) -> list[Device]:
+    """Return the largest number of the devices that divides the lanes."""
+    return list(devices[: max(n for n in range(1, len(devices) + 1) if num_lanes % n == 0)])
+
+
+def place_for_all(tree: PyTree, devices: Sequence[Device]) -> PyTree:
+    """Return a tree that all lanes have, with one copy on each device."""
+    if len(devices) == 1:
+        return jax.device_put(tree, SingleDeviceSharding(devices[0]))
+    return jax.device_put(tree, NamedSharding(_make_mesh(devices), REPLICATED))
+
+
 def _make_mesh(devices: Sequence[Device]) -> Mesh:
     return Mesh(np.asarray(devices), (LANES_AXIS,))
 
@@ -286,7 +353,7 @@ def _make_specs(states: TrainState) -> PyTree:
 class LanePrograms:
     """Compiled programs: `init(keys, env_params, numbers)` and `run(states, num_batches)`.
 
-    The others read and write single lanes: `take_lane`, `put_lane` and `copy_member`. The index of
+    Both have recorded data as their last argument if lanes learn from them. The others read and write single lanes: `take_lane`, `put_lane` and `copy_member`. The index of
     the lane is traced.
     """
 
@@ -315,11 +382,12 @@ def make_lane_programs(
         run = lanes.run_batches
     else:
         mesh, specs = _make_mesh(devices), _make_specs(shapes)
+        inputs = [REPLICATED] if isinstance(lanes.runner, OfflineRunner) else []
         shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
         run = jax.shard_map(
             lanes.run_batches,
             mesh=mesh,
-            in_specs=(specs, REPLICATED),
+            in_specs=(specs, REPLICATED, *inputs),
             out_specs=(specs, SHARDED),
             check_vma=False,
         )

@@ -13,6 +13,8 @@ from jaxrl.config.pbt import get_mutations, get_scheduler
 from jaxrl.config.stop import parse_fit_criteria
 from jaxrl.config.sweep import Lane
 from jaxrl.core.types import Device
+from jaxrl.envs.host import MadeHostEnv
+from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import DivergenceError, summarize_exception
 from jaxrl.loggers import RunFolder
 from jaxrl.loggers.recorder import SaveSchedule
@@ -23,13 +25,15 @@ from jaxrl.sweeps import state as sweep_state
 from jaxrl.sweeps.base import DEFAULT_METRIC, SweepRuns, read_and_check_sweep
 from jaxrl.sweeps.grouping import (
     CompatibleLanes,
+    check_can_be_lanes,
     compute_lanes_per_turn,
     group_lanes,
-    make_host_lanes_error,
     select_devices,
 )
+from jaxrl.sweeps.lane_data import LaneData, read_lane_data
 from jaxrl.sweeps.lane_group import LaneGroup
 from jaxrl.sweeps.lane_run import LaneRun
+from jaxrl.sweeps.lanes import choose_lane_devices
 from jaxrl.sweeps.pbt import Exploit, PBTScheduler, check_mutations, check_population, read_schedule
 from jaxrl.sweeps.points import SweepPoint, group_points
 
@@ -57,6 +61,7 @@ class Population(SweepRuns):
         prepare_process(config)
         scheduler, self._mutations = get_scheduler(config), get_mutations(config)
         sharing = group_lanes(self.lanes)
+        self._data = LaneData()
         self._scheduler: PBTScheduler | None = None
         if scheduler is not None:
             check_population(scheduler, config, [group.lanes for group in sharing])
@@ -69,7 +74,8 @@ class Population(SweepRuns):
             size = len(turns[0].lanes)
             for number, lane in enumerate(group.lanes):
                 turn, slot = divmod(number, size)
-                runs[lane.index] = self._make_run(lane, turns[turn], slot)
+                made = group.envs[number].train_env
+                runs[lane.index] = self._make_run(lane, turns[turn], slot, made)
         self._runs = [runs[lane.index] for lane in self.lanes]
 
     def _make_turns(self, group: CompatibleLanes) -> list[LaneGroup]:
@@ -77,23 +83,29 @@ class Population(SweepRuns):
         config = group.lanes[0].config
         varying = {*group.find_varying_settings(), *self._mutations}
         assembly = group.assemble(varying)
-        if not assembly.is_in_graph:
-            raise make_host_lanes_error(assembly.made)
+        check_can_be_lanes(config, assembly)
         check_mutations(self._mutations, assembly)
         devices, max_lanes = (
             select_devices(config),
             self.config.sweep_settings.max_lanes_per_program,
         )
-        size = compute_lanes_per_turn(len(group.lanes), assembly, devices, max_lanes)
+        data = read_lane_data(config, assembly, devices[0])
+        shared_bytes = 0 if data is None else data.num_bytes
+        size = compute_lanes_per_turn(
+            len(group.lanes), assembly, devices, max_lanes, shared_bytes=shared_bytes
+        )
+        if data is not None:
+            data = self._data.place(data, choose_lane_devices(devices, size))
         turns: list[LaneGroup] = []
         for part in group.split(size):
             like = turns[0] if turns else None
-            turns.append(
-                LaneGroup(part.lanes, part.env_params, assembly, devices, varying, template=like)
-            )
+            lanes, params = part.lanes, part.env_params
+            turns.append(LaneGroup(lanes, params, assembly, devices, varying, data, template=like))
         return turns
 
-    def _make_run(self, lane: Lane, group: LaneGroup, slot: int) -> LaneRun:
+    def _make_run(
+        self, lane: Lane, group: LaneGroup, slot: int, made: MadeEnv | MadeHostEnv
+    ) -> LaneRun:
         """Return the run of a lane, which logs to its own folder and not to the console."""
         sinks = [s for s in lane.config.debugging_settings.loggers if s != "console"]
         name = self.format_lane_name(lane.index)
@@ -103,7 +115,7 @@ class Population(SweepRuns):
         )
         values = {**lane.values, **{name: config[name] for name in self._mutations}}
         folder = RunFolder.open(path) if self._is_resumed and is_run_folder(path) else None
-        return LaneRun(config, group, slot, values, folder)
+        return LaneRun(config, group, slot, made, values, folder)
 
     @property
     def devices(self) -> list[Device]:

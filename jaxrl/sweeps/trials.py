@@ -45,15 +45,14 @@ class Trials(SweepRuns):
         super().__init__(config, run_folder=run_folder)
         if config.sweep_settings.scheduler is not None:
             raise ConfigError(
-                "sweep(scheduler=...) copies lanes within a compiled program, and "
-                f"{config.environment_settings.env} is stepped on the host: pass the config "
-                "without it to tune.Tuner(..., param_space=config) and use a scheduler of Ray Tune."
+                f"{self._reason}, and sweep(scheduler=...) copies lanes within a compiled program: pass "
+                "the config without it to tune.Tuner(..., param_space=config) and use a scheduler of "
+                "Ray Tune."
             )
         max_lanes = config.sweep_settings.max_lanes_per_program
         if max_lanes is not None:
             raise ConfigError(
-                f"max_lanes_per_program={max_lanes} has no effect with "
-                f"{config.environment_settings.env}, which is stepped on the host: every lane is a "
+                f"{self._reason}: max_lanes_per_program={max_lanes} has no effect, as every lane is a "
                 "separate process."
             )
         logger.warning(self._summary)
@@ -70,15 +69,17 @@ class Trials(SweepRuns):
 
     @property
     def _summary(self) -> str:
-        reason = (
-            "The runs learn from recorded data, and so are no"
-            if self.config.is_offline
-            else f"{self.config.environment_settings.env} is stepped on the host, so its runs cannot be"
-        )
         return (
-            f"{reason} lanes of one program: running {self.num_lanes} trials of Ray Tune, as many at once "
-            "as the CPUs allow."
+            f"{self._reason}, so its runs cannot be lanes of one program: running {self.num_lanes} trials "
+            "of Ray Tune, as many at once as the CPUs allow."
         )
+
+    @property
+    def _reason(self) -> str:
+        """Why the runs are no lanes of one program."""
+        if self.config.is_offline:
+            return "The rows of each run are sent to it (dataset_storage)"
+        return f"{self.config.environment_settings.env} is stepped on the host"
 
     def explain(self) -> str:
         """Describe the trials and how they are run."""
