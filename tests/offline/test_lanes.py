@@ -13,7 +13,7 @@ from gymnasium import spaces
 from jaxrl import BCConfig, CQLConfig, DQNConfig, MARWILConfig, TD3Config
 from jaxrl.algorithms.awac import AWACConfig
 from jaxrl.algorithms.iql import IQLConfig
-from jaxrl.config.markers import grid
+from jaxrl.config.markers import Marker, grid
 from jaxrl.errors import CheckpointError, ConfigError, DataError, HostLanesError
 from jaxrl.sweeps.lane_data import SharedDataset
 from jaxrl.sweeps.population import Population
@@ -96,7 +96,7 @@ def test_a_lane_is_the_run_by_itself(data: str, box_data: str, name: str) -> Non
 
 
 def markers(settings: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if hasattr(value, "values")}
+    return {name: value for name, value in settings.items() if isinstance(value, Marker)}
 
 
 def params_of(state: Any) -> bytes:
