@@ -36,7 +36,8 @@ from jaxrl.core.keys import PurposeKeys
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.errors import CheckpointError, ConfigError, DivergenceError, mark_has_checkpoint_path
-from jaxrl.estimation.methods import EstimationMethods
+from jaxrl.estimation.held_out import open_held_out
+from jaxrl.estimation.intervals import IntervalEvaluations
 from jaxrl.evaluation.evaluation import run_custom_evaluation
 from jaxrl.evaluation.host import EvaluationRunners
 from jaxrl.export.methods import ExportMethods
@@ -62,7 +63,7 @@ from jaxrl.runners.placement import resolve_microbatch_size
 from jaxrl.runners.protocols import EnvRunnerGroup, LearnerMetrics
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import host_state as host
-from jaxrl.runs.results import RunResult, to_plain
+from jaxrl.runs.results import RunResult
 from jaxrl.runs.saved_run import SavedRun
 from jaxrl.runs.weights import get_weights, list_modules, refresh_snapshot, set_weights
 from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded, until_stopped
@@ -86,7 +87,7 @@ _EVALUATION_SALT = 0x6576616C
 Result = dict[str, Any]
 
 
-class Algorithm(ExportMethods, EstimationMethods, RecordingMethods, FormerNames):
+class Algorithm(ExportMethods, IntervalEvaluations, RecordingMethods, FormerNames):
     """A training run that is built from a config and can be trained, evaluated, saved and restored.
 
     Subclasses may override `training_step`, or `compiled_training_step` with a function of a
@@ -166,6 +167,7 @@ class Algorithm(ExportMethods, EstimationMethods, RecordingMethods, FormerNames)
         self._evaluation = parts.make_evaluation(
             config, assembly, AlgorithmHooks(callbacks, self), self._get_evaluation_key
         )
+        self._held_out = open_held_out(config, assembly, self._devices, parts.shared)
         self._learners = parts.make_learner_group(config, assembly, self._devices)
         self._loop = parts.make_loop(config, assembly, self._learners, callbacks, self)
         self._batches_to_run = 1
@@ -238,7 +240,8 @@ class Algorithm(ExportMethods, EstimationMethods, RecordingMethods, FormerNames)
     @property
     def _programs(self) -> list[Program]:
         """All compiled programs of the run."""
-        others = (*self._evaluation.programs, *self._actions.programs)
+        held_out = [] if self._held_out is None else self._held_out.programs
+        others = (*self._evaluation.programs, *held_out, *self._actions.programs)
         return [*self._learners.programs, *self._loop.programs, *others, *self._acting.programs]
 
     @property
@@ -344,14 +347,6 @@ class Algorithm(ExportMethods, EstimationMethods, RecordingMethods, FormerNames)
         self._loop.choose_task(result)
         return result
 
-    def _count_iterations_to_state_read(self) -> int:
-        """Return the number of iterations, including this one, until the state is read."""
-        settings = self.config.evaluation_settings
-        # A parallel evaluation starts with the weights from before its iteration.
-        since = self.iteration + int(settings.evaluation_parallel_to_training)
-        until_evaluation = count_until_multiple(since, settings.evaluation_interval or 0)
-        return min(until_evaluation, self._count_fit_iterations_left())
-
     @until_stopped
     def training_step(self) -> Mapping[str, float]:
         """Run one dispatch of the compiled program: roll out, compute targets, update.
@@ -434,20 +429,6 @@ class Algorithm(ExportMethods, EstimationMethods, RecordingMethods, FormerNames)
         if self.config.evaluation_settings.is_due(self.iteration + 1):
             self._call("on_evaluate_start")
             self._evaluation.start_parallel(self._make_evaluation_inputs())
-
-    def _evaluate_if_due(self, result: Result) -> None:
-        due = self.config.evaluation_settings.is_due(self.iteration)
-        if due:
-            begin = time.perf_counter()
-            self._record.host.last_evaluation = to_plain(
-                self._finish_evaluation()
-                if self._evaluation.is_parallel_running
-                else self.evaluate()
-            )
-            result[TIMERS]["evaluation_s"] = time.perf_counter() - begin
-        attaches = due or self.config.evaluation_settings.always_attach_evaluation_results
-        if self._record.host.last_evaluation and attaches:
-            result["evaluation"] = self._record.host.last_evaluation
 
     def _finish_evaluation(self) -> Result:
         self.on_phase("evaluating")

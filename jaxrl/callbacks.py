@@ -34,6 +34,8 @@ HOOKS = (
     "on_train_result",
     "on_evaluate_start",
     "on_evaluate_end",
+    "on_evaluate_offline_start",
+    "on_evaluate_offline_end",
     "on_environment_created",
     "on_episode_created",
     "on_episode_start",
@@ -76,6 +78,14 @@ class Callbacks:
         self, *, algorithm: "Algorithm", evaluation_metrics: dict[str, Any]
     ) -> None:
         """Run after each evaluation, with its result."""
+
+    def on_evaluate_offline_start(self, *, algorithm: "Algorithm") -> None:
+        """Run before each evaluation on held-out episodes of recorded data."""
+
+    def on_evaluate_offline_end(
+        self, *, algorithm: "Algorithm", evaluation_metrics: dict[str, Any]
+    ) -> None:
+        """Run after each evaluation on held-out episodes, with its result, which it may extend."""
 
     def on_environment_created(
         self,

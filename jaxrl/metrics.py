@@ -12,6 +12,10 @@ from jaxrl.errors import UnknownNameError, did_you_mean
 ENV_RUNNERS = "env_runners"
 LEARNERS = "learners"
 EVALUATION = "evaluation"
+OFFLINE_EVAL_RUNNERS = "offline_eval_runners"
+"""RLlib's key of what held-out recorded episodes give, below `EVALUATION`."""
+OFF_POLICY_ESTIMATOR = "off_policy_estimator"
+"""RLlib's key of the estimates of `off_policy_estimation_methods`, below `EVALUATION`."""
 REPLAY_BUFFER = "replay_buffer"
 TIMERS = "timers"
 FAULT_TOLERANCE = "fault_tolerance"
@@ -123,6 +127,8 @@ OPEN_PREFIXES = (
     f"{EVALUATION}/custom_metrics/",
     *(f"{ENV_RUNNERS}/{name}/" for name in (*_AGENT_KEYS, *_AGENT_STEP_KEYS)),
     *(f"{EVALUATION}/{ENV_RUNNERS}/{name}/" for name in _AGENT_KEYS),
+    f"{EVALUATION}/{OFFLINE_EVAL_RUNNERS}/",
+    f"{EVALUATION}/{OFF_POLICY_ESTIMATOR}/",
 )
 """Prefixes below which key names depend on the algorithm, the environment's agents or the user."""
 

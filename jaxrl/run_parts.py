@@ -82,7 +82,13 @@ class OwnActingState:
 
 
 class RunParts(Protocol):
-    """Factory of the parts of an Algorithm that depend on who owns its programs and its state."""
+    """Factory of the parts of an Algorithm that depend on who owns its programs and its state.
+
+    Attributes:
+        shared: Objects by name that all runs of one program share.
+    """
+
+    shared: dict[str, Any]
 
     def open_device_trials(self, config: "AlgorithmConfig") -> DeviceTrials:
         """Return the trials that decide about devices and microbatches."""
@@ -161,6 +167,9 @@ class LoadLeaves(Protocol):
 
 class OwnRunParts:
     """Parts of a run with programs and a state of its own."""
+
+    def __init__(self) -> None:
+        self.shared: dict[str, Any] = {}
 
     def open_device_trials(self, config: "AlgorithmConfig") -> DeviceTrials:
         return open_device_trials(config)

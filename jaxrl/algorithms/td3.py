@@ -86,6 +86,9 @@ class TD3Learner(BaseLearner[TD3State]):
             hparams=hparams,
         )
 
+    def without_delays(self, state: TD3State) -> TD3State:
+        return replace(state, age=jnp.full_like(state.age, self.settings.policy_delay))
+
     def compute_td_targets(
         self, target: Params, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
     ) -> Float[Array, " N"]:

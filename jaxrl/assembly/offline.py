@@ -25,6 +25,7 @@ from jaxrl.core.types import Columns, PyTree, Rollout
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError
 from jaxrl.modules.rl_module import make_zeros
+from jaxrl.offline.held_out import leave_out
 from jaxrl.offline.recorded import RecordedData, open_data
 from jaxrl.training.rollout import PolicyStep
 
@@ -72,14 +73,19 @@ def open_config_data(
     return opened
 
 
-def get_fingerprint(data: Sequence[RecordedData], *, is_quick: bool = False) -> str:
-    """Return the digest of recorded data of one or several sources.
+def get_fingerprint(
+    data: Sequence[RecordedData], held_out_share: float = 0.0, *, is_quick: bool = False
+) -> str:
+    """Return the digest of what is learned from, of recorded data of one or several sources.
 
     Args:
         data: Recorded data by source.
+        held_out_share: Share of the episodes that are held out.
         is_quick: Whether files without a recorded digest have that of their names and sizes.
     """
     digests = [source.get_fingerprint(is_quick=is_quick) for source in data]
+    if held_out_share:
+        digests.append(f"held out: {held_out_share!r}")
     if len(digests) == 1:
         return digests[0]
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
@@ -181,8 +187,9 @@ def load_dataset(
         JaxrlError: If the data are damaged, do not fit, or are too few.
     """
     sources: list[list[EpisodePart]] = []
+    share = config.evaluation_settings.held_out_share
     for source in data:
-        parts = _select_parts(config, source, policy_step)
+        parts = prepare_parts(config, source, leave_out(source.iter_parts(), share), policy_step)
         if not parts:
             raise DataError(
                 f"{source.files[0]} has no rows to learn from: name data with at least one "
@@ -196,7 +203,7 @@ def load_dataset(
             f"train_batch_size={sampler.rows_per_update} is more than the {dataset.num_rows} "
             "recorded rows: lower it, or set dataset_sampling='uniform', which repeats rows."
         )
-    return _apply_connectors(dataset, policy_step, learner_pipeline)
+    return apply_connectors(dataset, policy_step, learner_pipeline)
 
 
 def make_blank_dataset(policy_step: PolicyStep, num_sources: int = 1) -> Dataset:
@@ -300,15 +307,18 @@ def _join(run: list[EpisodePart]) -> EpisodePart:
     )
 
 
-def _select_parts(
-    config: "AlgorithmConfig", data: RecordedData, policy_step: PolicyStep
+def prepare_parts(
+    config: "AlgorithmConfig",
+    data: RecordedData,
+    recorded: Iterable[EpisodePart],
+    policy_step: PolicyStep,
 ) -> list[EpisodePart]:
-    """Return the parts to learn from, with the module's actions."""
+    """Return the parts to learn from, of those of a source, with the module's actions."""
     settings = config.offline_data_settings
     has_look_back = bool(policy_step.obs_pipeline.temporal)
     parts: list[EpisodePart] = []
     num_dropped = 0
-    for part in select_parts(settings, data.iter_parts()):
+    for part in select_parts(settings, recorded):
         if has_look_back and part.t_started > 0:
             num_dropped += 1
             continue
@@ -365,7 +375,7 @@ def _transform(function: Any, parts: Iterable[EpisodePart]) -> Iterator[EpisodeP
             yield changed
 
 
-def _apply_connectors(
+def apply_connectors(
     dataset: Dataset, policy_step: PolicyStep, learner_pipeline: LearnerPipeline
 ) -> Dataset:
     """Return the dataset with rewards and observations as they are learned from."""

@@ -56,6 +56,9 @@ NEUTRAL_VALUES_OF_SETTINGS: dict[str, tuple[object, ...]] = {
     "input_": (None,),
     "input_read_schema": (None,),
     "learner_class": (None, RllibObject("{algo}TorchLearner"), RllibObject("{algo}TfLearner")),
+    "off_policy_estimation_methods": (None,),
+    "offline_evaluation_type": (None,),
+    "ope_split_batch_by_episode": (None,),
     "optimizer": ({}, None),
     "shuffle_buffer_size": (0,),
     "algorithm_config_overrides_per_module": (None,),
@@ -260,7 +263,7 @@ _OFFLINE = (
     *_neutral("input_evaluation", [], None, ["is", "wis"]),
     *_neutral(
         "input_config input_filesystem_kwargs input_read_method_kwargs "
-        "iter_batches_kwargs map_batches_kwargs off_policy_estimation_methods output_config "
+        "iter_batches_kwargs map_batches_kwargs output_config "
         "output_filesystem_kwargs output_write_method_kwargs prelearner_buffer_kwargs "
         "custom_resources_per_offline_eval_runner",
         {},
@@ -269,8 +272,7 @@ _OFFLINE = (
     *_neutral(
         "offline_data_class input_filesystem input_read_batch_size dataset_num_iters_per_learner "
         "prelearner_buffer_class prelearner_class output_filesystem "
-        "offline_evaluation_interval offline_eval_runner_class "
-        "offline_loss_for_module_fn",
+        "offline_eval_runner_class offline_loss_for_module_fn",
         None,
     ),
     *_neutral(
@@ -282,8 +284,7 @@ _OFFLINE = (
         False,
     ),
     *_neutral(
-        "input_spaces_jsonable materialize_mapped_data ope_split_batch_by_episode "
-        "output_write_episodes restart_failed_offline_eval_runners "
+        "input_spaces_jsonable materialize_mapped_data output_write_episodes restart_failed_offline_eval_runners "
         "validate_offline_eval_runners_after_construction",
         True,
     ),
@@ -292,9 +293,7 @@ _OFFLINE = (
     *_neutral("input_compress_columns output_compress_columns", ["obs", "new_obs"]),
     *_neutral("num_gpus_per_offline_eval_runner num_offline_eval_runners", 0),
     *_neutral("dataset_num_iters_per_eval_runner num_cpus_per_offline_eval_runner", 1),
-    *_neutral("max_requests_in_flight_per_offline_eval_runner offline_evaluation_duration", 1),
-    *_neutral("offline_eval_batch_size_per_runner", 256),
-    *_neutral("offline_evaluation_type", "eval_loss", None),
+    *_neutral("max_requests_in_flight_per_offline_eval_runner", 1),
     *_neutral("offline_evaluation_timeout_s", 120.0),
     *_neutral("offline_eval_runner_health_probe_timeout_s", 30.0),
     *_neutral("offline_eval_runner_restore_timeout_s", 1800.0),

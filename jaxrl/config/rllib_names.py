@@ -53,6 +53,8 @@ _CALLED_HOOKS = (
     "train_result",
     "evaluate_start",
     "evaluate_end",
+    "evaluate_offline_start",
+    "evaluate_offline_end",
     "environment_created",
     "episode_created",
     "episode_start",
@@ -159,8 +161,8 @@ _DATASET_REASON = (
 )
 _OUTPUT_REASON = "output names a folder of Parquet files, each row a part of an episode"
 _OFFLINE_EVALUATION_REASON = (
-    "algorithm.evaluate_offline(input_, methods) estimates the policy from recorded data when it is "
-    "called; evaluation(evaluation_interval=...) plays episodes in the environment of the data"
+    "held-out episodes are evaluated in this process, in one compiled call, every "
+    "offline_evaluation_interval iterations"
 )
 EXPLORATION_REASON = (
     "exploration is defined by the module's forward_exploration; explore=False disables it"
@@ -176,8 +178,6 @@ REFUSED_HOOKS: dict[str, str] = {
     "on_postprocess_trajectory": _BATCH_HOOKS_REASON,
     "on_learn_on_batch": _BATCH_HOOKS_REASON,
     "on_offline_eval_runners_recreated": _OFFLINE_EVALUATION_REASON,
-    "on_evaluate_offline_start": _OFFLINE_EVALUATION_REASON,
-    "on_evaluate_offline_end": _OFFLINE_EVALUATION_REASON,
 }
 """Hooks of RLlib's callbacks that are not supported, with the reasons."""
 
@@ -379,14 +379,9 @@ REFUSED: dict[str, str] = {
     ),
     **dict(
         _refuse_each(
-            "off_policy_estimation_methods ope_split_batch_by_episode "
-            "input_evaluation offline_evaluation_interval num_offline_eval_runners "
-            "offline_evaluation_type offline_eval_runner_class "
-            "offline_loss_for_module_fn offline_evaluation_duration "
-            "offline_eval_batch_size_per_runner "
+            "num_offline_eval_runners offline_eval_runner_class "
             "broadcast_offline_eval_runner_states "
-            "custom_resources_per_offline_eval_runner "
-            "dataset_num_iters_per_eval_runner ignore_offline_eval_runner_failures "
+            "custom_resources_per_offline_eval_runner ignore_offline_eval_runner_failures "
             "max_num_offline_eval_runner_restarts "
             "max_requests_in_flight_per_offline_eval_runner "
             "num_cpus_per_offline_eval_runner num_gpus_per_offline_eval_runner "
@@ -399,6 +394,15 @@ REFUSED: dict[str, str] = {
             _OFFLINE_EVALUATION_REASON,
         )
     ),
+    "input_evaluation": (
+        "evaluation(off_policy_estimation_methods={'is': {'type': 'is'}}) names the estimates, every "
+        "offline_evaluation_interval iterations"
+    ),
+    "offline_loss_for_module_fn": (
+        "offline_evaluation_type='eval_loss' has the losses of the learner, which learner_class may "
+        "override"
+    ),
+    "dataset_num_iters_per_eval_runner": "offline_evaluation_duration is the number of batches",
     **dict(_refuse_each("exploration_config _prior_exploration_config", EXPLORATION_REASON)),
     "_fake_gpus": "set XLA_FLAGS=--xla_force_host_platform_device_count=8 before starting Python",
     "render_env": (

@@ -8,6 +8,7 @@ from jaxrl.config.curriculum import check_curriculum
 from jaxrl.config.modules import check_model_config
 from jaxrl.config.multi_agent_checks import check_agents, check_single_agent
 from jaxrl.config.offline import check_offline
+from jaxrl.config.offline_evaluation import check_offline_evaluation
 from jaxrl.config.placement import check_placement
 from jaxrl.config.settings.run import EvaluationSettings
 from jaxrl.errors import ConfigError, JaxrlError
@@ -40,6 +41,7 @@ def validate(config: "AlgorithmConfig") -> None:
         check_agents(config)
     check_placement(config)
     check_offline(config)
+    check_offline_evaluation(config)
     _check_num_envs_tuning(config)
     _check_runners_and_learners(config)
     _check_rewards(config)

@@ -1,7 +1,7 @@
 """Whole recorded episodes, and the probabilities of their actions."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
@@ -21,15 +21,22 @@ class WholeEpisodes:
     """Episodes that were recorded from their first step to their end.
 
     Attributes:
+        source: First of the files that they are from.
         parts: Episodes, with the module's actions.
         behavior_log_prob: Log-probability of each action for the policy that recorded it, by episode;
             None if it was not recorded.
         num_dropped: Number of parts of episodes that were not whole.
     """
 
+    source: str
     parts: Sequence[EpisodePart]
     behavior_log_prob: Sequence[Float[np.ndarray, " L"]] | None
     num_dropped: int
+
+    @property
+    def has_density(self) -> bool:
+        """True if the probabilities of the actions were recorded."""
+        return self.behavior_log_prob is not None
 
     @property
     def lengths(self) -> Int[np.ndarray, " E"]:
@@ -50,22 +57,41 @@ class WholeEpisodes:
 
 
 def read_whole_episodes(data: RecordedData, pipeline: ActionPipeline) -> WholeEpisodes:
-    """Read the episodes that are whole.
+    """Read the episodes that are whole; see `select_whole_episodes`.
+
+    Raises:
+        DataError: If no episode is whole, or the data are damaged.
+    """
+    return select_whole_episodes(data, data.iter_parts(), pipeline)
+
+
+def select_whole_episodes(
+    data: RecordedData,
+    recorded: Iterable[EpisodePart],
+    pipeline: ActionPipeline,
+    *,
+    split_by_episode: bool = True,
+) -> WholeEpisodes:
+    """Return the episodes that are whole.
 
     Recorded densities are of the actions as they were recorded: where these are the environment's,
     they are converted to those of the module's actions.
 
     Args:
         data: Recorded data.
+        recorded: Parts of their episodes, those of one episode in order of time.
         pipeline: Action connectors of the target policy.
+        split_by_episode: Whether episodes are those of the data; False makes each row one.
 
     Raises:
         DataError: If no episode is whole, or the data are damaged.
     """
     parts: list[EpisodePart] = []
     num_dropped = 0
-    for part in merge_parts(data.iter_parts()):
-        if part.t_started == 0 and (part.terminated or part.truncated) and data.has_past:
+    for part in merge_parts(recorded):
+        if not split_by_episode:
+            parts += _split_rows(part)
+        elif part.t_started == 0 and (part.terminated or part.truncated) and data.has_past:
             parts.append(part)
         else:
             num_dropped += 1
@@ -84,7 +110,54 @@ def read_whole_episodes(data: RecordedData, pipeline: ActionPipeline) -> WholeEp
                 log_probs[i] = log_probs[i] + _compute_log_scale(pipeline, part.action)
             action = jax.tree.map(np.asarray, convert(part.action))
             parts[i] = dataclasses.replace(part, action=action)
-    return WholeEpisodes(parts=parts, behavior_log_prob=log_probs, num_dropped=num_dropped)
+    return WholeEpisodes(
+        source=str(data.files[0]),
+        parts=parts,
+        behavior_log_prob=log_probs,
+        num_dropped=num_dropped,
+    )
+
+
+def join_episodes(sources: Sequence[WholeEpisodes]) -> WholeEpisodes:
+    """Return the episodes of several sources, with densities if all of them have some."""
+    if len(sources) == 1:
+        return sources[0]
+    log_probs: list[np.ndarray] | None = []
+    for source in sources:
+        if log_probs is not None and source.behavior_log_prob is not None:
+            log_probs += source.behavior_log_prob
+        else:
+            log_probs = None
+    return WholeEpisodes(
+        source=sources[0].source,
+        parts=[part for source in sources for part in source.parts],
+        behavior_log_prob=log_probs,
+        num_dropped=sum(source.num_dropped for source in sources),
+    )
+
+
+def _split_rows(part: EpisodePart) -> list[EpisodePart]:
+    """Return every row of a part as an episode that ends with it, as those of a bandit do."""
+
+    def take(tree: PyTree, i: int, number: int = 1) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf[i : i + number], tree)
+
+    return [
+        dataclasses.replace(
+            part,
+            t_started=0,
+            obs=take(part.obs, i, 2),
+            action=take(part.action, i),
+            reward=part.reward[i : i + 1],
+            extras=take(part.extras, i),
+            version=part.version[i : i + 1],
+            terminated=True,
+            truncated=False,
+            is_cut=False,
+            carry=None,
+        )
+        for i in range(len(part))
+    ]
 
 
 def _compute_log_scale(pipeline: ActionPipeline, action: PyTree) -> Float[np.ndarray, " L"] | float:

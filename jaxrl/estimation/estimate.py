@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import jax
 import numpy as np
 from jaxtyping import Float
 
+from jaxrl.config.settings.offline_evaluation import METHODS, MODELED, WEIGHTED
 from jaxrl.core.keys import make_key
 from jaxrl.errors import ConfigError, DataError, did_you_mean
 from jaxrl.estimation.episodes import WholeEpisodes, read_whole_episodes
@@ -21,14 +22,10 @@ from jaxrl.estimation.estimators import (
     estimate_wis,
     estimate_wpdis,
 )
-from jaxrl.estimation.fqe import FittedQ, FQERows, FQESettings, scale_rewards
+from jaxrl.estimation.fqe import FQERows, FQESettings, scale_rewards
 from jaxrl.estimation.target import Target, TargetRows
 from jaxrl.offline.recorded import RecordedData
 
-Method = Literal["is", "pdis", "wis", "wpdis", "dm", "fqe", "dr"]
-METHODS: tuple[Method, ...] = ("is", "pdis", "wis", "wpdis", "dm", "fqe", "dr")
-WEIGHTED = frozenset({"is", "pdis", "wis", "wpdis", "dr"})
-MODELED = frozenset({"dm", "fqe", "dr"})
 MIN_EFFECTIVE_SHARE = 0.05
 """Effective share of the episodes below which a report warns."""
 MAX_WEIGHT_SHARE = 0.2
@@ -104,7 +101,7 @@ def make_fqe_settings(settings: Mapping[str, Any] | None) -> FQESettings:
 
 def estimate(
     target: Target,
-    data: RecordedData,
+    data: RecordedData | WholeEpisodes,
     *,
     gamma: float,
     methods: Sequence[str] | None = None,
@@ -120,7 +117,7 @@ def estimate(
 
     Args:
         target: Policy to estimate.
-        data: Recorded data.
+        data: Recorded data, or episodes of them that have been read.
         gamma: Discount factor.
         methods: Names of methods; None for "wis" and "dr" if the data have the probabilities of
             their actions and the policy has some, else for "dm".
@@ -133,24 +130,17 @@ def estimate(
             method needs.
         DataError: If the data are damaged, or lack whole episodes or the probabilities of actions.
     """
-    if not 0.0 <= gamma <= 1.0:
-        raise ConfigError(f"gamma must be between 0 and 1, got {gamma}.")
-    if not 0.0 < confidence < 1.0:
-        raise ConfigError(f"confidence must be between 0 and 1, got {confidence}.")
+    _check_numbers(gamma, confidence)
     if methods is None:
-        has_weights = data.has_density and target.has_probability
-        methods = ("wis", "dr") if has_weights else ("dm",)
+        methods = ("wis", "dr") if data.has_density and target.has_probability else ("dm",)
     check_methods(methods)
     settings = make_fqe_settings(fqe)
+    check_target(target, methods)
+    episodes = data
+    if not isinstance(episodes, WholeEpisodes):
+        episodes = read_whole_episodes(episodes, target.policy_step.action_pipeline)
+    check_densities(episodes, methods)
     needs_weights, needs_model = (bool(kind & set(methods)) for kind in (WEIGHTED, MODELED))
-    target.check(needs_probability=needs_weights, needs_model=needs_model)
-    episodes = read_whole_episodes(data, target.policy_step.action_pipeline)
-    if needs_weights and episodes.behavior_log_prob is None:
-        raise DataError(
-            f"{data.files[0]} has no probabilities of the recorded actions, action_logp, which "
-            f"{', '.join(m for m in methods if m in WEIGHTED)} need: record with explore=True and "
-            "a policy that has some, or use the methods dm and fqe."
-        )
     follow_key, fit_key = jax.random.split(make_key(seed))
     rows = target.follow(episodes, follow_key, needs_actions=needs_model)
     weighted = _make_weighted(episodes, rows) if needs_weights else None
@@ -158,6 +148,38 @@ def estimate(
     if needs_model:
         values = _fit_values(target, episodes, rows, gamma, settings, fit_key)
     return _make_report(target, episodes, weighted, values, gamma, list(methods), confidence, seed)
+
+
+def _check_numbers(gamma: float, confidence: float) -> None:
+    if not 0.0 <= gamma <= 1.0:
+        raise ConfigError(f"gamma must be between 0 and 1, got {gamma}.")
+    if not 0.0 < confidence < 1.0:
+        raise ConfigError(f"confidence must be between 0 and 1, got {confidence}.")
+
+
+def check_target(target: Target, methods: Collection[str]) -> None:
+    """Check that a policy can be estimated by some methods.
+
+    Raises:
+        ConfigError: If it has no probabilities that one needs, or actions that one cannot model.
+    """
+    needs_weights, needs_model = (bool(kind & set(methods)) for kind in (WEIGHTED, MODELED))
+    target.check(needs_probability=needs_weights, needs_model=needs_model)
+
+
+def check_densities(episodes: WholeEpisodes, methods: Collection[str]) -> None:
+    """Check that episodes have the probabilities that methods need.
+
+    Raises:
+        DataError: If they have not.
+    """
+    weighted = [method for method in methods if method in WEIGHTED]
+    if weighted and episodes.behavior_log_prob is None:
+        raise DataError(
+            f"{episodes.source} has no probabilities of the recorded actions, action_logp, which "
+            f"{', '.join(weighted)} need: record with explore=True and a policy that has some, or use "
+            "the methods dm and fqe."
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -209,7 +231,7 @@ def _fit_values(
     )
     returns = [_discount(part.reward, gamma) for part in episodes.parts]
     scale = float(np.sqrt(np.mean(np.square(returns)))) or 1.0
-    scaled, model = scale_rewards(data, scale), FittedQ(target.module, settings)
+    scaled, model = scale_rewards(data, scale), target.get_model(settings)
     half_keys = jax.random.split(key, 3)
     half = np.asarray(jax.random.permutation(half_keys[2], len(lengths))) % 2
     q_value, value = np.zeros(len(owner)), np.zeros(len(owner) + len(lengths))

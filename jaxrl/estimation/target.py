@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jaxrl.core.types import Columns, Key, PyTree
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError
 from jaxrl.estimation.episodes import WholeEpisodes
+from jaxrl.estimation.fqe import FittedQ, FQESettings
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.training.rollout import ActorCarry, ActorState, PolicyStep
 
@@ -42,15 +44,17 @@ class Target:
 
     Attributes:
         policy_step: Module and connectors.
-        actor: Parameters and connector statistics.
+        actor: Parameters and connector statistics; None if the policy is only checked.
         explore: Whether it samples its actions.
         num_actions: Number of actions that are sampled per observation of a Box's policy.
+        compiled: Compiled functions, which copies with other parameters share.
     """
 
     policy_step: PolicyStep
-    actor: ActorState
+    actor: ActorState | None
     explore: bool
     num_actions: int = 8
+    compiled: dict[Any, Any] = dataclasses.field(default_factory=dict[Any, Any])
 
     @property
     def module(self) -> RLModule:
@@ -96,9 +100,13 @@ class Target:
             key: Key of sampled actions, which is consumed.
             needs_actions: Whether the policy's own actions are needed as well.
         """
+        assert self.actor is not None
         longest = int(episodes.lengths.max())
         num_columns = max(1, min(len(episodes.parts), MAX_ROWS // (longest + 1)))
-        compute = jax.jit(partial(self._follow_columns, needs_actions=needs_actions))
+        compute = self.compiled.get(needs_actions)
+        if compute is None:
+            compute = jax.jit(partial(self._follow_columns, needs_actions=needs_actions))
+            self.compiled[needs_actions] = compute
         rows: list[TargetRows] = []
         for first in range(0, len(episodes.parts), num_columns):
             parts = list(episodes.parts[first : first + num_columns])
@@ -110,6 +118,12 @@ class Target:
                 for i, part in enumerate(parts)
             ]
         return rows
+
+    def get_model(self, settings: FQESettings) -> FittedQ:
+        """Return the value function with some settings."""
+        if settings not in self.compiled:
+            self.compiled[settings] = FittedQ(self.module, settings)
+        return self.compiled[settings]
 
     def _follow_columns(
         self,

@@ -38,6 +38,10 @@ class BaseLearner(Generic[S]):
     needs_returns: ClassVar[bool] = False
     """True if rows of recorded data need the extras of `ReturnColumns`."""
 
+    def without_delays(self, state: S) -> S:
+        """Return the state whose next update has the loss of every part, none of which is delayed."""
+        return state
+
     def configure_optimizers_for_module(
         self, module_id: str, values: Mapping[str, Float[Array, ""]]
     ) -> Optimizers:

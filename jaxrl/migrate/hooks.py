@@ -10,7 +10,14 @@ from jaxrl.config.rllib_api import RENAMED_HOOK_ARGUMENTS, RENAMED_HOOKS
 from jaxrl.config.rllib_names import REFUSED_HOOKS
 from jaxrl.migrate.context import Context
 
-_ALGORITHM_HOOKS = ("on_algorithm_init", "on_train_result", "on_evaluate_start", "on_evaluate_end")
+_ALGORITHM_HOOKS = (
+    "on_algorithm_init",
+    "on_train_result",
+    "on_evaluate_start",
+    "on_evaluate_end",
+    "on_evaluate_offline_start",
+    "on_evaluate_offline_end",
+)
 MORE_ARGUMENTS = {
     "on_episode_end": (
         *inspect.signature(Callbacks.on_episode_step).parameters,

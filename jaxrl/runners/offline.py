@@ -84,7 +84,7 @@ def read_dataset(
     check_dataset_size(config, data, storage, device)
     pipeline = assembly.train_step.learner_pipeline
     dataset = load_dataset(config, data, assembly.policy_step, pipeline, sampler)
-    return dataset, get_fingerprint(data)
+    return dataset, get_fingerprint(data, config.evaluation_settings.held_out_share)
 
 
 def make_offline_learners(

@@ -63,6 +63,8 @@ class LaneGroup:
         template: "LaneGroup | None" = None,
     ) -> None:
         self.assembly, self.data = assembly, data
+        self.shared: dict[str, Any] = {} if template is None else template.shared
+        """Objects by name that all lanes share."""
         size = len(lanes) if template is None else len(template.lanes)
         padding = size - len(lanes)
         self.lanes = [*lanes, *[lanes[-1]] * padding]

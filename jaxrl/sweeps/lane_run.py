@@ -74,6 +74,7 @@ class LaneParts:
 
     Attributes:
         learner: Learner of the lane.
+        shared: Objects by name that all lanes of the group share.
         dispatches: Dispatches of the group, as the lane consumes them.
         loop: Loop of the lane's Algorithm, available once that is built.
         record: Record of it.
@@ -86,7 +87,7 @@ class LaneParts:
 
     def __init__(self, group: LaneGroup, slot: int, made: MadeEnv | MadeHostEnv) -> None:
         self._group, self._slot, self._made = group, slot, made
-        self.learner = LaneLearner(group, slot)
+        self.learner, self.shared = LaneLearner(group, slot), group.shared
         self.dispatches = LaneDispatches(self.learner)
 
     def open_device_trials(self, config: "AlgorithmConfig") -> DeviceTrials:

@@ -309,6 +309,28 @@ class ReplayUpdates:
         learner_state = update_after(self.learner, learner_state, scalars, progress, self.axis_name)
         return learner_state, memory, scalars
 
+    def compute_metrics(
+        self,
+        source: BatchSource,
+        obs_state: PyTree,
+        learner_state: LearnerState,
+        progress: Progress,
+        number: Int[Array, ""],
+        key: Key,
+    ) -> Metrics:
+        """Compute the metrics of one gradient step that is not taken. Consumes the key.
+
+        Args:
+            source: Source of the rows.
+            obs_state: Current statistics of the observation connectors.
+            learner_state: State before the step.
+            progress: Counters of the run.
+            number: Number of the step, for the source.
+            key: Key of the step.
+        """
+        memory = source.init_state()
+        return self._update(source, obs_state, learner_state, memory, progress, number, key)[2]
+
     def _metric_names(
         self,
         source: BatchSource,

@@ -18,6 +18,7 @@ from jaxrl.config.fields import (
 from jaxrl.config.imports import ImportKind
 from jaxrl.config.loggers import LoggerName
 from jaxrl.config.pbt import PopulationBasedTraining
+from jaxrl.config.settings.offline_evaluation import OfflineEvaluationSettings
 from jaxrl.config.settings.training import Auto
 from jaxrl.core.seeds import SEED_DESCRIPTION, is_seed
 from jaxrl.errors import ConfigError
@@ -27,7 +28,7 @@ Hook = Callable[..., Any] | list[Callable[..., Any]] | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluationSettings:
+class EvaluationSettings(OfflineEvaluationSettings):
     """Evaluation of the policy, separate from training."""
 
     evaluation_interval: int | None = field(
@@ -375,6 +376,14 @@ class CallbacksSettings:
     )
     on_evaluate_end: Hook = field(
         default=None, import_path=True, doc="Called with the metrics of each evaluation."
+    )
+    on_evaluate_offline_start: Hook = field(
+        default=None, import_path=True, doc="Called before each evaluation on held-out episodes."
+    )
+    on_evaluate_offline_end: Hook = field(
+        default=None,
+        import_path=True,
+        doc="Called with the metrics of each evaluation on held-out episodes.",
     )
     on_environment_created: Hook = field(
         default=None,

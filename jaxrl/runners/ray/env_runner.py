@@ -34,6 +34,8 @@ _DRIVER_ONLY_SETTINGS = (
     "on_train_result",
     "on_evaluate_start",
     "on_evaluate_end",
+    "on_evaluate_offline_start",
+    "on_evaluate_offline_end",
     "on_env_runners_recreated",
     "on_checkpoint_loaded",
 )

@@ -57,7 +57,8 @@ class _Streams:
     def __init__(self, config: "AlgorithmConfig", assembly: Assembly) -> None:
         self._config, self._assembly = config, assembly
         self._data = open_config_data(config, assembly.made.spaces)[0]
-        self.fingerprint = get_fingerprint([self._data], is_quick=True)
+        share = config.evaluation_settings.held_out_share
+        self.fingerprint = get_fingerprint([self._data], share, is_quick=True)
         self._sampler = assembly.offline_runner.experience
         task = make_row_task(config, assembly, self._data, self._sampler)
         self.layout: RowLayout = task.layout

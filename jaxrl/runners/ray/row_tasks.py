@@ -19,6 +19,7 @@ from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.errors import DataError
+from jaxrl.offline.held_out import leave_out
 from jaxrl.offline.recorded import RecordedData, open_data
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class RowTask:
         observation_space: Space of the observations.
         action_space: Space of the environment's actions.
         settings: How the files are read.
+        held_out_share: Share of the episodes that no rows are made of.
         sampler: What a row, or a sequence, is.
         action_pipeline: Pipeline to the environment's actions, of which the module's are computed;
             None if the files have the module's.
@@ -88,6 +90,7 @@ class RowTask:
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
     settings: OfflineDataSettings
+    held_out_share: float
     sampler: DatasetSampler
     action_pipeline: ActionPipeline | None
     learner_pipeline: LearnerPipeline
@@ -115,7 +118,8 @@ class RowTask:
     def _iter_chunks(self, path: str) -> Iterator[Dataset]:
         data = self.open(path)
         parts, size = [], 0
-        for part in select_parts(self.settings, data.iter_parts()):
+        recorded = leave_out(data.iter_parts(), self.held_out_share)
+        for part in select_parts(self.settings, recorded):
             parts.append(part)
             size += len(part) * data.step_bytes
             if size >= self.chunk_bytes:
@@ -202,6 +206,7 @@ def make_row_task(
         observation_space=data.observation_space,
         action_space=data.action_space,
         settings=config.offline_data_settings,
+        held_out_share=config.evaluation_settings.held_out_share,
         sampler=sampler,
         action_pipeline=None if data.actions_are_normalized else policy_step.action_pipeline,
         learner_pipeline=assembly.train_step.learner_pipeline,

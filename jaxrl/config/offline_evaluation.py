@@ -1,0 +1,111 @@
+"""Checks of evaluation on held-out episodes of recorded data."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from jaxrl.config.settings.offline_evaluation import (
+    EVAL_LOSS,
+    METHODS,
+    MODELED,
+    OfflineEvaluationSettings,
+)
+from jaxrl.core.neutral import get_rllib_name
+from jaxrl.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+RLLIB_ESTIMATORS = {
+    "ImportanceSampling": "is",
+    "WeightedImportanceSampling": "wis",
+    "DirectMethod": "dm",
+    "DoublyRobust": "dr",
+}
+"""Methods by the name of RLlib's class."""
+
+_RLLIB_DURATION = 1
+"""RLlib's default of `offline_evaluation_duration`, which its configs have without an interval."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EstimationMethod:
+    """Estimate that a config asks for, with its settings of fitted Q evaluation."""
+
+    method: str
+    fqe: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+
+
+def check_offline_evaluation(config: "AlgorithmConfig") -> None:
+    """Check the settings of evaluation on held-out episodes.
+
+    Raises:
+        ConfigError: If one has no effect, or is invalid.
+    """
+    settings = config.evaluation_settings
+    methods = parse_methods(settings.off_policy_estimation_methods)
+    if not settings.offline_evaluation_interval:
+        _check_unused(config)
+        return
+    interval = settings.offline_evaluation_interval
+    if not config.is_offline:
+        raise ConfigError(
+            f"offline_evaluation_interval={interval} evaluates on episodes that are held out of "
+            "recorded data, and the run does not learn from them alone (input_="
+            f"{config.offline_data_settings.input_!r}): leave it out, or use evaluation_interval."
+        )
+    is_loss = settings.offline_evaluation_type == EVAL_LOSS
+    if is_loss and not methods and not settings.ope_split_batch_by_episode:
+        raise ConfigError(
+            "ope_split_batch_by_episode=False has no effect without an estimate: set "
+            "offline_evaluation_type='is' or off_policy_estimation_methods, or leave it out."
+        )
+    size, is_all = settings.offline_eval_batch_size_per_runner, "auto"
+    if (
+        settings.offline_evaluation_duration == is_all
+        and not is_loss
+        and size != OfflineEvaluationSettings().offline_eval_batch_size_per_runner
+    ):
+        raise ConfigError(
+            f"offline_eval_batch_size_per_runner={size} has no effect with offline_evaluation_duration="
+            "'auto', which estimates from all held-out episodes: set a number of batches."
+        )
+
+
+def _check_unused(config: "AlgorithmConfig") -> None:
+    """Raise if a setting of offline evaluation is set, but there is none."""
+    settings, default = config.evaluation_settings, OfflineEvaluationSettings()
+    for name, value in vars(default).items():
+        own = vars(settings)[name]
+        is_rllibs = name == "offline_evaluation_duration" and own == _RLLIB_DURATION
+        if name == "offline_evaluation_interval" or own == value or is_rllibs:
+            continue
+        raise ConfigError(
+            f"'{name}' (got {own!r}) has no effect without an evaluation on held-out episodes: set "
+            "offline_evaluation_interval, or leave it out."
+        )
+
+
+def parse_methods(methods: Mapping[str, Any]) -> dict[str, EstimationMethod]:
+    """Return the estimates of `off_policy_estimation_methods` by their names.
+
+    Raises:
+        ConfigError: If one has no known type, or a setting that does not exist.
+    """
+    return {name: _parse_method(name, dict(given)) for name, given in methods.items()}
+
+
+def _parse_method(name: str, given: dict[str, Any]) -> EstimationMethod:
+    where = f"off_policy_estimation_methods[{name!r}]"
+    kind = given.pop("type", None)
+    method = RLLIB_ESTIMATORS.get(get_rllib_name(kind) or "", kind)
+    if method not in METHODS:
+        raise ConfigError(
+            f"{where} must have a type, one of {', '.join(METHODS)}, got {kind!r}."
+            f"{did_you_mean(str(kind), METHODS)}"
+        )
+    if given and method not in MODELED:
+        raise ConfigError(
+            f"{where} has {min(given)!r}, and {method!r} has no settings besides its type."
+        )
+    return EstimationMethod(method=cast(str, method), fqe=given)

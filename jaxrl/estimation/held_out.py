@@ -1,0 +1,334 @@
+"""Evaluation of a run on the episodes that are held out of its recorded data."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from jaxrl.assembly.assemble import Assembly
+from jaxrl.assembly.dataset_storage import format_bytes, get_device_limit
+from jaxrl.assembly.held_out import load_held_out, read_held_out, sort_episodes
+from jaxrl.assembly.offline import open_config_data
+from jaxrl.buffers.dataset import Dataset
+from jaxrl.config.offline_evaluation import EstimationMethod, parse_methods
+from jaxrl.config.settings.offline_evaluation import EVAL_LOSS
+from jaxrl.core.types import Device, PyTree
+from jaxrl.errors import ConfigError, DataError
+from jaxrl.metrics import DEFAULT_MODULE, OFF_POLICY_ESTIMATOR, OFFLINE_EVAL_RUNNERS
+from jaxrl.modules.rl_module import RLModule
+from jaxrl.runtime.program import Program
+from jaxrl.training.held_out import HeldOutLosses
+from jaxrl.training.report import to_host
+from jaxrl.training.rollout import ActorState
+from jaxrl.training.train_state import TrainState
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.estimation.episodes import WholeEpisodes
+    from jaxrl.estimation.estimate import EstimateReport
+    from jaxrl.estimation.target import Target
+
+SHARED_KEY = "held_out"
+"""Name of the evaluation among what runs of one program share."""
+_TOTAL_LOSS, _TOTAL_EVAL_LOSS = "total_loss", "total_eval_loss"
+
+
+def resolve_explore(config: "AlgorithmConfig", module: RLModule, explore: bool | None) -> bool:
+    """Return whether the estimated policy samples its actions.
+
+    Args:
+        config: Config of the run.
+        module: Module of the policy.
+        explore: Choice of a caller; None for the config's `explore`, if the module samples with known
+            probabilities.
+    """
+    if explore is not None:
+        return explore
+    return config.env_runners_settings.explore and module.explores_by_distribution
+
+
+class HeldOutEvaluation:
+    """Losses and estimates on held-out episodes, as a config asks for.
+
+    Args:
+        config: Config with an evaluation on held-out episodes.
+        assembly: Functions of the run.
+        device: Device that computes losses.
+
+    Raises:
+        JaxrlError: If no episode is held out or left, the data lack what a method needs, or the policy
+            has no probabilities that one needs.
+    """
+
+    def __init__(self, config: "AlgorithmConfig", assembly: Assembly, device: Device) -> None:
+        self._assembly, self._device = assembly, device
+        self._settings = config.evaluation_settings
+        self.programs: list[Program] = []
+        self._losses: tuple[Dataset, HeldOutLosses, Program] | None = None
+        self._compiled: dict[Any, Any] = {}
+        self._estimates: dict[str, EstimationMethod] = {}
+        if self._settings.offline_evaluation_type != EVAL_LOSS:
+            kind = self._settings.offline_evaluation_type
+            self._estimates[OFFLINE_EVAL_RUNNERS] = EstimationMethod(method=kind)
+        self._named = parse_methods(self._settings.off_policy_estimation_methods)
+        if self._settings.offline_evaluation_type == EVAL_LOSS:
+            self._losses = self._make_losses(config)
+        self._episodes: WholeEpisodes | None = None
+        if self._methods:
+            from jaxrl.estimation.estimate import check_densities, check_target, make_fqe_settings
+
+            names = [each.method for each in self._methods]
+            for method in self._methods:
+                make_fqe_settings(method.fqe)
+            check_target(self._make_target(config, None), names)
+            self._episodes = self.read_episodes(config)
+            check_densities(self._episodes, names)
+
+    @property
+    def _methods(self) -> list[EstimationMethod]:
+        return [*self._estimates.values(), *self._named.values()]
+
+    def _make_losses(self, config: "AlgorithmConfig") -> tuple[Dataset, HeldOutLosses, Program]:
+        assembly, settings = self._assembly, self._settings
+        duration, size = (
+            settings.offline_evaluation_duration,
+            settings.offline_eval_batch_size_per_runner,
+        )
+        data = open_config_data(config, assembly.made.spaces)
+        dataset = load_held_out(
+            config,
+            data,
+            assembly.policy_step,
+            assembly.train_step.learner_pipeline,
+            None if duration == "auto" else duration * size,
+        )
+        self._check_size(config, dataset)
+        losses = HeldOutLosses.make(
+            assembly.offline_runner,
+            size,
+            dataset.num_rows,
+            dataset.num_rows if duration == "auto" else duration,
+        )
+        program = Program("evaluate_offline", losses, enabled=config.debugging_settings.jit)
+        self.programs.append(program)
+        place = SingleDeviceSharding(self._device)
+        return jax.device_put(dataset, place), losses, program
+
+    def _check_size(self, config: "AlgorithmConfig", dataset: Dataset) -> None:
+        """Raise if the held-out rows are larger than the limit of a dataset on the device."""
+        limit = get_device_limit(config, self._device)
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(dataset))
+        if limit is not None and size > limit:
+            raise ConfigError(
+                f"offline_evaluation_split={self._settings.offline_evaluation_split} holds out "
+                f"{format_bytes(size)}, and max_dataset_bytes allows {format_bytes(limit)} on the device: "
+                "lower one, raise the other, or set offline_evaluation_duration to a number of batches."
+            )
+
+    def _make_target(self, config: "AlgorithmConfig", actor: ActorState | None) -> "Target":
+        """Return the policy to estimate, with the functions that were compiled for it before."""
+        from jaxrl.estimation.target import Target
+
+        return Target(
+            policy_step=self._assembly.policy_step,
+            actor=actor,
+            explore=resolve_explore(config, self._assembly.module, None),
+            compiled=self._compiled,
+        )
+
+    def read_episodes(self, config: "AlgorithmConfig") -> "WholeEpisodes":
+        """Return the held-out episodes that estimates are made from.
+
+        Raises:
+            JaxrlError: If there are none that are whole, or the data are damaged.
+        """
+        from jaxrl.estimation.episodes import join_episodes, select_whole_episodes
+
+        if self._episodes is not None:
+            return self._episodes
+        settings = self._settings
+        data = open_config_data(config, self._assembly.made.spaces)
+        whole = [
+            select_whole_episodes(
+                source,
+                self._select_episodes(parts),
+                self._assembly.policy_step.action_pipeline,
+                split_by_episode=settings.ope_split_batch_by_episode,
+            )
+            for source, parts in zip(data, read_held_out(config, data), strict=True)
+            if parts
+        ]
+        return join_episodes(whole)
+
+    def _select_episodes(self, parts: Sequence[Any]) -> Sequence[Any]:
+        """Return the parts of a source in the order of their hashes, as many as are evaluated."""
+        settings, ordered = self._settings, sort_episodes(parts)
+        if settings.offline_evaluation_duration == "auto":
+            return ordered
+        number = settings.offline_evaluation_duration * settings.offline_eval_batch_size_per_runner
+        ids = list(dict.fromkeys(part.episode_id for part in ordered))[:number]
+        return [part for part in ordered if part.episode_id in set(ids)]
+
+    def evaluate(
+        self,
+        config: "AlgorithmConfig",
+        state: TrainState,
+        get_actor: Callable[[], ActorState],
+    ) -> dict[str, Any]:
+        """Evaluate a run, by RLlib's keys below "evaluation".
+
+        Args:
+            config: Config of the run.
+            state: Its state.
+            get_actor: Function that returns the policy's parameters and statistics.
+        """
+        result: dict[str, Any] = {}
+        if self._losses is not None:
+            result[OFFLINE_EVAL_RUNNERS] = self._compute_losses(state)
+        if self._methods:
+            reports = self._estimate(config, get_actor())
+            for name, method in self._estimates.items():
+                result[name] = _describe_report(reports[_key(method)], method.method)
+            named = {
+                name: _describe_gain(reports[_key(method)], method.method)
+                for name, method in self._named.items()
+            }
+            if named:
+                result[OFF_POLICY_ESTIMATOR] = named
+        return result
+
+    def _compute_losses(self, state: TrainState) -> dict[str, Any]:
+        assert self._losses is not None
+        dataset, losses, program = self._losses
+        inputs = state.learner, state.connectors.obs, state.progress, state.key
+        means = to_host(program(*_to_device(inputs, self._device), dataset))
+        values = {name: float(value) for name, value in means.items()}
+        total = {_TOTAL_EVAL_LOSS: values.pop(_TOTAL_LOSS)}
+        return {
+            DEFAULT_MODULE: {**total, **values},
+            "num_env_steps": losses.count_rows(dataset.num_rows),
+        }
+
+    def _estimate(
+        self, config: "AlgorithmConfig", actor: ActorState
+    ) -> dict[tuple[Any, ...], "EstimateReport"]:
+        """Return the reports by the settings of fitted Q evaluation, each with all its methods."""
+        from jaxrl.estimation.estimate import estimate
+
+        by_settings: dict[tuple[Any, ...], list[EstimationMethod]] = {}
+        for method in self._methods:
+            by_settings.setdefault(_key(method), []).append(method)
+        target, episodes = self._make_target(config, actor), self.read_episodes(config)
+        return {
+            key: estimate(
+                target,
+                episodes,
+                gamma=config.training_settings.gamma,
+                methods=list(dict.fromkeys(each.method for each in group)),
+                fqe=group[0].fqe,
+                seed=config.debugging_settings.run_seed,
+            )
+            for key, group in by_settings.items()
+        }
+
+
+class MissingEvaluation:
+    """Evaluation on held-out episodes of data that are missing; a restored policy may still act.
+
+    Args:
+        error: Error of the data.
+    """
+
+    def __init__(self, error: DataError) -> None:
+        self._error, self.programs = error, list[Program]()
+
+    def read_episodes(self, config: "AlgorithmConfig") -> NoReturn:
+        """Raise the error."""
+        del config
+        raise self._error
+
+    def evaluate(
+        self, config: "AlgorithmConfig", state: TrainState, get_actor: Callable[[], ActorState]
+    ) -> NoReturn:
+        """Raise the error."""
+        del config, state, get_actor
+        raise self._error
+
+
+def open_held_out(
+    config: "AlgorithmConfig",
+    assembly: Assembly,
+    devices: Sequence[Device],
+    shared: dict[str, Any],
+) -> HeldOutEvaluation | MissingEvaluation | None:
+    """Return the evaluation on held-out episodes, if the config has one.
+
+    Args:
+        config: Config of the run.
+        assembly: Its functions.
+        devices: Its devices.
+        shared: What runs of one program share, where the evaluation is kept.
+
+    Raises:
+        JaxrlError: If it is impossible. A run that is only restored may lack its data.
+    """
+    if not config.evaluation_settings.held_out_share:
+        return None
+    if SHARED_KEY not in shared:
+        try:
+            shared[SHARED_KEY] = HeldOutEvaluation(config, assembly, devices[0])
+        except DataError as error:
+            if assembly.should_train:
+                raise
+            return MissingEvaluation(error)
+    return shared[SHARED_KEY]
+
+
+def _key(method: EstimationMethod) -> tuple[Any, ...]:
+    return tuple(sorted(method.fqe.items()))
+
+
+def _describe_report(report: "EstimateReport", method: str) -> dict[str, Any]:
+    """Return what results have of an estimate: the discounted return, and how sure it is."""
+    estimate = report.estimates[method]
+    return {
+        "episode_return_mean": estimate.value,
+        "episode_return_low": estimate.low,
+        "episode_return_high": estimate.high,
+        "behavior_return_mean": report.behavior.value,
+        "num_episodes": report.num_episodes,
+        "num_env_steps": report.num_steps,
+        **_describe_weights(report),
+    }
+
+
+def _describe_gain(report: "EstimateReport", method: str) -> dict[str, Any]:
+    """Return an estimate by RLlib's names of `off_policy_estimator`."""
+    estimate, behavior = report.estimates[method], report.behavior.value
+    return {
+        "v_target": estimate.value,
+        "v_target_low": estimate.low,
+        "v_target_high": estimate.high,
+        "v_behavior": behavior,
+        "v_delta": estimate.value - behavior,
+        "v_gain": estimate.value / behavior if behavior else float("nan"),
+        **_describe_weights(report),
+    }
+
+
+def _describe_weights(report: "EstimateReport") -> dict[str, Any]:
+    if report.effective_size is None:
+        return {}
+    return {"effective_size": report.effective_size, "largest_share": report.largest_share}
+
+
+def _to_device(tree: PyTree, device: Device) -> PyTree:
+    """Return a tree that all devices of a run have, on one device."""
+
+    def move(leaf: jax.Array | np.ndarray) -> jax.Array:
+        own = leaf.addressable_data(0) if isinstance(leaf, jax.Array) else leaf
+        return jax.device_put(own, device)
+
+    return jax.tree.map(move, tree)
