@@ -72,6 +72,18 @@ def check_offline_evaluation(config: "AlgorithmConfig") -> None:
         )
 
 
+def describe_held_out(config: "AlgorithmConfig") -> list[str]:
+    """Return a sentence on the episodes that are not trained on; none if there are none."""
+    settings = config.evaluation_settings
+    if not settings.held_out_share:
+        return []
+    return [
+        f"Held out: {100.0 * settings.held_out_share:g}% of the episodes, by a hash of their ids "
+        f"(offline_evaluation_split); evaluated every {settings.offline_evaluation_interval} iterations "
+        f"(offline_evaluation_type={settings.offline_evaluation_type!r})."
+    ]
+
+
 def _check_unused(config: "AlgorithmConfig") -> None:
     """Raise if a setting of offline evaluation is set, but there is none."""
     settings, default = config.evaluation_settings, OfflineEvaluationSettings()

@@ -19,6 +19,7 @@ from jaxrl.assembly.offline import (
 )
 from jaxrl.buffers.dataset import Dataset, DatasetSampler
 from jaxrl.config.batch_plan.offline import OfflinePlan
+from jaxrl.config.offline_evaluation import describe_held_out
 from jaxrl.core.types import Device
 from jaxrl.errors import CheckpointError, ConfigError, DataError
 from jaxrl.metrics import TIMERS
@@ -258,7 +259,7 @@ class OfflineLoop(DatasetLoop):
         self._batches_per_iteration = assembly.plan.batches_per_iteration
         self._group = learners
         self._fed = cast("FedLearners", learners) if is_fed(assembly) else None
-        self.notes = describe_chosen(assembly.storage)
+        self.notes = [*describe_chosen(assembly.storage), *describe_held_out(config)]
 
     def prepare(self) -> None:
         """Do nothing: no environment is made."""
