@@ -73,7 +73,7 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         "get_metadata": "get_state()['metadata'] is the metadata of a checkpoint",
         "is_actor": "an Algorithm is an object of this process",
         "reset": "build another algorithm from the changed config",
-        "restore_offline_eval_runners": "evaluate_offline() has no runners that could fail",
+        "restore_offline_eval_runners": "evaluate_held_out() has no runners that could fail",
         "restore_workers": "runners restart by themselves, see fault_tolerance(...)",
         **dict.fromkeys(
             ("trial_id", "trial_name", "trial_resources"),

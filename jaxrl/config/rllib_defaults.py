@@ -56,7 +56,7 @@ NEUTRAL_VALUES_OF_SETTINGS: dict[str, tuple[object, ...]] = {
     "input_": (None,),
     "input_read_schema": (None,),
     "learner_class": (None, RllibObject("{algo}TorchLearner"), RllibObject("{algo}TfLearner")),
-    "off_policy_estimation_methods": (None,),
+    "off_policy_estimation_methods": (None, {}),
     "offline_evaluation_type": (None,),
     "ope_split_batch_by_episode": (None,),
     "optimizer": ({}, None),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 DEFAULT_METRIC = "env_runners/episode_return_mean"
 ENV_STEPS = "num_env_steps_sampled_lifetime"
+TRAINED_STEPS = "num_env_steps_trained_lifetime"
 
 
 class SweepRuns:
@@ -104,11 +105,16 @@ class SweepRuns:
             if not find_reached_criterion(self._results.get(i, {}), stop)
         ]
 
-    def best_lane(self, metric: str = DEFAULT_METRIC, mode: str = "max") -> int:
+    @property
+    def default_metric(self) -> str:
+        """Path of the return in a lane's result: in training, or else in evaluation."""
+        return f"evaluation/{DEFAULT_METRIC}" if self.config.is_offline else DEFAULT_METRIC
+
+    def best_lane(self, metric: str | None = None, mode: str = "max") -> int:
         """Return the index of the active lane with the best latest result.
 
         Args:
-            metric: Path of the metric in a lane's result.
+            metric: Path of the metric in a lane's result; None for `default_metric`.
             mode: "max" or "min".
 
         Raises:
@@ -117,20 +123,22 @@ class SweepRuns:
         """
         if mode not in ("max", "min"):
             raise ConfigError(f"mode must be 'max' or 'min', got {mode!r}.")
+        metric = self.default_metric if metric is None else metric
         scores = {i: get_score(self._results.get(i, {}), metric) for i in self.active_indices}
         valid = {i: value for i, value in scores.items() if value is not None}
         if not valid:
             raise UnknownNameError(f"No lane's latest result has a number under '{metric}'.")
         return (max if mode == "max" else min)(valid, key=lambda i: valid[i])
 
-    def points(self, metric: str = DEFAULT_METRIC) -> list[SweepPoint]:
+    def points(self, metric: str | None = None) -> list[SweepPoint]:
         """Return the sweep's points, best first, scored by their lanes' latest results.
 
         Diverged lanes have no score.
 
         Args:
-            metric: Path of the score in a lane's result.
+            metric: Path of the score in a lane's result; None for `default_metric`.
         """
+        metric = self.default_metric if metric is None else metric
         results = {
             index: self._results[index] for index in self.active_indices if index in self._results
         }
@@ -151,7 +159,10 @@ class SweepRuns:
         return {
             "training_iteration": self.iteration,
             "num_lanes": self.num_lanes,
-            ENV_STEPS: min((x[ENV_STEPS] for x in results.values()), default=0),
+            **{
+                name: min((x[name] for x in results.values()), default=0)
+                for name in (ENV_STEPS, *([TRAINED_STEPS] if self.config.is_offline else []))
+            },
             "env_runners": {"episode_return_mean": mean},
             "lanes": lanes,
             "diverged": dict(self.diverged),

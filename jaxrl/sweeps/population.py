@@ -22,7 +22,7 @@ from jaxrl.runs.run_folder import is_run_folder
 from jaxrl.runtime.exclusive import single_threaded, until_stopped
 from jaxrl.runtime.process import prepare_process
 from jaxrl.sweeps import state as sweep_state
-from jaxrl.sweeps.base import DEFAULT_METRIC, SweepRuns, read_and_check_sweep
+from jaxrl.sweeps.base import SweepRuns, read_and_check_sweep
 from jaxrl.sweeps.grouping import (
     CompatibleLanes,
     check_can_be_lanes,
@@ -256,17 +256,18 @@ class Population(SweepRuns):
 
     # --- results ---
 
-    def points(self, metric: str = DEFAULT_METRIC) -> list[SweepPoint]:
+    def points(self, metric: str | None = None) -> list[SweepPoint]:
         """Return the sweep's points, best first, scored by their lanes' latest results.
 
         Diverged lanes have no score. With a scheduler, each lane is a point with its current
         values.
 
         Args:
-            metric: Path of the score in a lane's result.
+            metric: Path of the score in a lane's result; None for `default_metric`.
         """
         if self._scheduler is None:
             return super().points(metric)
+        metric = self.default_metric if metric is None else metric
         results = {index: self._results[index] for index in self.active_indices if self._results}
         lanes = [(index, run.current_values) for index, run in enumerate(self._runs)]
         return group_points(lanes, results, metric)

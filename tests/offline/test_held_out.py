@@ -208,9 +208,10 @@ def test_an_evaluation_changes_no_training(data: str) -> None:
     jax.tree.map(np.testing.assert_array_equal, one, other)
     assert "evaluation" not in results[1][1]
     assert get_losses(results[1][2]) == pytest.approx(get_losses(results[0][2]), rel=1e-6)
-    assert runs[0].evaluate_held_out()["offline_eval_runners"] == results[0][2]["evaluation"][
-        "offline_eval_runners"
-    ]
+    assert (
+        runs[0].evaluate_held_out()["offline_eval_runners"]
+        == results[0][2]["evaluation"]["offline_eval_runners"]
+    )
     assert results[0][0]["timers"]["offline_evaluation_s"] > 0.0
 
 
@@ -294,7 +295,9 @@ TOLD: list[tuple[str, int]] = []
 
 def test_callbacks_are_called_around_an_evaluation(data: str) -> None:
     TOLD.clear()
-    config = make_config(data, offline_evaluation_interval=2, always_attach_evaluation_results=False)
+    config = make_config(
+        data, offline_evaluation_interval=2, always_attach_evaluation_results=False
+    )
     algorithm = config.callbacks(Calls).build()
     results = [algorithm.train() for _ in range(3)]
     assert TOLD == [("start", 2), ("end", 2)]
@@ -309,7 +312,9 @@ def test_every_lane_has_its_own_evaluation(data: str) -> None:
         lanes = sweep.train()["lanes"]
         assert len({id(run.algorithm._held_out) for run in sweep._runs}) == 1
         lane = sweep.lanes[3]
-        best = sweep.best_lane("evaluation/offline_eval_runners/default_policy/total_eval_loss", "min")
+        best = sweep.best_lane(
+            "evaluation/offline_eval_runners/default_policy/total_eval_loss", "min"
+        )
     losses = [get_losses(lanes[i])["total_eval_loss"] for i in range(4)]
     with lane.config.copy(copy_frozen=False).debugging(seed=lane.seed).build() as alone:
         assert losses[3] == pytest.approx(get_losses(alone.train())["total_eval_loss"], rel=1e-4)
@@ -357,7 +362,10 @@ def refused(config: Any) -> str:
             {"offline_evaluation_split": 1e-6},
             "holds out none of the 30 recorded episodes: raise it",
         ),
-        ({"offline_evaluation_split": 1 - 1e-9}, "holds out all of the 30 recorded episodes: lower"),
+        (
+            {"offline_evaluation_split": 1 - 1e-9},
+            "holds out all of the 30 recorded episodes: lower",
+        ),
         ({"offline_evaluation_split": 1.0}, "offline_evaluation_split must be above 0 and below 1"),
         ({"offline_evaluation_type": "iss"}, "Did you mean 'is'"),
         ({"offline_evaluation_duration": 0}, "offline_evaluation_duration must be at least 1"),

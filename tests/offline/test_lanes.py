@@ -195,6 +195,9 @@ def test_each_lane_is_evaluated_in_its_own_environment(tmp_path: Path) -> None:
             alone.set_state(sweep._runs[2].algorithm.get_state())
             want = alone.evaluate()["env_runners"]
         evaluated = sweep.evaluate(num_episodes=2)["lanes"]
+        returns = [r["evaluation"]["env_runners"]["episode_return_mean"] for r in result.values()]
+        assert returns[sweep.best_lane()] == max(returns)
+        assert np.isfinite([point.score for point in sweep.points()]).all()
     assert result[2]["evaluation"]["env_runners"] == pytest.approx(want)
     assert [r["evaluation"]["env_runners"]["num_episodes"] for r in result.values()] == [4] * 4
     assert evaluated[1]["env_runners"]["num_episodes"] == 2
