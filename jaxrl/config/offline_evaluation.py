@@ -77,11 +77,13 @@ def describe_held_out(config: "AlgorithmConfig") -> list[str]:
     settings = config.evaluation_settings
     if not settings.held_out_share:
         return []
-    return [
+    interval, kind = settings.offline_evaluation_interval, settings.offline_evaluation_type
+    sentence = (
         f"Held out: {100.0 * settings.held_out_share:g}% of the episodes, by a hash of their ids "
-        f"(offline_evaluation_split); evaluated every {settings.offline_evaluation_interval} iterations "
-        f"(offline_evaluation_type={settings.offline_evaluation_type!r})."
-    ]
+        f"(offline_evaluation_split); evaluated every {interval} iterations "
+        f"(offline_evaluation_type={kind!r})."
+    )
+    return [sentence]
 
 
 def _check_unused(config: "AlgorithmConfig") -> None:
