@@ -11,7 +11,7 @@ from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.device_trial import DeviceTrials
 from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.envs.host import MadeHostEnv
-from jaxrl.envs.registry import MadeEnv
+from jaxrl.envs.registry import MadeEnv, MadeMultiEnv
 from jaxrl.errors import DivergenceError, mark_has_checkpoint_path
 from jaxrl.evaluation.compiled import JaxEvaluation
 from jaxrl.evaluation.evaluation import Evaluation
@@ -85,7 +85,9 @@ class LaneParts:
     record: RunRecord
     load: LoadLeaves
 
-    def __init__(self, group: LaneGroup, slot: int, made: MadeEnv | MadeHostEnv) -> None:
+    def __init__(
+        self, group: LaneGroup, slot: int, made: MadeEnv | MadeMultiEnv | MadeHostEnv
+    ) -> None:
         self._group, self._slot, self._made = group, slot, made
         self.learner, self.shared = LaneLearner(group, slot), group.shared
         self.dispatches = LaneDispatches(self.learner)
@@ -177,7 +179,7 @@ class LaneRun:
         config: "AlgorithmConfig",
         group: LaneGroup,
         slot: int,
-        made: MadeEnv | MadeHostEnv,
+        made: MadeEnv | MadeMultiEnv | MadeHostEnv,
         values: Mapping[str, Any],
         run_folder: RunFolder | None = None,
     ) -> None:

@@ -14,7 +14,7 @@ from jaxrl.config.stop import parse_fit_criteria
 from jaxrl.config.sweep import Lane
 from jaxrl.core.types import Device
 from jaxrl.envs.host import MadeHostEnv
-from jaxrl.envs.registry import MadeEnv
+from jaxrl.envs.registry import MadeEnv, MadeMultiEnv
 from jaxrl.errors import DivergenceError, summarize_exception
 from jaxrl.loggers import RunFolder
 from jaxrl.loggers.recorder import SaveSchedule
@@ -104,7 +104,7 @@ class Population(SweepRuns):
         return turns
 
     def _make_run(
-        self, lane: Lane, group: LaneGroup, slot: int, made: MadeEnv | MadeHostEnv
+        self, lane: Lane, group: LaneGroup, slot: int, made: MadeEnv | MadeMultiEnv | MadeHostEnv
     ) -> LaneRun:
         """Return the run of a lane, which logs to its own folder and not to the console."""
         sinks = [s for s in lane.config.debugging_settings.loggers if s != "console"]

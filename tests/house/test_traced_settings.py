@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithms.ppo import PPOLearner
-from jaxrl.core.hparams import PerLane, get_numeric_hparams
+from jaxrl.core.hparams import PerLane
 from jaxrl.errors import ConfigError
 from jaxrl.evaluation.compiled import make_evaluator
-from jaxrl.sweeps.grouping import group_lanes
+from jaxrl.sweeps.grouping import get_lane_numbers, group_lanes
 from jaxrl.sweeps.lanes import Lanes, stack_trees
 from tests.helpers import every_algorithm, small
 from tests.lanes import lanes_at, sweepable, with_effects
@@ -26,9 +26,7 @@ def trace(config: Any) -> None:
     assembly = group.assemble(names)
     lanes = Lanes.from_runner(assembly.in_graph_runner, names)
     keys = jax.random.split(jax.random.key(0), 2)
-    numbers = stack_trees(
-        [get_numeric_hparams(lane.config.training_settings) for lane in group.lanes]
-    )
+    numbers = stack_trees([get_lane_numbers(lane.config) for lane in group.lanes])
     params = stack_trees(group.env_params)
     states = jax.eval_shape(lanes.init, keys, params, numbers)
     jax.eval_shape(lanes.run_batches, states, jnp.asarray(1))
