@@ -23,10 +23,11 @@ from jaxrl.core.space_arrays import count_bytes
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, PyTree, Rollout
 from jaxrl.episodes.packing import EpisodePart
-from jaxrl.errors import ConfigError, DataError
+from jaxrl.errors import ConfigError, DataError, JaxrlError
 from jaxrl.modules.rl_module import make_zeros
 from jaxrl.offline.held_out import leave_out
-from jaxrl.offline.recorded import RecordedData, open_data
+from jaxrl.offline.manifest import ReferenceReturns
+from jaxrl.offline.recorded import RecordedData, open_data, read_reference
 from jaxrl.training.rollout import PolicyStep
 
 if TYPE_CHECKING:
@@ -71,6 +72,19 @@ def open_config_data(
         opened.append(data)
         observation_space, action_space = data.observation_space, data.action_space
     return opened
+
+
+def find_reference(config: "AlgorithmConfig") -> ReferenceReturns | None:
+    """Return the returns that scores are normalized with; None if the recorded data do not say."""
+    if not (config.is_offline or config.is_mixed):
+        return None
+    settings = config.offline_data_settings
+    try:
+        sources = settings.sources or [cast("str | list[str]", settings.input_)]
+        found = {read_reference(source) for source in sources}
+    except JaxrlError:  # what is missing or damaged is reported by what reads the rows
+        return None
+    return found.pop() if len(found) == 1 else None
 
 
 def get_fingerprint(

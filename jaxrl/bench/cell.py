@@ -18,6 +18,7 @@ from jaxrl.bench.job import Clock, Curve, Job, describe_process, describe_run, r
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.imports import Trust
+from jaxrl.datasets.make import make_missing
 from jaxrl.runs import results
 from jaxrl.runs.checkpoint import list_checkpoints
 from jaxrl.runs.run_folder import RunFolder
@@ -37,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config.debugging(loggers=[], results_dir=job.folder)
     config.checkpointing(checkpoint_frequency=0, checkpoint_at_end=False, max_to_keep=1)
     config.evaluation(evaluation_interval=None)
+    make_missing(config, print)
     prepare_process(config)
     if assemble(config.copy(copy_frozen=False)).is_in_graph:
         _run(job, _LaneRuns(job, config))
@@ -202,7 +204,8 @@ def _run(job: Job, runs: Runs) -> None:
     else:
         runs.start()
     with runs.trainer as trained:
-        trained.fit({results.ENV_STEPS: job.budget}, on_iteration=progress)
+        unit = results.TRAINED_STEPS if trained.config.is_offline else results.ENV_STEPS
+        trained.fit({unit: job.budget}, on_iteration=progress)
         seconds = progress.seconds
         evaluations = runs.evaluate(job.episodes)
     devices = [device.device_kind for device in trained.devices]

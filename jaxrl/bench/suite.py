@@ -21,12 +21,13 @@ from jaxrl.bench.values import (
     parse_values,
 )
 from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.datasets import PREFIX, iter_sources
 from jaxrl.config.load import load_experiment, parse_text
 from jaxrl.config.registry import get_algorithm_config, resolve_config_path
 from jaxrl.config.serialize import serialize_config
 from jaxrl.config.sweep import is_sweep
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError, did_you_mean
-from jaxrl.runs.results import ENV_STEPS
+from jaxrl.runs.results import ENV_STEPS, TRAINED_STEPS
 
 JAXRL = "jaxrl"
 MATCHED, RECOMMENDED = "matched", "recommended"
@@ -39,6 +40,8 @@ class Task:
     Args:
         budget: Environment steps per run; None takes it from the config file.
         threshold: Return that counts as learned; None if undefined.
+        ceiling: Return that a run must stay below, which shows that the task needs what the run
+            lacks; None if undefined.
         low: Return with score 0, such as a random policy's.
         high: Return with score 1.
         reference: Published return to compare with; None if there is none.
@@ -47,6 +50,7 @@ class Task:
 
     budget: int | None = None
     threshold: float | None = None
+    ceiling: float | None = None
     low: float = 0.0
     high: float = 1.0
     reference: float | None = None
@@ -63,11 +67,14 @@ class SuiteCell:
         environment: Id of the environment.
         algorithm: Name of the algorithm.
         settings: Complete jaxrl config as plain data; None makes a peer use its recommended ones.
-        budget: Environment steps per run.
+        budget: Environment steps per run, or recorded rows trained on.
         threshold: Return that counts as learned; None if undefined.
+        ceiling: Return that a run must stay below; None if undefined.
         file: Config file as named in the suite; "" if the settings are not from a file.
         reference: Published return to compare with; None if there is none.
         source: Origin of the reference.
+        data: Names of the data sets that it learns from.
+        is_offline: Whether it learns from recorded data alone, of which the budget is rows.
     """
 
     entrant: str
@@ -77,9 +84,12 @@ class SuiteCell:
     settings: Mapping[str, Any] | None
     budget: int
     threshold: float | None
+    ceiling: float | None = None
     file: str = ""
     reference: float | None = None
     source: str = ""
+    data: tuple[str, ...] = ()
+    is_offline: bool = False
 
     @property
     def name(self) -> str:
@@ -136,7 +146,9 @@ SUITE_KEYS = (
 )  # fmt: skip
 TASK_KEYS = tuple(field.name for field in dataclasses.fields(Task))
 ALGORITHM_KEYS = ("algorithm", "settings", "environments")
-CONFIG_KEYS = ("file", "label", "budget", "threshold", "settings", "reference", "source")
+CONFIG_KEYS = (
+    "file", "label", "budget", "threshold", "ceiling", "settings", "reference", "source",
+)  # fmt: skip
 SPEED_KEYS = tuple(field.name for field in dataclasses.fields(SpeedSpec))
 PEER_KEYS = ("algorithms", "settings", "environments")
 
@@ -274,7 +286,8 @@ class _SuiteReader:
                 f"configs: {options['file']}",
             )
             _check_reference(numbers, f"configs: {options['file']}")
-            budget = numbers.get("budget", task.budget or experiment.stop.get(ENV_STEPS))
+            unit = TRAINED_STEPS if config.is_offline else ENV_STEPS
+            budget = numbers.get("budget", task.budget or experiment.stop.get(unit))
             cells.append(
                 SuiteCell(
                     entrant=str(options.get("label", config.algo_name)),
@@ -284,9 +297,12 @@ class _SuiteReader:
                     settings=_validate_and_serialize(config),
                     budget=parse_positive(f"budget of {options['file']}", budget),
                     threshold=numbers.get("threshold", task.threshold),
+                    ceiling=numbers.get("ceiling", task.ceiling),
                     file=str(options["file"]),
                     reference=numbers.get("reference", task.reference),
                     source=numbers.get("source", task.source),
+                    data=tuple(name.removeprefix(PREFIX) for name in iter_sources(config)),
+                    is_offline=config.is_offline,
                 )
             )
         return cells
@@ -354,6 +370,7 @@ class _SuiteReader:
             settings=settings,
             budget=parse_positive(f"environments: {env}: budget", task.budget),
             threshold=task.threshold,
+            ceiling=task.ceiling,
         )
 
 

@@ -80,9 +80,12 @@ def _summarize_cell(
         "algorithm": cell.algorithm,
         "budget": cell.budget,
         "threshold": cell.threshold,
+        "ceiling": cell.ceiling,
         "file": cell.file,
         "reference": cell.reference,
         "source": cell.source,
+        "data": list(cell.data),
+        "is_offline": cell.is_offline,
         "failure": failure,
         "lost_seeds": lost,
         "returns": {seed: metrics.get_final_return(outcome) for seed, outcome in good.items()},
@@ -107,6 +110,8 @@ def _summarize_cell(
     }
     if cell.threshold is not None:
         row |= _summarize_threshold(cell.threshold, outcomes, row["return"])
+    if cell.ceiling is not None:
+        row["stays_below"] = Interval(**row["return"]).judge_at_most(cell.ceiling)
     if cell.reference is not None:
         row["against_reference"] = Interval(**row["return"]).get_side(cell.reference)
     return row

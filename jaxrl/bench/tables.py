@@ -45,8 +45,9 @@ def _build_environment_table(summary: Row, env: str) -> Table:
         and (name != "reference" or any(cell["reference"] is not None for cell in cells))
     }
     budgets = " and ".join(f"{b:,}" for b in sorted({cell["budget"] for cell in cells}))
+    unit = "recorded rows" if any(cell.get("is_offline") for cell in cells) else "environment steps"
     text = (
-        f"Greedy evaluation of {summary['episodes']} episodes after {budgets} environment steps; "
+        f"Greedy evaluation of {summary['episodes']} episodes after {budgets} {unit}; "
         f"interquartile mean over {len(summary['seeds'])} seeds with its 95 % bootstrap interval. "
     )
     if len(measured) > 1:
@@ -55,8 +56,9 @@ def _build_environment_table(summary: Row, env: str) -> Table:
             if winner
             else "No winner: the intervals of the best overlap."
         )
-    if any(cell["threshold"] is not None for cell in measured):
-        text += " " + _describe_threshold(summary["metrics"])
+    has_ceiling = any(cell.get("ceiling") is not None for cell in measured)
+    if has_ceiling or any(cell["threshold"] is not None for cell in measured):
+        text += " " + _describe_threshold(summary["metrics"], has_ceiling=has_ceiling)
     if METRICS["reference"] in columns:
         text += " " + _describe_references(measured)
     return Table(
@@ -76,9 +78,12 @@ def _build_environment_table(summary: Row, env: str) -> Table:
 
 
 def _format_learned(cell: Row) -> str:
-    if cell["threshold"] is None:
-        return "-"
-    return f"{cell['learned']} ({format_short(cell['threshold'])})"
+    found = []
+    if cell["threshold"] is not None:
+        found.append(f"{cell['learned']} ({format_short(cell['threshold'])})")
+    if cell.get("ceiling") is not None:
+        found.append(f"below: {cell['stays_below']} ({format_short(cell['ceiling'])})")
+    return ", ".join(found) or "-"
 
 
 def _format_reference(cell: Row) -> str:
@@ -121,12 +126,14 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
 }
 
 
-def _describe_threshold(metrics: Sequence[str]) -> str:
+def _describe_threshold(metrics: Sequence[str], *, has_ceiling: bool) -> str:
     """Explain the columns on thresholds."""
     units = " and ".join(u for u in ("steps", "seconds") if f"{u}_to_threshold" in metrics)
     sentences = ["Learned: the return's interval lies at or above the threshold."] * (
         "threshold" in metrics
     )
+    if has_ceiling and "threshold" in metrics:
+        sentences.append("Below: the return's interval lies at or below a limit, as it must.")
     if units:
         sentences.append(
             f"{units.capitalize()} to threshold: the median over the seeds whose training return "

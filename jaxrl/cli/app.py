@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from jaxrl.cli.datasets import datasets
 from jaxrl.cli.errors import ErrorGroup, disable_log_propagation, get_log_level
 from jaxrl.cli.estimate_command import ESTIMATE_EXAMPLES, estimate
 from jaxrl.cli.examples import example
@@ -397,6 +398,7 @@ def list_(
 
 
 app.add_typer(example, name="example")
+app.add_typer(datasets, name="datasets")
 
 
 @app.command(

@@ -17,6 +17,7 @@ from jaxrl.cli.errors import get_notes, make_log_level_override
 from jaxrl.cli.evaluation import format_evaluation
 from jaxrl.cli.interrupts import Interrupts
 from jaxrl.cli.records import find_run, resolve_checkpoint
+from jaxrl.config.datasets import iter_sources
 from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.stop import find_reached_criterion
 from jaxrl.errors import ConfigError, JaxrlError, RunFolderError
@@ -42,20 +43,35 @@ logger = logging.getLogger("jaxrl")
 
 if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm
+    from jaxrl.config.base import AlgorithmConfig
     from jaxrl.config.load import Experiment
     from jaxrl.sweeps.population import Population
     from jaxrl.sweeps.trials import Trials
 
 
 def train(experiment: "Experiment", log_level: int | None = None) -> int:
-    """Train from the beginning and return the exit code."""
+    """Train from the beginning and return the exit code.
+
+    Data sets of jaxrl's own that the config learns from are made first, if they are missing.
+    """
     config, stop = experiment.config, experiment.stop
+    _make_datasets(config)
     if config.debugging_settings.run_name is not None:
         check_name(config.debugging_settings.run_name)
     config.debugging(loggers=_without_console(config.debugging_settings.loggers))
     config.update_from_dict(make_log_level_override(log_level))
     title = f"{config.algo_name} on {config.environment_settings.env}"
     return _run(title, stop, config.build)
+
+
+def _make_datasets(config: "AlgorithmConfig") -> None:
+    """Make the data sets that a valid config learns from, if they are missing."""
+    if not any(iter_sources(config)):
+        return
+    from jaxrl.datasets.make import make_missing
+
+    config.copy(copy_frozen=False).validate()
+    make_missing(config, typer.echo)
 
 
 def resume(

@@ -5,6 +5,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxrl.config.datasets import PREFIX, iter_sources, split_name
 from jaxrl.config.settings.offline_data import SAMPLER
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.sweep import is_sweep
@@ -118,9 +119,12 @@ def check_offline(config: "AlgorithmConfig") -> None:
 
     Raises:
         ConfigError: If a setting contradicts `input_`.
+        UnknownNameError: If there is no data set of a name.
     """
     data = config.offline_data_settings
     _check_output(config)
+    for source in iter_sources(config):
+        split_name(source.removeprefix(PREFIX))
     _parse_shares(config)
     _check_storage(config)
     if config.is_mixed:
@@ -161,7 +165,10 @@ def check_offline(config: "AlgorithmConfig") -> None:
 
 
 def resolve_data_paths(config: "AlgorithmConfig") -> None:
-    """Make the paths of recorded data absolute, which are relative to the working directory."""
+    """Make the paths of recorded data absolute, which are relative to the working directory.
+
+    Names of data sets remain, so that a checkpoint finds them on another machine.
+    """
     data = config.offline_data_settings
     given = data.input_
     if isinstance(given, dict):
@@ -175,7 +182,8 @@ def resolve_data_paths(config: "AlgorithmConfig") -> None:
 
 
 def _resolve(name: str) -> str:
-    return name if name == SAMPLER else str(Path(name).expanduser().absolute())
+    is_name = name == SAMPLER or name.startswith(PREFIX)
+    return name if is_name else str(Path(name).expanduser().absolute())
 
 
 def _check_mixed(config: "AlgorithmConfig") -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jaxrl.assembly.assemble import Assembly, format_space, make_env
 from jaxrl.assembly.multi_agent import make_multi_agent_env
+from jaxrl.assembly.offline import find_reference
 from jaxrl.config.fields import count_evaluation_arguments
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.made import MadeMultiEnv
@@ -61,6 +62,7 @@ class Evaluation:
         is_jax = isinstance(trained, MadeEnv | MadeMultiEnv)
         self._first_params = trained.params if is_jax else None
         self._has_own_task = _has_overrides(config, ("env", "env_config"))
+        self._reference = None if self._has_own_task else find_reference(config)
         self._num_versions = 0
         self._local: LocalEvaluation | None = None
         self._remote: RayEvaluation | None = None
@@ -110,6 +112,9 @@ class Evaluation:
     ) -> dict[str, Any]:
         """Run one evaluation and return its result.
 
+        If the recorded data of the run say the returns of a random policy and of an expert, the
+        result has `episode_return_normalized`, which is 0 and 1 for these.
+
         Args:
             policy: Policy to evaluate, with the parameters of the training environment, which are
                 used unless the evaluation has a different environment.
@@ -126,7 +131,14 @@ class Evaluation:
             played = self._compiled.run(policy, num_episodes)
             metrics = compute_evaluation_metrics(played, self._assembly.mapping or None)
             result = {"env_runners": metrics}
-        return self._add_videos(result, policy, folder)
+        return self._add_videos(self._normalize(result), policy, folder)
+
+    def _normalize(self, result: dict[str, Any]) -> dict[str, Any]:
+        if self._reference is None:
+            return result
+        played = result["env_runners"]
+        score = self._reference.normalize(played["episode_return_mean"])
+        return {**result, "env_runners": {**played, "episode_return_normalized": score}}
 
     def add_videos(
         self, result: dict[str, Any], policy: EvaluationInputs, folder: Path | None
@@ -165,7 +177,7 @@ class Evaluation:
         """Wait for the evaluation that `begin` started and return its result."""
         parallel, self._parallel = self._parallel, None
         assert parallel is not None
-        return self._add_videos(parallel.result(), parallel.policy, folder)
+        return self._add_videos(self._normalize(parallel.result()), parallel.policy, folder)
 
     def _join_parallel(self) -> None:
         """Wait for a parallel evaluation, because actors handle one evaluation at a time."""

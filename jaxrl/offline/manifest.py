@@ -130,6 +130,37 @@ def merge_origins(origins: Sequence[Origin]) -> Origin:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ReferenceReturns:
+    """Returns that scores of a task are normalized with: 0 is a random policy, 1 an expert's.
+
+    Attributes:
+        random: Mean undiscounted return of uniformly random actions.
+        expert: Mean undiscounted return of an expert, above `random`.
+    """
+
+    random: float
+    expert: float
+
+    def normalize(self, value: float) -> float:
+        """Return the normalized score of a mean return."""
+        return (value - self.random) / (self.expert - self.random)
+
+    @staticmethod
+    def from_data(data: Mapping[str, Any] | None) -> "ReferenceReturns | None":
+        """Return the returns with this data; None without any.
+
+        Raises:
+            ValueError: If the expert's is not above the random policy's.
+        """
+        if data is None:
+            return None
+        found = ReferenceReturns(random=float(data["random"]), expert=float(data["expert"]))
+        if not found.random < found.expert < math.inf:
+            raise ValueError(f"reference_returns {dict(data)!r} are not in order")
+        return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Header:
     """Facts that every file of recorded data holds itself.
 
@@ -196,6 +227,7 @@ class Manifest:
         files: Complete files by name, in order.
         unfinished: Next time step, return so far, and whether its start is recorded, of each episode
             that may go on in a later file.
+        reference: Returns to normalize scores with; None if they are not known.
     """
 
     header: Header
@@ -203,6 +235,7 @@ class Manifest:
     unfinished: Mapping[str, tuple[int, float, bool]] = dataclasses.field(
         default_factory=dict[str, tuple[int, float, bool]]
     )
+    reference: ReferenceReturns | None = None
 
     @property
     def counts(self) -> Counts:
@@ -217,6 +250,8 @@ class Manifest:
             "files": {name: entry.to_data() for name, entry in self.files.items()},
             "unfinished": {name: list(state) for name, state in self.unfinished.items()},
         }
+        if self.reference is not None:
+            data["reference_returns"] = dataclasses.asdict(self.reference)
         with open_atomic(folder / MANIFEST) as file:
             file.write(dump_json(data, indent=1) + "\n")
 
@@ -242,12 +277,25 @@ def read_manifest(folder: Path) -> Manifest | None:
             str(name): (int(t), float(total), bool(is_known))
             for name, (t, total, is_known) in data["unfinished"].items()
         }
+        reference = ReferenceReturns.from_data(data.get("reference_returns"))
     except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} is damaged: its list of files is invalid ({error}).") from error
+        raise DataError(f"{path} is damaged: its content is invalid ({error}).") from error
     for name in files:
         if Path(name).name != name or name.startswith("."):
             raise DataError(f"{path} is damaged: {name!r} is not the name of a file in its folder.")
-    return Manifest(header=header, files=files, unfinished=unfinished)
+    return Manifest(header=header, files=files, unfinished=unfinished, reference=reference)
+
+
+def record_reference(folder: Path, reference: ReferenceReturns) -> None:
+    """Record the returns to normalize scores with in the manifest of a folder.
+
+    Raises:
+        DataError: If the folder has no manifest.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise DataError(f"{folder} has no {MANIFEST}: record data there first.")
+    dataclasses.replace(manifest, reference=reference).write(folder)
 
 
 def _read_entry(data: Mapping[str, Any]) -> FileEntry:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from jaxrl.offline.manifest import (
     FileEntry,
     Header,
     Manifest,
+    ReferenceReturns,
     check_file,
     hash_file,
     merge_origins,
@@ -46,6 +47,7 @@ class RecordedData:
         columns: Columns of the parts: names, types and shapes of all leaves.
         counts: Numbers of steps, parts and episodes, and returns; None if the files do not say.
         origin: Environment, algorithm, seed and checkpoint, as far as they are known.
+        reference: Returns to normalize scores with, if all folders have the same; otherwise None.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class RecordedData:
         entries: Mapping[Path, FileEntry],
         foreign: Foreign | None,
         settings: ImportSettings,
+        reference: ReferenceReturns | None = None,
     ) -> None:
         self.kind = kind
         self.files = tuple(files)
@@ -69,6 +72,7 @@ class RecordedData:
         self.columns = header.columns
         self.counts = counts
         self.origin = header.origin
+        self.reference = reference
         self._entries = entries
         self._foreign = foreign
         self._settings = settings
@@ -214,6 +218,22 @@ def open_data(
     )
 
 
+def read_reference(source: Source) -> ReferenceReturns | None:
+    """Return the returns to normalize scores with, of which no file but manifests is read.
+
+    Raises:
+        DataError: If no file matches, or a manifest is damaged.
+    """
+    folders = {path.parent for path in find_files(source)}
+    return _merge_references([read_manifest(folder) for folder in folders])
+
+
+def _merge_references(manifests: Iterable[Manifest | None]) -> ReferenceReturns | None:
+    """Return the returns that all manifests have; None if they differ."""
+    references = {manifest.reference if manifest else None for manifest in manifests}
+    return references.pop() if len(references) == 1 else None
+
+
 def _find_own(files: Sequence[Path], max_group_bytes: int) -> dict[Path, Header] | None:
     """Return the headers of files of the own format; None if they have another one."""
     headers: dict[Path, Header] = {}
@@ -265,7 +285,14 @@ def _open_own(
         max_group_bytes=max_group_bytes,
     )
     return RecordedData(
-        OWN, listed, merged, counts=counts, entries=entries, foreign=None, settings=settings
+        OWN,
+        listed,
+        merged,
+        counts=counts,
+        entries=entries,
+        foreign=None,
+        settings=settings,
+        reference=_merge_references(manifests.values()),
     )
 
 

@@ -5,12 +5,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxrl.config.datasets import PREFIX, find_dataset
 from jaxrl.errors import DataError
 from jaxrl.offline import npz, parquet
 from jaxrl.offline.manifest import MANIFEST
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""A folder, a file, a pattern such as "data/*.parquet", or a list of these."""
+"""A folder, a file, a pattern such as "data/*.parquet", a data set such as "dataset:cartpole-expert",
+or a list of these."""
 
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 
@@ -22,12 +24,14 @@ def find_files(source: Source) -> list[Path]:
     """Return the files of a source, those of a folder and of a pattern in the order of their names.
 
     Raises:
-        DataError: If there are none.
+        DataError: If there are none, or a data set has not been made.
+        UnknownNameError: If there is no data set of a name.
     """
     entries = [source] if isinstance(source, str | os.PathLike) else list(source)
     files: list[Path] = []
     for entry in entries:
-        found = _find_entry(Path(entry).expanduser())
+        is_name = isinstance(entry, str) and entry.startswith(PREFIX)
+        found = _find_entry(find_dataset(entry) if is_name else Path(entry).expanduser())
         if not found:
             raise DataError(
                 f"No file matches {os.fspath(entry)!r}: give a folder, a file, or a pattern such as "

@@ -28,6 +28,7 @@ from jaxrl.offline.manifest import (
     Header,
     Manifest,
     Origin,
+    ReferenceReturns,
     hash_file,
     read_manifest,
 )
@@ -112,6 +113,7 @@ class EpisodeWriter:
         self._has_density = has_density
         self._is_normalized = actions_are_normalized
         self._state_like = state_like
+        self._reference: ReferenceReturns | None = None
         self._format = _choose_format(file_format)
         self._max_bytes = _check_positive("max_file_bytes", max_file_bytes)
         self._max_rows = max_rows_per_file and _check_positive(
@@ -291,6 +293,7 @@ class EpisodeWriter:
                 f"is {self._is_normalized}: record into another folder."
             )
         self._origin = header.origin
+        self._reference = manifest.reference
         self._files = dict(manifest.files)
         self._counter = EpisodeCounter(self._files.values(), manifest.unfinished)
         if self._has_density is None:
@@ -375,9 +378,12 @@ class EpisodeWriter:
 
     def _write_manifest(self) -> None:
         assert self._header is not None
-        Manifest(header=self._header, files=self._files, unfinished=self._counter.unfinished).write(
-            self.path
-        )
+        Manifest(
+            header=self._header,
+            files=self._files,
+            unfinished=self._counter.unfinished,
+            reference=self._reference,
+        ).write(self.path)
 
     def _find_index(self) -> int:
         """Return the first number above those of all files of the folder."""

@@ -84,6 +84,8 @@ NEVER_RUN_BY_A_SUITE = {
     "curriculum/frozenlake-ppo",  # its return is that of the latest task
     "minatar/breakout-dqn",  # 25 million updates of five seeds
     "multi_agent/foraging-ppo",  # several agents, which suites do not compare yet
+    "offline/acrobot-dqn",  # tests compare them with the same files without demonstrations
+    "offline/pendulum-sac",
     "multi_agent/multiagentcartpole-ppo",  # a test has its threshold
     "multi_agent/rockpaperscissors-lstm-ppo",  # likewise
     "multi_agent/rockpaperscissors-ppo",  # likewise

@@ -1,0 +1,1 @@
+"""Data sets that are made from shipped configs, for `jaxrl datasets`."""
