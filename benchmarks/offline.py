@@ -2,8 +2,8 @@
 
 BC, CQL, IQL and TD3+BC learn from one file of 100,000 random rows with HalfCheetah's sizes, with
 networks of 2 x 64 and batches of 64 rows, and with 2 x 256 and 256. d3rlpy has an environment of its
-own (`.peers/d3rlpy`, made on first use), with one thread and with its own number of threads. Peers
-take turns, and compilation is apart.
+own (`.peers/d3rlpy`, made on first use), with one thread and with its own number of threads. TD3+BC and
+IQL are also written by hand with jax and optax in one file. Peers take turns, and compilation is apart.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from benchmarks.commands import add_round_options, parse_names, save_results, st
 from benchmarks.offline_settings import (
     D3RLPY,
     D3RLPY_THREADS,
+    HANDWRITTEN,
     NUM_ROWS,
     OURS,
     OfflineSetting,
+    is_supported,
     make_settings,
     write_data,
 )
@@ -32,7 +34,7 @@ from benchmarks.statistics import estimate_median, estimate_ratio, from_dict, to
 from benchmarks.worker import Worker
 from jaxrl.bench.markdown import Cells, Table, format_estimate, render_document
 
-PEERS = (OURS, D3RLPY, D3RLPY_THREADS)
+PEERS = (OURS, HANDWRITTEN, D3RLPY, D3RLPY_THREADS)
 QUICK_SCALE = 0.02
 
 
@@ -76,7 +78,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _measure_case(
     setting: OfflineSetting, data: str, workers: Mapping[str, Worker], rounds: int
 ) -> dict[str, Any]:
-    """Measure the gradient steps per second of every peer in every round."""
+    """Measure the gradient steps per second, in every round, of every peer with the algorithm."""
+    workers = {name: worker for name, worker in workers.items() if is_supported(name, setting)}
     compiled = {
         name: worker.ask("setup", setting=setting.to_dict(), data=data)["compile_s"]
         for name, worker in workers.items()

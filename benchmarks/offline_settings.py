@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 
 OURS, D3RLPY, D3RLPY_THREADS = "jaxrl-offline", "d3rlpy", "d3rlpy-threads"
+HANDWRITTEN = "handwritten-offline"
+HANDWRITTEN_ALGORITHMS = ("IQL", "TD3+BC")
+"""Algorithms of the hand-written script; the other peers have all of them."""
 NUM_ROWS, EPISODE_LENGTH = 100_000, 1000
 OBS_SIZE, ACTION_SIZE = 17, 6
 """Sizes of HalfCheetah's spaces."""
@@ -66,6 +69,11 @@ def make_settings(scale: float = 1.0) -> dict[str, OfflineSetting]:
                 num_updates=max(2, round(scale * share * number)),
             )
     return settings
+
+
+def is_supported(peer: str, setting: OfflineSetting) -> bool:
+    """Return whether a peer has the algorithm of a setting."""
+    return peer != HANDWRITTEN or setting.algorithm in HANDWRITTEN_ALGORITHMS
 
 
 def write_data(path: Path) -> None:

@@ -95,6 +95,7 @@ _PEERS_BY_NAME = {
     multi.OURS: Peer(module=("benchmarks.peers.jaxrl_multi_worker",)),
     multi.JAXMARL: Peer(module=("benchmarks.peers.jaxmarl.worker",), environment="jaxmarl"),
     offline.OURS: Peer(module=("benchmarks.peers.jaxrl_offline_worker",)),
+    offline.HANDWRITTEN: Peer(module=("benchmarks.peers.handwritten_offline.worker",)),
     offline.D3RLPY: Peer(
         module=("benchmarks.peers.d3rlpy.worker", "--threads", "1"), environment="d3rlpy"
     ),

@@ -30,8 +30,9 @@ def find_files(source: Source) -> list[Path]:
     entries = [source] if isinstance(source, str | os.PathLike) else list(source)
     files: list[Path] = []
     for entry in entries:
-        is_name = isinstance(entry, str) and entry.startswith(PREFIX)
-        found = _find_entry(find_dataset(entry) if is_name else Path(entry).expanduser())
+        name = os.fspath(entry)
+        is_dataset = name.startswith(PREFIX)
+        found = _find_entry(find_dataset(name) if is_dataset else Path(name).expanduser())
         if not found:
             raise DataError(
                 f"No file matches {os.fspath(entry)!r}: give a folder, a file, or a pattern such as "

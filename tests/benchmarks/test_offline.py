@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks import offline
-from benchmarks.offline_settings import OURS, OfflineSetting, make_settings, write_data
+from benchmarks.offline_settings import (
+    HANDWRITTEN,
+    OURS,
+    OfflineSetting,
+    is_supported,
+    make_settings,
+    write_data,
+)
 from benchmarks.peers.jaxrl_offline_worker import CONFIGS, make_config
 
 
@@ -22,10 +29,15 @@ def test_settings_survive_json_and_have_valid_configs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_quick_run_writes_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_data(tmp_path / "data.npz")
-    assert offline.main(["--quick", "--peers", OURS, "--out", str(tmp_path)]) == 0
+    assert (
+        offline.main(["--quick", "--peers", f"{OURS},{HANDWRITTEN}", "--out", str(tmp_path)]) == 0
+    )
     text = (tmp_path / "offline.md").read_text()
     assert capsys.readouterr().out.endswith(text + "\n")
     results = json.loads((tmp_path / "offline.json").read_text())
-    for name in make_settings():
-        assert f"| {name} | {OURS} |" in text
-        assert all(rate > 0 for rate in results["cases"][name]["rates"][OURS])
+    for name, setting in make_settings().items():
+        for peer in (OURS, HANDWRITTEN):
+            assert (f"| {name} | {peer} |" in text) == is_supported(peer, setting)
+            rates = results["cases"][name]["rates"].get(peer, [])
+            assert len(rates) == 2 * is_supported(peer, setting)
+            assert all(rate > 0 for rate in rates)

@@ -1,0 +1,1 @@
+"""Learning from recorded data, written by hand with jax and optax, as a peer."""

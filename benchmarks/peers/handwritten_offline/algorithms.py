@@ -1,0 +1,217 @@
+"""TD3+BC and IQL in one file, as a researcher would write them with jax and optax.
+
+All rows are on the device, and a program is `jit` of `lax.scan` over updates, each of which draws its
+rows with replacement. Sources: Fujimoto & Gu 2021 (https://arxiv.org/abs/2106.06860), Fujimoto et al.
+2018 (https://arxiv.org/abs/1802.09477) and Kostrikov et al. 2021 (https://arxiv.org/abs/2110.06169).
+Actions are in [-1, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from benchmarks.offline_settings import OfflineSetting
+
+POLICY_DELAY, POLICY_NOISE, NOISE_CLIP, BC_COEFF = 2, 0.2, 0.5, 2.5
+"""TD3+BC: critic updates per policy update, smoothing of target actions, and the paper's alpha."""
+EXPECTILE, BETA, MAX_WEIGHT = 0.8, 3.0, 100.0
+"""IQL: expectile, scale of the advantages, and largest weight."""
+
+Params = Any
+
+
+class Rows(NamedTuple):
+    """Recorded transitions; `discount` is gamma, or 0 after a termination."""
+
+    obs: jax.Array
+    action: jax.Array
+    reward: jax.Array
+    next_obs: jax.Array
+    discount: jax.Array
+
+
+class State(NamedTuple):
+    """Parameters, slow copies of them, moments of the optimizer, key, and number of updates."""
+
+    params: dict[str, Params]
+    target: dict[str, Params]
+    moments: dict[str, optax.OptState]
+    key: jax.Array
+    step: jax.Array
+
+
+Update = Callable[[State, Rows], State]
+
+
+def load(path: str, gamma: float) -> Rows:
+    """Load D4RL's columns, without rows after which an episode was cut: its successor is another's."""
+    arrays = np.load(path)
+    ended = arrays["terminals"] | arrays["timeouts"]
+    kept = ~arrays["timeouts"] & (np.arange(ended.size) < ended.size - 1)
+    rows = Rows(
+        obs=arrays["observations"][kept],
+        action=arrays["actions"][kept],
+        reward=arrays["rewards"][kept],
+        next_obs=np.roll(arrays["observations"], -1, axis=0)[kept],
+        discount=(gamma * (1.0 - arrays["terminals"])).astype(np.float32)[kept],
+    )
+    return jax.tree.map(jnp.asarray, rows)
+
+
+def init_mlp(key: jax.Array, sizes: tuple[int, ...]) -> Params:
+    layers: list[tuple[jax.Array, jax.Array]] = []
+    for number, (rows, columns) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        weights = jax.nn.initializers.lecun_normal()(
+            jax.random.fold_in(key, number), (rows, columns)
+        )
+        layers.append((weights, jnp.zeros(columns)))
+    return layers
+
+
+def apply_mlp(layers: Params, x: jax.Array) -> jax.Array:
+    for weights, bias in layers[:-1]:
+        x = jax.nn.relu(x @ weights + bias[None])
+    weights, bias = layers[-1]
+    return x @ weights + bias[None]
+
+
+def apply_critics(critics: Params, obs: jax.Array, action: jax.Array) -> jax.Array:
+    """Return the values `[2, N]` of both critics."""
+    x = jnp.concatenate([obs, action], axis=-1)
+    return jax.vmap(lambda critic: apply_mlp(critic, x)[:, 0])(critics)
+
+
+def act(policy: Params, obs: jax.Array) -> jax.Array:
+    return jnp.tanh(apply_mlp(policy["net"], obs))
+
+
+class Learner:
+    """Algorithm of a setting.
+
+    Args:
+        setting: Setting, with the algorithm "TD3+BC" or "IQL".
+        obs_size: Numbers of an observation.
+        action_size: Numbers of an action.
+    """
+
+    def __init__(self, setting: OfflineSetting, obs_size: int, action_size: int) -> None:
+        self.setting, self.sizes = setting, (obs_size, action_size)
+        self.optimizer = optax.adam(setting.lr)
+        self.update: Update = {"TD3+BC": self._update_td3_bc, "IQL": self._update_iql}[
+            setting.algorithm
+        ]
+
+    def init(self, key: jax.Array) -> State:
+        hidden = (self.setting.hidden_size,) * 2
+        obs_size, action_size = self.sizes
+        policy, critics, value, run = jax.random.split(key, 4)
+        params: dict[str, Params] = {
+            "policy": {
+                "net": init_mlp(policy, (obs_size, *hidden, action_size)),
+                "log_std": jnp.zeros(action_size),
+            },
+            "critics": jax.vmap(lambda k: init_mlp(k, (obs_size + action_size, *hidden, 1)))(
+                jax.random.split(critics)
+            ),
+        }
+        if self.setting.algorithm == "IQL":
+            params["value"] = init_mlp(value, (obs_size, *hidden, 1))
+        moments = {name: self.optimizer.init(part) for name, part in params.items()}
+        target = {name: jax.tree.map(jnp.copy, params[name]) for name in ("policy", "critics")}
+        return State(params, target, moments, run, jnp.zeros((), jnp.int32))
+
+    def compile(self, state: State, rows: Rows) -> Callable[[State, Rows], State]:
+        """Compile `num_updates` updates."""
+
+        def train(state: State, rows: Rows) -> State:
+            def one(state: State, _: None) -> tuple[State, None]:
+                key, draw = jax.random.split(state.key)
+                number = rows.reward.shape[0]
+                index = jax.random.randint(draw, (self.setting.batch_size,), 0, number)
+                batch = jax.tree.map(lambda x: x[index], rows)
+                state = self.update(state._replace(key=key), batch)
+                return state._replace(step=state.step + 1), None
+
+            return jax.lax.scan(one, state, None, length=self.setting.num_updates)[0]
+
+        return jax.jit(train, donate_argnums=0).lower(state, rows).compile()
+
+    def _step(self, state: State, name: str, loss: Callable[[Params], jax.Array]) -> State:
+        """Take a step of one part of the parameters."""
+        gradient = jax.grad(loss)(state.params[name])
+        change, moments = self.optimizer.update(gradient, state.moments[name])
+        part = optax.apply_updates(state.params[name], change)
+        return state._replace(
+            params=state.params | {name: part}, moments=state.moments | {name: moments}
+        )
+
+    def _follow(self, state: State, *names: str) -> State:
+        """Move the slow copies of parts towards them."""
+        moved = {
+            name: optax.incremental_update(state.params[name], state.target[name], self.setting.tau)
+            for name in names
+        }
+        return state._replace(target=state.target | moved)
+
+    def _update_td3_bc(self, state: State, batch: Rows) -> State:
+        noise_key = jax.random.fold_in(state.key, 1)
+        noise = POLICY_NOISE * jax.random.normal(noise_key, batch.action.shape)
+        noise = jnp.clip(noise, -NOISE_CLIP, NOISE_CLIP)
+        next_action = jnp.clip(act(state.target["policy"], batch.next_obs) + noise, -1.0, 1.0)
+        next_values = apply_critics(state.target["critics"], batch.next_obs, next_action)
+        targets = batch.reward + batch.discount * next_values.min(axis=0)
+
+        def critic_loss(critics: Params) -> jax.Array:
+            values = apply_critics(critics, batch.obs, batch.action)
+            return jnp.square(values - targets[None]).mean(axis=-1).sum()
+
+        def policy_loss(policy: Params) -> jax.Array:
+            action = act(policy, batch.obs)
+            values = apply_critics(state.params["critics"], batch.obs, action)[0]
+            scale = BC_COEFF / jnp.abs(jax.lax.stop_gradient(values)).mean()
+            return jnp.square(action - batch.action).mean() - scale * values.mean()
+
+        state = self._step(state, "critics", critic_loss)
+        return jax.lax.cond(
+            state.step % POLICY_DELAY == 0,
+            lambda state: self._follow(
+                self._step(state, "policy", policy_loss), "policy", "critics"
+            ),
+            lambda state: state,
+            state,
+        )
+
+    def _update_iql(self, state: State, batch: Rows) -> State:
+        best = apply_critics(state.target["critics"], batch.obs, batch.action).min(axis=0)
+
+        def value_loss(value: Params) -> jax.Array:
+            advantage = best - apply_mlp(value, batch.obs)[:, 0]
+            weight = jnp.abs(EXPECTILE - (advantage < 0.0))
+            return (weight * jnp.square(advantage)).mean()
+
+        state = self._step(state, "value", value_loss)
+        value = state.params["value"]
+        advantage = best - apply_mlp(value, batch.obs)[:, 0]
+        weight = jnp.minimum(jnp.exp(BETA * advantage), MAX_WEIGHT)
+
+        def policy_loss(policy: Params) -> jax.Array:
+            std = jnp.exp(jnp.clip(policy["log_std"], -5.0, 2.0))[None]
+            log_prob = jax.scipy.stats.norm.logpdf(batch.action, act(policy, batch.obs), std).sum(
+                axis=-1
+            )
+            return -(weight * log_prob).mean()
+
+        targets = batch.reward + batch.discount * apply_mlp(value, batch.next_obs)[:, 0]
+
+        def critic_loss(critics: Params) -> jax.Array:
+            values = apply_critics(critics, batch.obs, batch.action)
+            return jnp.square(values - targets[None]).mean(axis=-1).sum()
+
+        state = self._step(state, "policy", policy_loss)
+        return self._follow(self._step(state, "critics", critic_loss), "critics")
