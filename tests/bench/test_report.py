@@ -132,6 +132,21 @@ def test_a_wide_table_fits_since_its_cells_break_but_not_within_brackets() -> No
     assert "&nbsp;" not in render_markdown(of, build_tables(of))
 
 
+def test_a_ceiling_is_told_beside_the_threshold_and_recorded_data_have_rows() -> None:
+    plain = summary(1, 1)
+    (table, *_) = build_tables(plain)
+    assert "environment steps" in table.text
+    assert "Below:" not in table.text
+    recorded = summary(1, 1)
+    recorded["cells"][0] |= {"ceiling": 300.0, "stays_below": "no", "is_offline": True}
+    (table, *_) = build_tables(recorded)
+    assert "100,000 recorded rows" in table.text
+    assert "Below: the return's interval lies at or below a limit, as it must." in table.text
+    assert "undecided (450), below: no (300)" in table.rows[0]
+    recorded["cells"][0]["threshold"] = None
+    assert "below: no (300)" in build_tables(recorded)[0].rows[0]
+
+
 def test_a_reference_has_a_column_and_a_source() -> None:
     of = summary(1, 3)
     for row, against in zip(of["cells"], ("above", "below"), strict=False):

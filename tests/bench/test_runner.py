@@ -6,10 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -18,7 +21,10 @@ from jaxrl.bench.compare import compare_summaries, read_summary
 from jaxrl.bench.job import Job
 from jaxrl.bench.suite import Suite, load_suite
 from jaxrl.cli import benchmarks
+from jaxrl.config.datasets import RECORD
 from jaxrl.errors import ConfigError, RunFolderError
+from jaxrl.offline.writer import EpisodeWriter
+from tests.recorded_data import make_part
 
 SUITE = """
 name: tiny
@@ -244,6 +250,32 @@ def test_a_host_environment_runs_seed_by_seed(tmp_path: Path) -> None:
     job: Job = suite.make_job(suite.cells[0], tmp_path / "out")
     outcomes: list[Any] = [job.read_outcome(seed) for seed in (0, 1)]
     assert [o["num_lanes"] for o in outcomes] == [1, 1]
+
+
+@pytest.mark.slow
+def test_recorded_data_are_trained_on_for_a_number_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAXRL_DATASETS_DIR", str(tmp_path / "sets"))
+    env = gymnasium.make("CartPole-v1")
+    folder = tmp_path / "sets/cartpole/expert"
+    with EpisodeWriter(folder, env.observation_space, env.action_space) as writer:
+        part = make_part(0, 40)
+        obs = np.zeros((41, 4), np.float32)
+        writer.add_parts([replace(part, obs=obs, action=part.action % 2)])
+    (tmp_path / "sets/cartpole" / RECORD).write_text("{}")
+    text = "seeds: 2\nepisodes: 2\nconfigs: [{file: offline/cartpole-bc, budget: 512, settings: "
+    (tmp_path / "suite.yaml").write_text(
+        text + "{train_batch_size: 16, num_updates_per_iteration: 16}}]\n"
+    )
+    suite = load_suite(tmp_path / "suite.yaml")
+    assert told(suite, tmp_path)[1] == {}
+    job = suite.make_job(suite.cells[0], tmp_path)
+    outcomes = [job.read_outcome(seed) for seed in (0, 1)]
+    for outcome in outcomes:
+        assert outcome is not None
+        assert outcome["env_steps"] == 512
+        assert 8 <= outcome["evaluated"] <= 500
 
 
 def test_the_command_says_what_is_wrong() -> None:

@@ -79,12 +79,28 @@ configs:
     assert (ppo.file, ppo.reference, ppo.source) == ("classic/cartpole-ppo", 490.0, "somebody")
 
 
+def test_a_budget_of_recorded_data_is_rows_and_a_ceiling_is_a_limit(tmp_path: Path) -> None:
+    text = """
+environments:
+  CartPole-v1: {ceiling: 300}
+configs:
+  - offline/cartpole-bc
+  - {file: offline/cartpole-iql, ceiling: 200}
+  - {file: classic/cartpole-ppo, budget: 512}
+"""
+    bc, iql, ppo = load_suite(written(tmp_path, text)).cells
+    assert (bc.budget, bc.is_offline, bc.data) == (1_024_000, True, ("cartpole-expert",))
+    assert (iql.ceiling, iql.data) == (200.0, ("cartpole-mixed",))
+    assert (ppo.ceiling, ppo.is_offline, ppo.data) == (300.0, False, ())
+
+
 SHIPPED = [path.stem for path in find_suite_file("smoke").parent.glob("*.yaml")]
 NEVER_RUN_BY_A_SUITE = {
     "curriculum/frozenlake-ppo",  # its return is that of the latest task
     "minatar/breakout-dqn",  # 25 million updates of five seeds
     "multi_agent/foraging-ppo",  # several agents, which suites do not compare yet
     "offline/acrobot-dqn",  # tests compare them with the same files without demonstrations
+    "offline/mountaincar-dqn",
     "offline/pendulum-sac",
     "multi_agent/multiagentcartpole-ppo",  # a test has its threshold
     "multi_agent/rockpaperscissors-lstm-ppo",  # likewise
@@ -116,6 +132,7 @@ WRONG = [
     ("algorithms: [PPOO]\n" + SMALL.replace("algorithms: [PPO, DQN]", ""), "Did you mean 'PPO'"),
     (SMALL.replace("CartPole-v1", "CartPol-v1"), "Did you mean 'CartPole-v1'"),
     ("configs: [{file: classic/cartpole-ppo, threshold: high}]", "threshold must be a return"),
+    ("configs: [{file: classic/cartpole-ppo, ceiling: low}]", "ceiling must be a return"),
     ("configs: [{file: classic/cartpole-ppo, reference: 3}]", "source is its origin"),
     (
         "configs: [{file: classic/cartpole-ppo, reference: 3, source: 4}]",

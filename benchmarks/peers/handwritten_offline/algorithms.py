@@ -8,6 +8,7 @@ Actions are in [-1, 1].
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -66,7 +67,7 @@ def load(path: str, gamma: float) -> Rows:
 
 def init_mlp(key: jax.Array, sizes: tuple[int, ...]) -> Params:
     layers: list[tuple[jax.Array, jax.Array]] = []
-    for number, (rows, columns) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for number, (rows, columns) in enumerate(itertools.pairwise(sizes)):
         weights = jax.nn.initializers.lecun_normal()(
             jax.random.fold_in(key, number), (rows, columns)
         )
