@@ -48,7 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     results = start_results("benchmarks.offline", arguments, is_quick=options.quick)
     infos: dict[str, Any] = {}
-    settings = make_settings(QUICK_SCALE if options.quick else 1.0)
+    settings = {
+        name: setting
+        for name, setting in make_settings(QUICK_SCALE if options.quick else 1.0).items()
+        if any(is_supported(peer, setting) for peer in options.peers)
+    }
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-"))
         data = Path(folder) / "data.npz"

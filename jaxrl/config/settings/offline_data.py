@@ -21,8 +21,8 @@ class OfflineDataSettings:
     input_: str | list[str] | dict[str, float] = field(
         default=SAMPLER,
         doc="Recorded data to learn from: a folder that was recorded, a file, a pattern of files, or "
-        "a list of them; what they are is found by their content. 'sampler' steps environments. A "
-        "dictionary has the share of each source in the rows of every gradient step, 'sampler' "
+        "a list of them; what they are is found by their content. 'dataset:NAME' is a data set of 'jaxrl "
+        "datasets make NAME'. 'sampler' steps environments. A dictionary has the share of each source in the rows of every gradient step, 'sampler' "
         "being the replay buffer, such as {'sampler': 0.5, 'data/': 0.5}.",
     )
     input_read_schema: dict[str, str] = field(
