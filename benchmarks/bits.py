@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxrl import Algorithm
 from jaxrl.config.load import load_experiment
+from jaxrl.datasets.make import make_missing
 from jaxrl.errors import EnvError
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -62,6 +63,7 @@ def compute_digest(name: str, iterations: int, folder: str) -> str:
     config = load_experiment(CONFIGS / f"{name}.yaml").config
     if config.env_runners_settings.num_env_runners or config.learners_settings.num_learners:
         return "skipped: samples of actors depend on their speed"
+    make_missing(config, lambda text: print(text, file=sys.stderr))
     config.debugging(loggers=[], results_dir=folder, log_sys_usage=False)
     config.evaluation(evaluation_interval=None).learners(num_devices=1)
     if config.learns and getattr(config, "microbatch_size", None) == "auto":

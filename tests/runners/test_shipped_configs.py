@@ -29,6 +29,17 @@ def test_host_configs_fit(path: Path) -> None:
     assert assembly.plan.notes == ()
 
 
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("offline/*.yaml")), ids=lambda path: path.stem)
+def test_configs_of_recorded_data_fit(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy can be restored where its data have not been made."""
+    monkeypatch.setenv("JAXRL_DATASETS_DIR", str(tmp_path))
+    assembly = assemble(load_experiment(path).config)
+    assert assembly.is_offline != assembly.is_in_graph
+    assert assembly.plan.notes == ()
+
+
 @pytest.mark.parametrize("path", sorted(IN_GRAPH), ids=lambda path: path.stem)
 def test_in_graph_configs_fit(path: Path) -> None:
     assembly = assemble(load_experiment(path).config)
