@@ -398,12 +398,14 @@ def apply_connectors(
         return dataset
 
     def convert(dataset: Dataset) -> Dataset:
-        rollout = _as_rollout(dataset)
+        raw = _as_rollout(dataset)
+        seen = _look_back(raw, policy_step) if temporal else raw
+        learned = seen
         if len(learner_pipeline):
             states, per_env = learner_pipeline.init(), learner_pipeline.init_per_env(1)
-            rollout = learner_pipeline(states, per_env, rollout, None)[2]
-        dataset = replace(dataset, reward=rollout.reward[:, 0])
-        return _look_back(dataset, rollout, policy_step) if temporal else dataset
+            learned = learner_pipeline(states, per_env, seen, None)[2]
+        dataset = replace(dataset, reward=learned.reward[:, 0])
+        return _lay_observations(dataset, seen) if temporal else dataset
 
     return jax.tree.map(np.asarray, jax.jit(convert)(dataset))
 
@@ -428,8 +430,11 @@ def _as_rollout(dataset: Dataset) -> Rollout:
     )
 
 
-def _look_back(dataset: Dataset, rollout: Rollout, policy_step: PolicyStep) -> Dataset:
-    """Return the dataset with the observations of the connectors that look back."""
+def _look_back(rollout: Rollout, policy_step: PolicyStep) -> Rollout:
+    """Return the rollout with the observations of the connectors that look back.
+
+    What they see of rewards is the environment's, as in `RolloutWorker.preprocess_rollout`.
+    """
     pipeline = policy_step.obs_pipeline
     shift = jax.tree.map(lambda x: jnp.roll(x, 1, axis=0), (rollout.action, rollout.reward))
     zeros = jax.tree.map(jnp.zeros_like, shift)
@@ -442,6 +447,11 @@ def _look_back(dataset: Dataset, rollout: Rollout, policy_step: PolicyStep) -> D
     )
     before = Before(is_first=rollout.is_first, action=action, reward=reward)
     seen = pipeline.preprocess_rollout(pipeline.init(), pipeline.init_carry(1), rollout, before)
+    return replace(rollout, obs=seen.obs, final_obs=seen.final_obs)
+
+
+def _lay_observations(dataset: Dataset, seen: Rollout) -> Dataset:
+    """Return the dataset with the observations of a rollout of all its rows."""
 
     def lay(obs: PyTree, final_obs: PyTree) -> PyTree:
         total = jax.tree.leaves(dataset.obs)[0].shape[0]

@@ -18,7 +18,7 @@ from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.algorithms.sac import SACConfig
 from jaxrl.cli.app import app
-from jaxrl.connectors.temporal import FrameStacking
+from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import CheckpointError, ConfigError, DataError
 from jaxrl.offline.writer import EpisodeWriter
@@ -41,6 +41,10 @@ def make_data(tmp_path: Path) -> str:
 
 def stack_two(*_: Any) -> FrameStacking:
     return FrameStacking(num_frames=2)
+
+
+def add_past(*_: Any) -> PrevActionsPrevRewards:
+    return PrevActionsPrevRewards()
 
 
 def get_learner(algorithm: Algorithm) -> Any:
@@ -129,6 +133,20 @@ def test_stacked_frames_are_those_of_the_episode(data: str) -> None:
         np.testing.assert_array_equal(stacks[first : first + len(part.obs)], expected)
         first += len(part.obs)
     assert first == len(stacks)
+
+
+def test_previous_rewards_are_those_of_the_environment(data: str) -> None:
+    """Learner connectors change what is learned from, not what was observed."""
+    config = make_config(data, env_to_module_connector=add_past, clip_rewards=0.5)
+    dataset = config.build().learner_group.dataset
+    past = np.asarray(dataset.obs)[:, -1]
+    first = 0
+    for part in make_parts():
+        rewards = np.concatenate([[0.0], part.reward]).astype(np.float32)
+        np.testing.assert_array_equal(past[first : first + len(part.obs)], rewards)
+        first += len(part.obs)
+    assert np.abs(past).max() > 1.0
+    assert np.abs(dataset.reward).max() <= 0.5
 
 
 def test_environment_actions_become_the_modules(tmp_path: Path) -> None:
