@@ -776,10 +776,10 @@ class Algorithm(ExportMethods, IntervalEvaluations, RecordingMethods, FormerName
             self._record.resume_after(state["metadata"]["env_steps"])
 
     def _make_metadata(self) -> dict[str, Any]:
-        steps = int(self.state.progress.env_steps)
+        steps, made = int(self.state.progress.env_steps), self._assembly.made
         self._record.store_counts(self._loop.get_counts())
         session = self._record.recorder.describe_session(self._devices)
-        return host.make_checkpoint_metadata(self.config, self._record.host, steps, session)
+        return host.make_checkpoint_metadata(self.config, self._record.host, steps, session, made)
 
     # --- checkpoints ---
 

@@ -14,6 +14,7 @@ import pytest
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.serialize import serialize_config
+from jaxrl.envs.registry import make
 from jaxrl.errors import CheckpointError
 from jaxrl.runs.checkpoint import (
     CheckpointWriter,
@@ -75,7 +76,7 @@ def metadata(iteration: int) -> dict[str, Any]:
         logged=copy.deepcopy(COUNTS["logged"]),
     )
     session = Session(config, jax.devices()[:1]).describe()
-    return make_checkpoint_metadata(config, host, 128 * iteration, session)
+    return make_checkpoint_metadata(config, host, 128 * iteration, session, make("CartPole-v1"))
 
 
 def loaded(path: Path, trust: Any = None) -> Any:

@@ -276,7 +276,12 @@ REFUSED: dict[str, str] = {
     ),
     "adam_epsilon": "set optimizer={'name': 'adam', 'eps': ...}",
     "categorical_distribution_temperature": (
-        "actions are greedy, or random with probability epsilon"
+        "DQN's actions are greedy, or random with probability epsilon, and other algorithms' are "
+        "drawn from the policy's own probabilities"
+    ),
+    "target_update_grad_intervals": (
+        "target_network_update_freq counts environment steps or rows trained on: set it to the number "
+        "of updates times train_batch_size"
     ),
     "before_learn_on_batch": _BATCH_HOOKS_REASON,
     **dict(

@@ -30,6 +30,7 @@ from jaxrl.runtime.versions import EXACT_PACKAGES, get_versions
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.envs.registry import AnyMadeEnv
 
 logger = logging.getLogger("jaxrl")
 
@@ -113,18 +114,28 @@ def _keep_numbers(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_checkpoint_metadata(
-    config: "AlgorithmConfig", host: RunMetadata, env_steps: int, session: Mapping[str, Any]
+    config: "AlgorithmConfig",
+    host: RunMetadata,
+    env_steps: int,
+    session: Mapping[str, Any],
+    made: "AnyMadeEnv",
 ) -> dict[str, Any]:
     """Return the metadata of a checkpoint, without the description of its leaves.
 
-    Settings that cannot be imported again are omitted and listed under `not_saved`.
+    Settings that cannot be imported again are omitted and listed under `not_saved`. The spaces of
+    recorded data become declared ones, so that the policy can be restored without the data.
 
     Args:
         config: Config of the run.
         host: Host-side state of the run.
         env_steps: Number of environment steps sampled so far.
         session: Entry of the run's manifest; see `jaxrl.runs.manifest`.
+        made: Environment of the run.
     """
+    if config.is_offline and config.environment_settings.env is None:
+        config = config.copy(copy_frozen=False)
+        observation_space, action_space = made.spaces
+        config.environment(observation_space=observation_space, action_space=action_space)
     saved, not_saved = serialize_restorable(config)
     return {
         **session,

@@ -286,6 +286,11 @@ def test_a_box_is_left_at_the_best_of_its_rows(config: Any) -> None:
         (AWACConfig, {"n_action_sample": 0}, r"n_action_sample must be at least 1"),
         (CRRConfig, {"weight_type": "softmax"}, r"weight_type must be"),
         (CRRConfig, {"advantage_type": "expectation"}, r"advantage_type must be"),
+        (
+            CRRConfig,
+            {"target_update_grad_intervals": 100},
+            r"target_network_update_freq counts .* updates times train_batch_size",
+        ),
     ],
 )
 def test_wrong_settings_are_one_sentence(

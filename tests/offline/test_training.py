@@ -239,6 +239,24 @@ def test_a_run_is_restored_in_another_folder(
     restored.train()
 
 
+@pytest.mark.parametrize("storage", ["auto", "host", "stream"])
+def test_a_policy_is_restored_without_its_data(data: str, tmp_path: Path, storage: str) -> None:
+    """Spaces are in the checkpoint; going on needs the data, here in another folder."""
+    algorithm = make_config(data, dataset_sampling="epochs", num_updates_per_iteration=5).build()
+    algorithm.train()
+    path = algorithm.save(tmp_path / "checkpoint")
+    obs = np.ones(2, np.float32)
+    action = algorithm.compute_single_action(obs, explore=False)
+    moved = Path(data).rename(tmp_path / "moved")
+    restored = Algorithm.from_checkpoint(path, dataset_storage=storage)
+    assert restored.compute_single_action(obs, explore=False) == action
+    with pytest.raises(DataError) as caught:
+        restored.train()
+    assert str(caught.value).startswith(f"No file matches '{data}': give a folder, a file")
+    if storage != "stream":
+        assert Algorithm.from_checkpoint(path, input_=str(moved)).train()["training_iteration"] == 2
+
+
 def test_the_command_line_ends_without_an_evaluation(data: str, tmp_path: Path) -> None:
     values = {
         "input_": data,
