@@ -59,7 +59,6 @@ NOT_EXTERNAL_SETTINGS: dict[str, str] = {
         "episodes take place in the simulators; results have their returns",
     ),
     "on_env_runners_recreated": "there are no runners",
-    "output": "the simulators have the steps, and can record them with jaxrl.EpisodeWriter",
 }
 """Settings that have no effect with placement='external', with the reasons."""
 

@@ -54,8 +54,8 @@ class PartStitcher:
         self,
         rollout: Rollout,
         env_index: Int[np.ndarray, " B"],
-        *,
         version: int | Int[np.ndarray, "T B"] = -1,
+        *,
         t_started: Int[np.ndarray, " B"] | None = None,
     ) -> list[EpisodePart]:
         """Add the next rows of environments, and return the parts that they complete.

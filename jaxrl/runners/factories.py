@@ -12,7 +12,7 @@ from jaxrl.runners.in_graph_group import InGraphLearnerGroup
 from jaxrl.runners.in_graph_loop import DispatchStrategy, InGraphLoop, OwnDispatches
 from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
 from jaxrl.runners.protocols import EnvRunnerGroup, Loop
-from jaxrl.runners.recording import make_recorder
+from jaxrl.runners.recording import Recorder, make_recorder
 from jaxrl.training.mixed import MixedRunner
 
 if TYPE_CHECKING:
@@ -56,14 +56,26 @@ def make_loop(
         own = OwnDispatches()
         return make_in_graph_loop(config, assembly, learners, callbacks, algorithm, own)
     hooks = AlgorithmHooks(callbacks, algorithm)
+    recorder = _make_host_recorder(config, assembly)
     return HostLoop(
-        lambda: make_env_runner_group(config, assembly, hooks),
+        lambda: make_env_runner_group(config, assembly, hooks, recorder),
         learners,
         Curriculum(config, is_jax_env=assembly.made.is_jax),
         config.training_settings.weights_interval,
         saves_buffer=assembly.replay is None or assembly.should_save_buffer,
-        recorder=make_recorder(config, assembly),
+        recorder=recorder,
     )
+
+
+def _make_host_recorder(config: "AlgorithmConfig", assembly: Assembly) -> Recorder | None:
+    """Make the recorder of a run on the host, or of simulators; None without an `output`."""
+    if config.env_runners_settings.placement != "external":
+        return make_recorder(config, assembly)
+    if config.offline_data_settings.output is None:
+        return None
+    from jaxrl.runners.external.recording import PartRecorder
+
+    return PartRecorder(config, assembly)
 
 
 def make_in_graph_loop(
@@ -94,13 +106,18 @@ def make_in_graph_loop(
 
 
 def make_env_runner_group(
-    config: "AlgorithmConfig", assembly: Assembly, hooks: RunnerHooks
+    config: "AlgorithmConfig",
+    assembly: Assembly,
+    hooks: RunnerHooks,
+    recorder: Recorder | None = None,
 ) -> EnvRunnerGroup:
-    """Create the runners that sample for training."""
+    """Create the runners that sample for training; simulators have what they send recorded."""
     if config.env_runners_settings.placement == "external":
         from jaxrl.runners.external.group import ExternalEnvRunnerGroup
+        from jaxrl.runners.external.recording import PartRecorder
 
-        return ExternalEnvRunnerGroup(config, assembly, hooks)
+        parts = recorder if isinstance(recorder, PartRecorder) else None
+        return ExternalEnvRunnerGroup(config, assembly, hooks, parts)
     if config.env_runners_settings.num_env_runners == 0:
         from jaxrl.runners.local_group import LocalEnvRunnerGroup
 

@@ -24,7 +24,7 @@ from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runners.learner_steps import LearnerSteps, StepBatch, StepResult
 from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.protocols import EnvRunnerGroup, Fill, count_steps_left
-from jaxrl.runners.recording import OUTPUT_SECONDS, RolloutRecorder
+from jaxrl.runners.recording import OUTPUT_SECONDS, Recorder
 from jaxrl.runtime.program import Program
 from jaxrl.training.report import DispatchResult, IterationTotals, TrainReport, merge_results
 from jaxrl.training.train_state import TrainState
@@ -60,7 +60,7 @@ class HostLoop:
         broadcast_interval: int = 1,
         *,
         saves_buffer: bool = True,
-        recorder: RolloutRecorder | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._recorder = recorder
         self._saves_buffer = saves_buffer
@@ -144,8 +144,7 @@ class HostLoop:
         """Return the fragments of the next train batch, after recording them."""
         fragments = self.runners.next_batch()
         if self._recorder is not None:
-            for fragment in fragments:
-                self._recorder.add(fragment.rollout, fragment.env_index, fragment.weights_version)
+            self._recorder.add_fragments(fragments)
         return fragments
 
     def sample(self, steps: LearnerSteps) -> tuple[Any, StepResult]:

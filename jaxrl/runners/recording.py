@@ -1,24 +1,28 @@
 """Recording of what a run samples, to a folder of data to learn from."""
 
+import abc
 import logging
 import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import numpy as np
 from jaxtyping import Int
 
 from jaxrl.assembly.assemble import Assembly
+from jaxrl.core.struct import replace
 from jaxrl.core.types import Rollout
+from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import CheckpointError, DataError
 from jaxrl.offline.manifest import read_manifest
 from jaxrl.offline.stitch import PartStitcher
 from jaxrl.offline.writer import EpisodeWriter
+from jaxrl.runners.fragment import Fragment
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -30,13 +34,32 @@ OUTPUT_SECONDS = "output_s"
 _QUEUE_SIZE = 2
 
 
-class RolloutRecorder:
-    """Writer of sampled rollouts, in a thread.
+class Converter(Protocol):
+    """Conversion of what a recorder is given to parts of episodes, with a state of its own."""
 
-    Rollouts have the environments' observations and the module's actions. A full queue blocks the
-    run, and an error of the thread is raised by the next call. The end of the process completes the
-    last file. A run that was restored opens the folder with its first rollout, so that evaluating a
-    checkpoint changes nothing there.
+    def add(self, *args: Any, **kwargs: Any) -> list[EpisodePart]:
+        """Return the parts that are completed."""
+        ...
+
+    def flush(self) -> list[EpisodePart]:
+        """Return what is not yet part of any."""
+        ...
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what `set_state` needs, as plain data."""
+        ...
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to the time of `get_state`."""
+        ...
+
+
+class Recorder(abc.ABC):
+    """Writer of what a run samples, in a thread.
+
+    A full queue blocks the run, and an error of the thread is raised by the next call. The end of
+    the process completes the last file. A run that was restored opens the folder with its first
+    rows, so that evaluating a checkpoint changes nothing there.
 
     Args:
         config: Config of the run, with `output`.
@@ -54,16 +77,79 @@ class RolloutRecorder:
         if assembly.should_train:
             self._open()
 
+    @abc.abstractmethod
+    def add_fragments(self, fragments: Sequence[Fragment]) -> None:
+        """Add the fragments of a train batch.
+
+        Raises:
+            DataError: If the folder cannot be written.
+        """
+
+    @abc.abstractmethod
+    def _make_converter(self, run: str) -> Converter:
+        """Return what makes parts of episodes, whose ids begin with the name of the run."""
+
+    @property
+    def _has_density(self) -> bool:
+        """Return whether all recorded actions have the probability in `ACTION_LOGP`."""
+        return self._assembly.module.has_density and self._config.env_runners_settings.explore
+
     def _open(self) -> "_WriterThread":
         """Return the thread, started on first use and set back to the restored state."""
         if self._opened is None:
-            thread = _WriterThread(*_make_writer(self._config, self._assembly))
+            writer, run = _make_writer(self._config, self._assembly, self._has_density)
+            thread = _WriterThread(writer, self._make_converter(run))
             self._opened = thread, weakref.finalize(self, thread.close)
         thread, _ = self._opened
         if self._pending is not None:
             state, self._pending = self._pending, None
             _restore(thread, state)
         return thread
+
+    def _put(self, *item: Any) -> None:
+        began = time.perf_counter()
+        self._open().put(item)
+        self._seconds += time.perf_counter() - began
+
+    def take_seconds(self) -> float:
+        """Return the seconds that the run waited since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def get_state(self) -> dict[str, Any]:
+        """Write everything that was added, and return what `set_state` needs, as plain data.
+
+        Raises:
+            DataError: If the folder cannot be written.
+        """
+        return dict(self._open().get_state() if self._pending is None else self._pending)
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to the time of `get_state` with the next rows: what was recorded since is removed.
+
+        The next call that adds something, or `get_state`, raises CheckpointError if the state is
+        invalid, and DataError if the files of that time are missing.
+        """
+        self._pending = state
+
+    def close(self) -> None:
+        """Complete the last file; safe to call more than once.
+
+        Raises:
+            DataError: If the folder cannot be written.
+        """
+        if self._opened is not None:
+            thread, finalize = self._opened
+            finalize()
+            thread.raise_error()
+
+
+class RolloutRecorder(Recorder):
+    """Recorder of sampled rollouts, which have the environments' observations.
+
+    Actions are the module's, whose memory is not recorded: modules that learn from the data compute
+    their own. See `Recorder`.
+    """
 
     def add(
         self,
@@ -81,41 +167,14 @@ class RolloutRecorder:
         Raises:
             DataError: If the folder cannot be written.
         """
-        began = time.perf_counter()
-        self._open().put((rollout, env_index, version))
-        self._seconds += time.perf_counter() - began
+        self._put(replace(rollout, carry_in=None), env_index, version)
 
-    def take_seconds(self) -> float:
-        """Return the seconds that the run waited since the last call."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
+    def add_fragments(self, fragments: Sequence[Fragment]) -> None:
+        for fragment in fragments:
+            self.add(fragment.rollout, fragment.env_index, fragment.weights_version)
 
-    def get_state(self) -> dict[str, Any]:
-        """Write everything that was added, and return what `set_state` needs, as plain data.
-
-        Raises:
-            DataError: If the folder cannot be written.
-        """
-        return dict(self._open().get_state() if self._pending is None else self._pending)
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to the time of `get_state` with the next rollout: what was recorded since is removed.
-
-        The next `add` or `get_state` raises CheckpointError if the state is invalid, and DataError if
-        the files of that time are missing.
-        """
-        self._pending = state
-
-    def close(self) -> None:
-        """Complete the last file; safe to call more than once.
-
-        Raises:
-            DataError: If the folder cannot be written.
-        """
-        if self._opened is not None:
-            thread, finalize = self._opened
-            finalize()
-            thread.raise_error()
+    def _make_converter(self, run: str) -> PartStitcher:
+        return PartStitcher(run)
 
 
 def _restore(thread: "_WriterThread", state: Mapping[str, Any]) -> None:
@@ -137,9 +196,10 @@ def _restore(thread: "_WriterThread", state: Mapping[str, Any]) -> None:
 
 
 def _make_writer(
-    config: "AlgorithmConfig", assembly: Assembly
-) -> tuple[EpisodeWriter, PartStitcher]:
-    settings, module = config.offline_data_settings, assembly.module
+    config: "AlgorithmConfig", assembly: Assembly, has_density: bool
+) -> tuple[EpisodeWriter, str]:
+    """Return the writer of a run's folder, and the name of the run in the ids of episodes."""
+    settings = config.offline_data_settings
     assert settings.output is not None
     path = Path(settings.output).expanduser().absolute()
     run = choose_run_name(config.algo_name, config.debugging_settings.run_seed, path)
@@ -149,12 +209,12 @@ def _make_writer(
         env=assembly.made.id,
         algorithm=config.algo_name,
         seed=config.debugging_settings.run_seed,
-        has_density=module.has_density and config.env_runners_settings.explore,
+        has_density=has_density,
         actions_are_normalized=True,
         max_file_bytes=settings.output_max_file_size,
         max_rows_per_file=settings.output_max_rows_per_file,
     )
-    return writer, PartStitcher(run)
+    return writer, run
 
 
 def choose_run_name(algorithm: str, seed: int, path: Path) -> str:
@@ -171,16 +231,16 @@ def choose_run_name(algorithm: str, seed: int, path: Path) -> str:
 
 
 class _WriterThread:
-    """Thread that stitches rollouts to parts of episodes and writes them."""
+    """Thread that makes parts of episodes and writes them."""
 
-    def __init__(self, writer: EpisodeWriter, stitcher: PartStitcher) -> None:
-        self._writer, self._stitcher = writer, stitcher
+    def __init__(self, writer: EpisodeWriter, converter: Converter) -> None:
+        self._writer, self._converter = writer, converter
         self._queue: queue.Queue[Any] = queue.Queue(_QUEUE_SIZE)
         self._error: DataError | None = None
         self._thread = threading.Thread(target=self._run, name="jaxrl-output", daemon=True)
         self._thread.start()
 
-    def put(self, item: tuple[Rollout, Any, Any]) -> None:
+    def put(self, item: tuple[Any, ...]) -> None:
         self.raise_error()
         self._queue.put(item)
 
@@ -192,14 +252,15 @@ class _WriterThread:
     def get_state(self) -> dict[str, Any]:
         self._queue.join()
         self.raise_error()
-        self._writer.add_parts(self._stitcher.flush())
-        return {"writer": self._writer.get_state(), "stitcher": self._stitcher.get_state()}
+        if parts := self._converter.flush():  # none, if the run has been stopped
+            self._writer.add_parts(parts)
+        return {"writer": self._writer.get_state(), "stitcher": self._converter.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         self._queue.join()
         self.raise_error()
         self._writer.set_state(state["writer"])
-        self._stitcher.set_state(state["stitcher"])
+        self._converter.set_state(state["stitcher"])
 
     def close(self) -> None:
         if not self._thread.is_alive():
@@ -221,13 +282,12 @@ class _WriterThread:
             if item is None:
                 return
 
-    def _handle(self, item: tuple[Rollout, Any, Any] | None) -> None:
+    def _handle(self, item: tuple[Any, ...] | None) -> None:
         if item is None:
-            self._writer.add_parts(self._stitcher.flush())
+            self._writer.add_parts(self._converter.flush())
             self._writer.close()
             return
-        rollout, env_index, version = item
-        self._writer.add_parts(self._stitcher.add(rollout, env_index, version=version))
+        self._writer.add_parts(self._converter.add(*item))
 
 
 def make_recorder(config: "AlgorithmConfig", assembly: Assembly) -> RolloutRecorder | None:

@@ -13,6 +13,7 @@ from jaxrl import AlgorithmConfig, PPOConfig
 from jaxrl.assembly.assemble import Assembly, assemble
 from jaxrl.external import PolicyClient
 from jaxrl.runners.external.group import ExternalEnvRunnerGroup
+from jaxrl.runners.external.recording import PartRecorder
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.hooks import NoHooks
 
@@ -41,7 +42,9 @@ class Served:
 
     def __init__(self, config: Any, assembly: Assembly | None = None) -> None:
         self.assembly = assembly or assemble(config)
-        self.group = ExternalEnvRunnerGroup(config, self.assembly, NoHooks())
+        has_output = config.offline_data_settings.output is not None
+        self.recorder = PartRecorder(config, self.assembly) if has_output else None
+        self.group = ExternalEnvRunnerGroup(config, self.assembly, NoHooks(), self.recorder)
         step, plan = self.assembly.train_step, self.assembly.plan
         state = step.init_without_envs(jax.random.key(0), plan.total_envs)
         self.actor = jax.tree.map(np.asarray, step.make_actor_state(state))

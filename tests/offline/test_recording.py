@@ -75,6 +75,18 @@ def train(config: Any, iterations: int = 3) -> Algorithm:
     return algorithm
 
 
+@pytest.mark.slow
+def test_a_policy_with_memory_is_recorded_on_after_a_checkpoint(tmp_path: Path) -> None:
+    model = {**SMALL, "use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 16}
+    algorithm = make_ppo(tmp_path / "out", model_config=model, placement="host").build()
+    algorithm.train()
+    algorithm.save(tmp_path / "checkpoint")
+    algorithm.train()
+    algorithm.stop()
+    rows = sum(len(part) for part in read(tmp_path / "out").values())
+    assert rows == algorithm.last_result["num_env_steps_sampled_lifetime"]
+
+
 @pytest.mark.parametrize("placement", ["in_graph", "host"])
 @pytest.mark.parametrize("make", [make_ppo, make_dqn])
 def test_a_recorded_run_is_the_same_to_the_bit(tmp_path: Path, make: Any, placement: str) -> None:

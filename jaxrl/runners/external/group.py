@@ -23,6 +23,7 @@ from jaxrl.metrics import EMPTY_EPISODE_METRICS
 from jaxrl.runners.external.acting import PolicyServer
 from jaxrl.runners.external.inbox import EndedStats, Inbox
 from jaxrl.runners.external.policies import PolicyExporter
+from jaxrl.runners.external.recording import PartRecorder
 from jaxrl.runners.external.schema import Schema
 from jaxrl.runners.external.server import ExternalServer, ServerOptions
 from jaxrl.runners.external.sessions import Sessions
@@ -47,6 +48,7 @@ class ExternalEnvRunnerGroup(FormerNames):
         config: Config of the run.
         assembly: Assembled run, which provides the spaces and the policy.
         hooks: Callbacks, none of which may be for episodes.
+        recorder: Recorder of what simulators send; None if nothing is recorded.
 
     Raises:
         ConfigError: If the address, the token or TLS cannot be used.
@@ -55,8 +57,15 @@ class ExternalEnvRunnerGroup(FormerNames):
     _former_kind = "runner_group"
     is_compiled: ClassVar[bool] = False
 
-    def __init__(self, config: "AlgorithmConfig", assembly: Assembly, hooks: RunnerHooks) -> None:
+    def __init__(
+        self,
+        config: "AlgorithmConfig",
+        assembly: Assembly,
+        hooks: RunnerHooks,
+        recorder: PartRecorder | None = None,
+    ) -> None:
         _check_hooks(hooks)
+        self._recorder = recorder
         plan, settings = config.plan(), config.external_settings
         self._fragments_per_batch = plan.fragments_per_batch
         self._sample_timeout_s = config.env_runners_settings.sample_timeout_s
@@ -71,6 +80,7 @@ class ExternalEnvRunnerGroup(FormerNames):
             batch * _count_queued_batches(config),
             max_lag,
             self._schema.make_blank_carry,
+            keeps_received=recorder is not None,
         )
         debugging = config.debugging_settings
         evaluated = config.get_evaluation_config_object() or config
@@ -80,7 +90,11 @@ class ExternalEnvRunnerGroup(FormerNames):
             False: evaluated.env_runners_settings.explore,
         }
         sessions = Sessions(
-            self._schema, self._inbox, may_log=why_no_own is None, explores=explores
+            self._schema,
+            self._inbox,
+            may_log=why_no_own is None,
+            explores=explores,
+            check=None if recorder is None else recorder.check,
         )
         self._acting = PolicyServer(
             self._schema,
@@ -130,7 +144,13 @@ class ExternalEnvRunnerGroup(FormerNames):
         begin = time.perf_counter()
         fragments = [self._take() for _ in range(self._fragments_per_batch)]
         self._waited_s += time.perf_counter() - begin
+        self._record()
         return fragments
+
+    def _record(self) -> None:
+        """Record what was received since the last call."""
+        if self._recorder is not None and (parts := self._inbox.pop_received()):
+            self._recorder.add_parts(parts)
 
     def _take(self) -> Fragment:
         """Wait for the next fragment.
@@ -189,6 +209,7 @@ class ExternalEnvRunnerGroup(FormerNames):
         """Do nothing: the simulators have the environments."""
 
     def get_counts(self) -> dict[str, Any]:
+        self._record()
         return self._inbox.get_counts()
 
     def set_counts(self, counts: dict[str, Any]) -> None:
@@ -203,6 +224,7 @@ class ExternalEnvRunnerGroup(FormerNames):
     def stop(self) -> None:
         self._server.stop()
         self._acting.stop()
+        self._record()
 
 
 def _count_clients(sessions: Sessions) -> tuple[bool, int]:

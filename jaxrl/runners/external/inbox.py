@@ -39,6 +39,7 @@ class Inbox:
         max_lag: Maximum number of versions that a step's weights may be behind; None for any.
         make_blank_carry: Function that returns the carry of episode starts, for a policy without
             memory.
+        keeps_received: Whether parts are kept for `pop_received`.
     """
 
     def __init__(
@@ -48,11 +49,14 @@ class Inbox:
         capacity: int,
         max_lag: int | None,
         make_blank_carry: Callable[[int], PyTree],
+        *,
+        keeps_received: bool = False,
     ) -> None:
         self._num_steps, self._num_columns = num_steps, num_columns
         self.capacity, self._max_lag = capacity, max_lag
         self._make_blank_carry = make_blank_carry
         self._parts: list[EpisodePart] = []
+        self._received: list[EpisodePart] | None = [] if keeps_received else None
         self._ends: dict[str, EndedStats] = {}
         self._tails: tuple[Tail | None, ...] = (None,) * num_columns
         self._next_step = np.zeros(num_columns, np.uint32)
@@ -74,6 +78,8 @@ class Inbox:
         """
         with self.changed:
             self._parts.append(part)
+            if self._received is not None:
+                self._received.append(part)
             if ended is not None:
                 self._ends[part.episode_id] = ended
             self.ledger = self.ledger.receive(len(part))
@@ -198,6 +204,13 @@ class Inbox:
         numbers = first[None] + np.arange(self._num_steps, dtype=np.uint32)[:, None]
         self._next_step = first + np.uint32(self._num_steps)
         return numbers
+
+    def pop_received(self) -> list[EpisodePart]:
+        """Return the parts that were added since the last call, if they are kept."""
+        with self.changed:
+            taken = self._received or []
+            self._received = None if self._received is None else []
+            return taken
 
     def pop_staleness(self) -> list[int]:
         """Return how many versions each fragment since the last call was behind."""

@@ -7,12 +7,13 @@ import dataclasses
 import itertools
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from jaxrl.episodes.packing import EpisodePart
+from jaxrl.errors import DataError
 from jaxrl.external.frames import Arrays, Head, LinkError
 from jaxrl.external.spaces import check_array
 from jaxrl.runners.external.acting import ActingEpisode
@@ -75,12 +76,20 @@ class Sessions:
         inbox: Queue of what is trained on.
         may_log: Whether the run learns from actions that simulators choose themselves.
         explores: Whether to explore in training and in evaluation.
+        check: Function that raises DataError for parts to refuse; None for none.
     """
 
     def __init__(
-        self, schema: Schema, inbox: Inbox, *, may_log: bool, explores: Mapping[bool, bool]
+        self,
+        schema: Schema,
+        inbox: Inbox,
+        *,
+        may_log: bool,
+        explores: Mapping[bool, bool],
+        check: Callable[[EpisodePart], None] | None = None,
     ) -> None:
         self._schema, self._inbox, self._may_log = schema, inbox, may_log
+        self._check = check
         self._explores = explores
         self._numbers = itertools.count()
         self._slots: set[int] = set()
@@ -351,7 +360,7 @@ class Sessions:
         if is_own and not self._may_log:
             raise LinkError("this run cannot learn from actions that a simulator chose itself.")
         read = schema.read_own_actions if is_own else schema.read_columns
-        return EpisodePart(
+        received = EpisodePart(
             episode_id=episode.uid,
             t_started=episode.t,
             obs=schema.obs.unflatten(arrays, prefix),
@@ -362,7 +371,13 @@ class Sessions:
             truncated=end == "truncated",
             is_cut=end == "cut",
             **read(arrays, prefix, length),
-        ), episode
+        )
+        if self._check is not None and episode.training_enabled:
+            try:
+                self._check(received)
+            except DataError as error:
+                raise LinkError(str(error)) from None
+        return received, episode
 
 
 def _get_count(head: Head, name: str) -> int:
