@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         RainbowConfig,
         SimpleQConfig,
     )
+    from jaxrl.algorithms.dt import DTConfig
     from jaxrl.algorithms.impala import A3CConfig, IMPALAConfig
     from jaxrl.algorithms.iql import IQLConfig
     from jaxrl.algorithms.marwil import BCConfig, MARWILConfig
@@ -39,6 +40,7 @@ __all__ = [
     "DDPGConfig",
     "DDPPOConfig",
     "DQNConfig",
+    "DTConfig",
     "IMPALAConfig",
     "IQLConfig",
     "MARWILConfig",

@@ -169,7 +169,7 @@ def check_whole_sequences(
         return
     unit = length * num_shards
     if train_batch_size % unit:
-        name = "max_seq_len" if config.rows_per_window is None else "window_length"
+        name = "max_seq_len" if config.rows_per_window is None else config.window_setting
         raise ConfigError(
             f"train_batch_size={train_batch_size} must be whole sequences of {name}="
             f"{length} rows for each of num_shards={num_shards}; set it to "

@@ -60,6 +60,8 @@ class AlgorithmConfig(ConfigBuilder):
     """True if the algorithm learns from recorded data alone."""
     learns_in_epochs: ClassVar[bool] = False
     """True if recorded rows are learned from in epochs by default, as in supervised learning."""
+    window_setting: ClassVar[str] = "window_length"
+    """Setting that is the number of rows of `rows_per_window`."""
     is_async: ClassVar[bool] = False
     """True if runners continue to sample during updates of the learner, as in IMPALA."""
 

@@ -22,7 +22,7 @@ from jaxrl.core.spaces import (
 from jaxrl.core.struct import pytree, where_rows
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.modules.rl_module import make_zeros
+from jaxrl.modules.rl_module import ORIG_OBS, PREV_ACTIONS, PREV_REWARDS, make_zeros
 
 
 @take_rllib_arguments()
@@ -166,9 +166,9 @@ class PrevActionsPrevRewards(TemporalConnector):
     space: gymnasium.Space[Any] | None = None
     action_space: gymnasium.Space[Any] | None = None
 
-    ORIG_OBS_KEY: ClassVar[str] = "_orig_obs"
-    PREV_ACTIONS_KEY: ClassVar[str] = "prev_n_actions"
-    PREV_REWARDS_KEY: ClassVar[str] = "prev_n_rewards"
+    ORIG_OBS_KEY: ClassVar[str] = ORIG_OBS
+    PREV_ACTIONS_KEY: ClassVar[str] = PREV_ACTIONS
+    PREV_REWARDS_KEY: ClassVar[str] = PREV_REWARDS
 
     def __post_init__(self) -> None:
         """Raise ConfigError for negative numbers, and if both are zero."""

@@ -107,6 +107,10 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
         "jaxrl.algorithms.awac:CRRConfig",
         "recorded data, imitation of what critics prefer; continuous and discrete actions",
     ),
+    "DT": AlgorithmEntry(
+        "jaxrl.algorithms.dt:DTConfig",
+        "recorded data, a transformer that plays for a given return; discrete and continuous actions",
+    ),
     "RandomAgent": AlgorithmEntry(
         "jaxrl.algorithms.random_agent:RandomAgentConfig",
         "random legal actions, no learning; every action space",

@@ -44,6 +44,8 @@ from jaxrl.modules.rllib_signatures import check_own_methods
 from jaxrl.modules.unroll import gather_rows, unroll_steps
 
 ACTION_MASK = "action_mask"
+ORIG_OBS, PREV_ACTIONS, PREV_REWARDS = "_orig_obs", "prev_n_actions", "prev_n_rewards"
+"""Parts of observations with previous actions and rewards; all but vectors become such a Dict."""
 DEFAULT_MODULE_CLASS = "jaxrl.modules.actor_critic", "ActorCriticModule"
 """Module and name of the class of a spec that names none; a subclass, so it is named only."""
 
