@@ -110,14 +110,8 @@ DECORATORS = (
 )
 """Decorators of `ray.rllib.utils.annotations`, which change nothing at run time."""
 
-_OFFLINE_ALGORITHMS = ("DT",)
 _MULTI_AGENT_ALGORITHMS = ("AlphaStar", "MADDPG", "QMIX")
 ALGORITHM_ADVICE: Mapping[str, str] = {
-    **dict.fromkeys(
-        _OFFLINE_ALGORITHMS,
-        "the algorithms for recorded data are BC, MARWIL, CQL, IQL, CRR, AWAC, TD3 with bc_coeff, and DQN "
-        "with cql_alpha",
-    ),
     **dict.fromkeys(
         _MULTI_AGENT_ALGORITHMS,
         "the algorithms for several agents are PPO, A2C, PG, IMPALA and APPO",

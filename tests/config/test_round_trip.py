@@ -14,6 +14,7 @@ from jaxrl.algorithms.awac import AWACConfig, AWACTraining
 from jaxrl.algorithms.cql import CQLConfig, CQLTraining
 from jaxrl.algorithms.dqn import DQNConfig, DQNTraining
 from jaxrl.algorithms.impala import IMPALAConfig
+from jaxrl.algorithms.dt import DTConfig, DTTraining
 from jaxrl.algorithms.iql import IQLConfig, IQLTraining
 from jaxrl.algorithms.marwil import MARWILConfig
 from jaxrl.algorithms.ppo import PPOConfig
@@ -36,7 +37,7 @@ from jaxrl.config.settings.actor_critic import (
     TwinTraining,
 )
 from jaxrl.config.settings.multi_agent import PolicySpec
-from jaxrl.config.settings.offline_training import MARWILTraining
+from jaxrl.config.settings.offline_training import BCTraining, MARWILTraining
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.training import OnPolicyTraining, Training
 from jaxrl.envs.base import JaxEnv
@@ -368,6 +369,7 @@ MARWIL_OTHER: dict[str, Any] = {
     "moving_average_sqd_adv_norm_start": 1.0,
     "moving_average_sqd_adv_norm_update_rate": 0.1,
 }
+DT_OTHER: dict[str, Any] = {"context_length": 7, "target_return": 3.0, "return_scale": 2.0}
 ONLY_PPO = {"use_critic", "vf_clip_param"}
 CASES = [(PPOConfig, name, value) for name, value in OTHER.items()]
 CASES += [(APPOConfig, name, value) for name, value in APPO_OTHER.items()]
@@ -380,6 +382,7 @@ CASES += [(CQLConfig, name, value) for name, value in CQL_OTHER.items()]
 CASES += [(IQLConfig, name, value) for name, value in (TWIN_OTHER | IQL_OTHER).items()]
 CASES += [(AWACConfig, name, value) for name, value in AWAC_OTHER.items()]
 CASES += [(MARWILConfig, name, value) for name, value in MARWIL_OTHER.items()]
+CASES += [(DTConfig, name, value) for name, value in DT_OTHER.items()]
 
 
 def test_the_tables_have_every_setting() -> None:
@@ -396,6 +399,7 @@ def test_the_tables_have_every_setting() -> None:
         (CQL_OTHER, CQLTraining, TwinTraining),
         (IQL_OTHER, IQLTraining, AdvantageWeightedTraining),
         (AWAC_OTHER, AWACTraining, AdvantageWeightedTraining),
+        (DT_OTHER, DTTraining, BCTraining),
         (TQC_OTHER, TQCTraining, SoftActorCriticTraining),
         (TD3_OTHER, TD3Training, ActorCriticTraining),
     ):

@@ -106,19 +106,19 @@ def test_json() -> None:
 
 def test_what_remains_is_listed_with_its_line() -> None:
     text = (
-        "a:\n  run: DT\n  env: X\n  num_samples: 3\n  config:\n    replay_ratio: 2\n"
+        "a:\n  run: QMIX\n  env: X\n  num_samples: 3\n  config:\n    replay_ratio: 2\n"
         "    multiagent: {policies: {}}\n    model:\n      custom_model: mine\n"
     )
     migration = migrate(text)
     assert migration.new.replace("model_config", "model") == text
     assert [(item.line, item.what) for item in migration.by_hand] == [
-        (2, "DT"),
+        (2, "QMIX"),
         (4, "num_samples"),
         (6, "replay_ratio"),
         (7, "multiagent"),
         (9, "custom_model"),
     ]
-    assert "BC, MARWIL, CQL" in migration.by_hand[0].advice
+    assert "PPO, A2C" in migration.by_hand[0].advice
 
 
 def test_sizes_that_do_not_divide_stay() -> None:
