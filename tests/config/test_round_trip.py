@@ -13,8 +13,8 @@ from jaxrl.algorithms.appo import APPOConfig
 from jaxrl.algorithms.awac import AWACConfig, AWACTraining
 from jaxrl.algorithms.cql import CQLConfig, CQLTraining
 from jaxrl.algorithms.dqn import DQNConfig, DQNTraining
-from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.dt import DTConfig, DTTraining
+from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.iql import IQLConfig, IQLTraining
 from jaxrl.algorithms.marwil import MARWILConfig
 from jaxrl.algorithms.ppo import PPOConfig
