@@ -59,7 +59,7 @@ from jaxrl.runtime.program import Program
 from jaxrl.training.data_flow import CompiledStep
 from jaxrl.training.guard import DivergenceGuard
 from jaxrl.training.in_graph import InGraphRunner
-from jaxrl.training.mixed import MixedRunner
+from jaxrl.training.mixed import MixedRunner, MixedTrainStep
 from jaxrl.training.offline import OfflineRunner
 from jaxrl.training.rollout import PolicyStep, RolloutWorker
 from jaxrl.training.train_step import Experience, TrainStep
@@ -243,13 +243,9 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
             recorded = make_mixed_sampler(config, plan, sampler)
             return _make_assembly(config, made, sampler, MixedRunner(recorded=recorded, **fields))
         return _make_assembly(config, made, sampler, InGraphRunner(**fields))
-    if config.is_mixed and not config.in_evaluation:
-        raise ConfigError(
-            f"input_={config.offline_data_settings.input_!r} mixes recorded rows with those of a "
-            f"replay buffer in the compiled program, and {made.id} is stepped on the host: use an "
-            "environment written in JAX, or learn from the data first and fine-tune after."
-        )
     acting = with_sequences(config, make_policy_step(config, made))
+    if config.is_mixed and not config.in_evaluation:
+        return _make_assembly(config, made, acting, _make_mixed_step(config, made, acting))
     if placement == "offline":
         chosen = choose_storage(config, made.spaces)
         fields = make_train_step_fields(config, made, acting, in_graph=False, storage=chosen.name)
@@ -261,6 +257,29 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
         policy_step=acting, **make_train_step_fields(config, made, acting, in_graph=False)
     )
     return _make_assembly(config, made, acting, train_step)
+
+
+def _make_mixed_step(
+    config: "AlgorithmConfig", made: AnyMadeEnv, acting: PolicyStep
+) -> MixedTrainStep:
+    """Make the train step of a run that learns from recorded data, too, and samples on the host.
+
+    Raises:
+        ConfigError: If the replay buffer is in host memory.
+    """
+    plan = config.plan()
+    assert isinstance(plan, ReplayPlan)
+    fields = make_train_step_fields(config, made, acting, in_graph=False)
+    recorded = make_mixed_sampler(config, plan, acting)
+    step = MixedTrainStep(policy_step=acting, recorded=recorded, **fields)
+    if step.host_replay is not None:
+        buffer = config.training_settings.replay_buffer_config
+        raise ConfigError(
+            f"input_={config.offline_data_settings.input_!r} mixes recorded rows with those of a "
+            f"replay buffer on the device, and replay_buffer_config={buffer!r} keeps it in host "
+            "memory: set its 'storage' to 'device', and its 'type' to a compiled buffer."
+        )
+    return step
 
 
 def with_sequences(config: "AlgorithmConfig", policy_step: PolicyStepT) -> PolicyStepT:

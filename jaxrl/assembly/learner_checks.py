@@ -20,7 +20,7 @@ from jaxrl.errors import (
     summarize_exception,
 )
 from jaxrl.training.episode_stats import EpisodeRecord
-from jaxrl.training.mixed import MixedRunner
+from jaxrl.training.mixed import MixedTrainStep
 from jaxrl.training.offline import OfflineRunner
 from jaxrl.training.rollout import make_blank_rollout
 from jaxrl.training.train_state import RolloutBatch
@@ -77,7 +77,7 @@ def _make_blank_run(runner: TrainStep) -> Callable[[Key], PyTree]:
     if isinstance(own, OfflineRunner):
         data = make_blank_dataset(own.policy_step, len(own.experience.source_sizes or (0,)))
         return lambda key: own.step(own.init(key, data), data)[1]
-    if isinstance(runner, MixedRunner):
+    if isinstance(runner, MixedTrainStep):
         sizes = runner.recorded.source_sizes or ()
         runner = runner.bind(make_blank_dataset(runner.policy_step, len(sizes)))
     return partial(_train_on_blank_batch, runner)

@@ -62,7 +62,7 @@ NOT_MIXED_SETTINGS: dict[str, str] = {
     "num_updates_per_iteration": "environment steps are the length of an iteration",
     "dataset_sampling": "rows are drawn with replacement, a share of every gradient step",
     "num_learners": "the data are on the devices of this process",
-    "num_env_runners": "environments are stepped in the compiled program",
+    "num_env_runners": "environments are stepped in this process",
 }
 """Settings that have no effect when a run learns from recorded data and from what it samples."""
 

@@ -13,7 +13,7 @@ from jaxrl.runners.in_graph_loop import DispatchStrategy, InGraphLoop, OwnDispat
 from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
 from jaxrl.runners.protocols import EnvRunnerGroup, Loop
 from jaxrl.runners.recording import Recorder, make_recorder
-from jaxrl.training.mixed import MixedRunner
+from jaxrl.training.mixed import MixedTrainStep
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -27,10 +27,11 @@ def make_learner_group(
         from jaxrl.runners.offline import make_offline_learners
 
         return make_offline_learners(config, assembly, devices)
-    if isinstance(assembly.train_step, MixedRunner):
-        from jaxrl.runners.offline import MixedLearnerGroup
+    if isinstance(assembly.train_step, MixedTrainStep):
+        from jaxrl.runners.offline import MixedHostLearnerGroup, MixedLearnerGroup
 
-        return MixedLearnerGroup(config, assembly, devices)
+        mixed = MixedLearnerGroup if assembly.is_in_graph else MixedHostLearnerGroup
+        return mixed(config, assembly, devices)
     if config.learners_settings.num_learners == 0:
         local = InGraphLearnerGroup if assembly.is_in_graph else LocalLearnerGroup
         return local(config, assembly, devices)
@@ -57,7 +58,12 @@ def make_loop(
         return make_in_graph_loop(config, assembly, learners, callbacks, algorithm, own)
     hooks = AlgorithmHooks(callbacks, algorithm)
     recorder = _make_host_recorder(config, assembly)
-    return HostLoop(
+    loop_class = HostLoop
+    if isinstance(assembly.train_step, MixedTrainStep):
+        from jaxrl.runners.offline import MixedHostLoop
+
+        loop_class = MixedHostLoop
+    return loop_class(
         lambda: make_env_runner_group(config, assembly, hooks, recorder),
         learners,
         Curriculum(config, is_jax_env=assembly.made.is_jax),
@@ -97,7 +103,7 @@ def make_in_graph_loop(
     recorder = make_recorder(config, assembly)
     most = assembly.in_graph_runner.max_recorded_batches
     others = (steps, trained, hooks, strategy, runner, curriculum, recorder, most)
-    if isinstance(assembly.train_step, MixedRunner):
+    if isinstance(assembly.train_step, MixedTrainStep):
         from jaxrl.runners.offline import MixedLearnerGroup, MixedLoop
 
         assert isinstance(learners, MixedLearnerGroup)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.core.keys import make_key
 from jaxrl.core.struct import replace
-from jaxrl.core.types import Device, Key
+from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.runners.batches import concatenate_fragments, to_devices
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.host_buffers import make_host_memory
@@ -19,12 +19,11 @@ from jaxrl.runners.host_replay import HostMemory
 from jaxrl.runners.learner_steps import HostMemorySteps, LearnerSteps, LocalLearnerSteps
 from jaxrl.runners.user_replay import UserReplay
 from jaxrl.runtime.program import Program
-from jaxrl.training.offline import FedRows
 from jaxrl.training.report import StepReports, TrainReport
 from jaxrl.training.rollout import ActorState
 from jaxrl.training.sharding import make_train_step_program, state_shardings
 from jaxrl.training.step_programs import StepPrograms
-from jaxrl.training.train_state import RolloutBatch, Summary, TrainState
+from jaxrl.training.train_state import Summary, TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -134,6 +133,7 @@ class LocalLearnerGroup:
         self._train_step = assembly.train_step
         self._generation = 0
         self._host_memory: HostMemory | None = None
+        self._inputs: tuple[PyTree, ...] = ()
         self._init, self._main, self._state = self._build(config, assembly, devices)
         self._actor = jax.jit(self._copy_actor)
         programs = StepPrograms(
@@ -234,7 +234,7 @@ class LocalLearnerGroup:
         data = (
             concatenate_fragments(fragments) if is_single else to_devices(fragments, self._devices)
         )
-        self._state, summary = self._dispatch(self._state, data, on_phase=on_phase)
+        self._state, summary = self._dispatch(self._state, data, *self._inputs, on_phase=on_phase)
         return summary
 
     def _update_in_steps(
@@ -252,7 +252,7 @@ class LocalLearnerGroup:
     def _dispatch(
         self,
         state: TrainState,
-        *arguments: RolloutBatch | FedRows,
+        *arguments: PyTree,
         on_phase: Callable[[str], None],
     ) -> tuple[Any, ...]:
         if self._jit and not self._main.compile_stats:

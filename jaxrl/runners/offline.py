@@ -2,7 +2,7 @@
 
 import abc
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import jax
@@ -27,15 +27,19 @@ from jaxrl.runners.compiled_runner import CompiledEnvRunner
 from jaxrl.runners.counts import DATA
 from jaxrl.runners.curriculum import Curriculum
 from jaxrl.runners.fed_group import FedLearnerGroup, HostFeed, RowFeed
+from jaxrl.runners.fragment import Fragment
 from jaxrl.runners.hooks import RunnerHooks
+from jaxrl.runners.host_loop import HostLoop
 from jaxrl.runners.in_graph_group import InGraphLearnerGroup, ProgramInputs
 from jaxrl.runners.in_graph_loop import DispatchStrategy, InGraphLoop, OwnDispatches
-from jaxrl.runners.learner_group import LearnerGroup
+from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
 from jaxrl.runners.learner_steps import LearnerSteps, StepBatch, StepResult
 from jaxrl.runners.protocols import Fill
-from jaxrl.training.mixed import MixedRunner
-from jaxrl.training.report import IterationTotals, TrainReport, merge_results
+from jaxrl.runtime.program import Program
+from jaxrl.training.mixed import MixedRunner, MixedTrainStep
+from jaxrl.training.report import IterationTotals, StepReports, TrainReport, merge_results
 from jaxrl.training.sharding import DEVICE_AXIS, REPLICATED
+from jaxrl.training.train_state import Summary, TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -44,6 +48,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("jaxrl")
 
 
+_NO_STEPS = (
+    "update() needs a sampled batch or a replay buffer, and this run learns from recorded data, "
+    "input_=...: call super().training_step(), which runs gradient steps on them."
+)
 ROWS_WAIT_SECONDS = "rows_wait_s"
 """Timer of the time that learners waited for recorded rows."""
 
@@ -127,8 +135,8 @@ def _note_missing(assembly: Assembly, error: DataError) -> None:
     logger.warning("The policy is restored, but it cannot be trained: %s", error)
 
 
-class DatasetLearnerGroup(InGraphLearnerGroup, abc.ABC):
-    """Group of one learner in this process, whose program has the dataset as an argument.
+class _DatasetHolder(abc.ABC):
+    """Base of learners in this process whose program has the dataset as an argument.
 
     Attributes:
         dataset: Recorded rows on the devices.
@@ -160,11 +168,19 @@ class DatasetLearnerGroup(InGraphLearnerGroup, abc.ABC):
             place = NamedSharding(Mesh(np.asarray(devices), (DEVICE_AXIS,)), REPLICATED)
         self.dataset = jax.device_put(dataset, place)
 
+    def _check_data(self) -> None:
+        """Raise DataError if there are no data to train on."""
+        if self._missing is not None:
+            raise self._missing
+
+
+class DatasetLearnerGroup(_DatasetHolder, InGraphLearnerGroup):
+    """Group of one learner in this process, whose program has the dataset as an argument."""
+
     def run_batches(
         self, num_batches: int, on_phase: Callable[[str], None], *, max_iterations: int = 1
     ) -> TrainReport:
-        if self._missing is not None:
-            raise self._missing
+        self._check_data()
         return super().run_batches(num_batches, on_phase, max_iterations=max_iterations)
 
 
@@ -195,6 +211,27 @@ class MixedLearnerGroup(DatasetLearnerGroup):
         return ProgramInputs(init=assembly.jax_env.params, run=(self.dataset,))
 
 
+class MixedHostLearnerGroup(_DatasetHolder, LocalLearnerGroup):
+    """Learner from recorded data and from what runners on the host sample."""
+
+    def _get_sampler(self, assembly: Assembly) -> DatasetSampler:
+        assert isinstance(assembly.train_step, MixedTrainStep)
+        return assembly.train_step.recorded
+
+    def _build(
+        self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
+    ) -> tuple[Program, Program, TrainState]:
+        self._put_dataset(config, assembly, devices)
+        self._inputs = (self.dataset,)
+        return super()._build(config, assembly, devices)
+
+    def update(
+        self, fragments: Sequence[Fragment], on_phase: Callable[[str], None]
+    ) -> Summary | StepReports:
+        self._check_data()
+        return super().update(fragments, on_phase)
+
+
 class DatasetLoop(InGraphLoop):
     """Loop over dispatches of updates on recorded data, whose digest checkpoints have."""
 
@@ -208,10 +245,7 @@ class DatasetLoop(InGraphLoop):
         Raises:
             ConfigError: Always.
         """
-        raise ConfigError(
-            "update() needs a sampled batch or a replay buffer, and this run learns from recorded "
-            "data, input_=...: call super().training_step(), which runs gradient steps on them."
-        )
+        raise ConfigError(_NO_STEPS)
 
     def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
         """Check that the data are those of the checkpoint.
@@ -219,17 +253,57 @@ class DatasetLoop(InGraphLoop):
         Raises:
             CheckpointError: If they are others.
         """
-        saved, current = counts.get(DATA), self._group.fingerprint
-        if None not in (saved, current) and saved != current:
-            raise CheckpointError(
-                "The checkpoint was trained on other recorded data than those that input_ names now: "
-                "name the same files, or restore a part of it, component='rl_module'."
-            )
-        super().restore(fill, counts)
+        super().restore(fill, _check_fingerprint(self._group, counts))
 
     def get_counts(self) -> dict[str, Any]:
-        fingerprint = self._group.fingerprint
-        return super().get_counts() | ({} if fingerprint is None else {DATA: fingerprint})
+        return super().get_counts() | _count_data(self._group)
+
+
+def _check_fingerprint(group: RecordedLearners, counts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return counts without the digest of the data, after comparing it with that of the learners.
+
+    Raises:
+        CheckpointError: If the data are others.
+    """
+    saved, current = counts.get(DATA), group.fingerprint
+    if None not in (saved, current) and saved != current:
+        raise CheckpointError(
+            "The checkpoint was trained on other recorded data than those that input_ names now: "
+            "name the same files, or restore a part of it, component='rl_module'."
+        )
+    return {name: value for name, value in counts.items() if name != DATA}
+
+
+def _count_data(group: RecordedLearners) -> dict[str, Any]:
+    """Return the digest of the data among the counts of a checkpoint; empty without data."""
+    return {} if group.fingerprint is None else {DATA: group.fingerprint}
+
+
+class MixedHostLoop(HostLoop):
+    """Loop over train batches of runners on the host, beside which recorded data are learned from."""
+
+    _learners: MixedHostLearnerGroup
+
+    def update(
+        self, steps: LearnerSteps, batch: "StepBatch | None", num_updates: int | None
+    ) -> StepResult:
+        """Raise: gradient steps have rows of the recorded data, too.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(_NO_STEPS)
+
+    def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
+        """Check that the data are those of the checkpoint.
+
+        Raises:
+            CheckpointError: If they are others.
+        """
+        super().restore(fill, _check_fingerprint(self._learners, counts))
+
+    def get_counts(self) -> dict[str, Any]:
+        return super().get_counts() | _count_data(self._learners)
 
 
 class MixedLoop(DatasetLoop):

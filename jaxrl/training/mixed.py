@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jaxrl.core.types import IS_RECORDED, Key, Progress, PyTree, Transition
 from jaxrl.training.in_graph import InGraphRunner
 from jaxrl.training.replay_updates import BufferSource
 from jaxrl.training.train_state import TrainState
+from jaxrl.training.train_step import TrainStep
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,8 +64,8 @@ def _mark(rows: Transition, is_recorded: float) -> Transition:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class MixedRunner(InGraphRunner):
-    """In-graph run whose gradient steps also have rows of a dataset, an argument of the program.
+class MixedTrainStep(TrainStep):
+    """Train step whose gradient steps also have rows of a dataset, an argument of the program.
 
     The batch size of the replay buffer is that of a gradient step, of which `recorded` draws its
     share.
@@ -73,21 +74,9 @@ class MixedRunner(InGraphRunner):
     recorded: DatasetSampler
     data: Dataset | None = None
 
-    def bind(self, data: Dataset) -> "MixedRunner":
-        """Return the runner with a dataset, for `step` and other pure functions."""
+    def bind(self, data: Dataset) -> Self:
+        """Return the train step with a dataset, for `step` and other pure functions."""
         return dataclasses.replace(self, data=data)
-
-    @property
-    def program(self) -> Callable[..., tuple[PyTree, ...]]:
-        """Function of a dispatch, with the dataset as an argument after the state."""
-
-        def run(state: TrainState, data: Dataset, *numbers: Any) -> tuple[PyTree, ...]:
-            bound = self.bind(data)
-            if bound.max_recorded_batches:
-                return bound.run_recorded(state, *numbers)
-            return bound.run_iterations(state, *numbers)
-
-        return run
 
     def make_buffer_source(
         self, replay: AnyReplayBuffer, buffer: ReplayState, progress: Progress
@@ -107,3 +96,20 @@ class MixedRunner(InGraphRunner):
         source = super().make_buffer_source(sampled, buffer, progress)
         assert isinstance(source, BufferSource)
         return MixedSource(buffer=source, recorded=recorded)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class MixedRunner(MixedTrainStep, InGraphRunner):
+    """In-graph run whose gradient steps also have rows of a dataset."""
+
+    @property
+    def program(self) -> Callable[..., tuple[PyTree, ...]]:
+        """Function of a dispatch, with the dataset as an argument after the state."""
+
+        def run(state: TrainState, data: Dataset, *numbers: Any) -> tuple[PyTree, ...]:
+            bound = self.bind(data)
+            if bound.max_recorded_batches:
+                return bound.run_recorded(state, *numbers)
+            return bound.run_iterations(state, *numbers)
+
+        return run

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import jax
@@ -11,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from jaxtyping import Array, Bool, Int
 
 from jaxrl.buffers.circular import CircularBufferState
+from jaxrl.buffers.dataset import Dataset
 from jaxrl.buffers.replay import ReplayState
 from jaxrl.core.struct import pytree, where_rows
 from jaxrl.core.types import Device, PyTree
@@ -18,7 +20,7 @@ from jaxrl.runtime.kept_programs import ProgramCache
 from jaxrl.runtime.program import Program
 from jaxrl.training.episode_stats import AgentStats, AgentSums
 from jaxrl.training.in_graph import InGraphRunner
-from jaxrl.training.mixed import MixedRunner
+from jaxrl.training.mixed import MixedRunner, MixedTrainStep
 from jaxrl.training.multi_agent import MultiAgentRunner
 from jaxrl.training.offline import FedRows, OfflineRunner
 from jaxrl.training.train_state import (
@@ -305,23 +307,34 @@ def make_train_step_program(
     """Make `learn(state, data) -> (state, summary)` for data recorded by runners on the host.
 
     Columns are sharded over the devices as environments are in-graph. The connectors' state of each
-    environment is gathered into column order before the update and scattered back after it.
+    environment is gathered into column order before the update and scattered back after it. A run
+    that learns from recorded data, too, has the dataset as a third argument.
     """
 
-    def learn(state: TrainState, data: RolloutBatch) -> tuple[TrainState, Summary]:
+    def train(
+        step: TrainStep, state: TrainState, data: RolloutBatch, *dataset: Dataset
+    ) -> tuple[TrainState, Summary]:
+        bound = step.bind(*dataset) if isinstance(step, MixedTrainStep) else step
+        return bound.train_step_with_summary(state, data)
+
+    def learn(
+        state: TrainState, data: RolloutBatch, *dataset: Dataset
+    ) -> tuple[TrainState, Summary]:
         if len(devices) == 1:
-            return runner.train_step_with_summary(state, data)
+            return train(runner, state, data, *dataset)
         specs = state_specs(state)
         sharded = shard_over_devices(
             devices,
-            to_per_device(runner).train_step_with_summary,
-            (specs, data_specs(data)),
+            partial(train, to_per_device(runner)),
+            (specs, data_specs(data), *(REPLICATED for _ in dataset)),
             (specs, summary_specs()),
         )
-        return sharded(state, data)
+        return sharded(state, data, *dataset)
 
-    def program(state: TrainState, data: RolloutBatch) -> tuple[TrainState, Summary]:
-        new_state, summary = learn(gather_columns(runner, state, data), data)
+    def program(
+        state: TrainState, data: RolloutBatch, *dataset: Dataset
+    ) -> tuple[TrainState, Summary]:
+        new_state, summary = learn(gather_columns(runner, state, data), data, *dataset)
         return scatter_columns(state, new_state, data), summary
 
     return Program(

@@ -293,10 +293,64 @@ def test_wrong_shares_are_one_sentence(config: Any, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_environments_on_the_host_are_refused(tmp_path: Path) -> None:
-    config = DQNConfig().environment("gymnasium:CartPole-v1").offline_data(input_=HALVES)
-    with pytest.raises(ConfigError, match="is stepped on the host: use an environment written"):
+@pytest.mark.parametrize("num_devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_environments_on_the_host_fill_the_buffer(tmp_path: Path, num_devices: int) -> None:
+    """Shares are exact, a run resumes, and its data are checked, as in the compiled program."""
+    data = write_marked(tmp_path / "data")
+    config = make_config({"sampler": 0.75, data: 0.25}).environment("gymnasium:CartPole-v1")
+    config.env_runners(num_envs_per_env_runner=2)
+    config.learners(num_devices=num_devices, num_shards=2).debugging(seed=1)
+    with config.build() as algorithm:
+        result = algorithm.train()
+        learned = result["learners"]["default_policy"]
+        path = algorithm.save(tmp_path / "checkpoint")
+    assert (learned["num_marked"], learned["agrees"]) == (4.0 / num_devices, 1.0)  # on each device
+    assert result["num_env_steps_trained_lifetime"] == 16 * learned["num_updates_lifetime"]
+    assert result["num_env_steps_sampled_lifetime"] == 128
+    if num_devices > 1:
+        return
+    with Algorithm.from_checkpoint(path, trust=["tests"]) as resumed:
+        resumed.train()
+        after = resumed.train()["learners"]["default_policy"]
+        assert after["num_marked"] == 4.0
+        assert after["num_updates_lifetime"] > learned["num_updates_lifetime"]
+    other = write_marked(tmp_path / "other")
+    changed = {"input_": {"sampler": 0.75, data: 0.125, other: 0.125}}
+    with pytest.raises(CheckpointError, match="trained on other recorded data"):
+        Algorithm.from_checkpoint(path, trust=["tests"], **changed)
+    Path(data).rename(tmp_path / "moved")
+    with (
+        Algorithm.from_checkpoint(path, trust=["tests"]) as restored,
+        pytest.raises(DataError, match="No file matches"),
+    ):
+        restored.train()
+
+
+def test_a_buffer_in_host_memory_is_refused(tmp_path: Path) -> None:
+    config = make_config({"sampler": 0.75, "data": 0.25}).environment("gymnasium:CartPole-v1")
+    config.training(replay_buffer_config={"storage": "host"})
+    with pytest.raises(ConfigError, match="keeps it in host memory: set its 'storage' to 'device'"):
         config.build()
+
+
+class OwnStep(Algorithm):
+    """Training step of a user, of pieces."""
+
+    def training_step(self) -> None:
+        batch = self.sample()
+        self.add_to_buffer(batch)
+        self.update()
+
+
+def test_a_training_step_of_pieces_is_refused_on_the_host(tmp_path: Path) -> None:
+    data = write_marked(tmp_path / "data")
+    config = make_config({"sampler": 0.75, data: 0.25}).environment("gymnasium:CartPole-v1")
+    config.algo_class = OwnStep
+    with (
+        config.build() as algorithm,
+        pytest.raises(ConfigError, match=r"call super\(\).training_st"),
+    ):
+        algorithm.train()
 
 
 def test_an_environment_is_needed() -> None:
