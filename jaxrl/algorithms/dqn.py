@@ -20,42 +20,26 @@ from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import fluent
 from jaxrl.config.settings.replay import APEX_REPLAY_BUFFER
 from jaxrl.config.settings.value import DQNTraining
-from jaxrl.core.hparams import HParams, current_values
-from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Transition
+from jaxrl.core.types import Columns, Key, Metrics, Params, PyTree, Transition
 from jaxrl.errors import ConfigError
 from jaxrl.learners.action_penalties import compute_action_penalties
-from jaxrl.learners.base import BaseLearner
-from jaxrl.learners.learner import SgdState, sgd_step, validate_loss
-from jaxrl.learners.optimizers import configure_optimizer
-from jaxrl.learners.policy_gradient import init_sgd_and_hparams
-from jaxrl.learners.target_network import TargetNetwork, init_target, update_target
+from jaxrl.learners.value_learner import ValueLearner, ValueState
 from jaxrl.modules.exploration import NOISE
 from jaxrl.modules.model_config import TORCH_BIASES
 from jaxrl.modules.q_network import ATOM_LOGITS, QUANTILES, QModule
 from jaxrl.modules.rl_module import RLModuleSpec
 from jaxrl.ops import losses, value_losses
 
-
-@pytree
-class DQNState:
-    """Learner state of DQN."""
-
-    sgd: SgdState
-    hparams: HParams
-    target: TargetNetwork
+DQNState = ValueState
+"""State of DQN's learner."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DQNLearner(BaseLearner[DQNState]):
+class DQNLearner(ValueLearner):
     """Regression of action values, or of return distributions, onto bootstrapped targets."""
 
     module: QModule
     settings: DQNTraining
-
-    def init(self, key: Key) -> DQNState:
-        sgd, hparams = init_sgd_and_hparams(self, key)
-        return DQNState(sgd=sgd, hparams=hparams, target=init_target(sgd.params))
 
     def compute_td_targets(
         self, params: Params, target_params: Params, batch: Transition, key: Key
@@ -81,11 +65,7 @@ class DQNLearner(BaseLearner[DQNState]):
             next_value = value_losses.batched_index_rows(target_out[QUANTILES], best)
             return reward[..., None] + discount[..., None] * next_value
         next_value = value_losses.batched_index(target_out[Columns.ACTION_DIST_INPUTS], best)
-        if not self.settings.use_h_function:
-            return reward + discount * next_value
-        epsilon = self.settings.h_function_epsilon
-        next_value = value_losses.signed_parabolic(next_value, epsilon)
-        return value_losses.signed_hyperbolic(reward + discount * next_value, epsilon)
+        return self.bootstrap(reward, discount, next_value)
 
     def compute_loss(
         self, params: Params, batch: Transition, targets: Float[Array, " N *m"], key: Key
@@ -117,29 +97,6 @@ class DQNLearner(BaseLearner[DQNState]):
             Columns.TD_ERROR: error,
             **{name: mean(penalty) for name, penalty in penalties.items()},
         }
-
-    def update(
-        self, state: DQNState, batch: Transition, progress: Progress, key: Key
-    ) -> tuple[DQNState, Metrics]:
-        values, settings = current_values(state.hparams, progress), self.settings
-        target_key, loss_key = jax.random.split(key)
-        targets = self.compute_td_targets(state.sgd.params, state.target.params, batch, target_key)
-        loss_name = f"{type(self).__name__}.compute_loss"
-        sgd, metrics = sgd_step(
-            lambda params: validate_loss(
-                loss_name, self.compute_loss(params, batch, targets, loss_key)
-            ),
-            configure_optimizer(self, values, state.sgd.params),
-            state.sgd,
-            self.axis_name,
-            self.log_gradients,
-        )
-        frequency = settings.target_network_update_freq
-        target = update_target(
-            state.target, sgd.params, metrics, progress, values["tau"], frequency
-        )
-        metrics = {**metrics, "curr_lr": values["lr"], "curr_epsilon": values["epsilon"]}
-        return replace(state, sgd=sgd, target=target), metrics
 
     def _forward(self, params: Params, obs: PyTree, key: Key) -> dict[str, Any]:
         batch = {Columns.OBS: obs}

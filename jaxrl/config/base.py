@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import gymnasium
 
     from jaxrl.algorithm import Algorithm
+    from jaxrl.envs.multi.groups import GroupReward
     from jaxrl.modules.rl_module import MultiRLModuleSpec, RLModuleSpec
 
 
@@ -64,6 +65,10 @@ class AlgorithmConfig(ConfigBuilder):
     """Setting that is the number of rows of `rows_per_window`."""
     is_async: ClassVar[bool] = False
     """True if runners continue to sample during updates of the learner, as in IMPALA."""
+    groups_agents: ClassVar[bool] = False
+    """True if the agents of an environment are learned as one agent, as in QMIX."""
+    learns_member_rewards: ClassVar[bool] = False
+    """True if these agents also learn from the rewards of each, as in MADDPG."""
 
     environment_settings: training_groups.EnvironmentSettings = (
         training_groups.EnvironmentSettings()
@@ -154,7 +159,7 @@ class AlgorithmConfig(ConfigBuilder):
     @property
     def is_multi_agent(self) -> bool:
         """Return whether the config is for several agents, by its environment or its modules."""
-        return self.module_id is None and has_several_agents(self)
+        return not self.groups_agents and self.module_id is None and has_several_agents(self)
 
     @property
     def is_offline(self) -> bool:
@@ -229,6 +234,10 @@ class AlgorithmConfig(ConfigBuilder):
             return explain(self, **facts)
         lanes = make_lanes(self)
         return "\n".join([*map(str, lanes), explain(lanes[0].config, **facts)])
+
+    def resolve_team_reward(self) -> "GroupReward":
+        """Return how the rewards of agents that are learned as one become one."""
+        return "sum"
 
     def get_rollout_fragment_length(self, worker_index: int = 0) -> int:
         """Return the number of steps of each environment per train batch, with "auto" resolved."""

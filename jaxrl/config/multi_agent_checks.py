@@ -31,7 +31,7 @@ def check_agents(config: "AlgorithmConfig") -> None:
     Raises:
         ConfigError: If one is not supported with several agents, or a module's settings are wrong.
     """
-    _check_values(config)
+    check_compiled(config)
     if getattr(config.algo_class, "compiled_training_step", None) is not None:
         raise ConfigError(
             "An own compiled_training_step has the rows of a single module, but the environment has "
@@ -43,7 +43,8 @@ def check_agents(config: "AlgorithmConfig") -> None:
         check_model_config(config.get_module_config(module))
 
 
-def _check_values(config: "AlgorithmConfig") -> None:
+def check_compiled(config: "AlgorithmConfig") -> None:
+    """Raise ConfigError if a setting asks for what the compiled program of agents does not do."""
     for name, (allowed, reason) in _ALLOWED.items():
         if config.get_name_table().find_current_name(name) != name:
             continue  # of another algorithm

@@ -61,6 +61,14 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
         "jaxrl.algorithms.dqn:R2D2Config",
         "replay, DQN with an LSTM on rescaled values; discrete actions",
     ),
+    "QMIX": AlgorithmEntry(
+        "jaxrl.algorithms.qmix:QMIXConfig",
+        "replay, one team of agents with a monotonic mixer of values; discrete actions",
+    ),
+    "VDN": AlgorithmEntry(
+        "jaxrl.algorithms.qmix:VDNConfig",
+        "replay, one team of agents with the sum of their values; discrete actions",
+    ),
     "PQN": AlgorithmEntry(
         "jaxrl.algorithms.pqn:PQNConfig",
         "on-policy, Q(lambda) without replay or target network; discrete actions",

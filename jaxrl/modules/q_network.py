@@ -61,7 +61,7 @@ class QNetwork(nn.Module):
 class QDraws:
     """Random draws of exploration for each environment, `[B, ...]`."""
 
-    coin: Float[Array, " B"]
+    coin: Float[Array, " B *members"]
     random: PyTree
     noise: PyTree
 
@@ -88,13 +88,17 @@ class QModule(EncoderModule):
         return False
 
     def make_distribution(self) -> ActionDistribution:
+        self.check_action_space()
+        return super().make_distribution()
+
+    def check_action_space(self) -> None:
+        """Raise SpaceError unless the module can value the actions of the space."""
         if not isinstance(self.action_space, spaces.Discrete):
             raise SpaceError(
                 "Action values need a Discrete action space, but action_space is "
                 f"{describe_space(self.action_space)}; use an algorithm with a policy, such "
                 "as PPO."
             )
-        return super().make_distribution()
 
     def setup(self) -> None:
         config = self.algorithm_config

@@ -1,0 +1,119 @@
+"""Teams of a config: the agents of an environment that are learned as one agent, as in QMIX."""
+
+from typing import TYPE_CHECKING
+
+from jaxrl.config.multi_agent import make_agents_env
+from jaxrl.config.multi_agent_checks import check_compiled
+from jaxrl.envs.multi.groups import GroupReward as GroupReward
+from jaxrl.envs.multi.groups import group_agents
+from jaxrl.envs.multi.made import MadeMultiEnv
+from jaxrl.envs.registry import MadeEnv, make
+from jaxrl.errors import ConfigError, JaxrlError
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+TEAM = "team"
+"""Name of the team of an environment that names none."""
+_PER_MODULE = (
+    "policies",
+    "mapping",
+    "policy_mapping_fn",
+    "policies_to_train",
+    "algorithm_config_overrides_per_module",
+)
+
+
+def make_team(config: "AlgorithmConfig") -> MadeEnv:
+    """Make the environment of a config with all its agents as one agent.
+
+    It observes who acts, the members' last rewards if the algorithm learns from them, and the
+    global state if there is one.
+
+    Raises:
+        JaxrlError: If the environment cannot be made, has a single agent, or several teams.
+    """
+    made = make_agents_env(config)
+    settings = config.environment_settings
+    team = group_agents(
+        settings.env,
+        _get_groups(config, made),
+        config.resolve_team_reward(),
+        member_mask=True,
+        member_rewards=config.learns_member_rewards,
+        global_state=made.env.state_space(made.params) is not None,
+        env_config=settings.env_config,
+    )
+    grouped = make(team, max_episode_steps=settings.max_episode_steps)
+    assert isinstance(grouped, MadeEnv)
+    return MadeEnv(env=grouped.env, params=grouped.params, id=made.id, notes=made.notes)
+
+
+def describe_team(config: "AlgorithmConfig") -> list[str]:
+    """Return a sentence on who is grouped; none if the environment cannot be made, which raises later."""
+    if config.environment_settings.env is None:
+        return []
+    try:
+        made = make_agents_env(config)
+        ((_, members),) = _get_groups(config, made).items()
+    except JaxrlError:
+        return []
+    state = "all observations, since it has no global state"
+    if made.env.state_space(made.params) is not None:
+        state = "its global state"
+    who = f"{config.algo_name} trains the agents of {made.id} as one team ({', '.join(members)})"
+    how = f"a member acts on its own observation, and what is learned jointly sees {state}"
+    return [f"{who}: {how}."]
+
+
+def check_team(config: "AlgorithmConfig") -> None:
+    """Check the settings of a config whose agents are one team.
+
+    Raises:
+        ConfigError: If a setting has no effect on a team, or is not supported with one.
+    """
+    settings = config.multi_agent_settings
+    for name in _PER_MODULE:
+        if value := vars(settings)[name]:
+            raise ConfigError(
+                f"{name}={value!r} has no effect on {config.algo_name}, which trains all agents as "
+                "one team with one module: leave it out."
+            )
+    if settings.share_rewards is not None:
+        raise ConfigError(
+            f"share_rewards={settings.share_rewards!r} has no effect on {config.algo_name}, whose "
+            "agents are one team: leave it out."
+        )
+    if settings.count_steps_by != "env_steps":
+        raise ConfigError(
+            f"count_steps_by={settings.count_steps_by!r} counts rows of agents, and rows of "
+            f"{config.algo_name} are those of the whole team: set 'env_steps'."
+        )
+    check_compiled(config)
+    environment = config.environment_settings
+    if environment.action_mask_key != "action_mask":
+        raise ConfigError(
+            f"action_mask_key={environment.action_mask_key!r} is not supported with a team, whose "
+            "members' masks are the part 'action_mask' of their observations: leave it out."
+        )
+    if environment.env is not None:
+        _get_groups(config, make_agents_env(config))
+
+
+def _get_groups(config: "AlgorithmConfig", made: MadeMultiEnv) -> dict[str, tuple[str, ...]]:
+    """Return the only team with its members.
+
+    Raises:
+        ConfigError: If there are several teams.
+    """
+    agents, teams = made.env.possible_agents, made.env.teams
+    if not teams:
+        return {TEAM: agents}
+    others = [agent for agent in agents if all(agent not in team for team in teams.values())]
+    if len(teams) > 1 or others:
+        raise ConfigError(
+            f"{config.algo_name} trains one team, and {made.id} has several "
+            f"({', '.join([*teams, *others])}): use an environment in which the others are part of "
+            "the rules, or PPO with share_rewards='team', whose teams learn side by side."
+        )
+    return {name: tuple(members) for name, members in teams.items()}
